@@ -10,7 +10,7 @@ from operator import attrgetter
 from ullage.placement.candidates import Candidate, candidate_of, candidates, expected_load
 from ullage.placement.ledger import Ledger
 from ullage.placement.policies import Policy
-from ullage.placement.rules import Rules
+from ullage.placement.rules import RequestMaker, Rules
 from ullage.placement.snapshot import Activity, Running, Slot
 
 _RANK = attrgetter("rank")
@@ -38,6 +38,7 @@ class Board:
     ) -> None:
         self.policy, self.ledger, self.given = policy, ledger, rules
         self.rules = rules if policy.predicts else replace(rules, predict=None)
+        self.requests = RequestMaker(self.rules, policy.oracle, policy.alone)
         self.seen = candidates(slots, ledger, running, self.rules, now)
         self.bookings = any(slot.bookings for slot in slots)
         self._by_id = {candidate.slot.id: candidate for candidate in self.seen}
@@ -83,7 +84,9 @@ class Board:
 
     def slot(self, slot: str) -> Slot:
         """A slot as it was last told of."""
-        return self._by_id[slot].slot
+        candidate = self._by_id[slot]
+        known, activity = candidate.slot, candidate.drifted
+        return known if activity is None else known.read_again(known.used, activity)
 
     def put(self, slot: Slot, here: Mapping[int, Running], now: float) -> None:
         """A slot has changed: it, its promises in the ledger, or the jobs that are `here`, by number."""

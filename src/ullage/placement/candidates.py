@@ -40,6 +40,7 @@ class Candidate:
     too_busy: str | None = None
     rank: tuple[Any, ...] = ()  # by the policy, among those that take jobs
     company: tuple[object, ...] | None = None
+    drifted: Activity | None = None
 
     def idle(self, rules: Rules) -> bool:
         """No job of ours, and others use so little that it does not count."""
@@ -86,8 +87,8 @@ class Candidate:
         self.judge(rules)
 
     def expect(self, activity: Activity, load: float | None, rules: Rules) -> None:
-        """Another SM activity than before, and nothing else."""
-        self.slot, self.load, self.company = self.slot.read_again(self.slot.used, activity), load, None
+        """Another SM activity than before, and nothing else. `drifted` has it until the next snapshot."""
+        self.drifted, self.load, self.company = activity, load, None
         self.judge(rules)
 
     def met(self) -> tuple[object, ...]:

@@ -15,7 +15,7 @@ from ullage.placement.host import HostInPass
 from ullage.placement.ledger import Ledger
 from ullage.placement.outcome import Decision, JobName, PassOutcome, PassSummary, Waiting, by_slot
 from ullage.placement.policies import Policy, find_policy
-from ullage.placement.rules import RequestMaker, Rules, SlotRequest
+from ullage.placement.rules import Rules, SlotRequest
 from ullage.placement.snapshot import NO_SHARE, Job, Running, Slot
 
 _GPUS, _RANK = attrgetter("gpus"), attrgetter("rank")
@@ -118,7 +118,7 @@ class _Pass:
         self.backfills = self.policy.backfills if self.rules.backfill is None else self.rules.backfill
         self.short_only: list[Candidate] = []  # kept for a job, but until a known time: open to jobs that end before it
         self.lent_free, self.lent_until = -1, -math.inf  # the most that a job can find there, and for how long
-        self.requests = RequestMaker(self.rules, self.policy.oracle, self.policy.alone)
+        self.requests = board.requests
         self.booked = [candidate for candidate in self.seen if candidate.slot.bookings] if board.bookings else []
         self.failed: dict[_Kind, int] = {}  # the smallest request of this kind that found no slot beside those kept
         self.impossible: dict[_Kind, int] = {}  # the smallest that no waiting would help

@@ -43,10 +43,12 @@ def fair_order(jobs: Sequence[Job], rules: Rules, now: float, usage: Mapping[str
     >>> [job.id for job in fair_order(queue, Rules(), now=10.0)]
     [1, 3, 2]
     """
+    if len(jobs) < 2:
+        return list(jobs)
     queue = sorted(jobs, key=_ID)
     queue.sort(key=_SUBMITTED)
     # The queue is sorted by arrival, so its first job tells whether any can have aged: most often none has.
-    aged = rules.ageing is not None and bool(queue) and now - queue[0].submitted >= rules.ageing
+    aged = rules.ageing is not None and now - queue[0].submitted >= rules.ageing
     classes: dict[tuple[int, bool], list[Job]] = defaultdict(list)
     if not aged and len(set(map(_KIND, queue))) == 1:  # as most queues are; thousands of jobs need not be asked twice
         classes[0, False] = queue

@@ -6,6 +6,7 @@ depend on the job, so that slots are sorted once and not for every job.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from ullage.placement.rules import Rules, SlotRequest
 from ullage.placement.snapshot import Job
 
 Rank = Callable[[Candidate, int], tuple[Any, ...]]
-"""From a candidate and the position of the slot that got the last job (-1: none did)."""
+"""From a candidate and the position of the slot that got the last job (-1: none did). Of equals the first is tried."""
 
 Choose = Callable[[Job, SlotRequest, Sequence[Candidate], Rules, float], Sequence[Candidate]]
 """Of the candidates that suit a job those that it should get, best first; with too few of them it waits."""
@@ -80,7 +81,7 @@ def find_policy(name: str) -> Policy:
 )
 def least_expected_load(candidate: Candidate, last: int) -> tuple[Any, ...]:
     """Memory is safe by the ledger, so what is left to avoid is interference; tight room keeps large gaps whole."""
-    return (candidate.load is None, candidate.load or 0.0, candidate.count, candidate.free, candidate.position)
+    return (math.inf if candidate.load is None else candidate.load, candidate.count, candidate.free)
 
 
 @policy("exclusive", "an idle GPU for each job", alone=True)

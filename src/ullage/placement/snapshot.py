@@ -46,8 +46,7 @@ class HostShare(NamedTuple):
 NO_SHARE = HostShare()
 
 
-@dataclass(frozen=True)
-class Activity:
+class Activity(NamedTuple):
     """How busy a GPU was: means over the monitor's window, 0 to 1; `age` is the seconds since the last reading.
 
     >>> Activity(smact=0.4, age=1.0).gract is None

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 
 from ullage.errors import InvalidValue
 from ullage.placement import (
@@ -57,6 +58,7 @@ Progress = Callable[[int, int], None]
 _MEASURED_ERRORS = {"mps": 0.4, "timeslice": 0.2}
 _WAYS = ("mps", "timeslice", "mig", "off")
 _TOLD_EVERY = 1000  # jobs
+_KIND = attrgetter("kind")
 _DRIFT = 18  # the activity of a GPU on which something changed is looked at so many times a window
 
 
@@ -298,8 +300,7 @@ class _Engine:
             card.count(self.now)
             card.used += need
             card.started.append(run)
-            self._settle(card)
-        self._show_others(run.cards)
+        self._settle(run.cards)
 
     def _finish(self, run: SimulatedRun, turn: int) -> None:
         if run.turn == turn and self.runs.get(run.asked.id) is run:
@@ -329,9 +330,9 @@ class _Engine:
             if run.started is not None:
                 card.used -= run.asked.kind.memory
                 card.started.remove(run)
-            self._settle(card)
+        self._settle(run.cards)
+        for card in run.cards:
             self._read(card)
-        self._show_others(run.cards)
         gpus = tuple(card.index for card in run.cards)
         self.kept[number].attempts.append(SimulatedAttempt(run.placed, self.now, gpus, run.promise, cause))
         if self.accounts is not None:
@@ -355,38 +356,39 @@ class _Engine:
 
     # GPUs.
 
-    def _settle(self, card: SimulatedCard) -> None:
-        """Those who are there have other speeds now, and the card does something else. `count` came before.
-
-        `_show_others` comes after it: those who are there have other cards, too."""
-        started = sorted(card.started, key=lambda run: run.kind)
-        if card.mig:
-            speeds = [self.interference.on_instance(run.kind, card.spec, card.whole) for run in started]
-        else:
-            speeds = self.interference.true(card.spec.name, tuple([run.kind for run in started]))
-        for run, speed in zip(started, speeds, strict=True):
-            card.speeds[run.asked.id] = speed
+    def _settle(self, cards: Sequence[SimulatedCard]) -> None:
+        """Who is on these cards has changed, so those who are there have other speeds now, and all cards that they are
+        on do something else. `count` came before."""
+        hastened: dict[int, SimulatedRun] = {}
+        for card in cards:
+            started = sorted(card.started, key=_KIND)
+            if card.mig:
+                speeds = [self.interference.on_instance(run.kind, card.spec, card.whole) for run in started]
+            else:
+                speeds = self.interference.true(card.spec.name, tuple([run.kind for run in started]))
+            for run, speed in zip(started, speeds, strict=True):
+                number = run.asked.id
+                card.speeds[number] = speed
+                hastened.pop(number, None)
+                hastened[number] = run
+        shown = {card.index: card for card in cards}
+        for run in hastened.values():
             self._hasten(run)
-        self._show(card)
-
-    def _show_others(self, settled: Sequence[SimulatedCard]) -> None:
-        """Those on cards that have settled may have other speeds, so all their cards do something else; each is shown
-        once, however many of them it has met."""
-        if len(settled) == 1 and all([len(run.cards) == 1 for run in settled[0].started]):
-            return
-        touched = {card.index: card for there in settled for run in there.started for card in run.cards}
-        for card in touched.values():
+            for card in run.cards:
+                shown[card.index] = card
+        for card in shown.values():
             card.count(self.now)
             self._show(card)
 
     def _show(self, card: SimulatedCard) -> None:
         """What the card does now, by the speeds of those on it."""
-        smact, power = 0.0, card.waiting_w if card.started else card.resting_w
+        smact, power, name = 0.0, card.waiting_w if card.started else card.resting_w, card.spec.name
         for run in card.started:
-            alone = self.interference.alone(run.kind, card.spec.name)
+            alone = self.interference.alone(run.kind, name)
             smact += alone.smact * run.speed / card.part
             power += max(0.0, alone.power_w - card.base_w) * run.speed
-        card.smact, card.power_w = min(1.0, smact), min(power, card.spec.power_w or math.inf)
+        limit = card.spec.power_w
+        card.smact, card.power_w = min(1.0, smact), min(power, limit) if limit else power
         card.changed(self.now, self.horizon)
         self._heat(card)
 
@@ -412,27 +414,29 @@ class _Engine:
     def _heat(self, card: SimulatedCard) -> None:
         """What a monitor says of the card changes from now on, until its window has passed."""
         cold, card.hot_until = card.hot_until is None, self.now + self.horizon
-        if cold:
-            self._look_again(card)
-
-    def _look_again(self, card: SimulatedCard) -> None:
-        """As soon as there is a new reading, or the last that differs."""
-        heapq.heappush(self.hot, (min(card.read + self.reads_every, card.hot_until or self.now), card.index))
+        if cold:  # look again as soon as there is a new reading, or the last that differs
+            heapq.heappush(self.hot, (min(card.read + self.reads_every, card.hot_until), card.index))
 
     def _read_cards(self) -> None:
         """Hand new readings to placement, of cards on which something has changed."""
-        now, looked, every, hot = self.now, self._looked(), self.reads_every, []
-        while self.hot and self.hot[0][0] <= now:
-            card = self.cards[heapq.heappop(self.hot)[1]]
-            cooled = card.hot_until is None or now >= card.hot_until
-            if cooled or looked - card.read >= every:
+        now, looked, every, hot, later = self.now, self._looked(), self.reads_every, self.hot, []
+        while hot and hot[0][0] <= now:
+            card = self.cards[hot[0][1]]
+            if card.hot_until is None or now >= card.hot_until:
+                heapq.heappop(hot)
                 self._read(card, drift=True)
-            if cooled:
                 card.hot_until = None
-            else:
-                hot.append(card)
-        for card in hot:
-            self._look_again(card)
+                continue
+            if looked - card.read >= every:
+                self._read(card, drift=True)
+            moment = min(card.read + every, card.hot_until)
+            if moment > now:
+                heapq.heapreplace(hot, (moment, card.index))
+            else:  # the monitor has not looked since; once a pass is enough
+                heapq.heappop(hot)
+                later.append((moment, card.index))
+        for entry in later:
+            heapq.heappush(hot, entry)
 
     def _looked(self) -> float:
         """When the monitor last looked."""
@@ -454,7 +458,7 @@ class _Engine:
             for number, run in card.runs.items():
                 taken = run.started is not None and run.started <= moment
                 self.board.ledger.observe(number, card.id, run.asked.kind.memory if taken else None)
-        slot = self.board.slot(card.id).read_again(used, Activity(smact=smact, age=delay))
+        slot = self.board.seen[card.index].slot.read_again(used, Activity(smact=smact, age=delay))
         self.board.put(replace(slot, lost=card.lost) if slot.lost != card.lost else slot, card.running, self.now)
 
     # Failures of nodes.

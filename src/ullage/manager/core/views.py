@@ -69,6 +69,7 @@ def gpu_shown(slot: Slot, ledger: Ledger, drained: str | None, latest: GPUReadin
     """A GPU, with what the ledger says about it, and its power."""
     shown = dataclasses.asdict(slot)
     shown |= {
+        "activity": slot.activity._asdict(),
         "promised": ledger.promised(slot.id), "free": ledger.free(slot.id), "jobs": list(ledger.holders(slot.id)),
         "alone": ledger.exclusive(slot.id), "drain_reason": drained, "power_w": latest.power_w if latest else None,
     }  # fmt: skip
