@@ -139,6 +139,29 @@ def test_recorded_memory_is_free_when_the_host_has_waited(gpu):
     assert reserved_by_batches(gpu, read=True) == 16 << 20
 
 
+@pytest.mark.parametrize("width", [64, 8192])
+def test_recorded_memory_waits_for_a_gpu_that_is_slower_than_its_host(gpu, width):
+    """As a layer's weights do that FSDP has gathered: a product of 8192 x 8192 takes an H200 20 ms."""
+    side = torch.cuda.Stream()
+    left = torch.zeros(width, width, device="cuda")
+    begin = len(gpu.memory.requests)
+    for _ in range(12):
+        with torch.cuda.stream(side):
+            weights = torch.zeros(16 << 20, dtype=torch.uint8, device="cuda")
+        weights.record_stream(torch.cuda.current_stream())
+        for _ in range(8):
+            torch.mm(left, left)
+        del weights
+    segments = [each for each in torch.cuda.memory_snapshot() if each["stream"] == side.stream_id]
+    assert len(segments) == 12 if width > 64 else len(segments) < 4
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated()
+    gpu.memory.repeat(gpu.memory.requests[begin:], times=1, quiet=1)
+    assert torch.cuda.max_memory_allocated() == peak < 3 * (16 << 20) + 3 * 4 * width**2 + (66 << 20), "they are free"
+    more = 0 if width > 64 else 8 * (16 << 20)
+    assert more <= gpu.upper - gpu.process_memory < more + (100 << 20), "what the figure has, the bound does not add"
+
+
 def test_recorded_memory_counts_as_free(gpu):
     batch = torch.zeros(16 << 20, dtype=torch.uint8, device="cuda")
     batch.record_stream(torch.cuda.Stream())

@@ -29,10 +29,12 @@ from ullage.allocator import (
 from ullage.allocator.private_pools import NO_POOL, stream_of
 from ullage.virtual.native import current_stream, set_length, tensor_without_data
 from ullage.virtual.shared_card.process import SharedCard
+from ullage.virtual.tracking.lead import MOST_LAUNCHES, HostLead
 
 ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER, WORKSPACE, COPIES = range(6)
 WITHOUT_LIMIT = 1 << 44  # bytes: addresses have 47 bits, and expandable segments set aside several times the card
-AHEAD, MOST_AHEAD = 8, 2048  # allocator calls that the host is ahead of the GPU: as seen, and at most (1,024 launches)
+AHEAD = 8  # allocator calls that the host is ahead of a GPU that waits for it
+MOST_AHEAD = 2 * MOST_LAUNCHES  # and at most
 LONGEST_REQUEST = 5.0  # seconds after which a thread that is in the middle of one is not waited for
 KINDS = ("activations", "parameters", "gradients", "optimizer", "workspace", "copies")
 
@@ -72,6 +74,7 @@ class _Waiting(NamedTuple):
     number: int  # of its span, or its size in bytes
     since: int  # in allocator calls
     streams: set[int]
+    done: float = 0.0  # when the GPU will have done what was launched before, by the clocks of `HostLead`
 
 
 class SideRequest(int):
@@ -141,6 +144,7 @@ class DeviceMemory:
         self.waiting: list[_Waiting] = []  # freed, but other streams may be at work on them
         self._late: list[_Waiting] = []  # those that would wait if the host were as far ahead as it can be
         self.most_late = 0  # bytes of these at their peak
+        self.lead: HostLead | None = None  # from the first `record_stream` on
         self.held_back = 0  # bytes that somebody holds for a time after their last use: NCCL's watchdog
         self._lock = threading.RLock()
         self._peak = -1
@@ -195,6 +199,8 @@ class DeviceMemory:
 
     def read_back(self) -> None:
         """The host waits for what the current stream has to do."""
+        if self.lead is not None:
+            self.lead.wait()
         if self.waiting:
             self.synchronized(self.stream)
 
@@ -206,11 +212,11 @@ class DeviceMemory:
         self._free_what_is_done()
 
     def _free_what_is_done(self) -> None:
-        """The GPU is not far behind the host: what was freed longer ago is done."""
+        """What the GPU has come to since it was freed; that is never known in the next calls."""
         with self._lock:
-            oldest = self.clock - AHEAD
+            oldest, now = self.clock - AHEAD, 0.0 if self.lead is None else self.lead.host
             for entry in self.waiting:
-                if not entry.streams or entry.since < oldest:
+                if not entry.streams or entry.since < oldest and entry.done <= now:
                     self.allocator.free_now(entry.block)
                     self.requests.append(entry.number - len(self.spans))
                     entry.streams.clear()
@@ -407,6 +413,7 @@ class DeviceMemory:
         with self._lock:
             self.closed, self.repeating = not go_on, True
             blocks: list[Any] = [span.block for span in self.spans]
+            allocated = self.allocator.peak_allocated
             try:
                 done = self._repeat_until_quiet(requests, blocks, times, quiet)
             except OutOfMemory as error:
@@ -414,6 +421,8 @@ class DeviceMemory:
                 raise torch.OutOfMemoryError(self.out_of_memory) from None
             finally:
                 self.repeating = False
+                if self.lead is not None:  # what was let go counts as allocated here, until the GPU was done with it
+                    self.allocator.peak_allocated = allocated
             if go_on:
                 self._move_to_blocks_of_last_repetition(len(blocks) - len(self.spans), blocks)
         return done
@@ -527,10 +536,13 @@ class DeviceMemory:
         assert span.block is not None
         self.allocator.free_later(span.block)
         self.clock = span.end = self.clock + 1
-        self.waiting.append(_Waiting(span.block, span.index, self.clock, streams))
+        # What waits for a GPU that is behind is in the figures, and not once more in what `upper` adds to them.
+        behind = sum(entry.block.size for entry in self.waiting if entry.since < self.clock - AHEAD)
+        done = 0.0 if self.lead is None else self.lead.gpu
+        self.waiting.append(_Waiting(span.block, span.index, self.clock, streams, done))
         self._late = [entry for entry in self._late if entry.since >= self.clock - MOST_AHEAD]
         self._late.append(_Waiting(span.block, span.size, self.clock, set(streams)))
-        self.most_late = max(self.most_late, sum(entry.number for entry in self._late))
+        self.most_late = max(self.most_late, sum(entry.number for entry in self._late) - behind)
         span.block = None
 
     def _note_free(self, span: Span | _Watch) -> None:

@@ -161,6 +161,8 @@ class GPUState:
         """The host waits for the GPU, or for one of its streams."""
         self.communication.host_waits(stream)
         self.calls.add_wait()
+        if self.calls.lead is not None:
+            self.calls.lead.wait()
         self.memory.synchronized(stream)
 
     def take_outside(self, size: int) -> None:

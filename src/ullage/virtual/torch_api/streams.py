@@ -18,12 +18,13 @@ from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ullage.virtual.libraries import SIDE_STREAMS
-from ullage.virtual.memory import AHEAD, DeviceMemory
+from ullage.virtual.memory import DeviceMemory
 from ullage.virtual.native import backward_in_calling_thread, current_stream
 from ullage.virtual.operators.registry import handler
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 from ullage.virtual.tracking.communication import Reached
+from ullage.virtual.tracking.lead import LAUNCH, HostLead
 
 # Events: they remember the host's time, since nothing runs on the virtual GPU.
 
@@ -134,8 +135,9 @@ _Stream: Any = torch.Stream
 
 
 _RECORDED = (
-    f"record_stream: memory was taken to be free again {AHEAD} calls of the allocator after it was let go, as seen on "
-    "an H200; the bound holds for a GPU that is as far behind as it can be"
+    "record_stream: memory was taken to be free again when the GPU would have come so far, with the times of its data "
+    f"sheet and {LAUNCH * 1e6:.0f} microseconds of the host for a launch; the bound holds for a GPU that is as far "
+    "behind as it can be"
 )
 
 
@@ -343,6 +345,8 @@ def record_stream(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _record(gpu: GPUState, tensor: torch.Tensor, stream: Any) -> None:
+    if gpu.memory.lead is None:
+        gpu.memory.lead = gpu.calls.lead = HostLead(gpu.spec)
     gpu.memory.record_stream(tensor, stream.stream_id)
     gpu.note("streams", _RECORDED)
 

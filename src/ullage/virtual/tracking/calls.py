@@ -31,6 +31,7 @@ import torch
 
 from ullage.virtual.kernels.plan import Alias, New, Same, is_contiguous, tf32_for_convolutions, tf32_for_products
 from ullage.virtual.native import is_gpu
+from ullage.virtual.tracking.lead import HostLead
 
 OUTSIDE, FORWARD, BACKWARD, OPTIMIZER = range(4)
 PASSES = ("outside", "forward", "backward", "optimizer")
@@ -133,6 +134,7 @@ class OperatorCalls:
         self.numbers: dict[Any, int] = {}  # of distinct calls, by whatever tells them apart
         self.part = OUTSIDE  # the pass, unless it is the backward pass
         self.modules = self.on_host = self.samples = 0
+        self.lead: HostLead | None = None  # where somebody has to know how far the GPU is behind
         self.settled = False  # what comes later is less usual: of a steady step only a shorter one takes the place
         self._views: dict[Any, int] = {}  # numbers of views, by what they are
         self._distinct: list[SeenCall] = []
@@ -159,6 +161,8 @@ class OperatorCalls:
     def add(self, number: int) -> None:
         """A call of this number."""
         self.stream.append(number + (self.part if _graph_task() == -1 else BACKWARD))
+        if self.lead is not None:
+            self.lead.call(number, self._described)
 
     @property
     def position(self) -> int:
@@ -235,6 +239,9 @@ class OperatorCalls:
             self._dropped += begin
             del self.stream[:begin]
             self._marks = [mark._replace(calls=mark.calls - begin) for mark in marks[old:]]
+
+    def _described(self, number: int) -> dict[str, Any]:
+        return _as_json(self._distinct[number // len(PASSES)], PASSES[OUTSIDE], _tf32())
 
     def _begin_anew(self) -> None:
         self._marks = [self._now(0)]

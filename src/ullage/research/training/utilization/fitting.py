@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ullage.errors import InvalidValue, MissingPackage
+from ullage.hardware.work import Work
 from ullage.performance.rates import (
     HOST_PARTS,
     SHARES,
@@ -27,7 +28,6 @@ from ullage.performance.rates import (
     share_vectors,
 )
 from ullage.performance.trees import Trees
-from ullage.performance.work import Work
 from ullage.research.training.utilization.runs import FollowedRun, MeasuredCall
 
 GAP = 1e-6  # seconds between two kernels, within what counts as work

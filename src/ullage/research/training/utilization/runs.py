@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ullage.errors import InvalidValue, UllageError
+from ullage.hardware.work import Work, work_of
 from ullage.performance.alone import StepWork
 from ullage.performance.following import step_of
 from ullage.performance.rates import SHARES
 from ullage.performance.step import StepCalls, runs_kernels
-from ullage.performance.work import Work, work_of
 from ullage.research.datasets.model_families import family_of, is_for_testing
 from ullage.research.rates.tensors import identity, packed, unpacked
 from ullage.workloads.configuration import Configuration, read_rows, rows_so_far
