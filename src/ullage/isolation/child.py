@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ullage.isolation import world
+from ullage.isolation.importing import without_collector
 from ullage.isolation.process_identity import Process, is_alive
 from ullage.isolation.protocol import Channel
 
@@ -46,7 +47,7 @@ def main(entry: str, channel: str, told: str) -> None:
         from ullage.isolation import recording
 
         recording.start(options["record"], own=options["redirect"])
-    answer(Channel(int(channel)), lambda: function_named(entry)(request))
+    answer(Channel(int(channel)), lambda: _imported(entry)(request))
 
 
 def answer(channel: Channel, work: Callable[[], dict[str, Any] | None]) -> None:
@@ -89,6 +90,11 @@ def end(code: int) -> None:
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def _imported(entry: str) -> Callable[..., Any]:
+    with without_collector():
+        return function_named(entry)
 
 
 def function_named(entry: str) -> Callable[..., Any]:

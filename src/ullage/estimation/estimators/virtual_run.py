@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from dataclasses import replace
 
 from ullage.errors import InvalidValue, ScriptFailed
@@ -9,6 +11,7 @@ from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate, of_ranks
 from ullage.estimation.scripts.parent import DEFAULT_TIMEOUT, SeenOfRanks, estimate_script
 from ullage.hardware import GPU
+from ullage.isolation.importing import without_collector
 from ullage.workloads.workload import RunOptions, Workload
 
 
@@ -73,7 +76,8 @@ def _one(workload: Workload, gpu: GPU, how: RunOptions, seen: SeenOfRanks | None
             progress=how.progress, rank=how.as_rank, interconnect=how.interconnect,
             launcher=how.launcher, seen=seen,
         )  # fmt: skip
-    from ullage.estimation.on_virtual_gpu import run_function, run_model  # PyTorch: the process of a script has its own
+    with without_collector() if "torch" not in sys.modules else contextlib.nullcontext():
+        from ullage.estimation.on_virtual_gpu import run_function, run_model  # PyTorch: a script's process has its own
 
     if workload.configuration is not None:
         return run_model(workload.configuration, gpu, how)

@@ -1,0 +1,33 @@
+"""Imports without the garbage collector."""
+
+import gc
+
+import pytest
+
+from ullage.isolation.importing import without_collector
+
+
+@pytest.fixture(autouse=True)
+def thaw():
+    yield
+    gc.unfreeze()
+
+
+def test_what_is_imported_is_not_looked_at():
+    with without_collector():
+        assert not gc.isenabled()
+        kept = [[]]
+    assert gc.isenabled() and not any(thing is kept for thing in gc.get_objects())
+
+
+def test_the_collector_is_as_before_when_an_import_fails():
+    with pytest.raises(ImportError), without_collector():
+        raise ImportError
+    assert gc.isenabled() and not gc.get_freeze_count()
+    gc.disable()
+    try:
+        with without_collector():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
