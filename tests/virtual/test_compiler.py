@@ -34,6 +34,15 @@ CASES = {
     ),
     "sympy": ("  import sympy\n  class Own(sympy.Basic): pass\n  print(Own.__mro__[1].__module__)", "sympy.core.basic"),
     "a symbol": ("  import sympy; print(sympy.Symbol('x', integer=True) + 1)", "x + 1"),
+    "a part of sympy": ("  from sympy.abc import x; print(x + 1)", "x + 1"),
+    "its version": (
+        "  import sympy; print(sympy.__version__[:2]); import os.path; print(os.path.isfile(sympy.__file__))",
+        "1.\nTrue",
+    ),
+    "kept by somebody": (
+        "  import sympy as kept, torch._dynamo; torch._dynamo.list_backends(); print(kept.__version__[:2])",
+        "1.",
+    ),
     "found": (
         "  from importlib.util import find_spec; print([find_spec(name).name for name in ('sympy', 'torch._dynamo')])",
         "['sympy', 'torch._dynamo']",

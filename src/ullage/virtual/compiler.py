@@ -45,12 +45,17 @@ class _StandIn(types.ModuleType):
         super().__init__(name)
         package, _, _ = name.rpartition(".")
         folders = [f"{torch.__path__[0]}/{package.removeprefix('torch').replace('.', '/')}"] if package else None
-        self.__spec__ = importlib.machinery.PathFinder.find_spec(name, folders)
+        self.__spec__ = spec = importlib.machinery.PathFinder.find_spec(name, folders)
         vars(self).update(functions, _make_place=make_place)
+        if spec is not None:
+            self.__file__ = spec.origin
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and (name, self.__name__) != ("__path__", DYNAMO):  # asked for to import a part of it
-            raise AttributeError(name)
+        # Python asks modules for names of its own: `__path__` of a package is what the import of a part of it asks for.
+        if name.startswith("__") and name != "__version__" and sys.modules.get(self.__name__) is self:
+            is_package = self.__spec__ is not None and self.__spec__.submodule_search_locations is not None
+            if name != "__path__" or not is_package:
+                raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(self._real(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
