@@ -131,6 +131,21 @@ def test_products_with_dense_matrices(gpu):
     assert csr.to_dense().shape == (2708, 20000) and sparse.to_dense().layout is torch.strided
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_products_of_two_compressed_matrices(gpu):
+    """As pools of graphs do it: no more elements than there are products where the indices are known, else all."""
+    ring = torch.arange(6)
+    graph = coo(torch.stack([ring, (ring + 1) % 6]), (6, 6)).coalesce()
+    on_cpu = torch.sparse_coo_tensor(torch.stack([ring, (ring + 1) % 6]), torch.ones(6), (6, 6)).to_sparse_csr()
+    known, unknown = on_cpu.cuda(), graph.to_sparse_csr()
+    for product in (known @ known, torch.sparse.mm(known, known)):
+        assert (product.layout, product.shape, product._nnz()) == (torch.sparse_csr, (6, 6), 6)
+        assert product.col_indices().dtype is torch.int32 and product.crow_indices().shape == (7,)
+        assert product.to_sparse_coo()._nnz() == 6 and (product @ torch.ones(6, 2, device="cuda")).shape == (6, 2)
+    assert not any("taken as all" in note for note in gpu.notes)
+    assert (unknown.t() @ known)._nnz() == 36 and any("taken as all 36 elements" in note for note in gpu.notes)
+
+
 def test_sparse_tensors_move_and_change_their_type(gpu):
     small = torch.sparse_coo_tensor(torch.tensor([[0, 1], [2, 0]]), torch.tensor([3.0, 4.0]), (2, 3))
     moved = small.cuda()

@@ -53,7 +53,7 @@ def flip(gpu: GPUState, source: Any, dense_dim: int | None = None) -> Any:
 def addmm_out(gpu: GPUState, start: Any, first: Any, second: Any, *, beta: Any = 1, alpha: Any = 1, out: Any) -> Any:
     """SparseBlas.cpp, addmm_out_sparse_compressed_cuda, and SparseBlasImpl.cpp, addmm_out_sparse_csr."""
     if out.layout is not torch.strided:
-        gpu.refuse("a product of two compressed sparse matrices", "make one of them dense (x.to_dense())")
+        gpu.refuse("a sum with a product of two compressed sparse matrices", "multiply first, and add then")
     if out is not start:
         out.resize_((first.shape[0], second.shape[1]))
         if beta != 0:
@@ -67,6 +67,43 @@ def addmm_out(gpu: GPUState, start: Any, first: Any, second: Any, *, beta: Any =
         _multiply(gpu, first if first.layout is _BY_ROWS else first.to_sparse_csr(), second, out)
     gpu.memory.written(out)
     return out
+
+
+@own_kernel("aten.addmm.default", compressed=True)
+def addmm(gpu: GPUState, start: Any, first: Any, second: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """SparseBlasImpl.cpp, spgemm, for a product of two sparse matrices: with indices of 32 bits, which it keeps."""
+    if torch.strided in (first.layout, second.layout) or start.layout is torch.strided or start._nnz():
+        return NotImplemented
+    size, device = (first.shape[0], second.shape[1]), first.device
+    one, other = (each if each.layout is _BY_ROWS else each.to_sparse_csr() for each in (first, second))
+    narrow = [part.to(torch.int32) for each in (one, other) for part in inner_indices(each)]
+    pointers = inner_indices(start)[0].to(torch.int32)
+    known = gpu.values.known(other.crow_indices())
+    lengths = None if known is None else known.diff()
+    count = products(gpu, gpu.values.known(one.col_indices()), lengths, size)
+    buffers = take_for_product(gpu, one._nnz(), count, size[0])
+    indices = torch.empty(count, dtype=torch.int32, device=device)
+    values = torch.empty(count, dtype=first.dtype, device=device)
+    for buffer in reversed(buffers):
+        gpu.memory.give_back(buffer)
+    del narrow
+    return compressed(pointers, indices, values, size, _BY_ROWS)
+
+
+def products(gpu: GPUState, columns: Any, lengths: Any, size: tuple[int, int]) -> int:
+    """How many elements a product of two sparse matrices has, at most as many as there are products: of each element of
+    the first, by its column, with a row of the second, by its length; all of them where one of the two is unknown."""
+    most = size[0] * size[1]
+    if columns is not None and lengths is not None:
+        return min(most, int(lengths[columns].sum()))
+    gpu.note("shapes", f"a product of sparse matrices taken as all {most} elements")
+    return most
+
+
+def take_for_product(gpu: GPUState, count: int, products: int, rows: int) -> list[Any]:
+    """The buffers that cusparseSpGEMM asks for, by a formula that was fitted."""
+    gpu.note("operators", "a product of two sparse matrices was counted with a formula for cuSPARSE's buffers")
+    return [gpu.memory.take(12 * count + 1079), gpu.memory.take(20 * products + 18 * rows + 4900)]
 
 
 def _multiply(gpu: GPUState, rows: Any, dense: Any, out: Any) -> None:

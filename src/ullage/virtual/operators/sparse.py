@@ -11,6 +11,7 @@ import torch
 
 from ullage.virtual.kernels import sorting
 from ullage.virtual.kernels.plan import ceil_div
+from ullage.virtual.operators.compressed import products, take_for_product
 from ullage.virtual.operators.gradient_sums import adds_in_place
 from ullage.virtual.operators.layouts import coo, own_kernel
 from ullage.virtual.state import GPUState
@@ -249,15 +250,17 @@ def sparse_sparse_matmul(gpu: GPUState, first: Any, second: Any) -> Any:
     other, one = second.coalesce(), first.coalesce()
     rows, columns, device = first.shape[0], second.shape[1], first.device
     inner = [_compressed_rows(matrix) for matrix in (one, other)]
-    count = _products(gpu, one, other)
+    known = gpu.values.known(other._indices())
+    lengths = None if known is None else torch.bincount(known[0], minlength=second.shape[0])
+    columns_of_one = gpu.values.known(one._indices())
+    count = products(gpu, None if columns_of_one is None else columns_of_one[1], lengths, (rows, columns))
     pointers = torch.empty(rows + 1, dtype=torch.int32, device=device)
-    buffers = gpu.memory.take(12 * one._nnz() + 1079), gpu.memory.take(20 * count + 18 * rows + 4900)
+    buffers = take_for_product(gpu, one._nnz(), count, rows)
     values = torch.empty(count, dtype=first.dtype, device=device)
     places = torch.empty(count, dtype=torch.int32, device=device)
     for buffer in reversed(buffers):
         gpu.memory.give_back(buffer)
     indices = torch.empty((2, count), dtype=torch.int64, device=device)
-    gpu.note("operators", "a product of two sparse matrices was counted with a formula for cuSPARSE's buffers")
     del pointers, places, inner
     return coo(indices, values, (rows, columns), coalesced=True)
 
@@ -267,17 +270,6 @@ def _compressed_rows(matrix: Any) -> Any:
     pointers = torch.empty(matrix.shape[0] + 1, dtype=torch.int32, device=matrix.device)
     matrix._indices()[0].to(torch.int32)
     return pointers, matrix._indices()[1].to(torch.int32)
-
-
-def _products(gpu: GPUState, first: Any, second: Any) -> int:
-    """How many elements a product of sparse matrices has, at most as many as there are products."""
-    most: int = first.shape[0] * second.shape[1]
-    columns, rows = gpu.values.known(first._indices()), gpu.values.known(second._indices())
-    if columns is not None and rows is not None:
-        lengths = torch.bincount(rows[0], minlength=second.shape[0])
-        return min(most, int(lengths[columns[1]].sum()))
-    gpu.note("shapes", f"a product of sparse matrices taken as all {most} elements")
-    return most
 
 
 @own_kernel("aten.mul.out")
