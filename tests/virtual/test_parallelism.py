@@ -204,18 +204,17 @@ def pipeline(kind, rank, received=None):
         messages = groups_in_use[-1].messages
         messages.received = dict(received or {})
         device = torch.device("cuda", rank)
-        interleaved = kind == "ScheduleInterleaved1F1B"
-        count = RANKS * (2 if interleaved else 1)
-        stages = [pipelining.PipelineStage(layers(2), number, count, device) for number in range(rank, count, RANKS)]
+        several = "Interleaved" in kind or "ZBV" in kind
+        count = RANKS * (2 if several else 1)
+        numbers = [rank, count - 1 - rank] if "ZBV" in kind else range(rank, count, RANKS)
+        stages = [pipelining.PipelineStage(layers(2), number, count, device) for number in numbers]
         schedule = getattr(pipelining, kind)(
-            stages if interleaved else stages[0], n_microbatches=8, loss_fn=nn.functional.mse_loss
+            stages if several else stages[0], n_microbatches=8, loss_fn=nn.functional.mse_loss
         )
         inputs = torch.randn(64 * 8, 512, device="cuda")
         for _ in range(2):
-            if rank == 0:
-                schedule.step(inputs)
-            else:
-                schedule.step(**({"target": inputs, "losses": []} if rank == RANKS - 1 else {}))
+            given = [inputs] if 0 in numbers else []
+            schedule.step(*given, **({"target": inputs, "losses": []} if count - 1 in numbers else {}))
         return torch.cuda.max_memory_allocated(), messages.sent, list(gpu.notes), groups_in_use[-1].apart
 
 
@@ -250,7 +249,13 @@ def test_the_step_of_a_stage_is_longer_by_the_bubble_of_its_pipeline():
 
 
 def test_interleaved_stages_of_one_rank_follow_each_other():
-    assert pipeline("ScheduleInterleaved1F1B", 0)[0] > 0
+    interleaved = pipeline("ScheduleInterleaved1F1B", 0)[0]
+    without_bubble = pipeline("ScheduleInterleavedZeroBubble", 0)[0]
+    assert without_bubble > interleaved > 0, "what the gradients of weights need is kept until the bubble"
+
+
+def test_a_rank_with_the_first_and_the_last_stage_trains_without_a_bubble():
+    assert pipeline("ScheduleZBVZeroBubble", 0)[0] > 0
 
 
 def test_a_stage_that_nothing_is_sent_to_says_so():
