@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 _WRONG = 2  # `cli.exit_codes` has it, too, and takes long to import
@@ -16,7 +17,10 @@ def main() -> None:
             _check(script)
     from ullage.cli import main as run
 
-    run()
+    try:
+        run()
+    finally:
+        gc.freeze()  # at its end Python looks for garbage in all that was imported, though its memory goes anyway
 
 
 def _check(script: str) -> None:
