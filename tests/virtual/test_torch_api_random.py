@@ -1,5 +1,7 @@
 """Random state on the virtual GPU is kept and restored, though no number is drawn."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -59,6 +61,14 @@ def test_weights_of_a_truncated_normal_distribution_are_drawn_when_they_are_read
     assert gpu.host.is_unfilled(weight) and weight.cuda().is_cuda
     assert 0.3 < weight.std() < 0.5 and weight.abs().max() <= 1.0
     assert not gpu.host.is_unfilled(weight) and bias.abs().max() <= 1.0
+
+
+def test_a_batch_is_let_go_of_when_its_copy_has_gone_to_the_gpu(gpu):
+    batch = torch.randn(200, 300)
+    moved = batch.to(torch.bfloat16).cuda()
+    gone = weakref.ref(batch)
+    del batch
+    assert gone() is None and not gpu.host.has_unfilled and moved.is_cuda
 
 
 def test_a_copy_keeps_the_values_from_before_a_truncated_normal_distribution(gpu):

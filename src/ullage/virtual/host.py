@@ -48,14 +48,14 @@ _FACTORY_OPTIONS = ("dtype", "layout", "memory_format")
 
 
 class _Unfilled:
-    """The steps that would fill one storage, and the unfilled copies that were made of it."""
+    """The steps that would fill one storage, and the unfilled copies that were made of it, which hold it: by key."""
 
     __slots__ = ("__weakref__", "copies", "key", "refused", "steps", "watch")
 
     def __init__(self, key: int) -> None:
         self.key = key
         self.steps: list[Callable[[torch.Tensor], Any]] = []
-        self.copies: list[tuple[Any, _Unfilled]] = []
+        self.copies: list[tuple[Any, int]] = []
         self.watch: Any = None
         self.refused: RuntimeError | None = None  # it is address space alone, and must not be filled
 
@@ -200,7 +200,7 @@ class Host:
         out, refused = _address_space(lambda: torch.empty_like(source, **options), source.shape, options, source.dtype)
         copy = self._remember(out, refused)
         copy.steps.append(_Step(out, lambda target: self._filled(source) is None or target.copy_(source)))
-        unfilled.copies.append((weakref.ref(_storage_of(out)), copy))
+        unfilled.copies.append((weakref.ref(_storage_of(out)), copy.key))
         return out
 
     def _defer_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -226,9 +226,9 @@ class Host:
         self._unfilled.pop(unfilled.key, None)
         for step in unfilled.steps:
             step(tensor)
-        for reference, copy in unfilled.copies:
-            storage = reference()
-            if storage is not None and copy.key in self._unfilled:
+        for reference, key in unfilled.copies:
+            storage, copy = reference(), self._unfilled.get(key)
+            if storage is not None and copy is not None:
                 self._run(copy, torch.empty(0, dtype=torch.uint8).set_(storage))
 
 
