@@ -69,7 +69,10 @@ class Machine:
 @settings(max_examples=8, deadline=None)
 def test_a_kept_board_decides_as_a_fresh_one(policy: str, seed: int) -> None:
     draw = random.Random(seed)
-    rules = Rules(predict=speeds if draw.random() < 0.5 else None, reservations=0, fair=draw.random() < 0.5, window=1.0)
+    rules = Rules(
+        predict=speeds if draw.random() < 0.5 else None, reservations=0, fair=draw.random() < 0.5, window=1.0,
+        pairing=draw.choice((0.0, 50.0)),
+    )  # fmt: skip
     machine, waiting, now, number = Machine(policy, rules, draw.randint(1, 6)), [], 0.0, 0
     for _ in range(30):
         now += 10.0

@@ -367,3 +367,43 @@ def test_ranks_that_differ_are_promised_what_each_takes_in_the_order_of_the_slot
     assert alone.placed[0].memory == {"GPU-0": 40 * GIB, "GPU-1": 40 * GIB}
     beside = decide("ullage", [job(2, 30)], running((stages, "GPU-0 GPU-1")), slots(2), Ledger(), QUIET, 100.0)
     assert beside.placed[0].slots == ("GPU-0",), "a running job that the ledger does not know counts rank by rank"
+
+
+def at_odds(works: Sequence[str], slot: Slot) -> Speeds:
+    """Works of one name take half of each other's speed, others nothing."""
+    return Speeds([0.5 if works.count(work) > 1 else 1.0 for work in works])
+
+
+def first_of(jobs: list[Job], now: float, **rules: float) -> list[int]:
+    """Who joins a job that computes, on a GPU with room for one more."""
+    site = Rules(smact_limit=None, margin=0, predict=at_odds, **rules)  # type: ignore[arg-type]
+    there = job(1, promise=28, work="computes", min_speed=0.5)
+    found = decide("ullage", jobs, running((there, "GPU-0")), slots(1), Ledger(), site, now)
+    return [each.job for each in found.placed]
+
+
+def test_of_a_users_jobs_the_one_that_suits_the_gpu_better_goes_first() -> None:
+    same, other = job(2, work="computes", min_speed=0.5), job(3, work="loads", min_speed=0.5)
+    assert first_of([same, other], now=4.0, pairing=3600.0) == [3]
+    assert first_of([same, other], now=4.0) == [2], "in the order of arrival"
+    assert first_of([same], now=4.0, pairing=3600.0) == [2], "it keeps the speed that its owner asks for"
+
+
+def test_a_job_that_suits_better_passes_no_other_user_no_higher_priority_and_none_that_came_long_before() -> None:
+    same = job(2, work="computes", min_speed=0.5)
+    late = job(3, submitted=3603.0, work="loads", min_speed=0.5)
+    assert first_of([same, late], now=3604.0, pairing=3600.0) == [2]
+    assert first_of([same, late], now=3604.0, pairing=7200.0) == [3]
+    other = job(3, work="loads", min_speed=0.5)
+    assert first_of([same, dataclasses.replace(other, user="bob")], now=4.0, pairing=3600.0) == [2]
+    assert first_of([dataclasses.replace(same, priority=1), other], now=4.0, pairing=3600.0) == [2]
+
+
+def test_a_job_that_fits_nowhere_is_passed_by_its_owners_jobs_of_an_hour_and_reserves_against_all_others() -> None:
+    wide = job(2, promise=40, work="loads", min_speed=0.5)
+    own, later = (job(n, submitted=at, work="loads", min_speed=0.5) for n, at in ((3, 3.0), (4, 4000.0)))
+    bobs = job(5, user="bob", work="loads", min_speed=0.5)
+    assert first_of([wide, own], now=4001.0, pairing=3600.0) == [3]
+    assert first_of([wide, own], now=4001.0) == [], "it has waited for long enough to reserve"
+    assert first_of([wide, later], now=4001.0, pairing=3600.0) == []
+    assert first_of([wide, bobs], now=4001.0, pairing=3600.0) == []

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from ullage.placement.board import Board
 from ullage.placement.candidates import Candidate
-from ullage.placement.fairness import fair_order, waited
+from ullage.placement.fairness import effective_priority, fair_order, waited
 from ullage.placement.host import HostInPass
 from ullage.placement.ledger import Ledger
 from ullage.placement.outcome import Decision, JobName, PassOutcome, PassSummary, Waiting, by_slot
@@ -137,6 +137,9 @@ class _Pass:
         left: list[Job] = []
         behind: int | None = None
         without_gpus = 0 in map(_GPUS, queue)  # these may start where no GPU takes a job any more
+        own = self.policy.choose is not None
+        if self.backfills and self.rules.predict is not None and self.rules.pairing and self.open and not own:
+            queue = self._paired(queue)
         turns = iter(queue)
         for job in turns:
             throttled = job.throttle is not None and self.arrays[job.array] >= job.throttle
@@ -161,6 +164,43 @@ class _Pass:
         waits_for = [job.id if job.id in holders else None for job in left]
         rest = list(turns)
         return placed, left + rest, waits_for + [behind] * len(rest)
+
+    def _paired(self, queue: Sequence[Job]) -> Sequence[Job]:
+        """The queue, in which each user's first turns go to those of his jobs that cost the least speed where they
+        would go now. Who fits nowhere comes after them. Only jobs of one priority that came within `rules.pairing` of
+        the one that has waited longest change their turns, so that none is passed for ever."""
+        turns: dict[tuple[str, bool, int], list[int]] = {}
+        for place, job in enumerate(queue):
+            whose = (job.user, job.recovery, effective_priority(job, self.rules, self.now))
+            turns.setdefault(whose, []).append(place)
+        paired = list(queue)
+        known: dict[object, float] = {}
+        for places in turns.values():
+            if len(places) > 1:
+                since = {place: waited(queue[place], self.now) for place in places}
+                longest = max(since.values())
+                near = [place for place in places if longest - since[place] <= self.rules.pairing][:_ENOUGH]
+                costs = {place: self._cost(queue[place], known) for place in near}
+                for place, best in zip(near, sorted(near, key=costs.__getitem__), strict=True):
+                    paired[place] = queue[best]
+        return paired
+
+    def _cost(self, job: Job, known: dict[object, float]) -> float:
+        """What is lost of all speeds on a slot if the job is placed now; infinite where it cannot be. `known` are those
+        of jobs that ask for the same."""
+        request = self.requests.of(job)
+        kind = self._kind(job, request)
+        key = (kind, request.promise)
+        if key not in known:
+            known[key] = math.inf if request.gpus else 0.0
+            if request.gpus and request.promise < self.failed.get(kind, math.inf):
+                suited = self._suited_of_open(job, request, kind)[: request.gpus]
+                if len(suited) == request.gpus:
+                    known[key] = max([self._loss(job, candidate) or 0.0 for candidate in suited])
+        return known[key]
+
+    def _kind(self, job: Job, request: SlotRequest) -> _Kind:
+        return request.gpus, request.alone, request.known, self._closed(job), self._manner(job, request.alone)
 
     def outcome(
         self, placed: Sequence[Decision], left: Sequence[Job], waits_for: Sequence[int | None], name: JobName
@@ -187,7 +227,7 @@ class _Pass:
         if request.gpus == 0:
             self.host.take(job)
             return Decision(job.id, (), 0, False, job.host)
-        kind = (request.gpus, request.alone, request.known, self._closed(job), self._manner(job, request.alone))
+        kind = self._kind(job, request)
         suited: list[Candidate] = []
         if request.promise < self.failed.get(kind, math.inf):
             suited = self._suited_of_open(job, request, kind)

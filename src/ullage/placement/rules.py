@@ -52,6 +52,10 @@ class Rules:
     Speed: `predict` says how fast jobs run side by side. None is put where one of them, itself or another, would fall
     below its own `Job.min_speed`. Where the speeds of all are foretold, they decide, and `smact_limit` does not matter.
 
+    Of a user's jobs those go first that cost the least speed where they would go, but none passes one of his that came
+    more than `pairing` seconds before it. With 0 they go in the order of arrival; otherwise one that fits nowhere may
+    have to wait for his others of that time, whatever its `patience` is.
+
     Queue: `backfill` lets jobs pass one that must wait (None: as the policy has it); one that waited for `patience`
     seconds reserves slots, `reservations` of them at a time; every `ageing` seconds of waiting raise a job's priority
     by one; `fair` lets users take turns, in which a waiting job counts for `turn` GPU-seconds on each of its GPUs (or
@@ -74,6 +78,7 @@ class Rules:
     stale_after: float | None = 30.0
     backfill: bool | None = None
     patience: float = 300.0
+    pairing: float = 0.0
     ageing: float | None = 6 * 3600.0
     reservations: int = 1
     fair: bool = True
@@ -88,6 +93,7 @@ class Rules:
             "margin",
             "idle_memory",
             "patience",
+            "pairing",
             "fresh_busy",
             "free_floor",
             "smact_limit",

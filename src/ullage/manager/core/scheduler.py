@@ -359,6 +359,6 @@ def rules_of(settings: ManagerSettings, virtual: bool) -> Rules:
     return Rules(
         smact_limit=None if free else float(placing.smact_limit), free_floor=placing.free_floor, margin=placing.margin,
         unknown=placing.unknown, max_jobs_per_gpu=placing.max_jobs_per_gpu, unmeasured=placing.unmeasured,
-        backfill=placing.backfill, patience=placing.patience, fresh_busy=placing.fresh_busy,
+        backfill=placing.backfill, patience=placing.patience, pairing=placing.pairing, fresh_busy=placing.fresh_busy,
         window=settings.monitoring.window, stale_after=max(30.0, 3 * settings.monitoring.interval),
     )  # fmt: skip
