@@ -126,6 +126,16 @@ def test_a_number_without_data_counts_as_one_also_where_it_is_compared(gpu):
     assert torch.isfinite(x) and not torch.isnan(x) and not torch.isinf(x)
 
 
+def test_all_numbers_without_data_are_compared_as_ones(gpu):
+    """Libraries ask so whether their arguments are valid, in functions of their own."""
+    sigma = torch.rand(64, 2, device="cuda") + 0.1
+    flags = sigma > 0
+    flags[torch.rand(64, device="cuda") > 0.5] = False
+    asked = [sigma > 0, sigma.view(-1) <= 1, sigma < 1e-3, sigma > -5, sigma == 1, flags]
+    answers = [bool(each.all()) for each in asked]  # an assertion would get the answer that it wants
+    assert answers == [True, True, False, False, False, False]
+
+
 def test_a_step_of_unknown_size_goes_forward(gpu):
     start, step = torch.tensor(3.5).cuda(), torch.rand((), device="cuda")
     exec("assert start + step > start, 'underflow'\nassert not (start + step <= start)", {"start": start, "step": step})

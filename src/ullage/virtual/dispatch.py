@@ -47,7 +47,7 @@ from ullage.virtual.operators.foreach import is_list_operator, list_operator
 from ullage.virtual.operators.registry import HANDLERS
 from ullage.virtual.state import GPUState
 from ullage.virtual.tracking.calls import SeenCall, describe, floats_of, mark_of_lists, outputs_of, same_lists
-from ullage.virtual.values import COMPARISONS, LARGEST_KNOWN, MAKE_MARKS, WRITE_KNOWN, has_no_fixed_result, is_unknown
+from ullage.virtual.values import ANSWERED, LARGEST_KNOWN, MAKE_MARKS, WRITE_KNOWN, has_no_fixed_result, is_unknown
 
 _Tensor = torch.Tensor
 _mode_of, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
@@ -143,7 +143,7 @@ class _Operator:
     """One operator overload on one virtual GPU, with the plans it has remembered."""
 
     __slots__ = (
-        "compares",
+        "answered",
         "composite",
         "floats_matter",
         "func",
@@ -172,7 +172,7 @@ class _Operator:
         self.makes = not any("Tensor" in str(argument.type) for argument in func._schema.arguments)
         self.written, self.outputs = _written_places(func)
         self.seen, self.marks = self.name not in _NO_WORK, func in MAKE_MARKS
-        self.compares, self.writes_known = func in COMPARISONS, func in WRITE_KNOWN
+        self.answered, self.writes_known = func in ANSWERED, func in WRITE_KNOWN
         spec, self.plans = mode.gpu.spec, {}
         if not self.rule or asked.in_use(spec) is None:  # else they are this card's own
             self.plans = _plans.setdefault((func, spec.name if self.rule else ""), {})
@@ -224,7 +224,7 @@ class _Operator:
         else:
             if self.marks:
                 gpu.values.follow_marks(self.func, args, result)
-            if plan.small and (self.compares or not args or not is_unknown(args[0])):
+            if plan.small and (self.answered or not args or not is_unknown(args[0])):
                 gpu.values.follow(self.func, args, kwargs, result)
         same = 0
         if len(args) > 1:

@@ -4,8 +4,8 @@ A training loop reads few values: a loss to print, a flag to check, times to int
 small tensor that was copied from the CPU, or made by a factory, has its values in a twin on the CPU, which belongs to
 its memory: every view of it is known with it. What an operator computes from known values alone is computed on the CPU
 besides, and known too. As soon as anything else is written to the memory, its values are forgotten. For a tensor
-without known values the answer is made up, and the notes say so: 1 for numbers, also where a single one is compared
-with one that is not negative; for flags 0 (such as "found an infinity"), unless code that gets a 0 can only raise an
+without known values the answer is made up, and the notes say so: 1 for numbers, also where one is compared with one that
+is not negative, or it is asked whether all are larger or smaller than such a number; for flags 0 (such as "found an infinity"), unless code that gets a 0 can only raise an
 exception. A table of flags that is read is a mask, and all of it is true: what it chooses is as large as it can be.
 
 Masks of any size are often zeros into which ones are written at places that nobody knows. How many were written bounds
@@ -47,6 +47,9 @@ COMPARISONS = frozenset(
     for name in ("eq", "ne", "lt", "le", "gt", "ge")
     for overload in ("Scalar", "Tensor")
 ) | {torch.ops.aten.isnan.default, torch.ops.aten.isinf.default}  # fmt: skip
+_ORDERS = frozenset(getattr(torch.ops.aten, name).Scalar for name in ("lt", "le", "gt", "ge"))
+_ALL = torch.ops.aten.all.default
+ANSWERED = COMPARISONS | {_ALL}  # also for numbers without data
 
 _CPU = torch.device("cpu")  # named, because the script may have set another default
 _Tensor = torch.Tensor
@@ -72,6 +75,12 @@ def is_unknown(value: Any) -> bool:
 
 class _Unknown(Exception):
     """Raised for a value that is not known."""
+
+
+class _Alike(int):
+    """The marks of flags that are the same for every number that was made up: as many as there are, and which it is."""
+
+    holds: bool
 
 
 class KnownValues:
@@ -177,6 +186,12 @@ class KnownValues:
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Repeat a call that has small results on known values, if all of its tensors are known."""
         first = args[0] if args else None
+        if func is _ALL and is_unknown(first):
+            self._follow_all(first, result)
+            return
+        if func in _ORDERS and result.numel() > 1 and is_unknown(first):
+            self._follow_order(func, args, result)
+            return
         if func in COMPARISONS and result.numel() == 1 and not any(map(self._is_negative, args)):
             args = tuple(map(self._supposed, args))
         elif is_unknown(first):
@@ -186,6 +201,21 @@ class KnownValues:
         for made, value in zip(results, self.computed(func, args, kwargs) or (), strict=False):
             if value is not None and isinstance(made, _Tensor) and made.is_cuda and value.shape == made.shape:
                 self.set(made, value, supposed)
+
+    def _follow_order(self, func: Any, args: tuple[Any, ...], result: _Tensor) -> None:
+        """Numbers without data were compared with one."""
+        if args[0].is_floating_point() and not self._is_negative(args[1]):
+            alike = _Alike(result.numel())
+            alike.holds = bool(func(torch.ones((), device=_CPU), args[1]))
+            self._set_marks(result, alike)
+
+    def _follow_all(self, flags: _Tensor, result: _Tensor) -> None:
+        """It is asked whether all flags hold."""
+        watch = getattr(_storage_of(flags), "ullage", None)
+        if watch is not None and isinstance(watch.marks, _Alike):
+            self._note("values", _asked(flags, "a comparison"))
+            self._supposing = True
+            self.set(result, torch.tensor(watch.marks.holds, device=_CPU), supposed=True)
 
     def _supposed(self, value: Any) -> Any:
         """A side of a comparison: where it has no data, the number that `.item()` would give."""
