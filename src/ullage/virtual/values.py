@@ -4,9 +4,10 @@ A training loop reads few values: a loss to print, a flag to check, times to int
 small tensor that was copied from the CPU, or made by a factory, has its values in a twin on the CPU, which belongs to
 its memory: every view of it is known with it. What an operator computes from known values alone is computed on the CPU
 besides, and known too. As soon as anything else is written to the memory, its values are forgotten. For a tensor
-without known values the answer is made up, and the notes say so: 1 for numbers, also where one is compared with one that
-is not negative, or it is asked whether all are larger or smaller than such a number; for flags 0 (such as "found an infinity"), unless code that gets a 0 can only raise an
-exception. A table of flags that is read is a mask, and all of it is true: what it chooses is as large as it can be.
+without known values the answer is made up, and the notes say so: 1 for numbers, also where one is compared with one
+that is not negative, or it is asked whether all are larger or smaller than such a number; for flags 0 (such as "found
+an infinity"), unless code that gets a 0 can only raise an exception. A table of flags that is read is a mask, and all
+of it is true: what it chooses is as large as it can be.
 
 Masks of any size are often zeros into which ones are written at places that nobody knows. How many were written bounds
 how many elements are not zero: these are the marks of the memory.
@@ -187,7 +188,7 @@ class KnownValues:
         """Repeat a call that has small results on known values, if all of its tensors are known."""
         first = args[0] if args else None
         if func is _ALL and is_unknown(first):
-            self._follow_all(first, result)
+            self._follow_all(args[0], result)
             return
         if func in _ORDERS and result.numel() > 1 and is_unknown(first):
             self._follow_order(func, args, result)
