@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 
@@ -363,6 +364,12 @@ def test_ranks_that_differ_are_promised_what_each_takes_in_the_order_of_the_slot
     first, second = outcome.placed
     assert (first.slots, first.memory) == (("GPU-0", "GPU-1"), {"GPU-0": 5 * GIB, "GPU-1": 30 * GIB})
     assert second.slots == ("GPU-0",), "35 GiB are free beside the small rank"
+    others = running((job(3, 30), "GPU-0"))
+    turned = decide("ullage", [stages], others, slots(2), Ledger(), QUIET, 100.0)
+    assert turned.placed[0].memory == {"GPU-0": 5 * GIB, "GPU-1": 30 * GIB}
+    large_first = job(1, 30, gpus=2, promises=(30 * GIB, 5 * GIB))
+    turned = decide("ullage", [large_first], others, slots(2), Ledger(), QUIET, 100.0)
+    assert turned.placed[0].slots == ("GPU-1", "GPU-0"), "the small rank goes where little is left"
     alone = decide("exclusive", [stages], [], slots(2), Ledger(), QUIET, 100.0)
     assert alone.placed[0].memory == {"GPU-0": 40 * GIB, "GPU-1": 40 * GIB}
     beside = decide("ullage", [job(2, 30)], running((stages, "GPU-0 GPU-1")), slots(2), Ledger(), QUIET, 100.0)
@@ -407,3 +414,37 @@ def test_a_job_that_fits_nowhere_is_passed_by_its_owners_jobs_of_an_hour_and_res
     assert first_of([wide, own], now=4001.0) == [], "it has waited for long enough to reserve"
     assert first_of([wide, later], now=4001.0, pairing=3600.0) == []
     assert first_of([wide, bobs], now=4001.0, pairing=3600.0) == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_ranks_that_differ_start_if_and_only_if_each_finds_a_gpu(seed: int) -> None:
+    random = Random(seed)
+    count, ranks = random.randint(2, 5), random.randint(2, 4)
+    held_there = [random.randint(0, 39) for _ in range(count)]
+    there = running(*[(job(10 + place, size), f"GPU-{place}") for place, size in enumerate(held_there)])
+    promises = tuple(random.randint(1, 40) * GIB for _ in range(ranks))
+    stages = job(1, max(promises) // GIB, gpus=ranks, promises=promises)
+    free = [(40 - size) * GIB for size in held_there]
+    possible = any(
+        all(free[place] >= promise for place, promise in zip(places, promises, strict=True))
+        for places in itertools.permutations(range(count), ranks)
+    )
+    outcome = decide("ullage", [stages], there, slots(count), Ledger(), QUIET, 100.0)
+    assert bool(outcome.placed) == possible, (promises, free)
+    if outcome.placed:
+        assert all(free[int(slot[-1])] >= promise for slot, promise in outcome.placed[0].memory.items())
+    else:
+        assert outcome.waiting[0].never == (ranks > count)
+
+
+def test_a_job_whose_ranks_differ_keeps_gpus_that_will_hold_them() -> None:
+    small = [*slots(1), Slot("GPU-1", 1, "T4", 16 * GIB, 0, Activity(smact=0.0))]
+    stages = job(1, 30, gpus=2, promises=(10 * GIB, 30 * GIB))
+    there = running((job(5, 20, time_limit=1000.0), "GPU-0"), (job(6, 10, time_limit=1000.0), "GPU-1"))
+    now = QUIET.patience + 10.0
+    outcome = decide("ullage", [stages, job(2, 5)], there, small, Ledger(), QUIET, now)
+    assert not outcome.placed and not outcome.waiting[0].never, "job 2 has no time limit and would hold up the first"
+    assert outcome.waiting[0].reason.startswith("needs 10.0 GiB, 30.0 GiB on 2 GPUs; ")
+    assert decide("ullage", [stages], [], small, Ledger(), QUIET, now).placed[0].slots == ("GPU-1", "GPU-0")
+    larger = job(1, 30, gpus=2, promises=(20 * GIB, 30 * GIB))
+    assert decide("ullage", [larger], [], small, Ledger(), QUIET, now).waiting[0].never

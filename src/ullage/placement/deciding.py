@@ -229,11 +229,14 @@ class _Pass:
             return Decision(job.id, (), 0, False, job.host)
         kind = self._kind(job, request)
         suited: list[Candidate] = []
-        if request.promise < self.failed.get(kind, math.inf):
+        if request.promises:
+            suited = self._suited(job, self._smallest(request), self.open)
+        elif request.promise < self.failed.get(kind, math.inf):
             suited = self._suited_of_open(job, request, kind)
-        if len(suited) < request.gpus:
-            suited = self._suited_with_lent(job, request) if self.short_only else []
-        chosen = self._chosen(job, request, suited) if suited else []
+        chosen = self._chosen(job, request, suited) if len(suited) >= request.gpus else []
+        if not chosen and self.short_only and job.id not in self.refused:
+            suited = self._suited_with_lent(job, self._smallest(request))
+            chosen = self._chosen(job, request, suited) if suited else []
         if not chosen:
             return None
         promise = min(candidate.free for candidate in chosen) if request.alone else request.promise
@@ -252,7 +255,26 @@ class _Pass:
             if len(suited) < request.gpus:
                 self.refused.add(job.id)
                 return ()
-        return suited[: request.gpus]
+        return self._assigned(request, suited)
+
+    def _smallest(self, request: SlotRequest) -> SlotRequest:
+        """What the smallest rank asks for; a policy of one's own is offered slots that hold any of them."""
+        least = min(request.promises, default=request.promise)
+        return request if self.policy.choose is not None else request._replace(promise=least)
+
+    def _assigned(self, request: SlotRequest, suited: Sequence[Candidate]) -> Sequence[Candidate]:
+        """A place for each rank, in the order of the ranks; none where one finds no place."""
+        first = suited[: request.gpus]
+        if not request.promises or all(each.fits(request.of_rank(rank), self.rules) for rank, each in enumerate(first)):
+            return first
+        left, places = list(suited), dict[int, Candidate]()
+        for rank in request.largest_first:
+            found = next((each for each in left if each.fits(request.of_rank(rank), self.rules)), None)
+            if found is None:
+                return ()
+            places[rank] = found
+            left.remove(found)
+        return [places[rank] for rank in range(request.gpus)]
 
     def _suited_of_open(self, job: Job, request: SlotRequest, kind: _Kind) -> list[Candidate]:
         """The open places that suit the job. If the same request found too few before, with the same slots kept, it is
@@ -306,10 +328,11 @@ class _Pass:
 
     def _to_keep(self, job: Job, request: SlotRequest) -> tuple[list[Candidate], float] | None:
         """The places to keep for a job, and when they are all ready at the latest; None where there are too few."""
+        least = min(request.promises, default=request.promise)
         able = [
             candidate
             for candidate in self.seen
-            if candidate.kept is None and candidate.offer(request, self.rules) >= request.promise
+            if candidate.kept is None and candidate.offer(request, self.rules) >= least
             if not candidate.slot.booked(job, self.now)
         ]
         if len(able) < request.gpus:
@@ -327,7 +350,14 @@ class _Pass:
                 candidate.position,
             )
         )
-        kept = able[: request.gpus]
+        kept = list[Candidate]()
+        for rank in request.largest_first:
+            least = request.of_rank(rank).promise
+            found = next((each for each in able if each.offer(request, self.rules) >= least), None)
+            if found is None:
+                return None
+            able.remove(found)
+            kept.append(found)
         until = max([self.host.ready_at(job), *(times[candidate.slot.id] for candidate in kept)])
         self.board.reserved[job.id] = (self.now, [candidate.position for candidate in kept], until)
         return kept, until
@@ -343,6 +373,8 @@ class _Pass:
         if promise is None:
             alone = alone or self.rules.unknown == "exclusive"
             promise = 0 if alone else self.rules.free_floor or 0
+        if job.promises and not alone:
+            return False  # that one asked for less on each slot says nothing about ranks that differ
         kind = (job.gpus, alone, known, self._closed(job), self._manner(job, alone))
         if promise < self.failed.get(kind, math.inf):
             return False
@@ -385,7 +417,7 @@ class _Pass:
                 lossless += loss <= 0
             looked += 1
             enough = lossless == request.gpus or looked >= _ENOUGH and len(suited) >= request.gpus
-            if enough and self.policy.choose is None:
+            if enough and self.policy.choose is None and not request.promises:
                 break
         suited.sort(key=lambda candidate: lost[candidate.position])
         return suited
@@ -455,6 +487,8 @@ class _Pass:
             there = [candidate for candidate in self.seen if candidate.position not in closed]
             offers = sorted((candidate.offer(request, self.rules) for candidate in there), reverse=True)
             self.board.offers[request.margin, request.alone, closed] = offers
+        if request.promises:
+            return request.fits_in(offers)
         if len(offers) >= request.gpus and offers[request.gpus - 1] >= request.promise:
             return True
         kind = (request.gpus, request.alone, request.known, closed, self._manner(job, request.alone))

@@ -186,6 +186,8 @@ class Waiting(NamedTuple):
         return self._never_on_gpus(request)
 
     def _never_on_gpus(self, request: SlotRequest) -> bool:
+        if request.promises:
+            return not request.fits_in(sorted((each.total for each in self.at_the_end.slots), reverse=True))
         return sum(summary.total >= request.promise for summary in self.at_the_end.slots) < request.gpus
 
     @property

@@ -133,8 +133,8 @@ class Rules:
 
 class SlotRequest(NamedTuple):
     """What a job asks of each of its slots: the `promise` in bytes, a `margin` left free beside neighbours, or all of
-    it `alone`. `known` is False where the job's own promise is unknown and the site's rule takes its place. A slot has
-    to have room for `promise`; of that its rank is promised what it takes, where `promises` says so rank by rank."""
+    it `alone`. `known` is False where the job's own promise is unknown and the site's rule takes its place. Where ranks
+    differ, `promises` has what each asks of its slot, and `promise` is the largest."""
 
     gpus: int
     promise: int
@@ -142,6 +142,24 @@ class SlotRequest(NamedTuple):
     alone: bool
     known: bool
     promises: tuple[int, ...] = ()
+
+    def of_rank(self, rank: int) -> SlotRequest:
+        """What one rank asks of its slot."""
+        return self._replace(promise=self.promises[rank]) if self.promises else self
+
+    @property
+    def largest_first(self) -> list[int]:
+        """The ranks, those that ask for most first: a slot that holds one of them holds all that come after it."""
+        return sorted(range(self.gpus), key=lambda rank: -self.of_rank(rank).promise)
+
+    def fits_in(self, sizes: Sequence[int]) -> bool:
+        """Whether each rank finds a slot of its own among those of these sizes, the largest first.
+
+        >>> SlotRequest(2, 9, 0, alone=False, known=True, promises=(4, 9)).fits_in([10, 5, 1])
+        True
+        """
+        asked = sorted(self.promises, reverse=True)
+        return len(sizes) >= self.gpus and all(size >= least for size, least in zip(sizes, asked, strict=False))
 
     @property
     def text(self) -> str:
@@ -156,6 +174,8 @@ class SlotRequest(NamedTuple):
         if self.alone:
             idle = "an idle GPU" if self.gpus == 1 else f"{self.gpus} idle GPUs"
             return f"{idle} to itself" + (f" with {format_bytes(self.promise)}" if self.known else unknown)
+        if self.promises:
+            return f"{', '.join(map(format_bytes, self.promises))} on {self.gpus} GPUs"
         where = "a GPU" if self.gpus == 1 else f"each of {self.gpus} GPUs"
         return f"{format_bytes(self.promise)} on {where}{unknown}"
 
