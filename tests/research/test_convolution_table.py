@@ -8,7 +8,17 @@ import pytest
 
 from ullage.research.cudnn_tables import table, trials
 from ullage.research.cudnn_tables.table import find_formulas, has_odd_channels, label
-from ullage.virtual.kernels.cudnn.formulas import WIDE, WINOGRAD, ConvolutionProblem, Formula, evaluate, terms
+from ullage.virtual.kernels.cudnn.formulas import (
+    FOURIER,
+    WIDE,
+    WINOGRAD,
+    ConvolutionProblem,
+    Formula,
+    by_votes,
+    evaluate,
+    terms,
+    transform_bytes,
+)
 from ullage.virtual.kernels.cudnn.workspaces import features
 
 
@@ -36,6 +46,26 @@ def test_a_formula_that_explains_a_size_gives_it_again(monkeypatch):
     assert [evaluate(formulas[number], terms(one)) for number, (one, _) in zip(labels, rows, strict=True)] == [
         size for _, size in rows
     ]
+
+
+def test_the_formula_of_a_method_explains_only_problems_that_have_it(monkeypatch):
+    monkeypatch.setattr(table, "_LEAST", 2)
+    square = [problem(8, 8 * n, 16, side=4 * n)._replace(weight=(16, 8 * n, 3, 3), padding=(1, 1)) for n in range(1, 9)]
+    plain = [problem(8, 8 * n, 16) for n in range(1, 30)]
+    rows = [(one, terms(one).buffers[WINOGRAD]) for one in square] + [(one, 0) for one in plain]
+    shares = dict(find_formulas(part_of(rows)))
+    by_method = Formula(0, 0, 0, 0, 0, 0, 0, WINOGRAD)
+    assert shares[by_method] == pytest.approx(len(square) / len(rows))
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_votes_for_fourier_transforms_count_only_where_cudnn_has_such_plans():
+    square = problem(8, 72, 72, side=128)._replace(weight=(72, 72, 1, 5), padding=(0, 2))
+    dilated = square._replace(dilation=(1, 2), padding=(0, 4))
+    votes = [(Formula(0, 0, 0, 0, 0, 0, 0, FOURIER), 3.0), (Formula(1, 1, 0, 0, 0, 0, 0), 1.0)]
+    copies = sum(terms(dilated).source[1:2] + terms(dilated).out[1:2])
+    assert by_votes(votes, terms(square)).size == transform_bytes(square) > copies
+    assert by_votes(votes, terms(dilated))[:2] == (copies, copies)
 
 
 def test_labels_are_what_evaluating_each_formula_says():

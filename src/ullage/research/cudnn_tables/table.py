@@ -25,11 +25,14 @@ import numpy as np
 from ullage.errors import InvalidValue
 from ullage.research.cudnn_tables.tasks import read_calls, workspaces_of
 from ullage.virtual.kernels.cudnn.formulas import (
+    FOURIER,
     NEEDED,
     NEEDED_BY_GROUP,
     NONE,
     PADDED,
+    PHASES,
     WIDE,
+    WINOGRAD,
     ConvolutionProblem,
     Formula,
     Terms,
@@ -46,8 +49,8 @@ from ullage.virtual.kernels.cudnn.workspaces import (
     trees_of,
 )
 
-_SAMPLE = 25_000  # problems that formulas are looked for in
-_LEAST = 6  # of the sample that a formula has to explain
+_SAMPLE = 40_000  # problems that formulas are looked for in
+_LEAST = 4  # of the sample that a formula has to explain
 _SMALL = 1024  # a constant beside partial results is smaller
 _STEPS_AN_OCTAVE = 8  # of rounded sizes: at most 4.5 % off
 MODES = [(0, 0, 0)] + [
@@ -57,6 +60,8 @@ MODES = [(0, 0, 0)] + [
     if source or out or weight
 ]
 _AS_NEEDED = (NEEDED, NEEDED_BY_GROUP)  # buffers that hold copies, beside those of `MODES`
+_METHODS = (FOURIER, WINOGRAD, PHASES)  # buffers of a plan's method, which not every problem has
+_BUFFERS = (*_AS_NEEDED, *_METHODS)
 _PER_GROUP = (0, 16, 144, 160)  # bytes a group that grouped convolutions were seen to take
 _SAMPLES = (1, 2, 4, 8, 16)  # partial results a sample
 _MOST = 1000  # partial results
@@ -115,7 +120,9 @@ def _candidates(part: Measured, chosen: Any) -> Any:
     batch = np.array([row.batch for row in parts], dtype=np.int64)
     groups = np.array([row.groups for row in parts], dtype=np.int64)
     copied = [sum(column[:, mode] for column, mode in zip(tensors, modes, strict=True)) for modes in MODES]
-    copied += [np.array([row.buffers[buffer] for row in parts], dtype=np.int64) for buffer in _AS_NEEDED]
+    for buffer in _BUFFERS:
+        kept = np.array([row.buffers[buffer] for row in parts], dtype=np.int64)
+        copied.append(np.where((kept == 0) & (buffer in _METHODS), _UNKNOWN, kept))
     found = []
     for number, copies in enumerate(copied):
         for per_group, constant in enumerate(_PER_GROUP):
@@ -149,7 +156,7 @@ def _unpack(code: int) -> Formula:
     if count >= _MOST:
         count = -_SAMPLES[count - _MOST]
     place, padding, per_group = code >> 56, (code >> 53) & 7, _PER_GROUP[(code >> 51) & 3]
-    modes, buffer = (MODES[place], 0) if place < len(MODES) else (MODES[0], _AS_NEEDED[place - len(MODES)])
+    modes, buffer = (MODES[place], 0) if place < len(MODES) else (MODES[0], _BUFFERS[place - len(MODES)])
     return Formula(*modes, padding, count, code & ((1 << 40) - 1), per_group, buffer)
 
 

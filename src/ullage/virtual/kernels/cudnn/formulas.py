@@ -188,7 +188,8 @@ def buffers(problem: ConvolutionProblem, parts: Terms) -> tuple[int, ...]:
     """Bytes that the method of a plan keeps beside the copies of the tensors, by its place; 0 if it does not apply."""
     copies = (sum(sizes[padding] for sizes in (parts.source, parts.out, parts.weight)) for padding in (PLAIN, PADDED))
     tiles = (tile_bytes(problem, width) for width in (32, 64, 128))
-    methods = transform_bytes(problem), winograd_bytes(problem), phase_bytes(problem)
+    fourier = transform_bytes(problem) if transforms(problem) else 0
+    methods = fourier, winograd_bytes(problem), phase_bytes(problem)
     needed = needed_copies(problem)
     spare = _SPARE if needed else 0
     return (0, *methods, *tiles, *copies, needed + spare, needed + spare * problem.groups)
@@ -395,6 +396,8 @@ def _padded(sizes: tuple[int, ...], padding: int) -> int:
 def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
     """The size with the most votes; different formulas may give the same size.
 
+    Votes for Fourier transforms of a problem that cuDNN has no such plan for do not count: trees know no limits.
+
     >>> copies, nothing = Formula(PLAIN, PLAIN, NONE, NONE, 0, 0, 0), Formula(NONE, NONE, NONE, NONE, 0, 0, 0)
     >>> by_votes([(copies, 3.0), (nothing, 1.0)], Terms((0, 100), (0, 50), (0, 10), (0, 36), 2, 1))
     Workspace(size=150, larger=150, guessed=True, surprise=40)
@@ -403,6 +406,8 @@ def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
     """
     shares: dict[int, float] = {}
     for formula, weight in votes:
+        if formula.buffer == FOURIER and not parts.buffers[FOURIER]:
+            continue
         size = evaluate(formula, parts)
         shares[size] = shares.get(size, 0.0) + weight
     if not shares:
