@@ -120,6 +120,11 @@ class ScenarioOptions:
         list[str] | None, typer.Option(help="Put no job where one would keep less of its speed than this. Several "
                                        "with commas.", metavar="SHARE", rich_help_panel=RULES, show_default="0.8")
     ] = None  # fmt: skip
+    pairing: Annotated[
+        list[str] | None, typer.Option(help="Under ullage, a user's job that suits a GPU better may pass their own that "
+                                       "came so much sooner, such as 1h, or off. Several with commas.", metavar="TIME",
+                                       rich_help_panel=RULES, show_default="off")
+    ] = None  # fmt: skip
     unknown: Annotated[
         str | None, typer.Option(help="A job of unknown memory gets a GPU to itself (exclusive) or one with "
                                  "--free-floor free (floor).", metavar="exclusive|floor", rich_help_panel=RULES,
@@ -270,6 +275,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "free_floor": lambda text: None if text in _OFF else parse_bytes(text),
     "margin": parse_bytes,
     "min_speed": _share,
+    "pairing": lambda text: 0.0 if text in _OFF else parse_duration(text),
 }
 
 

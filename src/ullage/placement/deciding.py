@@ -166,7 +166,7 @@ class _Pass:
         return placed, left + rest, waits_for + [behind] * len(rest)
 
     def _paired(self, queue: Sequence[Job]) -> Sequence[Job]:
-        """The queue, in which each user's first turns go to those of his jobs that cost the least speed where they
+        """The queue, in which each user's first turns go to those of their jobs that cost the least speed where they
         would go now. Who fits nowhere comes after them. Only jobs of one priority that came within `rules.pairing` of
         the one that has waited longest change their turns, so that none is passed for ever."""
         turns: dict[tuple[str, bool, int], list[int]] = {}
