@@ -121,8 +121,8 @@ class ScenarioOptions:
                                        "with commas.", metavar="SHARE", rich_help_panel=RULES, show_default="0.8")
     ] = None  # fmt: skip
     pairing: Annotated[
-        list[str] | None, typer.Option(help="Under ullage, a user's job that suits a GPU better may pass their own that "
-                                       "came so much sooner, such as 1h, or off. Several with commas.", metavar="TIME",
+        list[str] | None, typer.Option(help="Under ullage, a user's job that suits a GPU better may pass their own "
+                                       "that came so much sooner, such as 1h, or off. Several with commas.", metavar="TIME",
                                        rich_help_panel=RULES, show_default="off")
     ] = None  # fmt: skip
     unknown: Annotated[

@@ -52,7 +52,7 @@ class Rules:
     Speed: `predict` says how fast jobs run side by side. None is put where one of them, itself or another, would fall
     below its own `Job.min_speed`. Where the speeds of all are foretold, they decide, and `smact_limit` does not matter.
 
-    Of a user's jobs those go first that cost the least speed where they would go, but none passes one of theirs that came
+    Of a user's jobs those go first that cost the least speed where they would go, but none passes one that came
     more than `pairing` seconds before it. With 0 they go in the order of arrival; otherwise one that fits nowhere may
     have to wait for their others of that time, whatever its `patience` is.
 
