@@ -218,6 +218,7 @@ def test_too_few_runs_are_told(timed):
         fitting.fit(timed, [])
 
 
+@pytest.mark.slow
 def test_train_and_evaluate_from_the_command_line(followed, timed, tmp_path):
     table = tmp_path / "runs.parquet"
     frame([{**row, "layers": []} for row in rows_of(followed)]).write_parquet(table)

@@ -40,6 +40,8 @@ def main(entry: str, channel: str, told: str) -> None:
     elif world.is_private():
         world.mend_renames()
     with open(0, "rb", closefd=False) as given:
+        if given.seekable():
+            given.seek(0)  # another child, which did not come to life, may have read it
         request = json.load(given)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)  # what the function runs must not read our request

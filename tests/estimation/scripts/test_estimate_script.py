@@ -275,6 +275,7 @@ def test_the_trace_that_was_asked_for_is_written(script, tmp_path):
     assert len(Trace.load(tmp_path / "trace.npz").operators)
 
 
+@pytest.mark.slow
 def test_another_rank_gets_the_objects_that_the_first_one_sends(script):
     name = script(
         """
