@@ -1,5 +1,6 @@
 """What every child process promises: its answer, its limits, its end, its output and its environment."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -154,6 +155,21 @@ def test_a_child_and_what_it_started_do_not_outlive_a_killed_parent(env, tmp_pat
 def test_a_torn_answer_is_no_answer(env, bytes):
     outcome = run("children:tears_its_answer", {"bytes": bytes}, env=env)
     assert outcome.answer is None and outcome.failure.startswith("was ended by SIGKILL")
+
+
+def test_a_request_that_another_read_before_is_read_again(env, tmp_path):
+    """Where a process that waited does not become the child, one is started that has the same request."""
+    request, answer = tmp_path / "request", tmp_path / "answer"
+    request.write_text('{"batch_size": 4}')
+    told = {"parent": None, "redirect": None, "network": True, "record": None}
+    with request.open() as given, answer.open("wb") as channel:
+        given.read()
+        code = "import sys; from ullage.isolation.child import main; main(*sys.argv[1:])"
+        told = ["children:echo", str(channel.fileno()), json.dumps(told)]
+        subprocess.run(
+            [sys.executable, "-c", code, *told], stdin=given, pass_fds=[channel.fileno()], env=env, check=True
+        )
+    assert json.loads(answer.read_text())["answer"]["batch_size"] == 4
 
 
 def test_output_is_shown_as_it_comes(env):

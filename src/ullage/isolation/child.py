@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ullage.isolation import world
-from ullage.isolation.importing import without_collector
+from ullage.isolation.collector import importing
 from ullage.isolation.process_identity import Process, is_alive
 from ullage.isolation.protocol import Channel
 
@@ -41,7 +41,7 @@ def main(entry: str, channel: str, told: str) -> None:
         world.mend_renames()
     with open(0, "rb", closefd=False) as given:
         if given.seekable():
-            given.seek(0)  # another child, which did not come to life, may have read it
+            given.seek(0)  # it is shared with a child that was to be this one and may have read it
         request = json.load(given)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)  # what the function runs must not read our request
@@ -95,7 +95,7 @@ def end(code: int) -> None:
 
 
 def _imported(entry: str) -> Callable[..., Any]:
-    with without_collector():
+    with importing():
         return function_named(entry)
 
 

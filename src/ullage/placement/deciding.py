@@ -259,8 +259,7 @@ class _Pass:
 
     def _smallest(self, request: SlotRequest) -> SlotRequest:
         """What the smallest rank asks for; a policy of one's own is offered slots that hold any of them."""
-        least = min(request.promises, default=request.promise)
-        return request if self.policy.choose is not None else request._replace(promise=least)
+        return request if self.policy.choose is not None else request._replace(promise=request.least)
 
     def _assigned(self, request: SlotRequest, suited: Sequence[Candidate]) -> Sequence[Candidate]:
         """A place for each rank, in the order of the ranks; none where one finds no place."""
@@ -328,11 +327,10 @@ class _Pass:
 
     def _to_keep(self, job: Job, request: SlotRequest) -> tuple[list[Candidate], float] | None:
         """The places to keep for a job, and when they are all ready at the latest; None where there are too few."""
-        least = min(request.promises, default=request.promise)
         able = [
             candidate
             for candidate in self.seen
-            if candidate.kept is None and candidate.offer(request, self.rules) >= least
+            if candidate.kept is None and candidate.offer(request, self.rules) >= request.least
             if not candidate.slot.booked(job, self.now)
         ]
         if len(able) < request.gpus:

@@ -148,6 +148,11 @@ class SlotRequest(NamedTuple):
         return self._replace(promise=self.promises[rank]) if self.promises else self
 
     @property
+    def least(self) -> int:
+        """What the rank that asks for least asks of its slot."""
+        return min(self.promises, default=self.promise)
+
+    @property
     def largest_first(self) -> list[int]:
         """The ranks, those that ask for most first: a slot that holds one of them holds all that come after it."""
         return sorted(range(self.gpus), key=lambda rank: -self.of_rank(rank).promise)

@@ -6,17 +6,16 @@ What is simulated is what happens outside it: the jobs, the GPUs, and what a mon
 
 from __future__ import annotations
 
-import gc
 import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
 from ullage.errors import InvalidValue
+from ullage.isolation.collector import without_collector
 from ullage.placement import (
     Activity,
     Board,
@@ -75,20 +74,8 @@ def simulate(
     >>> [(job.state, job.attempts[0].begin, job.attempts[0].end) for job in found.jobs]
     [('done', 0.0, 70.0), ('done', 70.0, 140.0)]
     """
-    with _without_collector():
+    with without_collector():  # a run leaves no cycles behind, and looking for some takes a tenth of its time
         return _Engine(trace, scenario, progress, policy or load_policy(scenario.policy)).run()
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """A run leaves no cycles behind, and looking for some among its many objects takes a tenth of its time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 class _Waiting:

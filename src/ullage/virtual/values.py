@@ -43,14 +43,14 @@ MAKE_MARKS = _ZEROS | _EITHER
 _WRITE_MARKS = frozenset({torch.ops.aten.index_put_.default, torch.ops.aten._index_put_impl_.default})
 WRITE_KNOWN = _WRITE_MARKS | _OVERWRITING  # what is written by all others is known only if all that they read is
 
-COMPARISONS = frozenset(
+_COMPARISONS = frozenset(
     getattr(getattr(torch.ops.aten, name), overload)
     for name in ("eq", "ne", "lt", "le", "gt", "ge")
     for overload in ("Scalar", "Tensor")
 ) | {torch.ops.aten.isnan.default, torch.ops.aten.isinf.default}  # fmt: skip
 _ORDERS = frozenset(getattr(torch.ops.aten, name).Scalar for name in ("lt", "le", "gt", "ge"))
 _ALL = torch.ops.aten.all.default
-ANSWERED = COMPARISONS | {_ALL}  # also for numbers without data
+ANSWERED = _COMPARISONS | {_ALL}  # also for numbers without data
 
 _CPU = torch.device("cpu")  # named, because the script may have set another default
 _Tensor = torch.Tensor
@@ -193,7 +193,7 @@ class KnownValues:
         if func in _ORDERS and result.numel() > 1 and is_unknown(first):
             self._follow_order(func, args, result)
             return
-        if func in COMPARISONS and result.numel() == 1 and not any(map(self._is_negative, args)):
+        if func in _COMPARISONS and result.numel() == 1 and not any(map(self._is_negative, args)):
             args = tuple(map(self._supposed, args))
         elif is_unknown(first):
             return

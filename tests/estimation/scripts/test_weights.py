@@ -149,10 +149,10 @@ def test_where_writes_are_redirected_the_cache_stays_as_it_is(script, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overlays", [True, False])
-def test_of_a_folder_without_weights_the_configuration_is_enough(script, tmp_path, monkeypatch, overlays):
+@pytest.mark.parametrize(("overlays", "namespaces"), [(True, True), (False, True), (False, False)])
+def test_of_a_folder_without_weights_the_configuration_is_enough(script, tmp_path, monkeypatch, overlays, namespaces):
     """Also where an index names pieces that are not there, and where it is not said which class was saved."""
-    monkeypatch.setattr(parent, "Private", partial(Private, overlays=overlays))
+    monkeypatch.setattr(parent, "Private", partial(Private, overlays=overlays, namespaces=namespaces))
     files = {
         "plain": {"config.json": config(dtype="bfloat16")},
         "pieces": {name: content for name, content in sharded().items() if name.endswith(".json")},

@@ -11,7 +11,7 @@ from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate, of_ranks
 from ullage.estimation.scripts.parent import DEFAULT_TIMEOUT, SeenOfRanks, estimate_script
 from ullage.hardware import GPU
-from ullage.isolation.importing import without_collector
+from ullage.isolation.collector import importing
 from ullage.workloads.workload import RunOptions, Workload
 
 
@@ -76,7 +76,7 @@ def _one(workload: Workload, gpu: GPU, how: RunOptions, seen: SeenOfRanks | None
             progress=how.progress, rank=how.as_rank, interconnect=how.interconnect,
             launcher=how.launcher, seen=seen,
         )  # fmt: skip
-    with without_collector() if "torch" not in sys.modules else contextlib.nullcontext():
+    with importing() if "torch" not in sys.modules else contextlib.nullcontext():
         from ullage.estimation.on_virtual_gpu import run_function, run_model  # PyTorch: a script's process has its own
 
     if workload.configuration is not None:

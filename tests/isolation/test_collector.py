@@ -1,10 +1,10 @@
-"""Imports without the garbage collector."""
+"""Work without the garbage collector, and imports."""
 
 import gc
 
 import pytest
 
-from ullage.isolation.importing import without_collector
+from ullage.isolation.collector import importing, without_collector
 
 
 @pytest.fixture(autouse=True)
@@ -14,14 +14,14 @@ def thaw():
 
 
 def test_what_is_imported_is_not_looked_at():
-    with without_collector():
+    with importing():
         assert not gc.isenabled()
         kept = [[]]
     assert gc.isenabled() and not any(thing is kept for thing in gc.get_objects())
 
 
 def test_the_collector_is_as_before_when_an_import_fails():
-    with pytest.raises(ImportError), without_collector():
+    with pytest.raises(ImportError), importing():
         raise ImportError
     assert gc.isenabled() and not gc.get_freeze_count()
     gc.disable()
