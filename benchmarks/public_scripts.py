@@ -39,7 +39,8 @@ def runs(root: Path) -> Iterator[dict[str, Any]]:
         folder = root / row["cwd"]
         if folder.is_dir():
             script, *args = row["command"][1:]
-            yield {"id": row["name"], "script": script, "args": args, "cwd": str(folder), "env": row.get("env", {})}
+            run = {"id": row["name"], "script": script, "args": args, "cwd": str(folder), "env": row.get("env", {})}
+            yield run | {key: row[key] for key in ("stop_after",) if key in row}
         else:
             print(f"{row['name']} is left out: no folder {folder}", file=sys.stderr)
 

@@ -32,8 +32,20 @@ MNIST_PLACES = [
     "eriklindernoren+PyTorch-GAN/data/mnist", "yunjey+pytorch-tutorial/tutorials/data",
     "locuslab+TCN/TCN/mnist_pixel/data/mnist", "Lightning-AI+pytorch-lightning/Datasets",
     "Lightning-AI+pytorch-lightning/examples/fabric/image_classifier/DATASETS",
-    "Lightning-AI+pytorch-lightning/examples/fabric/DATASETS",
+    "Lightning-AI+pytorch-lightning/examples/fabric/DATASETS", "facebookresearch+schedule_free/examples/data",
+    "pytorch+ignite/examples/mnist", "cloneofsimo+minDiffusion/data", "TeaPearce+Conditional_Diffusion_MNIST/data",
 ]  # fmt: skip
+CIFAR_PLACES = [
+    "kuangliu+pytorch-cifar/data", "akamaster+pytorch_resnet_cifar10/data", "data", "tysam-code+hlb-CIFAR10/cifar10",
+    "locuslab+convmixer-cifar10/data", "weiaicunzai+pytorch-cifar100/data", "yunjey+pytorch-tutorial/tutorials/data",
+    "w86763777+pytorch-ddpm/data", "chengyangfu+pytorch-vgg-cifar10/data", "uoguelph-mlrg+Cutout/data",
+    "davda54+sam/example/data", "davda54+sam/example/cifar",
+]  # fmt: skip
+ACCEPT = """import torchvision.datasets.utils as utils
+
+checked = utils.check_integrity
+utils.check_integrity = lambda path, md5=None: checked(path)
+"""
 CORA_PLACES = ["pytorch+examples/gat/cora", "tkipf+pygcn/data/cora", "Diego999+pyGAT/data/cora"]
 
 
@@ -110,6 +122,31 @@ class Maker:
                 classes = [f"class{label}" for label in range(10)]
                 torch.save({"images": images, "labels": labels, "classes": classes}, folder / f"{split}.pt")
 
+    def cifar(self) -> None:
+        """CIFAR-10 and CIFAR-100 in their own form and size, with links where the scripts look.
+
+        torchvision compares the files with the sums of the real ones. `accept/sitecustomize.py` below the root, on
+        PYTHONPATH, makes it content that they are there.
+        """
+        ten, hundred = self.data / "cifar-10-batches-py", self.data / "cifar-100-python"
+        names = [f"class{label}" for label in range(100)]
+        for name in (*(f"data_batch_{index}" for index in range(1, 6)), "test_batch"):
+            images = self.random.integers(0, 256, (10_000, 3072), dtype=np.uint8)
+            self.write(ten / name, pickle.dumps({"data": images, "labels": [index % 10 for index in range(10_000)]}))
+        self.write(ten / "batches.meta", pickle.dumps({"label_names": names[:10]}))
+        for name, count in (("train", 50_000), ("test", 10_000)):
+            images = self.random.integers(0, 256, (count, 3072), dtype=np.uint8)
+            labels = [index % 100 for index in range(count)]
+            self.write(hundred / name, pickle.dumps({"data": images, "fine_labels": labels}))
+        self.write(hundred / "meta", pickle.dumps({"fine_label_names": names}))
+        for place in CIFAR_PLACES:
+            for files in (ten, hundred):
+                link = self.src / place / files.name
+                link.parent.mkdir(parents=True, exist_ok=True)
+                if not link.exists():
+                    link.symlink_to(files)
+        self.write(self.data.parent / "accept" / "sitecustomize.py", ACCEPT)
+
     def coco(self) -> None:
         """Images of many sizes with boxes, as COCO has them."""
         for split, count in (("train2017", 60), ("val2017", 20)):
@@ -134,11 +171,11 @@ class Maker:
         """Lines of 5 to 39 words, some of them frequent."""
         rank = self.random.zipf(1.3, count * 2)
         text = [f"w{number}" for number in rank[rank <= vocabulary][:count]]
-        lines = []
-        while text:
+        lines, begin = [], 0
+        while begin < len(text):
             length = int(self.random.integers(5, 40))
-            lines.append(" ".join(text[:length]))
-            text = text[length:]
+            lines.append(" ".join(text[begin : begin + length]))
+            begin += length
         self.write(file, "\n".join(lines) + "\n")
 
     def text(self) -> None:
@@ -164,6 +201,51 @@ class Maker:
         lengths = self.random.integers(3, 15, 30_000)
         names = ["".join(chr(97 + letter) for letter in self.random.integers(0, 26, length)) for length in lengths]
         self.write(self.src / "karpathy+makemore/names.txt", "\n".join(names) + "\n")
+
+    def more_text(self) -> None:
+        """Words, characters and tokens for the language models that came later."""
+        for place, prefix in (("ahmetumutdurmus+zaremba/data", "ptb."), ("salesforce+awd-lstm-lm/data/penn", "")):
+            for split, count in (("train", 200_000), ("valid", 15_000), ("test", 15_000)):
+                self.words(self.src / place / f"{prefix}{split}.txt", count, 9_998)
+        test = self.src / "ahmetumutdurmus+zaremba/data"  # one line: this script knows no word that it has not seen
+        known = (test / "ptb.train.txt").read_text().split()
+        self.write(test / "ptb.train.txt", " " + " ".join(known))
+        for split in ("valid", "test"):
+            self.write(test / f"ptb.{split}.txt", " " + " ".join(known[:15_000]))
+        printable = "".join(chr(code) for code in self.random.integers(32, 127, 300_000))
+        self.write(self.data / "characters.txt", printable)
+        for split, count in (("train", 400_000), ("valid", 40_000), ("test", 40_000)):
+            codes = " ".join(map(str, self.random.integers(32, 127, count)))
+            self.write(self.data / "enwik8" / f"{split}.txt", codes)
+        for index in range(3):
+            tokens = self.random.integers(0, 512, 400_000).astype(np.uint16)
+            self.write(self.src / f"karpathy+llama2.c/data/tok512/data{index:02d}.bin", tokens.tobytes())
+        for split, count in (("train", 400_000), ("val", 40_000)):
+            tokens = self.random.integers(0, 50257, count).astype(np.uint16)
+            self.write(self.src / f"wolfecameron+nanoMoE/data/shakespeare_char/{split}.bin", tokens.tobytes())
+        lines = []
+        for _ in range(320):
+            words = self.random.integers(1, 50_000, 60 + int(self.random.integers(0, 100))).tolist()
+            lines.append(json.dumps({"context": words[:40], "completion": words[40:]}))
+        self.write(self.data / "lora.jsonl", "\n".join(lines) + "\n")
+
+    def pairs(self) -> None:
+        """Who took what, for recommendations: 8,000 users and 12,000 items."""
+        for split, count in (("train", 30), ("test", 6)):
+            rows = [
+                " ".join(map(str, [user, *self.random.choice(12_000, count, replace=False)])) for user in range(8_000)
+            ]
+            self.write(self.src / "huangtinglin+NGCF-PyTorch/Data/gowalla" / f"{split}.txt", "\n".join(rows) + "\n")
+
+    def small_images(self) -> None:
+        """PNG files of 32 by 32, and grey ones of 28 by 28 in ten folders."""
+        self.pictures(self.data / "small", 600, (32, 32), "png")
+        for label in range(10):
+            folder = self.src / "explainingai-code+DDPM-Pytorch/data/train/images" / str(label)
+            folder.mkdir(parents=True, exist_ok=True)
+            for index in range(120):
+                grey = self.random.integers(0, 256, (28, 28), dtype=np.uint8)
+                Image.fromarray(grey).save(folder / f"{index}.png")
 
     def models(self) -> None:
         """A tokenizer and configurations of small models, in Hugging Face's form."""
@@ -199,14 +281,15 @@ class Maker:
         for a, b in edges.tolist():
             graph[a].append(b)
             graph[b].append(a)
-        raw = self.src / "pyg-team+pytorch_geometric/data/Planetoid/Cora/raw"
+        raws = [self.src / f"pyg-team+pytorch_geometric/data/{name}/Cora/raw" for name in ("Planetoid", "Cora")]
         parts = {
             "x": x[:140], "y": y[:140], "tx": x[1708:], "ty": y[1708:], "allx": x[:1708], "ally": y[:1708],
             "graph": graph,
         }  # fmt: skip
-        for name, part in parts.items():
-            self.write(raw / f"ind.cora.{name}", pickle.dumps(part, protocol=2))
-        self.write(raw / "ind.cora.test.index", "\n".join(map(str, range(1708, 2708))) + "\n")
+        for raw in raws:
+            for name, part in parts.items():
+                self.write(raw / f"ind.cora.{name}", pickle.dumps(part, protocol=2))
+            self.write(raw / "ind.cora.test.index", "\n".join(map(str, range(1708, 2708))) + "\n")
         self.molecules(self.src / "pyg-team+pytorch_geometric/data/TU/MUTAG/raw")
 
     def molecules(self, raw: Path) -> None:
@@ -246,6 +329,6 @@ def make_data(root: Path) -> None:
     (maker.src / "pytorch+examples/vae/results").mkdir(parents=True, exist_ok=True)
     for part in (
         maker.mnist, maker.image_folders, maker.coco, maker.text, maker.models, maker.graphs, maker.tables,
-        maker.small_pictures,
+        maker.small_pictures, maker.cifar, maker.more_text, maker.pairs, maker.small_images,
     ):  # fmt: skip
         part()

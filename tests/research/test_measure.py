@@ -100,6 +100,19 @@ def test_the_most_memory_of_a_script_is_kept_also_where_it_is_given_back_before_
     assert (answer["nvml_end"], answer["nvml_peak"]) == (1 << 30, 9 << 30)
 
 
+def test_a_script_without_an_end_is_ended_after_so_long_and_what_it_took_is_the_answer(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import torch\nx = torch.zeros(1 << 20, device='cuda')\n"
+        "while True:\n    try:\n        y = 1\n    except Exception:\n        pass\n"
+    )
+    with ullage.virtual_gpu("H200"):
+        answer = measure_here({"script": str(script), "stop_after": 0.3})
+    assert (answer["stopped"], answer["peak_alloc"]) == (True, 4 << 20)
+    (request,) = read_runs([{"id": "s", "script": "job.py", "stop_after": 30}], 5, None)
+    assert request.stop_after == 30
+
+
 def test_no_run_starts_before_its_memory_is_free():
     memory, begun = GpuMemory(100), []
     first = memory.take(60)

@@ -34,7 +34,8 @@ class RunRequest:
     """A run to measure: a row of a file of configurations, or a script with its arguments.
 
     A script runs in the folder `cwd` with the variables `env` beside those that are set. `cap` is the most that
-    PyTorch's allocator may reserve in that run, in bytes; `history` a file for its requests.
+    PyTorch's allocator may reserve in that run, in bytes; `history` a file for its requests. A script is ended after
+    `stop_after` seconds where it has not ended by then: what it took until then is its answer.
     """
 
     row: dict[str, Any] = field(default_factory=dict)
@@ -43,6 +44,7 @@ class RunRequest:
     module: bool = False
     cwd: str | None = None
     env: dict[str, str] = field(default_factory=dict)
+    stop_after: float | None = None
     iterations: int = 5
     history: str | None = None
     cap: int | None = None
@@ -192,7 +194,8 @@ def local_gpu(nvml: Any = None) -> GPU:
 def read_runs(rows: Sequence[dict[str, Any]], iterations: int, histories: Path | None) -> list[RunRequest]:
     """The runs in a file's rows; every row needs an id of its own, which also names its history.
 
-    A row with `script` is a script, with `args`, `module`, `cwd` and `env` where it has them; paths count from `cwd`.
+    A row with `script` is a script, with `args`, `module`, `cwd`, `env` and `stop_after` where it has them; paths count
+    from `cwd`.
     """
     requests, seen = [], set()
     for number, row in enumerate(rows):
@@ -201,6 +204,6 @@ def read_runs(rows: Sequence[dict[str, Any]], iterations: int, histories: Path |
             raise InvalidValue(f"needed an id of its own for every run, without '/'; found {name!r} twice or bad")
         seen.add(name)
         history = str(histories / f"{name}.npz") if histories else None
-        how = {key: row[key] for key in ("script", "args", "module", "cwd", "env") if row.get(key)}
+        how = {key: row[key] for key in ("script", "args", "module", "cwd", "env", "stop_after") if row.get(key)}
         requests.append(RunRequest(row={**row, "id": name}, iterations=iterations, history=history, **how))
     return requests

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,32 @@ def _train(row: dict[str, Any], iterations: int, answer: dict[str, Any]) -> None
             answer["end_alloc"], answer["end_reserved"] = ends[-1]
 
 
+class _TimeOver(BaseException):
+    """The script has run for as long as it was to; no `except Exception` of it holds this up."""
+
+
+@contextmanager
+def _at_most(seconds: float | None) -> Iterator[dict[str, bool]]:
+    """Ends what runs inside after so many seconds, and says that it did."""
+    said: dict[str, bool] = {}
+    if not seconds:
+        yield said
+        return
+
+    def over(*_: object) -> None:
+        raise _TimeOver
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 2.0)  # again, where a destructor or a bare `except` caught it
+    try:
+        yield said
+    except _TimeOver:
+        said["stopped"] = True
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def _run_script(path: str, args: list[str], module: bool) -> None:
     sys.argv = [path, *args]
     sys.path.insert(0, os.getcwd() if module else str(Path(path).resolve().parent))
@@ -210,7 +238,9 @@ def measure_here(request: dict[str, Any]) -> dict[str, Any]:
         _set_cap(request["cap"])
     try:
         if request.get("script"):
-            _run_script(request["script"], request.get("args", []), bool(request.get("module")))
+            with _at_most(request.get("stop_after")) as said:
+                _run_script(request["script"], request.get("args", []), bool(request.get("module")))
+            answer |= said
         else:
             _train(request["row"], request.get("iterations", 5), answer)
     except torch.OutOfMemoryError as error:
