@@ -203,3 +203,35 @@ def test_layers_without_shapes_yet_move_to_the_gpu():
         model(torch.randn(8, 100, device="cuda")).sum().backward()
         assert [tuple(weight.shape) for weight in model.parameters()] == [(32, 100), (32,), (4, 32), (4,)]
         assert gpu.peak_allocated > 0 and model[0].weight.grad.is_cuda
+
+
+MIB = 1 << 20
+COPIES = {  # of 4 Mi elements: what a copy between CPU and GPU takes of the GPU beside source and target, in MiB
+    "as it is": (lambda gpu, cpu: gpu.cpu(), 0),
+    "turned, in the same order": (lambda gpu, cpu: gpu.t().cpu(), 0),
+    "turned, of another type": (lambda gpu, cpu: gpu.t().to("cpu", torch.uint8), 16),
+    "of another type": (lambda gpu, cpu: gpu.to("cpu", torch.uint8), 0),
+    "of another type, nobody waits": (lambda gpu, cpu: gpu.to("cpu", torch.float64, non_blocking=True), 32),
+    "turned, of another type, nobody waits": (lambda gpu, cpu: gpu.t().to("cpu", torch.uint8, non_blocking=True), 8),
+    "columns": (lambda gpu, cpu: gpu[:, :1024].cpu(), 8),
+    "to the GPU": (lambda gpu, cpu: cpu.cuda(), 0),
+    "to the GPU, of another type": (lambda gpu, cpu: cpu.to("cuda", torch.float64), 0),
+    "to the GPU, of another type, nobody waits": (lambda gpu, cpu: cpu.to("cuda", torch.double, non_blocking=True), 16),
+    "to the GPU, turned, of another type": (lambda gpu, cpu: cpu.t().to("cuda", torch.float64), 32),
+    "to the GPU, channels last": (
+        lambda gpu, cpu: cpu.view(4, 16, 256, 256).to("cuda", memory_format=torch.channels_last), 16
+    ),
+    "into turned memory": (lambda gpu, cpu: gpu.t().copy_(cpu).size(0) and None, 16),
+    "into the CPU's memory of another order": (lambda gpu, cpu: cpu.t().copy_(gpu).size(0) and None, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_between_cpu_and_gpu_that_are_no_plain_ones_pass_through_memory_of_the_gpu(name):
+    copied, more = COPIES[name]
+    on_gpu, on_cpu = torch.empty(2048, 2048, device="cuda"), torch.empty(2048, 2048)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    copy = copied(on_gpu, on_cpu)
+    own = copy.nbytes if copy is not None and copy.is_cuda else 0
+    assert torch.cuda.max_memory_allocated() - before - own == more * MIB

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -30,14 +31,51 @@ def to_copy(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         out = gpu.memory.tensor(size, stride, dtype, span_of_elements(size, stride) * dtype.itemsize)
         if not source.is_cuda and isinstance(source, torch.nn.Parameter):
             gpu.mark_parameter(out)
+        if not source.is_cuda:
+            _pass_through(gpu, source, True, size, stride, dtype, bool(kwargs.get("non_blocking")))
         gpu.values.copied(source, out)
         gpu.memory.note_copy(source, out)
         if not source.is_cuda and not kwargs.get("non_blocking"):
             gpu.memory.read_back()
         return out
+    size, stride = layout_of_copy(source, memory_format)
+    _pass_through(gpu, source, False, size, stride, dtype, bool(kwargs.get("non_blocking")))
     if not kwargs.get("non_blocking"):
         gpu.memory.read_back()
     return gpu.values.on_host(source, dtype)
+
+
+def _pass_through(
+    gpu: GPUState, source: torch.Tensor, to_gpu: bool, size: Any, stride: Any, dtype: torch.dtype,
+    non_blocking: bool,
+) -> None:  # fmt: skip
+    """Copy.cu, copy_kernel_cuda: what a copy between CPU and GPU takes of the GPU while it lasts.
+
+    Elements in the same order and of one type are copied as they are. Others pass through contiguous tensors: the type
+    is changed on the CPU, or on the GPU where nobody waits.
+    """
+    count = math.prod(size)
+    same_type, whole = source.dtype is dtype, source.numel() == count
+    in_order, kept = whole and source.is_contiguous(), _is_contiguous(size, stride)
+    same_order = in_order and kept or whole and source.stride() == tuple(stride) and is_dense(size, stride)
+    if count < 2 or (same_type and same_order):
+        return
+    if to_gpu:
+        passed = not kept or (non_blocking and not same_type)
+        taken = [count * (source.dtype if non_blocking else dtype).itemsize] * passed
+    elif non_blocking:
+        taken = [count * dtype.itemsize] * ((not same_type) + (not in_order))
+    else:
+        taken = [count * source.dtype.itemsize] * (not in_order)
+    for span in [gpu.memory.take(nbytes) for nbytes in taken]:
+        gpu.memory.give_back(span)
+
+
+def _is_contiguous(size: Any, stride: Any) -> bool:
+    return all(
+        length == 1 or step == expected
+        for length, step, expected in zip(size, stride, contiguous_strides(size), strict=True)
+    )
 
 
 @handler("aten.clone.default")
@@ -83,6 +121,9 @@ def copy_in_place(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
     target, source = args[0], args[1]
     if target.is_cuda != source.is_cuda and not (args[2:] and args[2]):
         gpu.memory.read_back()
+    if target.is_cuda != source.is_cuda and target.layout is source.layout is torch.strided:
+        non_blocking = bool(args[2:] and args[2])
+        _pass_through(gpu, source, target.is_cuda, target.shape, target.stride(), target.dtype, non_blocking)
     if target.is_cuda:
         gpu.values.copied(source, target)
         gpu.memory.note_copy(source, target)
