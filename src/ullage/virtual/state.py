@@ -24,6 +24,7 @@ from ullage.virtual.releases import followed
 from ullage.virtual.shared_card.process import SharedCard
 from ullage.virtual.tracking.calls import OperatorCalls
 from ullage.virtual.tracking.communication import Communication
+from ullage.virtual.tracking.stopwatch import Stopwatch
 from ullage.virtual.tracking.uncertainty import ASSUMED, LEFT_OUT, Uncertainty, meanings_of
 from ullage.virtual.values import KnownValues
 
@@ -59,6 +60,7 @@ class GPUState:
         )
         self.operator = ""  # the one that runs now
         self.doing: Callable[[str], None] = lambda what: None  # is told what takes long, and nothing when it is done
+        self.compiling = Stopwatch()  # of PyTorch's compiler
         self.calls = OperatorCalls()
         self.communication = Communication(self.calls)
         self.other_layouts = False  # whether there was a sparse tensor

@@ -1,12 +1,15 @@
 """How a script may end, and what is said of it."""
 
 import threading
+import time
 
 import pytest
 
+import ullage
 from ullage.errors import ScriptFailed
 from ullage.estimation.scripts.failures import is_own, message, where_now
 from ullage.estimation.scripts.parent import estimate_script
+from ullage.estimation.scripts.when_to_stop import RunWatcher
 
 HEAD = """
 import sys, torch
@@ -197,3 +200,20 @@ def test_a_package_beside_the_script_says_how_python_finds_it(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ScriptFailed, match=f"type: PYTHONPATH={tmp_path} ullage estimate tools/train.py"):
         estimate_script("tools/train.py")
+
+
+def test_the_time_of_pytorchs_compiler_does_not_count_as_time_of_following(monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    with ullage.virtual_gpu("H200") as card:
+        watcher = RunWatcher(card, 1, lambda: None, lambda: None)
+        clock[0] += 5
+        watcher._look_around()
+        until = watcher.look_until
+        with card.compiling.running(), card.compiling.running():
+            clock[0] += 90
+            assert watcher.look_until == until + 90, "also while it is at work"
+        clock[0] += 4
+        assert not watcher._has_looked_enough() and watcher.look_until == until + 90
+        clock[0] += 2
+        assert watcher._has_looked_enough()

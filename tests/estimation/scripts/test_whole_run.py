@@ -399,3 +399,60 @@ def test_a_graph_that_is_not_there_has_a_stand_in_of_its_size(estimated, tmp_pat
     found = estimated(source)
     assert "(2708, 1433) (2, 10556) 140 6" in found["printed"]
     assert any("Cora is not in data: a graph of its size was made up" in note for note in found["notes"])
+
+
+IGNITE = """
+import enum
+Events = enum.Enum("Events", "DATALOADER_STOP_ITERATION EPOCH_COMPLETED")
+
+class Engine:
+    def __init__(self, function): self.function, self.handlers = function, []
+    def _fire_event(self, event):
+        for handler in self.handlers if event is Events.EPOCH_COMPLETED else (): handler(self)
+    def terminate_epoch(self): self.ended = True
+    def terminate(self): self.stopped = True
+    def run(self, loader, max_epochs=1):
+        self.stopped = False
+        for epoch in range(max_epochs):
+            self.ended, self._dataloader_iter, counted = False, iter(loader), 0
+            while counted < len(loader) and not self.ended:
+                try:
+                    batch = next(self._dataloader_iter)
+                except StopIteration:
+                    self._fire_event(Events.DATALOADER_STOP_ITERATION)
+                    self._dataloader_iter = iter(loader)
+                    continue
+                self.function(self, batch)
+                counted += 1
+            self._fire_event(Events.EPOCH_COMPLETED)
+            if self.stopped: return
+"""
+
+
+def test_an_engine_that_counts_the_batches_of_an_epoch_goes_on_to_its_validation(
+    estimated, tmp_path_factory, monkeypatch
+):
+    """As PyTorch Ignite's does, by a small stand-in of it."""
+    library = tmp_path_factory.mktemp("library") / "ignite"
+    (library / "engine").mkdir(parents=True)
+    (library / "__init__.py").touch()
+    (library / "engine" / "__init__.py").write_text("from ignite.engine.engine import Engine")
+    (library / "engine" / "engine.py").write_text(IGNITE)
+    monkeypatch.syspath_prepend(library.parent)
+    source = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+    from ignite.engine import Engine
+    data = TensorDataset(torch.zeros(4000, 64))
+    model = nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    def train(engine, batch): optimizer.zero_grad(); model(batch[0].cuda()).sum().backward(); optimizer.step()
+    def judge(engine, batch): model(batch[0].cuda().repeat(1 << 10, 1))
+    trainer, evaluator = Engine(train), Engine(judge)
+    trainer.handlers.append(lambda engine: evaluator.run(DataLoader(data, 256)))
+    trainer.run(DataLoader(data, 8), max_epochs=30)
+    print("done")
+    """
+    found = estimated(source)
+    assert "done" in found["printed"] and found["peak_reserved"] > 64 << 20

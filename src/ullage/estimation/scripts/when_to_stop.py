@@ -120,6 +120,11 @@ class LoaderWatcher:
             self._feeding[_key(last)] = last
         self._delivered.clear()
 
+    def has_ended(self, iterator: Any) -> bool:
+        """Whether an epoch over a loader was ended early."""
+        epoch = self._epochs.get(iterator) if isinstance(iterator, _Iterator) else None
+        return epoch is not None and epoch.is_over
+
     @property
     def is_longest_to_come(self) -> bool:
         """Whether a loader that trains has not handed out its largest batch often enough."""
@@ -278,6 +283,9 @@ def _hurry_frameworks(loaders: LoaderWatcher, loops: LoopWatcher, replacements: 
     replacements.when_imported(
         "transformers.trainer_callback", lambda module: _hurry_transformers(module, loops, replacements)
     )
+    replacements.when_imported(
+        "ignite.engine.engine", lambda module: _hurry_ignite(module, loaders, loops, replacements)
+    )
 
 
 def _hurry_lightning(
@@ -319,6 +327,23 @@ def _hurry_transformers(module: ModuleType, loops: LoopWatcher, replacements: Re
     replacements.put(handler, "on_step_end", on_last_step_end)
 
 
+def _hurry_ignite(module: ModuleType, loaders: LoaderWatcher, loops: LoopWatcher, replacements: Replacements) -> None:
+    """An engine begins a loader that has ended anew until it has counted as many batches as an epoch has."""
+    engine: Any = module.Engine
+    fire = engine._fire_event
+
+    def fire_in_a_hurry(self: Any, event: Any, *args: Any, **options: Any) -> Any:
+        fired = fire(self, event, *args, **options)
+        name = getattr(event, "name", None)
+        if name == "DATALOADER_STOP_ITERATION" and loaders.has_ended(self._dataloader_iter):
+            self.terminate_epoch()
+        if name == "EPOCH_COMPLETED" and loops.leaving:
+            self.terminate()
+        return fired
+
+    replacements.put(engine, "_fire_event", fire_in_a_hurry)
+
+
 class RunWatcher:
     """Watches one run of a script; calls `stop` when nothing new is to be expected."""
 
@@ -326,11 +351,11 @@ class RunWatcher:
         self, card: VirtualGPU, steps: int | None, stop: Callable[[], None], on_settled: Callable[[], None]
     ) -> None:
         self._card, self._steps, self._stop, self._on_settled = card, steps, stop, on_settled
-        self._begin = time.monotonic()
+        self._begin = self._now()
         self._validations_before = self._validations = 0  # seen before training settled, and after
         self._peaks = 0, 0
         self._left_at = 0  # after how many steps training was left
-        self.look_until = math.inf  # when it has been followed long enough, wherever it is by then
+        self._follow_until = math.inf
         self.phases = Phases(card)
         self.loaders = LoaderWatcher(card.memory, card.calls, card.note)
         self.loops = LoopWatcher(card, lambda: self.steps, steps or 1)
@@ -364,6 +389,15 @@ class RunWatcher:
                 return 0
 
         replacements.put(torch.distributed, "get_rank", get_rank)
+
+    def _now(self) -> float:
+        """The time by which a script is followed: PyTorch's compiler, however long it takes, brings nothing to see."""
+        return time.monotonic() - self._card.compiling.seconds
+
+    @property
+    def look_until(self) -> float:
+        """When it has been followed long enough, wherever it is by then, by `time.monotonic()`."""
+        return self._follow_until + self._card.compiling.seconds
 
     @property
     def settled(self) -> bool:
@@ -399,7 +433,7 @@ class RunWatcher:
             if self._settling.is_settled(go_on=True, hold=self.loaders.is_longest_to_come):
                 self._look_around()
         elif self.loops.leaving:
-            if self.steps - self._left_at > MOST_STEPS_LEAVING or time.monotonic() > self._look_until:
+            if self.steps - self._left_at > MOST_STEPS_LEAVING or self._now() > self._look_until:
                 self._card.note("after", "training did not let itself be ended: what comes after it was not followed")
                 self._stop()
         elif self._has_looked_enough():
@@ -407,7 +441,7 @@ class RunWatcher:
 
     def _look_around(self) -> None:
         self._look_until = self._as_long_again()
-        self.look_until = self._look_until + LONGEST_AFTER
+        self._follow_until = self._look_until + LONGEST_AFTER
         self.loaders.hurry = not self.loops.is_something_due  # or else with the next step, which sees it
         self.phases.settled = self.loops.settled = self._card.calls.settled = True
         self._validations_before = len(self.phases.stretches())
@@ -420,12 +454,12 @@ class RunWatcher:
 
     def _as_long_again(self) -> float:
         """When as much time has passed again as was needed until now, within limits."""
-        now = time.monotonic()
+        now = self._now()
         return now + min(LONGEST_LOOK, max(SHORTEST_LOOK, now - self._begin))
 
     def _has_looked_enough(self) -> bool:
         assert self._look_until is not None
-        if time.monotonic() > self._look_until:
+        if self._now() > self._look_until:
             return True
         seen = len(self.phases.stretches()) - self._validations_before
         if seen <= self._validations:

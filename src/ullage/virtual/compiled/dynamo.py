@@ -173,7 +173,8 @@ def _compile_under_the_mode(gpu: GPUState, replacements: Replacements, module: A
     def _compile(code: Any, *args: Any, **options: Any) -> Any:
         gpu.doing(f"compiling {code.co_qualname}{_after(times)}")
         try:
-            return compile_code(code, *args, **options)
+            with gpu.compiling.running():
+                return compile_code(code, *args, **options)
         finally:
             gpu.doing("")
 
