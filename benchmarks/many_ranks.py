@@ -23,9 +23,10 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -242,8 +243,8 @@ def _ddp(row: Row, model: nn.Module) -> nn.Module:
     return made
 
 
-def spread(row: Row) -> nn.Module:
-    """Build the model and spread it over the ranks."""
+def spread(row: Row, turn: Callable[[], None] = lambda: None) -> nn.Module:
+    """Build the model and spread it over the ranks; `turn` returns when the GPU may be used."""
     from torch.distributed.device_mesh import init_device_mesh
 
     strategy, ranks = row["strategy"], row["ranks"]
@@ -251,10 +252,14 @@ def spread(row: Row) -> nn.Module:
         import transformers.models.gpt2.modeling_gpt2  # which makes tensors: not inside the `with`
         import transformers.models.llama.modeling_llama
         import transformers.models.qwen2.modeling_qwen2  # noqa: F401
+    if row["made_on"] == "cuda":
+        turn()
     with torch.device(row["made_on"]):
         model, block = build(row)
     if row["precision"] == "pure_bf16":
         model = model.to(torch.bfloat16)
+    if row["made_on"] != "cuda":
+        turn()
     if strategy == "ddp":
         _checkpointed(row, model, block)
         return _ddp(row, model)
@@ -284,14 +289,14 @@ def spread(row: Row) -> nn.Module:
     return model
 
 
-def train(row: Row) -> None:
+def train(row: Row, turn: Callable[[], None] = lambda: None) -> None:
     """Some steps, as rank 0 of so many; the process group is made here."""
     import torch.distributed as dist
 
     torch.manual_seed(0)
     if not dist.is_initialized():
         dist.init_process_group("nccl")
-    model = spread(row)
+    model = spread(row, turn)
     optimizers: dict[str, Any] = {
         "adamw": torch.optim.AdamW,
         "adamw_fused": functools.partial(torch.optim.AdamW, fused=True),
@@ -343,18 +348,18 @@ _SHARES = (32, 22, 14, 12, 8, 12)
 _MOST = 60 * GIB
 
 
-def draw(count: int, seed: int, most: int = _MOST) -> list[Row]:
+def draw(count: int, seed: int, most: int = _MOST, only: str | None = None, limited: float = 0.8) -> list[Row]:
     """So many random trainings that take about `most` bytes or less; the same seed draws the same."""
     chance = random.Random(seed)
     rows: list[Row] = []
     while len(rows) < count:
-        row = _one(chance)
-        if row is not None and rough_need(row) <= most:
+        row = _one(chance, limited)
+        if row is not None and rough_need(row) <= most and only in (None, row["strategy"]):
             rows.append({"id": f"r{seed}n{len(rows):03d}", **row})
     return rows
 
 
-def _one(chance: random.Random) -> Row | None:
+def _one(chance: random.Random, limited: float) -> Row | None:
     strategy = chance.choices(_STRATEGIES, _SHARES)[0]
     own = "tp" in strategy
     model = "own" if own else chance.choice(("own", "llama", "qwen2", "gpt2"))
@@ -411,7 +416,7 @@ def _one(chance: random.Random) -> Row | None:
         row |= {
             "sharding": chance.choice(("FULL_SHARD", "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")),
             "backward_prefetch": chance.choice(("pre", "pre", "post", "none")),
-            "original_parameters": chance.random() < 0.6, "limit_all_gathers": chance.random() < 0.8,
+            "original_parameters": chance.random() < 0.6, "limit_all_gathers": chance.random() < limited,
         }  # fmt: skip
         if row["offload"] and row["accumulation"] > 1:
             return None
@@ -455,8 +460,16 @@ def rough_need(row: Row) -> int:
 
 
 def measure_one(row: Row, history: str | None) -> Row:
-    """In a process of its own: the peaks of one training, by PyTorch and by NVML."""
+    """In a process of its own: the peaks of one training, by PyTorch and by NVML; it waits for its turn."""
     import torch.distributed as dist
+
+    begin = time.perf_counter()
+
+    def turn() -> None:
+        nonlocal begin
+        print("ready", flush=True)
+        sys.stdin.readline()
+        begin = time.perf_counter()
 
     torch.cuda.synchronize()
     context = _process_memory()
@@ -470,9 +483,8 @@ def measure_one(row: Row, history: str | None) -> Row:
 
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=row["ranks"])
     answer: Row = {"nvml_ctx": context}
-    begin = time.perf_counter()
     try:
-        train(row)
+        train(row, turn)
     except torch.OutOfMemoryError as error:
         answer["oom"] = str(error).split(" If reserved")[0]
     torch.cuda.synchronize()
@@ -523,53 +535,78 @@ class _Card:
     """The memory of the card, shared by the runs that go on."""
 
     def __init__(self, size: int) -> None:
-        self._size = self._free = size
+        self.size = self._free = size
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def holding(self, size: int) -> Iterator[None]:
-        size = min(size, self._size)
+    def holding(self, size: Callable[[], int]) -> Iterator[bool]:
+        """Wait for so much of the card, which may become less while we wait; whether it is all of it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._free >= size)
-            self._free -= size
+            while self._free < (taken := min(size(), self.size)):
+                self._changed.wait(1.0)
+            self._free -= taken
         try:
-            yield
+            yield taken == self.size
         finally:
             with self._changed:
-                self._free += size
+                self._free += taken
                 self._changed.notify_all()
 
 
-def measure(rows: list[Row], out: Path, at_once: int, histories: Path | None, seconds: float) -> None:
-    """Every row in a process of its own, as many at once as the card has room for; none begins after so long."""
+def measure(rows: list[Row], given: argparse.Namespace) -> None:
+    """Every row in a process of its own, as many at once as the card has room for; none begins after so long.
+
+    Those that depend on timing (`--alone`) come last and have the card to themselves, while the next ones are imported
+    and built on the CPU. When `--rest` seconds are left, those that are not measured yet share the card.
+    """
     card = _Card(132 * GIB)
-    end, lock = time.monotonic() + seconds, threading.Lock()
+    end, lock = time.monotonic() + given.seconds, threading.Lock()
+    environment = {"OMP_NUM_THREADS": "4", **os.environ}
+    last = [row for row in rows if row["strategy"] in given.alone]
 
     def one(row: Row) -> None:
-        with card.holding(row.get("estimate", {}).get("upper") or rough_need(row)):
-            left = end - time.monotonic()
-            if left < 20:
-                return
-            words = [sys.executable, __file__, "one"]
-            if histories and row.get("history", True):
-                words += ["--history", str(histories / f"{row['id']}.txt.gz")]
-            try:
-                done = subprocess.run(
-                    words, input=json.dumps(row), capture_output=True, text=True, timeout=min(left, 150)
-                )
-                lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-                answer = json.loads(lines[-1]) if lines else {"failed": done.stderr[-1500:]}
-            except subprocess.TimeoutExpired:
-                answer = {"failed": "it took too long"}
-        with lock, gzip.open(out, "at") as file:
-            file.write(json.dumps(row | answer) + "\n")
-            print(row["id"], row["strategy"], answer.get("peak_reserved", answer), flush=True)
+        need = row.get("estimate", {}).get("upper") or rough_need(row)
 
-    out.unlink(missing_ok=True)
-    if histories:
-        histories.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(one, rows))
+        def size() -> int:
+            return card.size if row in last and end - time.monotonic() > given.rest else need
+
+        if end - time.monotonic() < 20:
+            return
+        words = [sys.executable, __file__, "one"]
+        if given.histories and row.get("history", True):
+            words += ["--history", str(given.histories / f"{row['id']}.txt.gz")]
+        with tempfile.TemporaryFile("w+") as errors:
+            run = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+            )
+            watch = threading.Timer(max(end - time.monotonic(), 1), run.kill)
+            watch.start()
+            answer: Row = {}
+            with run, contextlib.suppress(BrokenPipeError):
+                assert run.stdin and run.stdout
+                run.stdin.write(json.dumps(row) + "\n")
+                run.stdin.flush()
+                while run.stdout.readline().strip() not in ("ready", ""):
+                    pass
+                with card.holding(size) as answer["alone"]:
+                    out, _ = run.communicate("go\n")
+                found = [line for line in out.splitlines() if line.startswith("{")]
+                answer |= json.loads(found[-1]) if found else {}
+            watch.cancel()
+            if "peak_reserved" not in answer:
+                errors.seek(0)
+                answer["failed"] = errors.read()[-1500:] or "it took too long"
+        with lock, gzip.open(given.out, "at") as file:
+            file.write(json.dumps(row | answer) + "\n")
+            print(row["id"], row["strategy"], answer.get("wall_s"), answer.get("failed", ""), flush=True)
+
+    given.out.unlink(missing_ok=True)
+    if given.histories:
+        given.histories.mkdir(parents=True, exist_ok=True)
+    for some in ([row for row in rows if row not in last], last):
+        with ThreadPoolExecutor(given.at_once) as pool:
+            list(pool.map(one, some))
+        print(f"{given.seconds - end + time.monotonic():.0f} s", flush=True)
 
 
 # Comparing.
@@ -644,11 +681,15 @@ def main() -> None:
     drawing = commands.add_parser("draw")
     drawing.add_argument("--count", type=int, default=60)
     drawing.add_argument("--seed", type=int, default=0)
+    drawing.add_argument("--only", choices=_STRATEGIES)
+    drawing.add_argument("--limited", type=float, default=0.8, help="the share of FSDP1 with limit_all_gathers")
     drawing.add_argument("--most", type=float, default=_MOST / GIB, help="GiB that a training may take, roughly")
     measuring = commands.add_parser("measure")
     measuring.add_argument("file", type=Path)
     measuring.add_argument("--out", type=Path, required=True)
     measuring.add_argument("--at-once", type=int, default=8)
+    measuring.add_argument("--alone", nargs="*", default=(), help="strategies that have the card to themselves")
+    measuring.add_argument("--rest", type=float, default=60.0, help="seconds at the end when they do not")
     measuring.add_argument("--histories", type=Path)
     measuring.add_argument("--seconds", type=float, default=3600.0)
     commands.add_parser("one").add_argument("--history")
@@ -661,12 +702,12 @@ def main() -> None:
     reporting.add_argument("file", type=Path)
     given = parser.parse_args()
     if given.command == "draw":
-        for row in draw(given.count, given.seed, int(given.most * GIB)):
+        for row in draw(given.count, given.seed, int(given.most * GIB), given.only, given.limited):
             print(json.dumps(row))
     elif given.command == "measure":
-        measure(_read(given.file), given.out, given.at_once, given.histories, given.seconds)
+        measure(_read(given.file), given)
     elif given.command == "one":
-        print(json.dumps(measure_one(json.load(sys.stdin), given.history)))
+        print(json.dumps(measure_one(json.loads(sys.stdin.readline()), given.history)))
     elif given.command == "report":
         print(report(_read(given.file)))
     else:

@@ -86,7 +86,7 @@ def test_stages_of_a_pipeline_are_promised_what_each_takes(ranks):
     assert job["estimate"] == "estimated by ullage for A100-40GB, as rank 3 of 4"
     assert 12 * GIB <= job["promise"] < 16 * GIB, "the last stage has the wide layer; the first takes little"
     first, second, between, last = job["promises"]
-    assert max(first, second) < 3 * GIB and between == last == job["promise"], "rank 2 was not followed"
+    assert max(first, second, between) < 3 * GIB and last == job["promise"]
 
 
 @pytest.mark.slow

@@ -196,8 +196,8 @@ def test_context_parallelism_splits_sequences(gpu):
     assert out.shape == (1, 2, 64, 64)
 
 
-def pipeline(kind, rank, received=None):
-    """What a rank of a pipeline allocates at most, and what it sends."""
+def pipeline(kind, rank, received=None, shape=None):
+    """What a rank of a pipeline allocates at most, and what it sends. The stages may know the shape that they pass."""
     pipelining = pytest.importorskip("torch.distributed.pipelining")
     with Rank(RANKS, rank).entered(), virtual_gpu("H200") as gpu:
         dist.init_process_group("nccl")
@@ -207,7 +207,8 @@ def pipeline(kind, rank, received=None):
         several = "Interleaved" in kind or "ZBV" in kind
         count = RANKS * (2 if several else 1)
         numbers = [rank, count - 1 - rank] if "ZBV" in kind else range(rank, count, RANKS)
-        stages = [pipelining.PipelineStage(layers(2), number, count, device) for number in numbers]
+        known = {} if shape is None else dict.fromkeys(("input_args", "output_args"), torch.empty(shape, device="meta"))
+        stages = [pipelining.PipelineStage(layers(2), number, count, device, **known) for number in numbers]
         schedule = getattr(pipelining, kind)(
             stages if several else stages[0], n_microbatches=8, loss_fn=nn.functional.mse_loss
         )
@@ -227,6 +228,24 @@ def test_stages_of_a_pipeline_hold_as_many_microbatches_as_their_schedule_has_un
     assert [note for note in notes if note.startswith("recv_object_list: what another rank sends was taken")]
     middle = pipeline("Schedule1F1B", 1, sent)[0]
     assert middle < one_by_one + 2 * MIB and last > 0
+
+
+def test_stages_that_know_their_shapes_ask_no_other_one():
+    told = pipeline("Schedule1F1B", RANKS - 1, pipeline("Schedule1F1B", 0)[1])[0]
+    assert pipeline("Schedule1F1B", RANKS - 1, shape=(64, 512))[0] <= told, "no forward pass to learn them, either"
+
+
+def test_a_stage_that_runs_out_of_memory_says_how_much_it_would_need():
+    pipelining = pytest.importorskip("torch.distributed.pipelining")
+
+    def run():
+        dist.init_process_group("nccl")
+        stage = pipelining.PipelineStage(layers(2), 0, RANKS, torch.device("cuda", 0))
+        schedule = pipelining.ScheduleGPipe(stage, n_microbatches=8, loss_fn=nn.functional.mse_loss)
+        schedule.step(torch.randn(8 << 20, 512, device="cuda"))
+
+    found = estimate(run, gpu="T4", world_size=RANKS, ranks=[0])
+    assert not found.fits and found.peak_reserved > found.gpu_memory
 
 
 def test_the_step_of_a_stage_is_longer_by_the_bubble_of_its_pipeline():

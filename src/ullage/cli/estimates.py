@@ -224,7 +224,7 @@ def estimate(
     ] = "ullage",
     interconnect: InterconnectNames = None,
     parallel: Annotated[
-        str | None, typer.Option("--parallel", help="How a model by name is spread over the ranks: ddp, fsdp2 or tp.",
+        str | None, typer.Option("--parallel", help="How a model by name is spread over ranks: ddp, fsdp2, tp or pp.",
                                  metavar="NAME", show_default="ddp", rich_help_panel=RANKS,
                                  autocompletion=completion.parallel)
     ] = None,

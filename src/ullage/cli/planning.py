@@ -31,7 +31,7 @@ def plan(
                           autocompletion=completion.clusters)
     ] = "1..8xH200",
     parallel: Annotated[
-        str | None, typer.Option("--parallel", help="Only these ways to spread a model, with commas: ddp, fsdp2, tp.",
+        str | None, typer.Option("--parallel", help="Only these ways to spread a model, with commas: ddp,fsdp2,tp,pp.",
                                  metavar="NAME", show_default="all", rich_help_panel=RANKS,
                                  autocompletion=completion.several_parallel)
     ] = None,
@@ -50,8 +50,8 @@ def plan(
     """Plan a job of many GPUs: on how many, and spread how, it fits, and what is fastest.
 
     Each row of the table is an estimate: PyTorch's own code runs as one rank of so many. A model by name is spread as
-    DDP, FSDP2 and tensor parallelism, each with and without activation checkpointing (only with it, if you say
-    --checkpointing). A script has its own way to use many GPUs, so only their number changes.
+    DDP, FSDP2, tensor parallelism and a pipeline, each with and without activation checkpointing (only with it, if you
+    say --checkpointing). A script has its own way to use many GPUs, so only their number changes.
 
     Examples:
 

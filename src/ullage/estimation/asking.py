@@ -147,7 +147,7 @@ def estimate(
         ranks: Several of them, such as `[0, 7]`. The estimate is that of the one that takes most; `Estimate.ranks` has
             the figures of each.
         nodes: On how many machines they are. Default: 1.
-        parallel: How a model by name is spread over them: `"ddp"` (the default), `"fsdp2"` or `"tp"`.
+        parallel: How a model by name is spread over them: `"ddp"` (the default), `"fsdp2"`, `"tp"` or `"pp"`.
         interconnect: The network inside a machine, the one between machines, or both: `"nvlink4,ib-ndr"`,
             `"pcie4,eth-100"`, `"4xib-hdr"` for four adapters in each. Default: what machines with this GPU are sold
             with.

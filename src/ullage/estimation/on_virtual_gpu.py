@@ -87,6 +87,11 @@ def _watch(function: Callable[[], Any], virtual: VirtualGPU, how: RunOptions) ->
             function()
         except MemoryConverged:
             pass
-        except torch.OutOfMemoryError as error:
-            return str(error)
+        except Exception as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, torch.OutOfMemoryError):
+                cause = cause.__cause__  # a stage of a pipeline raises an error of its own from it
+            if cause is None:
+                raise
+            return str(cause)
     return None

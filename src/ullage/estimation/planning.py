@@ -30,7 +30,7 @@ from ullage.performance.step import StepCalls
 from ullage.units import format_bytes, format_duration
 from ullage.virtual.nccl import Communicator
 from ullage.workloads.kinds import MODEL
-from ullage.workloads.parallel import DDP, PARALLEL, check_parallel, data_ranks
+from ullage.workloads.parallel import DDP, PARALLEL, PP, check_parallel, data_ranks
 from ullage.workloads.ranks import Rank
 from ullage.workloads.workload import Workload, workload_of
 
@@ -230,6 +230,8 @@ def _words(found: GPUPlan) -> Iterator[str]:
         yield "?: fits by the estimate, but not by its bound"
     for names in sorted(filter(None, networks)):
         yield f"the network is modelled, not measured: {names}"
+    if any(row.strategy == PP for row in tried):
+        yield "pp: a step has the samples of all GPUs, in micro-batches; the figures are those of the largest stage"
     if any(row.same_run for row in tried):
         yield "ddp: some share a run; each rank does the same, and only the network's part differs"
     reasons: dict[str, list[PlanRow]] = {}
@@ -241,7 +243,7 @@ def _words(found: GPUPlan) -> Iterator[str]:
         counts = list(dict.fromkeys(str(row.gpus) for row in rows))
         yield f"not possible: {', '.join(ways)} on {', '.join(counts)} GPUs: {reason}"
     if not any(row.strategy == ITS_OWN for row in found.rows):
-        yield "not tried: pipelines, and several kinds of parallelism in one machine"
+        yield "not tried: several kinds of parallelism in one machine"
 
 
 _KEPT = {False: "", True: " +ac"}
@@ -265,9 +267,10 @@ def plan(
             GPUs, so only their number changes.
         gpus: `"1..64xH100"` (powers of two, eight in a machine), `"8xA100-80GB"`, `"2x8xH100"` (machines, and GPUs in
             each).
-        parallel: Only these ways to spread a model: `"ddp"`, `"fsdp2"`, `"tp"`. Default: all.
+        parallel: Only these ways to spread a model: `"ddp"`, `"fsdp2"`, `"tp"`, `"pp"`. Default: all.
         checkpointing: Only with activation checkpointing, or only without. Default: both.
-        global_batch: Samples in a step over all ranks. Default: `batch_size` for each rank, however many there are.
+        global_batch: Samples in a step over all ranks. Default: `batch_size` for each rank, however many there are; for
+            a pipeline as many as its stages have together.
         interconnect: The networks, as for `ullage.estimate`.
         progress: Called before each row is estimated, with the row, its number and how many there are.
         options: Other options of `ullage.estimate`.
@@ -280,9 +283,9 @@ def plan(
 
     >>> found = plan("torchvision:resnet18", "1..2xH200", batch_size=8, input_shape=[3, 64, 64], checkpointing=False)
     >>> [(row.gpus, row.strategy) for row in found.rows]
-    [(1, 'one GPU'), (2, 'ddp'), (2, 'fsdp2'), (2, 'tp')]
+    [(1, 'one GPU'), (2, 'ddp'), (2, 'fsdp2'), (2, 'tp'), (2, 'pp')]
 
-    Not covered: pipelines, and ways that mix more than two kinds of parallelism.
+    Not covered: ways that mix more than two kinds of parallelism.
     """
     card, clusters = read_gpus(gpus)
     given = {name: value for name, value in options.items() if value is not None and value is not False}
@@ -310,7 +313,8 @@ def _rows(
         kept = (configuration.checkpointing or bool(checkpointing),) if checkpointing is not None else (False, True)
         for strategy in [ONE] if cluster.gpus == 1 else ways:
             ranks = data_ranks(strategy, Rank(cluster.gpus, nodes=cluster.nodes))
-            batch, rest = (configuration.batch_size, 0) if global_batch is None else divmod(global_batch, ranks)
+            given = configuration.batch_size * (cluster.gpus if strategy == PP else 1)
+            batch, rest = (given, 0) if global_batch is None else divmod(global_batch, ranks)
             why_not = f"{global_batch} samples cannot be shared evenly by {ranks} ranks" if rest or not batch else None
             for with_checkpoints in kept:
                 yield PlanRow(

@@ -269,6 +269,9 @@ def _facts(estimate: Estimate) -> list[tuple[str, str]]:
     e = estimate
     facts = [] if e.process_memory is None else [("nvidia-smi", f"{format_bytes(e.process_memory)} at the peak")]
     for each in e.ranks:
+        if "like" in each:
+            facts.append((f"rank {each['rank']}", f"as rank {each['like']}: the same weights, not followed"))
+            continue
         facts.append((f"rank {each['rank']}", f"{format_bytes(each[PROCESS])}, at most {format_bytes(each['upper'])}"))
     counted = [(e.peak_reserved, "reserved"), (e.peak_allocated, "allocated")]
     told = [f"{format_bytes(size)} {word}" for size, word in counted if size is not None]

@@ -74,7 +74,8 @@ class Estimate:
     of the JSON.
 
     `ranks` is there where several ranks were followed: `rank`, `peak_allocated`, `peak_reserved`, `process_memory` and
-    `upper` of each. All other attributes are those of the rank that takes most.
+    `upper` of each; `like` names the one that stands for a stage of a pipeline that was not followed. The time of a
+    step is that of the slowest, all other attributes are those of the rank that takes most.
 
     `estimator` is the name of the estimator. Estimators other than Ullage know less, and what they do not know is
     `None`. `figure` is the estimator's main figure, and `figure_kind` says what it stands for: "allocated", "reserved"
@@ -588,13 +589,23 @@ def _notes(estimate: Estimate) -> str:
     return f"<details><summary>{len(notes)} assumptions</summary><ul>{items}</ul></details>"
 
 
-def of_ranks(found: Mapping[int, Estimate]) -> Estimate:
-    """The estimate of the rank that may need most, with the figures of each."""
+def of_ranks(found: Mapping[int, Estimate], like: Mapping[int, int] | None = None) -> Estimate:
+    """The estimate of the rank that may need most, with the figures of each and the time of the slowest, which the
+    others wait for. `like` names ranks that were not followed, and the one that they are like."""
     number, most = max(found.items(), key=lambda each: each[1].bound)
     if len(found) == 1:
         return most
     names = ("peak_allocated", "peak_reserved", PROCESS, "upper")
     ranks = [{"rank": each, **{name: getattr(answer, name) for name in names}} for each, answer in found.items()]
+    ranks += [{**next(each for each in ranks if each["rank"] == as_it), "rank": number, "like": as_it}
+              for number, as_it in (like or {}).items()]  # fmt: skip
     numbers = ", ".join(map(str, sorted(found)))
     note = f"ranks {numbers} were followed; the figures are those of rank {number}, which takes most"
-    return replace(most, ranks=ranks, fits=all(each.fits for each in found.values()), notes=[note, *most.notes])
+    timed = [each for each in found.values() if each.utilization is not None]
+    slowest = max(timed, key=lambda each: each.utilization.step_s, default=most)  # type: ignore[union-attr]
+    if like is not None:
+        ranks.sort(key=lambda each: each["rank"])
+    return replace(
+        most, ranks=ranks, fits=all(each.fits for each in found.values()),
+        notes=[note, *most.notes], utilization=slowest.utilization, step_calls=slowest.step_calls,
+    )  # fmt: skip

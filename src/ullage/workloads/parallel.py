@@ -1,4 +1,4 @@
-"""How a model by name is spread over the ranks of a job: by PyTorch's own DDP, FSDP2 and tensor parallelism.
+"""How a model by name is spread over the ranks of a job: by PyTorch's own DDP, FSDP2, tensor parallelism and pipelines.
 
 Nothing is imported from PyTorch before a model is spread, because shell completion needs the names at once.
 """
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from ullage.workloads.configuration import Configuration
     from ullage.workloads.ranks import Rank
 
-DDP, FSDP2, TP = "ddp", "fsdp2", "tp"
+DDP, FSDP2, TP, PP = "ddp", "fsdp2", "tp", "pp"
 PARALLEL = {
     DDP: "a whole model on each GPU (DistributedDataParallel)",
     FSDP2: "weights, gradients and optimizer state in pieces over all GPUs (fully_shard), block by block",
     TP: "each layer in pieces over the GPUs of a machine (parallelize_module by the model's own plan), and between "
     "machines as fsdp2",
+    PP: "the layers in stages, one on each GPU (torch.distributed.pipelining, 1F1B)",
 }
 _PLAIN_STYLES = ("replicated", "isolated", "local")  # of a plan of transformers: layers that are whole on each GPU
 
@@ -38,10 +39,10 @@ def data_ranks(how: str, rank: Rank) -> int:
     """How many ranks have samples of their own; the others share theirs.
 
     >>> from ullage.workloads.ranks import Rank
-    >>> data_ranks("fsdp2", Rank(16, nodes=2)), data_ranks("tp", Rank(16, nodes=2))
-    (16, 2)
+    >>> [data_ranks(how, Rank(16, nodes=2)) for how in ("fsdp2", "tp", "pp")]
+    [16, 2, 1]
     """
-    return rank.nodes if how == TP else rank.world_size
+    return {TP: rank.nodes, PP: 1}.get(how, rank.world_size)
 
 
 def spread(model: nn.Module, how: str, configuration: Configuration, device: str) -> nn.Module:
@@ -50,11 +51,7 @@ def spread(model: nn.Module, how: str, configuration: Configuration, device: str
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
 
-    if configuration.quantize is not None:
-        raise InvalidValue(f"quantized weights are not spread over ranks by name; estimate a script ({how})")
-    if not distributed.is_initialized():
-        distributed.init_process_group("nccl")
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    join_ranks(how, configuration)
     if how == DDP:
         return torch.nn.parallel.DistributedDataParallel(model.to(device))
     ranks = distributed.get_world_size()
@@ -64,6 +61,19 @@ def spread(model: nn.Module, how: str, configuration: Configuration, device: str
     mesh = init_device_mesh(device, (ranks // on_node, on_node), mesh_dim_names=("data", "tensor"))
     model = _split(model, mesh["tensor"], configuration)
     return _shard(model, mesh["data"], configuration, device) if on_node < ranks else model.to(device)
+
+
+def join_ranks(how: str, configuration: Configuration) -> int:
+    """Join the other ranks, on the GPU of this one; returns its number on this machine."""
+    import torch
+
+    if configuration.quantize is not None:
+        raise InvalidValue(f"quantized weights are not spread over ranks by name; estimate a script ({how})")
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("nccl")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    torch.cuda.set_device(local)
+    return local
 
 
 def casts_itself(how: str | None, ranks_on_node: int, ranks: int) -> bool:

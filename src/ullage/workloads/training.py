@@ -12,12 +12,14 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ullage.errors import InvalidValue
 from ullage.workloads.configuration import Configuration
 from ullage.workloads.optimizers import make_optimizer
-from ullage.workloads.parallel import casts_itself, spread
+from ullage.workloads.parallel import PP, casts_itself, join_ranks, spread
+from ullage.workloads.pipeline import cut, microbatches, schedule_of
 from ullage.workloads.sources.build import prepare
 from ullage.workloads.sources.hub import is_checkpoint
-from ullage.workloads.tasks import Task
+from ullage.workloads.tasks import Task, assume
 
 _ATTENTION_KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -46,6 +48,10 @@ def train(
     low = low_precision(configuration)
     if low is not None and not _has_its_types(configuration):
         model = model.to(low)
+    if parallel == PP:
+        with _switches(configuration):
+            _train_stage(configuration, model, task, iterations, device, after_iteration or _nothing)
+        return
     if parallel is not None:
         model = spread(_in_layout(model, configuration), parallel, configuration, device)
         configuration = _as_spread(configuration, parallel)
@@ -130,6 +136,36 @@ def _train(
         else:
             scaler.step(optimizer)
             scaler.update()
+        after_iteration()
+
+
+def _train_stage(
+    configuration: Configuration,
+    model: nn.Module,
+    task: Task,
+    iterations: int,
+    device: str,
+    after_iteration: Callable[[], Any],
+) -> None:
+    """The loop of one stage of a pipeline; the loss is computed inside of the last one."""
+    if configuration.inference or configuration.types.grad_scaler:
+        raise InvalidValue("stages of a pipeline by name are trained, and not with precision amp_fp16")
+    own = torch.device(device, join_ranks(PP, configuration))
+    number, stages = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    samples = configuration.batch_size * configuration.gradient_accumulation
+    count = microbatches(samples, stages)
+    stage = cut(model, task, number, stages, configuration).to(own).train()
+    optimizer = make_optimizer(configuration.optimizer, _trainable(stage))
+    inputs, targets = _batch(replace(configuration, batch_size=samples), task)
+    ids = inputs["input_ids"]
+    schedule = schedule_of(stage, ids[: samples // count].to("meta"), number, stages, count, own)
+    assume(f"pp: {count} micro-batches of {samples // count} samples")
+    for _ in range(iterations):
+        optimizer.zero_grad(set_to_none=True)
+        given = [ids.to(own)] if stage.is_first else []
+        wanted = {**_moved(targets, device), "target": torch.zeros(samples)} if stage.is_last else {}
+        schedule.step(*given, **wanted)
+        optimizer.step()
         after_iteration()
 
 

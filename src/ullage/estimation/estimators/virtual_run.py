@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ullage.errors import InvalidValue, ScriptFailed
 from ullage.estimation.estimators.registry import estimator
@@ -12,6 +14,7 @@ from ullage.estimation.result import Estimate, of_ranks
 from ullage.estimation.scripts.parent import DEFAULT_TIMEOUT, SeenOfRanks, estimate_script
 from ullage.hardware import GPU
 from ullage.isolation.collector import importing
+from ullage.workloads.parallel import PP
 from ullage.workloads.workload import RunOptions, Workload
 
 
@@ -45,26 +48,56 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     """
     if workload.options:
         raise InvalidValue(f"the estimator ullage has no options of its own; found {', '.join(workload.options)}")
-    if workload.configuration is not None or workload.run.world_size is None:
-        return _one(workload, gpu, workload.run, None)
+    how = workload.run
+    if how.world_size is None or workload.configuration is not None and how.spread != PP:
+        return _one(workload, gpu, how, None)
     return _ranks(workload, gpu)
 
 
 def _ranks(workload: Workload, gpu: GPU) -> Estimate:
     """The estimate for the rank that takes most, of those that were named, or that seem to have parts of their own."""
     how, seen = workload.run, SeenOfRanks()
+    if workload.configuration is not None:
+        seen.apart = list(range(how.world_size or 1))
     as_rank = [replace(how, rank=number, ranks=()) for number in how.ranks or (how.rank,)]
     found = {each.rank: _one(workload, gpu, each, seen) for each in as_rank}
     if how.ranks or how.rank or not seen.apart:
         return of_ranks(found)
-    for number in sorted({*seen.apart[:2], seen.apart[-1]} - {0}):  # stages between take less than the second one
-        try:
-            found[number] = _one(workload, gpu, replace(how, rank=number), seen)
-        except ScriptFailed as error:
-            reason = str(error).splitlines()[0]
-            note = f"rank {number}, which may have another part of the model, was not followed: {reason}"
-            return replace(found[0], notes=[note, *found[0].notes])
-    return of_ranks(found)
+    stages = seen.apart
+    among = {*stages[:2], stages[-1]}
+    if workload.configuration is None:  # a model by name has its stages from us: none is larger than the second one
+        among.add(stages[len(stages) // 2])
+    while missing := sorted(among - set(found)):
+        for number in missing:
+            try:
+                found[number] = _one(workload, gpu, replace(how, rank=number), seen)
+            except ScriptFailed as error:
+                reason = str(error).splitlines()[0]
+                note = f"rank {number}, which may have another part of the model, was not followed: {reason}"
+                return replace(found[0], notes=[note, *found[0].notes])
+        inner = {found[number].breakdown.get("parameters") for number in among & set(stages[1:-1])}
+        if len(inner) > 1:  # they are not alike
+            among |= set(stages[:_MOST_STAGES])
+    return of_ranks(found, like=_alike(stages, found))
+
+
+_MOST_STAGES = 16  # that are followed
+
+
+def _alike(stages: list[int], found: Mapping[int, Any]) -> dict[int, int]:
+    """For stages that were not followed, the one before them that was: a later stage of the same layers has no more
+    micro-batches under way. The last one stands for none.
+
+    >>> _alike([0, 1, 2, 3, 4, 5, 6, 7], dict.fromkeys([0, 1, 4, 7]))
+    {2: 1, 3: 1, 5: 4, 6: 4}
+    """
+    alike, before = {}, None
+    for number in stages[1:-1]:
+        if number in found:
+            before = number
+        elif before is not None:
+            alike[number] = before
+    return alike
 
 
 def _one(workload: Workload, gpu: GPU, how: RunOptions, seen: SeenOfRanks | None) -> Estimate:

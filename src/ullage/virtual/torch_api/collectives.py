@@ -19,6 +19,7 @@ from ullage.virtual.operators import custom
 from ullage.virtual.operators.registry import handler
 from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api.distributed import groups_in_use, work_that_is_done
+from ullage.virtual.torch_api.messages import vote_of_stages
 from ullage.virtual.tracking.calls import FORWARD
 from ullage.virtual.values import LARGEST_KNOWN
 
@@ -111,7 +112,10 @@ def move(gpu: GPUState, name: str, args: tuple[Any, ...], group: Any) -> None:
     """Carry out the moves of a collective by its name in Ops.cpp."""
     root = next((value for value in args[1:] if type(value) is int), group.rank())
     if name in ("recv_", "recv_any_source_") or (name in ("broadcast_", "scatter_") and root != group.rank()):
-        if group.size() > 1:
+        vote = vote_of_stages() if name == "recv_" else None
+        if vote is not None:
+            gpu.values.set(args[0][0], vote)
+        elif group.size() > 1:
             gpu.note("ranks", _FROM_ANOTHER.format(what=name.strip("_")))
         return
     for each in _moves(name, args, group.rank(), group.size(), _factor(args, group.size())):

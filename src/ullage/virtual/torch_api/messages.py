@@ -93,6 +93,17 @@ def _gradients_of_a_stage() -> Any:
     return home._StageBackwardMeta(backward_metas=home._derive_grad_metas(outputs))
 
 
+def vote_of_stages() -> torch.Tensor | None:
+    """What the other stages of a pipeline say, if a stage asks them whether all know their shapes: the same as this one
+    (`PipelineStage._warmup_forward_vote`, PyTorch 2.13)."""
+    for name in ("_warmup_forward_vote", "_warmup_backward_result"):
+        if (asking := _caller(name)) is not None:
+            stage: Any = asking.f_locals["self"]
+            mode: Any = sys.modules["torch.distributed.pipelining._utils"].InferenceMode
+            return torch.tensor([int(not mode.needs_dynamic(stage._user_meta, True))], dtype=torch.int32)
+    return None
+
+
 def _caller(name: str) -> Any:
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != name:
