@@ -266,3 +266,15 @@ def test_a_mask_that_anything_else_wrote_to_may_be_full(gpu, name):
 
 def test_an_expanded_mask_counts_every_element(gpu):
     assert len(sampled(2, 300).expand(400, 300).nonzero()) == 400 * 300
+
+
+def test_a_script_may_know_how_many_elements_it_selects(gpu):
+    x, mask = torch.randn(8, 3, 10, 10, device="cuda"), torch.rand(8, 3, 10, 10, device="cuda") > 0.5
+    assert torch.masked_select(x, mask).view(8, 3, 6, 6).shape == (8, 3, 6, 6)
+    assert x[mask].view(8, -1, 7).shape == (8, 42, 7), "as many as there may be, in whole rows"
+    rows = x.flatten(1)[mask[:, 0, 0, 0]]
+    assert rows.view(4, 2, 150).shape == (4, 2, 150)
+    with pytest.raises(RuntimeError, match="invalid"):
+        x.flatten().view(8, 3, 6, 6)
+    with pytest.raises(RuntimeError, match="invalid"):
+        x[mask].view(8, 3, 11, 11)

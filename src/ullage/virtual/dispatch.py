@@ -43,6 +43,7 @@ from ullage.virtual.operators import (  # noqa: F401  (they register their handl
     synced_norm,
     views,
 )
+from ullage.virtual.operators.data_dependent import cut_as_asked
 from ullage.virtual.operators.foreach import is_list_operator, list_operator
 from ullage.virtual.operators.registry import HANDLERS
 from ullage.virtual.state import GPUState
@@ -73,6 +74,7 @@ _FLOATS_MATTER = (
 _NO_WORK = ("aten.detach.default", "aten.alias.default", "aten.lift_fresh.default", "aten.is_pinned.default")
 
 _ALIGNED = "aten._fft_r2c.default"  # copies an input that does not begin at an even place
+_VIEW = torch.ops.aten.view.default
 
 
 class VirtualMode(TorchDispatchMode):
@@ -202,7 +204,9 @@ class _Operator:
             if self.composite:
                 with self.mode:
                     return self.func.decompose(*args, **kwargs)
-            plan = self.plans[key] = self._make_plan(args, kwargs)
+            if self.func is _VIEW and (cut := cut_as_asked(gpu, *args)) is not None:
+                key, args = (key, cut.shape), (cut, *args[1:])
+            plan = self.plans[key] = self.plans.get(key) or self._make_plan(args, kwargs)
             plan.quick = _quick(plan, args)
             plan.small = not has_no_fixed_result(self.func) and any(map(_is_small, plan.outputs))
         quick: Any = plan.quick

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -63,6 +64,7 @@ class GPUState:
         self.compiling = Stopwatch()  # of PyTorch's compiler
         self.calls = OperatorCalls()
         self.communication = Communication(self.calls)
+        self.assumed_sizes: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # that data would tell
         self.other_layouts = False  # whether there was a sparse tensor
         self.refused: str | None = None  # what was last refused; code may have caught the exception
         self.uncertainty = Uncertainty()

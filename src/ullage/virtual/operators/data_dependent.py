@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,7 +48,10 @@ def index_by_mask(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
                 places.append(index)
         if len(args) > 2 and args[2].dim() and args[2].shape[0] not in (1, places[0].shape[0]):  # type: ignore[union-attr]
             places = [None if place is None else place[: args[2].shape[0]] for place in places]
-        return func(source, places, *args[2:], **kwargs)
+        out = func(source, places, *args[2:], **kwargs)
+        if func is torch.ops.aten.index.Tensor and len(indices) == 1 and gpu.values.known(mask) is None:
+            gpu.assumed_sizes[id(out)] = out
+        return out
 
 
 _COUNT = 4  # bytes
@@ -99,7 +104,26 @@ def masked_select(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
     gpu.memory.give_back(indices)
     if known is not None:
         gpu.values.set(out, known[0])
+    elif chosen is None:
+        gpu.assumed_sizes[id(out)] = out
     return out
+
+
+def cut_as_asked(gpu: GPUState, source: torch.Tensor, asked: Sequence[int]) -> torch.Tensor | None:
+    """The beginning of a tensor whose first size was assumed, as long as a view of it needs; else `None`.
+
+    A script may know how many it selects, and say so by a shape: `x[mask].view(batch, 3, size, size)`.
+    """
+    if gpu.assumed_sizes.get(id(source)) is not source:
+        return None
+    row = source.shape[1:].numel()
+    count = math.lcm(row, math.prod(length for length in asked if length >= 0))
+    if -1 in asked and count:
+        count *= source.numel() // count
+    if not 0 < count < source.numel():
+        return None
+    with gpu.counting():
+        return source[: count // row]
 
 
 @handler("aten._unique.default", "aten._unique2.default", "aten.unique_dim.default", "aten.unique_consecutive.default")
