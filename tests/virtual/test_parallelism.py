@@ -216,15 +216,16 @@ def pipeline(kind, rank, received=None, shape=None):
         for _ in range(2):
             given = [inputs] if 0 in numbers else []
             schedule.step(*given, **({"target": inputs, "losses": []} if count - 1 in numbers else {}))
-        return torch.cuda.max_memory_allocated(), messages.sent, list(gpu.notes), groups_in_use[-1].apart
+        groups = groups_in_use[-1]
+        return torch.cuda.max_memory_allocated(), messages.sent, list(gpu.notes), groups.apart, gpu.calls.bubble
 
 
 def test_stages_of_a_pipeline_hold_as_many_microbatches_as_their_schedule_has_under_way():
-    one_by_one, sent, _, apart = pipeline("Schedule1F1B", 0)
+    one_by_one, sent, _, apart, _ = pipeline("Schedule1F1B", 0)
     assert apart == list(range(RANKS))
     all_at_once = pipeline("ScheduleGPipe", 0)[0]
     assert all_at_once > one_by_one, "the first stage has 4 of 8 under way"
-    last, _, notes, _ = pipeline("Schedule1F1B", RANKS - 1, sent)
+    last, _, notes, _, _ = pipeline("Schedule1F1B", RANKS - 1, sent)
     assert [note for note in notes if note.startswith("recv_object_list: what another rank sends was taken")]
     middle = pipeline("Schedule1F1B", 1, sent)[0]
     assert middle < one_by_one + 2 * MIB and last > 0
@@ -265,6 +266,17 @@ def test_the_step_of_a_stage_is_longer_by_the_bubble_of_its_pipeline():
     found = estimate(run, gpu="H200", world_size=RANKS, ranks=[0]).utilization
     assert found.bubble_s == pytest.approx((found.step_s - found.bubble_s) * (RANKS - 1) / 8)
     assert "the pipeline's bubble adds" in found.step_words
+
+
+def test_the_bubble_is_that_of_the_schedule():
+    """Four ranks and eight micro-batches: 3 / 8 of the work in 1F1B, half of that with two stages on each rank."""
+    assert pipeline("Schedule1F1B", 0)[-1] is None, "it follows from the messages"
+    interleaved, zero, vee = (
+        pipeline(kind, 0)[-1]
+        for kind in ("ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble")
+    )
+    assert interleaved == pytest.approx(3 / 16)
+    assert vee <= zero < interleaved
 
 
 def test_interleaved_stages_of_one_rank_follow_each_other():

@@ -135,7 +135,9 @@ def _exchanged(work: StepWork, exchange: Exchange, times: Floats, gpu: GPU) -> d
 
 
 def _bubble(exchange: Exchange | None) -> float:
-    """What a stage of a pipeline waits for the others, over its own time."""
+    """What a stage of a pipeline waits for the others, over its own time: by its schedule, else by its messages."""
+    if exchange is not None and exchange.bubble is not None:
+        return exchange.bubble
     pipeline = None if exchange is None else Pipeline.of(Counter(exchange.collectives()))
     return 0.0 if pipeline is None else pipeline.bubble
 

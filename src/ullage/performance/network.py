@@ -135,12 +135,13 @@ class Exchange:
     """The collectives of a step in their places among its calls.
 
     `order` has the number of each call, as in `StepCalls`; `events` are the places of collectives and waits, with
-    their calls; `backward_ends` are the places of calls outside backward passes.
+    their calls; `backward_ends` are the places of calls outside backward passes; `bubble` is that of `StepCalls`.
     """
 
     order: npt.NDArray[np.int64]
     events: list[tuple[int, dict[str, Any]]]
     backward_ends: list[int]
+    bubble: float | None = None
 
     @classmethod
     def of(cls, step: StepCalls) -> Exchange | None:
@@ -151,7 +152,7 @@ class Exchange:
         backward = [call.get("pass") == "backward" for call in step.calls]
         events = [(place, step.calls[number]) for place, number in enumerate(step.order) if number in special]
         ends = [place for place, number in enumerate(step.order) if not backward[number]]
-        return cls(np.array(step.order, dtype=np.int64), events, ends)
+        return cls(np.array(step.order, dtype=np.int64), events, ends, step.bubble)
 
     def collectives(self) -> list[Collective]:
         """Each collective of the step."""

@@ -161,7 +161,7 @@ class Utilization:
         """What to know about the figures."""
         found = [] if self.measured else [f"not measured on {self.gpu}: by its bandwidth, FLOP/s and SMs"]
         found += [f"the network is modelled, not measured: {self.interconnect}"] if self.interconnect else []
-        found += ["the bubble is that of equal stages, GPipe or 1F1B"] if self.bubble_s else []
+        found += ["the bubble is that of equal stages"] if self.bubble_s else []
         found += [] if self.steady else ["no step repeated: this is the last one that was seen"]
         found += ["the data loader is not a part of it"] if self.input_s is None else []
         return found + self.notes

@@ -16,7 +16,8 @@ class StepCalls:
     so many `optimizer_steps` and calls of `modules` in it, made autograd `nodes`, and ran operators on the CPU
     (`on_host`). Data loaders gave it so many `samples`; 0 where none was watched. `largest` says
     that batches vary in size, and its one is among the largest. So many ranks have samples of their own, as samplers
-    say (`data_ranks`); 0 where none did. Ranks reach each other by `interconnect`, as somebody named it; `None` means
+    say (`data_ranks`); 0 where none did. In a pipeline, a rank waits `bubble` times its own time for the others, as its
+    schedule says; `None` where none does. Ranks reach each other by `interconnect`, as somebody named it; `None` means
     as usual for the GPU.
 
     >>> StepCalls(calls=[{"operator": "aten.t.default", "view": True}], order=[0, 0]).counts()
@@ -33,6 +34,7 @@ class StepCalls:
     samples: int = 0
     largest: bool = False
     data_ranks: int = 0
+    bubble: float | None = None
     interconnect: str | None = None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

@@ -20,6 +20,7 @@ from ullage.virtual.operators.registry import handler
 from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api.distributed import groups_in_use, work_that_is_done
 from ullage.virtual.torch_api.messages import vote_of_stages
+from ullage.virtual.torch_api.schedules import bubble_of_schedule
 from ullage.virtual.tracking.calls import FORWARD
 from ullage.virtual.values import LARGEST_KNOWN
 
@@ -59,6 +60,8 @@ def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
         if in_backward() and gpu.release.keeps_what_is_sent and _is_asynchronous(func, args, kwargs):
             groups.keep(targets)
         if name in _TO_ONE:
+            if gpu.calls.bubble is None:
+                gpu.calls.bubble = bubble_of_schedule()
             groups.send_to_one(group, next((value for value in args[1:] if type(value) is int), None))
             if group.size() == 1:
                 gpu.libraries.need_beyond(NCCL_TO_ITSELF)

@@ -85,7 +85,7 @@ class ObjectMessages:
 def _gradients_of_a_stage() -> Any:
     """What the next stage of a pipeline says of the gradients that it sends back, if a stage asks for that
     (`PipelineStage._recv_meta`): they look like what the stage gave to it."""
-    asking = _caller("_recv_meta")
+    asking = caller("_recv_meta")
     if asking is None or asking.f_locals["src_stage"] < asking.f_locals["self"].stage_index:
         return None
     home: Any = sys.modules["torch.distributed.pipelining._utils"]
@@ -97,14 +97,15 @@ def vote_of_stages() -> torch.Tensor | None:
     """What the other stages of a pipeline say, if a stage asks them whether all know their shapes: the same as this one
     (`PipelineStage._warmup_forward_vote`, PyTorch 2.13)."""
     for name in ("_warmup_forward_vote", "_warmup_backward_result"):
-        if (asking := _caller(name)) is not None:
+        if (asking := caller(name)) is not None:
             stage: Any = asking.f_locals["self"]
             mode: Any = sys.modules["torch.distributed.pipelining._utils"].InferenceMode
             return torch.tensor([int(not mode.needs_dynamic(stage._user_meta, True))], dtype=torch.int32)
     return None
 
 
-def _caller(name: str) -> Any:
+def caller(name: str) -> Any:
+    """The frame of the function of this name that called us; `None` where none did."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != name:
         frame = frame.f_back
@@ -235,9 +236,9 @@ class _Packer(pickle.Pickler):
 
 def _of_all_ranks(own: Any, rank: int, ranks: int) -> list[Any]:
     """What each rank says; the others as this one, where it is not known to differ."""
-    if (asking := _caller("_map_param_key_to_optim_keys")) is not None:
+    if (asking := caller("_map_param_key_to_optim_keys")) is not None:
         others = [_keys_of_sharded_states(asking)] * ranks
-    elif _caller("_init_from_local_shards") is not None and own is not None:
+    elif caller("_init_from_local_shards") is not None and own is not None:
         others = [_shards_of(own, other - rank) for other in range(ranks)]
     else:
         others = [own] * ranks
@@ -269,7 +270,7 @@ def install_zero_redundancy(gpu: GPUState, groups: Any, replacements: Replacemen
 
     def broadcast_object(obj: Any, src_rank: int, group: Any = None, device: Any = "cpu") -> Any:
         """`_broadcast_object` of torch.distributed.optim.zero_redundancy_optimizer."""
-        asking = _caller("consolidate_state_dict")
+        asking = caller("consolidate_state_dict")
         home: Any = sys.modules["torch.distributed.distributed_c10d"]
         if src_rank != home.get_rank() and asking is not None:
             obj = _states_of(asking.f_locals["self"], asking.f_locals["rank"])

@@ -135,6 +135,7 @@ class OperatorCalls:
         self.part = OUTSIDE  # the pass, unless it is the backward pass
         self.modules = self.on_host = self.samples = 0
         self.lead: HostLead | None = None  # where somebody has to know how far the GPU is behind
+        self.bubble: float | None = None  # of the schedule of a pipeline, over this rank's own time
         self.settled = False  # what comes later is less usual: of a steady step only a shorter one takes the place
         self._views: dict[Any, int] = {}  # numbers of views, by what they are
         self._distinct: list[SeenCall] = []
@@ -268,6 +269,7 @@ class OperatorCalls:
                 _as_json(self._distinct[number // kinds], PASSES[number % kinds], marks[-1].tf32) for number in places
             ],
             "order": order,
+            **({} if self.bubble is None else {"bubble": self.bubble}),
             "steady": self._steady is not None,
             "optimizer_steps": len(marks) - 1 if self._trains else 0,
             **{name: getattr(marks[-1], name) - getattr(marks[0], name) for name in _COUNTED},
