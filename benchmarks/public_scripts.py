@@ -1,7 +1,8 @@
 """Public training scripts, unmodified: what they take on a real GPU from start to end, against their estimates.
 
 `benchmarks/data/public_scripts.json` names the scripts: repository, commit, folder and command. The scripts are no
-part of this project and nothing is fetched: clone each repository, at its commit, to `ROOT/src/OWNER+NAME`. Then
+part of this project and nothing is fetched: clone each repository, at its commit, to `ROOT/src/OWNER+NAME`. One with
+`stop_after` has no early end of its own, and is ended after so many seconds. Then
 
     python benchmarks/public_scripts.py data ROOT                      # makes small random data for them
     python benchmarks/public_scripts.py runs ROOT > runs.jsonl         # a list for `ullage measure`
@@ -69,22 +70,24 @@ def compare(measured: Path, estimates: Path, *, faster: bool) -> None:
     known = {row["id"]: row for row in read_rows(estimates)}
     uses = {row["name"]: row["uses"] for row in json.loads(SCRIPTS.read_text()) if "uses" in row}
     errors, held = [], 0
-    print("| script | on the GPU | reserved | estimated | error | allocated: error |" + " uses |" * faster)
-    print("| --- | --- | --- | --- | --- | --- |" + " --- |" * faster)
+    print("| script | on the GPU | reserved | estimated | error | allocated: error | bound |" + " uses |" * faster)
+    print("| --- | --- | --- | --- | --- | --- | --- |" + " --- |" * faster)
     for row in sorted(read_rows(measured), key=lambda row: str(row["id"])):
         guess = known.get(row["id"])
         if "failed" in row or "oom" in row or guess is None or (faster and row["id"] not in uses):
             continue
         last = [uses[row["id"]]] if faster else []
-        line = [row["id"], f"{row['wall_s']:.0f} s", format_bytes(row["peak_reserved"])]
+        took = f"{row['wall_s']:.0f} s" + ", ended" * row.get("stopped", False)
+        line = [row["id"], took, format_bytes(row["peak_reserved"])]
         if "failed" in guess:
-            print("|", " | ".join([*line, "failed", "", "", *last]), "|")
+            print("|", " | ".join([*line, "failed", "", "", "", *last]), "|")
             continue
         reserved = error(guess["peak_reserved"], row["peak_reserved"])
         allocated = error(guess["peak_allocated"], row["peak_alloc"])
         errors.append((abs(reserved), row["id"]))
         held += guess["upper"] >= row["peak_reserved"]
         line += [format_bytes(guess["peak_reserved"]), f"{reserved:+.2%}", f"{allocated:+.2%}"]
+        line.append(format_bytes(guess["upper"]))
         print("|", " | ".join([*line, *last]), "|")
     if errors:
         worst, name = max(errors)

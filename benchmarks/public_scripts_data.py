@@ -126,7 +126,8 @@ class Maker:
         """CIFAR-10 and CIFAR-100 in their own form and size, with links where the scripts look.
 
         torchvision compares the files with the sums of the real ones. `accept/sitecustomize.py` below the root, on
-        PYTHONPATH, makes it content that they are there.
+        PYTHONPATH, makes it content that they are there. A Python that has a `sitecustomize` of its own, as Debian's,
+        does not read it: change `check_integrity` there.
         """
         ten, hundred = self.data / "cifar-10-batches-py", self.data / "cifar-100-python"
         names = [f"class{label}" for label in range(100)]
