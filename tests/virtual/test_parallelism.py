@@ -34,6 +34,23 @@ def peak_of(model):
     return torch.cuda.max_memory_allocated() - before
 
 
+def test_the_bound_has_room_for_segments_at_other_addresses(gpu):
+    """A ring of buffers: which of two free ones of a size is taken depends on where they are."""
+
+    def take(size):
+        return torch.empty(size * MIB, dtype=torch.uint8, device="cuda")
+
+    take(64)
+    first, second = take(32), take(32)  # the two halves of it
+    third = take(32)
+    del second, third
+    kept = take(32)  # of the second segment, which is lower; at rising addresses of the first
+    del first
+    whole = take(64)
+    assert torch.cuda.memory_reserved() == 96 * MIB and kept.numel() < whole.numel()
+    assert gpu.upper - gpu.context >= (96 + 64) * MIB
+
+
 def test_zero_redundancy_keeps_a_part_of_the_states(gpu):
     from torch.distributed.optim import ZeroRedundancyOptimizer
 

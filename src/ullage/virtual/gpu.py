@@ -74,8 +74,9 @@ class VirtualGPU(GPUState):
         largest size that is not unlikely, plus one segment, because two runs of the same job differ by that much.
         Where a workspace was guessed, or autocast was used, a fortieth is added, or what the least sure guess may fail
         by if that is more. On GPUs whose kernels were not measured a twentieth is added. So is what the run's
-        assumptions add by their kinds (`tracking/uncertainty.py`). Workspaces that `cudnn.benchmark` only tries are
-        among it, but take no more than the card has.
+        assumptions add by their kinds, and, with other ranks, what other addresses of segments would
+        (`tracking/uncertainty.py`). Workspaces that `cudnn.benchmark` only tries are among it, but take no more than
+        the card has.
         """
         if not self.memory.tried_at:
             return self.needed_upper
@@ -86,6 +87,8 @@ class VirtualGPU(GPUState):
     def needed_upper(self) -> int:
         """An upper bound for what the process needs: without workspaces that `cudnn.benchmark` only tries."""
         largest = max(self.needed_reserved, largest_reserved(self.memory, self.config))
+        if any(kind == "ranks" for kind, _ in self.noted):
+            largest = max(largest, largest_reserved(self.memory, self.config, rising=True))
         return self._bound(self.needed_reserved, largest)
 
     def _bound(self, reserved: int, largest: int) -> int:

@@ -3,6 +3,10 @@
 Which kernel a library takes is not always known, and a larger workspace can move everything after it. So the requests
 of a run can be repeated on an allocator of their own, with each uncertain one as large as it may be.
 
+Of two free blocks of one size the allocator takes the one at the lower address, and where the driver puts segments is
+imitated. Rings of large buffers, as those of sharded weights, can take a whole buffer more for it. So where there are
+other ranks, the requests are also repeated with segments at rising addresses instead of falling ones.
+
 What was assumed or left out widens the bound by its kind, `NOTE_MEANINGS`:
 
 - The most was taken, such as a mask that keeps everything. The figure is a bound itself: nothing is added.
@@ -151,22 +155,23 @@ def meanings_of(
     return list(found.values())
 
 
-def largest_reserved(memory: DeviceMemory, config: AllocatorConfig, tried: bool = False) -> int:
+def largest_reserved(memory: DeviceMemory, config: AllocatorConfig, tried: bool = False, rising: bool = False) -> int:
     """The peak of the reserved memory if every uncertain request were as large as it may be.
 
-    With `tried`, workspaces count that were only tried (`DeviceMemory.try_out`).
+    With `tried`, workspaces count that were only tried (`DeviceMemory.try_out`). With `rising`, each segment is above
+    those before it.
 
     >>> memory = DeviceMemory(CachingAllocator(1 << 30))
     >>> memory.possible_sizes.append((0, 64 << 20)); memory.give_back(memory.take(2 << 20))
     >>> largest_reserved(memory, AllocatorConfig()) >> 20
     64
     """
-    if not memory.possible_sizes:
+    if not memory.possible_sizes and not rising:
         return 0
-    allocator = CachingAllocator(WITHOUT_LIMIT, config)
+    allocator = CachingAllocator(WITHOUT_LIMIT, config, segment_address=_rising() if rising else None)
     blocks: list[Any] = []
     possible_sizes = iter(memory.possible_sizes)
-    place, larger = next(possible_sizes)
+    place, larger = next(possible_sizes, (-1, 0))
     left_out: set[int] = set() if tried else set(memory.tried_at)
     for index, number in enumerate(memory.requests):
         while place == index:
@@ -187,6 +192,18 @@ def largest_reserved(memory: DeviceMemory, config: AllocatorConfig, tried: bool 
             allocator.free(blocks[number])
             blocks[number] = None
     return allocator.peak_reserved
+
+
+def _rising() -> Callable[[int], int]:
+    """Addresses of segments, each above the last one."""
+    end = 1 << 21
+
+    def place(size: int) -> int:
+        nonlocal end
+        begin, end = end, end + size
+        return begin
+
+    return place
 
 
 def watch_autocast(uncertainty: Uncertainty) -> Callable[[], None]:
