@@ -1,11 +1,13 @@
 """`ullage measure rates`: calls from followed steps, real tensors for them, a stand-in for the GPU, profiles."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 import torch
 from tests.commands import ullage as run
+from tests.paths import ROOT
 from torch import nn
 
 from ullage.errors import InvalidValue
@@ -93,6 +95,41 @@ def test_every_call_of_a_step_is_timed_on_a_stand_in(step: dict) -> None:
     assert ways["aten.convolution_backward.default"] == ways["aten._foreach_sqrt.default"] == "graph"
     assert ways["aten.t.default"] == "view" and ways["aten._to_copy.default"] == "loop"
     assert all(row["host_us"] > 0 for row in rows)
+
+
+def test_counters_are_read_for_every_so_many_calls_or_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [call("exp.default", tensor(size), outputs=(tensor(size),)) for size in range(1, 6)]
+    measure = timing.CallTimer.measure
+
+    def noted(self: timing.CallTimer, given: dict, with_activity: bool = False) -> dict:
+        return {**measure(self, given), "asked": with_activity}
+
+    monkeypatch.setattr(timing.CallTimer, "measure", noted)
+    with virtual_gpu("H200"):
+        asked = {every: [row["asked"] for row in timing.measured(calls, every)] for every in (2, 0)}
+    assert asked == {2: [True, False, True, False, True], 0: [False] * 5}
+
+
+def test_listed_convolutions_are_such_as_a_step_makes(step: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import more_calls
+
+    seen = [one for one in step["calls"] if more_calls.is_convolution(one)]
+    assert len(seen) == 2
+    for one in seen:
+        forward, backward = more_calls.calls_of(*more_calls.layer_of(one), with_source=False)
+        made = backward if "backward" in one["operator"] else forward
+        assert identity(made) == identity(one) and made["outputs"] == one["outputs"]
+    for layer, batch, dtype, last in (more_calls.changed(*more_calls.layer_of(seen[0]), random.Random(n))
+                                      for n in range(30)):  # fmt: skip
+        for made in more_calls.from_layers([(layer, batch, dtype, last)]):
+            operator, args, kwargs = prepared(made, "meta")
+            outputs = [one for one in _listed(operator(*args, **kwargs)) if one is not None]
+            assert [list(one.shape) for one in outputs] == [one["shape"] for one in made["outputs"]]
+
+
+def _listed(outputs: torch.Tensor | tuple) -> list:
+    return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
 
 
 def test_a_call_that_fails_is_said_and_the_next_one_measured(tmp_path: Path) -> None:

@@ -119,6 +119,10 @@ def measure(
     stop_after: Annotated[
         str | None, typer.Option(help="With 'rates': stop after this long, such as 8m.", metavar="TIME")
     ] = None,
+    activity: Annotated[
+        bool, typer.Option("--activity/--no-activity", help="With 'rates': read the GPU's counters during every fourth "
+                           "call, a quarter of a second each.")
+    ] = True,
     profile: Annotated[
         bool, typer.Option("--profile", help="With 'rates': profile training steps instead of timing single calls.")
     ] = False,
@@ -135,8 +139,11 @@ def measure(
         return
     if what == Path("rates"):
         limit = parse_duration(stop_after) if stop_after else None
-        measure_steps = _measure_profiles if profile else _measure_rates
-        measure_steps(list(args or []), out, random or _DRAWN_RUNS, seed, limit, dry_run, as_json)
+        given, runs_drawn = list(args or []), random or _DRAWN_RUNS
+        if profile:
+            _measure_profiles(given, out, runs_drawn, seed, limit, dry_run, as_json)
+        else:
+            _measure_rates(given, out, runs_drawn, seed, limit, activity, dry_run, as_json)
         return
     if what == Path("together"):
         ways = tuple(filter(None, how.split(",")))
@@ -278,7 +285,14 @@ def _measure_together(
 
 
 def _measure_rates(
-    args: list[str], out: Path, runs: int, seed: int, limit: float | None, dry_run: bool, as_json: bool
+    args: list[str],
+    out: Path,
+    runs: int,
+    seed: int,
+    limit: float | None,
+    activity: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Time operator calls, and write each row as it comes."""
     from ullage.research.rates import listing, timing
@@ -308,7 +322,7 @@ def _measure_rates(
         done.add(str(died["id"]))
     left = [call for call in calls if identity(call) not in done]
     _say_left(len(done), len(left), "calls", out)
-    found = itertools.chain(first, timing.measured(left, seconds=limit, started=started))
+    found = itertools.chain(first, timing.measured(left, timing.EVERY if activity else 0, limit, started))
     timed = [row for row in _appended(found, "measuring", len(left) + len(first), out) if "id" in row]
     _say_rows(timed, "calls", out, as_json)
 

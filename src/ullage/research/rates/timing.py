@@ -39,6 +39,7 @@ _GRAPH = 1e-3  # seconds of work in a graph, about
 _MOST_CAPTURED = 400  # calls
 _LEAST_TIME, _MOST_TIME = 4e-3, 0.15  # seconds of one measurement
 _REPEATS = 7
+EVERY = 4  # of so many calls one is read with the counters
 _HOST_CALLS = 20
 _WINDOW = 0.105  # seconds for the GPU's counters
 _LAG = 0.12  # seconds: the counters may be as much behind, so the call is repeated before they are read
@@ -255,9 +256,9 @@ def died_in(started: Path) -> dict[str, Any] | None:
 
 
 def measured(
-    calls: Sequence[dict[str, Any]], every: int = 4, seconds: float | None = None, started: Path | None = None
+    calls: Sequence[dict[str, Any]], every: int = EVERY, seconds: float | None = None, started: Path | None = None
 ) -> Iterator[dict[str, Any]]:
-    """A row for each call, with the GPU's counters for every so many; stops after so many seconds.
+    """A row for each call, with the GPU's counters for every so many (0: none); stops after so many seconds.
 
     `started` is a file that names the call at work, until all are measured: a call may end the process.
     """
@@ -272,7 +273,7 @@ def measured(
         if started is not None:
             started.write_text(json.dumps(row))
         try:
-            row |= timer.measure(call, with_activity=number % every == 0)
+            row |= timer.measure(call, with_activity=every > 0 and number % every == 0)
         except (RuntimeError, AttributeError, TypeError, IndexError, ValueError, NotImplementedError) as error:
             row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
             if not _still_works():

@@ -35,7 +35,8 @@ OF_RUNS = 10.0  # a run's weight against that of a timed call
 ROBUST = 0.3  # beyond such an error, in logarithms, weights fall
 TREES = 1000  # of times
 OF_SHARES = 8  # so many times fewer for each share
-_LEAVES, _DEPTH, _RATE = 31, 10, 0.05
+_LEAVES, _DEPTH = {"times": 63, "shares": 31}, {"times": 12, "shares": 10}
+_RATE = 0.05
 _COPIED = (5e9, 6e9, 7e9, 8e9, 10e9, 13e9)
 _BLENDS = (3.0, 4.0, 6.0)
 _STRETCHES = (1.0, 1.02, 1.04, 1.06)
@@ -146,7 +147,7 @@ def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[FollowedR
         bend[first:] += _summed(sums.call, weight[sums.run] * share, len(each))
         return slope, bend
 
-    return _grow(np.vstack([timed, rates.vectors(sums.works)]), objective, trees)
+    return _grow("times", np.vstack([timed, rates.vectors(sums.works)]), objective, trees)
 
 
 def _shares(
@@ -182,7 +183,7 @@ def _shares(
         bend = _summed(sums.call, weight[sums.run] * part, len(rows)) * grows**2
         return 100 * slope, 100 * bend + 1e-4
 
-    return start, _grow(rows, objective, trees)
+    return start, _grow("shares", rows, objective, trees)
 
 
 def _root(grows: Callable[[float], float], low: float = -8.0, high: float = 8.0) -> float:
@@ -197,13 +198,13 @@ def _root(grows: Callable[[float], float], low: float = -8.0, high: float = 8.0)
     return (low + high) / 2
 
 
-def _grow(rows: Floats, objective: Callable[[Floats, Any], tuple[Floats, Floats]], trees: int) -> Trees:
+def _grow(of: str, rows: Floats, objective: Callable[[Floats, Any], tuple[Floats, Floats]], trees: int) -> Trees:
     try:
         import lightgbm
     except ImportError:
         raise MissingPackage("lightgbm", "the training of rates") from None
     options = {
-        "objective": objective, "num_leaves": _LEAVES, "max_depth": _DEPTH, "learning_rate": _RATE,
+        "objective": objective, "num_leaves": _LEAVES[of], "max_depth": _DEPTH[of], "learning_rate": _RATE,
         "min_data_in_leaf": 5, "min_sum_hessian_in_leaf": 1.0, "feature_fraction": 0.7, "lambda_l2": 2.0,
         "verbosity": -1, "seed": 0, "deterministic": True, "num_threads": 2,
     }  # fmt: skip
