@@ -114,7 +114,12 @@ def _gpu_table(estimates: Sequence[Estimate]) -> Table:
         "full": not by_attention and not with_hours,
     }  # fmt: skip
     columns = [
-        Column("" if name == "full" else name, no_wrap=name != "attention", justify=_JUSTIFY.get(name, "right"))
+        Column(
+            "" if name == "full" else name,
+            no_wrap=name not in _MAY_WRAP,
+            overflow="fold" if name in _MAY_WRAP else "ellipsis",
+            justify=_JUSTIFY.get(name, "right"),
+        )
         for name, wanted in names.items()
         if wanted
     ]
@@ -125,6 +130,7 @@ def _gpu_table(estimates: Sequence[Estimate]) -> Table:
     return table
 
 
+_MAY_WRAP = ("GPU", "attention")  # where there is no room for a line
 _JUSTIFY: dict[str, JustifyMethod] = {"": "left", "GPU": "left", "attention": "left", "full": "left"}
 
 
