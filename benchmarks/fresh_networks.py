@@ -1,4 +1,4 @@
-"""Random convolutional networks of families that no table and no tree was made from, and how well they are estimated.
+"""Random convolutional networks of families that no guess was fitted on, and how well they are estimated.
 
     python benchmarks/fresh_networks.py draw runs.jsonl --seed 7                 # the list, with the estimates
     ullage measure runs.jsonl --out fresh.jsonl --workers 16 --steps 3           # needs a GPU
@@ -38,7 +38,7 @@ from ullage.hardware import gpu
 from ullage.research.measure import accuracy
 from ullage.research.measure.runs import RunRequest, estimate_here
 from ullage.research.ranking.truth import measured_rows
-from ullage.virtual.kernels.cudnn import asked, workspaces
+from ullage.virtual.kernels.cudnn import asked
 from ullage.virtual.releases import MEASURED, as_measured
 
 SEED = 20261117  # of the first list
@@ -234,10 +234,9 @@ _inside = ExitStack()  # for the life of a process that estimates
 _card = [gpu("H200")]
 
 
-def _begin(answers: Path | None, live: bool, trees: Path | None) -> None:
+def _begin(answers: Path | None, live: bool) -> None:
     """In a process that estimates: an H200 whose cuDNN has given these answers, or this machine's card."""
     torch.set_num_threads(1)
-    workspaces.DATA_FOLDER = trees or workspaces.DATA_FOLDER
     if live:
         _card[0] = gpu("local")
         _inside.enter_context(asked.asking(_card[0]))
@@ -253,11 +252,11 @@ def _compared(row: dict[str, Any]) -> accuracy.Comparison:
     return accuracy.compare(row, _card[0])
 
 
-def judge(path: Path, workers: int, answers: Path | None, live: bool, trees: Path | None, out: Path | None) -> None:
+def judge(path: Path, workers: int, answers: Path | None, live: bool, out: Path | None) -> None:
     """Print the errors of all runs, of those with odd channels and of the others, and by family."""
     rows = [row for row in measured_rows(path) if "peak_reserved" in row]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(answers, live, trees)) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(answers, live)) as pool:
         compared = pool.map(_compared, rows, chunksize=4)
         found = list(track(compared, total=len(rows), console=Console(stderr=True)))
     if out is not None:
@@ -291,7 +290,6 @@ def main() -> None:
     judging.add_argument("file", type=Path)
     judging.add_argument("--answers", type=Path, metavar="FILE", help="take what cuDNN answered from here")
     judging.add_argument("--live", action="store_true", help="on this machine's GPU, whose cuDNN is asked")
-    judging.add_argument("--trees", type=Path, metavar="FOLDER", help="guess by those of `regrow_trees.py`")
     judging.add_argument("--out", type=Path, metavar="FILE", help="write a line for each run")
     for command in (drawing, judging):
         command.add_argument("--workers", type=int, default=2, metavar="N", help="so many processes at once")
@@ -299,7 +297,7 @@ def main() -> None:
     if options.command == "draw":
         draw(options.file, options.count, options.workers, options.seed, options.trials)
     else:
-        judge(options.file, options.workers, options.answers, options.live, options.trees, options.out)
+        judge(options.file, options.workers, options.answers, options.live, options.out)
 
 
 if __name__ == "__main__":

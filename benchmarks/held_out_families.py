@@ -1,25 +1,26 @@
 """How much of the accuracy on measured runs rests on having measured the convolutions of the same models?
 
-The virtual GPU looks a convolution up in a table of measured ones, and asks decision trees for all others. Most models
-whose runs are judged here had their layers measured for that table. So the same runs are estimated several times:
+The virtual GPU looks a convolution up in a table of measured ones, and asks a network for all others, which was taught
+by random convolutions alone. Most models whose runs are judged here had their layers measured for that table. So the
+same runs are estimated several times:
 
-    shipped     with the table and the trees that are shipped
-    trees       without the table
-    families    without the table; the trees are grown anew without the convolutions of the run's family of models, and
-                of those in the same fold (`FOLDS`)
-    regrown     without the table; the trees are grown anew in the same way, but nothing is left out
-    models      without the table; the trees are grown from random convolutions alone, without any model's
+    shipped     with the table and the network that are shipped
+    guessed     without the table
+    families    without both; trees are grown without the convolutions of the run's family of models, and of those in
+                the same fold (`FOLDS`)
+    regrown     without both; the trees are grown in the same way, but nothing is left out
+    models      without both; the trees are grown from random convolutions alone, without any model's
 
     python benchmarks/held_out_families.py grow FOLDER --workers 3      # the trees for `families`; minutes
     python benchmarks/held_out_families.py grow FOLDER --controls       # those for `regrown` and `models` too
     python benchmarks/held_out_families.py judge FOLDER                 # goes on where it was stopped
-    python benchmarks/held_out_families.py judge FOLDER --variants shipped trees --runs FILE
+    python benchmarks/held_out_families.py judge FOLDER --variants shipped guessed --runs FILE
 
 What was measured is in the shipped table, under a hash of each problem. `grow` makes the lists of what to measure
 again, from layers of models, random layers and arbitrary ones, and looks them up: what is found was measured. A
 convolution belongs to a family if its filter, stride and groups occur in a listed model of the family: at every image
 size, batch size, type and layout, and whoever else uses it. From all others five trees of 16,000 leaves are grown for
-each direction, as for the shipped ones. The formulas that trees choose among are found in the random convolutions
+each direction. The formulas that trees choose among are found in the random convolutions
 alone. `grow` needs a C compiler (`cc`) and no GPU.
 
 The layers of models are in `data/model_layers.json.gz`, each at three resolutions: of the first 200 models of
@@ -63,7 +64,7 @@ from ullage.virtual.releases import as_measured
 
 DATA = Path(__file__).parent / "data"
 RUNS, LAYERS = DATA / "h200_runs.jsonl.gz", DATA / "model_layers.json.gz"
-VARIANTS = ("shipped", "trees", "families", "regrown", "models")
+VARIANTS = ("shipped", "guessed", "families", "regrown", "models")
 NOTHING, MODELS = "nothing", "any model"  # that can be left out instead of a family
 TREES, LEAVES = 5, 16_000
 _RESOLUTIONS = 3  # of a model, as when layers are listed for measuring

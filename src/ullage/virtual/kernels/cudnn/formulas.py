@@ -16,7 +16,7 @@ FORWARD, DATA, FILTER = "f", "d", "w"
 ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
 # How a tensor is padded: not taken at all; as it is; channels to 16 bytes; channels of a group, of input and output
-# alike, to 32 elements. The filters of a depthwise convolution are also padded to 64 channels.
+# alike, to a power of two. The filters of a depthwise convolution are also padded to 64 channels.
 NONE, PLAIN, PADDED, WIDE, SIXTY_FOUR = range(5)
 
 _RUNNER_UP = 0.02  # share of the votes from which another size counts as possible
@@ -164,7 +164,7 @@ def terms(problem: ConvolutionProblem) -> Terms:
     out_rows = problem.out[0] * product(problem.out[2:]) * item
     taps = product(problem.weight[2:]) * item
     unit = 16 // item
-    common = round_up(max(inner, outer), 32)
+    common = max(unit, 1 << (max(inner, outer) - 1).bit_length())
     channels = [(inner, outer), (round_up(inner, unit), round_up(outer, unit))]
     if groups > 1:
         channels.append((common, common))
@@ -406,15 +406,21 @@ def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
     """
     shares: dict[int, float] = {}
     for formula, weight in votes:
-        if formula.buffer == FOURIER and not parts.buffers[FOURIER]:
-            continue
-        size = evaluate(formula, parts)
-        shares[size] = shares.get(size, 0.0) + weight
+        if formula.buffer != FOURIER or parts.buffers[FOURIER]:
+            size = evaluate(formula, parts)
+            shares[size] = shares.get(size, 0.0) + weight
+    return by_shares(shares, max(shares, key=lambda size: (shares[size], size), default=0), parts)
+
+
+def by_shares(shares: dict[int, float], size: int, parts: Terms) -> Workspace:
+    """The `size` that was chosen among several, with what the others leave to doubt.
+
+    >>> by_shares({100: 0.5, 200: 0.3}, 100, Terms((0, 100), (0, 50), (0, 10), (0, 36), 2, 1)).larger
+    200
+    """
     if not shares:
         return Workspace(0, 0, guessed=True)
-    size = max(shares, key=lambda candidate: (shares[candidate], candidate))
     total = sum(shares.values())
-    largest = max(size, *(other for other, share in shares.items() if share >= _RUNNER_UP * total))
-    copies = all_copies(parts)
+    largest = max([size, *(other for other, share in shares.items() if share >= _RUNNER_UP * total)])
     against = max(1 - shares[size] / total, _LEAST_DOUBT)
-    return Workspace(size, largest, guessed=True, surprise=int(copies * against))
+    return Workspace(size, largest, guessed=True, surprise=int(all_copies(parts) * against))

@@ -1,8 +1,9 @@
 """The workspace that cuDNN takes for a convolution, looked up or guessed.
 
-What a workspace can be is a formula (`formulas.py`). Which formula applies depends on the engine that cuDNN chooses,
-and that on the architecture. Decision trees guess it, one file of them for each architecture that cuDNN could be asked
-about (`ullage measure cudnn`). For the H200 a table of measured calls has the answer, too.
+What a workspace can be is a formula (`formulas.py`). Which formula applies depends on the plan that cuDNN chooses, and
+that on the architecture. For the H200 a table of measured calls has the answer, and a network guesses the plan of all
+other problems (`plans.py`). For each other architecture that cuDNN could be asked about (`ullage measure cudnn`),
+decision trees guess the formula.
 
 The number of multiprocessors changes answers for sm_90 alone. A table for another GPU (`convolution_table*.npz`) put
 into `data/` serves the GPUs that its header names.
@@ -12,19 +13,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ullage.errors import MissingPackage
+from ullage.virtual.kernels.cudnn import plans
 from ullage.virtual.kernels.cudnn.formulas import (
+    FOURIER,
     ITEM_BYTES,
     ConvolutionProblem,
     Formula,
+    Terms,
     Trial,
     Workspace,
     all_copies,
+    by_shares,
     by_votes,
+    evaluate,
     needed_copies,
     product,
     round_up,
@@ -38,6 +45,8 @@ from ullage.virtual.releases import MEASURED_CUDNN
 
 DATA_FOLDER = Path(__file__).with_name("data")
 TABLE = f"convolution_table-cudnn{MEASURED_CUDNN}-sm_90.npz"
+PLAN_NETWORK = f"plan_network-cudnn{MEASURED_CUDNN}-sm_90.npz"  # which plan cuDNN names, and what a plan takes
+PLAN_TREES = f"plan_trees-cudnn{MEASURED_CUDNN}-sm_90.npz"
 TRIAL_TABLE, TRIAL_TREES = "trial_table.npz", "trial_trees.npz"
 OTHERS, TRANSFORM = "o", "t"  # the largest plan without Fourier transforms, and whether there is one with them
 MULTIPROCESSORS = 132  # of the GPU that was measured
@@ -59,7 +68,9 @@ def trees_of(capability: tuple[int, int] | None) -> str:
 HASH_BITS = 44
 
 
-use_table = True  # False: the trees alone answer, as a benchmark on models that were never measured needs it
+use_table = True  # False: guesses alone, as a benchmark on models that were never measured needs it
+COPIED, PARTS = "c", "p"  # questions that the trees of a plan answer: which formula, and how many parts
+_LEAST_LIKELY = 0.01  # plans that count
 
 
 class WorkspaceTable(NamedTuple):
@@ -337,23 +348,71 @@ def votes(problem: ConvolutionProblem, file: str, question: str = "") -> list[tu
     grown = trees(DATA_FOLDER / file).get(problem.direction + question)
     if grown is None:
         return []
-    values = features(problem)
+    found = _walked(grown, features(problem))
+    return [(grown.formulas[label], share) for label, share in found.items()]
+
+
+def _walked(grown: WorkspaceTrees, values: Sequence[int]) -> dict[int, float]:
+    """The labels in the leaves that values lead to, with their shares."""
     feature, threshold, right = grown.feature, grown.threshold, grown.right
-    found: dict[int, int] = {}
+    found: dict[int, float] = {}
     for node in grown.roots:
         while (place := feature[node]) >= 0:
             node = node + 1 if values[place] <= threshold[node] else right[node]
         for vote in range(right[node], grown.ends[node]):
             label = grown.labels[vote]
-            found[label] = found.get(label, 0) + grown.shares[vote]
-    return [(grown.formulas[label], share / 255) for label, share in found.items()]
+            found[label] = found.get(label, 0) + grown.shares[vote] / 255
+    return found
+
+
+def sizes_by_plans(problem: ConvolutionProblem, parts: Terms) -> list[tuple[int, float]] | None:
+    """The workspaces of the plans that the network thinks likely, with their shares; `None` without a network. The
+    first is that of the likeliest plan."""
+    network = plans.network(DATA_FOLDER / PLAN_NETWORK, problem.direction)
+    if network is None:
+        return None
+    grown, size = trees(DATA_FOLDER / PLAN_TREES), plans.lengths(problem)
+    found: list[tuple[int, float]] = []
+    for plan, split, likely in network.plans(problem, _LEAST_LIKELY):
+        cut, name = plans.grid(plan, size), f"{problem.direction}{plan.engine}"
+        if name + COPIED not in grown:
+            continue
+        counts = plans.split_shares(plan, split)
+        if name + PARTS in grown:
+            values = plans.tree_inputs(problem, plan, size, cut, 0)
+            counts = {plans.whole_parts(cut, n): each for n, each in _walked(grown[name + PARTS], values).items()}
+        for count, share in _largest_first(counts):
+            partial = plans.partial_bytes(plan, cut, count)
+            values, copied = plans.tree_inputs(problem, plan, size, cut, count), grown[name + COPIED]
+            for label, each in _largest_first(_walked(copied, values)):
+                formula = copied.formulas[label]
+                if formula.buffer != FOURIER or parts.buffers[FOURIER]:
+                    found.append((partial + evaluate(formula, parts), likely * share * each))
+    return found
+
+
+def _largest_first(shares: dict[int, float]) -> list[tuple[int, float]]:
+    return sorted(shares.items(), key=lambda pair: -pair[1])
+
+
+def guess(problem: ConvolutionProblem, capability: tuple[int, int] | None) -> Workspace:
+    """The workspace of a problem that was not measured, on an architecture."""
+    parts = terms(problem)
+    if capability not in ASKED or capability == MEASURED_CAPABILITY:
+        named = sizes_by_plans(problem, parts)
+        if named:
+            shares: dict[int, float] = {}
+            for size, share in named:
+                shares[size] = shares.get(size, 0.0) + share
+            return by_shares(shares, named[0][0], parts)
+    return by_votes(votes(problem, trees_of(capability)), parts)
 
 
 @lru_cache(maxsize=65536)
 def workspace(
     problem: ConvolutionProblem, capability: tuple[int, int] | None, multiprocessors: int | None
 ) -> Workspace:
-    """The workspace of a problem: measured for this kind of GPU, or else what the trees of its architecture say.
+    """The workspace of a problem: measured for this kind of GPU, or else guessed.
 
     Architectures differ for every second problem. Where cuDNN was not asked about one, the larger size allows for
     copies of all tensors in another layout.
@@ -373,11 +432,10 @@ def workspace(
     known = measured(problem, capability, multiprocessors)
     if known is not None:
         return Workspace(known, known)
-    parts = terms(problem)
-    guess = by_votes(votes(problem, trees_of(capability)), parts)
+    guessed = guess(problem, capability)
     if capability in ASKED:
-        return guess
-    return guess._replace(larger=max(guess.larger, all_copies(parts)))
+        return guessed
+    return guessed._replace(larger=max(guessed.larger, all_copies(terms(problem))))
 
 
 @lru_cache(maxsize=65536)

@@ -1,0 +1,556 @@
+"""Teaches the network that guesses which plan cuDNN names for a convolution, and the trees that say what a plan takes.
+
+    python benchmarks/plan_network.py ask FOLDER --seconds 215       # on the GPU: cuDNN's answers about drawn problems
+    python benchmarks/plan_network.py train FOLDER --seconds 135     # on the GPU: a network for each direction
+    python benchmarks/plan_network.py fit FOLDER --out DATA          # what is shipped: twelve minutes on two cores
+    python benchmarks/cudnn_answers.py benchmarks/data/h200_fresh_answers.jsonl.xz
+    python benchmarks/fresh_networks.py judge benchmarks/data/h200_fresh_second.jsonl.gz
+
+Problems are drawn at random, the same for the same seed: over one, two and three dimensions, any numbers of channels,
+groups, strides, dilations, three types, two layouts. cuDNN's first choice is asked, with its knobs. One seed in fifty
+is held out of the training; what `train` prints is judged on those. The networks of `fresh_networks.py` are in
+neither.
+What is shipped was asked and trained on an H200 (PyTorch 2.11, cuDNN 9.19) on 2026-11-17: 2,525,000 problems of each
+direction, and 71, 66 and 71 passes over them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import ctypes
+import io
+import json
+import lzma
+import multiprocessing
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ullage.research.cudnn_tables import table
+from ullage.virtual.kernels.cudnn import candidates, plans
+from ullage.virtual.kernels.cudnn.formulas import (
+    TIMES_AN_OCTAVE,
+    ConvolutionProblem,
+    Formula,
+    Terms,
+    all_copies,
+    needed_copies,
+    terms,
+)
+from ullage.virtual.kernels.cudnn.workspaces import COPIED, PARTS, PLAN_NETWORK, PLAN_TREES
+
+SEED, CHUNK = 7_000_000, 1000
+KINDS = ("f32", "f16", "bf16")
+ITEM = np.array([4, 2, 2])
+MOST_BYTES = 6 << 30
+SIDES = np.array([4, 7, 8, 14, 16, 28, 32, 56, 64, 96, 112, 128, 160, 192, 224, 256])
+MOST_KNOBS = 24
+HELD_OUT = 50  # one seed in so many
+WIDTH, LAYERS, DROPOUT, BATCH = 1024, 3, 0.3, 8192
+SAMPLE = 12_000  # problems of an engine that its trees are grown on
+LEAST_ASKED = 300  # an engine that was named less often has no trees
+FORMULAS = 40  # of an engine
+
+
+# Drawing: rows of whole numbers. Dimensions, type, channels last, batch, channels and outputs of a group, groups; then
+# three each of: source, filter, stride, padding, dilation.
+
+
+def _log(r: Any, n: int, least: int, most: int) -> Any:
+    return np.floor(np.exp(r.uniform(np.log(least), np.log(most + 1), n))).astype(np.int64)
+
+
+def _pick(r: Any, n: int, values: list[int], weights: list[float]) -> Any:
+    shares = np.array(weights, float)
+    return np.array(values)[r.choice(len(values), n, p=shares / shares.sum())]
+
+
+def _channels(r: Any, n: int, most: int = 2048) -> Any:
+    any_ = _log(r, n, 1, min(most, 1200))
+    eights = np.maximum(8, _log(r, n, 8, most) // 8 * 8)
+    twos = 2 ** r.integers(0, int(np.log2(most)) + 1, n)
+    even = np.maximum(2, _log(r, n, 2, most) // 2 * 2)
+    return np.choose(r.choice(4, n, p=[0.42, 0.3, 0.18, 0.1]), [any_, eights, twos, even])
+
+
+def _rows(r: Any, n: int) -> Any:
+    dims = _pick(r, n, [2, 1, 3], [0.66, 0.14, 0.2])
+    kind = _pick(r, n, [0, 1, 2], [0.5, 0.25, 0.25])
+    last = (r.random(n) < 0.3).astype(np.int64)
+    last[dims == 1] = 0
+    batch = np.where(r.random(n) < 0.5, 2 ** r.integers(0, 9, n), _log(r, n, 1, 256))
+    inner, outer = _channels(r, n), _channels(r, n)
+    few = r.random(n) < 0.08
+    inner = np.where(few, r.integers(1, 5, n), inner)
+    outer = np.where(r.random(n) < 0.3, inner, outer)
+    grouped = r.random(n)
+    depthwise, several = grouped < 0.12, (grouped >= 0.12) & (grouped < 0.25)
+    groups = np.where(depthwise, _channels(r, n), np.ones(n, np.int64))
+    inner = np.where(depthwise, 1, inner)
+    outer = np.where(depthwise, np.where(r.random(n) < 0.85, 1, r.integers(2, 5, n)), outer)
+    groups = np.where(several, _log(r, n, 2, 64), groups)
+    inner = np.where(several, _channels(r, n, 256), inner)
+    outer = np.where(several, np.where(r.random(n) < 0.7, inner, _channels(r, n, 256)), outer)
+    common = r.random(n) < 0.4
+    side = np.where(common, r.choice(SIDES, n), _log(r, n, 1, 320))
+    other = np.where(r.random(n) < 0.75, side, _log(r, n, 1, 320))
+    source = np.stack([np.ones(n, np.int64), side, other], 1)
+    one, three = dims == 1, dims == 3
+    lines, boxes = one.sum(), three.sum()
+    source[one] = np.stack([np.ones(lines), np.ones(lines), _log(r, lines, 8, 16000)], 1)
+    cube = _log(r, boxes, 2, 96)
+    source[three] = np.stack(
+        [
+            np.where(r.random(boxes) < 0.65, cube, _log(r, boxes, 1, 64)),
+            cube,
+            np.where(r.random(boxes) < 0.8, cube, _log(r, boxes, 2, 128)),
+        ],
+        1,
+    )
+    weights = [0.28, 0.38, 0.1, 0.06, 0.04, 0.05, 0.02, 0.015, 0.01, 0.01, 0.01, 0.01, 0.005, 0.005, 0.005]
+    taps = _pick(r, n, [1, 3, 5, 7, 2, 4, 9, 11, 6, 8, 13, 15, 16, 21, 31], weights)
+    way = r.random(n)
+    long = _pick(r, n, [2, 3, 4, 5, 7, 9, 11, 15, 31], [0.05, 0.35, 0.05, 0.2, 0.15, 0.08, 0.05, 0.05, 0.02])
+    high = np.where(way < 0.06, 1, np.where(way < 0.12, long, taps))
+    wide = np.where(way < 0.06, long, np.where(way < 0.12, 1, np.where(way < 0.15, long, taps)))
+    filters = np.stack([np.ones(n, np.int64), high, wide], 1)
+    weights = [0.2, 0.25, 0.12, 0.1, 0.06, 0.05, 0.03, 0.03, 0.05, 0.03, 0.02, 0.02, 0.02, 0.01, 0.01]
+    flat = _pick(r, lines, [1, 3, 5, 7, 9, 15, 31, 2, 4, 8, 10, 16, 25, 41, 64], weights)
+    filters[one] = np.stack([np.ones(lines), np.ones(lines), flat], 1)
+    taps = _pick(r, boxes, [1, 3, 5, 7, 2, 4, 6, 9], [0.18, 0.55, 0.07, 0.04, 0.07, 0.06, 0.01, 0.02])
+    way = r.random(boxes)
+    deep = np.where(way < 0.15, _pick(r, boxes, [2, 3, 5, 7], [0.2, 0.5, 0.2, 0.1]), taps)
+    thin = (way > 0.1) & (way < 0.15)
+    filters[three] = np.stack([np.where(way < 0.1, 1, deep), np.where(thin, 1, taps), np.where(thin, 1, taps)], 1)
+    stride = _pick(r, n, [1, 2, 3, 4, 8, 16], [0.7, 0.22, 0.03, 0.03, 0.01, 0.01])
+    stride = np.where(r.random(n) < 0.04, filters[:, 2], stride)
+    weights = [0.4, 0.1, 0.2, 0.06, 0.1, 0.04, 0.05, 0.03, 0.02]
+    dilation = np.where(r.random(n) < 0.87, 1, _pick(r, n, [2, 3, 4, 6, 8, 12, 16, 32, 64], weights))
+    dilation = np.where((filters.max(1) > 1) & (stride == 1), dilation, 1)
+    way = r.random(n)[:, None]
+    free = np.stack([r.integers(0, np.maximum(filters[:, i], 1) + 1) for i in range(3)], 1)
+    strides, dilations = np.stack([stride] * 3, 1), np.stack([dilation] * 3, 1)
+    strides[r.random(n) < 0.06, 1] = 1
+    strides[three & (r.random(n) < 0.15), 0] = 1
+    missing = np.stack([dims < 3, dims < 2, np.zeros(n, bool)], 1)
+    strides[missing], dilations[missing] = 1, 1
+    paddings = np.where(way < 0.76, dilations * (filters - 1) // 2, np.where(way < 0.9, 0, free))
+    paddings[missing] = 0
+    head = np.stack([dims, kind, last, batch, inner, outer, groups], 1)
+    return np.concatenate([head, source, filters, strides, paddings, dilations], 1).astype(np.int64)
+
+
+def outputs(rows: Any) -> Any:
+    """Lengths of the outputs."""
+    source, taps, stride, padding, dilation = (rows[:, 7 + 3 * i : 10 + 3 * i] for i in range(5))
+    return (source + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+
+
+def draw(seed: int, count: int = CHUNK) -> Any:
+    """Rows of problems that PyTorch would give to cuDNN."""
+    r, found, have = np.random.default_rng(seed), [], 0
+    while have < count:
+        rows = _rows(r, 2 * count)
+        out = outputs(rows)
+        batch, inner, outer, groups = rows[:, 3], rows[:, 4], rows[:, 5], rows[:, 6]
+        taps = rows[:, 10:13].prod(1)
+        source = batch * inner * groups * rows[:, 7:10].prod(1)
+        result = batch * outer * groups * np.maximum(out, 0).prod(1)
+        total = (source + inner * outer * groups * taps + result) * ITEM[rows[:, 1]]
+        work = result * inner * taps
+        native = (inner == 1) & (groups > 1) & (rows[:, 2] == 0) & (rows[:, 1] != 1) & (rows[:, 0] < 3)
+        rows[native, 1] = 1  # PyTorch has kernels of its own for other types
+        good = (out.min(1) > 0) & (total < MOST_BYTES) & (np.maximum(source, result) < 2**31) & (work < 2e13)
+        good &= (inner * groups < 8192) & (outer * groups < 8192)
+        small = (total < 1 << 20) & (r.random(len(rows)) < 0.7)
+        rows = rows[good & ~small]
+        found.append(rows)
+        have += len(rows)
+    return np.concatenate(found)[:count]
+
+
+def problems_of(rows: Any, direction: str) -> list[ConvolutionProblem]:
+    """Drawn rows as problems."""
+    found = []
+    for row, out in zip(rows.tolist(), outputs(rows).tolist(), strict=True):
+        dims, kind, last, batch, inner, outer, groups = row[:7]
+        n = 3 if dims == 3 else 2
+        source, taps, stride, padding, dilation = (tuple(row[7 + 3 * i : 10 + 3 * i][-n:]) for i in range(5))
+        sizes = (batch, inner * groups, *source), (outer * groups, inner, *taps), (batch, outer * groups, *out[-n:])
+        settings = stride, padding, dilation, groups, KINDS[kind], bool(last)
+        found.append(ConvolutionProblem(direction, *sizes, *settings))
+    return found
+
+
+# Asking.
+
+
+class Asker(candidates.Cudnn):
+    """The cuDNN of this process, asked for its first choice with the knobs."""
+
+    def choice(
+        self, problem: ConvolutionProblem, several: int = 1
+    ) -> tuple[int, tuple[tuple[int, int], ...], int] | None:
+        """The engine, the knobs and the workspace of the first plan that PyTorch may take."""
+        with ExitStack() as stack:
+            graph = self._graph(problem, stack)
+            heuristics = self._made(candidates._HEURISTICS, stack)
+            self._set(heuristics, 201, candidates._DESCRIPTOR_TYPE, (ctypes.c_void_p * 1)(graph.value))
+            self._set(heuristics, 200, candidates._HEURISTIC_TYPE, (ctypes.c_int * 1)(candidates.INSTANT))
+            self._finalize(heuristics, "the heuristics")
+            made = [self._made(candidates._ENGINE_CONFIG, stack) for _ in range(several)]
+            places = (ctypes.c_void_p * several)(*(one.value for one in made))
+            count = self._get(heuristics, 202, candidates._DESCRIPTOR_TYPE, places)
+            for one in made[:count]:
+                plan = self._candidate(one)
+                if plan.allowed(problem.kind):
+                    return plan.engine, self._knobs(one, stack), plan.workspace
+        return self.choice(problem, 12) if several == count == 1 else None
+
+    def _knobs(self, configuration: ctypes.c_void_p, stack: ExitStack) -> tuple[tuple[int, int], ...]:
+        made = [self._made(7, stack) for _ in range(MOST_KNOBS)]
+        places = (ctypes.c_void_p * MOST_KNOBS)(*(one.value for one in made))
+        found = []
+        for one in made[: self._get(configuration, 302, candidates._DESCRIPTOR_TYPE, places)]:
+            kind, value = (ctypes.c_int * 1)(), (ctypes.c_int64 * 1)()
+            self._get(one, 600, 9, kind)
+            self._get(one, 601, candidates._INT64_TYPE, value)
+            found.append((kind[0], value[0]))
+        return tuple(found)
+
+
+def _ask(number: int, workers: int, until: float, folder: Path) -> None:
+    """In a process of its own: chunks of problems until the time is over."""
+    asker, names, parts, chunks = Asker(), dict[Any, int](), [], []
+    while time.time() < until:
+        rows = draw(SEED + number + len(chunks) * workers)
+        part = np.full((3, CHUNK, 2), -1, np.int64)  # the number of the name, the workspace
+        for place, direction in enumerate(table.DIRECTIONS):
+            for row, problem in enumerate(problems_of(rows, direction)):
+                try:
+                    found = asker.choice(problem)
+                except candidates.CudnnError:
+                    continue
+                if found is not None:
+                    part[place, row] = names.setdefault(found[:2], len(names)), found[2]
+        chunks.append(SEED + number + len(chunks) * workers)
+        parts.append(part)
+    answers = np.concatenate(parts, 1)
+    listed = np.frombuffer(json.dumps(list(names)).encode(), np.uint8)
+    buffer = io.BytesIO()
+    np.savez(buffer, seeds=np.array(chunks), names=listed, name=answers[..., 0].astype(np.int16), size=answers[..., 1])
+    (folder / f"answers{number}.npz.xz").write_bytes(lzma.compress(buffer.getvalue(), preset=1))
+
+
+def ask(folder: Path, seconds: float, workers: int) -> None:
+    """Ask for so long; a file for each process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    until, context = time.time() + seconds, multiprocessing.get_context("fork")
+    running = [context.Process(target=_ask, args=(number, workers, until, folder)) for number in range(workers)]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join()
+
+
+def answers(folder: Path) -> tuple[Any, list[Any], Any, Any]:
+    """Seeds, names, and of each direction the number of the name and the workspace."""
+    names, seeds, numbers, sizes = dict[Any, int](), [], [], []
+    for path in sorted(folder.glob("answers*.npz.xz")):
+        with np.load(io.BytesIO(lzma.decompress(path.read_bytes()))) as file:
+            listed = [(engine, tuple(map(tuple, knobs))) for engine, knobs in json.loads(bytes(file["names"]))]
+            places = np.array([*(names.setdefault(name, len(names)) for name in listed), -1])
+            seeds.append(file["seeds"])
+            numbers.append(places[file["name"]])
+            sizes.append(file["size"])
+    return np.concatenate(seeds), list(names), np.concatenate(numbers, 1), np.concatenate(sizes, 1)
+
+
+def without_parts(name: Any) -> tuple[tuple[int, tuple[tuple[int, int], ...]], int]:
+    """A name without the number of parts of a sum, and that number."""
+    engine, knobs = name
+    left, parts = dict(knobs), 0
+    if plans.SPLIT_K in left:
+        parts = left.pop(plans.SPLIT_K)
+    if plans.SLICES in left:
+        parts = left.pop(plans.SLICES)
+        if plans.SPLIT_K_BUFFERS in left:
+            left[plans.SPLIT_K_BUFFERS] = int(left[plans.SPLIT_K_BUFFERS] >= 0)
+    return (engine, tuple(sorted(left.items()))), parts
+
+
+class Labels:
+    """The answers of a direction: the plans, the commonest first, and of each problem its plan, parts and workspace."""
+
+    def __init__(self, folder: Path, direction: str) -> None:
+        self.seeds, names, numbers, sizes = answers(folder)
+        place = table.DIRECTIONS.index(direction)
+        number, self.sizes = numbers[place], sizes[place]
+        cut = [without_parts(name) for name in names]
+        counts = np.bincount(number[number >= 0], minlength=len(names))
+        seen: collections.Counter[Any] = collections.Counter()
+        for (plan, _), count in zip(cut, counts.tolist(), strict=True):
+            seen[plan] += count
+        self.plans = [plan for plan, count in seen.most_common() if count]
+        known = {plan: n for n, plan in enumerate(self.plans)}
+        self.plan = np.array([*(known.get(plan, -1) for plan, _ in cut), -1])[number]
+        self.parts = np.array([*(parts for _, parts in cut), 0])[number]
+
+
+# Training.
+
+
+def _inputs(task: tuple[Any, str]) -> Any:
+    return np.array([plans.network_inputs(problem) for problem in problems_of(*task)], dtype=np.float32)
+
+
+def _train(direction: str, seconds: float, inputs: Any, labels: Labels, out: Path) -> None:
+    """One network: residual layers with batch norms, which are folded into the weights when they are written."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    values, parts = np.unique(labels.parts, return_inverse=True)
+    mean, spread = inputs[:200_000].mean(0), inputs[:200_000].std(0) + 1e-3
+    x = torch.from_numpy((inputs - mean) / spread).to(device)
+    plan, part = torch.from_numpy(labels.plan).to(device), torch.from_numpy(parts).to(device)
+    split = torch.from_numpy(labels.parts > 0).to(device)
+    held = np.repeat(labels.seeds % HELD_OUT == 0, CHUNK)
+    learnt = torch.from_numpy(np.flatnonzero((labels.plan >= 0) & ~held)).to(device)
+    tested = torch.from_numpy(np.flatnonzero((labels.plan >= 0) & held)).to(device)
+
+    class Net(nn.Module):
+        """The network while it learns."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(WIDTH if n else x.shape[1], WIDTH) for n in range(LAYERS + 1))
+            self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(LAYERS + 1))
+            self.head, self.split = nn.Linear(WIDTH, len(labels.plans)), nn.Linear(WIDTH, len(values))
+            self.drop = nn.Dropout(DROPOUT)
+
+        def forward(self, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            """Scores of plans and of parts."""
+            with torch.autocast(device, enabled=False):  # lengths want more than 8 bits
+                hidden = torch.relu(self.norms[0](self.layers[0](given)))
+            for layer, norm in zip(self.layers[1:], self.norms[1:], strict=True):
+                hidden = hidden + torch.relu(norm(layer(hidden)))
+            hidden = self.drop(hidden)
+            return self.head(hidden), self.split(hidden)
+
+    net, top = Net().to(device), 3e-3
+    optimizer = torch.optim.AdamW(net.parameters(), lr=top, weight_decay=0.15, fused=device == "cuda")
+    cross_entropy, begin, step = nn.functional.cross_entropy, time.time(), 0
+    order, place = learnt, len(learnt)
+    while (done := (time.time() - begin) / seconds) < 1:
+        for group in optimizer.param_groups:
+            group["lr"] = top * (min(1, done / 0.03) * (1 + np.cos(np.pi * done)) / 2 + 1e-4)
+        if place + BATCH > len(order):
+            order, place = learnt[torch.randperm(len(learnt), device=device)], 0
+        chosen = order[place : place + BATCH]
+        place, step = place + BATCH, step + 1
+        with torch.autocast(device, torch.bfloat16):
+            scores, split_scores = net(x[chosen])
+            loss = cross_entropy(scores.float(), plan[chosen])
+            lost = cross_entropy(split_scores.float(), part[chosen], reduction="none")
+            loss = loss + (lost * split[chosen]).mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+    net.eval()
+    right = whole = 0
+    with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+        for chosen in tested.split(32768):
+            scores, split_scores = net(x[chosen])
+            good = scores.argmax(1) == plan[chosen]
+            right += int(good.sum())
+            whole += int((good & ((split_scores.argmax(1) == part[chosen]) | ~split[chosen])).sum())
+    passes, count = step * BATCH / len(learnt), len(tested)
+    print(
+        f"{direction}: {passes:.0f} passes; plan right {right / count:.1%}, with parts {whole / count:.1%}", flush=True
+    )
+    state = {name: value.detach().float().cpu().numpy() for name, value in net.state_dict().items()}
+    arrays = {"mean": mean, "std": spread, "parts": values, "layers": np.array(LAYERS)}
+    for n in range(LAYERS + 1):
+        scale = state[f"norms.{n}.weight"] / np.sqrt(state[f"norms.{n}.running_var"] + 1e-5)
+        bias = (state[f"layers.{n}.bias"] - state[f"norms.{n}.running_mean"]) * scale + state[f"norms.{n}.bias"]
+        name = f"layer{n - 1}" if n else "first"
+        arrays |= {name: state[f"layers.{n}.weight"] * scale[:, None], f"{name}_bias": bias}
+    for name in ("head", "split"):
+        arrays |= {name: state[f"{name}.weight"], f"{name}_bias": state[f"{name}.bias"]}
+    np.savez(out / f"network-{direction}.npz", **arrays)
+
+
+def train(folder: Path, seconds: float, workers: int) -> None:
+    """Train the three networks at once."""
+    context, running = multiprocessing.get_context("fork"), []
+    for direction in table.DIRECTIONS:
+        labels = Labels(folder, direction)
+        with context.Pool(workers) as pool:
+            inputs = np.concatenate(pool.map(_inputs, [(draw(int(seed)), direction) for seed in labels.seeds]))
+        running.append(context.Process(target=_train, args=(direction, seconds, inputs, labels, folder)))
+    for process in running:
+        process.start()
+    for process in running:
+        process.join()
+
+
+# What is shipped: the networks in few bits, and trees for each engine.
+
+
+def _in_bytes(weights: Any) -> tuple[Any, Any]:
+    scale = np.abs(weights).max(1) / 127 + 1e-12
+    return np.round(weights / scale[:, None]).astype(np.int8), scale.astype(np.float32)
+
+
+def _in_half_bytes(weights: Any) -> tuple[Any, Any]:
+    grouped = weights.reshape(len(weights), -1, plans.GROUP)
+    scale = (np.abs(grouped).max(2) / 7 + 1e-12).astype(np.float16)
+    whole = np.clip(np.round(grouped / scale[:, :, None].astype(np.float32)), -8, 7).astype(np.int8) + 8
+    whole = whole.reshape(weights.shape).astype(np.uint8)
+    return whole[:, 0::2] | whole[:, 1::2] << 4, scale
+
+
+def packed(trained: dict[str, Any], listed: list[Any], direction: str) -> dict[str, Any]:
+    """A network as it is shipped."""
+    found: dict[str, Any] = {name: trained[name] for name in ("layers", "mean", "std", "parts")}
+    if direction != "w":
+        found["parts"] = trained["parts"][:0]  # only filter gradients are split often enough
+    found["plans"] = np.frombuffer(json.dumps(listed).encode(), np.uint8)
+    for name in ("first", "head", *(["split"] if direction == "w" else [])):
+        weights = trained[name].astype(np.float32)
+        if name == "split":
+            chosen = trained["parts"] > 0
+            weights, found["parts"] = weights[chosen], trained["parts"][chosen]
+            trained["split_bias"] = trained["split_bias"][chosen]
+        found[name], found[f"{name}_scale"] = _in_bytes(weights)
+        found[f"{name}_bias"] = trained[f"{name}_bias"].astype(np.float32)
+    for n in range(int(trained["layers"])):
+        found[f"layer{n}"], found[f"layer{n}_scale"] = _in_half_bytes(trained[f"layer{n}"].astype(np.float32))
+        found[f"layer{n}_bias"] = trained[f"layer{n}_bias"].astype(np.float32)
+    return {f"{direction}_{name}": value for name, value in found.items()}
+
+
+def parts_taken(plan: plans.Plan, cut: plans.Grid, size: int, copies: int, knob: int) -> int:
+    """Into how many parts a sum is split: a knob, or, of persistent kernels, what the workspace tells."""
+    if plan.engine not in plans.PERSISTENT[plan.direction]:
+        return plans.split_parts(plan, knob)
+    left = size - copies - 16
+    if not cut.left or not cut.tile_bytes or left < CHUNK:
+        return 0
+    tiles = left // cut.tile_bytes
+    return tiles // cut.left if tiles % cut.left == 0 and cut.left < tiles <= cut.clusters else 0
+
+
+def in_copies(size: int, parts: Terms) -> Formula:
+    """The stand-in for a workspace that no formula gives: copies of all tensors, times a power of the root of two."""
+    octaves = round(2 * np.log2(max(size, 1) / all_copies(parts))) / 2
+    times = round(TIMES_AN_OCTAVE * min(max(octaves, -6), 6))
+    return Formula(0, 0, 0, 0, 0, 0, 0, 0, times or 1)
+
+
+def grow_engine(direction: str, engine: int, rows: Any, labels: Labels) -> dict[str, Any]:
+    """The trees of an engine: how many parts (`p`), and which formula gives the rest (`c`)."""
+    classifier = __import__("sklearn.tree", fromlist=["tree"]).DecisionTreeClassifier
+    of_engine = np.array([plan[0] == engine for plan in labels.plans] + [False])
+    places = np.flatnonzero(of_engine[labels.plan])
+    places = np.random.default_rng(1).permutation(places)
+    grouped = rows[places, 6] > 1  # copied in more ways than others: as many as there are, up to a half
+    places = np.sort(np.concatenate([places[grouped][: SAMPLE // 2], places[~grouped][: SAMPLE // 2]]))
+    problems, told, told_parts, rests, parts_seen = problems_of(rows[places], direction), [], [], [], []
+    for problem, place in zip(problems, places.tolist(), strict=True):
+        plan = plans.Plan(direction, engine, dict(labels.plans[labels.plan[place]][1]))
+        size = plans.lengths(problem)
+        cut, whole = plans.grid(plan, size), int(labels.sizes[place])
+        parts = parts_taken(plan, cut, whole, needed_copies(problem), int(labels.parts[place]))
+        told_parts.append(plans.tree_inputs(problem, plan, size, cut, 0))
+        told.append(plans.tree_inputs(problem, plan, size, cut, parts))
+        full = engine in plans.PERSISTENT[direction] and parts == cut.most_parts > 1
+        parts_seen.append(plans.AS_MANY_AS_FIT if full else parts)
+        rests.append(whole - plans.partial_bytes(plan, cut, parts))
+    sizes = np.array(rests, dtype=np.int64)
+    part = table.Measured(problems, np.maximum(sizes, 0), [terms(problem) for problem in problems])
+    formulas = [formula for formula, _ in table.find_formulas(part)][:FORMULAS]
+    columns, chosen = table.all_columns(part.parts), np.full(len(places), len(formulas))
+    for number, formula in reversed(list(enumerate(formulas))):
+        chosen[table.sizes_by(formula, columns) == part.sizes] = number
+    exact, rest = (
+        chosen < len(formulas),
+        [in_copies(int(size), each) for size, each in zip(sizes, part.parts, strict=True)],
+    )
+    listed = formulas + sorted({formula for formula, known in zip(rest, exact, strict=True) if not known})
+    number_of = {formula: number for number, formula in enumerate(listed)}
+    chosen = np.where(exact, chosen, [number_of.get(formula, 0) for formula in rest])
+    known = sizes >= 0
+    tree = classifier(max_leaf_nodes=600, min_samples_leaf=2, random_state=0)
+    found = {f"{direction}{engine}{COPIED}": (tree.fit(np.array(told)[known], chosen[known]), listed)}
+    right = (exact & known & (tree.predict(np.array(told)) == chosen)).mean()
+    if engine in plans.PERSISTENT[direction]:
+        tree = classifier(max_leaf_nodes=600, min_samples_leaf=2, random_state=0)
+        found[f"{direction}{engine}{PARTS}"] = tree.fit(np.array(told_parts), parts_seen), []
+    print(
+        f"{direction} {engine}: {len(places)} problems; {len(formulas)} formulas explain {(exact & known).mean():.1%}, "
+        f"{right:.1%} found",
+        flush=True,
+    )
+    arrays: dict[str, Any] = {}
+    for name, (tree, given) in found.items():
+        exported = table.export([tree]) | {
+            "formulas": np.array(given, dtype=np.int64).reshape(-1, len(Formula._fields))
+        }
+        arrays |= {f"{name}_{key}": value for key, value in exported.items()}
+    return arrays
+
+
+def _fit(folder: Path, direction: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The network and the trees of a direction, as arrays."""
+    labels = Labels(folder, direction)
+    rows = np.concatenate([draw(int(seed)) for seed in labels.seeds])
+    with np.load(folder / f"network-{direction}.npz") as file:
+        network = packed(dict(file), labels.plans, direction)
+    counts: collections.Counter[int] = collections.Counter()
+    for plan, count in zip(labels.plans, np.bincount(labels.plan[labels.plan >= 0]).tolist(), strict=True):
+        counts[plan[0]] += count
+    trees: dict[str, Any] = {}
+    for engine, count in counts.items():
+        if count >= LEAST_ASKED:
+            trees |= grow_engine(direction, engine, rows, labels)
+    return network, trees
+
+
+def fit(folder: Path, out: Path, workers: int) -> None:
+    """Write the files that are shipped."""
+    networks: dict[str, Any] = {}
+    trees: dict[str, Any] = {}
+    with multiprocessing.get_context("fork").Pool(min(workers, len(table.DIRECTIONS))) as pool:
+        for network, grown in pool.starmap(_fit, [(folder, direction) for direction in table.DIRECTIONS]):
+            networks |= network
+            trees |= grown
+    np.savez_compressed(out / PLAN_NETWORK, **networks)
+    np.savez_compressed(out / PLAN_TREES, **trees)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("ask", "train", "fit"))
+    parser.add_argument("folder", type=Path, help="of the answers and the networks")
+    parser.add_argument("--seconds", type=float, default=200, metavar="N", help="how long to ask or to train (200)")
+    parser.add_argument("--workers", type=int, default=16, metavar="N", help="processes (16)")
+    parser.add_argument("--out", type=Path, default=Path("."), metavar="DATA", help="folder for what is shipped")
+    options = parser.parse_args()
+    if options.what == "ask":
+        ask(options.folder, options.seconds, options.workers)
+    elif options.what == "train":
+        train(options.folder, options.seconds, options.workers)
+    else:
+        fit(options.folder, options.out, options.workers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,373 @@
+"""Which plan cuDNN names for a convolution, guessed by a network, and what such a plan takes.
+
+A plan is an engine and its knobs: the tile of results that a block of threads computes, how many blocks form a cluster,
+into how many parts a sum is split. The network was taught by cuDNN's own answers (`benchmarks/plan_network.py`). It
+knows a problem by `network_inputs` and gives every plan a probability.
+
+A plan's workspace is copies of tensors and a constant, which one it is decided by a small tree for each engine, and the
+partial sums of the kinds below:
+
+- A persistent kernel gives whole waves of tiles to the clusters of the GPU. The tiles that are left over are split
+  among all clusters, each of which keeps its part in single precision; counters for a tree of additions come on top.
+- A sliced kernel keeps all slices of a tile but one, and a counter for each slice.
+- A split kernel keeps each part of the filter's gradient.
+
+Needs NumPy. Only the H200 was asked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ullage.virtual.kernels.cudnn.formulas import (
+    DATA,
+    FILTER,
+    FORWARD,
+    ITEM_BYTES,
+    ConvolutionProblem,
+    product,
+    round_up,
+)
+
+# Knobs, by cuDNN's numbers (cudnnBackendKnobType_t).
+SPLIT_K, TILE, SPLIT_K_BUFFERS, TILE_K, SLICES, INDEX_MODE, WORKSPACE_KNOB = 0, 2, 12, 13, 17, 18, 25
+CLUSTER_ROWS, CLUSTER_COLUMNS = 27, 28
+_SEEN_KNOBS = (TILE, SPLIT_K_BUFFERS, TILE_K, INDEX_MODE, WORKSPACE_KNOB, CLUSTER_ROWS, CLUSTER_COLUMNS)
+
+PERSISTENT = {FORWARD: (62, 67), DATA: (67, 71), FILTER: (65, 68)}  # engines by direction
+SLICED = {FORWARD: (), DATA: (), FILTER: (10, 30, 39, 40)}
+SPLIT = {FORWARD: (), DATA: (), FILTER: (33, 34, 49, 50)}
+_UNPADDED = (39, 40)  # sliced engines whose tiles count the channels as they are
+
+# Rows and columns of a tile, by its number.
+_TILES = {
+    0: (128, 128), 1: (128, 64), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256), 7: (64, 128), 9: (64, 256),
+    16: (256, 32),
+}  # fmt: skip
+_SLICED_TILES = {
+    3: (256, 128), 5: (64, 64), 8: (64, 32), 10: (64, 16), 11: (32, 16), 12: (32, 32), 14: (16, 64), 23: (32, 128),
+}  # fmt: skip
+_MULTIPROCESSORS = 132
+_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 16, 8: 15, 16: 7}  # that an H200 runs at once, by their size
+_DEPTH = 64  # of the products that a block adds at once
+_DOUBT = 2.0  # scores divided by it are as sure as they are right, on problems that were held out of the training
+_MOST_LIKELY = 12  # plans that are looked at
+AS_MANY_AS_FIT = 1  # parts, as the trees name them; 0 is none
+
+
+class Plan(NamedTuple):
+    """An engine of cuDNN with its knobs, but for the number of parts of a sum."""
+
+    direction: str
+    engine: int
+    knobs: dict[int, int]
+
+    @property
+    def clusters(self) -> int:
+        """How many clusters of blocks the GPU runs at once."""
+        size = self.knobs.get(CLUSTER_ROWS, 1) * self.knobs.get(CLUSTER_COLUMNS, 1)
+        return _CLUSTERS.get(size, _MULTIPROCESSORS // size)
+
+
+class Grid(NamedTuple):
+    """How a plan cuts a problem: `tiles` (of clusters, for a persistent kernel) of `tile_bytes`, in `steps` of
+    products, and how many clusters run at once."""
+
+    tiles: int = 0
+    steps: int = 0
+    clusters: int = 1
+    tile_bytes: int = 0
+
+    @property
+    def left(self) -> int:
+        """Tiles after the last whole wave."""
+        return self.tiles % self.clusters
+
+    @property
+    def most_parts(self) -> int:
+        """Into how many parts each tile that is left can be split."""
+        return self.clusters // max(self.left, 1)
+
+
+class Lengths(NamedTuple):
+    """A problem in numbers: channels are those of a group, `wide` and `tall` are padded to 16 bytes."""
+
+    batch: int
+    inner: int
+    outer: int
+    groups: int
+    pixels: int
+    out_pixels: int
+    taps: int
+    wide: int
+    tall: int
+    item: int
+
+
+def lengths(problem: ConvolutionProblem) -> Lengths:
+    """The numbers of a problem.
+
+    >>> sizes = (2, 8, 5, 5), (16, 8, 1, 1), (2, 16, 5, 5)
+    >>> lengths(ConvolutionProblem("f", *sizes, (1, 1), (0, 0), (1, 1), 1, "f16", False)).out_pixels
+    25
+    """
+    groups, item = problem.groups, ITEM_BYTES[problem.kind]
+    inner, outer, unit = problem.source[1] // groups, problem.out[1] // groups, 16 // item
+    pixels, out_pixels, taps = (product(size[2:]) for size in (problem.source, problem.out, problem.weight))
+    wide, tall = round_up(inner, unit), round_up(outer, unit)
+    return Lengths(problem.source[0], inner, outer, groups, pixels, out_pixels, taps, wide, tall, item)
+
+
+def grid(plan: Plan, size: Lengths) -> Grid:
+    """How a plan cuts a problem into tiles; an empty grid if it keeps no partial sums.
+
+    >>> sizes = (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8)
+    >>> problem = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", True)
+    >>> grid(Plan("f", 67, {TILE: 0, CLUSTER_ROWS: 2, CLUSTER_COLUMNS: 1}), lengths(problem))
+    Grid(tiles=2, steps=9, clusters=66, tile_bytes=131072)
+    """
+    direction, knobs = plan.direction, plan.knobs
+    if plan.engine in PERSISTENT[direction]:
+        rows, columns = _TILES.get(knobs[TILE], (0, 0))
+        high, wide = knobs[CLUSTER_ROWS], knobs[CLUSTER_COLUMNS]
+        if not rows:
+            return Grid(clusters=plan.clusters)
+        if direction == FILTER:
+            down, across = -(-size.outer // rows), size.taps * -(-size.inner // columns)
+            steps = -(-size.batch * size.out_pixels // _DEPTH)
+        elif direction == FORWARD:
+            down, across = -(-size.batch * size.out_pixels // rows), -(-size.outer // columns)
+            steps = size.taps * -(-size.inner // _DEPTH)
+        else:
+            down, across = -(-size.batch * size.pixels // rows), -(-size.inner // columns)
+            steps = size.taps * -(-size.outer // _DEPTH)
+        tiles = -(-down // high) * -(-across // wide) * size.groups
+        return Grid(tiles, steps, plan.clusters, rows * columns * 4 * high * wide)
+    steps = -(-size.batch * size.out_pixels // _DEPTH)
+    if plan.engine in SLICED[direction]:
+        rows, columns = _SLICED_TILES.get(knobs[TILE], (0, 0))
+        inner = size.inner if plan.engine in _UNPADDED else size.wide
+        tiles = -(-size.outer // max(rows, 1)) * -(-inner * size.taps // max(columns, 1)) * size.groups
+        return Grid(tiles, steps, _MULTIPROCESSORS, rows * columns * 4)
+    if plan.engine in SPLIT[direction]:
+        tiles = -(-size.tall // 64) * -(-size.wide * size.taps // 64) * size.groups
+        return Grid(tiles, steps, _MULTIPROCESSORS, size.groups * size.wide * size.tall * size.taps * 4)
+    return Grid()
+
+
+def partial_bytes(plan: Plan, cut: Grid, parts: int) -> int:
+    """Bytes of the partial sums of a plan, and of their counters.
+
+    >>> partial_bytes(Plan("w", 49, {}), Grid(1, 1, 132, 512), 118)
+    60416
+    """
+    if parts < 2 and plan.engine not in SPLIT[plan.direction]:
+        return 0
+    if plan.engine in PERSISTENT[plan.direction]:
+        blocks = cut.left * plan.knobs[CLUSTER_ROWS] * plan.knobs[CLUSTER_COLUMNS]
+        return cut.left * parts * cut.tile_bytes + 4 * blocks * _additions(parts)
+    if plan.engine in SLICED[plan.direction]:
+        return cut.tiles * ((parts - 1) * cut.tile_bytes + 4 * parts) if cut.tile_bytes else 0
+    return parts * cut.tile_bytes
+
+
+def split_parts(plan: Plan, split: int) -> int:
+    """The parts of a sum by the knob `split`: a sliced kernel without buffers has two."""
+    if plan.engine in SLICED[plan.direction]:
+        return split if plan.knobs.get(SPLIT_K_BUFFERS, 1) else 2
+    return split if plan.engine in SPLIT[plan.direction] else 0
+
+
+def split_shares(plan: Plan, shares: dict[int, float]) -> dict[int, float]:
+    """`split_parts` of several numbers, each with its share."""
+    found: dict[int, float] = {}
+    for split, share in shares.items():
+        parts = split_parts(plan, split)
+        found[parts] = found.get(parts, 0.0) + share
+    return found
+
+
+def whole_parts(cut: Grid, named: int) -> int:
+    """The parts that a tree names, as far as the GPU has room for them.
+
+    >>> whole_parts(Grid(tiles=5, clusters=17), AS_MANY_AS_FIT)
+    3
+    """
+    parts = cut.most_parts if named == AS_MANY_AS_FIT else named
+    return parts if parts > 1 and 0 < cut.left * parts <= cut.clusters else 0
+
+
+def _additions(parts: int) -> int:
+    """The additions by which a tree adds so many parts, two at a time.
+
+    >>> _additions(4), _additions(5)
+    (3, 6)
+    """
+    count = 0
+    while parts > 1:
+        parts = -(-parts // 2)
+        count += parts
+    return count
+
+
+def tree_inputs(problem: ConvolutionProblem, plan: Plan, size: Lengths, cut: Grid, parts: int) -> list[int]:
+    """What the trees of an engine are told: whole numbers."""
+    flat = len(problem.weight) == 4
+    filter_lengths = ((1,) if flat else ()) + problem.weight[2:]
+    dims = 3 if not flat else 1 if problem.source[2] == problem.weight[2] == 1 else 2
+    numbers = [
+        problem.channels_last, ("f32", "f16", "bf16").index(problem.kind), dims, size.wide > size.inner,
+        size.tall > size.outer, size.taps, size.pixels > 1, size.out_pixels > 1, size.groups, size.inner, size.outer,
+        size.batch, max(problem.stride), max(problem.dilation), max(problem.padding), size.inner & -size.inner,
+        size.outer & -size.outer, size.out_pixels & -size.out_pixels, size.pixels & -size.pixels, size.out_pixels,
+        size.pixels, size.inner * size.groups, size.outer * size.groups, *filter_lengths, cut.tiles > cut.clusters,
+        cut.tiles, cut.left, cut.most_parts, cut.steps, cut.steps // max(cut.most_parts, 1), cut.tiles // cut.clusters,
+        cut.clusters, parts > 0, problem.source[-1], problem.source[-2], problem.out[-1], size.inner - size.outer,
+        max(size.inner, size.outer),
+    ]  # fmt: skip
+    return [int(number) for number in numbers] + [plan.knobs.get(knob, -9) for knob in _SEEN_KNOBS]
+
+
+_TILE_SHAPES = (
+    (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128),
+    (64, 32), (32, 32),
+)  # fmt: skip
+
+
+def network_inputs(problem: ConvolutionProblem) -> list[float]:
+    """What the network is told of a problem: logarithms of lengths, their divisors, how tiles fill the GPU."""
+    size, item = lengths(problem), ITEM_BYTES[problem.kind]
+    batch, inner, outer, groups, pixels, out_pixels, taps, wide, tall, _ = size
+    flat = len(problem.source) == 4
+
+    def three(values: tuple[int, ...], fill: int) -> tuple[int, ...]:
+        return (fill, *values) if flat else values
+
+    s, o, k = (three(each[2:], 1) for each in (problem.source, problem.out, problem.weight))
+    t, d, p = three(problem.stride, 1), three(problem.dilation, 1), three(problem.padding, 0)
+    line = flat and s[1] == k[1] == 1
+    found: list[float] = []
+
+    def logs(*values: float) -> None:
+        found.extend(math.log2(value) if value > 1 else 0.0 for value in values)
+
+    def multiples(number: int, *units: int) -> None:
+        found.extend(number % unit == 0 for unit in units)
+
+    logs(batch, inner, outer, groups, *s, *k, *o, *t, *d, *(length + 1 for length in p))
+    found += [problem.kind == kind for kind in ("f32", "f16", "bf16")]
+    found += [problem.channels_last, line, flat and not line, not flat]
+    for taps_of in k[1:]:
+        found += [taps_of == number for number in (1, 2, 3, 4, 5, 7)]
+    same = all(a == b * (c - 1) // 2 for a, b, c in zip(p, d, k, strict=True))
+    found += [k[0] == 1, k[0] == 3, *(t[2] == number for number in (1, 2, 3, 4))]
+    found += [max(t) == 1, max(d) == 1, same, max(p) == 0]
+    found += [taps == 1 and max(t) == 1 and max(p) == 0, t == k, s[1] == s[2], k[1] == k[2]]
+    for channels in (inner, outer, groups):
+        multiples(channels, 2, 4, 8, 16, 32, 64, 128)
+        found += [channels == number for number in (1, 2, 3, 4)]
+    logs(wide / inner, tall / outer)
+    for number in (pixels, out_pixels, batch, batch * out_pixels):
+        multiples(number, 2, 4, 8, 16, 32)
+    for number in (s[2], o[2]):
+        multiples(number, 2, 4, 8)
+    turned = not problem.channels_last
+    source_copied = wide > inner or (turned and pixels > 1 < inner * groups)
+    out_copied = tall > outer or (turned and out_pixels > 1 < outer * groups)
+    found += [source_copied, out_copied, wide > inner or tall > outer or (turned and taps > 1 < inner)]
+    source, out, weight = (
+        batch * groups * inner * pixels,
+        batch * groups * outer * out_pixels,
+        groups * inner * outer * taps,
+    )
+    logs(source * item, out * item, weight * item, pixels, out_pixels, taps, inner * groups, outer * groups)
+    copies = source // inner * wide * source_copied + out // outer * tall * out_copied
+    logs(1 + copies * item)
+    rows, columns, depth = {
+        FORWARD: (batch * out_pixels, outer, inner * taps),
+        DATA: (batch * pixels, inner, outer * taps),
+        FILTER: (outer, inner * taps, batch * out_pixels),
+    }[problem.direction]
+    work = rows * columns * depth * groups
+    logs(rows, columns, depth, work, -(-depth // 32), -(-depth // 64))
+    found.append(math.log2(work / ((source + out + weight) * item)))
+    multiples(depth, 8, 16, 32, 64)
+    multiples(columns, 8, 16, 32, 64)
+    for unit in (32, 64, 128, 256):
+        found += [rows / round_up(rows, unit), columns / round_up(columns, unit)]
+    for high, across in _TILE_SHAPES:
+        tiles = -(-rows // high) * -(-columns // across) * groups
+        logs(tiles)
+        found += [tiles / round_up(tiles, _MULTIPROCESSORS), min(tiles / _MULTIPROCESSORS, 6)]
+    return found
+
+
+class PlanNetwork:
+    """The network of one direction. Its weights are stored in 4 bits (between hidden layers) and 8 bits."""
+
+    def __init__(self, values: dict[str, Any], np: Any, direction: str) -> None:
+        self._np = np
+        self._mean, self._scale = values["mean"], 1 / values["std"]
+        layers = int(values["layers"])
+        self._layers = [(_from_bytes(values, "first", np), values["first_bias"])]
+        self._layers += [(_from_half_bytes(values, f"layer{n}", np), values[f"layer{n}_bias"]) for n in range(layers)]
+        self._head = _from_bytes(values, "head", np), values["head_bias"]
+        self._split = (_from_bytes(values, "split", np), values["split_bias"]) if "split" in values else None
+        self._parts = values["parts"].tolist()
+        listed = json.loads(bytes(values["plans"]).decode())
+        self._plans = [Plan(direction, engine, {int(k): v for k, v in knobs}) for engine, knobs in listed]
+
+    def plans(self, problem: ConvolutionProblem, least: float) -> list[tuple[Plan, dict[int, float], float]]:
+        """The plans that are as likely as this at `least`, the likeliest first: each with the parts of a sum that it
+        would be split into, as far as that is a knob, with their shares, and its own share."""
+        np = self._np
+        hidden = (np.array(network_inputs(problem), dtype=np.float32) - self._mean) * self._scale
+        for number, (weights, bias) in enumerate(self._layers):
+            added = np.maximum(weights @ hidden + bias, 0)
+            hidden = added if number == 0 else hidden + added
+        parts = {0: 1.0}
+        if self._split is not None:
+            parts = {self._parts[place]: share for place, share in self._likely(self._split, hidden, least)}
+        return [(self._plans[place], parts, share) for place, share in self._likely(self._head, hidden, least)]
+
+    def _likely(self, layer: tuple[Any, Any], hidden: Any, least: float) -> list[tuple[int, float]]:
+        """The places of a last layer with a share of this at least, the largest first."""
+        np, (weights, bias) = self._np, layer
+        scores = (weights @ hidden + bias) / _DOUBT
+        shares = np.exp(scores - scores.max())
+        shares /= shares.sum()
+        order = np.argsort(-shares)[:_MOST_LIKELY].tolist()
+        return [(place, float(shares[place])) for place in order if shares[place] >= least or place == order[0]]
+
+
+def _from_bytes(values: dict[str, Any], name: str, np: Any) -> Any:
+    return values[name].astype(np.float32) * values[f"{name}_scale"][:, None].astype(np.float32)
+
+
+GROUP = 16  # weights that share a scale
+
+
+def _from_half_bytes(values: dict[str, Any], name: str, np: Any) -> Any:
+    packed = values[name]
+    weights = np.empty((packed.shape[0], 2 * packed.shape[1]), dtype=np.float32)
+    weights[:, 0::2] = (packed & 15).astype(np.float32) - 8
+    weights[:, 1::2] = (packed >> 4).astype(np.float32) - 8
+    scales = values[f"{name}_scale"].astype(np.float32)
+    return (weights.reshape(len(weights), -1, GROUP) * scales[:, :, None]).reshape(weights.shape)
+
+
+@cache
+def network(path: Path, direction: str) -> PlanNetwork | None:
+    """The network of a direction in a file; `None` if there is no such file."""
+    if not path.exists():
+        return None
+    import numpy as np
+
+    with np.load(path) as file:
+        prefix = f"{direction}_"
+        values = {name.removeprefix(prefix): file[name] for name in file if name.startswith(prefix)}
+    return PlanNetwork(values, np, direction)
