@@ -436,7 +436,7 @@ def packed(trained: dict[str, Any], listed: list[Any], direction: str) -> dict[s
     return {f"{direction}_{name}": value for name, value in found.items()}
 
 
-def parts_taken(plan: plans.Plan, cut: plans.Grid, size: int, copies: int, knob: int) -> int:
+def parts_taken(plan: plans.EnginePlan, cut: plans.Grid, size: int, copies: int, knob: int) -> int:
     """Into how many parts a sum is split: a knob, or, of persistent kernels, what the workspace tells."""
     if plan.engine not in plans.PERSISTENT[plan.direction]:
         return plans.split_parts(plan, knob)
@@ -464,7 +464,7 @@ def grow_engine(direction: str, engine: int, rows: Any, labels: Labels) -> dict[
     places = np.sort(np.concatenate([places[grouped][: SAMPLE // 2], places[~grouped][: SAMPLE // 2]]))
     problems, told, told_parts, rests, parts_seen = problems_of(rows[places], direction), [], [], [], []
     for problem, place in zip(problems, places.tolist(), strict=True):
-        plan = plans.Plan(direction, engine, dict(labels.plans[labels.plan[place]][1]))
+        plan = plans.EnginePlan(direction, engine, dict(labels.plans[labels.plan[place]][1]))
         size = plans.lengths(problem)
         cut, whole = plans.grid(plan, size), int(labels.sizes[place])
         parts = parts_taken(plan, cut, whole, needed_copies(problem), int(labels.parts[place]))

@@ -7,7 +7,7 @@ import pytest
 from ullage.research.ranking.truth import measured_rows
 from ullage.virtual.kernels.cudnn import plans, workspaces
 from ullage.virtual.kernels.cudnn.formulas import CandidatePlan, ConvolutionProblem, needed_copies
-from ullage.virtual.kernels.cudnn.plans import Plan
+from ullage.virtual.kernels.cudnn.plans import EnginePlan
 
 ANSWERS = Path(__file__).parents[2] / "benchmarks" / "data" / "h200_fresh_answers.jsonl.xz"
 H200 = (9, 0)
@@ -47,7 +47,7 @@ TAKEN = {
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_plan_takes_its_copies_and_its_partial_sums(name):
     asked, engine, knobs, parts, rest, taken = TAKEN[name]
-    plan = Plan(asked.direction, engine, knobs)
+    plan = EnginePlan(asked.direction, engine, knobs)
     cut = plans.grid(plan, plans.lengths(asked))
     persistent = engine in plans.PERSISTENT[asked.direction]
     parts = plans.whole_parts(cut, parts) if persistent else plans.split_parts(plan, parts)

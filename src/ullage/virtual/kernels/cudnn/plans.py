@@ -59,7 +59,7 @@ _MOST_LIKELY = 12  # plans that are looked at
 AS_MANY_AS_FIT = 1  # parts, as the trees name them; 0 is none
 
 
-class Plan(NamedTuple):
+class EnginePlan(NamedTuple):
     """An engine of cuDNN with its knobs, but for the number of parts of a sum."""
 
     direction: str
@@ -127,7 +127,7 @@ def grid(plan: Plan, size: Lengths) -> Grid:
 
     >>> sizes = (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8)
     >>> problem = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", True)
-    >>> grid(Plan("f", 67, {TILE: 0, CLUSTER_ROWS: 2, CLUSTER_COLUMNS: 1}), lengths(problem))
+    >>> grid(EnginePlan("f", 67, {TILE: 0, CLUSTER_ROWS: 2, CLUSTER_COLUMNS: 1}), lengths(problem))
     Grid(tiles=2, steps=9, clusters=66, tile_bytes=131072)
     """
     direction, knobs = plan.direction, plan.knobs
@@ -162,7 +162,7 @@ def grid(plan: Plan, size: Lengths) -> Grid:
 def partial_bytes(plan: Plan, cut: Grid, parts: int) -> int:
     """Bytes of the partial sums of a plan, and of their counters.
 
-    >>> partial_bytes(Plan("w", 49, {}), Grid(1, 1, 132, 512), 118)
+    >>> partial_bytes(EnginePlan("w", 49, {}), Grid(1, 1, 132, 512), 118)
     60416
     """
     if parts < 2 and plan.engine not in SPLIT[plan.direction]:
@@ -319,9 +319,9 @@ class PlanNetwork:
         self._split = (_from_bytes(values, "split", np), values["split_bias"]) if "split" in values else None
         self._parts = values["parts"].tolist()
         listed = json.loads(bytes(values["plans"]).decode())
-        self._plans = [Plan(direction, engine, {int(k): v for k, v in knobs}) for engine, knobs in listed]
+        self._plans = [EnginePlan(direction, engine, {int(k): v for k, v in knobs}) for engine, knobs in listed]
 
-    def plans(self, problem: ConvolutionProblem, least: float) -> list[tuple[Plan, dict[int, float], float]]:
+    def plans(self, problem: ConvolutionProblem, least: float) -> list[tuple[EnginePlan, dict[int, float], float]]:
         """The plans that are as likely as this at `least`, the likeliest first: each with the parts of a sum that it
         would be split into, as far as that is a knob, with their shares, and its own share."""
         np = self._np
