@@ -122,7 +122,7 @@ def lengths(problem: ConvolutionProblem) -> Lengths:
     return Lengths(problem.source[0], inner, outer, groups, pixels, out_pixels, taps, wide, tall, item)
 
 
-def grid(plan: Plan, size: Lengths) -> Grid:
+def grid(plan: EnginePlan, size: Lengths) -> Grid:
     """How a plan cuts a problem into tiles; an empty grid if it keeps no partial sums.
 
     >>> sizes = (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8)
@@ -159,7 +159,7 @@ def grid(plan: Plan, size: Lengths) -> Grid:
     return Grid()
 
 
-def partial_bytes(plan: Plan, cut: Grid, parts: int) -> int:
+def partial_bytes(plan: EnginePlan, cut: Grid, parts: int) -> int:
     """Bytes of the partial sums of a plan, and of their counters.
 
     >>> partial_bytes(EnginePlan("w", 49, {}), Grid(1, 1, 132, 512), 118)
@@ -175,14 +175,14 @@ def partial_bytes(plan: Plan, cut: Grid, parts: int) -> int:
     return parts * cut.tile_bytes
 
 
-def split_parts(plan: Plan, split: int) -> int:
+def split_parts(plan: EnginePlan, split: int) -> int:
     """The parts of a sum by the knob `split`: a sliced kernel without buffers has two."""
     if plan.engine in SLICED[plan.direction]:
         return split if plan.knobs.get(SPLIT_K_BUFFERS, 1) else 2
     return split if plan.engine in SPLIT[plan.direction] else 0
 
 
-def split_shares(plan: Plan, shares: dict[int, float]) -> dict[int, float]:
+def split_shares(plan: EnginePlan, shares: dict[int, float]) -> dict[int, float]:
     """`split_parts` of several numbers, each with its share."""
     found: dict[int, float] = {}
     for split, share in shares.items():
@@ -214,7 +214,7 @@ def _additions(parts: int) -> int:
     return count
 
 
-def tree_inputs(problem: ConvolutionProblem, plan: Plan, size: Lengths, cut: Grid, parts: int) -> list[int]:
+def tree_inputs(problem: ConvolutionProblem, plan: EnginePlan, size: Lengths, cut: Grid, parts: int) -> list[int]:
     """What the trees of an engine are told: whole numbers."""
     flat = len(problem.weight) == 4
     filter_lengths = ((1,) if flat else ()) + problem.weight[2:]
