@@ -531,7 +531,7 @@ def fit(folder: Path, out: Path, workers: int) -> None:
         for network, grown in pool.starmap(_fit, [(folder, direction) for direction in table.DIRECTIONS]):
             networks |= network
             trees |= grown
-    np.savez_compressed(out / PLAN_NETWORK, **networks)
+    np.savez(out / PLAN_NETWORK, **networks)  # few bits do not compress
     np.savez_compressed(out / PLAN_TREES, **trees)
 
 
