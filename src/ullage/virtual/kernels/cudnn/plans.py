@@ -35,8 +35,8 @@ from ullage.virtual.kernels.cudnn.formulas import (
 
 # Knobs, by cuDNN's numbers (cudnnBackendKnobType_t).
 SPLIT_K, TILE, SPLIT_K_BUFFERS, TILE_K, SLICES, INDEX_MODE, WORKSPACE_KNOB = 0, 2, 12, 13, 17, 18, 25
-CLUSTER4, CLUSTER_COLUMNS = 27, 28
-_SEEN_KNOBS = (TILE, SPLIT_K_BUFFERS, TILE_K, INDEX_MODE, WORKSPACE_KNOB, CLUSTER4, CLUSTER_COLUMNS)
+CLUSTER_ROWS, CLUSTER_COLUMNS = 27, 28
+_SEEN_KNOBS = (TILE, SPLIT_K_BUFFERS, TILE_K, INDEX_MODE, WORKSPACE_KNOB, CLUSTER_ROWS, CLUSTER_COLUMNS)
 
 PERSISTENT = {FORWARD: (62, 67), DATA: (67, 71), FILTER: (65, 68)}  # engines by direction
 SLICED = {FORWARD: (), DATA: (), FILTER: (10, 30, 39, 40)}
@@ -69,7 +69,7 @@ class EnginePlan(NamedTuple):
     @property
     def clusters(self) -> int:
         """How many clusters of blocks the GPU runs at once."""
-        size = self.knobs.get(CLUSTER4, 1) * self.knobs.get(CLUSTER_COLUMNS, 1)
+        size = self.knobs.get(CLUSTER_ROWS, 1) * self.knobs.get(CLUSTER_COLUMNS, 1)
         return _CLUSTERS.get(size, _MULTIPROCESSORS // size)
 
 
@@ -127,13 +127,13 @@ def grid(plan: EnginePlan, size: Lengths) -> Grid:
 
     >>> sizes = (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8)
     >>> problem = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", True)
-    >>> grid(EnginePlan("f", 67, {TILE: 0, CLUSTER4: 2, CLUSTER_COLUMNS: 1}), lengths(problem))
+    >>> grid(EnginePlan("f", 67, {TILE: 0, CLUSTER_ROWS: 2, CLUSTER_COLUMNS: 1}), lengths(problem))
     Grid(tiles=2, steps=9, clusters=66, tile_bytes=131072)
     """
     direction, knobs = plan.direction, plan.knobs
     if plan.engine in PERSISTENT[direction]:
         rows, columns = _TILES.get(knobs[TILE], (0, 0))
-        high, wide = knobs[CLUSTER4], knobs[CLUSTER_COLUMNS]
+        high, wide = knobs[CLUSTER_ROWS], knobs[CLUSTER_COLUMNS]
         if not rows:
             return Grid(clusters=plan.clusters)
         if direction == FILTER:
@@ -168,7 +168,7 @@ def partial_bytes(plan: EnginePlan, cut: Grid, parts: int) -> int:
     if parts < 2 and plan.engine not in SPLIT[plan.direction]:
         return 0
     if plan.engine in PERSISTENT[plan.direction]:
-        blocks = cut.left * plan.knobs[CLUSTER4] * plan.knobs[CLUSTER_COLUMNS]
+        blocks = cut.left * plan.knobs[CLUSTER_ROWS] * plan.knobs[CLUSTER_COLUMNS]
         return cut.left * parts * cut.tile_bytes + 4 * blocks * _additions(parts)
     if plan.engine in SLICED[plan.direction]:
         return cut.tiles * ((parts - 1) * cut.tile_bytes + 4 * parts) if cut.tile_bytes else 0
