@@ -6,11 +6,18 @@ import pytest
 
 from ullage.research.ranking.truth import measured_rows
 from ullage.virtual.kernels.cudnn import plans, workspaces
-from ullage.virtual.kernels.cudnn.formulas import CandidatePlan, ConvolutionProblem, needed_copies
+from ullage.virtual.kernels.cudnn.formulas import (
+    CandidatePlan,
+    ConvolutionProblem,
+    Formula,
+    needed_copies,
+    terms,
+)
 from ullage.virtual.kernels.cudnn.plans import EnginePlan
 
 ANSWERS = Path(__file__).parents[2] / "benchmarks" / "data" / "h200_fresh_answers.jsonl.xz"
 H200 = (9, 0)
+NOTHING = Formula(0, 0, 0, 0, 0, 0, 0)
 
 
 def problem(direction, source, weight, out, kind, last=False, stride=1, padding=0):
@@ -78,8 +85,18 @@ def test_the_network_speaks_for_its_own_architecture_alone(monkeypatch):
     assert again[H200].size == again[10, 0].size == 12345
 
 
-def test_parts_of_a_sum_that_are_not_sure_widen_the_guess():
+def test_parts_of_a_sum_that_are_not_sure_are_named_too():
     """cuDNN splits this gradient into three parts, of 107 MB; the network thinks that one is likelier."""
     sizes = (2, 405, 28, 28), (222, 405, 7, 7), (2, 222, 28, 28)
-    guess = workspaces.guess(problem("w", *sizes, "bf16", padding=3), H200)
-    assert guess.size < 136328336 <= guess.larger
+    asked = problem("w", *sizes, "bf16", padding=3)
+    named = workspaces.sizes_by_plans(asked, terms(asked))
+    assert named[0][0] < 136328336 <= max(size for size, share in named if share >= 0.02)
+
+
+def test_of_trees_and_network_the_surer_one_is_taken(monkeypatch):
+    asked = problem("f", (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8), "f16", padding=1)
+    monkeypatch.setattr(workspaces, "votes", lambda *asked: [(Formula(0, 0, 0, 0, 0, 100, 0), 3.0), (NOTHING, 2.0)])
+    monkeypatch.setattr(workspaces, "sizes_by_plans", lambda *asked: [(500, 0.5), (700, 0.5)])
+    assert workspaces.guess(asked, H200)[:2] == (100, 700)
+    monkeypatch.setattr(workspaces, "sizes_by_plans", lambda *asked: [(500, 0.7), (700, 0.3)])
+    assert workspaces.guess(asked, H200)[:2] == (500, 700)

@@ -404,12 +404,18 @@ def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
     >>> by_votes([(copies, 2.0), (nothing, 98.0)], Terms((0, 100), (0, 50), (0, 10), (0, 36), 2, 1)).larger
     150
     """
+    shares = shares_of_votes(votes, parts)
+    return by_shares(shares, max(shares, key=lambda size: (shares[size], size), default=0), parts)
+
+
+def shares_of_votes(votes: list[tuple[Formula, float]], parts: Terms) -> dict[int, float]:
+    """The votes by the size that their formulas give."""
     shares: dict[int, float] = {}
     for formula, weight in votes:
         if formula.buffer != FOURIER or parts.buffers[FOURIER]:
             size = evaluate(formula, parts)
             shares[size] = shares.get(size, 0.0) + weight
-    return by_shares(shares, max(shares, key=lambda size: (shares[size], size), default=0), parts)
+    return shares
 
 
 def by_shares(shares: dict[int, float], size: int, parts: Terms) -> Workspace:
