@@ -4,8 +4,8 @@
     ullage measure cudnn tasks.json.gz --out plans.jsonl                               # on a machine with an H200
     python benchmarks/cudnn_answers.py plans.jsonl
 
-Of the answers, those count whose problem is in the shipped table. Beside them is how often the network, which has seen
-none of them, says what was measured, and for all answers how often it says what cuDNN does.
+Of the answers, those count whose problem is in the shipped table. Beside them is how often the guess of
+trees and network says what was measured, and for all answers how often it says what cuDNN does.
 """
 
 from __future__ import annotations

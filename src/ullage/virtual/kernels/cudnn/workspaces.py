@@ -1,9 +1,9 @@
 """The workspace that cuDNN takes for a convolution, looked up or guessed.
 
 What a workspace can be is a formula (`formulas.py`). Which formula applies depends on the plan that cuDNN chooses, and
-that on the architecture. For the H200 a table of measured calls has the answer, and a network guesses the plan of all
-other problems (`plans.py`). For each other architecture that cuDNN could be asked about (`ullage measure cudnn`),
-decision trees guess the formula.
+that on the architecture. Decision trees guess it, one file of them for each architecture that cuDNN could be asked
+about (`ullage measure cudnn`). For the H200 a table of measured calls has the answer, too, and a network guesses the
+plan of what is not in it (`plans.py`).
 
 The number of multiprocessors changes answers for sm_90 alone. A table for another GPU (`convolution_table*.npz`) put
 into `data/` serves the GPUs that its header names.
@@ -403,25 +403,20 @@ def guess(problem: ConvolutionProblem, capability: tuple[int, int] | None) -> Wo
     all kinds. Where they disagree, the one that is surer is right more often.
     """
     parts = terms(problem)
-    voted = shares_of_votes(votes(problem, trees_of(capability)), parts)
     named = sizes_by_plans(problem, parts) if capability not in ASKED or capability == MEASURED_CAPABILITY else None
-    size = max(voted, key=lambda size: (voted[size], size), default=0)
-    if not named:
-        return by_shares(voted, size, parts)
-    shares = _in_all(named, 0.5)
-    likeliest = named[0][0]
-    if not voted or shares[likeliest] / 0.5 >= voted[size] / sum(voted.values()):
-        size = likeliest
-    for other, share in _in_all(list(voted.items()), 0.5).items():
-        shares[other] = shares.get(other, 0.0) + share
+    voted = shares_of_votes(votes(problem, trees_of(capability)), parts)
+    found = [(_in_all(named), named[0][0])] if named else []
+    if voted:
+        found.append((_in_all(list(voted.items())), max(voted, key=lambda size: (voted[size], size))))
+    shares, size = max(found, key=lambda pair: pair[0][pair[1]], default=({}, 0))
     return by_shares(shares, size, parts)
 
 
-def _in_all(named: list[tuple[int, float]], whole: float) -> dict[int, float]:
-    """Shares by size, which add up to the whole."""
+def _in_all(named: list[tuple[int, float]]) -> dict[int, float]:
+    """Shares by size, which add up to 1."""
     total, shares = sum(share for _, share in named), dict[int, float]()
     for size, share in named:
-        shares[size] = shares.get(size, 0.0) + share / total * whole
+        shares[size] = shares.get(size, 0.0) + share / total
     return shares
 
 
