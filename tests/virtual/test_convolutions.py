@@ -148,9 +148,9 @@ def test_random_layers_that_nothing_was_fitted_on(look_ups):
     """Drawn by benchmarks/held_out_convolutions.py, measured on an H200, and used for nothing else."""
     with gzip.open(HELD_OUT, "rt") as file:
         found = outside_the_table(file, look_ups)
-    count, exact, close, beyond = found["aten.convolution.default"]  # 312 and 363 of 396
+    count, exact, close, beyond = found["aten.convolution.default"]  # 319 and 369 of 396
     assert count > 390 and exact >= 0.77 and close >= 0.90
-    count, exact, close, more = found["aten.convolution_backward.default"]  # 236 and 311 of 396
+    count, exact, close, more = found["aten.convolution_backward.default"]  # 247 and 314 of 396
     assert count > 390 and exact >= 0.58 and close >= 0.77
     assert beyond + more <= 2  # of 792
 
