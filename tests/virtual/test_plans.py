@@ -97,6 +97,6 @@ def test_of_trees_and_network_the_surer_one_is_taken(monkeypatch):
     asked = problem("f", (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8), "f16", padding=1)
     monkeypatch.setattr(workspaces, "votes", lambda *asked: [(Formula(0, 0, 0, 0, 0, 100, 0), 3.0), (NOTHING, 2.0)])
     monkeypatch.setattr(workspaces, "sizes_by_plans", lambda *asked: [(500, 0.5), (700, 0.5)])
-    assert workspaces.guess(asked, H200)[:2] == (100, 100)
+    assert workspaces.guess(asked, H200)[:2] == (100, 700)
     monkeypatch.setattr(workspaces, "sizes_by_plans", lambda *asked: [(500, 0.7), (700, 0.3)])
     assert workspaces.guess(asked, H200)[:2] == (500, 700)

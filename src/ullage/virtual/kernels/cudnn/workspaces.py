@@ -400,23 +400,28 @@ def guess(problem: ConvolutionProblem, capability: tuple[int, int] | None) -> Wo
     """The workspace of a problem that was not measured, on an architecture.
 
     The H200 has both trees, which were grown on the layers of models, and a network, which has seen random problems of
-    all kinds. Where they disagree, the one that is surer is right more often.
+    all kinds. Where they disagree, the surer one is taken, and both count for what is not unlikely.
     """
     parts = terms(problem)
-    named = sizes_by_plans(problem, parts) if capability not in ASKED or capability == MEASURED_CAPABILITY else None
     voted = shares_of_votes(votes(problem, trees_of(capability)), parts)
-    found = [(_in_all(named), named[0][0])] if named else []
-    if voted:
-        found.append((_in_all(list(voted.items())), max(voted, key=lambda size: (voted[size], size))))
-    shares, size = max(found, key=lambda pair: pair[0][pair[1]], default=({}, 0))
+    named = sizes_by_plans(problem, parts) if capability not in ASKED or capability == MEASURED_CAPABILITY else None
+    size = max(voted, key=lambda size: (voted[size], size), default=0)
+    if not named:
+        return by_shares(voted, size, parts)
+    shares = _in_all(named, 0.5)
+    likeliest = named[0][0]
+    if not voted or shares[likeliest] / 0.5 >= voted[size] / sum(voted.values()):
+        size = likeliest
+    for other, share in _in_all(list(voted.items()), 0.5).items():
+        shares[other] = shares.get(other, 0.0) + share
     return by_shares(shares, size, parts)
 
 
-def _in_all(named: list[tuple[int, float]]) -> dict[int, float]:
-    """Shares by size, which add up to 1."""
+def _in_all(named: list[tuple[int, float]], whole: float) -> dict[int, float]:
+    """Shares by size, which add up to the whole."""
     total, shares = sum(share for _, share in named), dict[int, float]()
     for size, share in named:
-        shares[size] = shares.get(size, 0.0) + share / total
+        shares[size] = shares.get(size, 0.0) + share / total * whole
     return shares
 
 
