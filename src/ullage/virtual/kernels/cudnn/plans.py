@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ullage.errors import MissingPackage
 from ullage.virtual.kernels.cudnn.formulas import (
     DATA,
     FILTER,
@@ -366,13 +367,21 @@ def _from_half_bytes(values: dict[str, Any], name: str, np: Any) -> Any:
     return (weights.reshape(len(weights), -1, GROUP) * scales[:, :, None]).reshape(weights.shape)
 
 
+def needed_numpy() -> Any:
+    """NumPy, which the Python that runs a script may not have; without convolutions it needs none."""
+    try:
+        import numpy
+    except ModuleNotFoundError:
+        raise MissingPackage("numpy", "estimates of convolutions") from None
+    return numpy
+
+
 @cache
 def network(path: Path, direction: str) -> PlanNetwork | None:
     """The network of a direction in a file; `None` if there is no such file."""
     if not path.exists():
         return None
-    import numpy as np
-
+    np = needed_numpy()
     with np.load(path) as file:
         prefix = f"{direction}_"
         values = {name.removeprefix(prefix): file[name] for name in file if name.startswith(prefix)}

@@ -18,7 +18,6 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ullage.errors import MissingPackage
 from ullage.virtual.kernels.cudnn import plans
 from ullage.virtual.kernels.cudnn.formulas import (
     FOURIER,
@@ -107,19 +106,10 @@ def hash_of(problem: ConvolutionProblem) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> (64 - HASH_BITS)
 
 
-def _numpy() -> Any:
-    """NumPy, which the Python that runs a script may not have; without convolutions it needs none."""
-    try:
-        import numpy
-    except ModuleNotFoundError:
-        raise MissingPackage("numpy", "estimates of convolutions") from None
-    return numpy
-
-
 @cache
 def tables(folder: Path, kind: str = "convolution") -> dict[tuple[tuple[int, ...], int], Path]:
     """The tables in a folder by compute capability and number of multiprocessors; only their headers are read."""
-    found, np = {}, _numpy()
+    found, np = {}, plans.needed_numpy()
     for path in sorted(folder.glob(f"{kind}_table*.npz")):
         with np.load(path) as file:
             header = json.loads(bytes(file["header"]).decode())
@@ -130,7 +120,7 @@ def tables(folder: Path, kind: str = "convolution") -> dict[tuple[tuple[int, ...
 @cache
 def table(path: Path) -> WorkspaceTable:
     """Read a table of measured calls."""
-    np = _numpy()
+    np = plans.needed_numpy()
     with np.load(path) as file:
         header = json.loads(bytes(file["header"]).decode())
         hashes = np.cumsum(file["steps"], dtype=np.uint64)
@@ -151,7 +141,7 @@ def measured(
     path = tables(DATA_FOLDER, kind).get((tuple(capability), multiprocessors))
     if path is None:
         return None
-    found, wanted = table(path), _numpy().uint64(hash_of(problem))
+    found, wanted = table(path), plans.needed_numpy().uint64(hash_of(problem))
     place = int(found.hashes.searchsorted(wanted))
     if place == len(found.hashes) or found.hashes[place] != wanted:
         return None
@@ -327,7 +317,7 @@ def trees(path: Path) -> dict[str, WorkspaceTrees]:
     """Read the trees in a file, by what they are for: a direction, and for trials one of their two questions."""
     if not path.exists():
         return {}
-    found, np = {}, _numpy()
+    found, np = {}, plans.needed_numpy()
     with np.load(path) as file:
         for direction in [name.removesuffix("_roots") for name in file if name.endswith("_roots")]:
             part = {name: file[f"{direction}_{name}"] for name in ("roots", "feature", "step", "labels", "shares")}
@@ -408,20 +398,19 @@ def guess(problem: ConvolutionProblem, capability: tuple[int, int] | None) -> Wo
     size = max(voted, key=lambda size: (voted[size], size), default=0)
     if not named:
         return by_shares(voted, size, parts)
-    shares = _in_all(named, 0.5)
-    likeliest = named[0][0]
-    if not voted or shares[likeliest] / 0.5 >= voted[size] / sum(voted.values()):
+    shares, certain, likeliest = _in_all(named), _in_all(list(voted.items())), named[0][0]
+    if not voted or shares[likeliest] >= certain[size]:
         size = likeliest
-    for other, share in _in_all(list(voted.items()), 0.5).items():
+    for other, share in certain.items():
         shares[other] = shares.get(other, 0.0) + share
     return by_shares(shares, size, parts)
 
 
-def _in_all(named: list[tuple[int, float]], whole: float) -> dict[int, float]:
-    """Shares by size, which add up to the whole."""
+def _in_all(named: list[tuple[int, float]]) -> dict[int, float]:
+    """Shares by size, which add up to 1."""
     total, shares = sum(share for _, share in named), dict[int, float]()
     for size, share in named:
-        shares[size] = shares.get(size, 0.0) + share / total * whole
+        shares[size] = shares.get(size, 0.0) + share / total
     return shares
 
 
