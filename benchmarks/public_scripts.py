@@ -77,7 +77,7 @@ def compare(measured: Path, estimates: Path, *, faster: bool) -> None:
         if "failed" in row or "oom" in row or guess is None or (faster and row["id"] not in uses):
             continue
         last = [uses[row["id"]]] if faster else []
-        took = f"{row['wall_s']:.0f} s" + ", ended" * row.get("stopped", False)
+        took = f"{row['wall_s']:.0f} s" + ", ended" * row.get("stopped", False) + ", broke off" * ("broke_off" in row)
         line = [row["id"], took, format_bytes(row["peak_reserved"])]
         if "failed" in guess:
             print("|", " | ".join([*line, "failed", "", "", "", *last]), "|")

@@ -1,5 +1,6 @@
 """Small random data for `public_scripts.py`, in the places and forms in which the scripts read theirs."""
 
+import gzip
 import json
 import pickle
 import struct
@@ -34,12 +35,21 @@ MNIST_PLACES = [
     "Lightning-AI+pytorch-lightning/examples/fabric/image_classifier/DATASETS",
     "Lightning-AI+pytorch-lightning/examples/fabric/DATASETS", "facebookresearch+schedule_free/examples/data",
     "pytorch+ignite/examples/mnist", "cloneofsimo+minDiffusion/data", "TeaPearce+Conditional_Diffusion_MNIST/data",
+    "KaiyangZhou+pytorch-center-loss/data/mnist",
+    "aladdinpersson+Machine-Learning-Collection/ML/Pytorch/Basics/dataset",
 ]  # fmt: skip
 CIFAR_PLACES = [
     "kuangliu+pytorch-cifar/data", "akamaster+pytorch_resnet_cifar10/data", "data", "tysam-code+hlb-CIFAR10/cifar10",
     "locuslab+convmixer-cifar10/data", "weiaicunzai+pytorch-cifar100/data", "yunjey+pytorch-tutorial/tutorials/data",
     "w86763777+pytorch-ddpm/data", "chengyangfu+pytorch-vgg-cifar10/data", "uoguelph-mlrg+Cutout/data",
-    "davda54+sam/example/data", "davda54+sam/example/cifar",
+    "davda54+sam/example/data", "davda54+sam/example/cifar", "MishaLaskin+vqvae/data", "chrischute+real-nvp/data",
+    "kekmodel+FixMatch-pytorch/data", "YU1ut+MixMatch-pytorch/data", "HobbitLong+RepDistiller/data",
+    "KellerJordan+cifar10-airbench/cifar10", "HobbitLong+SupContrast/datasets", "microsoft+mup/examples/dataset",
+    "ermongroup+ddim/exp/datasets/cifar10", "ermongroup+ddim/exp/datasets/cifar10_test",
+]  # fmt: skip
+BOOK_PLACES = [
+    "Mega-pytorch", "PaLM-pytorch/examples/enwik8_deepspeed", "perceiver-ar-pytorch", "x-transformers",
+    "performer-pytorch/examples/enwik8_simple",
 ]  # fmt: skip
 ACCEPT = """import torchvision.datasets.utils as utils
 
@@ -262,6 +272,91 @@ class Maker:
         processor = json.dumps({"image_processor_type": "ViTImageProcessor", **half})
         self.write(self.data / "vit" / "preprocessor_config.json", processor)
 
+    def books(self) -> None:
+        """95 million bytes that gzip makes small, as many as enwik8 has, and texts for two more language models."""
+        page = bytes(self.random.integers(32, 127, 20_000).astype(np.uint8))
+        packed = gzip.compress(page * 4_800, compresslevel=1, mtime=0)
+        for place in BOOK_PLACES:
+            self.write(self.src / f"lucidrains+{place}/data/enwik8.gz", packed)
+        letters = "".join(chr(code) for code in self.random.integers(32, 127, 300_000))
+        self.write(self.src / "karpathy+minGPT/projects/chargpt/input.txt", "O God, O God!" + letters)
+
+    def talks(self) -> None:
+        """Texts and conversations for minimind's and TRL's scripts."""
+
+        def said(words: int) -> str:
+            return " ".join(f"w{word}" for word in self.random.integers(0, 8_000, words))
+
+        def turns(words: int) -> list[dict[str, str]]:
+            return [{"role": "user", "content": said(20)}, {"role": "assistant", "content": said(words)}]
+
+        rows = {
+            "texts": [{"text": said(120)} for _ in range(400)],
+            "pairs": [{"chosen": turns(60), "rejected": turns(60)} for _ in range(300)],
+            "plain_pairs": [{"prompt": said(20), "chosen": said(60), "rejected": said(60)} for _ in range(300)],
+        }
+        for name, lines in rows.items():
+            self.write(self.data / "talks" / name / "train.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+    def points(self) -> None:
+        """Clouds of 2,600 points in two classes, in the form of ShapeNet's parts."""
+        root, names = self.data / "shapes", {"Chair": "03001627", "Lamp": "03636649"}
+        self.write(root / "synsetoffset2category.txt", "".join(f"{name}\t{place}\n" for name, place in names.items()))
+        files = []
+        for place in names.values():
+            for index in range(96):
+                cloud = self.random.standard_normal((2_600, 3)).round(4)
+                self.write(root / place / "points" / f"{index}.pts", "\n".join(" ".join(map(str, at)) for at in cloud))
+                parts = self.random.integers(1, 5, 2_600)
+                self.write(root / place / "points_label" / f"{index}.seg", "\n".join(map(str, parts)))
+                files.append(f"shape_data/{place}/{index}")
+        for split in ("train", "test", "val"):
+            self.write(root / "train_test_split" / f"shuffled_{split}_file_list.json", json.dumps(files))
+
+    def small_models(self) -> None:
+        """A small language model and a small Stable Diffusion with random weights, in Hugging Face's form."""
+        from diffusers import AutoencoderKL, DDPMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+        from tokenizers import Tokenizer, models, pre_tokenizers
+        from transformers import (
+            AutoConfig,
+            AutoModelForCausalLM,
+            CLIPTextConfig,
+            CLIPTextModel,
+            PreTrainedTokenizerFast,
+        )
+
+        words = ["<pad>", "</s>", "<unk>", *(f"w{number}" for number in range(8_000))]
+        plain = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+        plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=plain, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=512
+        )
+        tokenizer.chat_template = "{% for message in messages %}{{ message.content }} </s> {% endfor %}"
+        options = MODELS["llama"] | {"vocab_size": len(words)}
+        options.pop("architectures")
+        configuration = AutoConfig.for_model(options.pop("model_type"), **options)
+        AutoModelForCausalLM.from_config(configuration).save_pretrained(self.data / "chat_model")
+        tokenizer.save_pretrained(self.data / "chat_model")
+        sizes = {"block_out_channels": (64, 128), "layers_per_block": 1, "norm_num_groups": 32, "sample_size": 32}
+        unet = UNet2DConditionModel(
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+            cross_attention_dim=128, attention_head_dim=8, **sizes,
+        )  # fmt: skip
+        vae = AutoencoderKL(
+            down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+            latent_channels=4, **sizes,
+        )  # fmt: skip
+        text = CLIPTextConfig(
+            hidden_size=128, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4, vocab_size=len(words),
+            bos_token_id=0, eos_token_id=1, pad_token_id=0,
+        )  # fmt: skip
+        tokenizer.model_max_length = 77
+        StableDiffusionPipeline(
+            vae=vae, text_encoder=CLIPTextModel(text), tokenizer=tokenizer, unet=unet, scheduler=DDPMScheduler(),
+            safety_checker=None, feature_extractor=None, requires_safety_checker=False,
+        ).save_pretrained(self.data / "small_diffusion")  # fmt: skip
+
     def graphs(self) -> None:
         """A citation graph as large as Cora in two forms, and 188 molecules as in MUTAG."""
         import scipy.sparse
@@ -330,6 +425,7 @@ def make_data(root: Path) -> None:
     (maker.src / "pytorch+examples/vae/results").mkdir(parents=True, exist_ok=True)
     for part in (
         maker.mnist, maker.image_folders, maker.coco, maker.text, maker.models, maker.graphs, maker.tables,
-        maker.small_pictures, maker.cifar, maker.more_text, maker.pairs, maker.small_images,
+        maker.small_pictures, maker.cifar, maker.more_text, maker.pairs, maker.small_images, maker.books, maker.talks,
+        maker.points, maker.small_models,
     ):  # fmt: skip
         part()

@@ -113,6 +113,25 @@ def test_a_script_without_an_end_is_ended_after_so_long_and_what_it_took_is_the_
     assert request.stop_after == 30
 
 
+def test_a_script_that_fails_after_it_has_trained_keeps_its_peaks(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import sys, torch\n"
+        "weight = torch.zeros(1 << 20, device='cuda', requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([weight])\n"
+        "for _ in range(int(sys.argv[1])):\n"
+        "    weight.sum().backward()\n"
+        "    optimizer.step()\n"
+        "raise IndexError('no such epoch')\n"
+    )
+    with ullage.virtual_gpu("H200"):
+        answer = measure_here({"script": str(script), "args": ["3"]})
+        assert answer["peak_alloc"] >= 2 * 4 << 20  # the weight and its gradient
+        assert answer["broke_off"] == "after 3 steps: IndexError: no such epoch"
+    with ullage.virtual_gpu("H200"), pytest.raises(IndexError):  # nothing was trained: no answer
+        measure_here({"script": str(script), "args": ["0"]})
+
+
 def test_no_run_starts_before_its_memory_is_free():
     memory, begun = GpuMemory(100), []
     first = memory.take(60)

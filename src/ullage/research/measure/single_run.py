@@ -1,7 +1,8 @@
 """One run on the real GPU, inside the child process that `measure_apart` starts.
 
 The answer has the form of the measured files: peaks, figures after each iteration, NVML's figures. A run that runs out
-of memory is an answer too (`"oom"`: PyTorch's message); only what could not be tried at all is an error.
+of memory is an answer too (`"oom"`: PyTorch's message), and so is a script that fails after it has trained
+(`"broke_off"`): what it took until then. Only what could not be tried at all is an error.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ullage.hardware.local import driver_version, pynvml
 from ullage.workloads import Configuration, train
@@ -172,6 +174,22 @@ def _run_script(path: str, args: list[str], module: bool) -> None:
             raise RuntimeError(f"the script ended with exit code {error.code}") from None
 
 
+class _Steps:
+    """Counts the steps of every optimizer."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._hook = register_optimizer_step_post_hook(self._stepped)
+
+    def _stepped(self, *_: Any) -> None:
+        self.count += 1
+
+    def close(self) -> int:
+        """How many there were."""
+        self._hook.remove()
+        return self.count
+
+
 class _Peaks:
     """The peaks of a whole run, also where the script sets PyTorch's own back in between."""
 
@@ -236,6 +254,7 @@ def measure_here(request: dict[str, Any]) -> dict[str, Any]:
     if request.get("cap"):
         answer["cap"] = request["cap"]
         _set_cap(request["cap"])
+    steps = _Steps()
     try:
         if request.get("script"):
             with _at_most(request.get("stop_after")) as said:
@@ -245,6 +264,12 @@ def measure_here(request: dict[str, Any]) -> dict[str, Any]:
             _train(request["row"], request.get("iterations", 5), answer)
     except torch.OutOfMemoryError as error:
         answer["oom"] = str(error).split(" If reserved")[0]
+    except Exception as error:
+        if not request.get("script") or not steps.count:
+            raise
+        answer["broke_off"] = f"after {steps.count} steps: {type(error).__name__}: {error}"[:300]
+    finally:
+        steps.close()
     torch.cuda.synchronize()
     statistics = torch.cuda.memory_stats()
     current = {
