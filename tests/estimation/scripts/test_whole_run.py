@@ -38,6 +38,17 @@ source = batches()
 for i in range(10**9):
     step(next(source))
 """,
+    "a stream read by a generator": """
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True: yield torch.randn(64)
+def batches():
+    for x in DataLoader(Stream(), 8):
+        yield x.cuda()
+source = batches()
+for i in range(10**9):
+    step(next(source))
+""",
 }
 
 

@@ -24,6 +24,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from inspect import CO_GENERATOR
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -308,9 +309,19 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def takes_single_items(frame: FrameType) -> bool:
-    """Whether a frame of the script's own code, which asks an iterator now, does so by `next` and not by a loop."""
+    """Whether a frame of the script's own code, which asks an iterator now, does so by `next` and not by a loop.
+
+    A generator that loops over the iterator asks on behalf of whoever takes its items.
+    """
     code = frame.f_code
-    return _is_own(code.co_filename) and dis.opname[code.co_code[frame.f_lasti]] != "FOR_ITER"
+    if not _is_own(code.co_filename):
+        return False
+    if dis.opname[code.co_code[frame.f_lasti]] != "FOR_ITER":
+        return True
+    asks = frame.f_back
+    while asks is not None and asks.f_code.co_filename.startswith(_OURS):
+        asks = asks.f_back
+    return bool(code.co_flags & CO_GENERATOR) and asks is not None and takes_single_items(asks)
 
 
 def _is_own(file: str) -> bool:
