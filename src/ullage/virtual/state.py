@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from typing import Any, NoReturn
-from weakref import WeakValueDictionary
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,6 +17,7 @@ from ullage.allocator import AllocatorConfig, CachingAllocator
 from ullage.errors import UnsupportedOperation
 from ullage.hardware import GPU
 from ullage.text import plain
+from ullage.virtual.assumed_sizes import AssumedSizes
 from ullage.virtual.host import Host
 from ullage.virtual.libraries import CODE, Libraries
 from ullage.virtual.memory import ACTIVATIONS, KINDS, PARAMETERS, WITHOUT_LIMIT, DeviceMemory
@@ -64,7 +64,7 @@ class GPUState:
         self.compiling = Stopwatch()  # of PyTorch's compiler
         self.calls = OperatorCalls()
         self.communication = Communication(self.calls)
-        self.assumed_sizes: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # that data would tell
+        self.assumed_sizes = AssumedSizes()
         self.other_layouts = False  # whether there was a sparse tensor
         self.refused: str | None = None  # what was last refused; code may have caught the exception
         self.uncertainty = Uncertainty()

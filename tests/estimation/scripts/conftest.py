@@ -14,7 +14,7 @@ from ullage.hardware import gpu as find_gpu
 def follow(tmp_path, monkeypatch, capfd):
     """Write a script, run it here on a virtual GPU and return its answer."""
 
-    def run(source, *args, steps=3, gpu="H200", limited=True, launcher=()):
+    def run(source, *args, steps=3, gpu="H200", limited=True, launcher=(), sizes=None):
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(source))
         monkeypatch.chdir(tmp_path)
@@ -26,7 +26,7 @@ def follow(tmp_path, monkeypatch, capfd):
             monkeypatch.delenv(name)  # whatever the script sets is taken back
         request = ScriptRequest(
             path=str(script), args=list(args), module=False, gpu=find_gpu(gpu), steps=steps, timeout=60.0,
-            limited=limited, launcher=list(launcher),
+            limited=limited, launcher=list(launcher), sizes=sizes or {},
         )  # fmt: skip
         answers = []
         ScriptRun(request, answers.append, leave=lambda seconds: None).run()

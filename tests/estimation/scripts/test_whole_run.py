@@ -1,8 +1,15 @@
 """A script is followed to its end: what comes beside training and after it, by the shortest way."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from ullage.estimation.scripts import parent
+from ullage.estimation.scripts.request import ScriptRequest
+from ullage.hardware import gpu as find_gpu
+from ullage.isolation.guard import Private
+from ullage.isolation.interpreter import Interpreter
 
 HEAD = """
 import copy, torch
@@ -467,3 +474,45 @@ def test_an_engine_that_counts_the_batches_of_an_epoch_goes_on_to_its_validation
     """
     found = estimated(source)
     assert "done" in found["printed"] and found["peak_reserved"] > 64 << 20
+
+
+SELECTS = """
+mask = torch.rand(64, 512, 1024, device="cuda") > 0.9
+pictures = torch.randn(64, 512, 1024, device="cuda")
+for i in range(10):
+    crops = torch.masked_select(pictures, mask)CROP
+    step()
+"""
+
+
+def test_what_a_shape_said_of_a_selection_is_known_in_another_run(follow):
+    script = HEAD + SELECTS.replace("CROP", ".view(64, 32, 32)")
+    first = follow(script)
+    assert first["sizes"] == {"masked_select of (64, 512, 1024)": 1 << 16}
+    second = follow(script, sizes=first["sizes"])
+    assert "sizes" not in second
+    saved = (64 * 512 * 1024 - (1 << 16)) * (4 + 3 * 8)  # the elements, and where they are
+    peaks = [answer["estimate"]["peak_allocated"] for answer in (first, second)]
+    assert peaks[0] - peaks[1] >= saved
+    assert any("as a shape of the script said" in note for note in second["estimate"]["notes"])
+
+
+def test_a_selection_of_which_no_shape_told_is_as_large_as_it_may_be(follow):
+    both = SELECTS.replace("CROP", ".view(64, 32, 32)") + SELECTS.replace("CROP", "")
+    assert follow(HEAD + both).get("sizes", {}) == {}
+
+
+def test_a_script_runs_again_where_its_shapes_told_how_much_it_selects(monkeypatch):
+    asked = []
+
+    def run(entry, values, **options):
+        asked.append(values["sizes"])
+        answer = {"status": "estimated", "number": len(asked)} | ({"sizes": {"x": 3}} if len(asked) == 1 else {})
+        return SimpleNamespace(answer=answer, reason=None, failure=None, last_lines=lambda count: "")
+
+    monkeypatch.setattr(parent, "run", run)
+    request = ScriptRequest(
+        path="train.py", args=[], module=False, gpu=find_gpu("H200"), steps=3, timeout=1.0, limited=True
+    )
+    found = parent._run(request, Interpreter(sys.executable, {}), Private(network=False), False, None)
+    assert asked == [{}, {"x": 3}] and found["number"] == 2

@@ -97,6 +97,7 @@ def leave_after(seconds: float) -> None:
     threading.Thread(target=wait, daemon=True, name="ullage-exit").start()
 
 
+SIZES_MATTER = 0.01  # of the peak: where that much was assumed and not there, the script is run again
 Give = Callable[[dict[str, Any]], None]
 
 
@@ -112,6 +113,7 @@ class ScriptRun:
     ) -> None:
         self._request, self._give, self._give_so_far, self._leave = request, give, give_so_far, leave
         self.card = VirtualGPU(request.gpu, request.config, limited=request.limited)
+        self.card.assumed_sizes.known = request.sizes
         self.watcher = RunWatcher(self.card, request.steps, self._stop, self.say_so_far)
         self.processes = Processes(
             self.card.note,
@@ -334,6 +336,8 @@ class ScriptRun:
                 self._trace.fill(card)
                 answer["trace"] = base64.b64encode(self._trace.to_bytes()).decode()
             answer |= self._unanswered()
+            if card.assumed_sizes.saved > SIZES_MATTER * card.peak_reserved:
+                answer["sizes"] = card.assumed_sizes.learned()
             if self._request.convolutions:
                 answer["convolutions"] = list(card.uncertainty.convolutions)
         return answer

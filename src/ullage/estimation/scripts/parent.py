@@ -234,10 +234,11 @@ def _run(
 ) -> dict[str, Any]:
     """Run the script in a child process and read its answer, with the end of the script's output.
 
-    On a card of this machine, cuDNN is asked about convolutions that nothing is known of, and the script runs again.
+    On a card of this machine, cuDNN is asked about convolutions that nothing is known of, and the script runs again. It
+    also does where its own shapes have told how much it selects from a tensor, after more had been assumed.
     """
 
-    def once() -> dict[str, Any]:
+    def once(request: ScriptRequest = request) -> dict[str, Any]:
         outcome = run(
             "ullage.estimation.scripts.child:run_script",
             dataclasses.asdict(request),
@@ -263,6 +264,9 @@ def _run(
                 found["estimate"]["notes"].append(problem)
             break
         found = once()
+    if found.get("sizes"):
+        again = once(dataclasses.replace(request, sizes=found["sizes"]))
+        found = again if again["status"] == "estimated" else found
     return found
 
 

@@ -50,7 +50,7 @@ def index_by_mask(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
             places = [None if place is None else place[: args[2].shape[0]] for place in places]
         out = func(source, places, *args[2:], **kwargs)
         if func is torch.ops.aten.index.Tensor and len(indices) == 1 and gpu.values.known(mask) is None:
-            gpu.assumed_sizes[id(out)] = out
+            gpu.assumed_sizes.assumed(_kind("nonzero", mask.shape), out)
         return out
 
 
@@ -79,11 +79,19 @@ def nonzero(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _most(gpu: GPUState, mask: torch.Tensor, size: torch.Size, what: str) -> int:
     """How many elements of a mask are true at most, which is what is assumed; `size` is that of the mask, expanded."""
     marks, count = gpu.values.marks(mask), size.numel()
+    told = gpu.assumed_sizes.known.get(_kind(what, size))
+    if told is not None:
+        gpu.note("shapes", f"{what} of {tuple(size)} taken as {told} elements, as a shape of the script said later")
+        return told
     if marks is None or marks >= count or mask.shape != size:
         gpu.note("shapes", f"{what} of {tuple(size)} taken as all {count} elements")
         return count
     gpu.note("shapes", f"{what} of {tuple(size)} taken as {marks} elements, as many as were written into zeros")
     return marks
+
+
+def _kind(what: str, size: torch.Size) -> str:
+    return f"{what} of {tuple(size)}"
 
 
 @handler("aten.masked_select.default")
@@ -105,7 +113,7 @@ def masked_select(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
     if known is not None:
         gpu.values.set(out, known[0])
     elif chosen is None:
-        gpu.assumed_sizes[id(out)] = out
+        gpu.assumed_sizes.assumed(_kind("masked_select", size), out)
     return out
 
 
@@ -114,7 +122,7 @@ def cut_as_asked(gpu: GPUState, source: torch.Tensor, asked: Sequence[int]) -> t
 
     A script may know how many it selects, and say so by a shape: `x[mask].view(batch, 3, size, size)`.
     """
-    if gpu.assumed_sizes.get(id(source)) is not source:
+    if not gpu.assumed_sizes.is_assumed(source):
         return None
     row = source.shape[1:].numel()
     count = math.lcm(row, math.prod(length for length in asked if length >= 0))
@@ -122,6 +130,7 @@ def cut_as_asked(gpu: GPUState, source: torch.Tensor, asked: Sequence[int]) -> t
         count *= source.numel() // count
     if not 0 < count < source.numel():
         return None
+    gpu.assumed_sizes.told(source, count // row)
     with gpu.counting():
         return source[: count // row]
 

@@ -1,0 +1,48 @@
+"""Sizes that only data would tell: what was assumed of them, and what the script itself said later.
+
+A script may know how many elements it selects, and say so by a shape: `x[mask].view(batch, 3, size, size)`. By then the
+assumed size, which is the largest, has been taken. So what the shapes said is kept, for another run of the script.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from weakref import WeakValueDictionary
+
+import torch
+
+
+class AssumedSizes:
+    """The results of one virtual GPU whose first size was assumed. A kind is an operator with its shapes."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}  # by kind; from an earlier run
+        self._made: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
+        self._kinds: dict[int, str] = {}
+        self._assumed: Counter[str] = Counter()
+        self._told: Counter[str] = Counter()
+        self._counts: dict[str, int] = {}
+        self.saved = 0  # bytes, most of one result, that would not have been taken
+
+    def assumed(self, kind: str, out: torch.Tensor) -> None:
+        """The first size of a result was assumed."""
+        self._made[id(out)] = out
+        self._kinds[id(out)] = kind
+        self._assumed[kind] += 1
+
+    def is_assumed(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's first size was assumed."""
+        return self._made.get(id(tensor)) is tensor
+
+    def told(self, tensor: torch.Tensor, count: int) -> None:
+        """A shape said how long such a tensor is."""
+        kind = self._kinds[id(tensor)]
+        del self._made[id(tensor)]  # once is enough
+        self._told[kind] += 1
+        self._counts[kind] = max(count, self._counts.get(kind, 0))
+        row = tensor.shape[1:].numel() * tensor.element_size()
+        self.saved = max(self.saved, (tensor.shape[0] - count) * row)
+
+    def learned(self) -> dict[str, int]:
+        """The sizes of those kinds of which every result was told, the largest each."""
+        return {kind: count for kind, count in self._counts.items() if self._told[kind] == self._assumed[kind]}
