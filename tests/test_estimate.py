@@ -1,8 +1,10 @@
 """`ullage.estimate` of a function."""
 
+import gc
 import inspect
 import json
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -27,6 +29,24 @@ def training(steps=1000, width=512, batch=64):
             optimizer.step()
 
     return train, ran
+
+
+def test_what_a_run_held_that_ran_out_of_memory_is_let_go_of_and_nobody_draws_its_values():
+    held = []
+
+    def train():
+        batch = torch.randn(1 << 24)
+        held.append(weakref.ref(batch))
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+
+    before = torch.get_rng_state()
+    gc.disable()
+    try:
+        assert not ullage.estimate(train, gpu="T4").fits
+        assert len(held) == 2 and not any(batch() is not None for batch in held)
+    finally:
+        gc.enable()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_it_stops_when_memory_has_settled_and_gives_the_same_as_the_whole_run():

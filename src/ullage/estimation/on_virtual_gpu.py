@@ -88,10 +88,19 @@ def _watch(function: Callable[[], Any], virtual: VirtualGPU, how: RunOptions) ->
         except MemoryConverged:
             pass
         except Exception as error:
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, torch.OutOfMemoryError):
-                cause = cause.__cause__  # a stage of a pipeline raises an error of its own from it
-            if cause is None:
+            message = _out_of_memory(error)
+            if message is None:
                 raise
-            return str(cause)
+            return message
     return None
+
+
+def _out_of_memory(error: BaseException | None) -> str | None:
+    """The message of an error of memory, or of one that comes from it: a stage of a pipeline raises one of its own.
+
+    Here and not where it is caught: a name for it there would keep all that the function held, and its batches would
+    be filled when the virtual GPU ends.
+    """
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__
+    return None if error is None else str(error)
