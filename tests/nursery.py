@@ -139,10 +139,11 @@ class Child:
 
     def wait(self, timeout: float = 60.0) -> int:
         """Until it has ended."""
-        deadline = time.monotonic() + timeout
+        began = time.monotonic()
         while self.poll() is None:
-            assert time.monotonic() < deadline, f"process {self.pid} did not end in {timeout:g} s"
-            time.sleep(0.005)
+            passed = time.monotonic() - began
+            assert passed < timeout, f"process {self.pid} did not end in {timeout:g} s"
+            time.sleep(min(0.005 + passed / 10, 0.05))
         return self.returncode
 
 

@@ -6,10 +6,22 @@ import importlib
 import pytest
 from tests.test_rooms import FILES
 
+# Whole estimates and trainings, which other tests make too.
+LONG = {
+    "estimation.asking", "estimation.estimators.faketensor", "estimation.estimators.virtual_run",
+    "estimation.estimators.xmem.estimator", "estimation.largest_batch", "estimation.planning",
+    "research.training.folds",
+}  # fmt: skip
 WITH_EXAMPLES = [name for name, file in FILES.items() if ">>> " in file.read_text()]
 
 
-@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_long_examples_are_there():
+    assert set(WITH_EXAMPLES) >= LONG
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in WITH_EXAMPLES]
+)
 def test_examples_print_what_they_say(name):
     module = importlib.import_module("ullage" if name == "__init__" else f"ullage.{name}")
     assert not doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed

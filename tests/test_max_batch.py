@@ -46,13 +46,13 @@ def test_a_step_and_nothing_that_fits():
 def test_the_largest_batch_of_a_model_is_exact():
     options = {"gpu": "RTX-2060", "input_shape": [3, 64, 64], "optimizer": "sgd"}
     heard = []
-    found = ullage.max_batch("torchvision:resnet18", progress=lambda *facts: heard.append(facts), **options)
-    assert ullage.estimate("torchvision:resnet18", batch_size=found, **options).fits
-    assert not ullage.estimate("torchvision:resnet18", batch_size=found + 1, **options).fits
+    found = ullage.max_batch("torchvision:alexnet", progress=lambda *facts: heard.append(facts), **options)
+    assert ullage.estimate("torchvision:alexnet", batch_size=found, **options).fits
+    assert not ullage.estimate("torchvision:alexnet", batch_size=found + 1, **options).fits
     assert found.trials == len(heard) <= 24
     assert found.estimate.fits and not found.beyond.fits
     assert 0 < found.sure <= found
-    assert ullage.estimate("torchvision:resnet18", batch_size=found.sure, **options).upper <= found.estimate.gpu_memory
+    assert ullage.estimate("torchvision:alexnet", batch_size=found.sure, **options).upper <= found.estimate.gpu_memory
     assert f"largest batch size on RTX-2060: {int(found)} " in found.report()
     assert found.to_dict()["largest"] == found.largest == found
 

@@ -43,13 +43,13 @@ def estimated() -> Estimate:
     return ullage.estimate(train, gpu="H200")
 
 
-def test_a_function_a_script_and_a_model_say_how_long_a_step_takes(estimated, script):
+def test_a_function_a_script_and_a_model_say_how_long_a_step_takes(estimated, script, warm):
     found = estimated.utilization
     assert found.gpu == "H200" and found.steady and found.gpu_s > 0 and found.kernels > 0
     of_script = ullage.estimate(script, gpu="H200", epochs=3)
     assert of_script.utilization == replace(found, samples=8)
     assert of_script.epoch_samples == of_script.training.samples == 100 and of_script.training.steps == 3 * 13
-    model = ullage.estimate("torchvision:resnet18", batch_size=2, input_shape=[3, 32, 32], gpu="H200")
+    model = ullage.estimate("torchvision:alexnet", batch_size=2, input_shape=[3, 64, 64], gpu="H200")
     assert model.utilization.flops > found.flops
 
 
@@ -97,9 +97,9 @@ def test_an_estimate_of_memory_does_not_fail_because_of_it(estimated):
 
 
 def test_the_estimate_of_a_job_has_it_for_each_gpu_by_the_name_that_was_asked_for():
-    question = {"source": "torchvision:resnet18", "args": (), "module": False, "program": None, "launcher": (),
+    question = {"source": "torchvision:alexnet", "args": (), "module": False, "program": None, "launcher": (),
                 "text": None}  # fmt: skip
-    options = {"batch_size": 2, "input_shape": [3, 32, 32]}
+    options = {"batch_size": 2, "input_shape": [3, 64, 64]}
     gpus = ["NVIDIA H200", "T4"]  # a driver's name, and the catalogue's
     found = estimate_here(
         {

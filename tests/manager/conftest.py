@@ -35,19 +35,19 @@ log="$1/attempts.log"
 exec 9>>"$1/alive-$ULLAGE_JOB_ID"
 flock -n 9 || echo "twice $ULLAGE_JOB_ID" >> "$log"
 echo "start $ULLAGE_JOB_ID $ULLAGE_ATTEMPT_NUMBER" >> "$log"
-if [ -n "$2" ]; then while [ ! -e "$1/$2" ]; do sleep 0.02; done; fi
+if [ -n "$2" ]; then while [ ! -e "$1/$2" ]; do sleep 0.05; done; fi
 echo "end $ULLAGE_JOB_ID $ULLAGE_ATTEMPT_NUMBER" >> "$log"
 """
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
     """What the condition gives as soon as it gives something."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < PATIENCE:
         found = condition()
         if found:
             return found
-        time.sleep(0.01)
+        time.sleep(min(0.005 + passed / 10, 0.05))  # every look costs the daemon and this process some of a core
     raise AssertionError(f"waited {PATIENCE:.0f} s for {what}")
 
 

@@ -13,7 +13,7 @@ from ullage.adapters import kubernetes, service, skypilot, submitit
 from ullage.errors import InvalidValue
 from ullage.units import GIB, MIB
 
-MODEL = {"model": "torchvision:resnet18", "options": {"batch_size": 4, "input_shape": [3, 64, 64]}}
+MODEL = {"model": "torchvision:alexnet", "options": {"batch_size": 4, "input_shape": [3, 64, 64]}}
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def test_words_with_spaces_and_quotes_reach_the_program_as_they_are(common):
 
 
 def test_the_queue_says_why_a_job_waits(common):
-    large = common.script("touch large; while [ ! -e proceed ]; do sleep 0.02; done", memory=39 << 30, gpus=2)
+    large = common.script("touch large; while [ ! -e proceed ]; do sleep 0.05; done", memory=39 << 30, gpus=2)
     common.until((common.work / "large").exists, "the large job")
     small = common.submit(memory=5 << 30)
     common.until(lambda: "GiB" in (common.job(small)["reason"] or ""), "a reason")
@@ -155,7 +155,7 @@ def test_a_drained_gpu_gets_no_job_until_it_is_resumed(common):
 
 
 def test_logs_follow_a_job_to_its_end(common):
-    number = common.script("echo one; while [ ! -e more ]; do sleep 0.02; done; echo two")
+    number = common.script("echo one; while [ ! -e more ]; do sleep 0.05; done; echo two")
     following = subprocess.Popen(
         [sys.executable, "-m", "ullage", "logs", "-f", str(number)], env=common.environment(), stdout=subprocess.PIPE
     )

@@ -10,7 +10,7 @@ from ullage.manager.settings import HostSettings
 from ullage.monitor.host import usable_cores, usable_memory
 from ullage.placement import HostShare
 
-BLOCKS = "touch $0; while [ ! -e proceed ]; do sleep 0.02; done"
+BLOCKS = "touch $0; while [ ! -e proceed ]; do sleep 0.05; done"
 
 
 @pytest.fixture

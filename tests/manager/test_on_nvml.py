@@ -18,7 +18,7 @@ from ullage.monitor import Monitor, NvmlSource
 sys.path.insert(0, str(Path(__file__).parents[1] / "monitor"))
 from fake_nvml import GIB, FakeGpu, FakeNvml  # noqa: E402
 
-WAIT = "echo $$ > pid-$ULLAGE_JOB_ID; while [ ! -e proceed ]; do sleep 0.02; done"
+WAIT = "echo $$ > pid-$ULLAGE_JOB_ID; while [ ! -e proceed ]; do sleep 0.05; done"
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_a_job_that_prints_much_does_not_fill_the_disk(small):
 
 
 def test_output_can_be_followed_while_parts_come_and_go(small):
-    number = small.script("echo first; while [ ! -e proceed ]; do sleep 0.02; done; seq 20000; echo last")
+    number = small.script("echo first; while [ ! -e proceed ]; do sleep 0.05; done; seq 20000; echo last")
     pieces = small.client.follow(number)
     assert next(pieces) == "first\n"
     small.go()
@@ -88,7 +88,7 @@ def test_errors_go_with_the_rest_and_are_evidence_there_too(common):
 
 
 def test_a_file_of_ones_own_can_be_followed(common):
-    number = common.script("echo first; while [ ! -e proceed ]; do sleep 0.02; done; echo last", output="own.txt")
+    number = common.script("echo first; while [ ! -e proceed ]; do sleep 0.05; done; echo last", output="own.txt")
     command = [sys.executable, "-m", "ullage", "logs", "-f", str(number)]
     follower = subprocess.Popen(command, env=common.environment(), stdout=subprocess.PIPE, text=True)
     assert follower.stdout.readline() == "first\n"

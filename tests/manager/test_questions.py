@@ -9,7 +9,7 @@ import requests
 import ullage
 from ullage.errors import InvalidValue, NotAllowed, UllageError, UnknownName
 
-MODEL = {"model": "torchvision:resnet18", "options": {"batch_size": 4, "input_shape": [3, 64, 64]}, "gpu": "T4"}
+MODEL = {"model": "torchvision:alexnet", "options": {"batch_size": 4, "input_shape": [3, 64, 64]}, "gpu": "T4"}
 SCRIPT = """
 import sys, torch
 from width import WIDTH
@@ -46,7 +46,7 @@ def test_a_model_is_estimated_without_a_job_as_it_is_here_and_kept_through_a_kil
     answer = api.estimate(timeout=120, **MODEL)
     assert (answer["state"], answer["question"]["gpu"], answer["reason"]) == ("done", ["T4"], None)
     [found] = answer["estimates"]
-    here = ullage.estimate("torchvision:resnet18", batch_size=4, input_shape=[3, 64, 64], gpu="T4").to_dict()
+    here = ullage.estimate("torchvision:alexnet", batch_size=4, input_shape=[3, 64, 64], gpu="T4").to_dict()
     assert {name: value for name, value in found.items() if name != "seconds"} == {
         name: value for name, value in json.loads(json.dumps(here)).items() if name != "seconds"
     }

@@ -110,7 +110,7 @@ def test_why_it_ended_is_never_cut_off():
 
 def test_a_job_that_uses_more_than_promised_is_flagged(make_here):
     here = make_here()
-    number = here.submit("while [ ! -e proceed ]; do sleep 0.02; done")
+    number = here.submit("while [ ! -e proceed ]; do sleep 0.05; done")
     here.until(lambda: here.job(number)["state"] == "running", "the job to run")
     context = here.daemon.context
     attempt = context.store.attempts[number]

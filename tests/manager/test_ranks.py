@@ -114,7 +114,7 @@ def test_a_rank_that_was_not_followed_may_take_as_much_as_the_largest():
 
 
 STAGES = [2 * GIB, 30 * GIB]
-WAIT = "echo $CUDA_VISIBLE_DEVICES; while [ ! -e proceed ]; do sleep 0.02; done"
+WAIT = "echo $CUDA_VISIBLE_DEVICES; while [ ! -e proceed ]; do sleep 0.05; done"
 
 
 @pytest.fixture

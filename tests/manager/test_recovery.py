@@ -196,7 +196,7 @@ def test_printing_that_memory_ran_out_is_no_way_to_the_front_of_the_queue(home):
     home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
     home.start()
     liar = home.script(
-        'echo "start $ULLAGE_JOB_ID" >> attempts.log; [ -e was ] && exit 0; while [ ! -e go-on ]; do sleep 0.02; done; '
+        'echo "start $ULLAGE_JOB_ID" >> attempts.log; [ -e was ] && exit 0; while [ ! -e go-on ]; do sleep 0.05; done; '
         'touch was; echo "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB." >&2; exit 1',
         memory=25 * GIB,
     )

@@ -89,7 +89,7 @@ def test_a_job_that_never_stops_writing_is_waited_for_no_longer_than_the_site_sa
 
 def test_a_job_that_handles_no_signal_is_not_killed_by_the_one_to_save_itself(slots):
     slots.start()
-    number = slots.script("touch there; while [ ! -e proceed ]; do sleep 0.02; done", resumable=True, exclusive=True)
+    number = slots.script("touch there; while [ ! -e proceed ]; do sleep 0.05; done", resumable=True, exclusive=True)
     slots.until((slots.work / "there").exists, "the job")
     assert slots.wait(slots.script("true", exclusive=True))["state"] == "done"
     first = slots.job(number)["attempts"][0]
@@ -118,8 +118,8 @@ def test_nobody_leaves_for_a_job_that_waits_for_it_or_that_could_not_use_its_pla
 def test_one_who_waits_makes_one_leave(slots):
     slots.options = ["--virtual", "2xA100-40GB", "--estimator", "none"]
     slots.start()
-    saving = "trap 'while [ ! -e proceed ]; do sleep 0.02; done; exit 85' USR1; touch $ULLAGE_JOB_ID; "
-    saving += "while [ ! -e proceed ]; do sleep 0.02; done"
+    saving = "trap 'while [ ! -e proceed ]; do sleep 0.05; done; exit 85' USR1; touch $ULLAGE_JOB_ID; "
+    saving += "while [ ! -e proceed ]; do sleep 0.05; done"
     long = [slots.script(saving, resumable=True, exclusive=True, checkpoint_lead=60.0) for _ in range(2)]
     slots.until(lambda: all((slots.work / str(number)).exists() for number in long), "both")
     waiting = slots.script("true", exclusive=True)
@@ -149,7 +149,7 @@ def test_cancelling_a_shell_leaves_the_program_in_it_time_to_save(served):
 def test_time_is_counted_once_over_several_attempts(home):
     home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
     home.start()
-    script = "if [ ! -e was ]; then touch was; sleep 2; kill -KILL $$; fi; while [ ! -e proceed ]; do sleep 0.02; done"
+    script = "if [ ! -e was ]; then touch was; sleep 2; kill -KILL $$; fi; while [ ! -e proceed ]; do sleep 0.05; done"
     number = home.script(script)
     home.until(lambda: [a["state"] for a in home.job(number)["attempts"]] == ["over", "running"], "a second attempt")
     job = home.job(number)

@@ -7,7 +7,7 @@ echo "start $ULLAGE_JOB_ID $ULLAGE_ATTEMPT_NUMBER" >> attempts.log
 trap 'echo saved >> attempts.log; exit $ULLAGE_CHECKPOINT_EXIT' USR1
 [ -e saved ] && exit 0
 touch saved
-while :; do sleep 0.02; done
+while :; do sleep 0.05; done
 """
 
 
@@ -48,7 +48,7 @@ def test_a_job_is_told_before_its_time_limit(served):
 
 
 DAY = 86400.0
-WAIT = "touch there; while [ ! -e proceed ]; do sleep 0.02; done"
+WAIT = "touch there; while [ ! -e proceed ]; do sleep 0.05; done"
 
 
 def test_a_clock_that_is_moved_changes_no_job(make_here, home):
@@ -106,7 +106,7 @@ def test_what_is_older_than_the_site_keeps_goes_and_what_is_not_over_stays(make_
 
 
 def test_a_lost_gpu_gets_no_job_and_its_job_is_tried_elsewhere(served):
-    script = "if [ ! -e was-there ]; then touch was-there; while [ ! -e proceed ]; do sleep 0.02; done; exit 1; fi"
+    script = "if [ ! -e was-there ]; then touch was-there; while [ ! -e proceed ]; do sleep 0.05; done; exit 1; fi"
     number = served.script(script, exclusive=True)
     served.until((served.work / "was-there").exists, "the job")
     place = served.job(number)["gpus_used"][0]

@@ -102,7 +102,7 @@ def test_others_jobs_can_be_seen_and_not_touched(shared):
 
 
 def test_an_operator_may_requeue_and_edit_anybodys_job_but_not_with_his_own_environment(shared):
-    script = "touch there; while [ ! -e theirs ]; do sleep 0.02; done; echo $WORD"
+    script = "touch there; while [ ! -e theirs ]; do sleep 0.05; done; echo $WORD"
     job = {"command": ["/bin/sh", "-c", script], "cwd": str(shared.work), "memory": 1 << 30, "env": {"WORD": "theirs"}}
     [number] = as_user(shared, "submit", job=job, key="nobodys job to requeue")["ok"]["jobs"]
     shared.until((shared.work / "there").exists, "the job")
@@ -170,7 +170,7 @@ def test_a_user_has_limits_and_an_operator_has_none(make_home):
     home.start()
 
     def submit(key, **more):
-        script = "while [ ! -e proceed ]; do sleep 0.02; done"
+        script = "while [ ! -e proceed ]; do sleep 0.05; done"
         job = {"command": ["/bin/sh", "-c", script], "cwd": str(home.work), "memory": 1 << 30, **more}
         return as_user(home, "submit", job=job, key=f"{key} with more letters")
 
@@ -292,7 +292,7 @@ def test_users_take_turns_by_their_shares(shared):
     roots = [shared.submit(proceed="until", exclusive=True) for _ in range(4)]
     others = []
     for number in range(4):
-        script = "while [ ! -e until ]; do sleep 0.02; done; id -un >> who"
+        script = "while [ ! -e until ]; do sleep 0.05; done; id -un >> who"
         job = {"command": ["/bin/sh", "-c", script], "cwd": str(shared.work), "memory": 1 << 30, "exclusive": True}
         others += as_user(shared, "submit", job=job, key=f"nobodys job in turn {number}")["ok"]["jobs"]
     shared.go()

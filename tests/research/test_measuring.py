@@ -1,7 +1,6 @@
 """Measured files: resumed after a kill, mended, with a header; the children's work, on a virtual GPU."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.commands import ullage as command
 
 import ullage
 from ullage.errors import InvalidValue
@@ -132,12 +132,11 @@ def test_rows_are_checked_before_anything_runs(tmp_path: Path) -> None:
         measure_rows([row | {"batch": 0}], MeasurementSettings(out=tmp_path / "x"))
 
 
-def test_without_a_gpu_the_command_says_what_it_needs(tmp_path: Path) -> None:
+def test_without_a_gpu_the_command_says_what_it_needs(tmp_path: Path, monkeypatch: Any) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(next(generate("mlp", 1, 0))) + "\n")
-    command = [sys.executable, "-m", "ullage", "dataset", "measure", str(file), "--out", str(tmp_path / "out.jsonl")]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = command("dataset", "measure", file, "--out", tmp_path / "out.jsonl")
     assert done.returncode == 1
     assert "needed an NVIDIA GPU to measure on" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out.jsonl").exists()

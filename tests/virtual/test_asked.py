@@ -182,6 +182,7 @@ for _ in range(4):
 """
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_script_runs_again_with_the_answers(machine: Machine, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -193,6 +194,7 @@ def test_a_script_runs_again_with_the_answers(machine: Machine, tmp_path: Path) 
     assert machine.starts == 1 and again.peak_reserved == found.peak_reserved
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_script_is_estimated_where_cudnn_cannot_be_asked(machine: Machine, tmp_path: Path) -> None:
     machine.says(error="no GPU is free")
     script = tmp_path / "train.py"
@@ -202,6 +204,7 @@ def test_a_script_is_estimated_where_cudnn_cannot_be_asked(machine: Machine, tmp
     assert any("could not be asked on this card" in note and "no GPU is free" in note for note in found.notes)
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_script_whose_answers_cannot_be_kept_is_not_run_again_and_again(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "cache").write_text("a file where a folder is needed")

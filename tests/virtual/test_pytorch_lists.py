@@ -56,6 +56,7 @@ def _quiet():
         yield
 
 
+@pytest.mark.slow  # reading the lists takes longer than all that is done with them
 def test_every_eightieth_entry_of_the_lists():
     found = [verdict for entry in entries()[::QUICK] for verdict in judged(entry, 1)]
     assert not wrong(found)
@@ -70,6 +71,7 @@ def test_every_sample_of_the_lists(part):
     assert not wrong(found)
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_in_the_lists():
     names = {entry.name for entry in entries()}
     assert set(LEFT_OUT) | set(DIFFERENT) <= names

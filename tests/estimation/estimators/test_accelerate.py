@@ -1,5 +1,7 @@
 """The tables of Accelerate's documentation (docs/source/usage_guides/model_size_estimator.md)."""
 
+import functools
+
 import pytest
 import torch
 
@@ -7,6 +9,12 @@ import ullage
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.accelerate import sizes
 from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+
+
+@functools.cache
+def resnet50() -> torch.nn.Module:
+    make_torchvision_importable()
+    return pytest.importorskip("timm").create_model("resnet50")
 
 
 @pytest.mark.parametrize(
@@ -19,9 +27,7 @@ from ullage.virtual.torch_api.torchvision import make_torchvision_importable
     ],
 )
 def test_the_table_of_timm_resnet50(dtype: str, largest: str, total: str, training: str | None) -> None:
-    make_torchvision_importable()
-    timm = pytest.importorskip("timm")
-    row = sizes(timm.create_model("resnet50"), dtype)
+    row = sizes(resnet50(), dtype)
     assert round(row.largest_layer / 2**20, 2) == float(largest)
     assert round(row.total / 2**20, 2) == float(total)
     assert (row.training and round(row.training / 2**20, 2)) == (training and float(training))

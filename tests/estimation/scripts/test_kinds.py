@@ -120,7 +120,9 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "torch.compile" else name for name in LOOPS]
+)
 def test_a_kind_of_script_settles(estimated, name):
     values = estimated(HEAD + "\n" + textwrap.dedent(LOOPS[name]))
     assert values["steps"] >= 3
