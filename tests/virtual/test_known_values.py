@@ -278,3 +278,18 @@ def test_a_script_may_know_how_many_elements_it_selects(gpu):
         x.flatten().view(8, 3, 6, 6)
     with pytest.raises(RuntimeError, match="invalid"):
         x[mask].view(8, 3, 11, 11)
+
+
+def test_experts_that_a_router_chooses_get_the_same_share_of_the_tokens(gpu):
+    scores = torch.randn(30, 4, device="cuda").softmax(-1)
+    chosen = scores.topk(2).indices
+    for expert in range(4):
+        mask = chosen == expert
+        assert mask.any() and len(mask.any(-1).nonzero()) == 15
+    assert scores.topk(3, dim=0).indices.cpu().sort(0).values[:, :2].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert any("by turns" in note for note in gpu.notes)
+
+
+def test_choices_of_known_scores_are_followed(gpu):
+    assert torch.tensor([0.1, 0.9, 0.4]).cuda().topk(2).indices.tolist() == [1, 2]
+    assert not any("by turns" in note for note in gpu.notes)

@@ -7,7 +7,8 @@ besides, and known too. As soon as anything else is written to the memory, its v
 without known values the answer is made up, and the notes say so: 1 for numbers, also where one is compared with one
 that is not negative, or it is asked whether all are larger or smaller than such a number; for flags 0 (such as "found
 an infinity"), unless code that gets a 0 can only raise an exception. A table of flags that is read is a mask, and all
-of it is true: what it chooses is as large as it can be.
+of it is true: what it chooses is as large as it can be. The largest of scores without data (`topk`) are taken by turns:
+experts that a router chooses get the same share of the tokens.
 
 Masks of any size are often zeros into which ones are written at places that nobody knows. How many were written bounds
 how many elements are not zero: these are the marks of the memory.
@@ -50,7 +51,8 @@ _COMPARISONS = frozenset(
 ) | {torch.ops.aten.isnan.default, torch.ops.aten.isinf.default}  # fmt: skip
 _ORDERS = frozenset(getattr(torch.ops.aten, name).Scalar for name in ("lt", "le", "gt", "ge"))
 _ALL = torch.ops.aten.all.default
-ANSWERED = _COMPARISONS | {_ALL}  # also for numbers without data
+_TOPK = torch.ops.aten.topk.default
+ANSWERED = _COMPARISONS | {_ALL, _TOPK}  # also for numbers without data
 
 _CPU = torch.device("cpu")  # named, because the script may have set another default
 _Tensor = torch.Tensor
@@ -193,11 +195,14 @@ class KnownValues:
         if func in _ORDERS and result.numel() > 1 and is_unknown(first):
             self._follow_order(func, args, result)
             return
+        if func is _TOPK and is_unknown(first):
+            self._follow_choice(args, kwargs, result[1])
+            return
         if func in _COMPARISONS and result.numel() == 1 and not any(map(self._is_negative, args)):
             args = tuple(map(self._supposed, args))
         elif is_unknown(first):
             return
-        supposed = self._supposing and any(map(self._is_supposed, args))
+        supposed = self._supposing and any(map(self.is_supposed, args))
         results = result if isinstance(result, list | tuple) else (result,)
         for made, value in zip(results, self.computed(func, args, kwargs) or (), strict=False):
             if value is not None and isinstance(made, _Tensor) and made.is_cuda and value.shape == made.shape:
@@ -209,6 +214,17 @@ class KnownValues:
             alike = _Alike(result.numel())
             alike.holds = bool(func(torch.ones((), device=_CPU), args[1]))
             self._set_marks(result, alike)
+
+    def _follow_choice(self, args: tuple[Any, ...], kwargs: dict[str, Any], chosen: _Tensor) -> None:
+        """The largest of some scores without data were chosen, as a router of tokens chooses experts: by turns."""
+        dim = args[2] if len(args) > 2 else kwargs.get("dim", -1)
+        if not 0 < chosen.numel() <= LARGEST_KNOWN or not chosen.dim():
+            return
+        rows = [*chosen.shape]
+        rows.append(rows.pop(dim))
+        turns = torch.arange(chosen.numel(), device=_CPU).remainder_(args[0].shape[dim]).view(rows).movedim(-1, dim)
+        self._supposing = True
+        self.set(chosen, turns, supposed=True)
 
     def _follow_all(self, flags: _Tensor, result: _Tensor) -> None:
         """It is asked whether all flags hold."""
@@ -233,7 +249,8 @@ class KnownValues:
         known = self.known(value) if isinstance(value, _Tensor) and value.is_cuda else value
         return known is not None and not isinstance(known, complex) and bool(known < 0)
 
-    def _is_supposed(self, value: Any) -> bool:
+    def is_supposed(self, value: Any) -> bool:
+        """Whether values follow from numbers that were made up."""
         if isinstance(value, _Tensor) and value.is_cuda:
             value = getattr(getattr(_storage_of(value), "ullage", None), "value", None)
         return getattr(value, "supposed", False)
@@ -309,7 +326,7 @@ class KnownValues:
         self._memory.read_back()
         known = self.known(tensor)
         if known is not None:
-            supposed = tensor.dtype is torch.bool and self._is_supposed(tensor)
+            supposed = tensor.dtype is torch.bool and self.is_supposed(tensor)
             working = self._flags.working_answer(self.steps()) if supposed else None
             return known.item() if working is None else working
         self._note("readings" if tensor.is_floating_point() else "values", _asked(tensor, "one value"))

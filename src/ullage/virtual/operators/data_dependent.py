@@ -65,6 +65,7 @@ def nonzero(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         return gpu.host.call(func, args, kwargs)
     known = gpu.values.computed(func, args, kwargs)
     count = len(known[0]) if known is not None else _most(gpu, source, source.shape, "nonzero")
+    _note_turns(gpu, source, "nonzero")
     size, stride = (count, source.dim()), (1, max(count, 1))  # CUDA writes it transposed
     counted = gpu.memory.take(_COUNT)
     gpu.memory.give_back(gpu.memory.take(sorting.reduce(source.numel(), _COUNT, gpu.spec)))
@@ -90,6 +91,13 @@ def _most(gpu: GPUState, mask: torch.Tensor, size: torch.Size, what: str) -> int
     return marks
 
 
+def _note_turns(gpu: GPUState, values: torch.Tensor, what: str) -> None:
+    if gpu.values.is_supposed(values):
+        gpu.note(
+            "turns", f"{what}: what scores without data choose (topk) was taken by turns, each as often as the others"
+        )
+
+
 def _kind(what: str, size: torch.Size) -> str:
     return f"{what} of {tuple(size)}"
 
@@ -105,6 +113,7 @@ def masked_select(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
     known = gpu.values.computed(func, args, kwargs)
     if chosen is not None:
         count = int(torch.count_nonzero(chosen.expand(size)))
+        _note_turns(gpu, mask, "masked_select")
     else:
         count = _most(gpu, mask, size, "masked_select")
     indices = gpu.memory.take(max(1, count * len(size) * 8))
@@ -170,6 +179,7 @@ def bincount(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         return gpu.host.call(func, args, kwargs)
     known = gpu.values.computed(func, args, kwargs)
     if known is not None:
+        _note_turns(gpu, source, "bincount")
         return gpu.values.tensor(known[0])
     minimum = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
     bins = minimum or source.numel()

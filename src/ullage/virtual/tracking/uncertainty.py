@@ -51,6 +51,7 @@ class NoteMeaning(NamedTuple):
 NOTE_MEANINGS = {
     "shapes": NoteMeaning(ASSUMED, "data-dependent shapes at their maximum", True, NOTHING),
     "unbounded shapes": NoteMeaning(ASSUMED, "data-dependent shapes without a known maximum", False),
+    "turns": NoteMeaning(ASSUMED, "choices by scores (topk) as evenly spread", False),
     "nested": NoteMeaning(ASSUMED, "padding in full", True, NOTHING),
     "values": NoteMeaning(ASSUMED, "values that the code read", False),
     "readings": NoteMeaning(ASSUMED, "numbers that the code printed or compared", False, NOTHING),
