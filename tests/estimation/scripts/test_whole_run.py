@@ -476,6 +476,17 @@ def test_an_engine_that_counts_the_batches_of_an_epoch_goes_on_to_its_validation
     assert "done" in found["printed"] and found["peak_reserved"] > 64 << 20
 
 
+def test_batches_that_a_step_is_made_of_are_all_seen(estimated, monkeypatch):
+    monkeypatch.setattr("ullage.estimation.scripts.loops.LONGEST_LOOP", 0.0)
+    accumulate = """
+for batch in range(40):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    if batch == 39: optimizer.step()
+print("batches", batch + 1)
+"""
+    assert "batches 40" in estimated(HEAD + accumulate)["printed"]
+
+
 SELECTS = """
 mask = torch.rand(64, 512, 1024, device="cuda") > 0.9
 pictures = torch.randn(64, 512, 1024, device="cuda")

@@ -8,7 +8,7 @@ A loop that trains ends when training has settled and been looked at long enough
 its last iterations called the same modules, asked for the same memory and kept none of it: a validation, or the steps
 of a sampler. Loops that call no module, such as one that merges weights, never end, nor do those inside a forward
 pass that is to be differentiated. Before training has settled, a loop must also have taken long, because training may
-need what it gathers.
+need what it gathers, and must not have differentiated anything: a step may be made of many batches.
 
 What a script does every so many steps (`if step % 500 == 0:`) would come long after that. So when training has settled,
 such a condition holds once, if it was asked in several steps and held in one of them at most.
@@ -43,10 +43,10 @@ _EACH, _AGAIN, _DUE = "__ullage_each__", "__ullage_again__", "__ullage_due__"
 
 
 class LoopWatcher:
-    """Watches the loops of a script's own code; `steps` counts the steps of its training."""
+    """Watches the loops of a script's own code; `steps` and `passes` count training's steps and backward passes."""
 
-    def __init__(self, card: VirtualGPU, steps: Callable[[], int], least_steps: int) -> None:
-        self.card, self.steps, self.least_steps = card, steps, least_steps
+    def __init__(self, card: VirtualGPU, steps: Callable[[], int], passes: Callable[[], int], least_steps: int) -> None:
+        self.card, self.steps, self.passes, self.least_steps = card, steps, passes, least_steps
         self.settled = False  # training has settled: loops that only repeat may end
         self.leaving = False  # and has been looked at: loops that train end, too
         self._periods: dict[tuple[str, int, int], _Period] = {}
@@ -162,7 +162,7 @@ class Loop:
         self._watcher, self._memory, self._origins = watcher, watcher.card.memory, watcher.card.origins
         self._around = self._origins.module
         self._marks = [self._mark()]
-        self._first_step, self._begin = watcher.steps(), time.monotonic()
+        self._first_step, self._first_pass, self._begin = watcher.steps(), watcher.passes(), time.monotonic()
 
     def is_over(self) -> bool:
         """Ask at the head of each iteration."""
@@ -176,7 +176,9 @@ class Loop:
                 watcher.card.note("epochs", "after training had settled, loops that train were ended early")
                 return True
             return False
-        if (watcher.settled or time.monotonic() - self._begin > LONGEST_LOOP) and self._repeats():
+        gathers = watcher.passes() > self._first_pass  # gradients, for a step that is still to come
+        too_long = not gathers and time.monotonic() - self._begin > LONGEST_LOOP
+        if (watcher.settled or too_long) and self._repeats():
             watcher.card.note("epochs", "loops without training ended early, as soon as they repeated")
             return True
         return False

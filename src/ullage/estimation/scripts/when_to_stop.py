@@ -358,7 +358,7 @@ class RunWatcher:
         self._follow_until = math.inf
         self.phases = Phases(card)
         self.loaders = LoaderWatcher(card.memory, card.calls, card.note)
-        self.loops = LoopWatcher(card, lambda: self.steps, steps or 1)
+        self.loops = LoopWatcher(card, lambda: self.steps, lambda: self.backward.count, steps or 1)
         self._watch_anew()
         self.backward = BackwardPasses(self._after_backward, self._watch_anew)
 
