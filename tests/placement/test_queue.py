@@ -263,6 +263,8 @@ LARGE = [
     job(0, promise=1, gpus=3, exclusive=True),
     job(0, promise=2, work="choosy", min_speed=0.9),
     job(0, promise=3, gpus=3, work="choosy", min_speed=0.9),
+    job(0, promise=30, work="sociable", min_speed=0.4),  # a small one fits beside it
+    job(0, promise=30, gpus=2, work="sociable", min_speed=0.4),
 ]
 
 
@@ -316,6 +318,46 @@ def test_without_reservations_it_would_starve(large: Job) -> None:
     predict = slow_together if large.work else None
     rules = Rules(smact_limit=None, margin=0, patience=50.0, reservations=0, predict=predict)
     assert first_run_of_a_large_job(large, rules, limits=False, ticks=200) is None
+
+
+def beside_a_large_one(*guests: Job, large: Job, there: list[Running], rules: Rules | None = None) -> list[int]:
+    """Who is placed while a slot is kept for a large job; `there` are those on the slot."""
+    rules = rules or Rules(smact_limit=None, margin=0, patience=100.0, predict=slow_together)
+    outcome = decide("ullage", [large, *guests], there, slots(1), Ledger(), rules, now=500.0)
+    return [placed.job for placed in outcome.placed]
+
+
+def test_a_guest_joins_a_kept_slot_if_the_one_who_waits_for_it_fits_beside_him() -> None:
+    large = job(1, 30, work="large", min_speed=0.3)
+    there = running((job(90, 20, work="a"), "GPU-0"))
+    assert beside_a_large_one(job(2, 10, work="b"), large=large, there=there) == [2]
+    assert beside_a_large_one(job(2, 11, work="b"), large=large, there=there) == [], "there would be no room for it"
+    assert beside_a_large_one(job(2, 5, work="b"), job(3, 5, work="c"), large=large, there=there) == [2, 3]
+    assert beside_a_large_one(job(2, 5, work="b"), job(3, 6, work="c"), large=large, there=there) == [2]
+    assert beside_a_large_one(job(2, 5, exclusive=True), job(3, 5), large=large, there=there) == [], "speeds unknown"
+
+
+def test_guests_of_earlier_passes_count() -> None:
+    large = job(1, 30, work="large", min_speed=0.3)
+    guest = running((job(80, 8, work="b"), "GPU-0"), since=200.0)
+    there = running((job(90, 20, work="a"), "GPU-0")) + guest
+    assert beside_a_large_one(job(2, 2, work="c"), large=large, there=there) == [2]
+    assert beside_a_large_one(job(2, 3, work="c"), large=large, there=there) == []
+    assert beside_a_large_one(job(2, 2, work="c"), large=large, there=guest) == [1, 2], "who was there before has ended"
+
+
+def test_a_guest_must_suit_the_one_who_waits_and_those_who_are_there() -> None:
+    there = running((job(90, 20, work="a", min_speed=0.5), "GPU-0"))
+    small = job(2, 2, work="b")
+    assert beside_a_large_one(small, large=job(1, 30, work="large", min_speed=0.5), there=there) == [2]
+    assert beside_a_large_one(small, large=job(1, 30, work="large", min_speed=0.6), there=there) == []
+    assert beside_a_large_one(small, large=job(1, 30, exclusive=True), there=there) == []
+    choosy = running((job(90, 20, work="a", min_speed=0.6), "GPU-0"))
+    assert beside_a_large_one(small, large=job(1, 30, work="large", min_speed=0.5), there=choosy) == []
+    crowded = Rules(smact_limit=None, margin=0, patience=100.0, predict=slow_together, max_jobs_per_gpu=1)
+    assert beside_a_large_one(small, large=job(1, 30, work="large"), there=there, rules=crowded) == []
+    unforeseen = Rules(smact_limit=None, margin=0, patience=100.0)
+    assert beside_a_large_one(small, large=job(1, 30, work="large"), there=there, rules=unforeseen) == []
 
 
 def element(number: int, array: int = 1, throttle: int = 2, **more: object) -> Job:

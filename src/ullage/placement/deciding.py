@@ -11,6 +11,7 @@ from operator import attrgetter
 from ullage.placement.board import Board
 from ullage.placement.candidates import Candidate
 from ullage.placement.fairness import effective_priority, fair_order, waited
+from ullage.placement.guests import Guests, kept_for
 from ullage.placement.host import HostInPass
 from ullage.placement.ledger import Ledger
 from ullage.placement.outcome import Decision, JobName, PassOutcome, PassSummary, Waiting, by_slot
@@ -118,6 +119,7 @@ class _Pass:
         self.backfills = self.policy.backfills if self.rules.backfill is None else self.rules.backfill
         self.short_only: list[Candidate] = []  # kept for a job, but until a known time: open to jobs that end before it
         self.lent_free, self.lent_until = -1, -math.inf  # the most that a job can find there, and for how long
+        self.guests = Guests(self.rules)
         self.requests = board.requests
         self.booked = [candidate for candidate in self.seen if candidate.slot.bookings] if board.bookings else []
         self.failed: dict[_Kind, int] = {}  # the smallest request of this kind that found no slot beside those kept
@@ -159,7 +161,7 @@ class _Pass:
                 break
             if self._may_reserve(job) and job.id not in self.refused and self._could_ever(job, request):
                 self.reserve(job, request)
-            if not self.open and not self.short_only and not without_gpus:
+            if not self.open and not self.short_only and self.guests.room < 0 and not without_gpus:
                 break
         waits_for = [job.id if job.id in holders else None for job in left]
         rest = list(turns)
@@ -237,6 +239,10 @@ class _Pass:
         if not chosen and self.short_only and job.id not in self.refused:
             suited = self._suited_with_lent(job, self._smallest(request))
             chosen = self._chosen(job, request, suited) if suited else []
+        if not chosen and self.guests.may_take(request.gpus, request.alone, request.promise, kind):
+            chosen = self._suited(job, request, self.guests.slots_for(job, request))[:1]
+            if not chosen:
+                self.guests.refuse(request.promise, kind)
         if not chosen:
             return None
         promise = min(candidate.free for candidate in chosen) if request.alone else request.promise
@@ -246,6 +252,8 @@ class _Pass:
             self._take(candidate, job, memory, request.alone)
         self.board.reserved.pop(job.id, None)
         self.host.take(job)
+        if any(candidate.kept is not None for candidate in chosen):
+            self.guests.count()
         return decision
 
     def _chosen(self, job: Job, request: SlotRequest, suited: Sequence[Candidate]) -> Sequence[Candidate]:
@@ -296,11 +304,11 @@ class _Pass:
         return suited
 
     def reserve(self, job: Job, request: SlotRequest) -> None:
-        """Keep places for a job that has waited too long: nobody joins there, so they come free as jobs end.
+        """Keep places for a job that has waited too long: none but guests join there, so they come free as jobs end.
 
-        Those are kept that are ready soonest by time limits, then those with the least missing. A slot that is kept
-        only gets freer, so the choice cannot wander for ever. Where the time is known, jobs that end before it may
-        still go there. Of the host as much as the job asks for is kept in the same way.
+        Those are kept that are ready soonest by time limits, then those with the least missing. For this job a slot
+        that is kept only gets freer, so the choice cannot wander for ever. Where the time is known, jobs that end
+        before it may still go there. Of the host as much as the job asks for is kept in the same way.
         """
         found = self._kept_before(job) or self._to_keep(job, request)
         if found is None:
@@ -314,6 +322,8 @@ class _Pass:
             if self.board.remove(candidate) and until < math.inf:
                 self.short_only.append(candidate)
                 self.lent_free, self.lent_until = max(self.lent_free, candidate.free), max(self.lent_until, until)
+            if self.policy.choose is None:
+                self.guests.keep(kept_for(job, request, candidate, self.rules, self.now))
         self.kept_at |= {candidate.position for candidate in kept}
         self.reservations -= 1
 
@@ -337,7 +347,9 @@ class _Pass:
             return None
         times = {each.slot.id: each.ready_at(request, self._loss(job, each) is not None, self.now) for each in able}
         held = {
-            candidate.slot.id: candidate.capacity - candidate.free if request.alone else -candidate.free
+            candidate.slot.id: candidate.capacity - candidate.free
+            if request.alone
+            else -candidate.free - kept_for(job, request, candidate, self.rules, self.now).given_back(self.rules)
             for candidate in able
         }
         able.sort(
@@ -378,6 +390,8 @@ class _Pass:
             return False
         limit = job.time_limit
         if limit is not None and promise <= self.lent_free and self.now + limit <= self.lent_until:
+            return False
+        if self.guests.may_take(job.gpus, alone, promise, kind):
             return False
         if promise >= self.impossible.get(kind, math.inf):
             return True
