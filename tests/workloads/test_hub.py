@@ -11,6 +11,7 @@ from tests.hub import COMMIT, Hub, use
 import ullage
 from ullage.cli.completion import sources
 from ullage.errors import InvalidValue, MissingPackage, UnknownName
+from ullage.virtual.torch_api.torchvision import make_torchvision_importable
 from ullage.workloads.configuration import Configuration
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
@@ -112,6 +113,7 @@ def test_commands_take_such_names():
 
 
 def test_adapters_stay_in_32_bits_and_go_where_they_are_told():
+    make_torchvision_importable()  # which peft imports
     pytest.importorskip("peft")
     everywhere = ullage.estimate("hf:org/tiny", lora=8, **SIZE)
     few = ullage.estimate("hf:org/tiny", lora=8, lora_targets="q_proj", **SIZE)

@@ -8,6 +8,7 @@ from torch import nn
 
 import ullage
 from ullage.errors import InvalidValue, MissingPackage, UllageError, UnknownName
+from ullage.virtual.torch_api.torchvision import make_torchvision_importable
 from ullage.workloads.optimizers import make_optimizer, optimizer_class
 from ullage.workloads.sources.build import checkpoint_activations, freeze
 
@@ -96,6 +97,7 @@ def test_checkpointing_a_model_without_blocks(plain):
 
 
 def test_lora_trains_little():
+    make_torchvision_importable()  # which peft imports
     pytest.importorskip("peft")
     tiny = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000}
     options = {"gpu": "A100-40GB", "batch_size": 2, "sequence_length": 16, "set": tiny}
