@@ -53,6 +53,8 @@ def test_the_longest_batch_of_a_shuffled_loader_is_seen(estimated):
     assert "one of the largest of all 400 items, (8, 512), was put in" in told(values)
     assert values["peak_allocated"] > 3 * 8 * 512 * 256 * 4
     assert not any("did not repeat" in note for note in values["notes"])
+    (cached,) = [entry for entry in values["assumed"] if entry["what"].startswith("that batches of other sizes")]
+    assert not cached["covered"] and cached["adds"] >= values["peak_reserved"] // 25
 
 
 def test_the_longest_batch_of_a_validation_is_seen(estimated):

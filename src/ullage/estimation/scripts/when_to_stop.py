@@ -162,6 +162,10 @@ class LoaderWatcher:
         if key not in self._sources and self._memory.requests and len(self._sources) < MOST_SURVEYS:
             longest = longest_batch(iterator)
             self._sources[key] = _Source(iterator._dataset, longest)
+            if longest is not None:
+                self._note(
+                    "sizes", "in a long run, batches of sizes that were not seen may leave more memory cached"
+                )
             if longest is not None and longest.looked_at < longest.items:
                 self._note("lengths", "not all items of a data set could be looked at: the largest may be missing")
         return self._sources.get(key)

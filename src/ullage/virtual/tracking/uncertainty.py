@@ -81,6 +81,7 @@ NOTE_MEANINGS = {
     "failed": NoteMeaning(LEFT_OUT, "what comes after the script failed", False),
     "after": NoteMeaning(LEFT_OUT, "what comes after training", False),
     "lengths": NoteMeaning(ASSUMED, "that no item is larger than those looked at", False),
+    "sizes": NoteMeaning(ASSUMED, "that batches of other sizes fit into what is cached", False),
     "interrupted": NoteMeaning(LEFT_OUT, "what comes after the process ended", False),
     "timeout": NoteMeaning(LEFT_OUT, AFTER_THE_TIME, False),
 }
