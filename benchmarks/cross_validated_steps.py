@@ -12,20 +12,17 @@ from __future__ import annotations
 import argparse
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from ullage.hardware.work import work_of
 from ullage.performance.rates import SHARES, Rates
 from ullage.performance.step import StepCalls
 from ullage.performance.trees import Trees
-from ullage.research.rates.tensors import unpacked
 from ullage.research.training.protocol import read_rows
 from ullage.research.training.utilization import fitting, runs
-from ullage.workloads import read_rows as read_lines
 
 DATA = Path(__file__).parent / "data"
 PROFILES = DATA / "steps_h200.jsonl.xz"
@@ -46,16 +43,6 @@ def learned_runs(kept: Path) -> tuple[list[runs.FollowedRun], dict[str, StepCall
     read = [run for run in runs.read_alone(rows) if not run.is_test]
     steps = runs.follow([*runs.configurations(rows, read), *runs.profiled_runs(PROFILES)], kept)
     return runs.with_work(read, steps), steps
-
-
-def timed_calls(files: Iterable[Path]) -> list[runs.MeasuredCall]:
-    """The timed calls of files."""
-    found = {}
-    for file in files:
-        for row in read_lines(file):
-            if "gpu_us" in row and (work := work_of(unpacked(row["call"]))).kind != "transfer":
-                found[row["id"]] = runs.MeasuredCall(work, 1e-6 * row["gpu_us"])
-    return list(found.values())
 
 
 def key(work: object) -> str:
@@ -122,9 +109,9 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if options.leaves:
         fitting._LEAVES["times"] = options.leaves
-    files = options.rates or [DATA / "rates_h200.jsonl.xz", DATA / "more_rates_h200.jsonl.xz"]
+    files = options.rates or [DATA / f"{name}_h200.jsonl.xz" for name in ("rates", "more_rates", "many_rates")]
     learned, followed = learned_runs(options.resume)
     profiled = runs.calls_in_steps(PROFILES, followed)
-    found = cross_validated(timed_calls(files) + profiled, learned, options.trees)
+    found = cross_validated(runs.read_calls(files) + profiled, learned, options.trees)
     show("runs", found.of_runs)
     show("calls", found.of_calls)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from torch import nn
 
 from ullage.errors import InvalidValue
 from ullage.performance.following import step_of
-from ullage.research.rates import listing, profiles, timing
+from ullage.research.rates import listing, profiles, rounds, timing
 from ullage.research.rates.tensors import identity, packed, prepared, unpacked
+from ullage.research.training.utilization.runs import read_calls
 from ullage.virtual import virtual_gpu
 from ullage.workloads import Workload
 
@@ -245,3 +247,40 @@ def test_the_file_that_notes_the_call_at_work_is_ours_or_left_alone(tmp_path: Pa
         with pytest.raises(InvalidValue, match="something else"):
             timing.died_in(started)
         assert started.read_text() == text
+
+
+def answering_on_a_stand_in(pipe: Connection) -> None:
+    with virtual_gpu("H200"):
+        rounds.answering(pipe)
+
+
+@pytest.mark.slow
+def test_processes_make_calls_ready_and_each_is_timed_once() -> None:
+    calls = [call("exp.default", tensor(size), outputs=(tensor(size),)) for size in range(1, 30)]
+    calls[7] = call("no_such.default", tensor(3), outputs=(tensor(3),))
+    rows = list(rounds.measured(calls, 2, answer=answering_on_a_stand_in))
+    assert {row["id"] for row in rows} == {identity(one) for one in calls} and len(rows) == len(calls)
+    assert [row["operator"] for row in rows if "failed" in row] == ["aten.no_such.default"]
+    assert all(row["how"] == "graph" and row["gpu_us"] > 0 for row in rows if "failed" not in row)
+
+
+def ending(pipe: Connection) -> None:
+    pipe.recv()
+
+
+@pytest.mark.slow
+def test_the_calls_of_a_process_that_ended_have_failed() -> None:
+    rows = list(rounds.measured([call("exp.default", tensor(4), outputs=(tensor(4),))], 1, answer=ending))
+    assert [row["failed"] for row in rows] == ["the process ended in one of these calls"]
+
+
+def test_what_is_shorter_between_calls_on_a_machine_is_added_and_calls_that_ran_nothing_are_left_out(
+    tmp_path: Path,
+) -> None:
+    given = call("exp.default", tensor(4), outputs=(tensor(4),))
+    rows = [{"id": name, "how": "graph", "gpu_us": taken, "call": packed(given)} for name, taken in
+            (("a", 2.0), ("b", 0.1))]  # fmt: skip
+    for name, header in (("one", {"machine": {}}), ("other", {"machine": {}, "shorter_us": 0.25})):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in (header, *rows)))
+    times = [[found.seconds for found in read_calls([tmp_path / name])] for name in ("one", "other")]
+    assert times == [[pytest.approx(2e-6)], [pytest.approx(2.25e-6)]]

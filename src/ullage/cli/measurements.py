@@ -121,7 +121,8 @@ def measure(
     ] = None,
     activity: Annotated[
         bool, typer.Option("--activity/--no-activity", help="With 'rates': read the GPU's counters during every fourth "
-                           "call, a quarter of a second each.")
+                           "call, a quarter of a second each; without them, and without the host's time, --workers "
+                           "processes make calls ready at once.")
     ] = True,
     profile: Annotated[
         bool, typer.Option("--profile", help="With 'rates': profile training steps instead of timing single calls.")
@@ -143,7 +144,7 @@ def measure(
         if profile:
             _measure_profiles(given, out, runs_drawn, seed, limit, dry_run, as_json)
         else:
-            _measure_rates(given, out, runs_drawn, seed, limit, activity, dry_run, as_json)
+            _measure_rates(given, out, runs_drawn, seed, limit, 0 if activity else workers, dry_run, as_json)
         return
     if what == Path("together"):
         ways = tuple(filter(None, how.split(",")))
@@ -290,12 +291,12 @@ def _measure_rates(
     runs: int,
     seed: int,
     limit: float | None,
-    activity: bool,
+    workers: int,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Time operator calls, and write each row as it comes."""
-    from ullage.research.rates import listing, timing
+    """Time operator calls, and write each row as it comes; with `workers`, without counters and the host's time."""
+    from ullage.research.rates import listing, rounds, timing
     from ullage.research.rates.tensors import identity, packed
     from ullage.workloads.configuration import rows_so_far
 
@@ -322,7 +323,8 @@ def _measure_rates(
         done.add(str(died["id"]))
     left = [call for call in calls if identity(call) not in done]
     _say_left(len(done), len(left), "calls", out)
-    found = itertools.chain(first, timing.measured(left, timing.EVERY if activity else 0, limit, started))
+    several = rounds.measured(left, workers, limit) if workers else timing.measured(left, timing.EVERY, limit, started)
+    found = itertools.chain(first, several)
     timed = [row for row in _appended(found, "measuring", len(left) + len(first), out) if "id" in row]
     _say_rows(timed, "calls", out, as_json)
 

@@ -76,16 +76,14 @@ class CallTimer:
 
     def measure(self, call: dict[str, Any], with_activity: bool = False) -> dict[str, Any]:
         """The figures of one call."""
-        with _rounding(call):
+        with rounding(call):
             return self._measure(call, with_activity)
 
     def _measure(self, call: dict[str, Any], with_activity: bool) -> dict[str, Any]:
         size = bytes_of([call["args"], call["kwargs"]])
         if size > MOST_BYTES:
             return {"failed": "arguments too large"}
-        whole = size + bytes_of(call["outputs"])
-        count = 1 if not runs_kernels(call) else max(_LEAST_SETS, min(_MOST_SETS, -(-_CACHE // max(1, whole))))
-        count = max(1, min(count, MOST_BYTES // max(1, whole)))
+        count = argument_sets(call)
         sets = [prepared(call, self.device) for _ in range(count)]
         for operator, args, kwargs in sets:
             operator(*args, **kwargs)
@@ -98,7 +96,7 @@ class CallTimer:
         if not waits(call):
             with contextlib.suppress(RuntimeError):
                 graph = self._capture(sets, calls)
-        run = graph.replay if graph is not None else lambda: _loop(sets, calls)
+        run = graph.replay if graph is not None else lambda: loop(sets, calls)
         seconds = self._timed(run, calls, guess)
         figures |= {"how": "graph" if graph is not None else "loop", "gpu_us": _micro(seconds)}
         if with_activity and seconds > 3e-6:
@@ -113,7 +111,7 @@ class CallTimer:
         for _ in range(3):
             torch.cuda.synchronize()
             begin = time.perf_counter()
-            _loop(sets, _HOST_CALLS)
+            loop(sets, _HOST_CALLS)
             best = min(best, (time.perf_counter() - begin) / _HOST_CALLS)
             if best > 2e-3:
                 break
@@ -124,22 +122,13 @@ class CallTimer:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         begin.record()
-        _loop(sets, len(sets))
+        loop(sets, len(sets))
         end.record()
         end.synchronize()
         return max(1e-6, float(begin.elapsed_time(end)) * 1e-3 / len(sets))
 
     def _capture(self, sets: Sequence[Any], calls: int) -> Any:
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                _loop(sets, calls)
-            finally:
-                graph.capture_end()
-        torch.cuda.synchronize()
-        return graph
+        return captured(self._stream, self._pool, sets, calls)
 
     def _timed(self, run: Callable[[], Any], calls: int, guess: float) -> float:
         run()
@@ -189,7 +178,7 @@ class CallTimer:
 
 
 @contextlib.contextmanager
-def _rounding(call: dict[str, Any]) -> Iterator[None]:
+def rounding(call: dict[str, Any]) -> Iterator[None]:
     """TF32 as the call was made with it."""
     if "tf32" not in call:
         yield
@@ -215,7 +204,30 @@ def _repeat(run: Callable[[], Any], taken: float, seconds: float) -> int:
     return done
 
 
-def _loop(sets: Sequence[Any], calls: int) -> None:
+def argument_sets(call: dict[str, Any]) -> int:
+    """How many sets of arguments take turns."""
+    if not runs_kernels(call):
+        return 1
+    whole = max(1, bytes_of([call["args"], call["kwargs"], call["outputs"]]))
+    return max(1, min(max(_LEAST_SETS, min(_MOST_SETS, -(-_CACHE // whole))), MOST_BYTES // whole))
+
+
+def captured(stream: Any, pool: Any, sets: Sequence[Any], calls: int) -> Any:
+    """A CUDA graph of so many calls."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            loop(sets, calls)
+        finally:
+            graph.capture_end()
+    torch.cuda.synchronize()
+    return graph
+
+
+def loop(sets: Sequence[Any], calls: int) -> None:
+    """So many calls, the sets by turns."""
     count = len(sets)
     for number in range(calls):
         operator, args, kwargs = sets[number % count]
@@ -276,7 +288,7 @@ def measured(
             row |= timer.measure(call, with_activity=every > 0 and number % every == 0)
         except (RuntimeError, AttributeError, TypeError, IndexError, ValueError, NotImplementedError) as error:
             row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
-            if not _still_works():
+            if not still_works():
                 yield {**row, "call": packed(call)}
                 raise
         if torch.cuda.memory_reserved() > _MOST_KEPT:
@@ -286,7 +298,7 @@ def measured(
         started.unlink(missing_ok=True)
 
 
-def _still_works() -> bool:
+def still_works() -> bool:
     """Whether the GPU still computes after an error."""
     try:
         torch.cuda.synchronize()

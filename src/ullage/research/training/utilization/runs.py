@@ -22,6 +22,7 @@ from ullage.workloads.workload import Workload
 
 Notify = Callable[[str], None]
 _MEASURED = ("graph", "loop")
+_NOTHING_US = 0.5  # no kernel is as short: nothing ran, as with lists of no tensors
 READ = ("step_seconds", "gract", "smact", "smocc", "drama", "power_w")
 
 
@@ -58,14 +59,20 @@ class FollowedRun(ReadRun):
 
 
 def read_calls(paths: Iterable[Path]) -> list[MeasuredCall]:
-    """The calls of files that `ullage measure rates` wrote; of a call that was timed twice, the last."""
+    """The calls of files that `ullage measure rates` wrote; of a call that was timed twice, the last.
+
+    Machines differ by what passes between two calls of a graph. The first line of a file may say by how much it is
+    `shorter_us` there than elsewhere, and that is added.
+    """
     found: dict[str, MeasuredCall] = {}
     for path in paths:
+        shorter = 0.0
         for row in read_rows(path):
-            if row.get("how") in _MEASURED and "gpu_us" in row and "call" in row:
+            shorter = row.get("shorter_us", shorter)
+            if row.get("how") in _MEASURED and row.get("gpu_us", 0.0) > _NOTHING_US and "call" in row:
                 work = work_of(unpacked(row["call"]))
                 if work.kind != "transfer":
-                    found[row["id"]] = MeasuredCall(work, 1e-6 * row["gpu_us"])
+                    found[row["id"]] = MeasuredCall(work, 1e-6 * (row["gpu_us"] + shorter))
     if not found:
         raise InvalidValue(f"needed operator calls with times in {', '.join(map(str, paths))}: found none")
     return list(found.values())
