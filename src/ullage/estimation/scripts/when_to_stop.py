@@ -163,9 +163,7 @@ class LoaderWatcher:
             longest = longest_batch(iterator)
             self._sources[key] = _Source(iterator._dataset, longest)
             if longest is not None:
-                self._note(
-                    "sizes", "in a long run, batches of sizes that were not seen may leave more memory cached"
-                )
+                self._note("sizes", "in a long run, batches of sizes that were not seen may leave more memory cached")
             if longest is not None and longest.looked_at < longest.items:
                 self._note("lengths", "not all items of a data set could be looked at: the largest may be missing")
         return self._sources.get(key)
