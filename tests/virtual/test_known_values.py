@@ -271,6 +271,7 @@ def test_an_expanded_mask_counts_every_element(gpu):
 def test_a_script_may_know_how_many_elements_it_selects(gpu):
     x, mask = torch.randn(8, 3, 10, 10, device="cuda"), torch.rand(8, 3, 10, 10, device="cuda") > 0.5
     assert torch.masked_select(x, mask).view(8, 3, 6, 6).shape == (8, 3, 6, 6)
+    assert gpu.assumed_sizes.saved == 8 * 3 * (100 - 36) * (4 + 4 * 8), "the elements, and where they are"
     assert x[mask].view(8, -1, 7).shape == (8, 42, 7), "as many as there may be, in whole rows"
     rows = x.flatten(1)[mask[:, 0, 0, 0]]
     assert rows.view(4, 2, 150).shape == (4, 2, 150)

@@ -18,16 +18,16 @@ class AssumedSizes:
     def __init__(self) -> None:
         self.known: dict[str, int] = {}  # by kind; from an earlier run
         self._made: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
-        self._kinds: dict[int, str] = {}
+        self._kinds: dict[int, tuple[str, int]] = {}
         self._assumed: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
         self._counts: dict[str, int] = {}
         self.saved = 0  # bytes, most of one result, that would not have been taken
 
-    def assumed(self, kind: str, out: torch.Tensor) -> None:
-        """The first size of a result was assumed."""
+    def assumed(self, kind: str, dims: int, out: torch.Tensor) -> None:
+        """The first size of a result was assumed; `dims` numbers said where each of it was."""
         self._made[id(out)] = out
-        self._kinds[id(out)] = kind
+        self._kinds[id(out)] = kind, 8 * dims
         self._assumed[kind] += 1
 
     def is_assumed(self, tensor: torch.Tensor) -> bool:
@@ -36,12 +36,12 @@ class AssumedSizes:
 
     def told(self, tensor: torch.Tensor, count: int) -> None:
         """A shape said how long such a tensor is."""
-        kind = self._kinds[id(tensor)]
+        kind, place = self._kinds[id(tensor)]
         del self._made[id(tensor)]  # once is enough
         self._told[kind] += 1
         self._counts[kind] = max(count, self._counts.get(kind, 0))
         row = tensor.shape[1:].numel() * tensor.element_size()
-        self.saved = max(self.saved, (tensor.shape[0] - count) * row)
+        self.saved = max(self.saved, (tensor.shape[0] - count) * (row + place))
 
     def learned(self) -> dict[str, int]:
         """The sizes of those kinds of which every result was told, the largest each."""

@@ -50,7 +50,7 @@ def index_by_mask(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
             places = [None if place is None else place[: args[2].shape[0]] for place in places]
         out = func(source, places, *args[2:], **kwargs)
         if func is torch.ops.aten.index.Tensor and len(indices) == 1 and gpu.values.known(mask) is None:
-            gpu.assumed_sizes.assumed(_kind("nonzero", mask.shape), out)
+            gpu.assumed_sizes.assumed(_kind("nonzero", mask.shape), mask.dim(), out)
         return out
 
 
@@ -122,7 +122,7 @@ def masked_select(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
     if known is not None:
         gpu.values.set(out, known[0])
     elif chosen is None:
-        gpu.assumed_sizes.assumed(_kind("masked_select", size), out)
+        gpu.assumed_sizes.assumed(_kind("masked_select", size), len(size), out)
     return out
 
 
