@@ -1,4 +1,4 @@
-"""Rank 0 of many: DDP, FSDP, tensor parallelism and mixtures of them, drawn at random.
+"""Rank 0 of many: DDP, FSDP, tensor parallelism and mixtures of them, drawn at random; of pipelines any rank.
 
     python benchmarks/many_ranks.py draw --count 60 --seed 1 > ranks.jsonl
     python benchmarks/many_ranks.py measure ranks.jsonl --out ranks_h200.jsonl.gz
@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-from drawn_ranks.drawing import GIB, MOST, STRATEGIES, draw
+from drawn_ranks.drawing import GIB, MOST, STRATEGIES, draw, draw_pipelines
 from drawn_ranks.measuring import measure, measure_one
 from drawn_ranks.models import Row
 from drawn_ranks.training import train
@@ -37,7 +37,9 @@ def compare(rows: list[Row], out: Path | None) -> None:
         begin = time.perf_counter()
         result: Row = {key: row.get(key) for key in ("id", "strategy", "peak_alloc", "peak_reserved", "failed", "oom")}
         try:
-            found = estimate(functools.partial(train, row), gpu="H200", world_size=row["ranks"])
+            found = estimate(
+                functools.partial(train, row), gpu="H200", world_size=row["ranks"], rank=row.get("rank", 0)
+            )
         except Exception as error:
             result["error"] = f"{type(error).__name__}: {error}"[:300]
         else:
@@ -97,7 +99,7 @@ def main() -> None:
     drawing = commands.add_parser("draw")
     drawing.add_argument("--count", type=int, default=60)
     drawing.add_argument("--seed", type=int, default=0)
-    drawing.add_argument("--only", choices=STRATEGIES)
+    drawing.add_argument("--only", choices=(*STRATEGIES, "pp"))
     drawing.add_argument("--limited", type=float, default=0.8, help="the share of FSDP1 with limit_all_gathers")
     drawing.add_argument("--most", type=float, default=MOST / GIB, help="GiB that a training may take, roughly")
     measuring = commands.add_parser("measure")
@@ -118,7 +120,12 @@ def main() -> None:
     reporting.add_argument("file", type=Path)
     given = parser.parse_args()
     if given.command == "draw":
-        for row in draw(given.count, given.seed, int(given.most * GIB), given.only, given.limited):
+        most = int(given.most * GIB)
+        if given.only == "pp":
+            rows = draw_pipelines(given.count, given.seed, most)
+        else:
+            rows = draw(given.count, given.seed, most, given.only, given.limited)
+        for row in rows:
             print(json.dumps(row))
     elif given.command == "measure":
         measure(_read(given.file), given)

@@ -103,6 +103,33 @@ def _one(chance: random.Random, limited: float) -> Row | None:
     return row
 
 
+def draw_pipelines(count: int, seed: int, most: int = MOST) -> list[Row]:
+    """So many random ranks of pipelines of about `most` bytes or less: first, middle and last ones of each schedule."""
+    chance = random.Random(seed)
+    rows: list[Row] = []
+    while len(rows) < count:
+        schedule, place = ("gpipe", "1f1b", "interleaved")[len(rows) // 3 % 3], len(rows) % 3
+        row = _one_of_a_pipeline(chance, schedule, place)
+        if rough_need(row) <= most:
+            rows.append({"id": f"p{seed}n{len(rows):03d}", **row})
+    return rows
+
+
+def _one_of_a_pipeline(chance: random.Random, schedule: str, place: int) -> Row:
+    width, layers, heads, groups, middle = chance.choice([shape for shape in _SHAPES if shape[1] % 16 == 0])
+    ranks = chance.choice((4, 8) if place == 1 else (2, 4, 8))
+    batches = ranks * chance.choice((1, 2, 3))
+    return {
+        "strategy": "pp", "schedule": schedule, "model": "own", "width": width, "layers": layers, "heads": heads,
+        "groups": groups, "middle": middle, "vocabulary": chance.choice((32000, 50304)),
+        "batch": batches * chance.choice((1, 1, 2, 4)), "length": chance.choice((256, 512, 1024)), "ranks": ranks,
+        "rank": (0, chance.randint(1, max(ranks - 2, 1)), ranks - 1)[place], "microbatches": batches,
+        "checkpointing": chance.random() < 0.3, "optimizer": chance.choice(("adamw", "adamw_fused", "sgdm")),
+        "clip": chance.random() < 0.4, "made_on": chance.choice(("cuda", "meta")),
+        "precision": chance.choice(("fp32", "autocast", "pure_bf16")),
+    }  # fmt: skip
+
+
 def parameters_of(row: Row) -> int:
     """About how many parameters the model has."""
     width = row["width"]
@@ -121,5 +148,6 @@ def rough_need(row: Row) -> int:
     split = row["ranks"] if strategy == "tp" else row.get("split", 1)
     tokens = row["batch"] * row["length"]
     layer = 34 * tokens * row["width"] * 2 / split**0.5
-    activations = layer * (3 if row["checkpointing"] else row["layers"]) + tokens * row["vocabulary"] * 16
+    layers = row["layers"] // (row["ranks"] if strategy == "pp" else 1)
+    activations = layer * (3 if row["checkpointing"] else layers) + tokens * row["vocabulary"] * 16
     return int(1.3 * (states + activations) + 3 * GIB)

@@ -44,7 +44,7 @@ def measure_one(row: Row, history: str | None) -> Row:
     else:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=row["ranks"])
+        dist.init_process_group("fake", store=FakeStore(), rank=row.get("rank", 0), world_size=row["ranks"])
     answer: Row = {"nvml_ctx": context}
     try:
         train(row, turn)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from drawn_ranks.models import Row, build
+from drawn_ranks.pipelines import schedule_of
 
 STEPS = 4
 
@@ -173,22 +174,37 @@ def spread(row: Row, turn: Callable[[], None] = lambda: None) -> nn.Module:
 
 
 def train(row: Row, turn: Callable[[], None] = lambda: None) -> None:
-    """Some steps, as rank 0 of so many; the process group is made here."""
+    """Some steps, as one rank of so many; the process group is made here."""
     import torch.distributed as dist
 
     torch.manual_seed(0)
     if not dist.is_initialized():
         dist.init_process_group("nccl")
+    if row["strategy"] == "pp":
+        turn()
+        _train_pipeline(row, torch.device("cuda", 0))
+    else:
+        _train_model(row, turn)
+    dist.destroy_process_group()
+
+
+def _train_pipeline(row: Row, device: torch.device) -> None:
+    parts, schedule, own = schedule_of(row, device)
+    optimizer = optimizer_of(row, parts)
+    last = row["ranks"] * (2 if row["schedule"] == "interleaved" else 1) - 1
+    for _ in range(STEPS):
+        tokens = torch.randint(0, row["vocabulary"], (row["batch"], row["length"])).to(device)
+        with torch.autocast("cuda", torch.bfloat16, enabled=row["precision"] == "autocast"):
+            schedule.step(*([tokens] if 0 in own else []), **({"target": tokens} if last in own else {}))
+        if row["clip"]:
+            nn.utils.clip_grad_norm_(parts.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _train_model(row: Row, turn: Callable[[], None]) -> None:
     model = spread(row, turn)
-    optimizers: dict[str, Any] = {
-        "adamw": torch.optim.AdamW,
-        "adamw_fused": functools.partial(torch.optim.AdamW, fused=True),
-        "sgdm": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
-    }
-    kinds: dict[Any, list[nn.Parameter]] = {}  # one call of the optimizer takes tensors of one kind and mesh only
-    for parameter in model.parameters():
-        kinds.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-    optimizer = optimizers[row["optimizer"]]([{"params": some} for some in kinds.values()])
+    optimizer = optimizer_of(row, model)
     autocast = row["precision"] == "autocast"
     shape = (row["batch"], row["length"])
     for _ in range(STEPS):
@@ -207,7 +223,20 @@ def train(row: Row, turn: Callable[[], None] = lambda: None) -> None:
         optimizer.zero_grad(set_to_none=True)
         if row["reads_loss"]:
             loss.item()
-    dist.destroy_process_group()
+
+
+def optimizer_of(row: Row, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of all parameters."""
+    optimizers: dict[str, Any] = {
+        "adamw": torch.optim.AdamW,
+        "adamw_fused": functools.partial(torch.optim.AdamW, fused=True),
+        "sgdm": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    }
+    kinds: dict[Any, list[nn.Parameter]] = {}  # one call of the optimizer takes tensors of one kind and mesh only
+    for parameter in model.parameters():
+        kinds.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    made: torch.optim.Optimizer = optimizers[row["optimizer"]]([{"params": some} for some in kinds.values()])
+    return made
 
 
 def _sync(row: Row, model: nn.Module, last: bool) -> Any:
