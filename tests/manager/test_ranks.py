@@ -113,6 +113,14 @@ def test_a_rank_that_was_not_followed_may_take_as_much_as_the_largest():
     assert _by_rank([followed(12)], 12, ranks=4) is None, "one rank stands for all of them"
 
 
+def test_copies_of_a_pipeline_take_what_its_stages_take():
+    beside = followed(12, (0, 5), (1, 6), (2, 6), (3, 12))
+    assert _by_rank([beside], 12, ranks=8) == [5, 6, 6, 12, 5, 6, 6, 12], "stages beside each other"
+    between = followed(12, (0, 5), (2, 6), (4, 6), (6, 12))
+    assert _by_rank([between], 12, ranks=8) == [5, 5, 6, 6, 6, 6, 12, 12], "copies beside each other"
+    assert _by_rank([beside], 12, ranks=6) == [5, 6, 6, 12, 12, 12], "four stages do not make six ranks"
+
+
 STAGES = [2 * GIB, 30 * GIB]
 WAIT = "echo $CUDA_VISIBLE_DEVICES; while [ ! -e proceed ]; do sleep 0.05; done"
 

@@ -97,11 +97,28 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
 
 
 def _by_rank(answers: list[Estimate], upper: int, ranks: int) -> list[int] | None:
-    """The bound of each rank where several were followed: one that was not may take as much as the largest."""
+    """The bound of each rank where several were followed: a copy of a pipeline takes at each stage what the followed one
+    takes there, and a rank of which nothing is known may take as much as the largest."""
     if not any(answer.ranks for answer in answers):
         return None
     bounds = [{each["rank"]: each["upper"] for each in answer.ranks} for answer in answers]
-    return [min(upper, max(bound.get(rank, upper) for bound in bounds)) for rank in range(ranks)]
+    return [min(upper, max(bound.get(_same_stage(rank, sorted(bound), ranks), upper) for bound in bounds))
+            for rank in range(ranks)]  # fmt: skip
+
+
+def _same_stage(rank: int, stages: list[int], ranks: int) -> int:
+    """The rank at the same stage of the pipeline with these ranks, or the rank itself: a device mesh puts the copies
+    beside each other, or the stages.
+
+    >>> [_same_stage(rank, [0, 2], 8) for rank in range(8)]
+    [0, 0, 2, 2, 0, 0, 2, 2]
+    >>> [_same_stage(rank, [0, 1, 5], 8) for rank in range(8)] == list(range(8))
+    True
+    """
+    step = stages[1] if len(stages) > 1 else 0
+    if not step or stages != list(range(0, step * len(stages), step)) or ranks % (step * len(stages)):
+        return rank
+    return stages[rank // step % len(stages)]
 
 
 def _whole(
