@@ -97,8 +97,8 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
 
 
 def _by_rank(answers: list[Estimate], upper: int, ranks: int) -> list[int] | None:
-    """The bound of each rank where several were followed: a copy of a pipeline takes at each stage what the followed one
-    takes there, and a rank of which nothing is known may take as much as the largest."""
+    """The bound of each rank where several were followed: a copy of a pipeline takes at each stage what the followed
+    one takes there, and a rank of which nothing is known may take as much as the largest."""
     if not any(answer.ranks for answer in answers):
         return None
     bounds = [{each["rank"]: each["upper"] for each in answer.ranks} for answer in answers]
