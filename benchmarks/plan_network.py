@@ -41,19 +41,30 @@ from ullage.virtual.kernels.cudnn.formulas import (
     needed_copies,
     terms,
 )
-from ullage.virtual.kernels.cudnn.workspaces import COPIED, PARTS, PLAN_NETWORK, PLAN_TREES
+from ullage.virtual.kernels.cudnn.workspaces import COPIED, DATA_FOLDER, PARTS, PLAN_NETWORK, PLAN_TREES
 
 SEED, CHUNK = 7_000_000, 1000
+SURE, OTHERS = (
+    0.97,
+    0.03,
+)  # with `--unsure`: a share at which a plan is known, and how many of those are asked all the same
 KINDS = ("f32", "f16", "bf16")
 ITEM = np.array([4, 2, 2])
 MOST_BYTES = 6 << 30
 SIDES = np.array([4, 7, 8, 14, 16, 28, 32, 56, 64, 96, 112, 128, 160, 192, 224, 256])
 MOST_KNOBS = 24
+UNSURE_SEED = 8_000_000  # from here on, only what the network of before was not sure of was asked
 HELD_OUT = 50  # one seed in so many
 WIDTH, LAYERS, DROPOUT, BATCH = 1024, 3, 0.3, 8192
-SAMPLE = 12_000  # problems of an engine that its trees are grown on
+SAMPLE = 20_000  # problems of an engine that its trees are grown on
 LEAST_ASKED = 300  # an engine that was named less often has no trees
 FORMULAS = 40  # of an engine
+PRODUCT_CONSTANTS = 256, 272, 0, 16  # bytes of a product of matrices beside its partial sums
+MOST_PARTS = 4096
+SPLIT_SAMPLE = 400_000  # problems of an engine that the trees are grown on that split its sums
+NEAR = 16_384  # bytes
+PERSISTENT_SAMPLE = 150_000
+DOUBTFUL = 20  # problems in a leaf of the tree that tells how sure the other one is
 
 
 # Drawing: rows of whole numbers. Dimensions, type, channels last, batch, channels and outputs of a group, groups; then
@@ -170,7 +181,15 @@ def draw(seed: int, count: int = CHUNK) -> Any:
         rows = rows[good & ~small]
         found.append(rows)
         have += len(rows)
-    return np.concatenate(found)[:count]
+    rows = np.concatenate(found)[:count]
+    rows[(rows[:, 0] == 2) & (rows[:, 8] == 1) & (rows[:, 11] == 1), 0] = 1  # as PyTorch gives one dimension to cuDNN
+    return rows
+
+
+def inputs_of(rows: Any, direction: str) -> Any:
+    """What the network is told of drawn rows."""
+    columns = plans.network_inputs(rows.T, direction, lambda values: np.log2(np.maximum(values, 1)), np.minimum)
+    return np.stack([np.asarray(column, np.float32) for column in columns], 1)
 
 
 def problems_of(rows: Any, direction: str) -> list[ConvolutionProblem]:
@@ -223,34 +242,78 @@ class Asker(candidates.Cudnn):
         return tuple(found)
 
 
-def _ask(number: int, workers: int, until: float, folder: Path) -> None:
+class Selection:
+    """Which problems are worth a question: those whose plan the shipped network does not know for sure, those whose
+    plan says too little of the workspace, and a few of the others."""
+
+    def __init__(self, direction: str) -> None:
+        import torch
+
+        network = plans.network(DATA_FOLDER / PLAN_NETWORK, direction)
+        assert network is not None
+        self._torch, self._device = torch, "cuda" if torch.cuda.is_available() else "cpu"
+        self._mean, self._scale, self._layers, self._head = (
+            self._on_device(each) for each in (network.mean, network.scale, network.layers, network.head)
+        )
+        engines = [plan.engine for plan in network.listed]
+        self._split = np.isin(engines, plans.SPLIT[direction] + plans.SLICED[direction])
+        self._product = np.isin(engines, plans.PRODUCT[direction])
+        self._direction = direction
+
+    def _on_device(self, arrays: Any) -> Any:
+        if isinstance(arrays, np.ndarray):
+            return self._torch.from_numpy(arrays.astype(np.float32)).to(self._device)
+        return [self._on_device(each) for each in arrays]
+
+    def __call__(self, rows: Any, r: Any) -> Any:
+        """Places of the rows that are asked."""
+        torch = self._torch
+        with torch.no_grad():
+            given = torch.from_numpy(inputs_of(rows, self._direction)).to(self._device)
+            hidden = (given - self._mean) * self._scale
+            for number, (weights, bias) in enumerate(self._layers):
+                added = torch.relu(hidden @ weights.T + bias)
+                hidden = added if number == 0 else hidden + added
+            scores = (hidden @ self._head[0].T + self._head[1]) / plans.DOUBT
+            shares, places = (each.cpu().numpy() for each in torch.softmax(scores, 1).max(1))
+        alone = (rows[:, 2] == 1) | (rows[:, 3] == 1)
+        wanted = (shares < SURE) | self._split[places] | (self._product[places] & alone)
+        return np.flatnonzero(wanted | (r.random(len(rows)) < OTHERS))
+
+
+def _ask(number: int, workers: int, until: float, folder: Path, first: int, unsure: bool) -> None:
     """In a process of its own: chunks of problems until the time is over."""
     asker, names, parts, chunks = Asker(), dict[Any, int](), [], []
+    selections = {direction: Selection(direction) for direction in table.DIRECTIONS} if unsure else {}
     while time.time() < until:
-        rows = draw(SEED + number + len(chunks) * workers)
+        seed = first + number + len(chunks) * workers
+        rows, r = draw(seed), np.random.default_rng(seed)
         part = np.full((3, CHUNK, 2), -1, np.int64)  # the number of the name, the workspace
         for place, direction in enumerate(table.DIRECTIONS):
-            for row, problem in enumerate(problems_of(rows, direction)):
+            chosen = selections[direction](rows, r) if unsure else np.arange(CHUNK)
+            for row, problem in zip(chosen.tolist(), problems_of(rows[chosen], direction), strict=True):
                 try:
                     found = asker.choice(problem)
                 except candidates.CudnnError:
                     continue
                 if found is not None:
                     part[place, row] = names.setdefault(found[:2], len(names)), found[2]
-        chunks.append(SEED + number + len(chunks) * workers)
+        chunks.append(seed)
         parts.append(part)
     answers = np.concatenate(parts, 1)
     listed = np.frombuffer(json.dumps(list(names)).encode(), np.uint8)
     buffer = io.BytesIO()
     np.savez(buffer, seeds=np.array(chunks), names=listed, name=answers[..., 0].astype(np.int16), size=answers[..., 1])
-    (folder / f"answers{number}.npz.xz").write_bytes(lzma.compress(buffer.getvalue(), preset=1))
+    (folder / f"answers{first}-{number}.npz.xz").write_bytes(lzma.compress(buffer.getvalue(), preset=1))
 
 
-def ask(folder: Path, seconds: float, workers: int) -> None:
+def ask(folder: Path, seconds: float, workers: int, first: int, unsure: bool) -> None:
     """Ask for so long; a file for each process."""
     folder.mkdir(parents=True, exist_ok=True)
     until, context = time.time() + seconds, multiprocessing.get_context("fork")
-    running = [context.Process(target=_ask, args=(number, workers, until, folder)) for number in range(workers)]
+    running = [
+        context.Process(target=_ask, args=(number, workers, until, folder, first, unsure)) for number in range(workers)
+    ]
     for process in running:
         process.start()
     for process in running:
@@ -304,25 +367,26 @@ class Labels:
 # Training.
 
 
-def _inputs(task: tuple[Any, str]) -> Any:
-    return np.array([plans.network_inputs(problem) for problem in problems_of(*task)], dtype=np.float32)
+def _inputs(task: tuple[int, Any, str]) -> Any:
+    seed, asked, direction = task
+    return inputs_of(draw(seed)[asked], direction)
 
 
 def _train(direction: str, seconds: float, inputs: Any, labels: Labels, out: Path) -> None:
-    """One network: residual layers with batch norms, which are folded into the weights when they are written."""
+    """One network: residual layers with batch norms, which are folded into the weights when they are written. For the
+    last third of the time it learns with weights rounded as they will be shipped."""
     import torch
     from torch import nn
 
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    values, parts = np.unique(labels.parts, return_inverse=True)
     mean, spread = inputs[:200_000].mean(0), inputs[:200_000].std(0) + 1e-3
     x = torch.from_numpy((inputs - mean) / spread).to(device)
-    plan, part = torch.from_numpy(labels.plan).to(device), torch.from_numpy(parts).to(device)
-    split = torch.from_numpy(labels.parts > 0).to(device)
-    held = np.repeat(labels.seeds % HELD_OUT == 0, CHUNK)
-    learnt = torch.from_numpy(np.flatnonzero((labels.plan >= 0) & ~held)).to(device)
-    tested = torch.from_numpy(np.flatnonzero((labels.plan >= 0) & held)).to(device)
+    asked = labels.plan >= 0
+    plan = torch.from_numpy(labels.plan[asked]).to(device)
+    seeds = np.repeat(labels.seeds, CHUNK)[asked]
+    held = seeds % HELD_OUT == 0
+    learnt = torch.from_numpy(np.flatnonzero(~held)).to(device)
 
     class Net(nn.Module):
         """The network while it learns."""
@@ -331,23 +395,32 @@ def _train(direction: str, seconds: float, inputs: Any, labels: Labels, out: Pat
             super().__init__()
             self.layers = nn.ModuleList(nn.Linear(WIDTH if n else x.shape[1], WIDTH) for n in range(LAYERS + 1))
             self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(LAYERS + 1))
-            self.head, self.split = nn.Linear(WIDTH, len(labels.plans)), nn.Linear(WIDTH, len(values))
+            self.head = nn.Linear(WIDTH, len(labels.plans))
             self.drop = nn.Dropout(DROPOUT)
+            self.rounded = False
 
-        def forward(self, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            """Scores of plans and of parts."""
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            """Scores of plans."""
             with torch.autocast(device, enabled=False):  # lengths want more than 8 bits
                 hidden = torch.relu(self.norms[0](self.layers[0](given)))
             for layer, norm in zip(self.layers[1:], self.norms[1:], strict=True):
-                hidden = hidden + torch.relu(norm(layer(hidden)))
-            hidden = self.drop(hidden)
-            return self.head(hidden), self.split(hidden)
+                weight = self.in_few_bits(layer.weight) if self.rounded else layer.weight
+                hidden = hidden + torch.relu(norm(nn.functional.linear(hidden, weight, layer.bias)))
+            return self.head(self.drop(hidden))
+
+        def in_few_bits(self, weight: torch.Tensor) -> torch.Tensor:
+            """Weights as `_in_half_bytes` rounds them; gradients pass."""
+            grouped = weight.detach().reshape(len(weight), -1, plans.GROUP)
+            scale = grouped.abs().amax(2, keepdim=True) / 7 + 1e-12
+            whole = ((grouped / scale).round().clamp(-8, 7) * scale).reshape(weight.shape)
+            return weight + (whole - weight.detach())
 
     net, top = Net().to(device), 3e-3
     optimizer = torch.optim.AdamW(net.parameters(), lr=top, weight_decay=0.15, fused=device == "cuda")
-    cross_entropy, begin, step = nn.functional.cross_entropy, time.time(), 0
+    begin, step = time.time(), 0
     order, place = learnt, len(learnt)
     while (done := (time.time() - begin) / seconds) < 1:
+        net.rounded = done > 2 / 3
         for group in optimizer.param_groups:
             group["lr"] = top * (min(1, done / 0.03) * (1 + np.cos(np.pi * done)) / 2 + 1e-4)
         if place + BATCH > len(order):
@@ -355,34 +428,29 @@ def _train(direction: str, seconds: float, inputs: Any, labels: Labels, out: Pat
         chosen = order[place : place + BATCH]
         place, step = place + BATCH, step + 1
         with torch.autocast(device, torch.bfloat16):
-            scores, split_scores = net(x[chosen])
-            loss = cross_entropy(scores.float(), plan[chosen])
-            lost = cross_entropy(split_scores.float(), part[chosen], reduction="none")
-            loss = loss + (lost * split[chosen]).mean()
+            loss = nn.functional.cross_entropy(net(x[chosen]).float(), plan[chosen])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
     net.eval()
-    right = whole = 0
-    with torch.no_grad(), torch.autocast(device, torch.bfloat16):
-        for chosen in tested.split(32768):
-            scores, split_scores = net(x[chosen])
-            good = scores.argmax(1) == plan[chosen]
-            right += int(good.sum())
-            whole += int((good & ((split_scores.argmax(1) == part[chosen]) | ~split[chosen])).sum())
-    passes, count = step * BATCH / len(learnt), len(tested)
     print(
-        f"{direction}: {passes:.0f} passes; plan right {right / count:.1%}, with parts {whole / count:.1%}", flush=True
+        f"{direction}: {step * BATCH / len(learnt):.0f} passes over {len(learnt)}, loss {loss.item():.3f}", flush=True
     )
+    for what, of in (("all drawn", seeds < UNSURE_SEED), ("unsure", seeds >= UNSURE_SEED)):
+        tested = torch.from_numpy(np.flatnonzero(held & of)).to(device)
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+            right = sum(int((net(x[part]).argmax(1) == plan[part]).sum()) for part in tested.split(32768))
+        print(
+            f"{direction}: plan right {right / max(len(tested), 1):.2%} of {len(tested)} held out, {what}", flush=True
+        )
     state = {name: value.detach().float().cpu().numpy() for name, value in net.state_dict().items()}
-    arrays = {"mean": mean, "std": spread, "parts": values, "layers": np.array(LAYERS)}
+    arrays = {"mean": mean, "std": spread, "layers": np.array(LAYERS)}
     for n in range(LAYERS + 1):
         scale = state[f"norms.{n}.weight"] / np.sqrt(state[f"norms.{n}.running_var"] + 1e-5)
         bias = (state[f"layers.{n}.bias"] - state[f"norms.{n}.running_mean"]) * scale + state[f"norms.{n}.bias"]
         name = f"layer{n - 1}" if n else "first"
         arrays |= {name: state[f"layers.{n}.weight"] * scale[:, None], f"{name}_bias": bias}
-    for name in ("head", "split"):
-        arrays |= {name: state[f"{name}.weight"], f"{name}_bias": state[f"{name}.bias"]}
+    arrays |= {"head": state["head.weight"], "head_bias": state["head.bias"]}
     np.savez(out / f"network-{direction}.npz", **arrays)
 
 
@@ -392,7 +460,9 @@ def train(folder: Path, seconds: float, workers: int) -> None:
     for direction in table.DIRECTIONS:
         labels = Labels(folder, direction)
         with context.Pool(workers) as pool:
-            inputs = np.concatenate(pool.map(_inputs, [(draw(int(seed)), direction) for seed in labels.seeds]))
+            asked = (labels.plan >= 0).reshape(-1, CHUNK)
+            tasks = [(int(seed), each, direction) for seed, each in zip(labels.seeds, asked, strict=True)]
+            inputs = np.concatenate(pool.map(_inputs, tasks, chunksize=50))
         running.append(context.Process(target=_train, args=(direction, seconds, inputs, labels, folder)))
     for process in running:
         process.start()
@@ -418,17 +488,10 @@ def _in_half_bytes(weights: Any) -> tuple[Any, Any]:
 
 def packed(trained: dict[str, Any], listed: list[Any], direction: str) -> dict[str, Any]:
     """A network as it is shipped."""
-    found: dict[str, Any] = {name: trained[name] for name in ("layers", "mean", "std", "parts")}
-    if direction != "w":
-        found["parts"] = trained["parts"][:0]  # only filter gradients are split often enough
+    found: dict[str, Any] = {name: trained[name] for name in ("layers", "mean", "std")}
     found["plans"] = np.frombuffer(json.dumps(listed).encode(), np.uint8)
-    for name in ("first", "head", *(["split"] if direction == "w" else [])):
-        weights = trained[name].astype(np.float32)
-        if name == "split":
-            chosen = trained["parts"] > 0
-            weights, found["parts"] = weights[chosen], trained["parts"][chosen]
-            trained["split_bias"] = trained["split_bias"][chosen]
-        found[name], found[f"{name}_scale"] = _in_bytes(weights)
+    for name in ("first", "head"):
+        found[name], found[f"{name}_scale"] = _in_bytes(trained[name].astype(np.float32))
         found[f"{name}_bias"] = trained[f"{name}_bias"].astype(np.float32)
     for n in range(int(trained["layers"])):
         found[f"layer{n}"], found[f"layer{n}_scale"] = _in_half_bytes(trained[f"layer{n}"].astype(np.float32))
@@ -436,10 +499,17 @@ def packed(trained: dict[str, Any], listed: list[Any], direction: str) -> dict[s
     return {f"{direction}_{name}": value for name, value in found.items()}
 
 
+def _whole(size: int, unit: int) -> int:
+    """How many units a size has; 0 if not a whole number, or too many to be parts."""
+    return size // unit if unit and size > 0 and size % unit == 0 and size // unit < MOST_PARTS else 0
+
+
 def parts_taken(plan: plans.EnginePlan, cut: plans.Grid, size: int, copies: int, knob: int) -> int:
     """Into how many parts a sum is split: a knob, or, of persistent kernels, what the workspace tells."""
+    if plan.engine in plans.PRODUCT[plan.direction]:
+        return next((found for constant in PRODUCT_CONSTANTS if (found := _whole(size - constant, cut.tile_bytes))), 0)
     if plan.engine not in plans.PERSISTENT[plan.direction]:
-        return plans.split_parts(plan, knob)
+        return plans.parts_by(plan, cut, knob)
     left = size - copies - 16
     if not cut.left or not cut.tile_bytes or left < CHUNK:
         return 0
@@ -454,6 +524,58 @@ def in_copies(size: int, parts: Terms) -> Formula:
     return Formula(0, 0, 0, 0, 0, 0, 0, 0, times or 1)
 
 
+def grow_parts(direction: str, engine: int, rows: Any, labels: Labels) -> list[Any]:
+    """Two trees that say into how many parts an engine splits its sums: one that knows every problem, and a coarse one
+    for how sure that is."""
+    classifier = __import__("sklearn.tree", fromlist=["tree"]).DecisionTreeClassifier
+    plan_of = [plans.EnginePlan(direction, number, dict(knobs)) for number, knobs in labels.plans]
+    places = np.flatnonzero(np.array([plan.engine == engine for plan in plan_of] + [False])[labels.plan])
+    if engine in plans.PRODUCT[direction]:
+        places = places[(rows[places, 2] == 1) | (rows[places, 3] == 1)]
+    places = np.random.default_rng(2).permutation(places)[:SPLIT_SAMPLE]
+    given = rows[places].astype(np.int64)
+    if engine in plans.PERSISTENT[direction]:
+        places, given = places[:PERSISTENT_SAMPLE], given[:PERSISTENT_SAMPLE]
+        knobs = [labels.plans[number][1] for number in labels.plan[places]]
+        told, parts = _persistent(direction, engine, given, knobs, labels.sizes[places].tolist())
+    else:
+        columns = plans.part_inputs(given.T, direction, engine in plans.PRODUCT[direction])
+        knobs = np.array([plans.part_knobs(plan) for plan in plan_of])[labels.plan[places]]
+        told, parts = np.concatenate([np.stack(columns, 1), knobs], 1), labels.parts[places]
+        if engine in plans.PRODUCT[direction]:
+            parts = _parts_of_products(direction, given, labels.sizes[places])
+    told, tested = np.asarray(told, np.float32), len(places) // 50
+    fine = classifier(random_state=0).fit(told[tested:], parts[tested:])
+    right = (fine.predict(told[:tested]) == parts[:tested]).mean()
+    coarse = classifier(min_samples_leaf=DOUBTFUL, random_state=0).fit(told[tested:], parts[tested:])
+    leaves = fine.get_n_leaves()
+    print(f"{direction} {engine}: {leaves} leaves name the parts of {right:.1%} of {tested} held out", flush=True)
+    return [fine, coarse]
+
+
+def _persistent(direction: str, engine: int, rows: Any, knobs: list[Any], sizes: list[int]) -> tuple[Any, Any]:
+    """Of problems of a persistent kernel, what its trees are told and the parts they should name."""
+    told, parts = [], []
+    for problem, each, whole in zip(problems_of(rows, direction), knobs, sizes, strict=True):
+        plan, size = plans.EnginePlan(direction, engine, dict(each)), plans.lengths(problem)
+        cut = plans.grid(plan, size)
+        count = parts_taken(plan, cut, whole, needed_copies(problem), 0)
+        told.append(plans.tree_inputs(problem, plan, size, cut, 0))
+        parts.append(plans.AS_MANY_AS_FIT if count == cut.most_parts > 1 else count)
+    return np.array(told), np.array(parts)
+
+
+def _parts_of_products(direction: str, rows: Any, sizes: Any) -> Any:
+    """The parts that workspaces of products of matrices have room for."""
+    inner, outer, samples = rows[:, 4], rows[:, 5], rows[:, 3] * rows[:, 7:10].prod(1)
+    result = {"f": samples * outer, "d": samples * inner, "w": inner * outer}[direction] * 4
+    found = np.zeros(len(rows), np.int64)
+    for constant in reversed(PRODUCT_CONSTANTS):
+        whole, rest = np.divmod(sizes - constant, result)
+        found = np.where((rest == 0) & (whole > 0) & (whole < MOST_PARTS), whole, found)
+    return found
+
+
 def grow_engine(direction: str, engine: int, rows: Any, labels: Labels) -> dict[str, Any]:
     """The trees of an engine: how many parts (`p`), and which formula gives the rest (`c`)."""
     classifier = __import__("sklearn.tree", fromlist=["tree"]).DecisionTreeClassifier
@@ -462,16 +584,14 @@ def grow_engine(direction: str, engine: int, rows: Any, labels: Labels) -> dict[
     places = np.random.default_rng(1).permutation(places)
     grouped = rows[places, 6] > 1  # copied in more ways than others: as many as there are, up to a half
     places = np.sort(np.concatenate([places[grouped][: SAMPLE // 2], places[~grouped][: SAMPLE // 2]]))
-    problems, told, told_parts, rests, parts_seen = problems_of(rows[places], direction), [], [], [], []
+    problems, told, rests = problems_of(rows[places], direction), [], []
     for problem, place in zip(problems, places.tolist(), strict=True):
         plan = plans.EnginePlan(direction, engine, dict(labels.plans[labels.plan[place]][1]))
         size = plans.lengths(problem)
-        cut, whole = plans.grid(plan, size), int(labels.sizes[place])
+        cut = plans.grid(plan, size, problem.channels_last or size.batch == 1)
+        whole = int(labels.sizes[place])
         parts = parts_taken(plan, cut, whole, needed_copies(problem), int(labels.parts[place]))
-        told_parts.append(plans.tree_inputs(problem, plan, size, cut, 0))
         told.append(plans.tree_inputs(problem, plan, size, cut, parts))
-        full = engine in plans.PERSISTENT[direction] and parts == cut.most_parts > 1
-        parts_seen.append(plans.AS_MANY_AS_FIT if full else parts)
         rests.append(whole - plans.partial_bytes(plan, cut, parts))
     sizes = np.array(rests, dtype=np.int64)
     part = table.Measured(problems, np.maximum(sizes, 0), [terms(problem) for problem in problems])
@@ -479,30 +599,28 @@ def grow_engine(direction: str, engine: int, rows: Any, labels: Labels) -> dict[
     columns, chosen = table.all_columns(part.parts), np.full(len(places), len(formulas))
     for number, formula in reversed(list(enumerate(formulas))):
         chosen[table.sizes_by(formula, columns) == part.sizes] = number
-    exact, rest = (
-        chosen < len(formulas),
-        [in_copies(int(size), each) for size, each in zip(sizes, part.parts, strict=True)],
-    )
-    listed = formulas + sorted({formula for formula, known in zip(rest, exact, strict=True) if not known})
+    exact = chosen < len(formulas)
+    for number, formula in reversed(list(enumerate(formulas))):  # counters that are not known
+        chosen[~exact & (np.abs(table.sizes_by(formula, columns) - part.sizes) <= NEAR)] = number
+    exact_or_near = chosen < len(formulas)
+    rest = [in_copies(int(size), each) for size, each in zip(sizes, part.parts, strict=True)]
+    listed = formulas + sorted({formula for formula, known in zip(rest, exact_or_near, strict=True) if not known})
     number_of = {formula: number for number, formula in enumerate(listed)}
-    chosen = np.where(exact, chosen, [number_of.get(formula, 0) for formula in rest])
+    chosen = np.where(exact_or_near, chosen, [number_of.get(formula, 0) for formula in rest])
     known = sizes >= 0
     tree = classifier(max_leaf_nodes=600, min_samples_leaf=2, random_state=0)
-    found = {f"{direction}{engine}{COPIED}": (tree.fit(np.array(told)[known], chosen[known]), listed)}
+    found = {f"{direction}{engine}{COPIED}": ([tree.fit(np.array(told)[known], chosen[known])], listed)}
     right = (exact & known & (tree.predict(np.array(told)) == chosen)).mean()
-    if engine in plans.PERSISTENT[direction]:
-        tree = classifier(max_leaf_nodes=600, min_samples_leaf=2, random_state=0)
-        found[f"{direction}{engine}{PARTS}"] = tree.fit(np.array(told_parts), parts_seen), []
+    if any(engine in each[direction] for each in (plans.PERSISTENT, plans.SLICED, plans.SPLIT, plans.PRODUCT)):
+        found[f"{direction}{engine}{PARTS}"] = grow_parts(direction, engine, rows, labels), []
     print(
         f"{direction} {engine}: {len(places)} problems; {len(formulas)} formulas explain {(exact & known).mean():.1%}, "
-        f"{right:.1%} found",
+        f"{right:.1%} found, {(exact_or_near & known).mean():.1%} nearly",
         flush=True,
     )
     arrays: dict[str, Any] = {}
-    for name, (tree, given) in found.items():
-        exported = table.export([tree]) | {
-            "formulas": np.array(given, dtype=np.int64).reshape(-1, len(Formula._fields))
-        }
+    for name, (grown, given) in found.items():
+        exported = table.export(grown) | {"formulas": np.array(given, dtype=np.int64).reshape(-1, len(Formula._fields))}
         arrays |= {f"{name}_{key}": value for key, value in exported.items()}
     return arrays
 
@@ -542,10 +660,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="of the answers and the networks")
     parser.add_argument("--seconds", type=float, default=200, metavar="N", help="how long to ask or to train (200)")
     parser.add_argument("--workers", type=int, default=16, metavar="N", help="processes (16)")
+    parser.add_argument("--seed", type=int, default=SEED, metavar="N", help=f"where to begin with asking ({SEED})")
+    parser.add_argument("--unsure", action="store_true", help="ask only where the shipped network is not sure")
     parser.add_argument("--out", type=Path, default=Path("."), metavar="DATA", help="folder for what is shipped")
     options = parser.parse_args()
     if options.what == "ask":
-        ask(options.folder, options.seconds, options.workers)
+        ask(options.folder, options.seconds, options.workers, options.seed, options.unsure)
     elif options.what == "train":
         train(options.folder, options.seconds, options.workers)
     else:

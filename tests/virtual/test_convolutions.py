@@ -110,9 +110,9 @@ def test_pytorchs_requests_and_their_order_where_the_table_has_the_workspaces(ca
     assert gpu.uncertainty.surprise == 0
 
 
-@pytest.mark.parametrize(("call", "expected", "exact"), [(*row, row not in MEASURED[1:3]) for row in MEASURED])
+@pytest.mark.parametrize(("call", "expected", "exact"), [(*row, row != MEASURED[4]) for row in MEASURED])
 def test_the_bound_covers_what_guesses_get_wrong(without_table, call, expected, exact):
-    """Hard calls, chosen for their unusual workspaces: without the table four of six are exact."""
+    """Hard calls, chosen for their unusual workspaces: without the table five of six are exact."""
     with ullage.virtual_gpu("H200") as gpu:
         sizes, outputs = backward(gpu, **call)
     assert (sizes == expected) is exact
@@ -148,10 +148,10 @@ def test_random_layers_that_nothing_was_fitted_on(look_ups):
     """Drawn by benchmarks/held_out_convolutions.py, measured on an H200, and used for nothing else."""
     with gzip.open(HELD_OUT, "rt") as file:
         found = outside_the_table(file, look_ups)
-    count, exact, close, beyond = found["aten.convolution.default"]  # 319 and 369 of 396
-    assert count > 390 and exact >= 0.77 and close >= 0.90
-    count, exact, close, more = found["aten.convolution_backward.default"]  # 247 and 314 of 396
-    assert count > 390 and exact >= 0.58 and close >= 0.77
+    count, exact, close, beyond = found["aten.convolution.default"]  # 330 and 374 of 396
+    assert count > 390 and exact >= 0.80 and close >= 0.92
+    count, exact, close, more = found["aten.convolution_backward.default"]  # 281 and 349 of 396
+    assert count > 390 and exact >= 0.68 and close >= 0.86
     assert beyond + more <= 2  # of 792
 
 

@@ -10,7 +10,10 @@ partial sums of the kinds below:
 - A persistent kernel gives whole waves of tiles to the clusters of the GPU. The tiles that are left over are split
   among all clusters, each of which keeps its part in single precision; counters for a tree of additions come on top.
 - A sliced kernel keeps all slices of a tile but one, and a counter for each slice.
-- A split kernel keeps each part of the filter's gradient.
+- A split kernel keeps each part of the filter's gradient, and a matrix product each part of its result.
+
+Into how many parts a sum is split is decided by a large tree for each engine. cuDNN seems to have such trees, too: they
+find it from the lengths as they are, and the worse the more numbers are made of these.
 
 Needs NumPy. Only the H200 was asked.
 """
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +46,7 @@ _SEEN_KNOBS = (TILE, SPLIT_K_BUFFERS, TILE_K, INDEX_MODE, WORKSPACE_KNOB, CLUSTE
 PERSISTENT = {FORWARD: (62, 67), DATA: (67, 71), FILTER: (65, 68)}  # engines by direction
 SLICED = {FORWARD: (), DATA: (), FILTER: (10, 30, 39, 40)}
 SPLIT = {FORWARD: (), DATA: (), FILTER: (33, 34, 49, 50)}
+PRODUCT = {FORWARD: (58,), DATA: (63,), FILTER: (62,)}
 _UNPADDED = (39, 40)  # sliced engines whose tiles count the channels as they are
 
 # Rows and columns of a tile, by its number.
@@ -53,9 +58,9 @@ _SLICED_TILES = {
     3: (256, 128), 5: (64, 64), 8: (64, 32), 10: (64, 16), 11: (32, 16), 12: (32, 32), 14: (16, 64), 23: (32, 128),
 }  # fmt: skip
 _MULTIPROCESSORS = 132
-_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 16, 8: 15, 16: 7}  # that an H200 runs at once, by their size
+_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15, 12: 7, 14: 7, 16: 7}  # at once, by their size
 _DEPTH = 64  # of the products that a block adds at once
-_DOUBT = 2.0  # scores divided by it are as sure as they are right, on problems that were held out of the training
+DOUBT = 2.0  # scores divided by it are as sure as they are right, on problems that were held out of the training
 _MOST_LIKELY = 12  # plans that are looked at
 AS_MANY_AS_FIT = 1  # parts, as the trees name them; 0 is none
 
@@ -123,7 +128,17 @@ def lengths(problem: ConvolutionProblem) -> Lengths:
     return Lengths(problem.source[0], inner, outer, groups, pixels, out_pixels, taps, wide, tall, item)
 
 
-def grid(plan: EnginePlan, size: Lengths) -> Grid:
+def matrix(direction: str, size: Lengths) -> tuple[int, int, int]:
+    """The product of matrices that a convolution of one tap amounts to: rows, columns and depth."""
+    samples = size.batch * size.pixels
+    return {
+        FORWARD: (samples, size.outer, size.inner),
+        DATA: (samples, size.inner, size.outer),
+        FILTER: (size.outer, size.inner, samples),
+    }[direction]
+
+
+def grid(plan: EnginePlan, size: Lengths, alone: bool = True) -> Grid:
     """How a plan cuts a problem into tiles; an empty grid if it keeps no partial sums.
 
     >>> sizes = (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8)
@@ -148,6 +163,11 @@ def grid(plan: EnginePlan, size: Lengths) -> Grid:
             steps = size.taps * -(-size.outer // _DEPTH)
         tiles = -(-down // high) * -(-across // wide) * size.groups
         return Grid(tiles, steps, plan.clusters, rows * columns * 4 * high * wide)
+    if plan.engine in PRODUCT[direction]:
+        if not alone:  # a product for each sample, which no tree splits
+            return Grid()
+        high, across, depth = matrix(direction, size)
+        return Grid(-(-high // 64) * -(-across // 64), -(-depth // _DEPTH), _MULTIPROCESSORS, high * across * 4)
     steps = -(-size.batch * size.out_pixels // _DEPTH)
     if plan.engine in SLICED[direction]:
         rows, columns = _SLICED_TILES.get(knobs[TILE], (0, 0))
@@ -166,40 +186,29 @@ def partial_bytes(plan: EnginePlan, cut: Grid, parts: int) -> int:
     >>> partial_bytes(EnginePlan("w", 49, {}), Grid(1, 1, 132, 512), 118)
     60416
     """
-    if parts < 2 and plan.engine not in SPLIT[plan.direction]:
+    if plan.engine in SPLIT[plan.direction] + PRODUCT[plan.direction]:
+        return parts * cut.tile_bytes
+    if parts < 2:
         return 0
     if plan.engine in PERSISTENT[plan.direction]:
         blocks = cut.left * plan.knobs[CLUSTER_ROWS] * plan.knobs[CLUSTER_COLUMNS]
         return cut.left * parts * cut.tile_bytes + 4 * blocks * _additions(parts)
-    if plan.engine in SLICED[plan.direction]:
-        return cut.tiles * ((parts - 1) * cut.tile_bytes + 4 * parts) if cut.tile_bytes else 0
-    return parts * cut.tile_bytes
+    return cut.tiles * ((parts - 1) * cut.tile_bytes + 4 * parts) if cut.tile_bytes else 0
 
 
-def split_parts(plan: EnginePlan, split: int) -> int:
-    """The parts of a sum by the knob `split`: a sliced kernel without buffers has two."""
-    if plan.engine in SLICED[plan.direction]:
-        return split if plan.knobs.get(SPLIT_K_BUFFERS, 1) else 2
-    return split if plan.engine in SPLIT[plan.direction] else 0
+def parts_by(plan: EnginePlan, cut: Grid, named: int) -> int:
+    """The parts of a sum by the number that a tree names: a sliced kernel without buffers has two, and a persistent
+    one as many as the GPU has room for.
 
-
-def split_shares(plan: EnginePlan, shares: dict[int, float]) -> dict[int, float]:
-    """`split_parts` of several numbers, each with its share."""
-    found: dict[int, float] = {}
-    for split, share in shares.items():
-        parts = split_parts(plan, split)
-        found[parts] = found.get(parts, 0.0) + share
-    return found
-
-
-def whole_parts(cut: Grid, named: int) -> int:
-    """The parts that a tree names, as far as the GPU has room for them.
-
-    >>> whole_parts(Grid(tiles=5, clusters=17), AS_MANY_AS_FIT)
+    >>> parts_by(EnginePlan("f", 62, {}), Grid(tiles=5, clusters=17), AS_MANY_AS_FIT)
     3
     """
-    parts = cut.most_parts if named == AS_MANY_AS_FIT else named
-    return parts if parts > 1 and 0 < cut.left * parts <= cut.clusters else 0
+    if plan.engine in PERSISTENT[plan.direction]:
+        parts = cut.most_parts if named == AS_MANY_AS_FIT else named
+        return parts if parts > 1 and 0 < cut.left * parts <= cut.clusters else 0
+    if plan.engine in SLICED[plan.direction] and not plan.knobs.get(SPLIT_K_BUFFERS, 1):
+        return 2
+    return named if cut.tile_bytes else 0
 
 
 def _additions(parts: int) -> int:
@@ -213,6 +222,29 @@ def _additions(parts: int) -> int:
         parts = -(-parts // 2)
         count += parts
     return count
+
+
+def part_inputs(row: Sequence[Any], direction: str, product_of_matrices: bool) -> list[Any]:
+    """What the trees are told that split a sum: a row, and of a product of matrices their lengths and how tiles cover
+    the result. Like `network_inputs` it takes columns, too."""
+    if not product_of_matrices:
+        return list(row)
+    kind, last, batch, inner, outer = row[1:6]
+    pixels = row[7] * row[8] * row[9]
+    samples = batch * pixels
+    high, across = {FORWARD: (samples, outer), DATA: (samples, inner), FILTER: (outer, inner)}[direction]
+    tiles = [-(-high // rows) * -(-across // columns) for rows, columns in _PRODUCT_TILES]
+    divisors = [number & -number for number in (inner, outer, samples)]
+    work = high * across * {FORWARD: inner, DATA: outer, FILTER: samples}[direction]
+    return [kind > 0, kind, last, batch, inner, outer, pixels, samples, *tiles, *divisors, high * across, work]
+
+
+def part_knobs(plan: EnginePlan) -> tuple[int, int]:
+    """The knobs that the trees are told, too."""
+    return plan.knobs.get(TILE, -9), plan.knobs.get(WORKSPACE_KNOB, -9)
+
+
+_PRODUCT_TILES = ((64, 64), (128, 128), (128, 64), (64, 128), (256, 128), (128, 256), (32, 32))
 
 
 def tree_inputs(problem: ConvolutionProblem, plan: EnginePlan, size: Lengths, cut: Grid, parts: int) -> list[int]:
@@ -239,71 +271,105 @@ _TILE_SHAPES = (
 )  # fmt: skip
 
 
-def network_inputs(problem: ConvolutionProblem) -> list[float]:
-    """What the network is told of a problem: logarithms of lengths, their divisors, how tiles fill the GPU."""
-    size, item = lengths(problem), ITEM_BYTES[problem.kind]
-    batch, inner, outer, groups, pixels, out_pixels, taps, wide, tall, _ = size
-    flat = len(problem.source) == 4
+ROW_KINDS = ("f32", "f16", "bf16")
 
-    def three(values: tuple[int, ...], fill: int) -> tuple[int, ...]:
-        return (fill, *values) if flat else values
 
-    s, o, k = (three(each[2:], 1) for each in (problem.source, problem.out, problem.weight))
-    t, d, p = three(problem.stride, 1), three(problem.dilation, 1), three(problem.padding, 0)
-    line = flat and s[1] == k[1] == 1
-    found: list[float] = []
+def row_of(problem: ConvolutionProblem) -> list[int]:
+    """A problem as a row of whole numbers: dimensions, type, channels last, batch, channels and outputs of a group,
+    groups; then three each of: source, filter, stride, padding, dilation.
 
-    def logs(*values: float) -> None:
-        found.extend(math.log2(value) if value > 1 else 0.0 for value in values)
+    >>> sizes = (2, 8, 5, 5), (16, 8, 1, 1), (2, 16, 5, 5)
+    >>> row_of(ConvolutionProblem("f", *sizes, (1, 1), (0, 0), (1, 1), 1, "f16", False))[:10]
+    [2, 1, 0, 2, 8, 16, 1, 1, 5, 5]
+    """
+    flat, groups = len(problem.source) == 4, problem.groups
+    one, none = ((1,), (0,)) if flat else ((), ())
+    source, taps = one + problem.source[2:], one + problem.weight[2:]
+    dims = 3 if not flat else 1 if source[1] == taps[1] == 1 else 2
+    head = dims, ROW_KINDS.index(problem.kind), int(problem.channels_last), problem.source[0]
+    channels = problem.source[1] // groups, problem.out[1] // groups, groups
+    settings = one + problem.stride + none + problem.padding + one + problem.dilation
+    return [*head, *channels, *source, *taps, *settings]
 
-    def multiples(number: int, *units: int) -> None:
-        found.extend(number % unit == 0 for unit in units)
+
+def log2_or_zero(number: float) -> float:
+    """The logarithm of a number from 1 up, else 0."""
+    return math.log2(number) if number > 1 else 0.0
+
+
+def network_inputs(
+    row: Sequence[Any], direction: str, log2: Callable[[Any], Any] = log2_or_zero, least: Callable[..., Any] = min
+) -> list[Any]:
+    """What the network is told of a row: logarithms of lengths, their divisors, how tiles fill the GPU.
+
+    With columns of many rows and NumPy's functions it gives columns. It uses operators alone that have both.
+    """
+    dims, kind, last, batch, inner, outer, groups = row[:7]
+    s, k, t, p, d = (row[7 + 3 * i : 10 + 3 * i] for i in range(5))
+    each = range(3)
+    o = [(s[i] + 2 * p[i] - d[i] * (k[i] - 1) - 1) // t[i] + 1 for i in each]
+    item = 4 - 2 * (kind > 0)
+    unit = 16 // item
+    pixels, out_pixels, taps = (lengths[0] * lengths[1] * lengths[2] for lengths in (s, o, k))
+    wide, tall = round_up(inner, unit), round_up(outer, unit)
+    found: list[Any] = []
+
+    def logs(*values: Any) -> None:
+        found.extend(log2(value) for value in values)
+
+    def equal(value: Any, *numbers: int) -> None:
+        found.extend(value == number for number in numbers)
+
+    def multiples(value: Any, *units: int) -> None:
+        found.extend(value % unit == 0 for unit in units)
+
+    def every(flags: list[Any]) -> Any:
+        return flags[0] & flags[1] & flags[2]
 
     logs(batch, inner, outer, groups, *s, *k, *o, *t, *d, *(length + 1 for length in p))
-    found += [problem.kind == kind for kind in ("f32", "f16", "bf16")]
-    found += [problem.channels_last, line, flat and not line, not flat]
-    for taps_of in k[1:]:
-        found += [taps_of == number for number in (1, 2, 3, 4, 5, 7)]
-    same = all(a == b * (c - 1) // 2 for a, b, c in zip(p, d, k, strict=True))
-    found += [k[0] == 1, k[0] == 3, *(t[2] == number for number in (1, 2, 3, 4))]
-    found += [max(t) == 1, max(d) == 1, same, max(p) == 0]
-    found += [taps == 1 and max(t) == 1 and max(p) == 0, t == k, s[1] == s[2], k[1] == k[2]]
+    equal(kind, 0, 1, 2)
+    found.append(last)
+    equal(dims, 1, 2, 3)
+    equal(k[1], 1, 2, 3, 4, 5, 7)
+    equal(k[2], 1, 2, 3, 4, 5, 7)
+    equal(k[0], 1, 3)
+    equal(t[2], 1, 2, 3, 4)
+    unstrided, undilated = every([t[i] == 1 for i in each]), every([d[i] == 1 for i in each])
+    unpadded, same = every([p[i] == 0 for i in each]), every([p[i] == d[i] * (k[i] - 1) // 2 for i in each])
+    found += [unstrided, undilated, same, unpadded, (taps == 1) & unstrided & unpadded]
+    found += [every([t[i] == k[i] for i in each]), s[1] == s[2], k[1] == k[2]]
     for channels in (inner, outer, groups):
         multiples(channels, 2, 4, 8, 16, 32, 64, 128)
-        found += [channels == number for number in (1, 2, 3, 4)]
+        equal(channels, 1, 2, 3, 4)
     logs(wide / inner, tall / outer)
     for number in (pixels, out_pixels, batch, batch * out_pixels):
         multiples(number, 2, 4, 8, 16, 32)
     for number in (s[2], o[2]):
         multiples(number, 2, 4, 8)
-    turned = not problem.channels_last
-    source_copied = wide > inner or (turned and pixels > 1 < inner * groups)
-    out_copied = tall > outer or (turned and out_pixels > 1 < outer * groups)
-    found += [source_copied, out_copied, wide > inner or tall > outer or (turned and taps > 1 < inner)]
-    source, out, weight = (
-        batch * groups * inner * pixels,
-        batch * groups * outer * out_pixels,
-        groups * inner * outer * taps,
-    )
+    turned = last == 0
+    source_copied = (wide > inner) | (turned & (pixels > 1) & (inner * groups > 1))
+    out_copied = (tall > outer) | (turned & (out_pixels > 1) & (outer * groups > 1))
+    found += [source_copied, out_copied, (wide > inner) | (tall > outer) | (turned & (taps > 1) & (inner > 1))]
+    source, out = batch * groups * inner * pixels, batch * groups * outer * out_pixels
+    weight = groups * inner * outer * taps
     logs(source * item, out * item, weight * item, pixels, out_pixels, taps, inner * groups, outer * groups)
-    copies = source // inner * wide * source_copied + out // outer * tall * out_copied
-    logs(1 + copies * item)
-    rows, columns, depth = {
+    logs(1 + (source // inner * wide * source_copied + out // outer * tall * out_copied) * item)
+    high, across, depth = {
         FORWARD: (batch * out_pixels, outer, inner * taps),
         DATA: (batch * pixels, inner, outer * taps),
         FILTER: (outer, inner * taps, batch * out_pixels),
-    }[problem.direction]
-    work = rows * columns * depth * groups
-    logs(rows, columns, depth, work, -(-depth // 32), -(-depth // 64))
-    found.append(math.log2(work / ((source + out + weight) * item)))
+    }[direction]
+    work = 1.0 * high * across * depth * groups
+    logs(high, across, depth, work, -(-depth // 32), -(-depth // 64))
+    per_byte = work / ((source + out + weight) * item)
+    found.append(log2(per_byte) - log2(1 / per_byte))
     multiples(depth, 8, 16, 32, 64)
-    multiples(columns, 8, 16, 32, 64)
+    multiples(across, 8, 16, 32, 64)
     for unit in (32, 64, 128, 256):
-        found += [rows / round_up(rows, unit), columns / round_up(columns, unit)]
-    for high, across in _TILE_SHAPES:
-        tiles = -(-rows // high) * -(-columns // across) * groups
-        logs(tiles)
-        found += [tiles / round_up(tiles, _MULTIPROCESSORS), min(tiles / _MULTIPROCESSORS, 6)]
+        found += [high / round_up(high, unit), across / round_up(across, unit)]
+    for rows, columns in _TILE_SHAPES:
+        tiles = -(-high // rows) * -(-across // columns) * groups
+        found += [log2(tiles), tiles / round_up(tiles, _MULTIPROCESSORS), least(tiles / _MULTIPROCESSORS, 6)]
     return found
 
 
@@ -312,37 +378,29 @@ class PlanNetwork:
 
     def __init__(self, values: dict[str, Any], np: Any, direction: str) -> None:
         self._np = np
-        self._mean, self._scale = values["mean"], 1 / values["std"]
+        self.mean, self.scale = values["mean"], 1 / values["std"]
         layers = int(values["layers"])
-        self._layers = [(_from_bytes(values, "first", np), values["first_bias"])]
-        self._layers += [(_from_half_bytes(values, f"layer{n}", np), values[f"layer{n}_bias"]) for n in range(layers)]
-        self._head = _from_bytes(values, "head", np), values["head_bias"]
-        self._split = (_from_bytes(values, "split", np), values["split_bias"]) if "split" in values else None
-        self._parts = values["parts"].tolist()
+        self.layers = [(_from_bytes(values, "first", np), values["first_bias"])]
+        self.layers += [(_from_half_bytes(values, f"layer{n}", np), values[f"layer{n}_bias"]) for n in range(layers)]
+        self.head = _from_bytes(values, "head", np), values["head_bias"]
         listed = json.loads(bytes(values["plans"]).decode())
-        self._plans = [EnginePlan(direction, engine, {int(k): v for k, v in knobs}) for engine, knobs in listed]
+        self.listed = [EnginePlan(direction, engine, {int(k): v for k, v in knobs}) for engine, knobs in listed]
 
-    def plans(self, problem: ConvolutionProblem, least: float) -> list[tuple[EnginePlan, dict[int, float], float]]:
-        """The plans that are as likely as this at `least`, the likeliest first: each with the parts of a sum that it
-        would be split into, as far as that is a knob, with their shares, and its own share."""
+    def plans(self, problem: ConvolutionProblem, least: float) -> list[tuple[EnginePlan, float]]:
+        """The plans with a share of this at `least`, the likeliest first."""
         np = self._np
-        hidden = (np.array(network_inputs(problem), dtype=np.float32) - self._mean) * self._scale
-        for number, (weights, bias) in enumerate(self._layers):
+        inputs = network_inputs(row_of(problem), problem.direction)
+        hidden = (np.array(inputs, dtype=np.float32) - self.mean) * self.scale
+        for number, (weights, bias) in enumerate(self.layers):
             added = np.maximum(_times(weights, hidden) + bias, 0)
             hidden = added if number == 0 else hidden + added
-        parts = {0: 1.0}
-        if self._split is not None:
-            parts = {self._parts[place]: share for place, share in self._likely(self._split, hidden, least)}
-        return [(self._plans[place], parts, share) for place, share in self._likely(self._head, hidden, least)]
-
-    def _likely(self, layer: tuple[Any, Any], hidden: Any, least: float) -> list[tuple[int, float]]:
-        """The places of a last layer with a share of this at least, the largest first."""
-        np, (weights, bias) = self._np, layer
-        scores = (_times(weights, hidden) + bias) / _DOUBT
+        scores = (_times(self.head[0], hidden) + self.head[1]) / DOUBT
         shares = np.exp(scores - scores.max())
         shares /= shares.sum()
         order = np.argsort(-shares)[:_MOST_LIKELY].tolist()
-        return [(place, float(shares[place])) for place in order if shares[place] >= least or place == order[0]]
+        return [
+            (self.listed[place], float(shares[place])) for place in order if shares[place] >= least or place == order[0]
+        ]
 
 
 def _times(weights: Any, vector: Any) -> Any:

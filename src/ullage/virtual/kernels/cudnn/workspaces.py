@@ -1,9 +1,9 @@
 """The workspace that cuDNN takes for a convolution, looked up or guessed.
 
 What a workspace can be is a formula (`formulas.py`). Which formula applies depends on the plan that cuDNN chooses, and
-that on the architecture. Decision trees guess it, one file of them for each architecture that cuDNN could be asked
-about (`ullage measure cudnn`). For the H200 a table of measured calls has the answer, too, and a network guesses the
-plan of what is not in it (`plans.py`).
+that on the architecture. For the H200 a table of measured calls has the answer, and a network guesses the plan of what
+is not in it (`plans.py`). Decision trees guess for every other architecture that cuDNN could be asked about, one file
+of them for each (`ullage measure cudnn`).
 
 The number of multiprocessors changes answers for sm_90 alone. A table for another GPU (`convolution_table*.npz`) put
 into `data/` serves the GPUs that its header names.
@@ -55,7 +55,8 @@ ASKED = ((7, 5), (8, 0), (8, 6), (8, 9), MEASURED_CAPABILITY, (12, 0))  # cuDNN 
 
 
 def trees_of(capability: tuple[int, int] | None) -> str:
-    """The file of the trees for an architecture; for one that cuDNN was not asked about, those of the H200.
+    """The file of the trees for an architecture; for one that cuDNN was not asked about, those of the H200, which has
+    some only where somebody has grown them: it is shipped with a network.
 
     >>> trees_of((8, 6)), trees_of((10, 0)) == trees_of((9, 0))
     ('convolution_trees-cudnn9.19-sm_86.npz', True)
@@ -363,16 +364,15 @@ def sizes_by_plans(problem: ConvolutionProblem, parts: Terms) -> list[tuple[int,
     if network is None:
         return None
     grown, size = trees(DATA_FOLDER / PLAN_TREES), plans.lengths(problem)
-    found: list[tuple[int, float]] = []
-    for plan, split, likely in network.plans(problem, _LEAST_LIKELY):
-        cut, name = plans.grid(plan, size), f"{problem.direction}{plan.engine}"
+    row, found = plans.row_of(problem), list[tuple[int, float]]()
+    for plan, likely in network.plans(problem, _LEAST_LIKELY):
+        cut, name = (
+            plans.grid(plan, size, problem.channels_last or size.batch == 1),
+            f"{problem.direction}{plan.engine}",
+        )
         if name + COPIED not in grown:
             continue
-        counts = plans.split_shares(plan, split)
-        if name + PARTS in grown:
-            values = plans.tree_inputs(problem, plan, size, cut, 0)
-            counts = {plans.whole_parts(cut, n): each for n, each in _walked(grown[name + PARTS], values).items()}
-        for count, share in _largest_first(counts):
+        for count, share in _parts(problem, plan, grown.get(name + PARTS), row, size, cut):
             partial = plans.partial_bytes(plan, cut, count)
             values, copied = plans.tree_inputs(problem, plan, size, cut, count), grown[name + COPIED]
             for label, each in _largest_first(_walked(copied, values)):
@@ -382,28 +382,42 @@ def sizes_by_plans(problem: ConvolutionProblem, parts: Terms) -> list[tuple[int,
     return found
 
 
+def _parts(
+    problem: ConvolutionProblem,
+    plan: plans.EnginePlan,
+    grown: WorkspaceTrees | None,
+    row: list[int],
+    size: plans.Lengths,
+    cut: plans.Grid,
+) -> list[tuple[int, float]]:
+    """Into how many parts a plan splits its sums, each number with its share."""
+    if grown is None:
+        return [(0, 1.0)]
+    if plan.engine in plans.PERSISTENT[problem.direction]:
+        values = plans.tree_inputs(problem, plan, size, cut, 0)
+    else:
+        product_of_matrices = plan.engine in plans.PRODUCT[problem.direction]
+        values = [*plans.part_inputs(row, problem.direction, product_of_matrices), *plans.part_knobs(plan)]
+    shares: dict[int, float] = {}
+    for named, share in _walked(grown, values).items():
+        count = plans.parts_by(plan, cut, named)
+        shares[count] = shares.get(count, 0.0) + share / len(grown.roots)
+    return _largest_first(shares)
+
+
 def _largest_first(shares: dict[int, float]) -> list[tuple[int, float]]:
     return sorted(shares.items(), key=lambda pair: -pair[1])
 
 
 def guess(problem: ConvolutionProblem, capability: tuple[int, int] | None) -> Workspace:
-    """The workspace of a problem that was not measured, on an architecture.
-
-    The H200 has both trees, which were grown on the layers of models, and a network, which has seen random problems of
-    all kinds. Where they disagree, the surer one is taken, and both count for what is not unlikely.
-    """
+    """The workspace of a problem that was not measured, on an architecture: by the network, or else by trees."""
     parts = terms(problem)
+    if capability not in ASKED or capability == MEASURED_CAPABILITY:
+        named = sizes_by_plans(problem, parts)
+        if named:
+            return by_shares(_in_all(named), named[0][0], parts)
     voted = shares_of_votes(votes(problem, trees_of(capability)), parts)
-    named = sizes_by_plans(problem, parts) if capability not in ASKED or capability == MEASURED_CAPABILITY else None
-    size = max(voted, key=lambda size: (voted[size], size), default=0)
-    if not named:
-        return by_shares(voted, size, parts)
-    shares, certain, likeliest = _in_all(named), _in_all(list(voted.items())), named[0][0]
-    if not voted or shares[likeliest] >= certain[size]:
-        size = likeliest
-    for other, share in certain.items():
-        shares[other] = shares.get(other, 0.0) + share
-    return by_shares(shares, size, parts)
+    return by_shares(voted, max(voted, key=lambda size: (voted[size], size), default=0), parts)
 
 
 def _in_all(named: list[tuple[int, float]]) -> dict[int, float]:
