@@ -1,15 +1,15 @@
 """How much of the accuracy on measured runs rests on having measured the convolutions of the same models?
 
-The virtual GPU looks a convolution up in a table of measured ones. All others are guessed, by decision trees that were
-grown on that table and a network that was taught by random convolutions. Most models whose runs are judged here had
-their layers measured for that table. So the same runs are estimated several times:
+The virtual GPU looks a convolution up in a table of measured ones. All others are guessed by a network that was taught
+by random convolutions. Most models whose runs are judged here had their layers measured for that table. So the same
+runs are estimated several times, some with decision trees instead of the network:
 
-    shipped     with the table, the trees and the network that are shipped
+    shipped     with the table and the network that are shipped
     guessed     without the table
-    families    without all three; trees are grown without the convolutions of the run's family of models, and of
+    families    without both; trees are grown without the convolutions of the run's family of models, and of
                 those in the same fold (`FOLDS`)
-    regrown     without all three; the trees are grown in the same way, but nothing is left out
-    models      without all three; the trees are grown from random convolutions alone, without any model's
+    regrown     without both; the trees are grown in the same way, but nothing is left out
+    models      without both; the trees are grown from random convolutions alone, without any model's
 
     python benchmarks/held_out_families.py grow FOLDER --workers 3      # the trees for `families`; minutes
     python benchmarks/held_out_families.py grow FOLDER --controls       # those for `regrown` and `models` too

@@ -1,17 +1,19 @@
 """Teaches the network that guesses which plan cuDNN names for a convolution, and the trees that say what a plan takes.
 
     python benchmarks/plan_network.py ask FOLDER --seconds 215       # on the GPU: cuDNN's answers about drawn problems
-    python benchmarks/plan_network.py train FOLDER --seconds 135     # on the GPU: a network for each direction
-    python benchmarks/plan_network.py fit FOLDER --out DATA          # what is shipped: twelve minutes on two cores
+    python benchmarks/plan_network.py ask FOLDER --seconds 300 --seed 8000000 --unsure
+    python benchmarks/plan_network.py train FOLDER --seconds 250     # on the GPU: a network for each direction
+    python benchmarks/plan_network.py fit FOLDER --out DATA          # what is shipped: ten minutes on two cores
     python benchmarks/cudnn_answers.py benchmarks/data/h200_fresh_answers.jsonl.xz
     python benchmarks/fresh_networks.py judge benchmarks/data/h200_fresh_second.jsonl.gz
 
-Problems are drawn at random, the same for the same seed: over one, two and three dimensions, any numbers of channels,
-groups, strides, dilations, three types, two layouts. cuDNN's first choice is asked, with its knobs. One seed in fifty
-is held out of the training; what `train` prints is judged on those. The networks of `fresh_networks.py` are in
-neither.
+Problems are drawn at random (`drawn_convolutions.py`). cuDNN's first choice is asked, with its knobs. With `--unsure`
+only those are asked whose plan the shipped network does not know for sure, or whose plan says too little of the
+workspace. One seed in fifty is held out of the training; what `train` prints is judged on those. The networks of
+`fresh_networks.py` are in neither.
+
 What is shipped was asked and trained on an H200 (PyTorch 2.11, cuDNN 9.19) on 2026-11-17: 2,525,000 problems of each
-direction, and 71, 66 and 71 passes over them.
+direction; 3.0, 2.4 and 4.2 million that a network taught by those was not sure of; and 65, 73 and 54 passes over all.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from drawn_convolutions import CHUNK, draw, inputs_of, problems_of
 from ullage.research.cudnn_tables import table
 from ullage.virtual.kernels.cudnn import candidates, plans
 from ullage.virtual.kernels.cudnn.formulas import (
@@ -43,15 +46,11 @@ from ullage.virtual.kernels.cudnn.formulas import (
 )
 from ullage.virtual.kernels.cudnn.workspaces import COPIED, DATA_FOLDER, PARTS, PLAN_NETWORK, PLAN_TREES
 
-SEED, CHUNK = 7_000_000, 1000
+SEED = 7_000_000
 SURE, OTHERS = (
     0.97,
     0.03,
 )  # with `--unsure`: a share at which a plan is known, and how many of those are asked all the same
-KINDS = ("f32", "f16", "bf16")
-ITEM = np.array([4, 2, 2])
-MOST_BYTES = 6 << 30
-SIDES = np.array([4, 7, 8, 14, 16, 28, 32, 56, 64, 96, 112, 128, 160, 192, 224, 256])
 MOST_KNOBS = 24
 UNSURE_SEED = 8_000_000  # from here on, only what the network of before was not sure of was asked
 HELD_OUT = 50  # one seed in so many
@@ -65,144 +64,6 @@ SPLIT_SAMPLE = 400_000  # problems of an engine that the trees are grown on that
 NEAR = 16_384  # bytes
 PERSISTENT_SAMPLE = 150_000
 DOUBTFUL = 20  # problems in a leaf of the tree that tells how sure the other one is
-
-
-# Drawing: rows of whole numbers. Dimensions, type, channels last, batch, channels and outputs of a group, groups; then
-# three each of: source, filter, stride, padding, dilation.
-
-
-def _log(r: Any, n: int, least: int, most: int) -> Any:
-    return np.floor(np.exp(r.uniform(np.log(least), np.log(most + 1), n))).astype(np.int64)
-
-
-def _pick(r: Any, n: int, values: list[int], weights: list[float]) -> Any:
-    shares = np.array(weights, float)
-    return np.array(values)[r.choice(len(values), n, p=shares / shares.sum())]
-
-
-def _channels(r: Any, n: int, most: int = 2048) -> Any:
-    any_ = _log(r, n, 1, min(most, 1200))
-    eights = np.maximum(8, _log(r, n, 8, most) // 8 * 8)
-    twos = 2 ** r.integers(0, int(np.log2(most)) + 1, n)
-    even = np.maximum(2, _log(r, n, 2, most) // 2 * 2)
-    return np.choose(r.choice(4, n, p=[0.42, 0.3, 0.18, 0.1]), [any_, eights, twos, even])
-
-
-def _rows(r: Any, n: int) -> Any:
-    dims = _pick(r, n, [2, 1, 3], [0.66, 0.14, 0.2])
-    kind = _pick(r, n, [0, 1, 2], [0.5, 0.25, 0.25])
-    last = (r.random(n) < 0.3).astype(np.int64)
-    last[dims == 1] = 0
-    batch = np.where(r.random(n) < 0.5, 2 ** r.integers(0, 9, n), _log(r, n, 1, 256))
-    inner, outer = _channels(r, n), _channels(r, n)
-    few = r.random(n) < 0.08
-    inner = np.where(few, r.integers(1, 5, n), inner)
-    outer = np.where(r.random(n) < 0.3, inner, outer)
-    grouped = r.random(n)
-    depthwise, several = grouped < 0.12, (grouped >= 0.12) & (grouped < 0.25)
-    groups = np.where(depthwise, _channels(r, n), np.ones(n, np.int64))
-    inner = np.where(depthwise, 1, inner)
-    outer = np.where(depthwise, np.where(r.random(n) < 0.85, 1, r.integers(2, 5, n)), outer)
-    groups = np.where(several, _log(r, n, 2, 64), groups)
-    inner = np.where(several, _channels(r, n, 256), inner)
-    outer = np.where(several, np.where(r.random(n) < 0.7, inner, _channels(r, n, 256)), outer)
-    common = r.random(n) < 0.4
-    side = np.where(common, r.choice(SIDES, n), _log(r, n, 1, 320))
-    other = np.where(r.random(n) < 0.75, side, _log(r, n, 1, 320))
-    source = np.stack([np.ones(n, np.int64), side, other], 1)
-    one, three = dims == 1, dims == 3
-    lines, boxes = one.sum(), three.sum()
-    source[one] = np.stack([np.ones(lines), np.ones(lines), _log(r, lines, 8, 16000)], 1)
-    cube = _log(r, boxes, 2, 96)
-    source[three] = np.stack(
-        [
-            np.where(r.random(boxes) < 0.65, cube, _log(r, boxes, 1, 64)),
-            cube,
-            np.where(r.random(boxes) < 0.8, cube, _log(r, boxes, 2, 128)),
-        ],
-        1,
-    )
-    weights = [0.28, 0.38, 0.1, 0.06, 0.04, 0.05, 0.02, 0.015, 0.01, 0.01, 0.01, 0.01, 0.005, 0.005, 0.005]
-    taps = _pick(r, n, [1, 3, 5, 7, 2, 4, 9, 11, 6, 8, 13, 15, 16, 21, 31], weights)
-    way = r.random(n)
-    long = _pick(r, n, [2, 3, 4, 5, 7, 9, 11, 15, 31], [0.05, 0.35, 0.05, 0.2, 0.15, 0.08, 0.05, 0.05, 0.02])
-    high = np.where(way < 0.06, 1, np.where(way < 0.12, long, taps))
-    wide = np.where(way < 0.06, long, np.where(way < 0.12, 1, np.where(way < 0.15, long, taps)))
-    filters = np.stack([np.ones(n, np.int64), high, wide], 1)
-    weights = [0.2, 0.25, 0.12, 0.1, 0.06, 0.05, 0.03, 0.03, 0.05, 0.03, 0.02, 0.02, 0.02, 0.01, 0.01]
-    flat = _pick(r, lines, [1, 3, 5, 7, 9, 15, 31, 2, 4, 8, 10, 16, 25, 41, 64], weights)
-    filters[one] = np.stack([np.ones(lines), np.ones(lines), flat], 1)
-    taps = _pick(r, boxes, [1, 3, 5, 7, 2, 4, 6, 9], [0.18, 0.55, 0.07, 0.04, 0.07, 0.06, 0.01, 0.02])
-    way = r.random(boxes)
-    deep = np.where(way < 0.15, _pick(r, boxes, [2, 3, 5, 7], [0.2, 0.5, 0.2, 0.1]), taps)
-    thin = (way > 0.1) & (way < 0.15)
-    filters[three] = np.stack([np.where(way < 0.1, 1, deep), np.where(thin, 1, taps), np.where(thin, 1, taps)], 1)
-    stride = _pick(r, n, [1, 2, 3, 4, 8, 16], [0.7, 0.22, 0.03, 0.03, 0.01, 0.01])
-    stride = np.where(r.random(n) < 0.04, filters[:, 2], stride)
-    weights = [0.4, 0.1, 0.2, 0.06, 0.1, 0.04, 0.05, 0.03, 0.02]
-    dilation = np.where(r.random(n) < 0.87, 1, _pick(r, n, [2, 3, 4, 6, 8, 12, 16, 32, 64], weights))
-    dilation = np.where((filters.max(1) > 1) & (stride == 1), dilation, 1)
-    way = r.random(n)[:, None]
-    free = np.stack([r.integers(0, np.maximum(filters[:, i], 1) + 1) for i in range(3)], 1)
-    strides, dilations = np.stack([stride] * 3, 1), np.stack([dilation] * 3, 1)
-    strides[r.random(n) < 0.06, 1] = 1
-    strides[three & (r.random(n) < 0.15), 0] = 1
-    missing = np.stack([dims < 3, dims < 2, np.zeros(n, bool)], 1)
-    strides[missing], dilations[missing] = 1, 1
-    paddings = np.where(way < 0.76, dilations * (filters - 1) // 2, np.where(way < 0.9, 0, free))
-    paddings[missing] = 0
-    head = np.stack([dims, kind, last, batch, inner, outer, groups], 1)
-    return np.concatenate([head, source, filters, strides, paddings, dilations], 1).astype(np.int64)
-
-
-def outputs(rows: Any) -> Any:
-    """Lengths of the outputs."""
-    source, taps, stride, padding, dilation = (rows[:, 7 + 3 * i : 10 + 3 * i] for i in range(5))
-    return (source + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
-
-
-def draw(seed: int, count: int = CHUNK) -> Any:
-    """Rows of problems that PyTorch would give to cuDNN."""
-    r, found, have = np.random.default_rng(seed), [], 0
-    while have < count:
-        rows = _rows(r, 2 * count)
-        out = outputs(rows)
-        batch, inner, outer, groups = rows[:, 3], rows[:, 4], rows[:, 5], rows[:, 6]
-        taps = rows[:, 10:13].prod(1)
-        source = batch * inner * groups * rows[:, 7:10].prod(1)
-        result = batch * outer * groups * np.maximum(out, 0).prod(1)
-        total = (source + inner * outer * groups * taps + result) * ITEM[rows[:, 1]]
-        work = result * inner * taps
-        native = (inner == 1) & (groups > 1) & (rows[:, 2] == 0) & (rows[:, 1] != 1) & (rows[:, 0] < 3)
-        rows[native, 1] = 1  # PyTorch has kernels of its own for other types
-        good = (out.min(1) > 0) & (total < MOST_BYTES) & (np.maximum(source, result) < 2**31) & (work < 2e13)
-        good &= (inner * groups < 8192) & (outer * groups < 8192)
-        small = (total < 1 << 20) & (r.random(len(rows)) < 0.7)
-        rows = rows[good & ~small]
-        found.append(rows)
-        have += len(rows)
-    rows = np.concatenate(found)[:count]
-    rows[(rows[:, 0] == 2) & (rows[:, 8] == 1) & (rows[:, 11] == 1), 0] = 1  # as PyTorch gives one dimension to cuDNN
-    return rows
-
-
-def inputs_of(rows: Any, direction: str) -> Any:
-    """What the network is told of drawn rows."""
-    columns = plans.network_inputs(rows.T, direction, lambda values: np.log2(np.maximum(values, 1)), np.minimum)
-    return np.stack([np.asarray(column, np.float32) for column in columns], 1)
-
-
-def problems_of(rows: Any, direction: str) -> list[ConvolutionProblem]:
-    """Drawn rows as problems."""
-    found = []
-    for row, out in zip(rows.tolist(), outputs(rows).tolist(), strict=True):
-        dims, kind, last, batch, inner, outer, groups = row[:7]
-        n = 3 if dims == 3 else 2
-        source, taps, stride, padding, dilation = (tuple(row[7 + 3 * i : 10 + 3 * i][-n:]) for i in range(5))
-        sizes = (batch, inner * groups, *source), (outer * groups, inner, *taps), (batch, outer * groups, *out[-n:])
-        settings = stride, padding, dilation, groups, KINDS[kind], bool(last)
-        found.append(ConvolutionProblem(direction, *sizes, *settings))
-    return found
 
 
 # Asking.
