@@ -13,7 +13,7 @@ from ullage.errors import EXTRAS, MissingPackage
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-WHEEL_BUDGET = 24 << 20  # bytes; the table, the network and the trees of convolutions take 20 MB of it
+WHEEL_BUDGET = 25 << 20  # bytes; convolutions take 19 MB of it (table, network, trees), times of kernels 3 MB
 WEIGHTS_BUDGET = 4 << 20  # bytes, within that: weights that only the learned estimators read
 SHORT_NAMES = {
     "prometheus-client": "prometheus_client",

@@ -25,10 +25,14 @@ import numpy as np
 from ullage.errors import InvalidValue
 from ullage.research.cudnn_tables.tasks import read_calls, workspaces_of
 from ullage.virtual.kernels.cudnn.formulas import (
+    AT_ONCE,
+    AT_ONCE_BUT_FILTER,
     FOURIER,
     NEEDED,
     NEEDED_BY_GROUP,
     NONE,
+    PACKED,
+    PACKED_BUT_FILTER,
     PADDED,
     PHASES,
     WIDE,
@@ -59,14 +63,21 @@ MODES = [(0, 0, 0)] + [
     for source, out, weight in itertools.product((0, 1), repeat=3)
     if source or out or weight
 ]
-_AS_NEEDED = (NEEDED, NEEDED_BY_GROUP)  # buffers that hold copies, beside those of `MODES`
+_AS_NEEDED = (
+    NEEDED,
+    NEEDED_BY_GROUP,
+    AT_ONCE,
+    AT_ONCE_BUT_FILTER,
+    PACKED,
+    PACKED_BUT_FILTER,
+)  # hold copies, beside `MODES`
 _METHODS = (FOURIER, WINOGRAD, PHASES)  # buffers of a plan's method, which not every problem has
 _BUFFERS = (*_AS_NEEDED, *_METHODS)
 _PER_GROUP = (0, 16, 144, 160)  # bytes a group that grouped convolutions were seen to take
 _SAMPLES = (1, 2, 4, 8, 16)  # partial results a sample
 _MOST = 1000  # partial results
 _UNKNOWN = 1 << 50  # bytes of a copy with a padding that a problem does not know: more than any workspace
-_WIDTH = NEEDED_BY_GROUP + 1  # places of the longest tuple in `Terms`
+_WIDTH = PACKED_BUT_FILTER + 1  # places of the longest tuple in `Terms`
 DIRECTIONS = "fdw"  # forward, gradient of the data, gradient of the weight
 EVERY = 7  # layer is held out
 

@@ -182,6 +182,8 @@ def terms(problem: ConvolutionProblem) -> Terms:
 # Places in `Terms.buffers`.
 NO_BUFFER, FOURIER, WINOGRAD, PHASES, TILES_32, TILES_64, TILES_128, COPIES, PADDED_COPIES = range(9)
 NEEDED, NEEDED_BY_GROUP = 9, 10  # `needed_copies`, with what aligns them once or for each group
+AT_ONCE, AT_ONCE_BUT_FILTER = 11, 12  # padded copies of the groups that are computed at once
+PACKED, PACKED_BUT_FILTER = 13, 14  # copies of all groups, packed as `packed_channels` says
 
 
 def buffers(problem: ConvolutionProblem, parts: Terms) -> tuple[int, ...]:
@@ -192,7 +194,46 @@ def buffers(problem: ConvolutionProblem, parts: Terms) -> tuple[int, ...]:
     methods = fourier, winograd_bytes(problem), phase_bytes(problem)
     needed = needed_copies(problem)
     spare = _SPARE if needed else 0
-    return (0, *methods, *tiles, *copies, needed + spare, needed + spare * problem.groups)
+    by_groups = needed + spare, needed + spare * problem.groups
+    return (0, *methods, *tiles, *copies, *by_groups, *_copies_at_once(problem.groups, parts), *_packed_copies(problem))
+
+
+def packed_channels(inner: int, outer: int, groups: int) -> tuple[int, int]:
+    """Channels of a group, and of all groups, where groups are packed for tensor cores: a power of two of them, as many
+    inputs as outputs.
+
+    >>> packed_channels(1, 1, 11), packed_channels(32, 16, 24)
+    ((4, 48), (32, 768))
+    """
+    common = max(4, 1 << (max(inner, outer) - 1).bit_length())
+    return common, round_up(groups * common, 8)
+
+
+def _packed_copies(problem: ConvolutionProblem) -> tuple[int, int]:
+    """Copies of all groups, packed, with and without those of the filter."""
+    groups, item = problem.groups, ITEM_BYTES[problem.kind]
+    if groups == 1:
+        return 0, 0
+    common, channels = packed_channels(problem.source[1] // groups, problem.out[1] // groups, groups)
+    pixels = problem.source[0] * (product(problem.source[2:]) + product(problem.out[2:]))
+    return channels * (pixels + common * product(problem.weight[2:])) * item, channels * pixels * item
+
+
+GROUPS_AT_ONCE = 8
+
+
+def _copies_at_once(groups: int, parts: Terms) -> tuple[int, int]:
+    """Padded copies of as many groups as are computed at once, with and without those of the filter.
+
+    >>> tensors = Terms((0, 10, 32), (0, 10, 16), (0, 10, 64), (0, 10, 64), 1, 16)
+    >>> _copies_at_once(16, tensors)
+    (56, 24)
+    """
+    if groups == 1:
+        return 0, 0
+    at_once = min(groups, GROUPS_AT_ONCE)
+    tensors = (parts.source[PADDED] + parts.out[PADDED]) // groups * at_once
+    return tensors + parts.weight[PADDED] // groups * at_once, tensors
 
 
 _SPARE = 16  # bytes beside copies, to align them
@@ -262,7 +303,7 @@ def winograd_bytes(problem: ConvolutionProblem) -> int:
     height, width = problem.source[2:] if problem.direction == DATA else problem.out[2:]
     tiles = batch * -(-height // tile) * -(-width // tile)
     elements = tiles * (inner + outer) + inner * outer
-    return 4 * (tile + rows - 1) ** 2 * elements * min(groups, _GROUPS_AT_ONCE)
+    return 4 * (tile + rows - 1) ** 2 * elements * min(groups, GROUPS_AT_ONCE)
 
 
 def phase_bytes(problem: ConvolutionProblem) -> int:
@@ -298,7 +339,6 @@ def _phases(problem: ConvolutionProblem) -> tuple[tuple[int, ...], tuple[int, ..
 _TILE = 32  # lengths of the Fourier transforms by which a data gradient is computed
 _TILE_BYTES = _TILE * (_TILE // 2 + 1) * 8
 _LEAST_TRANSFORM, _LONGEST_TRANSFORM = 16, 256
-_GROUPS_AT_ONCE = 8
 
 
 def transform_bytes(problem: ConvolutionProblem) -> int:
@@ -336,7 +376,7 @@ def transform_bytes(problem: ConvolutionProblem) -> int:
         tiles = min(2, -(-height // (_TILE + 1 - rows)) * -(-width // (_TILE + 1 - columns)))
         size = _TILE_BYTES * (tiles * through + kept + tiles * written)
         if step > 1:
-            return (size + copies) * min(groups, _GROUPS_AT_ONCE)
+            return (size + copies) * min(groups, GROUPS_AT_ONCE)
     else:
         length = _LEAST_TRANSFORM
         while length < max(height + 2 * problem.padding[0], width + 2 * problem.padding[1]):
@@ -347,7 +387,7 @@ def transform_bytes(problem: ConvolutionProblem) -> int:
         else:
             size = both * max(through + written, kept) + round_up(out, 16)
     if groups > 1:
-        return (size + source + out + 16) * min(groups, _GROUPS_AT_ONCE)
+        return (size + source + out + 16) * min(groups, GROUPS_AT_ONCE)
     return size + copies if problem.channels_last else size
 
 

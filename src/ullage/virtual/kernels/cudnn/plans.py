@@ -32,8 +32,10 @@ from ullage.virtual.kernels.cudnn.formulas import (
     DATA,
     FILTER,
     FORWARD,
+    GROUPS_AT_ONCE,
     ITEM_BYTES,
     ConvolutionProblem,
+    packed_channels,
     product,
     round_up,
 )
@@ -171,13 +173,26 @@ def grid(plan: EnginePlan, size: Lengths, alone: bool = True) -> Grid:
     steps = -(-size.batch * size.out_pixels // _DEPTH)
     if plan.engine in SLICED[direction]:
         rows, columns = _SLICED_TILES.get(knobs[TILE], (0, 0))
+        if size.groups > 1:
+            return Grid(_packed_tiles(size, rows, columns), steps, _MULTIPROCESSORS, rows * columns * 4)
         inner = size.inner if plan.engine in _UNPADDED else size.wide
         tiles = -(-size.outer // max(rows, 1)) * -(-inner * size.taps // max(columns, 1)) * size.groups
         return Grid(tiles, steps, _MULTIPROCESSORS, rows * columns * 4)
     if plan.engine in SPLIT[direction]:
         tiles = -(-size.tall // 64) * -(-size.wide * size.taps // 64) * size.groups
-        return Grid(tiles, steps, _MULTIPROCESSORS, size.groups * size.wide * size.tall * size.taps * 4)
+        at_once = min(size.groups, GROUPS_AT_ONCE)
+        return Grid(tiles, steps, _MULTIPROCESSORS, at_once * size.wide * size.tall * size.taps * 4)
     return Grid()
+
+
+def _packed_tiles(size: Lengths, rows: int, columns: int) -> int:
+    """Tiles of the filter's gradient of packed groups: a tile has several small groups, for each tap."""
+    common, channels = packed_channels(size.inner, size.outer, size.groups)
+    if not rows:
+        return 0
+    if common < rows:
+        return -(-channels // rows) * size.taps * max(1, rows // columns)
+    return size.groups * -(-common // rows) * -(-common * size.taps // columns)
 
 
 def partial_bytes(plan: EnginePlan, cut: Grid, parts: int) -> int:
