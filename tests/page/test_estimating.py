@@ -143,6 +143,19 @@ def test_hostile_names_stay_text_and_a_failing_script_says_why(page, tab, tmp_pa
     assert tab.locator("img").count() == 0
 
 
+def file_dialog(tab):
+    """The dialog that a key opens. A browser opens none long after the key, as on a busy machine: then press again."""
+    late = pytest.importorskip("playwright.sync_api").TimeoutError
+    for again in (True, True, False):
+        try:
+            with tab.expect_file_chooser(timeout=20_000) as opened:
+                tab.keyboard.press("Space")
+            return opened.value
+        except late:
+            if not again:
+                raise
+
+
 def test_a_chosen_script_is_estimated_with_the_keyboard_alone(page, tab, tmp_path):
     (tmp_path / "tiny.py").write_text(TINY.replace("range(3)", "range(int(__import__('sys').argv[1]))"))
     tab.goto(page.url + "/estimate")
@@ -150,9 +163,7 @@ def test_a_chosen_script_is_estimated_with_the_keyboard_alone(page, tab, tmp_pat
     press_to(tab, "script")
     tab.keyboard.press("Enter")
     press_to(tab, "A file of this computer: Script")
-    with tab.expect_file_chooser() as opened:
-        tab.keyboard.press("Space")
-    opened.value.set_files(tmp_path / "tiny.py")
+    file_dialog(tab).set_files(tmp_path / "tiny.py")
     see(tab, ".file", "tiny.py")
     press_to(tab, "Arguments")
     tab.keyboard.type("3")
