@@ -7,7 +7,7 @@ READY := $(VENV)/ready
 
 # A process for each core and one more, since many tests wait; at most four, since each takes about a gigabyte.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-PIP := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+INSTALL := $(BIN)/python tests/install.py $(BIN)/python
 PYTEST := $(BIN)/python -m pytest -rs --strict-skips --numprocesses $$(($(CORES) + 1)) --maxprocesses 4 --dist worksteal
 
 # Tests start hundreds of processes, and each would compile every module that it imports.
@@ -67,17 +67,15 @@ screenshots: $(READY)
 	$(BIN)/python docs/screenshots.py
 
 $(VENV)/docs: $(READY)
-	$(PIP) --editable ".[docs]"
+	$(INSTALL) --editable ".[docs]"
 	touch $(VENV)/docs
 
-# PyTorch first and alone: other packages that ask for it then find the version that is pinned. pip would compile every file
-# on one core; a third of them are tests of packages and models that nobody loads here.
-UNUSED := /(tests|debugpy|schemathesis)/|/torch/testing/_internal/|/transformers/models/|/pygments/lexers/
+# Modules are compiled on all cores; a third of them are tests of packages and models that nobody loads here.
+UNUSED := /(tests|debugpy|schemathesis|pip|mypy|mypyc|jedi|docutils|IPython|prompt_toolkit|graphql|torchgen)/|/(torch/testing/_internal|transformers/models|pygments/lexers)/
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) torch
-	$(PIP) --editable ".[dev,models,gpu,triton,manager,slurm,page,research,scripts]"
-	$(BIN)/python -m compileall -qq -j 0 -x '$(UNUSED)' $(VENV)/lib || true  # some files are for other Pythons
+	$(INSTALL) --editable ".[dev,models,gpu,triton,manager,slurm,page,research,scripts]"
+	$(BIN)/python -m compileall -qq -j 0 -x '$(UNUSED)' $(VENV)/lib src || true  # some files are for other Pythons
 	touch $(READY)
 
 clean:

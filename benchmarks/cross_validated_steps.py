@@ -26,6 +26,8 @@ from ullage.research.training.utilization import fitting, runs
 
 DATA = Path(__file__).parent / "data"
 PROFILES = DATA / "steps_h200.jsonl.xz"
+RUNS = ("utilization", "generated", "host")
+RATES = ("rates", "more_rates", "many_rates", "later_rates")
 FOLDS = 4
 
 
@@ -39,7 +41,7 @@ class Scores:
 
 def learned_runs(kept: Path) -> tuple[list[runs.FollowedRun], dict[str, StepCalls]]:
     """The runs that the rates are fitted to, and their steps and those of profiled runs."""
-    rows = [row for name in ("utilization", "generated") for row in read_rows(DATA / f"{name}_h200.parquet")]
+    rows = [row for name in RUNS for row in read_rows(DATA / f"{name}_h200.parquet")]
     read = [run for run in runs.read_alone(rows) if not run.is_test]
     steps = runs.follow([*runs.configurations(rows, read), *runs.profiled_runs(PROFILES)], kept)
     return runs.with_work(read, steps), steps
@@ -56,7 +58,7 @@ def grown(calls: Sequence[runs.MeasuredCall], learn: Sequence[runs.FollowedRun],
     empty = Trees.from_lists([[{"value": 0.0}]])
     rates = Rates(
         time=empty, shares=dict.fromkeys(SHARES, empty), starts={}, operators=operators, usual=usual,
-        gap_s=fitting.GAP, host={}, copied=7e9, blend=4.0, stretch=1.0, idle_w=0.0, power={},
+        gap_s=fitting.GAP, host={}, copied=7e9, stretch=1.0, idle_w=0.0, power={},
     )  # fmt: skip
     return replace(rates, time=fitting._times(rates, calls, learn, fitting._Sums.of(learn), trees))
 
@@ -109,7 +111,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if options.leaves:
         fitting._LEAVES["times"] = options.leaves
-    files = options.rates or [DATA / f"{name}_h200.jsonl.xz" for name in ("rates", "more_rates", "many_rates")]
+    files = options.rates or [DATA / f"{name}_h200.jsonl.xz" for name in RATES]
     learned, followed = learned_runs(options.resume)
     profiled = runs.calls_in_steps(PROFILES, followed)
     found = cross_validated(runs.read_calls(files) + profiled, learned, options.trees)

@@ -4,24 +4,28 @@
 
 A linear program: for how long each set of jobs that fits into a GPU is on one, so that all work gets done in the least
 time on GPUs in all. It knows the true memory and speeds, all jobs are there at the beginning and start at once, and may
-be stopped, moved and divided at will. So no policy can be faster, and none will be quite as fast.
+be stopped, moved and divided at will. So no policy can be faster, and none will be quite as fast. Below it is what the
+policy `ullage` does, as it is and if it kept no GPU for a job that finds no room, which may then wait for ever.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_matrix
 
-from rad_rm import rad_rm
+from rad_rm import GPUS, rad_rm
 from ullage.hardware import gpu
 from ullage.performance.result import resting_w, waiting_w
 from ullage.simulation.engine import simulate
 from ullage.simulation.interference import Interference
 from ullage.simulation.reading import read_trace
+from ullage.simulation.result import Figures
+from ullage.simulation.scenario import Scenario
 from ullage.simulation.trace import JobTrace
 
 NAME, COUNT = "A100-40GB", 4
@@ -67,6 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--most", type=int, default=5, help="jobs on a GPU")
+    parser.add_argument("--seeds", type=int, default=20, help="how often ullage's runs are drawn (default: 20)")
     options = parser.parse_args()
     trace = read_trace(options.trace)
     alone = simulate(trace, rad_rm("exclusive", "oracle")).figures
@@ -75,11 +80,17 @@ def main() -> None:
     print(f"one job a GPU: {alone.total_s / 60:.0f} min, {(alone.energy_j or 0.0) / 1e6:.1f} MJ")
     for min_speed in (0.8, 0.5, 0.0):
         needed = least_gpu_s(trace, options.most, min_speed)
-        total, energy = needed / COUNT, base + needed * waiting_w(NAME)
-        change = f"{100 * (total / alone.total_s - 1):+.0f} %", f"{100 * (energy / (alone.energy_j or 1.0) - 1):+.1f} %"
-        print(
-            f"speed at least {min_speed:.0%}: {total / 60:.0f} min ({change[0]}), {energy / 1e6:.1f} MJ ({change[1]})"
-        )
+        _tell(f"speed at least {min_speed:.0%}", needed / COUNT, base + needed * waiting_w(NAME), alone)
+    for name, reservations in (("ullage", 1), ("ullage, no reservations", 0)):
+        scenario = Scenario(gpus=GPUS).but(reservations=reservations)
+        found = [simulate(trace, scenario.but(seed=seed)).figures for seed in range(options.seeds)]
+        means = (fmean(each.total_s for each in found), fmean(each.energy_j or 0.0 for each in found))
+        _tell(name, *means, alone)
+
+
+def _tell(name: str, total: float, energy: float, alone: Figures) -> None:
+    change = f"{100 * (total / alone.total_s - 1):+.1f} %", f"{100 * (energy / (alone.energy_j or 1.0) - 1):+.1f} %"
+    print(f"{name}: {total / 60:.0f} min ({change[0]}), {energy / 1e6:.1f} MJ ({change[1]})")
 
 
 if __name__ == "__main__":

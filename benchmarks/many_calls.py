@@ -12,29 +12,40 @@ readings agree. Every beginning of the list is a fair sample. Takes two minutes.
 from __future__ import annotations
 
 import argparse
+import functools
 import gzip
 import itertools
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from more_calls import BATCHES, DATA, TYPES, changed, fitted, from_layers, is_convolution, layer_of
-from ullage.hardware.work import work_of
-from ullage.performance.rates import measured_gpu
+from more_calls import (
+    BATCHES,
+    DATA,
+    TYPES,
+    by_turns,
+    changed,
+    fitted,
+    from_layers,
+    is_convolution,
+    is_worth_it,
+    layer_of,
+)
 from ullage.performance.step import runs_kernels
 from ullage.research.cudnn_tables.collect import random_layer
 from ullage.research.cudnn_tables.tasks import ConvolutionLayer
 from ullage.research.datasets.model_families import family_of, is_for_testing
 from ullage.research.rates.listing import chosen
-from ullage.research.rates.tensors import bytes_of, identity, packed
+from ullage.research.rates.tensors import identity, packed
 from ullage.research.training.utilization import runs
 from ullage.workloads import read_rows
 
 SEED = 19
 MOST_BYTES, LONGEST = 400_000_000, 4e-4
 TURNS = {"models": 4, "changed": 4, "random": 2, "fitted": 1, "products": 1, "others": 3}
+TIMED = ("rates", "more_rates", "many_rates", "later_rates")  # what was timed before
 REPEATED = 150  # calls that were timed before
 LAYERS = 40_000
 CHANNELS_LAST = 0.3
@@ -88,26 +99,15 @@ def _near(size: int, chance: random.Random) -> int:
     return max(1, round(size * 2 ** chance.uniform(-1.5, 1.5) / step)) * step
 
 
-def is_worth_it(call: Mapping[str, Any]) -> bool:
-    """Whether a call is neither too large nor too slow."""
-    if bytes_of([call["args"], call["outputs"]]) > MOST_BYTES:
-        return False
-    return work_of(call).least_time(measured_gpu()) < LONGEST
-
-
-def listed(kept: Path | None) -> Iterator[dict[str, Any]]:
+def listed(kept: Path | None, seed: int = SEED) -> Iterator[dict[str, Any]]:
     """The list."""
-    chance = random.Random(SEED)
+    chance = random.Random(seed)
+    worth = functools.partial(is_worth_it, most_bytes=MOST_BYTES, longest=LONGEST)
     steps = runs.follow(fitted(), kept).values()
-    done = {
-        row["id"]: row
-        for name in ("rates", "more_rates")
-        for row in read_rows(DATA / f"{name}_h200.jsonl.xz")
-        if "gpu_us" in row
-    }
+    done = {row["id"]: row for name in TIMED for row in read_rows(DATA / f"{name}_h200.jsonl.xz") if "gpu_us" in row}
     calls = [call for step in steps for call in step.calls if runs_kernels(call)]
     chance.shuffle(calls)
-    again = [call for call in calls if identity(call) in done and is_worth_it(call)][:REPEATED]
+    again = [call for call in calls if identity(call) in done and worth(call)][:REPEATED]
     convolutions = [call for call in calls if is_convolution(call)]
     layers = [*layers_of_models(), *(layer_of(call)[0] for call in convolutions)]
     straight = [call for call in calls if call["operator"] in ("aten.mm.default", "aten.addmm.default")]
@@ -120,10 +120,10 @@ def listed(kept: Path | None) -> Iterator[dict[str, Any]]:
         "random": from_layers((random_layer(chance), *one[1:]) for one in drawn(layers, chance)),
         "fitted": iter(convolutions),
         "products": itertools.islice(products(straight, chance), 4000),
-        "others": iter(chosen(others, 12_000, seed=SEED)),
+        "others": iter(chosen(others, 12_000, seed=seed)),
     }
     yield from again
-    yield from _by_turns(kinds, set(done))
+    yield from by_turns(kinds, TURNS, set(done), worth)
 
 
 def _shuffled(calls: Iterator[dict[str, Any]], chance: random.Random) -> Iterator[dict[str, Any]]:
@@ -133,23 +133,13 @@ def _shuffled(calls: Iterator[dict[str, Any]], chance: random.Random) -> Iterato
         yield from some
 
 
-def _by_turns(kinds: dict[str, Iterator[dict[str, Any]]], seen: set[str]) -> Iterator[dict[str, Any]]:
-    while kinds:
-        for name in list(kinds):
-            new = (call for call in kinds[name] if identity(call) not in seen and is_worth_it(call))
-            taken = list(itertools.islice(new, TURNS[name]))
-            seen |= {identity(call) for call in taken}
-            yield from taken
-            if not taken:
-                del kinds[name]
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--most", type=int, default=40_000)
+    parser.add_argument("--seed", type=int, default=SEED)
     options = parser.parse_args()
     with gzip.open(options.out, "wt") as file:
-        for one in itertools.islice(listed(options.resume), options.most):
+        for one in itertools.islice(listed(options.resume, options.seed), options.most):
             file.write(json.dumps(packed(one)) + "\n")

@@ -130,7 +130,7 @@ def main() -> None:
     elif given.command == "measure":
         measure(_read(given.file), given)
     elif given.command == "one":
-        print(json.dumps(measure_one(json.loads(sys.stdin.readline()), given.history)))
+        measure_one(json.loads(sys.stdin.readline()), given.history)
     elif given.command == "report":
         print(report(_read(given.file)))
     else:

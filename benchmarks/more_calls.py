@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MOST_BYTES, LONGEST = 600_000_000, 2e-3  # of a call: its tensors, and the seconds that it takes at least
 # How many of each kind come by turns: convolutions of fitted runs, of drawn models, random, changed; other calls.
 TURNS = {"fitted": 3, "drawn": 3, "random": 1, "changed": 3, "others": 2}
+Worth = Callable[[Mapping[str, Any]], bool]
 
 
 def drawn() -> list[dict[str, Any]]:
@@ -151,11 +153,11 @@ def changed(
     return made, batch, dtype, last
 
 
-def is_worth_it(call: Mapping[str, Any]) -> bool:
+def is_worth_it(call: Mapping[str, Any], most_bytes: int = MOST_BYTES, longest: float = LONGEST) -> bool:
     """Whether a call is neither too large nor too slow to be timed many times."""
-    if bytes_of([call["args"], call["outputs"]]) > MOST_BYTES:
+    if bytes_of([call["args"], call["outputs"]]) > most_bytes:
         return False
-    return work_of(call).least_time(measured_gpu()) < LONGEST
+    return work_of(call).least_time(measured_gpu()) < longest
 
 
 def from_layers(many: Iterable[tuple[ConvolutionLayer, int, str, bool]]) -> Iterator[dict[str, Any]]:
@@ -192,25 +194,23 @@ def listed(kept: Path | None) -> Iterator[dict[str, Any]]:
     everything = [{"calls": [c for c in step.calls if not is_convolution(c) and runs_kernels(c)]}
                   for step in of_drawn.values()]  # fmt: skip
     kinds["others"] = chosen(everything, 4000, seed=SEED)
-    yield from _by_turns(kinds, done)
+    yield from by_turns(kinds, TURNS, done)
 
 
-def _by_turns(kinds: Mapping[str, list[dict[str, Any]]], done: set[str]) -> Iterator[dict[str, Any]]:
-    seen = set(done)
-    left = {name: iter(several) for name, several in kinds.items()}
+def by_turns(
+    kinds: Mapping[str, Iterable[dict[str, Any]]], turns: Mapping[str, int], done: set[str], worth: Worth = is_worth_it
+) -> Iterator[dict[str, Any]]:
+    """So many calls of each kind by turns, each once, without those that were timed before."""
+    seen, left = set(done), {name: iter(several) for name, several in kinds.items()}
     while left:
         for name in list(left):
+            new = (call for call in left[name] if identity(call) not in seen and worth(call))
             taken = 0
-            for call in left[name]:
-                key = identity(call)
-                if key in seen or not is_worth_it(call):
-                    continue
-                seen.add(key)
-                yield call
+            for call in itertools.islice(new, turns[name]):
+                seen.add(identity(call))
                 taken += 1
-                if taken == TURNS[name]:
-                    break
-            else:
+                yield call
+            if not taken:
                 del left[name]
 
 
@@ -221,7 +221,5 @@ if __name__ == "__main__":
     parser.add_argument("--most", type=int, default=20_000)
     options = parser.parse_args()
     with gzip.open(options.out, "wt") as file:
-        for number, one in enumerate(listed(options.resume)):
-            if number == options.most:
-                break
+        for one in itertools.islice(listed(options.resume), options.most):
             file.write(json.dumps(packed(one)) + "\n")

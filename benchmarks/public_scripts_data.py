@@ -36,7 +36,10 @@ MNIST_PLACES = [
     "Lightning-AI+pytorch-lightning/examples/fabric/DATASETS", "facebookresearch+schedule_free/examples/data",
     "pytorch+ignite/examples/mnist", "cloneofsimo+minDiffusion/data", "TeaPearce+Conditional_Diffusion_MNIST/data",
     "KaiyangZhou+pytorch-center-loss/data/mnist",
-    "aladdinpersson+Machine-Learning-Collection/ML/Pytorch/Basics/dataset",
+    "aladdinpersson+Machine-Learning-Collection/ML/Pytorch/Basics/dataset", "data",
+    "kumar-shridhar+PyTorch-BayesianCNN/data", "ermongroup+ncsn/run/datasets/mnist",
+    "ermongroup+ncsn/run/datasets/mnist_test", "YannDubs+disentangling-vae/data/mnist", "timbmg+VAE-CVAE-MNIST/data",
+    "GMvandeVen+continual-learning/store/datasets/MNIST",
 ]  # fmt: skip
 CIFAR_PLACES = [
     "kuangliu+pytorch-cifar/data", "akamaster+pytorch_resnet_cifar10/data", "data", "tysam-code+hlb-CIFAR10/cifar10",
@@ -46,10 +49,12 @@ CIFAR_PLACES = [
     "kekmodel+FixMatch-pytorch/data", "YU1ut+MixMatch-pytorch/data", "HobbitLong+RepDistiller/data",
     "KellerJordan+cifar10-airbench/cifar10", "HobbitLong+SupContrast/datasets", "microsoft+mup/examples/dataset",
     "ermongroup+ddim/exp/datasets/cifar10", "ermongroup+ddim/exp/datasets/cifar10_test",
+    "leftthomas+SimCLR/data", "zoubohao+DenoisingDiffusionProbabilityModel-ddpm-/CIFAR10", "khanrc+pt.darts/data",
 ]  # fmt: skip
 BOOK_PLACES = [
     "Mega-pytorch", "PaLM-pytorch/examples/enwik8_deepspeed", "perceiver-ar-pytorch", "x-transformers",
-    "performer-pytorch/examples/enwik8_simple",
+    "performer-pytorch/examples/enwik8_simple", "MEGABYTE-pytorch", "simple-hierarchical-transformer",
+    "recurrent-memory-transformer-pytorch",
 ]  # fmt: skip
 ACCEPT = """import torchvision.datasets.utils as utils
 
@@ -418,6 +423,42 @@ class Maker:
         ratings = (f"{user}::{item}::{rating}::978300760" for user, item, rating in zip(*columns, strict=True))
         self.write(self.data / "ml" / "ratings.dat", "\n".join(ratings) + "\n")
 
+    def news(self) -> None:
+        """Headlines of characters, and vectors of words."""
+        place = self.src / "649453932+Chinese-Text-Classification-Pytorch/THUCNews/data"
+        for split, count in (("train", 6000), ("dev", 1000), ("test", 1000)):
+            lines = ("".join(chr(0x4E00 + c) for c in self.random.integers(0, 3000, 5 + n % 25)) for n in range(count))
+            self.write(place / f"{split}.txt", "".join(f"{line}\t{n % 10}\n" for n, line in enumerate(lines)))
+        (place.parent / "saved_dict").mkdir(parents=True, exist_ok=True)
+        vectors = self.random.standard_normal((400, 50)).round(3)
+        lines = (f"w{n} " + " ".join(map(str, vector)) + "\n" for n, vector in enumerate(vectors))
+        self.write(self.src / "jiesutd+NCRFpp/sample_data/sample.word.emb", "".join(lines))
+
+    def measurements(self) -> None:
+        """Speeds at 207 places, digits of zeros and ones, small graphs, views of a scene, and skins with masks."""
+        speeds = self.random.integers(0, 70, (2000, 207))
+        lines = [",".join(map(str, range(207))), *(",".join(map(str, row)) for row in speeds)]
+        self.write(self.src / "hazdzz+STGCN/data/metr-la/vel.csv", "\n".join(lines) + "\n")
+        digits = {f"{split}_data": self.random.integers(0, 2, (8000, 784)).astype("f4") for split in ("train", "valid")}
+        np.savez(self.data / "binarized_mnist.npz", **digits)
+        graphs = ["188"]
+        for index in range(188):
+            nodes = int(self.random.integers(10, 29))
+            graphs.append(f"{nodes} {index % 2}")
+            graphs.extend(f"{n % 7} 2 {(n - 1) % nodes} {(n + 1) % nodes}" for n in range(nodes))
+        self.write(self.src / "weihua916+powerful-gnns/dataset/MUTAG/MUTAG.txt", "\n".join(graphs) + "\n")
+        scene = self.src / "krrish94+nerf-pytorch/cache/tiny_nerf_data.npz"
+        scene.parent.mkdir(parents=True, exist_ok=True)
+        poses = np.tile(np.eye(4, dtype="f4"), (106, 1, 1))
+        np.savez(scene, images=self.random.random((106, 100, 100, 3), "f4"), poses=poses, focal=np.array(138.9))
+        place = self.src / "LeeJunHyun+Image_Segmentation/dataset"
+        for split, count in (("train", 40), ("valid", 12), ("test", 12)):
+            for n in range(count):
+                self.picture(place / split / f"ISIC_{n:07d}.jpg", (320, 240))
+                self.picture(place / f"{split}_GT" / f"ISIC_{n:07d}_segmentation.png", (320, 240), mask=True)
+        photos = sorted(map(str, (self.data / "photos/train").glob("*/*.jpg")))
+        self.write(self.src / "sgrvinod+a-PyTorch-Tutorial-to-Super-Resolution/train_images.json", json.dumps(photos))
+
 
 def make_data(root: Path) -> None:
     """Everything that the scripts below `root/src` read, about 60 MB in all."""
@@ -426,6 +467,6 @@ def make_data(root: Path) -> None:
     for part in (
         maker.mnist, maker.image_folders, maker.coco, maker.text, maker.models, maker.graphs, maker.tables,
         maker.small_pictures, maker.cifar, maker.more_text, maker.pairs, maker.small_images, maker.books, maker.talks,
-        maker.points, maker.small_models,
+        maker.points, maker.small_models, maker.news, maker.measurements,
     ):  # fmt: skip
         part()

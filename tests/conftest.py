@@ -10,6 +10,7 @@ import importlib.metadata
 import os
 import re
 import shutil
+import sys
 import sysconfig
 import venv
 from fnmatch import fnmatch
@@ -42,6 +43,20 @@ for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 settings.register_profile("quick", settings.get_profile("patient"), max_examples=20)
+
+
+# pytest rewrites the assertions of packages with a plugin, so that they tell more: half of Ullage's modules would be
+# compiled by each worker once more, and none of them is a test.
+for _finder in sys.meta_path:
+    getattr(_finder, "_must_rewrite", set()).discard("ullage")
+
+gc.disable()  # until all is imported: nothing of it is garbage
+
+
+def pytest_collection_finish():
+    """All is imported."""
+    gc.enable()
+    gc.freeze()
 
 
 _thaw, _spared = gc.unfreeze, 0

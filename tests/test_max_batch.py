@@ -87,6 +87,15 @@ def test_a_function_gets_the_number_as_its_parameter():
 
 
 @pytest.mark.slow
+def test_data_that_is_smaller_than_the_batch_is_told():
+    def train(batch):
+        torch.empty(min(batch, 100) << 10, device="cuda")
+
+    found = ullage.max_batch(train, gpu="T4")
+    assert 100 <= found.same_from < found
+    assert f"from {found.same_from} on it takes the same: does the data have that many samples?" in found.report()
+
+
 def test_nothing_fits():
     found = ullage.max_batch("hf:LlamaForCausalLM", gpu="RTX-2060", sequence_length=8, set={"num_hidden_layers": 16})
     assert found == 0 and found.sure == 0 and "no batch size fits on RTX-2060" in found.report()

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests import install
 
 from ullage.errors import EXTRAS, MissingPackage
 
@@ -101,3 +102,30 @@ def test_the_wheel_is_whole_and_keeps_its_budget(tmp_path: Path) -> None:
             assert str(file.relative_to(ROOT / "src")) in inside
     assert wheel.stat().st_size <= WHEEL_BUDGET
     assert sum(size for name, size in inside.items() if "/estimators/data/" in name) <= WEIGHTS_BUDGET
+
+
+def test_uv_is_given_the_settings_of_pip() -> None:
+    lines = [
+        "global.extra-index-url='file:///one https://two'", "global.find-links='/old'", "global.quiet='1'",
+        ":env:.find-links='/wheels\\n/more'", ":env:.cert='/ca.crt'",
+    ]  # fmt: skip
+    assert install.settings_of(lines) == {
+        "UV_EXTRA_INDEX_URL": "file:///one https://two",
+        "UV_FIND_LINKS": "/wheels,/more",
+        "SSL_CERT_FILE": "/ca.crt",
+    }
+
+
+@pytest.mark.parametrize("failing", ["pip install uv", "uv pip install"])
+def test_without_uv_pip_installs_the_same_with_pytorch_first(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        words = [word for word in command[2:] if word not in (*install.CONSTRAINTS, "--no-compile")]
+        commands.append(words)
+        return subprocess.CompletedProcess(command, int(" ".join(words).startswith(failing)), "", "")
+
+    commands: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", run)
+    wanted = ["--editable", ".[dev]"]
+    assert not install.with_uv("python", wanted)
+    assert install.with_pip("python", wanted) == 0
+    assert commands[-2:] == [["pip", "install", "torch"], ["pip", "install", *wanted]]

@@ -22,8 +22,8 @@ from drawn_ranks.models import Row
 from drawn_ranks.training import train
 
 
-def measure_one(row: Row, history: str | None) -> Row:
-    """In a process of its own: the peaks of one training, by PyTorch and by NVML; it waits for its turn."""
+def measure_one(row: Row, history: str | None) -> None:
+    """In a process of its own: print the peaks of one training, by PyTorch and by NVML; it waits for its turn."""
     import torch.distributed as dist
 
     begin = time.perf_counter()
@@ -57,22 +57,24 @@ def measure_one(row: Row, history: str | None) -> Row:
         "retries": torch.cuda.memory_stats()["num_alloc_retries"], "wall_s": round(time.perf_counter() - begin, 2),
         "torch": torch.__version__, "device": torch.cuda.get_device_name(),
     }  # fmt: skip
+    print(json.dumps(answer), flush=True)
     if history:
         _save(history)
-    return answer
 
 
 def _save(file: str) -> None:
-    """The allocator's events: action, address, size, stream."""
+    """The allocator's events: action, address, size, stream, microseconds."""
     events = torch.cuda.memory._snapshot()["device_traces"][0]
     kinds = {"alloc": 0, "free_requested": 1, "free_completed": 2, "segment_alloc": 3, "segment_free": 4}
     base = min((event["addr"] for event in events if event["action"] == "segment_alloc"), default=0)
+    begin = events[0]["time_us"] if events else 0
     streams: dict[int, int] = {}
     with gzip.open(file, "wt", compresslevel=4) as out:
         for event in events:
             if event["action"] in kinds:
                 stream = streams.setdefault(event["stream"], len(streams))
-                out.write(f"{kinds[event['action']]} {event['addr'] - base} {event['size']} {stream}\n")
+                words = kinds[event["action"]], event["addr"] - base, event["size"], stream, event["time_us"] - begin
+                out.write(" ".join(map(str, words)) + "\n")
 
 
 def _free_port() -> int:
@@ -92,6 +94,9 @@ def _process_memory() -> int | None:
             if int(pid) == os.getpid() and used.isdecimal():
                 return int(used) << 20
     return None
+
+
+_READY = 6  # processes at once where one has the card: enough that the next is always ready
 
 
 class _Card:
@@ -119,19 +124,19 @@ class _Card:
 def measure(rows: list[Row], given: argparse.Namespace) -> None:
     """Every row in a process of its own, as many at once as the card has room for; none begins after so long.
 
-    Those that depend on timing (`--alone`) come last and have the card to themselves, while the next ones are imported
-    and built on the CPU. When `--rest` seconds are left, those that are not measured yet share the card.
+    Those that depend on timing (`--alone`) come first and have the card to themselves, while a few next ones are
+    imported and built on the CPU. When `--rest` seconds are left, those that are not measured yet share the card.
     """
     card = _Card(132 * GIB)
     end, lock = time.monotonic() + given.seconds, threading.Lock()
     environment = {"OMP_NUM_THREADS": "4", **os.environ}
-    last = [row for row in rows if row["strategy"] in given.alone]
+    first = [row for row in rows if row["strategy"] in given.alone]
 
     def one(row: Row) -> None:
         need = row.get("estimate", {}).get("upper") or rough_need(row)
 
         def size() -> int:
-            return card.size if row in last and end - time.monotonic() > given.rest else need
+            return card.size if row in first and end - time.monotonic() > given.rest else need
 
         if end - time.monotonic() < 20:
             return
@@ -151,10 +156,13 @@ def measure(rows: list[Row], given: argparse.Namespace) -> None:
                 run.stdin.flush()
                 while run.stdout.readline().strip() not in ("ready", ""):
                     pass
-                with card.holding(size) as answer["alone"]:
-                    out, _ = run.communicate("go\n")
-                found = [line for line in out.splitlines() if line.startswith("{")]
-                answer |= json.loads(found[-1]) if found else {}
+                with card.holding(size) as alone:
+                    run.stdin.write("go\n")
+                    run.stdin.flush()
+                    found = next((line for line in run.stdout if line.startswith("{")), "{}")
+                    if not alone:  # else the next may begin while this one is ending
+                        run.communicate()
+                answer |= {"alone": alone, **json.loads(found)}
             watch.cancel()
             if "peak_reserved" not in answer:
                 errors.seek(0)
@@ -166,7 +174,10 @@ def measure(rows: list[Row], given: argparse.Namespace) -> None:
     given.out.unlink(missing_ok=True)
     if given.histories:
         given.histories.mkdir(parents=True, exist_ok=True)
-    for some in ([row for row in rows if row not in last], last):
-        with ThreadPoolExecutor(given.at_once) as pool:
+    for some, at_once in (
+        (first, min(given.at_once, _READY)),
+        ([row for row in rows if row not in first], given.at_once),
+    ):
+        with ThreadPoolExecutor(at_once) as pool:
             list(pool.map(one, some))
         print(f"{given.seconds - end + time.monotonic():.0f} s", flush=True)

@@ -115,8 +115,8 @@ def test_notes_that_differ_only_in_their_numbers_are_one_line():
 
 def test_phases_are_shown_when_there_are_several():
     assert "validation" not in printed(print_report, example(phases={"training": GIB}))
-    text = printed(print_report, example(phases={"training": 2 * GIB, "validation": GIB}))
-    assert "validation" in text and "1.00 GiB reserved at most" in text
+    text = printed(print_report, example(phases={"training": 2 * GIB, "validation": GIB, "after training": GIB}))
+    assert "validation" in text and "after training 1.00 GiB reserved at most" in text
 
 
 def narrow(show, *args) -> list[str]:

@@ -123,6 +123,8 @@ def test_who_waits_is_told_why_and_can_give_up(home):
     patient.sees("job 3 is queued")
     home.go()
     patient.sees("connected to job 3")
+    patient.types("echo $((6 * 7))\n")
+    patient.sees("42")  # it is ready: until then SIGTERM would end it
     home.client.cancel(3)
     assert patient.leaves_with() == 128 + 1, "a shell that is used by hand ends by SIGHUP"
     assert home.wait(3)["state"] == "cancelled"

@@ -42,7 +42,7 @@ def test_a_slot_does_not_end_while_nobody_waits_nor_for_a_job_that_cannot_resume
 
 
 def test_a_job_is_told_before_its_time_limit(served):
-    number = served.script(SAVING, resumable=True, time_limit=1.0, checkpoint_lead=0.9)
+    number = served.script(SAVING, resumable=True, time_limit=32.0, checkpoint_lead=30.0)
     job = served.wait(number)
     assert job["cause"] == "time limit" and job["exit_code"] == 85 and "saved" in served.log()
 

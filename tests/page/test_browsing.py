@@ -259,6 +259,17 @@ PATHS = {"/": ".card .head", "/queue": ".ag-row", "/timeline": "tbody tr", "/rep
          "/job/{job}": ".attempts li", "/sign-in": "form"}  # fmt: skip
 
 
+def emulate_colors(tab, scheme):
+    """Change to dark or light colours, and wait until all of them have changed."""
+    tab.emulate_media(color_scheme=scheme)
+    other = {"dark": "light", "light": "dark"}[scheme]
+    changed = (
+        f"!document.body.classList.contains('body--{other}')"
+        " && !document.getAnimations().some(each => each instanceof CSSTransition)"
+    )
+    until(lambda: tab.evaluate(changed), f"{scheme} colours at {tab.url}")
+
+
 def test_every_page_fits_a_phone_and_the_dark_and_can_be_used_without_eyes(page, work, browser, visitor):
     """By the rules of axe-core for WCAG 2.1 AA: names, contrast, headings, tables, landmarks, order."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
@@ -277,10 +288,10 @@ def test_every_page_fits_a_phone_and_the_dark_and_can_be_used_without_eyes(page,
         tab.locator(there).first.wait_for()
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390, path
         for scheme, rules in (("dark", {}), ("light", {"runOnly": ["color-contrast"]})):  # the others see no colours
-            tab.emulate_media(color_scheme=scheme)
+            emulate_colors(tab, scheme)
             for rule in axe.run(tab, options={"resultTypes": ["violations"], **rules}).response["violations"]:
                 found += [f"{path} {scheme} {rule['id']}: {node['html'][:150]}" for node in rule["nodes"]]
-        tab.emulate_media(color_scheme="dark")
+        emulate_colors(tab, "dark")
     assert not found, "\n".join(found)
     red, green, blue = map(int, re.findall(r"\d+", tab.evaluate("getComputedStyle(document.body).backgroundColor"))[:3])
     assert red + green + blue < 150

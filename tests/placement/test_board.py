@@ -93,11 +93,11 @@ def test_a_kept_board_decides_as_a_fresh_one(policy: str, seed: int) -> None:
 
 
 def test_a_job_that_waited_too_long_gets_its_place_on_a_kept_board() -> None:
-    machine = Machine("ullage", Rules(patience=100.0, fair=False), gpus=1)
+    machine = Machine("ullage", Rules(patience=100.0, longest_patience=100.0, fair=False), gpus=1)
     small = [Job(number, "ada", float(number), promise=10 * GIB, true=10 * GIB, busy=0.1) for number in range(1, 4)]
     machine.both(small, 3.0)
     large = Job(10, "ada", 5.0, promise=38 * GIB, true=38 * GIB)
-    more = [Job(number, "ada", float(number), promise=10 * GIB, true=10 * GIB, busy=0.1) for number in range(11, 40)]
+    more = [Job(number, "bob", float(number), promise=10 * GIB, true=10 * GIB, busy=0.1) for number in range(11, 40)]
     now = 200.0
     while 10 not in machine.running:
         machine.end(min(machine.running), now)

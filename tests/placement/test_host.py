@@ -27,7 +27,7 @@ from ullage.placement import (
 
 GIB = 1 << 30
 HOST = HostShare(8, 64 * GIB)
-RULES = Rules(smact_limit=None, margin=0, patience=100.0)
+RULES = Rules(smact_limit=None, margin=0, patience=100.0, longest_patience=100.0)
 
 
 def slots(count: int = 2) -> list[Slot]:
@@ -37,7 +37,7 @@ def slots(count: int = 2) -> list[Slot]:
 def job(number: int, cores: int = 0, memory: int = 0, submitted: float | None = None, **more: object) -> Job:
     at = float(number) if submitted is None else submitted
     fields = {"promise": GIB, "true": GIB, "host": HostShare(cores, memory * GIB), **more}
-    return Job(number, "ada", at, **fields)  # type: ignore[arg-type]
+    return Job(number, f"user {number}", at, **fields)  # type: ignore[arg-type]
 
 
 def ask(
@@ -72,7 +72,7 @@ def test_a_job_waits_for_what_the_host_lacks_and_says_so(waiting: Job, there: Jo
 
 
 def test_users_take_turns_also_with_jobs_that_need_no_gpu() -> None:
-    first = [job(number, gpus=0) for number in (1, 2, 3)]
+    first = [dataclasses.replace(job(number, gpus=0), user="ada") for number in (1, 2, 3)]
     second = [dataclasses.replace(job(number, gpus=0), user="bob") for number in (11, 12, 13)]
     assert [each.id for each in fair_order(first + second, RULES, now=20.0)] == [1, 11, 2, 12, 3, 13]
 

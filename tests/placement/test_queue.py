@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
+from typing import Any
 
 import pytest
 
-from ullage.placement import Activity, Job, Ledger, Rules, Running, Slot, Speeds, decide, faded, fair_order, held
+from ullage.placement import (
+    Activity,
+    Job,
+    Keeping,
+    Ledger,
+    Rules,
+    Running,
+    Slot,
+    Speeds,
+    decide,
+    faded,
+    fair_order,
+    held,
+)
 
 GIB = 1 << 30
-QUIET = Rules(smact_limit=None, margin=0, patience=100.0)
+QUIET = Rules(smact_limit=None, margin=0, patience=100.0, longest_patience=100.0)
 IN_ORDER = ["exclusive", "round-robin", "magm", "lug", "mug", "first-fit", "best-fit", "worst-fit", "least-utilized"]
 
 
@@ -21,8 +35,9 @@ def slots(count: int, total: int = 40) -> list[Slot]:
 
 
 def job(number: int, promise: int = 10, submitted: float | None = None, **more: object) -> Job:
+    """A job, by default of a user who has no other."""
     at = float(number) if submitted is None else submitted
-    return Job(number, str(more.pop("user", "ada")), at, promise=promise * GIB, true=promise * GIB, **more)  # type: ignore[arg-type]
+    return Job(number, str(more.pop("user", f"user {number}")), at, promise=promise * GIB, true=promise * GIB, **more)  # type: ignore[arg-type]
 
 
 def running(*jobs: tuple[Job, str], since: float = 0.0) -> list[Running]:
@@ -127,7 +142,7 @@ def test_waiting_for_jobs_on_a_drained_gpu_does_not_help() -> None:
 
 def test_a_job_that_finds_too_few_gpus_to_keep_is_not_overtaken_by_one_that_keeps_fewer() -> None:
     there = running(*[(job(100 + i, promise=30), f"GPU-{i}") for i in range(3)])
-    rules = Rules(smact_limit=None, margin=0, patience=100.0, reservations=3)
+    rules = Rules(smact_limit=None, margin=0, patience=100.0, longest_patience=100.0, reservations=3)
     jobs = [job(1, 35, gpus=2), job(2, 35, gpus=2), job(3, 35), job(4, 5, submitted=999.0)]
     outcome = decide("ullage", jobs, there, slots(3), Ledger(), rules, now=1000.0)
     assert [(each.job, each.slots) for each in outcome.placed] == [(4, ("GPU-2",))]
@@ -273,13 +288,17 @@ def slow_together(works: Sequence[str], slot: Slot) -> Speeds:
     return Speeds([1 / len(works)] * len(works))
 
 
-def first_run_of_a_large_job(large: Job, rules: Rules, limits: bool, ticks: int = 400) -> int | None:
+def first_run_of_a_large_job(
+    large: Job, rules: Rules, limits: bool, ticks: int = 400, owner: str = "bob", remembers: bool = True
+) -> int | None:
     """The tick at which it starts, while at every tick small jobs arrive, enough to fill every GPU for ever.
 
-    The small ones keep all GPUs busy and do not mind: a job that wants to keep its speed is suited by none of them."""
+    The small ones are of one owner. They keep all GPUs busy and do not mind: a job that wants to keep its speed is
+    suited by none of them."""
     cluster, ledger = slots(4), Ledger()
     ledger.see(cluster)
     waiting, there, numbers = [large], [], itertools.count(1)
+    kept: Mapping[int, Keeping] | None = {} if remembers else None
     for number in range(16):
         first = job(1000 + number, promise=8, submitted=-5.0, work="small")
         ledger.promise(first.id, {f"GPU-{number % 4}": first.promise or 0})
@@ -291,8 +310,9 @@ def first_run_of_a_large_job(large: Job, rules: Rules, limits: bool, ticks: int 
             ledger.release(ended[1].job.id)
         for number in itertools.islice(numbers, 6):
             limit = float(number % 9 + 3) if limits else None
-            waiting.append(job(10_000 + number, 8, now, time_limit=limit, work="small"))
-        outcome = decide("ullage", waiting, [each for _, each in there], cluster, ledger, rules, now)
+            waiting.append(job(10_000 + number, 8, now, time_limit=limit, work="small", user=owner))
+        outcome = decide("ullage", waiting, [each for _, each in there], cluster, ledger, rules, now, kept=kept)
+        kept = outcome.kept if remembers else None
         for decision in outcome.placed:
             ledger.accept(decision)
             (found,) = [each for each in waiting if each.id == decision.job]
@@ -304,12 +324,60 @@ def first_run_of_a_large_job(large: Job, rules: Rules, limits: bool, ticks: int 
     return None
 
 
+@pytest.mark.parametrize("remembers", [False, True])
 @pytest.mark.parametrize("limits", [False, True])
 @pytest.mark.parametrize("large", LARGE, ids=lambda each: f"{each.gpus}x{(each.promise or 0) // GIB}GiB")
-def test_a_large_job_gets_its_turn_while_small_ones_keep_coming(large: Job, limits: bool) -> None:
+def test_a_large_job_gets_its_turn_while_small_ones_keep_coming(large: Job, limits: bool, remembers: bool) -> None:
     rules = Rules(smact_limit=None, margin=0, patience=50.0, predict=slow_together if large.work else None)
-    started = first_run_of_a_large_job(large, rules, limits)
+    started = first_run_of_a_large_job(large, rules, limits, remembers=remembers)
     assert started is not None and 50 <= started < 100
+
+
+@pytest.mark.parametrize("large", LARGE, ids=lambda each: f"{each.gpus}x{(each.promise or 0) // GIB}GiB")
+def test_a_large_job_lets_those_of_its_owner_pass_that_came_soon_after_it_and_no_others(large: Job) -> None:
+    """Of small ones there come twice as many as can be done: those of the first 50 ticks need another 50."""
+    rules = Rules(smact_limit=None, margin=0, patience=50.0, predict=slow_together if large.work else None)
+    started = first_run_of_a_large_job(large, rules, limits=False, owner=large.user)
+    assert started is not None and 100 <= started < 150
+
+
+def who_starts(jobs: list[Job], there: list[Running], now: float, **more: Any) -> list[int]:
+    rules = Rules(smact_limit=None, margin=0, patience=100.0, **more)
+    return [each.job for each in decide("ullage", jobs, there, slots(3), Ledger(), rules, now).placed]
+
+
+def test_a_job_is_as_patient_as_gpus_take_to_come_free() -> None:
+    """Each GPU has room for a small job. Of one it is not known whether it comes free this year."""
+    there = [
+        Running(job(100 + number, promise=30), (f"GPU-{number}",), since)
+        for number, since in enumerate([-1e9, 1000.0, 1100.0])
+    ]
+    large, small = job(1, promise=35, gpus=3, submitted=2000.0), job(2, promise=5, submitted=2001.0)
+    assert who_starts([large, small], there, now=2500.0) == [2], "it has waited for 500 s; they are there for 1500"
+    assert who_starts([large, small], there, now=2500.0, longest_patience=500.0) == []
+    assert who_starts([large, small], there, now=2500.0, longest_patience=501.0) == [2]
+    assert who_starts([large, small], there, now=2500.0, longest_patience=0.0) == [], "its patience is 100 s, then"
+    fresh = [dataclasses.replace(each, since=2300.0) for each in there]
+    assert who_starts([large, small], fresh, now=2500.0) == [], "they are there for 200 s"
+    beside = [job(2, promise=5, submitted=2401.0, user=large.user), job(3, promise=5, submitted=2100.0, priority=-1)]
+    assert who_starts([large, *beside], fresh, now=2500.0) == [], "came later, or counts for less"
+    own = job(2, promise=5, submitted=2200.0, user=large.user)
+    assert who_starts([large, own], fresh, now=2500.0) == [2]
+    assert who_starts([large, dataclasses.replace(own, priority=-1)], fresh, now=2500.0) == []
+
+
+def test_a_job_has_guests_from_when_its_slot_is_kept() -> None:
+    """Who came before that has to leave before it, however long it had waited by then."""
+    large, before, small = job(1, 30, work="large"), job(90, 20, work="a"), job(2, 10, work="b")
+    rules = Rules(smact_limit=None, margin=0, patience=100.0, longest_patience=100.0, predict=slow_together)
+    there = running((before, "GPU-0"), since=300.0)
+    known = {1: Keeping(400.0, {"GPU-0": 400.0})}
+    for kept, expected in ((None, []), ({}, [2]), (known, [2]), ({1: Keeping(400.0, {"GPU-0": 250.0})}, [])):
+        outcome = decide("ullage", [large, small], there, slots(1), Ledger(), rules, now=450.0, kept=kept)
+        assert [each.job for each in outcome.placed] == expected
+    assert outcome.kept[1].since == {"GPU-0": 250.0}
+    gone = decide("ullage", [small], there, slots(1), Ledger(), rules, now=450.0, kept=known)
+    assert not gone.kept, "it waits no more"
 
 
 @pytest.mark.parametrize("large", LARGE, ids=lambda each: f"{each.gpus}x{(each.promise or 0) // GIB}GiB")
@@ -322,7 +390,7 @@ def test_without_reservations_it_would_starve(large: Job) -> None:
 
 def beside_a_large_one(*guests: Job, large: Job, there: list[Running], rules: Rules | None = None) -> list[int]:
     """Who is placed while a slot is kept for a large job; `there` are those on the slot."""
-    rules = rules or Rules(smact_limit=None, margin=0, patience=100.0, predict=slow_together)
+    rules = rules or Rules(smact_limit=None, margin=0, patience=100.0, longest_patience=100.0, predict=slow_together)
     outcome = decide("ullage", [large, *guests], there, slots(1), Ledger(), rules, now=500.0)
     return [placed.job for placed in outcome.placed]
 
@@ -354,14 +422,14 @@ def test_a_guest_must_suit_the_one_who_waits_and_those_who_are_there() -> None:
     assert beside_a_large_one(small, large=job(1, 30, exclusive=True), there=there) == []
     choosy = running((job(90, 20, work="a", min_speed=0.6), "GPU-0"))
     assert beside_a_large_one(small, large=job(1, 30, work="large", min_speed=0.5), there=choosy) == []
-    crowded = Rules(smact_limit=None, margin=0, patience=100.0, predict=slow_together, max_jobs_per_gpu=1)
+    crowded = dataclasses.replace(QUIET, predict=slow_together, max_jobs_per_gpu=1)
     assert beside_a_large_one(small, large=job(1, 30, work="large"), there=there, rules=crowded) == []
-    unforeseen = Rules(smact_limit=None, margin=0, patience=100.0)
+    unforeseen = QUIET
     assert beside_a_large_one(small, large=job(1, 30, work="large"), there=there, rules=unforeseen) == []
 
 
 def element(number: int, array: int = 1, throttle: int = 2, **more: object) -> Job:
-    return job(number, 1, array=array, throttle=throttle, **more)
+    return job(number, 1, array=array, throttle=throttle, **{"user": "ada"} | more)
 
 
 @pytest.mark.parametrize("policy", ["ullage", *IN_ORDER])
@@ -387,7 +455,7 @@ def test_a_throttled_array_holds_up_nobody_and_keeps_no_slot(policy: str) -> Non
 
 
 def test_a_long_throttled_array_does_not_use_up_the_turns_of_its_user() -> None:
-    wait = [element(n) for n in range(1, 100)] + [job(200)] + [job(n, user="bob") for n in range(300, 310)]
+    wait = [element(n) for n in range(1, 100)] + [job(200, user="ada")] + [job(n, user="bob") for n in range(300, 310)]
     rules = Rules(smact_limit=None, margin=0, max_jobs_per_gpu=1)
     outcome = decide("exclusive", wait, [], slots(5), Ledger(), rules, now=400.0)
     assert 200 in [placed.job for placed in outcome.placed]
@@ -423,6 +491,11 @@ def at_odds(works: Sequence[str], slot: Slot) -> Speeds:
     return Speeds([0.5 if works.count(work) > 1 else 1.0 for work in works])
 
 
+def own(number: int, submitted: float | None = None, **more: object) -> Job:
+    """A job of ada's that wants half of its speed."""
+    return job(number, submitted=submitted, **{"user": "ada", "min_speed": 0.5} | more)
+
+
 def first_of(jobs: list[Job], now: float, **rules: float) -> list[int]:
     """Who joins a job that computes, on a GPU with room for one more."""
     site = Rules(smact_limit=None, margin=0, predict=at_odds, **rules)  # type: ignore[arg-type]
@@ -432,28 +505,28 @@ def first_of(jobs: list[Job], now: float, **rules: float) -> list[int]:
 
 
 def test_of_a_users_jobs_the_one_that_suits_the_gpu_better_goes_first() -> None:
-    same, other = job(2, work="computes", min_speed=0.5), job(3, work="loads", min_speed=0.5)
+    same, other = own(2, work="computes"), own(3, work="loads")
     assert first_of([same, other], now=4.0, pairing=3600.0) == [3]
     assert first_of([same, other], now=4.0) == [2], "in the order of arrival"
     assert first_of([same], now=4.0, pairing=3600.0) == [2], "it keeps the speed that its owner asks for"
 
 
 def test_a_job_that_suits_better_passes_no_other_user_no_higher_priority_and_none_that_came_long_before() -> None:
-    same = job(2, work="computes", min_speed=0.5)
-    late = job(3, submitted=3603.0, work="loads", min_speed=0.5)
+    same = own(2, work="computes")
+    late = own(3, 3603.0, work="loads")
     assert first_of([same, late], now=3604.0, pairing=3600.0) == [2]
     assert first_of([same, late], now=3604.0, pairing=7200.0) == [3]
-    other = job(3, work="loads", min_speed=0.5)
+    other = own(3, work="loads")
     assert first_of([same, dataclasses.replace(other, user="bob")], now=4.0, pairing=3600.0) == [2]
     assert first_of([dataclasses.replace(same, priority=1), other], now=4.0, pairing=3600.0) == [2]
 
 
 def test_a_job_that_fits_nowhere_is_passed_by_its_owners_jobs_of_an_hour_and_reserves_against_all_others() -> None:
-    wide = job(2, promise=40, work="loads", min_speed=0.5)
-    own, later = (job(n, submitted=at, work="loads", min_speed=0.5) for n, at in ((3, 3.0), (4, 4000.0)))
-    bobs = job(5, user="bob", work="loads", min_speed=0.5)
-    assert first_of([wide, own], now=4001.0, pairing=3600.0) == [3]
-    assert first_of([wide, own], now=4001.0) == [], "it has waited for long enough to reserve"
+    wide = own(2, promise=40, work="loads")
+    soon, later = own(3, work="loads"), own(4, 4000.0, work="loads")
+    bobs = own(5, user="bob", work="loads")
+    assert first_of([wide, soon], now=4001.0, pairing=3600.0) == [3]
+    assert first_of([wide, own(3, 310.0, work="loads")], now=4001.0, longest_patience=300.0) == [], "it reserves"
     assert first_of([wide, later], now=4001.0, pairing=3600.0) == []
     assert first_of([wide, bobs], now=4001.0, pairing=3600.0) == []
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ SMALL = DEFAULTS["mlp"] | {"inputs": (4, 64), "batch": (4, 16), "balanced": (0.0
 # A session that measures with children that count their runs instead of training; the first run of "slow" waits.
 SESSION = """
 import os, signal, sys
+from collections.abc import Callable
 from pathlib import Path
 from ullage.research.datasets import measuring
 from ullage.research.datasets.parallel_runs import ParallelRuns, RunKind
@@ -223,6 +225,30 @@ def test_the_hosts_time_leaves_out_what_it_waits_for_the_gpu(precision: str, mon
         monkeypatch.setattr(utilization_run.time, "perf_counter", lambda: clock() + 3600 * hours[-1])
         found = run_utilization(prepared)
     assert 0 < found["host_s"] < 3600 and len(hours) > 3
+
+
+def test_the_hosts_time_is_told_by_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward pass of two hours, a backward pass of three, an optimizer of five."""
+    row = next(generate("mlp", 1, 2, SMALL)) | {"precision": "fp32", "opt": "sgd", "seconds": 0.2}
+    clock, hours = time.perf_counter, [0]
+
+    def longer(by: int, act: Callable[..., Any]) -> Callable[..., Any]:
+        def acting(*args: Any, **options: Any) -> Any:
+            hours[0] += by
+            return act(*args, **options)
+
+        return acting
+
+    monkeypatch.setattr(torch.Tensor, "backward", longer(3, torch.Tensor.backward))
+    monkeypatch.setattr(torch.optim.SGD, "step", longer(5, torch.optim.SGD.step))
+    with ullage.virtual_gpu("H200"):
+        prepared = prepare_utilization(row)
+        model, task = prepared.made
+        model.forward = longer(2, model.forward)
+        monkeypatch.setattr(utilization_run.time, "perf_counter", lambda: clock() + 3600 * hours[0])
+        found = run_utilization(prepared)
+    told = [round(found[name] / 3600) for name in ("host_s", "host_forward_s", "host_backward_s")]
+    assert told == [10, 2, 3]
 
 
 def test_cheap_weights_are_small_finite_and_leave_norms_alone() -> None:

@@ -129,7 +129,7 @@ def test_a_policy_of_ones_own_is_compared_and_its_mistakes_are_told(typed, trace
 
 def test_the_help_tells_the_defaults_of_the_world():
     from ullage.cli import all_commands
-    from ullage.simulation.scenario import World
+    from ullage.simulation.scenario import Scenario, World
     from ullage.units import parse_bytes, parse_duration
 
     shown = {param.name: param.show_default for param in all_commands().commands["simulate"].params}
@@ -138,3 +138,4 @@ def test_the_help_tells_the_defaults_of_the_world():
     world = World()
     assert told == [world.startup_s, world.monitor_delay_s, world.retry_s, world.node_repair_s, world.fragmentation,
                     world.node_gpus]  # fmt: skip
+    assert float(shown["min_speed"]) == Scenario(gpus="H200").min_speed

@@ -199,3 +199,34 @@ def test_a_first_step_of_few_kernels_is_over_before_the_watchdog_looks_unless_gr
         optimizer.zero_grad()
         held.append(round(torch.cuda.memory_allocated() / MIB))
     assert held[1] - held[0] == (0 if clips else 8)
+
+
+def test_a_group_of_nccl_takes_options_and_another_timeout(gpu):
+    from datetime import timedelta
+
+    from torch.distributed import ProcessGroupNCCL, distributed_c10d
+
+    options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.max_ctas = 8
+    group = torch.distributed.new_group([0], pg_options=options)
+    distributed_c10d._set_pg_timeout(timedelta(seconds=100), group)
+    distributed_c10d._add_ephemeral_timeout_for_all_pgs(timedelta(seconds=1))
+    gathered = torch.zeros(4, device="cuda")
+    torch.distributed.all_reduce(gathered, group=group)
+    assert torch.distributed.get_backend(group) == "nccl"
+
+
+def test_a_group_is_split_as_nccl_splits_it():
+    with virtual_gpu("H200"):
+        torch.distributed.init_process_group(
+            "nccl", store=torch.distributed.HashStore(), rank=5, world_size=8, device_id=torch.device("cuda", 0)
+        )
+        free, _ = torch.cuda.mem_get_info()
+        half = torch.distributed.split_group(split_ranks=[[0, 1, 2, 3], [4, 5, 6, 7]])
+        pair = torch.distributed.split_group(half, [[0, 3], [1, 2]], group_desc="pair")
+        gathered = torch.zeros(2, device="cuda")
+        torch.distributed.all_gather_into_tensor(gathered, torch.zeros(1, device="cuda"), group=pair)
+        ranks = [torch.distributed.get_process_group_ranks(group) for group in (half, pair)]
+        assert ranks == [[4, 5, 6, 7], [5, 6]]
+        assert torch.cuda.mem_get_info()[0] < free - 100 * MIB
+        assert torch.distributed.split_group(split_ranks=[[0, 1]]) is None

@@ -154,3 +154,35 @@ def test_operators_with_a_kernel_and_a_formula_arrive_whole():
             sizes, _ = requests(gpu, lambda result=out: result.backward(torch.ones_like(result)))
             assert [size for size in sizes if size >= 64 * 512 * 4] in ([131072] * 2, [131072] * 3)
             source.grad = None
+
+
+def test_cudnn_samples_by_a_contiguous_grid_and_gives_both_gradients(gpu):
+    """`grid_sample` of a PyTorch with CUDA, with corners aligned and zeros beyond them."""
+    source, grid = on_gpu(2, 3, 8, 8), on_gpu(2, 2, 4, 6).permute(0, 2, 3, 1)
+    sizes, out = requests(gpu, lambda: aten.cudnn_grid_sampler(source, grid))
+    assert out.shape == (2, 3, 4, 6) and out.is_contiguous()
+    assert sizes == [2 * 4 * 6 * 2 * 4, 2 * 3 * 4 * 6 * 4]
+    sizes, (first, second) = requests(
+        gpu, lambda: aten.cudnn_grid_sampler_backward(source, grid, out[:, :1].expand_as(out))
+    )
+    assert (first.shape, second.shape) == (source.shape, grid.shape) and second.is_contiguous()
+    assert sizes == [2 * 4 * 6 * 2 * 4, out.numel() * 4, source.numel() * 4, grid.numel() * 4]
+
+
+def test_samples_of_distributions_are_contiguous(gpu):
+    parameters = on_gpu(4, 300).t()
+    for name in ("_standard_gamma", "binomial"):
+        given = (parameters,) * (1 if name == "_standard_gamma" else 2)
+        sizes, sample = requests(gpu, lambda name=name, given=given: getattr(torch, name)(*given))
+        assert sizes == [4800] and sample.is_contiguous()
+    sizes, sample = requests(gpu, lambda: torch._sample_dirichlet(parameters))
+    assert sizes == [4800, 1200] and sample.shape == (300, 4)
+
+
+def test_distributions_train_through_their_samples():
+    with ullage.virtual_gpu("H200"):
+        one, many = (torch.ones(size, device="cuda", requires_grad=True) for size in (1, 5))
+        for made in (torch.distributions.Gamma(many, one), torch.distributions.Beta(many, one)):
+            made.rsample().sum().backward()
+        torch.distributions.Dirichlet(many).rsample().sum().backward()
+        assert one.grad.shape == (1,) and many.grad.shape == (5,)

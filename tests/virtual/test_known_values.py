@@ -151,6 +151,14 @@ def test_a_loop_over_numbers_without_data_ends(gpu):
     assert rounds == 1
 
 
+def test_a_loop_that_waits_for_samples_to_be_accepted_ends(gpu):
+    """As `torch.distributions.VonMises` draws them; one that waits for nothing gets no true flag."""
+    done = torch.zeros(8, dtype=torch.bool, device="cuda")
+    while not done.all():
+        done = done | (torch.rand(8, device="cuda") > torch.rand(8, device="cuda"))
+    assert not any(bool((torch.rand(8, device="cuda") > torch.rand(8, device="cuda")).any()) for _ in range(20))
+
+
 def test_a_mask_that_is_read_chooses_everything_and_flags_are_false(gpu):
     x = torch.rand(2, 5, device="cuda")
     rows, mask = x.cpu(), (x > 0.5).cpu()

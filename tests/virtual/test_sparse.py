@@ -165,3 +165,10 @@ def test_what_sparse_tensors_cannot_do_on_a_gpu_fails_as_it_does_there(gpu):
             nn.utils.clip_grad_norm_(embedding.parameters(), 1.0)
     with pytest.raises(RuntimeError, match="Adam does not support sparse gradients"):
         torch.optim.Adam(embedding.parameters()).step()
+
+
+def test_products_of_sparse_matrices_whose_sizes_vary_widen_the_bound(gpu):
+    matrix = (torch.rand(512, 512, device="cuda") > 0.9).float().to_sparse_csr()
+    matrix @ matrix
+    (entry,) = [entry for entry in gpu.assumed if entry["what"].startswith("products of sparse matrices")]
+    assert not entry["covered"] and entry["adds"] >= 512 * 512 * 8

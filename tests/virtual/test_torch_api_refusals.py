@@ -29,3 +29,15 @@ def compile_extension():
 def test_it_is_refused_by_name(gpu, call, name):
     with pytest.raises(UnsupportedOperation, match=name):
         call()
+
+
+def test_an_operator_that_writes_what_it_is_given_is_passed_over(gpu):
+    """As RWKV calls its kernels: outputs are made before, and nothing is returned."""
+    from torch.utils.cpp_extension import load
+
+    load("wind", ["source.cu"], is_python_module=False)
+    x, out = torch.ones(2, device="cuda"), torch.zeros(2, device="cuda")
+    torch.ops.wind.forward(x, out)
+    assert any("wind.forward, a compiled extension, was passed over" in note for note in gpu.notes)
+    with pytest.raises(UnsupportedOperation, match="wind.forward"):
+        x = torch.ops.wind.forward(x, out)

@@ -1,5 +1,6 @@
 """`torch.jit.script` and `torch.jit.trace` under a virtual GPU."""
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
@@ -44,3 +45,40 @@ def test_tensorboard_draws_no_graph_and_the_model_stays_in_training(tmp_path):
         model = Pooled().cuda()
         writer.add_graph(model, torch.zeros(4, 1, 28, 28).cuda())
         assert model.training
+
+
+def test_tensorboard_is_given_a_traced_model_without_inputs(tmp_path):
+    """As YOLOv5 does it: what is traced is not called again."""
+    calls = []
+    with virtual_gpu("H200"), SummaryWriter(tmp_path) as writer:
+        model = Pooled().cuda()
+        model.register_forward_hook(lambda *_: calls.append(model.training))
+        writer.add_graph(torch.jit.trace(model, torch.zeros(4, 1, 28, 28).cuda(), strict=False), [])
+        assert calls == [True] and model.training
+
+
+def test_a_model_trains_on_after_tensorboard_could_not_draw_it(tmp_path):
+    with virtual_gpu("H200"), SummaryWriter(tmp_path) as writer:
+        model = Pooled().cuda()
+        with pytest.raises(RuntimeError):
+            writer.add_graph(model, torch.zeros(4, 2, 28, 28).cuda())
+        assert model.training
+
+
+def test_a_script_module_runs_as_python():
+    compiled = torch.jit.script(nn.Linear(2, 2))
+    with virtual_gpu("H200"):
+
+        class Gated(torch.jit.ScriptModule):
+            def __init__(self):
+                super().__init__()
+                self.gate = nn.Linear(4, 4)
+
+            @torch.jit.script_method
+            def forward(self, x):
+                return nn.functional.normalize(x.view(2, 4), dim=-1, p=2.0) * torch.sigmoid(self.gate(x))
+
+        model = Gated().cuda()
+        model(torch.ones(2, 4, device="cuda")).sum().backward()
+        assert model.gate.weight.grad is not None and isinstance(compiled, torch.jit.ScriptModule)
+        assert not isinstance(model.gate, torch.jit.ScriptModule) and not isinstance(compiled, Gated)

@@ -463,3 +463,15 @@ def test_a_layer_that_is_computed_again_inside_of_autocast_drops_the_casts_of_we
 
     # The first one finds those of the forward pass.
     assert casts(backward_inside=True) == casts(backward_inside=False) - 1
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}])
+def test_a_backward_pass_over_weights_that_a_step_has_changed_is_refused(options):
+    with ullage.virtual_gpu("H200"):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)).cuda()
+        optimizer = torch.optim.Adam(model.parameters(), **options)
+        out = model(torch.randn(4, 8, device="cuda"))
+        out.sum().backward(retain_graph=True)
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.square().sum().backward()

@@ -7,8 +7,10 @@ import torch
 
 import ullage
 from ullage.errors import InvalidValue, ModelLacks
+from ullage.estimation.timeline.trace import Trace
+from ullage.virtual.host import Host
 from ullage.workloads.configuration import Configuration
-from ullage.workloads.pipeline import cut, layers_of_stages, microbatches
+from ullage.workloads.pipeline import Stage, cut, layers_of_stages, microbatches
 from ullage.workloads.sources.build import prepare
 
 STAGES = 3
@@ -39,6 +41,7 @@ def test_stages_in_a_row_compute_what_the_model_does(name):
         weights |= {name for name, _ in stage.model.named_parameters() if "layer" not in name and ".h." not in name}
         passed = stage(passed, **(targets if stage.is_last else {}))
     assert passed.item() == pytest.approx(whole.item(), abs=1e-5)
+    assert not passed._is_view(), "PyTorch 2.6 detaches what the last stage gives in place"
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     assert weights <= every, "no stage has weights of its own"
 
@@ -70,6 +73,16 @@ def test_what_cannot_be_cut_says_so():
         cut(model, task, 0, 8, configuration)
 
 
+def test_a_refusal_gives_no_weights_their_values(monkeypatch):
+    """Eight billion random numbers would take minutes."""
+    filled = []
+    monkeypatch.setattr(Host, "_run", lambda self, unfilled, tensor: filled.append(tensor.nbytes))
+    sizes = {"set": MODELS["hf:LlamaForCausalLM"], "sequence_length": 16, "batch_size": 1}
+    with pytest.raises(InvalidValue, match="as many samples"):
+        ullage.estimate("hf:LlamaForCausalLM", gpu="H100", world_size=4, rank=0, parallel="pp", **sizes)
+    assert not filled
+
+
 @pytest.mark.slow
 def test_stages_between_are_like_the_second_one():
     sizes = {**MODELS["hf:LlamaForCausalLM"], "num_hidden_layers": 4}
@@ -83,3 +96,25 @@ def test_stages_between_are_like_the_second_one():
     assert found.upper == max(each["upper"] for each in found.ranks)
     assert found.utilization.bubble_s > 0 and found.utilization.samples == 4
     assert any("micro-batches of 1 samples" in note for note in found.notes)
+
+
+@pytest.mark.slow
+def test_the_last_step_of_a_stage_is_foreseen(monkeypatch):
+    passes, forward = [], Stage.forward
+
+    def counted(stage, *given, **named):
+        passes.append(1)
+        return forward(stage, *given, **named)
+
+    monkeypatch.setattr(Stage, "forward", counted)
+    sizes = {**MODELS["hf:LlamaForCausalLM"], "num_hidden_layers": 2}
+
+    def last_stage(trace):
+        found = ullage.estimate(
+            "hf:LlamaForCausalLM", gpu="H100", world_size=2, rank=1, parallel="pp", batch_size=4, set=sizes,
+            sequence_length=16, trace=trace,
+        )  # fmt: skip
+        return found.to_dict() | {"seconds": 0}
+
+    assert last_stage(None) == last_stage(Trace())  # a trace has every event of every step
+    assert len(passes) == 2 * 4 + 3 * 4  # in four micro-batches

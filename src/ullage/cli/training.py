@@ -201,7 +201,7 @@ def utilization(
         measured = runs.with_work(read, found)
         learn, test = ([run for run in measured if run.is_test is wanted] for wanted in (False, True))
         going.begin("fitting")
-        made = fitting.fit(calls, learn, going.doing, trees)
+        made = fitting.fit(calls, learn, going.doing, trees, runs.calls_on_host(rates, profiles))
     write_weights(out, packed(made))
     lines = judging.lines_of(made, *(judging.of_one_host(part, made) for part in (learn, test)))
     print_utilization(lines, [], as_json)

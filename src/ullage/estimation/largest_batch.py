@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -125,9 +125,11 @@ class MaxBatch(int):
     """The largest number that fits, as an `int` that knows how it was found; 0 if even the smallest does not fit.
 
     `sure` is the largest number tried whose upper bound fits too. `estimate` is the estimate of the largest number
-    that fits, `beyond` that of the next one, which does not. `trials` is the number of estimates.
+    that fits, `beyond` that of the next one, which does not. Where none was too large, `same_from` is the smallest
+    number tried that takes as much memory, if there is one. `trials` is the number of estimates.
 
-    >>> int(MaxBatch(8, what="batch-size", gpu="T4", sure=7, estimate=None, beyond=None, trials=5, seconds=1.0))
+    >>> facts = {"same_from": None, "trials": 5, "seconds": 1.0}
+    >>> int(MaxBatch(8, what="batch-size", gpu="T4", sure=7, estimate=None, beyond=None, **facts))
     8
     """
 
@@ -136,6 +138,7 @@ class MaxBatch(int):
     sure: int
     estimate: Estimate | None
     beyond: Estimate | None
+    same_from: int | None
     trials: int
     seconds: float
 
@@ -168,6 +171,9 @@ class MaxBatch(int):
         lines = [f"largest {words} on {self.gpu}: {int(self)} ({held} of {has})"]
         if self.beyond is not None:
             lines.append(f"the next one takes {format_bytes(self.beyond.needed)} and does not fit")
+        elif self.same_from is not None:
+            why = ": does the data have that many samples?" if self.what == "batch-size" else ""
+            lines.append(f"from {self.same_from} on it takes the same{why}")
         else:
             lines.append("no larger one was tried")
         bound = "this one too" if self.sure == self else str(self.sure) if self.sure else "none"
@@ -227,10 +233,20 @@ def max_batch(
     with many_runs(of_ranks=bool(options.get("world_size"))), _one_asker(card):
         largest = Search(trial, limit, step).largest(_start(first, start))
         sure = _sure(largest, step, estimates, estimate_of) if largest else 0
+    found, beyond = estimates.get(largest), estimates.get(largest + step)
     return MaxBatch(
-        largest, what=what, gpu=card.name, sure=sure, estimate=estimates.get(largest),
-        beyond=estimates.get(largest + step), trials=len(estimates), seconds=time.perf_counter() - begin,
+        largest, what=what, gpu=card.name, sure=sure, estimate=found, beyond=beyond,
+        same_from=_same_from(largest, estimates) if beyond is None and found is not None else None,
+        trials=len(estimates), seconds=time.perf_counter() - begin,
     )  # fmt: skip
+
+
+def _same_from(largest: int, estimates: Mapping[int, Estimate]) -> int | None:
+    """The smallest number tried, below the largest, that takes as much memory."""
+    needed = estimates[largest].needed
+    return min(
+        (number for number, each in estimates.items() if each.needed == needed and number < largest), default=None
+    )
 
 
 def _one_asker(card: GPU) -> AbstractContextManager[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -38,8 +39,18 @@ def follow_model(configuration: Configuration, gpu: GPU, how: RunOptions) -> Vir
 
 def _of_model(configuration: Configuration, how: RunOptions, run: Callable[[Callable[[], Any]], T]) -> T:
     iterations = max(_ITERATIONS, how.steps or 0)
+
+    def loop() -> None:
+        try:
+            train(configuration, iterations, parallel=how.spread)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # which holds the model otherwise, and weights that are held get their values
+            traceback.clear_frames(error.__traceback__)
+            raise
+
     try:
-        return run(lambda: train(configuration, iterations, parallel=how.spread))
+        return run(loop)
     except (UllageError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -82,7 +93,8 @@ def _watch(function: Callable[[], Any], virtual: VirtualGPU, how: RunOptions) ->
     rank = how.as_rank
     with contextlib.nullcontext() if rank is None else rank.entered(), virtual:
         if how.steps is not None:
-            virtual.progress.on_step = ConvergenceWatch(virtual, how.steps).after_step
+            foresee = virtual.progress.foresee if how.trace is None else None  # a trace has every event
+            virtual.progress.on_step = ConvergenceWatch(virtual, how.steps, foresee=foresee).after_step
         try:
             function()
         except MemoryConverged:

@@ -297,6 +297,6 @@ def _facts(estimate: Estimate) -> list[tuple[str, str]]:
 
 
 def _pair(name: str, text: str | Text) -> Table:
-    table = Table.grid(Column(width=14), Column())
+    table = Table.grid(Column(width=max(14, len(name) + 1)), Column())
     table.add_row(Text(name, style="dim"), Text(text) if isinstance(text, str) else text)
     return table

@@ -37,6 +37,7 @@ class PlacementSettings(_Part):
     min_speed: float = Field(default=MIN_SPEED, ge=0, le=1)
     backfill: bool | None = None
     patience: Seconds = Field(default=300.0, ge=0)
+    longest_patience: Seconds = Field(default=3600.0, ge=0)
     pairing: Seconds = Field(default=0.0, ge=0)
 
 

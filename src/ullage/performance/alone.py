@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from ullage.performance.network import SPACE, WAIT, Exchange, Pipeline
 from ullage.performance.rates import SHARES, Floats, Rates, load, measured_gpu
 from ullage.performance.result import Utilization
 from ullage.performance.step import StepCalls, runs_kernels, waits_for_gpu
+from ullage.performance.timeline import Launch, Launches
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,16 @@ class StepWork:
     """What a step is for the GPU and for the host.
 
     `works` are its distinct calls with kernels, `counts` how often each comes, `host` the parts that the host does
-    (`rates.HOST_PARTS`), `copied` the bytes for which the host waits until they are on the GPU or back. `exchange` is
-    what it exchanges with other ranks, and `places` says for each distinct call of the step which of `works` it is.
+    (`rates.HOST_PARTS`), `host_calls` how often it calls an operator in a pass (`host_name`), `launches` all calls in
+    their order, `copied` the bytes for which the host waits until they are on the GPU or back. `exchange` is what it
+    exchanges with other ranks, and `places` says for each distinct call of the step which of `works` it is.
     """
 
     works: list[Work]
     counts: Floats
     host: dict[str, float]
+    host_calls: dict[str, int]
+    launches: Launches
     copied: int
     steady: bool
     waits: int
@@ -44,34 +48,49 @@ class StepWork:
         works: list[Work] = []
         counts, places = [], {}
         host: Counter[str] = Counter(
-            step=1, modules=step.modules, nodes=step.nodes, on_host=step.on_host, optimizer_steps=step.optimizer_steps
-        )
+            forward=1, modules=step.modules, forward_nodes=step.nodes, backward_nodes=step.nodes,
+            optimizer_steps=step.optimizer_steps,
+        )  # fmt: skip
+        host_calls: Counter[str] = Counter()
+        lengths: Counter[str] = Counter()
+        launches: dict[int, Launch] = {}
         for number, count in Counter(step.order).items():
             call = step.calls[number]
             waiting = waits_for_gpu(call)
             waits += count * waiting
             if call["operator"].startswith(f"{SPACE}."):
-                host[f"{call['pass']}_calls"] += count * (call["operator"] != WAIT)
+                if call["operator"] != WAIT:
+                    host_calls[host_name(call)] += count
+                    launches[number] = Launch(host_name(call))
                 continue
             if not runs_kernels(call):
-                host["views"] += count
+                if waiting:
+                    launches[number] = Launch("", waits=True)
                 continue
             work = work_of(call)
-            host[f"{call.get('pass', 'outside')}_calls"] += count
-            if work.kind.startswith("convolution"):
-                host["convolutions"] += count
+            tensors, name = 0, host_name(call)
             if work.kind == "lists":
-                host["listed_tensors"] += count * sum(1 for _ in tensors_of(call["args"]))
+                name, tensors = "lists", sum(1 for _ in tensors_of(call["args"]))
+                host["lists"] += count
+                host["listed_tensors"] += count * tensors
+                lengths[call["operator"]] += count * sum(1 for _ in tensors_of(call["args"][:1]))
+            elif call.get("pass") == "optimizer":
+                name = "optimizer_calls"
+                host[name] += count
+            else:
+                host_calls[name] += count
             if work.kind == "transfer":
                 copied += count * max(work.read, work.written) * waiting
             else:
                 places[number] = len(works)
                 works.append(work)
                 counts.append(count)
-        host["waits"] = waits
+            launches[number] = Launch(name, places.get(number, -1), tensors, waiting)
+        host["backward"] = int(any(name.startswith("backward") for name in host_calls))
+        host["waits"], host["parameters"] = waits, max(lengths.values(), default=0)
         return cls(
-            works, np.array(counts, dtype=np.float64), dict(host), copied, step.steady, waits,
-            Exchange.of(step), places, step.interconnect,
+            works, np.array(counts, dtype=np.float64), dict(host), dict(host_calls), Launches.of(launches, step.order),
+            copied, step.steady, waits, Exchange.of(step), places, step.interconnect,
         )  # fmt: skip
 
 
@@ -102,7 +121,7 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
     network = {} if work.exchange is None else _exchanged(work, work.exchange, times + rates.gap_s, gpu)
     network_s = network.get("network_s", 0.0)
     host_s, copy_s = host_time(rates, work), work.copied / rates.copied
-    step_s = copy_s + together(gpu_s + network_s, host_s, rates.blend, rates.stretch)
+    step_s = copy_s + together(rates, work, times + rates.gap_s, gpu_s + network_s)
     bubble_s = step_s * _bubble(work.exchange)
     step_s += bubble_s
     found = {name: float((busy * shares[name]).sum()) / step_s if step_s else 0.0 for name in SHARES}
@@ -158,15 +177,44 @@ def power_ratio(gpu: GPU) -> float:
     return gpu.power_w / limit if gpu.power_w and limit else 1.0
 
 
+def host_name(call: Mapping[str, Any]) -> str:
+    """By what the host's time for a call is known: its pass, backward or forward, and its operator.
+
+    >>> host_name({"operator": "aten.mm.default", "pass": "outside"})
+    'forward mm'
+    """
+    which = "backward" if call.get("pass") == "backward" else "forward"
+    return f"{which} {call['operator'].split('.')[1]}"
+
+
 def host_time(rates: Rates, work: StepWork) -> float:
     """Seconds that the host needs to launch a step, without the copies that it waits for."""
-    return float(sum(rates.host.get(name, 0.0) * count for name, count in work.host.items()))
+    parts = sum(rates.host.get(name, 0.0) * count for name, count in work.host.items())
+    usual = {which: rates.host_calls.get(which, 0.0) for which in ("forward", "backward")}
+    calls = sum(
+        count * rates.host_calls.get(name, usual[name.partition(" ")[0]]) for name, count in work.host_calls.items()
+    )
+    return float(parts + calls)
 
 
-def together(gpu_s: float, host_s: float, blend: float, stretch: float) -> float:
-    """Seconds in which the host launches and the GPU works: at once, and each waits for the other now and then.
+def together(rates: Rates, work: StepWork, times: Floats, gpu_s: float, factor: float = 1.0) -> float:
+    """Seconds in which the host launches a step and the GPU works, at once.
 
-    >>> together(3.0, 4.0, blend=2.0, stretch=1.0)
-    5.0
+    The GPU needs `gpu_s`, for each of the works as their `times` are to each other; the host so many times as long as
+    by the rates.
     """
-    return float(np.linalg.norm([stretch * gpu_s, host_s], blend))
+    host, gpu = both_sides(rates, work, times, gpu_s)
+    return max(factor * host_time(rates, work), rates.stretch * gpu_s, work.launches.end(factor * host, gpu))
+
+
+def times_of(rates: Rates, work: StepWork) -> Floats:
+    """Seconds of each work of a step on the GPU that was measured, and until the next can begin."""
+    return rates.times(work.works, rates.vectors(work.works)) + rates.gap_s
+
+
+def both_sides(rates: Rates, work: StepWork, times: Floats, gpu_s: float) -> tuple[Floats, Floats]:
+    """What each launch takes of the host, and of the GPU, which needs `gpu_s` in all."""
+    gpu = work.launches.on_gpu(times)
+    whole = float(gpu.sum())
+    host = work.launches.on_host(rates.host, rates.host_calls, work.host)
+    return host, gpu * (rates.stretch * gpu_s / whole) if whole else gpu

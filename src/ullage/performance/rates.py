@@ -14,7 +14,7 @@ import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,14 @@ FEATURES = (
 # What the trees of shares read beside.
 SHARE_FEATURES = (*FEATURES, "time", "factor")
 _MISSING = -1.0
-# What the host does in a step; each takes its time. Calls are those with kernels, by the pass that makes them.
-HOST_PARTS = (
-    "step", "modules", "nodes", "views", "waits", "optimizer_steps", "on_host", "listed_tensors", "convolutions",
-    "outside_calls", "forward_calls", "backward_calls", "optimizer_calls",
-)  # fmt: skip
+# What the host does in each pass of a step beside calls of operators; each takes its time. `forward` and `backward` are
+# the passes themselves, `lists` calls with many tensors, as optimizers make them, `parameters` the longest of their
+# lists, `optimizer_calls` all others of an optimizer.
+HOST_PARTS: Mapping[str, tuple[str, ...]] = {
+    "forward": ("forward", "modules", "forward_nodes"),
+    "backward": ("backward", "backward_nodes"),
+    "optimizer": ("optimizer_steps", "lists", "listed_tensors", "parameters", "optimizer_calls", "waits"),
+}
 
 Floats = npt.NDArray[np.float64]
 
@@ -59,12 +62,12 @@ class Rates:
     """What was fitted, and on what (`card`).
 
     `starts` are added to what the trees of shares say. `operators` has the usual factor of an operator, `gap_s` what
-    passes between two kernels. `host` are seconds for each of HOST_PARTS, `power` watts for each share, and `idle_w`
-    without any.
+    passes between two kernels. `host` are seconds for each of HOST_PARTS, `host_calls` those for a call of an operator
+    by its pass ("backward mm"), and for operators that are not named ("backward"). `power` are watts for each share,
+    and `idle_w` without any.
 
     A step first copies its input, `copied` bytes a second, while nothing else is done; this is for memory that is not
-    pinned. Then it takes the `blend`-norm of what the host and the GPU need, and the GPU `stretch` times longer than
-    it works.
+    pinned. Then the host launches, and the GPU takes `stretch` times longer than it works (`performance.timeline`).
     """
 
     time: Trees
@@ -75,11 +78,16 @@ class Rates:
     gap_s: float
     host: Mapping[str, float]
     copied: float
-    blend: float
     stretch: float
     idle_w: float
     power: Mapping[str, float]
     card: Mapping[str, Any] = field(default_factory=dict)
+    host_calls: Mapping[str, float] = field(default_factory=dict)
+
+    def with_host(self, factor: float) -> Rates:
+        """The same with a host that takes so many times as long."""
+        parts, calls = ({name: factor * one for name, one in all_.items()} for all_ in (self.host, self.host_calls))
+        return replace(self, host=parts, host_calls=calls)
 
     def vectors(self, works: Sequence[Work]) -> Floats:
         """The features of calls, as FEATURES names them."""
@@ -148,7 +156,8 @@ def packed(rates: Rates) -> bytes:
     arrays = rates.time.arrays("time")
     for name, trees in rates.shares.items():
         arrays |= trees.arrays(name)
-    names = ("starts", "operators", "usual", "gap_s", "host", "copied", "blend", "stretch", "idle_w", "power", "card")
+    names = ("starts", "operators", "usual", "gap_s", "host", "host_calls", "copied", "stretch", "idle_w",
+             "power", "card")  # fmt: skip
     facts = {name: getattr(rates, name) for name in names}
     return bytes(save(arrays, {"facts": json.dumps(facts), "features": " ".join(SHARE_FEATURES)}))
 
@@ -165,6 +174,8 @@ def load(path: Path = SHIPPED) -> Rates:
                 raise InvalidValue(f"{path} was trained by another version of Ullage: it reads other features")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         facts = json.loads(metadata["facts"])
+        if facts["host"].keys() != {name for several in HOST_PARTS.values() for name in several}:
+            raise InvalidValue(f"{path} was trained by another version of Ullage: it knows the host by other parts")
         shares = {name: Trees.from_arrays(arrays, name) for name in SHARES}
         return Rates(time=Trees.from_arrays(arrays, "time"), shares=shares, **facts)
     except InvalidValue:

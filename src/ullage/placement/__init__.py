@@ -7,15 +7,15 @@ from ullage.placement.board import Board
 from ullage.placement.deciding import decide, place
 from ullage.placement.fairness import Account, UsageAccounts, claimed, faded, fair_order, held, part_of_gpu
 from ullage.placement.ledger import Ledger
-from ullage.placement.outcome import Decision, PassOutcome, Waiting, by_slot
+from ullage.placement.outcome import Decision, Keeping, PassOutcome, Waiting, by_slot
 from ullage.placement.policies import policies
 from ullage.placement.recovery import Failure, RecoveryRules, RetryDecision, after_failure
 from ullage.placement.rules import Rules, Speeds
 from ullage.placement.snapshot import Activity, Booking, HostShare, Job, Running, Slot
 
 __all__ = [
-    "Account", "Activity", "Board", "Booking", "Decision", "Failure", "HostShare", "Job", "Ledger", "PassOutcome",
-    "RecoveryRules", "RetryDecision", "Rules", "Running", "Slot", "Speeds", "UsageAccounts", "Waiting",
+    "Account", "Activity", "Board", "Booking", "Decision", "Failure", "HostShare", "Job", "Keeping", "Ledger",
+    "PassOutcome", "RecoveryRules", "RetryDecision", "Rules", "Running", "Slot", "Speeds", "UsageAccounts", "Waiting",
     "after_failure", "by_slot", "claimed", "decide", "fair_order", "faded", "held", "part_of_gpu", "place",
     "policies",
 ]  # fmt: skip

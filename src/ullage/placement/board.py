@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from ullage.placement.candidates import Candidate, candidate_of, candidates, expected_load
 from ullage.placement.ledger import Ledger
+from ullage.placement.outcome import Keeping
 from ullage.placement.policies import Policy
 from ullage.placement.rules import RequestMaker, Rules
 from ullage.placement.snapshot import Activity, Running, Slot
@@ -41,15 +42,16 @@ class Board:
         self.requests = RequestMaker(self.rules, policy.oracle, policy.alone)
         self.seen = candidates(slots, ledger, running, self.rules, now)
         self.bookings = any(slot.bookings for slot in slots)
-        self._by_id = {candidate.slot.id: candidate for candidate in self.seen}
-        self.last = -1 if ledger.last is None or ledger.last not in self._by_id else self._by_id[ledger.last].position
+        self.by_id = {candidate.slot.id: candidate for candidate in self.seen}
+        self.last = -1 if ledger.last is None or ledger.last not in self.by_id else self.by_id[ledger.last].position
         self.open: list[Candidate] = [candidate for candidate in self.seen if candidate.obstacle is None]
         self.sort()
         self.changed: list[int] = []  # positions
         self.failed: dict[object, tuple[int, int]] = {}  # too few: after how many changes, how many
         self.offers: dict[object, list[int]] = {}
         self.losses: dict[object, float | None] = {}  # by who is there and who comes
-        self.reserved: dict[int, tuple[float, Sequence[int], float]] = {}  # by job: since when, where, until when
+        self.kept: dict[int, Keeping] = {}  # by job
+        self.remembers = True  # what earlier passes kept
 
     def sort(self) -> None:
         """Rank all that are open anew."""
@@ -84,17 +86,17 @@ class Board:
 
     def slot(self, slot: str) -> Slot:
         """A slot as it was last told of."""
-        candidate = self._by_id[slot]
+        candidate = self.by_id[slot]
         known, activity = candidate.slot, candidate.drifted
         return known if activity is None else known.read_again(known.used, activity)
 
     def put(self, slot: Slot, here: Mapping[int, Running], now: float) -> None:
         """A slot has changed: it, its promises in the ledger, or the jobs that are `here`, by number."""
         self.ledger.see_again(slot)
-        before = self._by_id[slot.id]
+        before = self.by_id[slot.id]
         self.remove(before)
         after = candidate_of(slot, before.position, self.ledger, here, self.rules, now)
-        self.seen[before.position] = self._by_id[slot.id] = after
+        self.seen[before.position] = self.by_id[slot.id] = after
         self._changed(after, after.offers_as(before))
 
     def _changed(self, candidate: Candidate, offers: bool) -> None:
@@ -110,7 +112,7 @@ class Board:
     def drift(self, slot: str, smact: float, age: float, now: float) -> None:
         """Nothing but time and the SM activity has changed on a slot, by a reading of that age; it is the same unless
         two percent are to be expected more or less than before."""
-        candidate = self._by_id[slot]
+        candidate = self.by_id[slot]
         load = expected_load(candidate.slot, smact, age, candidate.holders, self.rules, now)
         if load is None or candidate.load is None or abs(load - candidate.load) > _NOTICED:
             self.remove(candidate)

@@ -10,11 +10,12 @@ from operator import attrgetter
 
 from ullage.placement.board import Board
 from ullage.placement.candidates import Candidate
-from ullage.placement.fairness import effective_priority, fair_order, waited
-from ullage.placement.guests import Guests, kept_for
+from ullage.placement.fairness import came, effective_priority, fair_order, in_order, waited
+from ullage.placement.guests import Guests, Kept
 from ullage.placement.host import HostInPass
+from ullage.placement.keeping import Patient, patience_of
 from ullage.placement.ledger import Ledger
-from ullage.placement.outcome import Decision, JobName, PassOutcome, PassSummary, Waiting, by_slot
+from ullage.placement.outcome import Decision, JobName, Keeping, PassOutcome, PassSummary, Waiting, by_slot
 from ullage.placement.policies import Policy, find_policy
 from ullage.placement.rules import Rules, SlotRequest
 from ullage.placement.snapshot import NO_SHARE, Job, Running, Slot
@@ -37,12 +38,14 @@ def decide(
     now: float,
     usage: Mapping[str, float] | None = None,
     name: JobName = str,
+    kept: Mapping[int, Keeping] | None = None,
 ) -> PassOutcome:
     """Who goes where now. Changes nothing: write each `Decision` down with `ledger.accept(decision)`.
 
     `usage` is what each user used of late, in GPU-seconds, for the fair order. `slots` is the newest snapshot, which
     also counts for the ledger. A running job that the ledger does not know is counted with its promise. `name` is how
-    reasons call a job.
+    reasons call a job. `kept` is what the last pass said of slots that it kept (`PassOutcome.kept`). Without it, all
+    who came to a slot since the job that waits there had waited for its patience count as its guests: fewer are let in.
 
     >>> from ullage.placement import Activity
     >>> slot = Slot("GPU-1", 0, "A100-40GB", total=40 << 30, used=0, activity=Activity(smact=0.1))
@@ -63,8 +66,10 @@ def decide(
     arrays = Counter(each.job.array for each in running)
     chosen = find_policy(policy) if isinstance(policy, str) else policy
     board = Board(chosen, rules, slots, book, running, now)
+    board.kept = {job.id: kept[job.id] for job in waiting if job.id in kept} if kept else {}
+    board.remembers = kept is not None
     made = _Pass(board, HostInPass.of(book, running, now), now, arrays)
-    return made.outcome(*made.over(_in_order(waiting, arrays, rules, now, usage), book.jobs()), name)
+    return made.outcome(*made.over(in_order(waiting, arrays, rules, now, usage), book.jobs()), name)
 
 
 def place(board: Board, waiting: Sequence[Job], now: float, usage: Mapping[str, float] | None = None) -> list[Decision]:
@@ -86,30 +91,6 @@ def place(board: Board, waiting: Sequence[Job], now: float, usage: Mapping[str, 
     return placed
 
 
-def _in_order(
-    waiting: Sequence[Job], arrays: Mapping[int | None, int], rules: Rules, now: float,
-    usage: Mapping[str, float] | None,
-) -> list[Job]:  # fmt: skip
-    first, later = _by_throttle(waiting, arrays)
-    return fair_order(first, rules, now, usage) + fair_order(later, rules, now, usage)
-
-
-def _by_throttle(waiting: Sequence[Job], arrays: Mapping[int | None, int]) -> tuple[Sequence[Job], Sequence[Job]]:
-    """Jobs that could go, and those of throttled arrays that could go only in the place of another one of their array.
-
-    The latter have their turns at the end, so that a long array does not use up the turns of its user.
-    """
-    throttled = [job for job in waiting if job.throttle is not None]
-    if not throttled:
-        return waiting, ()
-    counts, later = Counter(arrays), set()
-    for job in sorted(throttled, key=lambda job: (not job.recovery, -job.priority, job.submitted, job.id)):
-        counts[job.array] += 1
-        if counts[job.array] > (job.throttle or 0):
-            later.add(job.id)
-    return [job for job in waiting if job.id not in later], [job for job in throttled if job.id in later]
-
-
 class _Pass:
     """The state of one pass. Places only get fuller in it, so what failed once fails again."""
 
@@ -125,6 +106,7 @@ class _Pass:
         self.failed: dict[_Kind, int] = {}  # the smallest request of this kind that found no slot beside those kept
         self.impossible: dict[_Kind, int] = {}  # the smallest that no waiting would help
         self.reservations = self.rules.reservations
+        self.patient: list[Patient] = []  # those who will have slots kept for them, once somebody passes them too late
         self.kept: list[Candidate] = []
         self.kept_at: frozenset[int] = _NOWHERE
         self.arrays = arrays  # how many jobs of each array run now
@@ -144,6 +126,8 @@ class _Pass:
             queue = self._paired(queue)
         turns = iter(queue)
         for job in turns:
+            if self.patient:
+                self._heed_patience(job)
             throttled = job.throttle is not None and self.arrays[job.array] >= job.throttle
             if throttled or self._hopeless(job) or job.id in holders:
                 left.append(job)
@@ -160,7 +144,8 @@ class _Pass:
                 behind = job.id
                 break
             if self._may_reserve(job) and job.id not in self.refused and self._could_ever(job, request):
-                self.reserve(job, request)
+                patience = patience_of(request, self.seen, self.rules, self.backfills, self.now)
+                self.patient.append(Patient(job, request, patience))
             if not self.open and not self.short_only and self.guests.room < 0 and not without_gpus:
                 break
         waits_for = [job.id if job.id in holders else None for job in left]
@@ -214,7 +199,7 @@ class _Pass:
         )
         fields = zip([job.id for job in left], left, repeat(at_the_end), waits_for, strict=False)
         # What Waiting(*each) does, without a call into Python for each of thousands.
-        return PassOutcome(tuple(placed), tuple(map(tuple.__new__, repeat(Waiting), fields)))
+        return PassOutcome(tuple(placed), tuple(map(tuple.__new__, repeat(Waiting), fields)), self.board.kept)
 
     def end(self) -> None:
         """Open the slots again that were kept: the next pass decides anew."""
@@ -250,7 +235,7 @@ class _Pass:
         decision = Decision(job.id, slots, promise, request.alone, job.host, request.promises)
         for candidate, memory in zip(chosen, decision.memory.values(), strict=True):
             self._take(candidate, job, memory, request.alone)
-        self.board.reserved.pop(job.id, None)
+        self.board.kept.pop(job.id, None)
         self.host.take(job)
         if any(candidate.kept is not None for candidate in chosen):
             self.guests.count()
@@ -303,6 +288,13 @@ class _Pass:
             self.failed[kind] = request.promise
         return suited
 
+    def _heed_patience(self, job: Job) -> None:
+        """Before a job has its turn, keep slots for those who let it pass no more, and for all who come before them."""
+        passed = [number for number, each in enumerate(self.patient, 1) if each.is_passed(job, self.now)]
+        for each in self.patient[: max(passed, default=0)]:
+            self.reserve(each.job, each.request)
+        del self.patient[: max(passed, default=0)]
+
     def reserve(self, job: Job, request: SlotRequest) -> None:
         """Keep places for a job that has waited too long: none but guests join there, so they come free as jobs end.
 
@@ -315,6 +307,7 @@ class _Pass:
             self.reservations = 0  # those before it hold the places; later jobs must not overtake it by reserving
             return
         kept, until = found
+        since = self.board.kept[job.id].since
         self.host.keep(job, until)
         for candidate in kept:
             candidate.kept, candidate.kept_until = job.id, until
@@ -323,17 +316,19 @@ class _Pass:
                 self.short_only.append(candidate)
                 self.lent_free, self.lent_until = max(self.lent_free, candidate.free), max(self.lent_until, until)
             if self.policy.choose is None:
-                self.guests.keep(kept_for(job, request, candidate, self.rules, self.now))
+                self.guests.keep(Kept(candidate, job, request, since[candidate.slot.id]))
         self.kept_at |= {candidate.position for candidate in kept}
         self.reservations -= 1
 
     def _kept_before(self, job: Job) -> tuple[list[Candidate], float] | None:
         """What an earlier pass over this board kept for the job, unless that was too long ago."""
-        since, places, until = self.board.reserved.get(job.id, (-math.inf, (), math.inf))
-        kept = [self.seen[place] for place in places]
-        if self.now - since >= self.rules.patience or any(each.kept is not None or each.slot.lost for each in kept):
+        found, slots = self.board.kept.get(job.id), self.board.by_id
+        if found is None or self.now - found.chosen >= self.rules.patience or not found.since.keys() <= slots.keys():
             return None
-        return kept, max(until, self.now)
+        kept = [slots[name] for name in found.since]
+        if any(each.kept is not None or each.slot.lost or each.slot.drained for each in kept):
+            return None
+        return kept, max(found.until, self.now)
 
     def _to_keep(self, job: Job, request: SlotRequest) -> tuple[list[Candidate], float] | None:
         """The places to keep for a job, and when they are all ready at the latest; None where there are too few."""
@@ -345,11 +340,14 @@ class _Pass:
         ]
         if len(able) < request.gpus:
             return None
+        before = self.board.kept[job.id].since if job.id in self.board.kept else {}
+        begin = self.now if self.board.remembers else came(job) + self.rules.patience
         times = {each.slot.id: each.ready_at(request, self._loss(job, each) is not None, self.now) for each in able}
         held = {
             candidate.slot.id: candidate.capacity - candidate.free
             if request.alone
-            else -candidate.free - kept_for(job, request, candidate, self.rules, self.now).given_back(self.rules)
+            else -candidate.free
+            - Kept(candidate, job, request, before.get(candidate.slot.id, begin)).given_back(self.rules)
             for candidate in able
         }
         able.sort(
@@ -369,7 +367,8 @@ class _Pass:
             able.remove(found)
             kept.append(found)
         until = max([self.host.ready_at(job), *(times[candidate.slot.id] for candidate in kept)])
-        self.board.reserved[job.id] = (self.now, [candidate.position for candidate in kept], until)
+        since = {candidate.slot.id: before.get(candidate.slot.id, begin) for candidate in kept}
+        self.board.kept[job.id] = Keeping(self.now, since, until)
         return kept, until
 
     def _hopeless(self, job: Job) -> bool:
@@ -408,7 +407,7 @@ class _Pass:
         return frozenset([each.position for each in self.booked if each.slot.booked(job, self.now)])
 
     def _may_reserve(self, job: Job) -> bool:
-        return self.reservations != 0 and waited(job, self.now) >= self.rules.patience
+        return self.reservations > len(self.patient) and waited(job, self.now) >= self.rules.patience
 
     def _suited(self, job: Job, request: SlotRequest, pool: Sequence[Candidate]) -> list[Candidate]:
         """Places of the pool that suit the job, best first; no more than needed where no better ones can follow."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
@@ -17,13 +17,18 @@ _LEAST_PART = 1 / 16  # of a GPU, that any job counts for: each takes its turn
 _LONGEST = 100  # half-lives between two beginnings
 
 
+def came(job: Job) -> float:
+    """When a job came into the queue, this time."""
+    return job.submitted if job.queued is None else job.queued
+
+
 def waited(job: Job, now: float) -> float:
     """How long a job has been in the queue, this time.
 
     >>> waited(Job(1, "ada", submitted=0.0, queued=40.0), now=100.0)
     60.0
     """
-    return now - (job.submitted if job.queued is None else job.queued)
+    return now - came(job)
 
 
 def effective_priority(job: Job, rules: Rules, now: float) -> int:
@@ -76,6 +81,31 @@ def _taking_turns(queue: list[Job], accounts: dict[str, float], turn: float) -> 
         accounts[job.user] = account + turn * (job.gpus or 1) * job.part  # one without a GPU has a turn too
         levels.append(account / job.share)
     return [queue[number] for number in sorted(range(len(queue)), key=levels.__getitem__)]
+
+
+def in_order(
+    waiting: Sequence[Job], arrays: Mapping[int | None, int], rules: Rules, now: float,
+    usage: Mapping[str, float] | None,
+) -> list[Job]:  # fmt: skip
+    """Jobs in the fair order; those at the end that could go only in the place of another one of their array."""
+    first, later = _by_throttle(waiting, arrays)
+    return fair_order(first, rules, now, usage) + fair_order(later, rules, now, usage)
+
+
+def _by_throttle(waiting: Sequence[Job], arrays: Mapping[int | None, int]) -> tuple[Sequence[Job], Sequence[Job]]:
+    """Jobs that could go, and those of throttled arrays that have to wait for others of their array.
+
+    The latter have their turns at the end, so that a long array does not use up the turns of its user.
+    """
+    throttled = [job for job in waiting if job.throttle is not None]
+    if not throttled:
+        return waiting, ()
+    counts, later = Counter(arrays), set()
+    for job in sorted(throttled, key=lambda job: (not job.recovery, -job.priority, job.submitted, job.id)):
+        counts[job.array] += 1
+        if counts[job.array] > (job.throttle or 0):
+            later.add(job.id)
+    return [job for job in waiting if job.id not in later], [job for job in throttled if job.id in later]
 
 
 def part_of_gpu(promise: int | None, total: int, alone: bool, busy: float = 0.0) -> float:

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ullage.placement.candidates import Candidate
-from ullage.placement.fairness import waited
 from ullage.placement.rules import Rules, SlotRequest
 from ullage.placement.snapshot import Job
 
 
 class Kept(NamedTuple):
-    """A slot that is kept for a job, what that asks for, and since when it may have been kept."""
+    """A slot that is kept for a job, what that asks for, and since when it is kept."""
 
     candidate: Candidate
     job: Job
@@ -54,11 +53,6 @@ class Kept(NamedTuple):
             return False
         together = rules.side_by_side([*guests, self.job], slot)
         return together.slowed is None and together.foretold
-
-
-def kept_for(job: Job, request: SlotRequest, candidate: Candidate, rules: Rules, now: float) -> Kept:
-    """A slot as one that is kept for a job, from the moment on at which it had waited for long enough."""
-    return Kept(candidate, job, request, now - waited(job, now) + rules.patience)
 
 
 class Guests:

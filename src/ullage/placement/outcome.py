@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -48,6 +49,19 @@ def by_slot(slots: Sequence[str], promise: int | None, promises: Sequence[int]) 
     ({'GPU-1': 12, 'GPU-2': 12}, {'GPU-1': 5, 'GPU-2': 12})
     """
     return dict(zip(slots, promises, strict=True)) if promises else dict.fromkeys(slots, promise or 0)
+
+
+class Keeping(NamedTuple):
+    """The slots that are kept for a job, by name, each with the time since when; when they were `chosen`, and when all
+    of them are ready at the latest.
+
+    >>> Keeping(100.0, {"GPU-1": 40.0}).until
+    inf
+    """
+
+    chosen: float
+    since: Mapping[str, float]
+    until: float = math.inf
 
 
 class HostSummary(NamedTuple):
@@ -248,7 +262,8 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True)
 class PassOutcome:
-    """All of one pass: `placed` in the order to start them, `waiting` in the order of the queue.
+    """All of one pass: `placed` in the order to start them, `waiting` in the order of the queue. `kept` are the slots
+    that are kept for jobs, by job: the next pass is to be told of them.
 
     >>> PassOutcome((Decision(7, ("GPU-1",), 0, False),), ()).placed[0].job
     7
@@ -256,6 +271,7 @@ class PassOutcome:
 
     placed: tuple[Decision, ...]
     waiting: tuple[Waiting, ...]
+    kept: Mapping[int, Keeping] = field(default_factory=dict)
 
 
 def _largest(request: SlotRequest, summaries: tuple[SlotSummary, ...]) -> str:

@@ -57,7 +57,8 @@ class Rules:
     have to wait for their others of that time, whatever its `patience` is.
 
     Queue: `backfill` lets jobs pass one that must wait (None: as the policy has it); one that waited for `patience`
-    seconds reserves slots, `reservations` of them at a time; every `ageing` seconds of waiting raise a job's priority
+    seconds reserves slots, `reservations` of them at a time. Where slots take longer than that to come free, it is as
+    patient as they take, up to `longest_patience`. Every `ageing` seconds of waiting raise a job's priority
     by one; `fair` lets users take turns, in which a waiting job counts for `turn` GPU-seconds on each of its GPUs (or
     its part of one).
 
@@ -78,6 +79,7 @@ class Rules:
     stale_after: float | None = 30.0
     backfill: bool | None = None
     patience: float = 300.0
+    longest_patience: float = 3600.0
     pairing: float = 0.0
     ageing: float | None = 6 * 3600.0
     reservations: int = 1
@@ -93,6 +95,7 @@ class Rules:
             "margin",
             "idle_memory",
             "patience",
+            "longest_patience",
             "pairing",
             "fresh_busy",
             "free_floor",

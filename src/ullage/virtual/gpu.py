@@ -27,6 +27,7 @@ from ullage.virtual.shared_card.process import SharedCard
 from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api.install import install_torch_api
 from ullage.virtual.tracking.origins import RequestOrigin, RequestOrigins
+from ullage.virtual.tracking.own_loop import OwnLoop
 from ullage.virtual.tracking.progress import Progress
 from ullage.virtual.tracking.uncertainty import UNMEASURED_SHARE, largest_reserved, watch_autocast
 
@@ -74,7 +75,7 @@ class VirtualGPU(GPUState):
         largest size that is not unlikely, plus one segment, because two runs of the same job differ by that much.
         Where a workspace was guessed, or autocast was used, a fortieth is added, or what the least sure guess may fail
         by if that is more. On GPUs whose kernels were not measured a twentieth is added. So is what the run's
-        assumptions add by their kinds, and, with other ranks, what other addresses of segments would
+        assumptions add by their kinds, and, with guesses or other ranks, what other addresses of segments would
         (`tracking/uncertainty.py`). Workspaces that `cudnn.benchmark` only tries are among it, but take no more than
         the card has.
         """
@@ -87,7 +88,7 @@ class VirtualGPU(GPUState):
     def needed_upper(self) -> int:
         """An upper bound for what the process needs: without workspaces that `cudnn.benchmark` only tries."""
         largest = max(self.needed_reserved, largest_reserved(self.memory, self.config))
-        if any(kind == "ranks" for kind, _ in self.noted):
+        if self.memory.possible_sizes or any(kind == "ranks" for kind, _ in self.noted):
             largest = max(largest, largest_reserved(self.memory, self.config, rising=True))
         return self._bound(self.needed_reserved, largest)
 
@@ -118,6 +119,11 @@ class VirtualGPU(GPUState):
     def _origin_at(self, clock: int) -> RequestOrigin | None:
         number = self.memory.origin_at(clock)
         return None if number is None else self.origins.origin(number)
+
+    def begin_own_loop(self, model: Any, optimizer: Any) -> OwnLoop:
+        """Say that the standard training loop begins."""
+        self.progress.loop = OwnLoop(self.memory, self.calls, self.origins, self._notes, model, optimizer)
+        return self.progress.loop
 
     def __enter__(self) -> VirtualGPU:
         if not _in_use.acquire(blocking=False):

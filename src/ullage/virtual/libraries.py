@@ -19,7 +19,7 @@ import torch
 from ullage.hardware import GPU
 from ullage.units import KIB, MIB
 from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem, Trial
-from ullage.virtual.kernels.plan import CONVOLUTION, CUBLAS, CUBLAS_LT, CUDNN
+from ullage.virtual.kernels.plan import CONVOLUTION, CUBLAS, CUBLAS_LT, CUDNN, tf32_for_convolutions
 from ullage.virtual.memory import WORKSPACE, DeviceMemory
 from ullage.virtual.native import in_backward
 from ullage.virtual.nccl import Communicator
@@ -156,13 +156,15 @@ class Libraries:
         self._plans[key] = size
 
     def _note_switches(self) -> None:
-        """Note the switch with which cuDNN chooses other kernels than those that were measured."""
+        """Note the switches with which PyTorch refuses plans, so that others run than those that were measured."""
         get: Any = torch._C
-        if get._get_cudnn_deterministic() and not get._get_cudnn_benchmark():
-            self._note(
-                "cudnn",
-                "torch.backends.cudnn.deterministic is on: convolutions may take other workspaces than estimated",
-            )
+        switches = {
+            "deterministic is on": get._get_cudnn_deterministic(),
+            "allow_tf32 is off": not tf32_for_convolutions(),
+        }
+        for switch, changed in switches.items():
+            if changed and not get._get_cudnn_benchmark():
+                self._note("cudnn", f"torch.backends.cudnn.{switch}: which plans cuDNN then takes is guessed")
 
     def cublas_size(self) -> int:
         """Bytes of one cuBLAS workspace, by `CUBLAS_WORKSPACE_CONFIG` or by the release and the GPU's generation."""

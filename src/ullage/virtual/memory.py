@@ -29,12 +29,11 @@ from ullage.allocator import (
 from ullage.allocator.private_pools import NO_POOL, stream_of
 from ullage.virtual.native import current_stream, set_length, tensor_without_data
 from ullage.virtual.shared_card.process import SharedCard
-from ullage.virtual.tracking.lead import MOST_LAUNCHES, HostLead
+from ullage.virtual.tracking.lead import FREE, MOST_LAUNCHES, SEGMENT, HostLead
 
 ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER, WORKSPACE, COPIES = range(6)
 WITHOUT_LIMIT = 1 << 44  # bytes: addresses have 47 bits, and expandable segments set aside several times the card
-AHEAD = 8  # allocator calls that the host is ahead of a GPU that waits for it
-MOST_AHEAD = 2 * MOST_LAUNCHES  # and at most
+MOST_AHEAD = 2 * MOST_LAUNCHES  # allocator calls that the host is ahead of the GPU at most
 LONGEST_REQUEST = 5.0  # seconds after which a thread that is in the middle of one is not waited for
 KINDS = ("activations", "parameters", "gradients", "optimizer", "workspace", "copies")
 
@@ -191,32 +190,36 @@ class DeviceMemory:
                 self._free(before)
             set_length(storage, nbytes)
 
-    def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
-        """`Tensor.record_stream`: the tensor's memory is not free before this stream is done with it."""
-        span = self.span_of(tensor)
+    def record_stream(self, span: Span | _Watch | None, stream: int) -> None:
+        """`Tensor.record_stream`: the memory is not free before this stream is done with it."""
         if span is not None and span.block is not None and stream != stream_of(span.block.stream):
             self._used_elsewhere.setdefault(span.index, set()).add(stream)
 
     def read_back(self) -> None:
         """The host waits for what the current stream has to do."""
         if self.lead is not None:
-            self.lead.wait()
+            self.lead.wait(self.lead.done(self.stream))
         if self.waiting:
             self.synchronized(self.stream)
 
-    def synchronized(self, stream: int | None = None) -> None:
-        """All work is done, or all that one stream had."""
+    def moment(self, stream: int) -> tuple[int, float]:
+        """Now, in allocator calls, and when a stream will have done what was launched on it so far."""
+        return self.clock, 0.0 if self.lead is None else self.lead.done(stream)
+
+    def synchronized(self, stream: int | None = None, since: int | None = None) -> None:
+        """All work is done, or all that one stream had, or had at a time (in allocator calls)."""
         for entry in self.waiting + self._late:
-            entry.streams.difference_update(list(entry.streams) if stream is None else (stream,))
+            if since is None or entry.since <= since:
+                entry.streams.difference_update(list(entry.streams) if stream is None else (stream,))
         self._late = [entry for entry in self._late if entry.streams]
         self._free_what_is_done()
 
     def _free_what_is_done(self) -> None:
-        """What the GPU has come to since it was freed; that is never known in the next calls."""
+        """What the GPU has come to since it was freed."""
         with self._lock:
-            oldest, now = self.clock - AHEAD, 0.0 if self.lead is None else self.lead.host
+            now = 0.0 if self.lead is None else self.lead.host
             for entry in self.waiting:
-                if not entry.streams or entry.since < oldest and entry.done <= now:
+                if not entry.streams or entry.done <= now:
                     self.allocator.free_now(entry.block)
                     self.requests.append(entry.number - len(self.spans))
                     entry.streams.clear()
@@ -251,6 +254,8 @@ class DeviceMemory:
             self.peak_clock = clock
         if allocator.reserved != self._reserved:
             self.note_reserved()
+            if self.lead is not None:
+                self.lead.host += SEGMENT
         return block
 
     def empty_cache(self, pool: PoolId = NO_POOL) -> None:
@@ -334,8 +339,8 @@ class DeviceMemory:
             if held:
                 self._lock.release()
 
-    def give_back(self, taken: Span) -> None:
-        """Free a block that `take` returned."""
+    def give_back(self, taken: Span | _Watch) -> None:
+        """Free a block that `take` returned, or one that no tensor will give back."""
         with self._lock:
             self._free(taken)
 
@@ -387,10 +392,14 @@ class DeviceMemory:
             elif copy.begin <= since and copy.kind == ACTIVATIONS and self.spans[source].kind in (PARAMETERS, COPIES):
                 copy.kind = COPIES
 
-    def can_repeat(self, requests: list[int]) -> bool:
-        """Whether an iteration's requests can be repeated: all that they free must be there."""
-        live = {span.index for span in self.spans if span.block is not None}
-        before, end = set(live), len(self.spans)
+    def can_repeat(self, requests: list[int], live: set[int] | None = None, end: int | None = None) -> bool:
+        """Whether an iteration's requests can be repeated: all that they free must be there.
+
+        `live` are the spans in use and `end` is the number of all spans, if not those of this moment are meant.
+        """
+        live = {span.index for span in self.spans if span.block is not None} if live is None else set(live)
+        before, begin = set(live), len(self.spans) if end is None else end
+        end = begin
         for _ in range(2):
             for number in requests:
                 if number > 0:
@@ -400,7 +409,7 @@ class DeviceMemory:
                     live.remove(end + number)
                 elif number:
                     return False
-        shift = end - len(self.spans)
+        shift = end - begin
         return all(index in live or index + shift in live for index in before)
 
     def repeat(self, requests: list[int], times: int, quiet: int, go_on: bool = False) -> int:
@@ -531,14 +540,16 @@ class DeviceMemory:
         else:
             self.allocator.free(span.block)
             self._note_free(span)
+            if self.lead is not None:
+                self.lead.host += FREE
 
     def _free_later(self, span: Span | _Watch, streams: set[int]) -> None:
         assert span.block is not None
         self.allocator.free_later(span.block)
         self.clock = span.end = self.clock + 1
         # What waits for a GPU that is behind is in the figures, and not once more in what `upper` adds to them.
-        behind = sum(entry.block.size for entry in self.waiting if entry.since < self.clock - AHEAD)
-        done = 0.0 if self.lead is None else self.lead.gpu
+        behind = sum(entry.block.size for entry in self.waiting)
+        done = 0.0 if self.lead is None else self.lead.free_later(stream_of(span.block.stream), streams)
         self.waiting.append(_Waiting(span.block, span.index, self.clock, streams, done))
         self._late = [entry for entry in self._late if entry.since >= self.clock - MOST_AHEAD]
         self._late.append(_Waiting(span.block, span.size, self.clock, set(streams)))

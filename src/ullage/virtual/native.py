@@ -20,6 +20,7 @@ import ctypes
 import functools
 import mmap
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ class CUDAStandIn:
         self._real_table: int = self._hooks.value
         self._noop_guard = self._with_streams(self._make_noop_guard())
         self._table = self._make_table()
+        self._listen()
 
     def install(self) -> None:
         """Point PyTorch at the stand-ins."""
@@ -85,6 +87,7 @@ class CUDAStandIn:
 
         On other machines than x86-64 all nodes run on the stream that is current.
         """
+        self._guard_with_streams: Any = None
         if platform.machine().lower() not in ("x86_64", "amd64"):
             return guard
         functions = (_Pointer * _GUARD_LENGTH).from_address(_Pointer.from_address(guard).value or 0)
@@ -94,6 +97,41 @@ class CUDAStandIn:
             table[place] = ctypes.addressof(ctypes.c_char.from_buffer(code))
         self._guard_with_streams = (_Pointer * 1)(ctypes.addressof(table)), table
         return ctypes.addressof(self._guard_with_streams[0])
+
+    def _listen(self) -> None:
+        """Listen to the guard's `recordDataPtrOnStream`: autograd calls it for a gradient that a node on another stream
+        will use (torch/csrc/autograd/input_buffer.cpp). Its place is found by watching for the gradient's storage."""
+        if self._guard_with_streams is None:
+            return
+        table = self._guard_with_streams[1]
+        originals = list(table)
+        gradient = tensor_without_data((1,), (1,), torch.float32)
+        home = gradient.untyped_storage()._cdata
+        found: list[tuple[int, int]] = []
+
+        def watch(place: int) -> Any:
+            behind = _GuardFunction(originals[place])
+
+            def note(*words: int | None) -> int | None:
+                if words[1] is not None and 0 < words[1] - home < 8 * _LONGEST_STORAGE:
+                    found.append((place, words[1] - home))
+                return behind(*words)  # type: ignore[no-any-return]
+
+            return _GuardFunction(note)
+
+        watchers = {place: watch(place) for place in range(max(_STREAM_FUNCTIONS) + 1, _GUARD_LENGTH)}
+        self.install()
+        try:
+            for place, watcher in watchers.items():
+                table[place] = ctypes.cast(watcher, _Pointer).value
+            _smallest_backward(gradient, stream=1)
+        finally:
+            table[:] = originals
+            self.remove()
+        if found:
+            place, offset = found[0]
+            self._listener = _GuardFunction(functools.partial(_hear, offset))
+            table[place] = ctypes.cast(self._listener, _Pointer).value
 
     def _make_table(self) -> Any:
         """A copy of the hooks' table that says: CUDA is there, and no device has a context yet."""
@@ -290,6 +328,19 @@ _STREAM_FUNCTIONS = {
 }
 
 
+# A function of the guard with as many arguments as there are registers for them; the first is the guard.
+_GuardFunction = ctypes.CFUNCTYPE(_Pointer, *[_Pointer] * 6)
+when_sent_to_stream: list[Callable[[Any, int], None]] = []
+"""The last of these is told of each storage that autograd sends to a node on another stream, and of that stream."""
+
+
+def _hear(offset: int, guard: int | None, pointer: int, stream: int, *rest: int | None) -> None:
+    """`recordDataPtrOnStream`: the pointer is inside of the storage, and a stream is a device and a number."""
+    if when_sent_to_stream:
+        storage: Any = torch.UntypedStorage._new_with_weak_ptr(pointer - offset)
+        when_sent_to_stream[-1](storage, ctypes.c_int64.from_address(stream + 8).value)
+
+
 def _watcher(watched: list[int], entry: int) -> Any:
     def note_call() -> int:
         watched.append(entry)
@@ -298,8 +349,8 @@ def _watcher(watched: list[int], entry: int) -> Any:
     return ctypes.CFUNCTYPE(ctypes.c_long)(note_call)
 
 
-def _smallest_backward() -> None:
-    """One backward pass that runs no operator but `detach`."""
+def _smallest_backward(grad: torch.Tensor | None = None, stream: int = 0) -> None:
+    """One backward pass that runs no operator but `detach`, on a stream."""
 
     class Same(torch.autograd.Function):
         @staticmethod
@@ -311,9 +362,14 @@ def _smallest_backward() -> None:
             return grad
 
     leaf = tensor_without_data((1,), (1,), torch.float32).requires_grad_()
-    grad = tensor_without_data((1,), (1,), torch.float32)
+    grad = tensor_without_data((1,), (1,), torch.float32) if grad is None else grad
+    now, current_stream.value = current_stream.value, stream
+    try:
+        out = Same.apply(leaf)
+    finally:
+        current_stream.value = now
     with backward_in_calling_thread():
-        run_backward((Same.apply(leaf),), (grad,), False, False, (leaf,), False, accumulate_grad=False)
+        run_backward((out,), (grad,), False, False, (leaf,), False, accumulate_grad=False)
 
 
 def _advice(found: str) -> str:

@@ -132,7 +132,9 @@ class GPUState:
 
     def _meanings(self, group: str) -> list[dict[str, Any]]:
         activations = self.memory.live_at_peak()[KINDS[ACTIVATIONS]]
-        return meanings_of(dict(self._notes), group, self.peak_reserved, activations, self.libraries.of_connections)
+        cached = self.peak_reserved - self.peak_allocated
+        others = self.libraries.of_connections
+        return meanings_of(dict(self._notes), group, self.peak_reserved, activations, others, cached)
 
     def note(self, kind: str, text: str) -> None:
         """Add a line to the notes; a line that is there already is counted.
@@ -161,13 +163,14 @@ class GPUState:
         self.refused = f"the virtual GPU cannot follow {what}: {advice}"
         raise UnsupportedOperation(self.refused)
 
-    def wait(self, stream: int | None = None) -> None:
-        """The host waits for the GPU, or for one of its streams."""
+    def wait(self, stream: int | None = None, until: tuple[int | None, float | None] = (None, None)) -> None:
+        """The host waits for the GPU, or for one of its streams, or for what that had to do at a moment."""
         self.communication.host_waits(stream)
         self.calls.add_wait()
+        since, done = until
         if self.calls.lead is not None:
-            self.calls.lead.wait()
-        self.memory.synchronized(stream)
+            self.calls.lead.wait(self.calls.lead.done(stream) if done is None else done)
+        self.memory.synchronized(stream, since)
 
     def take_outside(self, size: int) -> None:
         """Take memory of the card outside PyTorch's allocator, for the code of a library."""

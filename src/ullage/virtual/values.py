@@ -331,7 +331,8 @@ class KnownValues:
             return known.item() if working is None else working
         self._note("readings" if tensor.is_floating_point() else "values", _asked(tensor, "one value"))
         if tensor.dtype is torch.bool:
-            return bool(working_answer())
+            working = working_answer()
+            return self._flags.waited_for(self.steps()) if working is None else working
         if tensor.is_complex():
             return complex(1.0)
         return 1.0 if tensor.is_floating_point() else 1

@@ -20,6 +20,7 @@ _NOTHING = ("CACHE", "NOT_TAKEN")
 
 
 MOST_ROUNDS = 40  # of a loop that trains until a number is small; by then its training has settled
+MOST_WAITED = 1000  # rounds of a loop that does not train, but waits for a flag
 
 _Place = tuple[CodeType, int]
 
@@ -35,10 +36,21 @@ class SupposedFlags:
 
     Such a flag would be the same for ever, so a loop does not begin another round for it. A loop that has trained
     since it asked the last time does, because the first steps of training are not like the others.
+
+    A flag of which nothing is known is false. Where code asks so often for one that it can only wait for it, as for
+    samples to be accepted, it is true.
     """
 
     def __init__(self) -> None:
         self._asked: dict[_Place, tuple[int, int]] = {}  # the steps of training when it was asked last, and how often
+        self._waiting: tuple[_Place | None, int, int] = None, 0, 0  # where, the steps of training, and how long
+
+    def waited_for(self, steps: int) -> bool:
+        """The answer to a flag of which nothing is known; `steps` says how many steps of training there were."""
+        place = _place()
+        where, since, rounds = self._waiting
+        self._waiting = place, steps, rounds + 1 if (where, since) == (place, steps) else 1
+        return self._waiting[2] > MOST_WAITED
 
     def working_answer(self, steps: int) -> bool | None:
         """As the function; `steps` says how many steps of training there were."""

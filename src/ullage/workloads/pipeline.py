@@ -64,7 +64,7 @@ class Stage(nn.Module):
         with torch.autocast("cuda", dtype=self._cast, enabled=self._cast is not None):
             if self.is_last:
                 loss: torch.Tensor = self._task.forward(self.model, inputs, targets)
-                return loss.float().reshape(1)
+                return torch.stack([loss.float()])  # no view: PyTorch 2.6 detaches it in place
             out: torch.Tensor = _inner(self.model).base_model(**inputs)[0]
             return out
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ullage.errors import InvalidValue
+from ullage.virtual.gpu import current
 from ullage.workloads.configuration import Configuration
 from ullage.workloads.optimizers import make_optimizer
 from ullage.workloads.parallel import PP, casts_itself, join_ranks, spread
@@ -102,6 +103,20 @@ def autocast_type(configuration: Configuration) -> torch.dtype | None:
     return None if name is None else getattr(torch, name)
 
 
+@contextmanager
+def _foreseen(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], None]]:
+    """A virtual GPU foresees iterations that are like the one before. Gives what to call at the begin of each."""
+    card = current()
+    if card is None:
+        yield lambda: None
+        return
+    loop = card.begin_own_loop(model, optimizer)
+    try:
+        yield loop.begin_iteration
+    finally:
+        loop.end()
+
+
 def _train(
     configuration: Configuration,
     model: nn.Module,
@@ -117,26 +132,28 @@ def _train(
     cast = autocast_type(configuration)
     scaler = torch.amp.GradScaler("cuda") if configuration.types.grad_scaler else None
     parts = configuration.gradient_accumulation
-    for _ in range(iterations):
-        for part in range(parts):
-            on_device = _moved(inputs, device)
-            wanted = _moved(targets, device)
-            if configuration.channels_last:
-                on_device = _channels_last(on_device)
-            if part == 0:
-                optimizer.zero_grad(set_to_none=True)
-            with torch.autocast("cuda", dtype=cast, enabled=cast is not None):
-                out = task.forward(model, on_device, wanted)  # stays alive through the backward pass, as in most loops
-                loss = task.loss(out, wanted)
-            if parts > 1:
-                loss = loss / parts
-            (loss if scaler is None else scaler.scale(loss)).backward()
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
-            scaler.update()
-        after_iteration()
+    with _foreseen(model, optimizer) as begin_iteration:
+        for _ in range(iterations):
+            begin_iteration()
+            for part in range(parts):
+                on_device = _moved(inputs, device)
+                wanted = _moved(targets, device)
+                if configuration.channels_last:
+                    on_device = _channels_last(on_device)
+                if part == 0:
+                    optimizer.zero_grad(set_to_none=True)
+                with torch.autocast("cuda", dtype=cast, enabled=cast is not None):
+                    out = task.forward(model, on_device, wanted)  # alive through the backward pass, as in most loops
+                    loss = task.loss(out, wanted)
+                if parts > 1:
+                    loss = loss / parts
+                (loss if scaler is None else scaler.scale(loss)).backward()
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+            after_iteration()
 
 
 def _train_stage(
@@ -160,13 +177,15 @@ def _train_stage(
     ids = inputs["input_ids"]
     schedule = schedule_of(stage, ids[: samples // count].to("meta"), number, stages, count, own)
     assume(f"pp: {count} micro-batches of {samples // count} samples")
-    for _ in range(iterations):
-        optimizer.zero_grad(set_to_none=True)
-        given = [ids.to(own)] if stage.is_first else []
-        wanted = {**_moved(targets, device), "target": torch.zeros(samples)} if stage.is_last else {}
-        schedule.step(*given, **wanted)
-        optimizer.step()
-        after_iteration()
+    with _foreseen(stage, optimizer) as begin_iteration:
+        for _ in range(iterations):
+            begin_iteration()
+            optimizer.zero_grad(set_to_none=True)
+            given = [ids.to(own)] if stage.is_first else []
+            wanted = {**_moved(targets, device), "target": torch.zeros(samples)} if stage.is_last else {}
+            schedule.step(*given, **wanted)
+            optimizer.step()
+            after_iteration()
 
 
 def _infer(

@@ -67,6 +67,15 @@ def test_a_failure_after_training_settled_is_a_note(follow):
     assert any("failed (ValueError: no metric)" in note for note in answer["estimate"]["notes"])
 
 
+def test_a_failure_over_values_that_are_made_up_is_a_note_once_it_has_trained(follow):
+    """A metric of NumPy's, say, that finds nothing to count. What fails without a value read is the script's bug."""
+    answer = follow(HEAD + "train(1)\nbest = model.weight.sum().item()\nraise ValueError('no class found')")
+    (note,) = [note for note in answer["estimate"]["notes"] if "failed" in note]
+    assert note.startswith("after 1 optimizer step the script failed, maybe for want of data (ValueError: no class")
+    assert "what comes after the script failed" in [entry["what"] for entry in answer["estimate"]["left_out"]]
+    assert follow(HEAD + "train(1)\nraise ValueError('no class found')")["status"] != "estimated"
+
+
 def test_a_script_that_may_reach_the_network_is_not_told_how_to_allow_it(follow):
     answer = follow("import urllib.error; raise urllib.error.URLError('no name')")
     assert "Type: ullage estimate train.py --network" in told(answer)
@@ -87,6 +96,7 @@ FAILURES = {
     "raise OSError('Error no file named model.safetensors found in directory bert')": "needs data that is not there",
     "import urllib.error; raise urllib.error.URLError('no name')": "asked the network for something",
     "import not_a_package": " -m pip install not_a_package, or name a Python that has it",
+    "raise ModuleNotFoundError('install x[all]>=4')": "fails: ModuleNotFoundError: install x[all]>=4",
     "sys.exit('give me a config')": "exit code 1, before anything",
     "import argparse; argparse.ArgumentParser().parse_args(['--lr'])": "exit code 2 (argparse uses it for",
     "torch.zeros(1, device='cuda:1')": "asked for a second GPU",
@@ -149,6 +159,8 @@ OWN = {
     "{}['lr']": "train.py fails: KeyError: 'lr' (line ",
     "import json; json.loads('{')": "train.py fails: json.decoder.JSONDecodeError",
     "raise KeyboardInterrupt": "train.py fails: KeyboardInterrupt (line ",
+    "class D(list):\n    def __getitem__(self, n): raise TypeError('no flow')\n"
+    "list(torch.utils.data.DataLoader(D([1]), num_workers=1))": "fails: TypeError: no flow (in a worker of a Data",
 }
 
 

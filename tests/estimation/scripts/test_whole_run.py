@@ -162,6 +162,18 @@ for i in range(4):
     assert values["printed"].count("gathered 100") >= 3
 
 
+def test_the_second_of_several_tasks_sees_what_the_first_has_left(estimated):
+    tasks = """
+kept = []
+for task in range(9):
+    print("task", task)
+    for i in range(10**9): step()
+    kept.append(large(100))
+"""
+    values = estimated(HEAD + tasks)
+    assert values["peak_allocated"] >= 200 << 20 and "task 2" not in values["printed"]
+
+
 def test_training_that_cannot_be_ended_is_stopped_with_a_note(estimated):
     source = "def steps():\n    while True:\n        yield step()\nlist(steps())\nprint('the end')"
     values = estimated(HEAD + source)
@@ -253,6 +265,7 @@ EVERY_SO_OFTEN = {
     "the last of them": "if i % 2000 == 1999: now()",
     "not": "if not (i + 1) % 2000: now()",
     "in a function": "callback(i)",
+    "by a function that is asked": "if i != 0 and divisible_by(i, 2000): now()",
 }
 
 
@@ -263,6 +276,7 @@ def now():
     print("now"); large()
 def callback(i):
     if i % 2000 == 1: now()
+def divisible_by(number, by): return number % by == 0
 """
     loop = f"for i in range(10**9):\n    {EVERY_SO_OFTEN[when]}\n    step()\n"
     values = estimated(HEAD + functions + loop)

@@ -231,18 +231,25 @@ class ScriptRun:
     def _failed(self, error: BaseException) -> int:
         if self._stopped:
             return 0  # the answer is given; what the script's own cleaning up runs into is nobody's business
-        if self.watcher.settled and not isinstance(error, torch.OutOfMemoryError):
+        found, settled = describe(error), self.watcher.settled
+        if not isinstance(error, torch.OutOfMemoryError) and (settled or self._may_want_data(found)):
             what = "".join(traceback.format_exception_only(error)).strip().splitlines()[0][:200]
-            self.card.note(
-                "failed", f"after its training had settled the script failed ({what}): later parts are missing"
-            )
+            steps = self.watcher.steps
+            after = "its training had settled" if settled else f"{steps} optimizer step{'s' if steps != 1 else ''}"
+            why = "" if settled else ", maybe for want of data"
+            self.card.note("failed", f"after {after} the script failed{why} ({what}): later parts are missing")
             self._cut_short = True
             self._give_estimate()
             return 0
-        self._give_failure(describe(error))
+        self._give_failure(found)
         error = as_user_sees(error)
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
+
+    def _may_want_data(self, failure: dict[str, Any]) -> bool:
+        """Whether it trained, then read values, which are made up here, and code outside PyTorch stumbled."""
+        made_up = any(kind in ("values", "readings") for kind, _ in self.card.noted)
+        return made_up and bool(self.watcher.steps) and failure.get("of_script", False)
 
     def time_is_over(self) -> None:
         """Called by another thread."""

@@ -75,6 +75,9 @@ def _file(trace: TracebackType) -> str:
     return trace.tb_frame.f_code.co_filename
 
 
+_IN_WORKER = "in DataLoader worker process"  # PyTorch puts the traceback of such a failure into the message
+
+
 def describe(error: BaseException) -> dict[str, Any]:
     """An exception as plain values, for the answer of the child process."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -85,6 +88,8 @@ def describe(error: BaseException) -> dict[str, Any]:
         cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
         chain.append(type(cause).__name__)
     lines = "".join(traceback.format_exception_only(error)).strip()
+    if _IN_WORKER in lines:
+        lines = f"{lines.splitlines()[-1]} (in a worker of a DataLoader)"
     if isinstance(error, SyntaxError):
         return {
             "kind": "syntax",
@@ -135,9 +140,17 @@ def _is_of_script(error: BaseException, frames: traceback.StackSummary) -> bool:
     if not isinstance(error, Exception | KeyboardInterrupt):
         return False
     last = frames[-1]
+    if _IN_WORKER in str(error):
+        files = re.findall(r'^ *File "([^"]+)", line', str(error), re.MULTILINE)
+        return bool(files) and _is_outside(files[-1])
     if isinstance(error, AttributeError | TypeError) and re.search("torch|cuda", f"{last.line} {error}"):
         return False  # something of PyTorch that the virtual GPU may lack
-    return not last.filename.startswith(_PACKAGE) and "torch" not in last.filename.split("/")
+    return _is_outside(last.filename)
+
+
+def _is_outside(filename: str) -> bool:
+    """Whether a file is neither of Ullage nor of PyTorch."""
+    return not filename.startswith(_PACKAGE) and "torch" not in filename.split("/")
 
 
 def _kind(error: BaseException) -> str:
@@ -146,7 +159,7 @@ def _kind(error: BaseException) -> str:
         return "out of memory"
     if "UllageError" in names:
         return "unsupported"
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and error.name:  # libraries raise it without a name, with words of theirs
         return "package"
     return "exception"
 

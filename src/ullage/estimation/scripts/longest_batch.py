@@ -1,5 +1,10 @@
 """The largest batch that the data of a DataLoader holds: where lengths vary, memory runs out at the longest.
 
+What PyTorch's allocator caches depends on the batches before it, too. A batch that is larger than all before finds no
+block that is large enough, and what smaller ones left stays cached beside the new segments. In random order, of n
+batches about ln n are larger than all before them, and each leaves about 1/e of the others above itself. So the batches
+at these places of the order by size are found as well.
+
 The items are looked at in a forked process, for a few seconds. So the script's random numbers, open files and data sets
 stay as they are, whatever reading an item does. The answer is a list of indices, which the loader then reads and puts
 together itself, as if its sampler had drawn them.
@@ -9,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import pickle
 import random
@@ -34,9 +40,13 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class LongestBatch:
-    """The indices of the largest batch, the shape of its largest tensor, and that of a batch as it was drawn."""
+    """The indices of the largest batch, the shape of its largest tensor, and that of a batch as it was drawn.
+
+    `records` are those that a long run meets before it, each larger than all before: smaller ones first.
+    """
 
     indices: Any
+    records: tuple[Any, ...] = ()
     shape: tuple[int, ...]
     drawn_shape: tuple[int, ...]
     looked_at: int
@@ -96,8 +106,13 @@ def _survey(iterator: Any, seconds: float) -> LongestBatch | None:
     drawn: list[Any] = list(itertools.islice(iter(sampler), MOST_BATCHES))
     batches = drawn if auto else [[index] for index in drawn]
     every = list(dict.fromkeys(itertools.chain.from_iterable(batches)))[:MOST_ITEMS]
-    sizes = _sizes(iterator._dataset, every, end)
-    if not batches or len(set(sizes.values())) <= 1:
+    seen_items = _look_at(iterator._dataset, every, end)
+    sizes = {index: size for index, (size, _) in seen_items.items()}
+    if len(set(sizes.values())) == 1:
+        if len({len(batch) for batch in batches[:-1]}) <= 1:  # the last may be smaller
+            return None
+        sizes = dict.fromkeys(every, next(iter(sizes.values())))  # a sampler that draws more or fewer of them
+    if not batches or not sizes:
         return None
     free = type(sampler) is BatchSampler and not isinstance(sampler.sampler, SequentialSampler)
     if free:
@@ -116,8 +131,11 @@ def _survey(iterator: Any, seconds: float) -> LongestBatch | None:
     largest, drawn_sizes = fetched(best), [fetched(batch)[0] for batch in batches[:3]]
     if largest[0] <= min(drawn_sizes):
         return None  # put together, they are alike
+    shapes = {index: shape for index, (_, shape) in seen_items.items()}
+    before = [*_records(batches, sizes), *_uneven(batches, shapes, free)]
     return LongestBatch(
         indices=best if auto else best[0],
+        records=tuple(batch if auto else batch[0] for batch in before),
         shape=largest[1],
         drawn_shape=fetched(batches[0])[1],
         looked_at=len(sizes),
@@ -125,15 +143,48 @@ def _survey(iterator: Any, seconds: float) -> LongestBatch | None:
     )
 
 
-def _sizes(dataset: Any, indices: list[Any], end: float) -> dict[Any, int]:
-    """The size of each item that could be looked at in time, in any order; of a few if these are all alike."""
+def _records(batches: list[Any], sizes: dict[Any, int]) -> list[Any]:
+    """Those batches of a random order that are larger than all before them, as far as can be expected.
+
+    >>> _records([[n] for n in range(100)], {n: n for n in range(100)})
+    [[63], [86], [95], [98]]
+    """
+    ordered = sorted(
+        (batch for batch in batches if all(index in sizes for index in batch)),
+        key=lambda batch: len(batch) * max((sizes[index] for index in batch), default=0),
+    )
+    places = (int(len(ordered) * (1 - math.exp(-many))) for many in range(1, int(math.log(len(ordered) or 1)) + 1))
+    return [ordered[place] for place in places]
+
+
+def _uneven(batches: list[Any], shapes: dict[Any, tuple[int, ...]], free: bool) -> list[Any]:
+    """The batches of the widest and of the tallest items: models that scale images to one height or width, as detectors
+    do, make more of these than of larger ones.
+
+    >>> _uneven([[0], [1], [2]], {0: (3, 8, 9), 1: (3, 4, 12), 2: (3, 9, 6)}, free=True)
+    [[1], [2]]
+    """
+    ratios = {index: shape[-1] / shape[-2] for index, shape in shapes.items() if len(shape) > 1 and min(shape[-2:]) > 1}
+    sides = [{shape[place] for shape in shapes.values()} for place in (-2, -1)] if len(ratios) == len(shapes) else []
+    if not sides or min(map(len, sides)) == 1:
+        return []
+    if free:
+        ordered, many = sorted(ratios, key=ratios.__getitem__), len(batches[0])
+        return [ordered[-many:], ordered[:many]]
+    looked_at = [batch for batch in batches if batch and all(index in ratios for index in batch)]
+    means = [sum(ratios[index] for index in batch) / len(batch) for batch in looked_at]
+    return [looked_at[means.index(most)] for most in (max(means), min(means))] if means else []
+
+
+def _look_at(dataset: Any, indices: list[Any], end: float) -> dict[Any, tuple[int, tuple[int, ...]]]:
+    """Size and shape of each item that could be looked at in time, in any order; of a few if these are all alike."""
     order = random.Random(0).sample(indices, len(indices))
-    sizes: dict[Any, int] = {}
+    found: dict[Any, tuple[int, tuple[int, ...]]] = {}
     for index in order:
-        sizes[index] = size_of(dataset[index])[0]
-        if time.monotonic() > end or (len(sizes) == FEW and len(set(sizes.values())) == 1):
+        found[index] = size_of(dataset[index])
+        if time.monotonic() > end or (len(found) == FEW and len({size for size, _ in found.values()}) == 1):
             break
-    return sizes
+    return found
 
 
 def size_of(value: Any) -> tuple[int, tuple[int, ...]]:

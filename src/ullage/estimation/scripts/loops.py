@@ -4,11 +4,13 @@
 The script itself and the modules beside it are compiled so. Libraries are left alone, and so are functions that a
 library compiles (Numba's `@njit`), and generators, because who reads from one counts on what it yields.
 
-A loop that trains ends when training has settled and been looked at long enough (`leaving`). Any other loop ends when
-its last iterations called the same modules, asked for the same memory and kept none of it: a validation, or the steps
-of a sampler. Loops that call no module, such as one that merges weights, never end, nor do those inside a forward
-pass that is to be differentiated. Before training has settled, a loop must also have taken long, because training may
-need what it gathers, and must not have differentiated anything: a step may be made of many batches.
+A loop that trains ends when training has settled and been looked at long enough (`leaving`). It has two rounds, unless
+the first took long: the second one of a loop over tasks, folds or runs may begin with what the first has left. Any
+other loop ends when its last iterations called the same modules, asked for the same memory and kept none of it: a
+validation, or the steps of a sampler. Loops that call no module, such as one that merges weights, never end, nor do
+those inside a forward pass that is to be differentiated. Before training has settled, a loop must also have taken long,
+because training may need what it gathers, and must not have differentiated anything: a step may be made of many
+batches.
 
 What a script does every so many steps (`if step % 500 == 0:`) would come long after that. So when training has settled,
 such a condition holds once, if it was asked in several steps and held in one of them at most.
@@ -35,9 +37,10 @@ from ullage.virtual.gpu import VirtualGPU
 from ullage.virtual.native import in_backward
 from ullage.virtual.replacements import Replacements
 
+LEAST_ROUNDS = 2  # of a loop that trains, unless the first took as long as `LONGEST_LOOP`
 SAME_ITERATIONS = 5  # in a row, before a loop that does not train ends early; a DataLoader ends before that
 ASKED_IN_STEPS = 3  # before a condition is taken to be one on the number of the step
-LONGEST_LOOP = 20.0  # seconds, before training has settled
+LONGEST_LOOP = 20.0  # seconds after which a loop has taken long
 _OURS = os.path.dirname(ullage.__file__)
 _EACH, _AGAIN, _DUE = "__ullage_each__", "__ullage_again__", "__ullage_due__"
 
@@ -161,24 +164,24 @@ class Loop:
     def __init__(self, watcher: LoopWatcher) -> None:
         self._watcher, self._memory, self._origins = watcher, watcher.card.memory, watcher.card.origins
         self._around = self._origins.module
-        self._marks = [self._mark()]
+        self._marks, self._rounds = [self._mark()], 0
         self._first_step, self._first_pass, self._begin = watcher.steps(), watcher.passes(), time.monotonic()
 
     def is_over(self) -> bool:
         """Ask at the head of each iteration."""
         if len(self._memory.requests) == self._marks[-1][0]:
             return False  # nothing was asked of the GPU: not our business
-        self._marks = [*self._marks[-SAME_ITERATIONS:], self._mark()]
+        self._marks, self._rounds = [*self._marks[-SAME_ITERATIONS:], self._mark()], self._rounds + 1
         watcher = self._watcher
-        trained = watcher.steps() - self._first_step
+        trained, took_long = watcher.steps() - self._first_step, time.monotonic() - self._begin > LONGEST_LOOP
         if trained:
-            if watcher.leaving and trained >= watcher.least_steps:
+            enough = self._rounds >= LEAST_ROUNDS or took_long
+            if watcher.leaving and trained >= watcher.least_steps and enough:
                 watcher.card.note("epochs", "after training had settled, loops that train were ended early")
                 return True
             return False
         gathers = watcher.passes() > self._first_pass  # gradients, for a step that is still to come
-        too_long = not gathers and time.monotonic() - self._begin > LONGEST_LOOP
-        if (watcher.settled or too_long) and self._repeats():
+        if (watcher.settled or (took_long and not gathers)) and self._repeats():
             watcher.card.note("epochs", "loops without training ended early, as soon as they repeated")
             return True
         return False
@@ -251,7 +254,7 @@ class _AskingLoops(ast.NodeTransformer):
 
 
 class _AskingConditions(ast.NodeTransformer):
-    """`i % n == m` and `not i % n`."""
+    """`i % n == m`, `not i % n` and `divisible_by(i, n)`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -264,6 +267,10 @@ class _AskingConditions(ast.NodeTransformer):
         if isinstance(node.op, ast.Not) and _is_remainder(node.operand):
             return self._asked(node)
         return node
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        name = ast.unparse(node.func).rpartition(".")[2]
+        return self._asked(node) if "divisible" in name and len(node.args) == 2 else node
 
     def _asked(self, node: ast.expr) -> ast.expr:
         place = [ast.Constant(part) for part in (self._path, node.lineno, node.col_offset)]

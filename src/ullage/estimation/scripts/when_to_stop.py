@@ -41,9 +41,9 @@ SHORTEST_LOOK, LONGEST_LOOK = 3.0, 20.0  # seconds that a script is followed aft
 STEPS_WITHOUT_GPU = 10  # after this many optimizer steps without a request, the script trains on the CPU
 SAME_BATCHES = 3  # in a row, before a validation epoch ends early
 LONGEST_EPOCH = 20.0  # seconds, if validation keeps something of each batch on the GPU
-LONGEST_AT = (4, *range(7, 40))  # which of a loader's batches are its largest one, where they vary
+FIRST_RECORD = 2  # which of a loader's batches is the first of `LongestBatch.records`, where they vary
+MOST_LONGEST = 40  # batches in which the largest may be put in
 MOST_SURVEYS = 8  # data sets whose items are looked at
-LONGEST_SEEN = 9  # batches, by which the largest has come in between others and twice in a row
 LONGEST_AFTER = 60.0  # seconds for what comes after training
 MOST_STEPS_LEAVING = 50  # optimizer steps after which training is taken not to let itself be ended
 _Iterator: Any = dataloader._BaseDataLoaderIter
@@ -67,10 +67,23 @@ class _Source:
         self.indices: Any = None  # of the batch that was drawn last
         self.reserved: int | None = None  # at most, before the largest batch was handed out
 
+    @property
+    def longest_at(self) -> int:
+        """The place at which the largest batch is handed out first: after those that a long run meets before it."""
+        return FIRST_RECORD + (0 if self.longest is None else len(self.longest.records))
+
+    @property
+    def is_longest_to_come(self) -> bool:
+        """Whether the largest batch has not come in between others and twice in a row."""
+        return self.longest is not None and self.handed_out < self.longest_at + 5
+
     def draw(self, indices: Any) -> Any:
-        """The largest batch in place of those at certain places."""
-        self.drawn, self.indices = self.drawn + 1, indices
-        return indices if self.longest is None or self.drawn - 1 not in LONGEST_AT else self.longest.indices
+        """The largest batch in place of those at certain places, after smaller ones in their order."""
+        place, self.drawn, self.indices = self.drawn, self.drawn + 1, indices
+        after = place - self.longest_at
+        if self.longest is None or place < FIRST_RECORD or after in (1, 2) or place >= MOST_LONGEST:
+            return indices
+        return self.longest.records[place - FIRST_RECORD] if after < 0 else self.longest.indices
 
 
 class LoaderWatcher:
@@ -128,11 +141,8 @@ class LoaderWatcher:
     @property
     def is_longest_to_come(self) -> bool:
         """Whether a loader that trains has not handed out its largest batch often enough."""
-        return any(
-            source.longest is not None and source.handed_out < LONGEST_SEEN
-            for source in map(self._sources.get, map(_key, self._training.values()))
-            if source is not None
-        )
+        sources = map(self._sources.get, map(_key, self._training.values()))
+        return any(source is not None and source.is_longest_to_come for source in sources)
 
     def about_longest(self) -> list[str]:
         """What the largest batches are, and what they changed so far."""
@@ -176,7 +186,7 @@ class LoaderWatcher:
         sampler = iterator._index_sampler
         source = self._sources.get(_key(sampler))
         if source is not None:
-            if source.handed_out == LONGEST_AT[0]:
+            if source.handed_out == source.longest_at:
                 source.reserved = self._memory.allocator.peak_reserved
             source.handed_out += 1
         self._delivered.pop(id(sampler), None)

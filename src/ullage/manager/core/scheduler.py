@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import gpu_variables, job_environment, output_paths
 from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.records import STARTING, AttemptRecord, Cause, JobRecord, Reservation, State
-from ullage.placement import Decision, Job, PassOutcome, Rules, Running, decide, part_of_gpu
+from ullage.placement import Decision, Job, Keeping, PassOutcome, Rules, Running, decide, part_of_gpu
 from ullage.placement.fairness import waited
 from ullage.placement.own_policies import forgiving
 from ullage.units import format_bytes, format_moment
@@ -47,6 +47,7 @@ class Scheduler:
         self._seen: dict[int, tuple[JobRecord, float | None, Job]] = {}
         self._ready: dict[int, Job] = {}
         self._blocked: set[int] = set()  # those that wait for other jobs, or for a time
+        self._kept: Mapping[int, Keeping] = {}  # the slots that the last pass kept for jobs
         self._reservations: list[Reservation] = []  # as the jobs that are ready know them
 
     async def place(self) -> list[tuple[JobRecord, AttemptRecord]]:
@@ -69,7 +70,9 @@ class Scheduler:
         outcome = await asyncio.to_thread(
             decide, self._policy, waiting, running, context.slots, context.ledger.copy(), self._rules,
             context.clock(), usage=context.fair_share.usage(context.clock()), name=context.store.name_of,
+            kept=self._kept,
         )  # fmt: skip
+        self._kept = outcome.kept
         context.reasons.update((waits.job, waits) for waits in outcome.waiting)
         self._tell_failures([self._failures[each.job] for each in outcome.waiting if each.job in self._failures])
         async with context.store.turn:
@@ -120,7 +123,7 @@ class Scheduler:
         waiting = [*ready, *(self._made(job, None, throttle) for job in jobs)]
         return decide(
             self._policy, waiting, running, context.slots, context.ledger, self._rules, context.clock(),
-            usage=context.fair_share.usage(context.clock()), name=context.store.name_of,
+            usage=context.fair_share.usage(context.clock()), name=context.store.name_of, kept=self._kept,
         )  # fmt: skip
 
     async def _waiting(self) -> list[Job]:
@@ -252,6 +255,7 @@ class Scheduler:
             self._rules,
             now,
             usage=context.fair_share.usage(context.clock()),
+            kept=self._kept,
         )
         return {decision.job for decision in outcome.placed} - numbers
 
@@ -359,6 +363,7 @@ def rules_of(settings: ManagerSettings, virtual: bool) -> Rules:
     return Rules(
         smact_limit=None if free else float(placing.smact_limit), free_floor=placing.free_floor, margin=placing.margin,
         unknown=placing.unknown, max_jobs_per_gpu=placing.max_jobs_per_gpu, unmeasured=placing.unmeasured,
-        backfill=placing.backfill, patience=placing.patience, pairing=placing.pairing, fresh_busy=placing.fresh_busy,
+        backfill=placing.backfill, patience=placing.patience, longest_patience=placing.longest_patience,
+        pairing=placing.pairing, fresh_busy=placing.fresh_busy,
         window=settings.monitoring.window, stale_after=max(30.0, 3 * settings.monitoring.interval),
     )  # fmt: skip

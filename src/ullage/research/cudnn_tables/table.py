@@ -316,7 +316,7 @@ def export(grown: Sequence[Any]) -> dict[str, Any]:
         "thresholds": thresholds,
         "threshold": places.astype(np.uint16 if len(thresholds) < 2**16 else np.uint32),
         "step": np.array(right, dtype=np.int32),
-        "labels": np.array(labels, dtype=np.int16),
+        "labels": np.array(labels, dtype=np.int16 if max(labels) < 2**15 else np.int32),
         "shares": np.array(shares, dtype=np.uint8),
     }
 

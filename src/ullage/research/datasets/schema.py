@@ -182,6 +182,8 @@ COLUMNS = (
     Column("step_q3", "number", "the same, third quartile"),
     Column("steps", "whole", "steps that were read"),
     Column("host_seconds", "number", "until all kernels of a step are launched, while the GPU has nothing else to do"),
+    Column("host_forward", "number", "of host_seconds, what passes until the backward pass begins"),
+    Column("host_backward", "number", "of host_seconds, the backward pass; the rest is the optimizer's"),
     Column("gract", "number", "share of time in which the GPU did anything, 0 to 1"),
     Column("smact", "number", "share of multiprocessors with work, mean over time, 0 to 1"),
     Column("smocc", "number", "share of warps in use, mean over time, 0 to 1"),
@@ -208,7 +210,7 @@ NAMES = tuple(column.name for column in COLUMNS)
 # Columns that data sets of earlier releases do not have; there they are null.
 LATER = (
     "model_family", "kind", "split", "step_q1", "step_median", "step_q3", "steps", "host_seconds", "tensor",
-    "energy_step", "clock_mhz", "host_busy", "host_stolen", "machine",
+    "energy_step", "clock_mhz", "host_busy", "host_stolen", "machine", "host_forward", "host_backward",
 )  # fmt: skip
 LAYER_FACTS = ("type", "activations", "parameters")
 # Numbers read for one sample; what becomes of the output (0 freed after the next layer, 1 kept for the backward pass, 2

@@ -8,8 +8,8 @@ are random, because power depends on what is multiplied.
 A child may measure several runs, one after the other (`renew`). What PyTorch's allocator does is then the same as in a
 fresh process; what NVML and the operating system say of the process is not, and is left out.
 
-After the stretch a few steps are made one by one, each begun when the GPU has nothing left to do: the time until all of
-a step's kernels are launched is what the host needs for it.
+After the stretch some steps are made one by one, each begun when the GPU has nothing left to do: the time until all of
+a step's kernels are launched is what the host needs for it. When the backward pass begins and ends is noted.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ LEAST_WARMING = 3  # steps
 STEADY = 0.05  # two stretches of steps that differ by less are steady
 LEAST_READ = 4  # steps, unless they take longer than this together
 MOST_READING = 4.0  # seconds
-HOST_STEPS = 7
-MOST_HOST = 0.2  # seconds, from the third of them on
+HOST_STEPS = 15
+MOST_HOST = 0.3  # seconds, from the third of them on
 ENDLESS = 10**9
 _OF_THE_PROCESS = ("nvml_ctx", "nvml_end", "ram_bytes")
 _is_renewed = False
@@ -73,8 +73,9 @@ class Reading:
         self.began = self.last = time.perf_counter()
         self._times: list[float] = []  # of warm steps
         self._ends: list[float] = []  # of steps that count
-        self._hosts: list[float] = []
-        self._waited = 0.0
+        self._hosts: list[tuple[float, float, float]] = []  # a step, until its last backward pass, backward passes
+        self._waited = self._backward = 0.0
+        self._last_backward = 0.0
         self._cpu, self._load = 0.0, LoadSince()
         self.host_busy: float | None = None
         self.host_stolen: float | None = None
@@ -97,7 +98,8 @@ class Reading:
             self._time_host(now)
 
     def _time_host(self, now: float) -> None:
-        self._hosts.append(now - self.last - self._waited)
+        until = max(0.0, self._last_backward - self.last - self._backward)
+        self._hosts.append((now - self.last - self._waited, until, self._backward))
         torch.cuda.synchronize()
         enough = len(self._hosts) >= 3 and time.perf_counter() - self.ended > MOST_HOST  # type: ignore[operator]
         if enough or len(self._hosts) >= HOST_STEPS:
@@ -105,7 +107,13 @@ class Reading:
         self._begin_host_step()
 
     def _begin_host_step(self) -> None:
-        self._waited, self.last = 0.0, time.perf_counter()
+        self._waited = self._backward = 0.0
+        self.last = self._last_backward = time.perf_counter()
+
+    def note_backward(self, began: float, ended: float) -> None:
+        """A backward pass, which ends when its kernels are launched."""
+        self._backward += ended - began
+        self._last_backward = ended
 
     def wait_for_gpu(self) -> None:
         """Where a step itself waits for the GPU: that time is not the host's."""
@@ -157,7 +165,7 @@ class Reading:
             "step_s": round(taken / steps, 6),
             "steps": steps,
             **dict(zip(("step_q1", "step_median", "step_q3"), quartiles(between), strict=True)),
-            "host_s": quartiles(self._hosts)[1] if self._hosts else None,
+            **self._host_figures(),
             "warm_steps": self.warm_steps,
             "read_s": round(taken, 3),
             **{name: _rounded(getattr(found, name)) for name in ("gract", "smact", "smocc", "drama", "tensor")},
@@ -173,21 +181,39 @@ class Reading:
             **({"unknown_because": found.unknown_because} if found.unknown_because else {}),
         }
 
+    def _host_figures(self) -> dict[str, Any]:
+        """What the host needs for a step, and of that for the forward pass and all before it, and the backward pass."""
+        if not self._hosts:
+            return {"host_s": None}
+        names = ("host_s", "host_forward_s", "host_backward_s")
+        parts = zip(*self._hosts, strict=True)
+        return {name: quartiles(several)[1] for name, several in zip(names, parts, strict=True)}
+
 
 @contextlib.contextmanager
-def waits_noted(reading: Reading) -> Iterator[None]:
-    """A GradScaler asks the GPU whether gradients are finite, and waits for the answer: the reading is told before."""
-    step = torch.amp.GradScaler._maybe_opt_step
+def passes_noted(reading: Reading) -> Iterator[None]:
+    """The reading is told of backward passes, and before a GradScaler waits for the GPU.
+
+    That one asks the GPU whether gradients are finite.
+    """
+    step, backward = torch.amp.GradScaler._maybe_opt_step, torch.Tensor.backward
 
     def stepping(self: torch.amp.GradScaler, *args: Any, **options: Any) -> float | None:
         reading.wait_for_gpu()
         return step(self, *args, **options)
 
+    def going_back(self: torch.Tensor, *args: Any, **options: Any) -> None:
+        began = time.perf_counter()
+        backward(self, *args, **options)
+        reading.note_backward(began, time.perf_counter())
+
     torch.amp.GradScaler._maybe_opt_step = stepping  # type: ignore[method-assign]
+    torch.Tensor.backward = going_back  # type: ignore[method-assign]
     try:
         yield
     finally:
         torch.amp.GradScaler._maybe_opt_step = step  # type: ignore[method-assign]
+        torch.Tensor.backward = backward  # type: ignore[method-assign]
 
 
 def run_utilization(prepared: PreparedUtilizationRun, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -200,7 +226,7 @@ def run_utilization(prepared: PreparedUtilizationRun, pause: Callable[[], None] 
     (model, task), prepared.made = prepared.made, None
     try:
         made = on_gpu(model, low_precision(prepared.configuration), drawn=True), task
-        with waits_noted(reading):
+        with passes_noted(reading):
             train(prepared.configuration, ENDLESS, after_iteration=reading, prepared=made)
     except EnoughSteps:
         pass

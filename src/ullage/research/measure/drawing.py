@@ -80,7 +80,8 @@ def draw(count: int, seed: int = 0, avoid: Collection[str] = ()) -> list[dict[st
     return rows
 
 
-def _names(source: str) -> list[str]:
+def names_of(source: str) -> list[str]:
+    """The names of all models of torchvision (`tv`) or timm."""
     from ullage.virtual.torch_api.torchvision import make_torchvision_importable
 
     make_torchvision_importable()
@@ -95,7 +96,8 @@ def _names(source: str) -> list[str]:
     return sorted(names)
 
 
-def _native_side(name: str) -> int:
+def native_side(name: str) -> int:
+    """The side of the images that a model of timm is made for."""
     import timm
 
     settings: Any = timm.get_pretrained_cfg(name)
@@ -103,12 +105,12 @@ def _native_side(name: str) -> int:
 
 
 def _vision(source: str) -> Any:
-    names = _names(source)
+    names = names_of(source)
 
     def make(chance: random.Random) -> dict[str, Any]:
         name = chance.choice(names)
         if source == "timm":
-            side = _native_side(name)
+            side = native_side(name)
         else:
             side = 224 if name.startswith(("vit", "maxvit")) else chance.choice(_SIDES)
             side = max(side, 299 if name == "inception_v3" else 0)

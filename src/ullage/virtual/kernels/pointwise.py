@@ -101,6 +101,26 @@ def weight_norm(call: Call) -> Plan:
     return Plan([like(direction), new(tuple(magnitude.shape), accumulate_type(magnitude.dtype))])
 
 
+@kernel(
+    "aten._standard_gamma.default",
+    "aten._standard_gamma_grad.default",
+    "aten._dirichlet_grad.default",
+    "aten.binomial.default",
+)
+def distribution(call: Call) -> Plan:
+    """Distributions.cpp, _s_gamma_cuda and others: contiguous, whatever the parameters are."""
+    source = call.args[0]
+    return Plan([new(tuple(source.shape), source.dtype)], single=True)
+
+
+@kernel("aten._sample_dirichlet.default")
+def dirichlet(call: Call) -> Plan:
+    """Distributions.cpp, _s_dirichlet_cuda: samples of gamma distributions are divided by their sums."""
+    source = call.args[0]
+    sums = source.numel() // max(1, source.shape[-1]) * source.element_size()
+    return Plan([new(tuple(source.shape), source.dtype)], Steps().output(0).temporary(sums).steps, single=True)
+
+
 @kernel("aten.scatter_reduce.two")
 def scatter_reduce(call: Call) -> Plan:
     """TensorAdvancedIndexing.cpp, scatter_reduce_two: for a mean, how many values went to each place."""

@@ -1,8 +1,8 @@
-"""Pooling, and resizing of images: kernels that want one layout and copy tensors that have another.
+"""Pooling, resizing and sampling of images: kernels that want one layout and copy tensors that have another.
 
 aten/src/ATen/native/cuda/AveragePool2d.cu, AveragePool3d.cu, DilatedMaxPool2d.cu, AdaptiveMaxPooling2d.cu,
 AdaptiveMaxPooling3d.cu, AdaptiveAveragePooling3d.cu, UpSampleNearest2d.cu, UpSampleBilinear2d.cu, UpSampleBicubic2d.cu,
-UpSampleNearest3d.cu, UpSampleTrilinear3d.cu
+UpSampleNearest3d.cu, UpSampleTrilinear3d.cu, and aten/src/ATen/native/cudnn/GridSampler.cpp
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ullage.virtual.kernels.plan import (
+    CUDNN,
     Call,
     New,
     Output,
@@ -206,3 +207,26 @@ def fractional_backward(call: Call) -> Plan:
     """FractionalMaxPool3d.cu: as large as the input, and contiguous."""
     source = call.args[1]
     return Plan([new(tuple(source.shape), source.dtype)], single=True)
+
+
+@kernel("aten.cudnn_grid_sampler.default")
+def sample_by_grid(call: Call) -> Plan:
+    """GridSampler.cpp, cudnn_grid_sampler_forward. A PyTorch without CUDA runs `grid_sampler_2d` in its place."""
+    source, grid = call.args[:2]
+    out = new((*source.shape[:2], *grid.shape[1:3]), source.dtype)
+    steps = Steps().temporary(*filter(None, (_repeated(source), copy_size(grid)))).output(0)
+    return Plan([out], steps.steps, single=True, library=CUDNN)
+
+
+@kernel("aten.cudnn_grid_sampler_backward.default")
+def sample_by_grid_backward(call: Call) -> Plan:
+    """GridSampler.cpp, cudnn_grid_sampler_backward: always both gradients."""
+    source, grid, grad = call.args[:3]
+    outputs: list[Output] = [new(tuple(tensor.shape), tensor.dtype) for tensor in (source, grid)]
+    steps = Steps().temporary(*filter(None, (_repeated(source), copy_size(grid), _repeated(grad)))).output(0, 1)
+    return Plan(outputs, steps.steps, library=CUDNN)
+
+
+def _repeated(tensor: torch.Tensor) -> int:
+    """Bytes of the copy of a tensor that repeats elements, `contiguousIfZeroInStrides`."""
+    return copy_size(tensor) if 0 in tensor.stride() else 0

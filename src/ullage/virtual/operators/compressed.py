@@ -96,7 +96,7 @@ def products(gpu: GPUState, columns: Any, lengths: Any, size: tuple[int, int]) -
     most = size[0] * size[1]
     if columns is not None and lengths is not None:
         return min(most, int(lengths[columns].sum()))
-    gpu.note("shapes", f"a product of sparse matrices taken as all {most} elements")
+    gpu.note("products", f"a product of sparse matrices taken as all {most} elements")
     return most
 
 

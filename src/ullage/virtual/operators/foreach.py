@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ullage.virtual.kernels.plan import span_of_elements
 from ullage.virtual.operators.copies import layout_of_copy
@@ -35,7 +36,10 @@ def list_operator(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
         if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
             gpu.values.set(args[1], torch.zeros(()))  # no infinity was found
         else:
-            gpu.values.follow_in_place(func, args, kwargs, _written(func, args))
+            written = _written(func, args)
+            gpu.values.follow_in_place(func, args, kwargs, written)
+            if func._schema.name.startswith("aten::_foreach_") and not written[0].is_inference():
+                increment_version(written)  # these kernels do it themselves: ForeachUtils.h
         return None
     if "norm" in func._schema.name or func._schema.name.endswith("_max"):
         return _foreach_norm(gpu, func, args, kwargs)

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
@@ -53,6 +54,8 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
             replacements.put_existing(home, name, value)
     for home in homes:
         replacements.put(home, "is_nccl_available", lambda: True)
+        if not hasattr(home, "ProcessGroupNCCL"):  # a build without CUDA
+            replacements.put(home, "ProcessGroupNCCL", _ProcessGroupNCCL)
         replacements.put_existing(home, "default_pg_nccl_timeout", timedelta(minutes=10))
     replacements.put(_c10d.ProcessGroup, "_start_coalescing", lambda group, device: None)  # PyTorch 2.6 has no fake one
     replacements.put(_c10d.ProcessGroup, "_end_coalescing", lambda group, device: _done([]))
@@ -69,6 +72,17 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     replacements.on_undo(lambda: _end_stand_in(groups))
 
 
+class _ProcessGroupNCCL:
+    """What a build without CUDA lacks: scripts make options of it, and PyTorch asks whether a backend is one."""
+
+    class Options:
+        """How a communicator is made; none of it changes what is sent."""
+
+        def __init__(self, is_high_priority_stream: bool = False) -> None:
+            self.is_high_priority_stream = is_high_priority_stream
+            self.config = SimpleNamespace()
+
+
 class Groups:
     """The process groups of one virtual GPU, each with the backend that was asked for, and NCCL's communicators.
 
@@ -83,7 +97,7 @@ class Groups:
         self._kept: list[tuple[int, list[torch.Tensor]]] = []
         self._sent: dict[int, tuple[int, Any]] = {}  # by the span's number: when it was last given to a collective
         self._loaded = 0  # kernels when a collective was last kept
-        self._eager = False
+        self.eager = False  # whether communicators are made with their groups
         self.messages = ObjectMessages(gpu)
         self.made = 0  # so far
         self.apart: list[int] = []  # the ranks of a group in which one sends to another: they may have other parts
@@ -101,8 +115,8 @@ class Groups:
         self.made += 1
         self._backends[group.group_name] = backend
         self._ranks[group.group_name] = list(ranks) or list(range(group.size()))
-        self._eager |= eager
-        if self._eager:
+        self.eager |= eager
+        if self.eager:
             self.communicate(group)
 
     def backend(self, group: Any) -> str:
@@ -208,6 +222,7 @@ groups_in_use: list[Groups] = []
 def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
     """What PyTorch's own `init_process_group` and `new_group` are built on, and what asks a group to wait."""
     new, barrier, destroy = home._new_process_group_helper, home.barrier, home.destroy_process_group
+    home_split = home.split_group
 
     def rendezvous(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[tuple[Any, int, int]]:
         """`torch.distributed.rendezvous`, where nobody waits."""
@@ -240,6 +255,15 @@ def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
             return _done([]) if options.get("async_op") else None
         return barrier(group, *args, **options)
 
+    def split_group(parent_pg: Any = None, split_ranks: Any = None, *args: Any, **options: Any) -> Any:
+        """`torch.distributed.split_group`: a communicator of its own for the part that this rank is in."""
+        if not groups.eager or not split_ranks:
+            return home_split(parent_pg, split_ranks, *args, **options)  # PyTorch says what is wrong
+        parent = torch.distributed.get_process_group_ranks(parent_pg or home.group.WORLD)
+        parts = [[parent[place] for place in part] for part in split_ranks]
+        own = next((part for part in parts if torch.distributed.get_rank() in part), None)
+        return None if own is None else home.new_group(own, use_local_synchronization=True)
+
     def destroy_process_group(group: Any = None) -> None:
         """`torch.distributed.destroy_process_group`."""
         groups.remove(None if group is home.group.WORLD else group)
@@ -250,6 +274,7 @@ def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
         "_new_process_group_helper": new_group,
         "barrier": wait_for_all,
         "monitored_barrier": lambda *args, **options: None,
+        "split_group": split_group,
         "destroy_process_group": destroy_process_group,
     }
 

@@ -1,11 +1,13 @@
-"""Refusals: what the virtual GPU cannot follow. torch.jit.script and torch.jit.trace run the Python code."""
+"""Refusals: what the virtual GPU cannot follow. What `torch.jit` would compile runs as Python code."""
 
 from __future__ import annotations
 
+import dis
 import inspect
+import sys
 from collections.abc import Callable
 from contextlib import suppress
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -40,8 +42,11 @@ def _refuse_allocators(gpu: GPUState, replacements: Replacements) -> None:
 
 
 class _Extension(ModuleType):
-    """In the place of an extension that is compiled when it is loaded: no function of it can be called, but those whose
-    work is known."""
+    """In the place of an extension that is compiled when it is loaded, and of the operators that it registers.
+
+    A function that is given tensors, and whose result is thrown away, writes to some of them: it is passed over. No
+    other can be called, but those whose work is known.
+    """
 
     def __init__(self, gpu: GPUState, name: str) -> None:
         super().__init__(name)
@@ -52,13 +57,24 @@ class _Extension(ModuleType):
             raise AttributeError(name)
 
         def function(*args: Any, **options: Any) -> Any:
+            what = f"{self.__name__}.{name}, a compiled extension"
+            tensors = [value for value in (*args, *options.values()) if isinstance(value, torch.Tensor)]
             if name in _IN_PLACE and len(args) > 2 and isinstance(args[2], list | tuple):
-                for tensor in (tensor for tensors in args[2] for tensor in tensors):
-                    self._gpu.memory.written(tensor)
-                return
-            self._gpu.refuse(f"{self.__name__}.{name}, a compiled extension", WRAP_IT)
+                tensors = [tensor for tensors in args[2] for tensor in tensors]
+            elif len(tensors) > 1 and _throws_away(sys._getframe(1)):
+                self._gpu.note("operators", f"{what}, was passed over: it is taken to write what it is given")
+            else:
+                self._gpu.refuse(what, WRAP_IT)
+            for tensor in tensors:
+                self._gpu.memory.written(tensor)
 
         return function
+
+
+def _throws_away(frame: FrameType) -> bool:
+    """Whether a function uses nothing of what the call that it is at returns."""
+    after = [step.opname for step in dis.get_instructions(frame.f_code) if step.offset > frame.f_lasti]
+    return after[:1] == ["POP_TOP"]
 
 
 def _refuse_extensions(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
@@ -68,7 +84,10 @@ def _refuse_extensions(gpu: GPUState, replacements: Replacements, module: Module
 
         def load(*args: Any, _original: Any = original, **options: Any) -> Any:
             given = inspect.signature(_original).bind(*args, **options).arguments
-            return _Extension(gpu, given["name"])
+            extension = _Extension(gpu, given["name"])
+            if not given.get("is_python_module", True):  # its operators are in torch.ops
+                replacements.put(torch.ops, given["name"], extension)
+            return extension
 
         replacements.put(module, name, load)
 
@@ -96,17 +115,20 @@ def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
         gpu.note("scripting", "torch.jit.trace was left out: the Python code was followed")
         inputs = () if example_inputs is None else example_inputs
         named = options.get("example_kwarg_inputs") or {}
+        if _is_compiled(func) and not isinstance(inputs, torch.Tensor) and not inputs and not named:
+            return func  # to trace what was traced already is to do nothing
         func(*([inputs] if isinstance(inputs, torch.Tensor) else inputs), **named)
         return _as_compiled(func)
 
     def for_compiled(original: Any, answer: Callable[[Any], Any]) -> Any:
         def function(module: Any, *args: Any, **options: Any) -> Any:
-            really = isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction)
+            really = isinstance(module, _ScriptModule | torch.jit.ScriptFunction)
             return original(module, *args, **options) if really else answer(module)
 
         return function
 
-    replacements.put_all(torch.jit, {"script": script, "trace": trace})
+    replacements.put_all(torch.jit, {"script": script, "trace": trace, "script_method": _same})
+    replacements.put(torch.jit, "ScriptModule", _PlainModule)
     for name, answer in {"save": lambda _: None, "freeze": _same, "optimize_for_inference": _same}.items():
         replacements.put(torch.jit, name, for_compiled(getattr(torch.jit, name), answer))
     for module in ("torch.utils.tensorboard.writer", "tensorboardX.writer"):
@@ -117,12 +139,32 @@ def _same(module: Any) -> Any:
     return module
 
 
+_ScriptModule = torch.jit.ScriptModule
+
+
+class _KindOfPlainModule(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return super().__instancecheck__(instance) or (cls is _PlainModule and isinstance(instance, _ScriptModule))
+
+
+class _PlainModule(torch.nn.Module, metaclass=_KindOfPlainModule):
+    """In the place of `torch.jit.ScriptModule`: subclasses of it run as Python code."""
+
+
 def _as_compiled(obj: Any) -> Any:
     """With the method `save` of compiled functions and modules."""
     if not hasattr(obj, "save"):
         with suppress(AttributeError, TypeError):  # a builtin function has no room for it
-            object.__setattr__(obj, "save", lambda *args, **options: None)
+            object.__setattr__(obj, "save", _save_nothing)
     return obj
+
+
+def _save_nothing(*args: Any, **options: Any) -> None:
+    """In place of the method `save` of compiled functions and modules."""
+
+
+def _is_compiled(obj: Any) -> bool:
+    return getattr(obj, "save", None) is _save_nothing
 
 
 def _pass_over_graphs(replacements: Replacements, writer: ModuleType) -> None:
@@ -131,7 +173,9 @@ def _pass_over_graphs(replacements: Replacements, writer: ModuleType) -> None:
     def add_graph(self: Any, model: Any, input_to_model: Any = None, *args: Any, **options: Any) -> None:
         training = model.training
         model.eval()
-        torch.jit.trace(model, input_to_model)
-        model.train(training)
+        try:
+            torch.jit.trace(model, input_to_model)
+        finally:
+            model.train(training)
 
     replacements.put(writer.SummaryWriter, "add_graph", add_graph)

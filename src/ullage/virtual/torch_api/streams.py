@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ullage.virtual.libraries import SIDE_STREAMS
 from ullage.virtual.memory import DeviceMemory
-from ullage.virtual.native import backward_in_calling_thread, current_stream
+from ullage.virtual.native import backward_in_calling_thread, current_stream, when_sent_to_stream
 from ullage.virtual.operators.registry import handler
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
@@ -42,6 +42,7 @@ class AnyEvent(_Event):  # type: ignore[misc]
             return _Event(device=device, enable_timing=enable_timing, **named)
         event = _Event.__new__(cls, device="cuda", enable_timing=enable_timing)
         event._timed, event._when, event._stream, event._reached = enable_timing, None, None, Reached()
+        event._moment = None, None
         return event
 
     def record(self, stream: Any = None) -> None:
@@ -51,12 +52,18 @@ class AnyEvent(_Event):  # type: ignore[misc]
             gpu = _events_in_use[-1]
             self._stream = gpu.memory.stream if stream is None else stream.stream_id
             self._reached = gpu.communication.reached(self._stream)
+            if gpu.memory.lead is not None:
+                gpu.memory.lead.record(self._stream)
+            self._moment = gpu.memory.moment(self._stream)
 
     def wait(self, stream: Any = None) -> None:
         """A stream waits for what was recorded."""
         if _events_in_use:
             gpu = _events_in_use[-1]
-            gpu.communication.wait(gpu.memory.stream if stream is None else stream.stream_id, self._reached)
+            number = gpu.memory.stream if stream is None else stream.stream_id
+            gpu.communication.wait(number, self._reached)
+            if gpu.memory.lead is not None and self._moment[1] is not None:
+                gpu.memory.lead.stream_waits(number, self._moment[1])
 
     def query(self) -> bool:
         """True: nothing runs on the virtual GPU."""
@@ -65,7 +72,7 @@ class AnyEvent(_Event):  # type: ignore[misc]
     def synchronize(self) -> None:
         """What was recorded is done."""
         if _events_in_use:
-            _events_in_use[-1].wait(self._stream)
+            _events_in_use[-1].wait(self._stream, self._moment)
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds that the host took between two events; nothing ran on the virtual GPU."""
@@ -135,9 +142,9 @@ _Stream: Any = torch.Stream
 
 
 _RECORDED = (
-    "record_stream: memory was taken to be free again when the GPU would have come so far, with the times of its data "
-    f"sheet and {LAUNCH * 1e6:.0f} microseconds of the host for a launch; the bound holds for a GPU that is as far "
-    "behind as it can be"
+    "record_stream: memory was taken to be free again when the stream would have come so far, with the times of the "
+    f"data sheet and {LAUNCH * 1e6:.0f} microseconds of the host for a launch; the bound holds for a GPU that is as "
+    "far behind as it can be"
 )
 
 
@@ -243,8 +250,10 @@ class AnyStream(_Stream):  # type: ignore[misc]
 
     def wait_stream(self, stream: Any) -> None:
         """What comes next on this stream comes after what the other has now."""
-        communication = _in_use[-1].gpu.communication
-        communication.wait(self.stream_id, communication.reached(stream.stream_id))
+        gpu = _in_use[-1].gpu
+        gpu.communication.wait(self.stream_id, gpu.communication.reached(stream.stream_id))
+        if gpu.memory.lead is not None:
+            gpu.memory.lead.stream_waits_for(self.stream_id, stream.stream_id)
 
     def record_event(self, event: Any = None) -> Any:
         """Note the time."""
@@ -341,18 +350,21 @@ for _kind, _name, _module in (
 @handler("aten.record_stream.default")
 def record_stream(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """`Tensor.record_stream`: the memory is free only when another stream is done with it."""
-    _record(gpu, *args)
+    _record(gpu, gpu.memory.span_of(args[0]), args[1].stream_id)
 
 
-def _record(gpu: GPUState, tensor: torch.Tensor, stream: Any) -> None:
-    if gpu.memory.lead is None:
-        gpu.memory.lead = gpu.calls.lead = HostLead(gpu.spec)
-    gpu.memory.record_stream(tensor, stream.stream_id)
+def _record(gpu: GPUState, span: Any, stream: int) -> HostLead:
+    lead = gpu.memory.lead
+    if lead is None:
+        lead = gpu.memory.lead = gpu.calls.lead = HostLead(gpu.spec, lambda: gpu.memory.stream)
+    gpu.memory.record_stream(span, stream)
     gpu.note("streams", _RECORDED)
+    return lead
 
 
 def install_recording(gpu: GPUState, replacements: Replacements) -> None:
-    """Replace the method `record_stream`: FSDP calls it while operators are not dispatched."""
+    """Replace the method `record_stream`: FSDP calls it while operators are not dispatched. Autograd does the same with
+    a gradient that a node on another stream will use."""
     original: Any = torch.Tensor.record_stream
 
     def method(self: torch.Tensor, stream: Any) -> None:
@@ -360,9 +372,15 @@ def install_recording(gpu: GPUState, replacements: Replacements) -> None:
         if not self.is_cuda or hasattr(self, "__tensor_flatten__"):
             original(self, stream)
         else:
-            _record(gpu, self, stream)
+            _record(gpu, gpu.memory.span_of(self), stream.stream_id)
+
+    def of_gradient(storage: Any, stream: int) -> None:
+        lead = _record(gpu, getattr(storage, "ullage", None), stream)
+        lead.join(stream, gpu.memory.stream)
 
     replacements.put(torch.Tensor, "record_stream", method)
+    when_sent_to_stream.append(of_gradient)
+    replacements.on_undo(lambda: when_sent_to_stream.remove(of_gradient))
 
 
 # Dispatch modes belong to a thread, so a thread that pins memory for a DataLoader, or copies ahead, would have none and

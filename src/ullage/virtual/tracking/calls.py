@@ -223,9 +223,16 @@ class OperatorCalls:
         if not self._trains and not torch.is_grad_enabled():
             self._mark()
 
-    def _mark(self) -> None:
+    def repeat_step(self) -> None:
+        """The last step once more."""
+        before, last = self._marks[-2:]
+        self.stream.extend(self.stream[before.calls : last.calls])
+        counts = {name: 2 * getattr(last, name) - getattr(before, name) for name in ("calls", *_COUNTED)}
+        self._mark(last._replace(**counts))
+
+    def _mark(self, mark: _Mark | None = None) -> None:
         marks = self._marks
-        marks.append(self._now(len(self.stream)))
+        marks.append(mark or self._now(len(self.stream)))
         longest = min(_MOST_OPTIMIZER_STEPS, (len(marks) - 1) // 2)
         if self.settled and self._steady is not None:
             longest = min(longest, len(self._steady[1]) - 2)

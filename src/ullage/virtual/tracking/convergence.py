@@ -6,6 +6,8 @@ on the allocator alone until its reserved memory stops growing. That takes milli
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ullage.units import MIB, format_bytes
 from ullage.virtual.state import GPUState
 
@@ -23,11 +25,14 @@ class MemoryConverged(BaseException):
 class ConvergenceWatch:
     """Watches one run until its requests repeat; pass `after_step` to `Progress.on_step`.
 
-    At least `steps` optimizer steps are watched, and at most `most_steps` if the requests never repeat.
+    At least `steps` optimizer steps are watched, and at most `most_steps` if the requests never repeat. `foresee`
+    (`Progress.foresee`) may make the last of `steps` without following it.
     """
 
-    def __init__(self, gpu: GPUState, steps: int = 3, most_steps: int = 30) -> None:
-        self._gpu = gpu
+    def __init__(
+        self, gpu: GPUState, steps: int = 3, most_steps: int = 30, foresee: Callable[[], bool] | None = None
+    ) -> None:
+        self._gpu, self._foresee = gpu, foresee
         self._steps, self._most_steps = steps, max(steps, most_steps)
         self._marks: list[int] = [len(gpu.memory.requests)]
         self._in_use: list[int] = [0]
@@ -35,8 +40,15 @@ class ConvergenceWatch:
 
     def after_step(self) -> None:
         """Call after an optimizer step; raises `MemoryConverged` when later steps will bring nothing new."""
-        if self.is_settled():
+        if self.is_settled() or self._is_last_foreseen():
             raise MemoryConverged
+
+    def _is_last_foreseen(self) -> bool:
+        """Make the last step that is to be watched without following it, if it is known."""
+        if len(self._marks) != self._steps or self._foresee is None or not self._foresee():
+            return False
+        assert self.is_settled(), "a step that was foreseen can be repeated"
+        return True
 
     def is_settled(self, go_on: bool = False, hold: bool = False) -> bool:
         """Call after an optimizer step: whether later steps will bring nothing new.

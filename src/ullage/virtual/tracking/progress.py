@@ -17,6 +17,7 @@ from torch.optim import optimizer as torch_optimizer
 from ullage.virtual.memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
+from ullage.virtual.tracking.own_loop import OwnLoop
 
 _in_backward_pass = torch._C._current_graph_task_id
 
@@ -30,6 +31,7 @@ class Progress:
         self.peaks: list[tuple[int, int]] = []  # allocated and reserved peak after each step
         self.ends: list[int] = []  # the clock of the memory at the end of each step
         self.on_step: Callable[[], None] | None = None
+        self.loop: OwnLoop | None = None
 
     def install(self) -> Callable[[], None]:
         """Begin to watch; returns what ends it."""
@@ -56,16 +58,28 @@ class Progress:
         memory.kind = OPTIMIZER
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._gpu.memory.kind = ACTIVATIONS
+        self._count_step()
+        self._gpu.calls.end_step()
+        if self.loop is not None:
+            self.loop.end_step()
+        if self.on_step is not None:
+            self.on_step()
+
+    def foresee(self) -> bool:
+        """Make the next step without following it, if it is known; returns whether it was."""
+        if self.loop is None or not self.loop.foresee():
+            return False
+        self._count_step()
+        return True
+
+    def _count_step(self) -> None:
         memory = self._gpu.memory
-        memory.kind = ACTIVATIONS
         self.optimizer_steps += 1
         if self.ends:
             memory.mark_copies(since=self.ends[-1])
         self.ends.append(memory.clock)
-        self._gpu.calls.end_step()
         self.peaks.append((memory.allocator.peak_allocated, memory.allocator.peak_reserved))
-        if self.on_step is not None:
-            self.on_step()
 
 
 class BackwardPasses:

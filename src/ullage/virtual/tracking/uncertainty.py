@@ -4,8 +4,9 @@ Which kernel a library takes is not always known, and a larger workspace can mov
 of a run can be repeated on an allocator of their own, with each uncertain one as large as it may be.
 
 Of two free blocks of one size the allocator takes the one at the lower address, and where the driver puts segments is
-imitated. Rings of large buffers, as those of sharded weights, can take a whole buffer more for it. So where there are
-other ranks, the requests are also repeated with segments at rising addresses instead of falling ones.
+imitated. Rings of large buffers, as those of sharded weights, can take a whole buffer more for it, and so can a
+workspace that is larger than was guessed. So where there are other ranks or guesses, the requests are also repeated
+with segments at rising addresses instead of falling ones.
 
 What was assumed or left out widens the bound by its kind, `NOTE_MEANINGS`:
 
@@ -13,6 +14,11 @@ What was assumed or left out widens the bound by its kind, `NOTE_MEANINGS`:
 - Other kernels run than those that were measured, or nothing that was seen tells how much more there can be: a
   twentieth of the reserved memory for each kind, as for a GPU that was not measured.
 - CUDA graphs keep a memory pool of their own, which no other code can use: the activations count once more.
+- A product of sparse matrices has another size at every step where these change. It is taken as full, which no step
+  exceeds, but steps of one size leave nothing cached, and those of many do: the activations count once more.
+- Batches that vary in size: how many of a long run are larger than all before them has a spread, which (three standard
+  deviations of it) is about as large as the number itself, and each of them leaves some more cached. So what is cached
+  counts once more.
 - NCCL connects ranks in other ways, too, when it finds them faster: the buffers of these.
 - Numbers with a fraction that the code reads, such as a loss. They are no sizes, only printed or compared: nothing.
 """
@@ -35,7 +41,7 @@ SURPRISES = 2  # wrong guesses that a bound allows for, of the size of the least
 UNMEASURED_SHARE = 20  # a twentieth: so much do other kernels take than those that were measured
 
 ASSUMED, LEFT_OUT = "assumed", "left_out"
-NOTHING, A_TWENTIETH, THE_ACTIVATIONS, OTHER_CONNECTIONS = range(4)  # what the bound adds
+NOTHING, A_TWENTIETH, THE_ACTIVATIONS, OTHER_CONNECTIONS, WHAT_IS_CACHED = range(5)  # what the bound adds
 
 
 class NoteMeaning(NamedTuple):
@@ -50,6 +56,7 @@ class NoteMeaning(NamedTuple):
 # By the kind that `GPUState.note` is called with. Notes of other kinds say nothing about memory.
 NOTE_MEANINGS = {
     "shapes": NoteMeaning(ASSUMED, "data-dependent shapes at their maximum", True, NOTHING),
+    "products": NoteMeaning(ASSUMED, "products of sparse matrices as full ones", False, THE_ACTIVATIONS),
     "unbounded shapes": NoteMeaning(ASSUMED, "data-dependent shapes without a known maximum", False),
     "turns": NoteMeaning(ASSUMED, "choices by scores (topk) as evenly spread", False),
     "nested": NoteMeaning(ASSUMED, "padding in full", True, NOTHING),
@@ -60,7 +67,7 @@ NOTE_MEANINGS = {
     "recurrent": NoteMeaning(ASSUMED, "memory of cuDNN's recurrent networks by fitted formulas", False),
     "solvers": NoteMeaning(ASSUMED, "workspaces of cuSOLVER by fitted formulas", False),
     "streams": NoteMeaning(ASSUMED, "the timing of side streams", True, NOTHING),
-    "repetition": NoteMeaning(ASSUMED, "that later steps take no more", False),
+    "repetition": NoteMeaning(ASSUMED, "that later steps take no more", False, WHAT_IS_CACHED),
     "version": NoteMeaning(ASSUMED, "the kernels of PyTorch 2.11", False),
     "compile": NoteMeaning(LEFT_OUT, "torch.compile (the eager code ran)", False),
     "compiled": NoteMeaning(ASSUMED, "what torch.compile times and pads on the card", True),
@@ -73,15 +80,15 @@ NOTE_MEANINGS = {
     "distributed": NoteMeaning(ASSUMED, "memory of NCCL as on an H200", True, NOTHING),
     "connections": NoteMeaning(ASSUMED, "memory of NCCL by the sizes in its source", False, OTHER_CONNECTIONS),
     "ranks": NoteMeaning(ASSUMED, "that the other ranks are like this one", True),
-    "cudnn": NoteMeaning(LEFT_OUT, "switches of cuDNN", False),
+    "cudnn": NoteMeaning(ASSUMED, "which plans cuDNN's switches leave", False),
     "trials": NoteMeaning(ASSUMED, "which plans cudnn.benchmark tries and keeps", True),
     "allocator": NoteMeaning(LEFT_OUT, "allocator settings", False),
     "settings": NoteMeaning(LEFT_OUT, "allocator settings", False),
     "growth": NoteMeaning(LEFT_OUT, "growth in later iterations", False),
     "failed": NoteMeaning(LEFT_OUT, "what comes after the script failed", False),
     "after": NoteMeaning(LEFT_OUT, "what comes after training", False),
-    "lengths": NoteMeaning(ASSUMED, "that no item is larger than those looked at", False),
-    "sizes": NoteMeaning(ASSUMED, "that batches of other sizes fit into what is cached", False),
+    "lengths": NoteMeaning(ASSUMED, "that no item is larger than those looked at", False, WHAT_IS_CACHED),
+    "sizes": NoteMeaning(ASSUMED, "that batches of other sizes fit into what is cached", False, WHAT_IS_CACHED),
     "interrupted": NoteMeaning(LEFT_OUT, "what comes after the process ended", False),
     "timeout": NoteMeaning(LEFT_OUT, AFTER_THE_TIME, False),
 }
@@ -133,20 +140,25 @@ class Uncertainty:
 
 
 def meanings_of(
-    notes: Mapping[tuple[str, str], int], group: str, reserved: int, activations: int, connections: int = 0
+    notes: Mapping[tuple[str, str], int],
+    group: str,
+    reserved: int,
+    activations: int,
+    connections: int = 0,
+    cached: int = 0,
 ) -> list[dict[str, Any]]:
     """What was assumed or left out, by the notes of a run (kind and text, with a count).
 
     Each entry says `what`, how often (`count`), whether `upper` holds all the same (`covered`), and how many bytes
-    `upper` adds for it (`adds`), by the bytes that are `reserved`, those of `activations` and those of `connections`
-    that NCCL may make besides.
+    `upper` adds for it (`adds`), by the bytes that are `reserved`, those of `activations`, those of `connections` that
+    NCCL may make besides, and those that are `cached` and not in use.
 
     >>> meanings_of({("shapes", "nonzero of (8,)"): 2, ("shapes", "unique of (9,)"): 1}, ASSUMED, 100, 50)
     [{'what': 'data-dependent shapes at their maximum', 'count': 3, 'covered': True, 'adds': 0}]
     """
     added = {
         NOTHING: 0, A_TWENTIETH: reserved // UNMEASURED_SHARE, THE_ACTIVATIONS: activations,
-        OTHER_CONNECTIONS: connections,
+        OTHER_CONNECTIONS: connections, WHAT_IS_CACHED: max(cached, reserved // UNMEASURED_SHARE),
     }  # fmt: skip
     found: dict[str, dict[str, Any]] = {}
     for (kind, _), count in notes.items():

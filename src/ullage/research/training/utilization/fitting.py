@@ -7,9 +7,7 @@ grown on runs alone, in the same way.
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +17,6 @@ import numpy.typing as npt
 from ullage.errors import InvalidValue, MissingPackage
 from ullage.hardware.work import Work
 from ullage.performance.rates import (
-    HOST_PARTS,
     SHARES,
     Floats,
     Rates,
@@ -28,6 +25,7 @@ from ullage.performance.rates import (
     share_vectors,
 )
 from ullage.performance.trees import Trees
+from ullage.research.training.utilization.host import host_and_step, least_squares, of_one_host
 from ullage.research.training.utilization.runs import FollowedRun, MeasuredCall
 
 GAP = 1e-6  # seconds between two kernels, within what counts as work
@@ -37,10 +35,6 @@ TREES = 1000  # of times
 OF_SHARES = 8  # so many times fewer for each share
 _LEAVES, _DEPTH = {"times": 127, "shares": 31}, {"times": 12, "shares": 10}
 _RATE = 0.05
-_COPIED = (5e9, 6e9, 7e9, 8e9, 10e9, 13e9)
-_BLENDS = (3.0, 4.0, 6.0)
-_STRETCHES = (1.0, 1.02, 1.04, 1.06)
-_WAITING, _BELOW = 0.75, 0.6
 Begin = Callable[[str], None]
 
 
@@ -79,16 +73,23 @@ def _summed(places: npt.NDArray[np.int64], values: Floats, length: int) -> Float
 
 
 def fit(
-    calls: Sequence[MeasuredCall], runs: Sequence[FollowedRun], begin: Begin = lambda _: None, trees: int = TREES
+    calls: Sequence[MeasuredCall],
+    runs: Sequence[FollowedRun],
+    begin: Begin = lambda _: None,
+    trees: int = TREES,
+    on_host: Mapping[str, float] | None = None,
 ) -> Rates:
-    """The rates with which these calls and runs come out best. Give it no run that it is to be judged by."""
+    """The rates with which these calls and runs come out best. Give it no run that it is to be judged by.
+
+    `on_host` says what the host takes for a call of an operator by itself (`runs.calls_on_host`).
+    """
     if len(runs) < 10:
         raise InvalidValue(f"needed at least 10 runs to fit; found {len(runs)}")
     operators, usual = _usual_factors(calls)
     empty = Trees.from_lists([[{"value": 0.0}]])
     rates = Rates(
         time=empty, shares=dict.fromkeys(SHARES, empty), starts={}, operators=operators, usual=usual, gap_s=GAP,
-        host={}, copied=7e9, blend=4.0, stretch=1.05, idle_w=100.0, power=dict.fromkeys(SHARES, 0.0),
+        host={}, copied=7e9, stretch=1.05, idle_w=100.0, power=dict.fromkeys(SHARES, 0.0),
     )  # fmt: skip
     sums = _Sums.of(runs)
     begin("times of calls")
@@ -102,13 +103,13 @@ def fit(
         begin(name)
         starts[name], grown[name] = _shares(name, rows, priors[name], times, runs, sums, trees // OF_SHARES)
     begin("host and power")
-    rates = _power(_host_and_step(replace(rates, starts=starts, shares=grown), runs), runs)
+    rates = _power(host_and_step(replace(rates, starts=starts, shares=grown), runs, on_host), runs)
     return replace(rates, card=_card(calls, runs))
 
 
 def _card(calls: Sequence[MeasuredCall], runs: Sequence[FollowedRun]) -> dict[str, Any]:
     """What the rates were fitted to; the host's part is that of one machine."""
-    hosts = _of_one_host(runs)
+    hosts = of_one_host(runs)
     return {
         "gpu": measured_gpu().name, "calls": len(calls), "runs": len(runs), "families": len({r.family for r in runs}),
         "machine": hosts[0].machine, "runs_of_machine": len(hosts),
@@ -212,67 +213,9 @@ def _grow(of: str, rows: Floats, objective: Callable[[Floats, Any], tuple[Floats
     return Trees.from_lightgbm(lightgbm.train(options, data, num_boost_round=trees))
 
 
-# The host, the step and power.
-
-
-def _of_one_host(runs: Sequence[FollowedRun]) -> list[FollowedRun]:
-    """Those with the host's time, of the machine that has most of them: hosts differ more than GPUs."""
-    read = [run for run in runs if run.host_s]
-    machines = Counter(run.machine for run in read)
-    return [run for run in read if run.machine == machines.most_common(1)[0][0]] if read else []
-
-
-def _least_squares(parts: Floats, whole: Floats) -> Floats:
-    """The coefficients, none below zero."""
-    from sklearn.linear_model import LinearRegression
-
-    fitted = LinearRegression(positive=True, fit_intercept=False).fit(parts, whole)
-    return np.asarray(fitted.coef_, dtype=np.float64)
-
-
-def _host_and_step(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
-    """What the host takes, how fast it copies, and how both become a step: the figures with the least errors.
-
-    Where the GPU waits for the host, a step tells what the host takes. Elsewhere the host's time was measured by
-    itself, which counts where it is well below the GPU's: a full queue of kernels would have stopped it.
-    """
-    read = _of_one_host(runs)
-    if len(read) < len(HOST_PARTS):
-        raise InvalidValue(f"needed at least {len(HOST_PARTS)} runs with the host's time; found {len(read)}")
-    parts = np.array([[run.work.host.get(name, 0.0) for name in HOST_PARTS] for run in read])
-    step, gpu, host, copied = (np.array(values, dtype=np.float64) for values in zip(
-        *((run.step_s, run.gpu_s, run.host_s, run.work.copied) for run in read), strict=True
-    ))  # fmt: skip
-    best, least = rates, np.inf
-    for speed, blend, stretch in itertools.product(_COPIED, _BLENDS, _STRETCHES):
-        copy = copied / speed
-        rest = np.maximum(step - copy, 0.2 * step)
-        waits = gpu < _WAITING * rest
-        by_step = np.maximum(rest**blend - (stretch * gpu) ** blend, 1e-20) ** (1 / blend)
-        truth = np.where(waits, by_step, np.maximum(host - copy, 0.2 * host))
-        known = waits | (host < _BELOW * gpu)
-        each = _of_the_host(parts[known], truth[known])
-        told = copy + ((parts @ each) ** blend + (stretch * gpu) ** blend) ** (1 / blend)
-        off = float(np.abs(np.log(told / step)).mean())
-        if off < least:
-            costs = dict(zip(HOST_PARTS, map(float, each), strict=True))
-            best, least = replace(rates, host=costs, copied=speed, blend=blend, stretch=stretch), off
-    return best
-
-
-def _of_the_host(parts: Floats, whole: Floats) -> Floats:
-    """Seconds for each part, so that errors relative to the whole are least; outliers count less."""
-    weight = np.ones(len(whole))
-    found = np.zeros(parts.shape[1])
-    for _ in range(5):
-        found = _least_squares(parts / whole[:, None] * weight[:, None], weight)
-        weight = 1 / np.sqrt(np.maximum(np.abs(parts @ found / whole - 1), 0.02))
-    return found
-
-
 def _power(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
     """Watts without work, and for each share of it."""
     full = [run for run in runs if len(run.shares) == len(SHARES)]
     parts = np.array([[1.0, *(run.shares[name] for name in SHARES)] for run in full])
-    found = _least_squares(parts, np.array([run.power_w for run in full]))
+    found = least_squares(parts, np.array([run.power_w for run in full]))
     return replace(rates, idle_w=float(found[0]), power=dict(zip(SHARES, map(float, found[1:]), strict=True)))

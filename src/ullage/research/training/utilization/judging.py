@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ullage.errors import InvalidValue
-from ullage.performance.alone import host_time, utilization_of_work
+from ullage.performance.alone import both_sides, host_time, times_of, utilization_of_work
 from ullage.performance.gpuutilnet import BINS, classes_of
 from ullage.performance.rates import SHARES, Rates, measured_gpu
 from ullage.performance.result import Utilization
@@ -72,20 +72,24 @@ def on_host(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
         return rates
     if any(run.is_test for run in runs):
         raise InvalidValue("needed runs of families for the fit to learn how fast a host is")
-    factors = []
-    for run in runs:
-        copy, host = run.work.copied / rates.copied, host_time(rates, run.work)
-        rest = run.step_s - copy
-        if host and run.gpu_s < _WAITING * rest:
-            by_step = (rest**rates.blend - (rates.stretch * run.gpu_s) ** rates.blend) ** (1 / rates.blend)
-            factors.append(by_step / host)
+    factors = host_factors(rates, runs)
     if len(factors) < _LEAST_HOST:
         raise InvalidValue(f"needed {_LEAST_HOST} runs that wait for their host, to learn its speed: {len(factors)} do")
-    factor = float(np.median(factors))
-    return replace(rates, host={name: factor * seconds for name, seconds in rates.host.items()})
+    return rates.with_host(float(np.median(factors)))
 
 
 _WAITING, _LEAST_HOST = 0.75, 5
+
+
+def host_factors(rates: Rates, runs: Sequence[FollowedRun]) -> list[float]:
+    """How many times longer the host took than the rates say, by each run in which the GPU waits for it."""
+    factors = []
+    for run in runs:
+        rest = run.step_s - run.work.copied / rates.copied
+        if host_time(rates, run.work) and run.gpu_s < _WAITING * rest:
+            sides = both_sides(rates, run.work, times_of(rates, run.work), run.gpu_s)
+            factors.append(run.work.launches.host_factor(*sides, rest))
+    return factors
 
 
 def lines_of(rates: Rates, learn: Sequence[ReadRun], test: Sequence[FollowedRun]) -> list[UtilizationLine]:

@@ -49,6 +49,7 @@ class ReadRun:
     shares: Mapping[str, float]
     power_w: float
     compiled: bool = False
+    host_passes: tuple[float, float] | None = None  # of host_s, until the backward pass, and that pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,55 @@ def calls_in_steps(profiles: Path, steps: Mapping[str, StepCalls]) -> list[Measu
     return [MeasuredCall(work, seconds) for work, seconds in works if work.kind != "transfer"]
 
 
+def calls_on_host(rates: Iterable[Path], profiles: Path | None) -> dict[str, float]:
+    """Seconds that the host takes for a call of an operator by itself, as `host_name` names them.
+
+    Single calls were timed in both passes alike (`ullage measure rates`, of the machine that has most of them). A
+    profile knows the pass, but makes calls `_PROFILED` times as long; families for testing are left out. Where both
+    know an operator, the middle of both. Other operators are named by the pass alone.
+    """
+    single, profiled = _timed_on_host(rates), _profiled_on_host(profiles)
+    found = {"forward": _USUAL_CALL, "backward": _USUAL_CALL}
+    for operator in single.keys() | {name.partition(" ")[2] for name in profiled}:
+        for which, other in (("forward", "backward"), ("backward", "forward")):
+            seen = profiled.get(f"{which} {operator}", profiled.get(f"{other} {operator}"))
+            known = [one for one in (single.get(operator), seen) if one is not None]
+            found[f"{which} {operator}"] = sum(known) / len(known)
+    return found
+
+
+_FEW, _USUAL_CALL, _PROFILED = 5, 1e-5, 3.0
+
+
+def _timed_on_host(rates: Iterable[Path]) -> dict[str, float]:
+    by_machine: dict[str, dict[str, list[float]]] = {}
+    for path in rates:
+        machine = ""
+        for row in read_rows(path):
+            machine = str(row.get("machine", {}).get("uuid", "")) or machine
+            if "host_us" in row:
+                word = str(row["operator"]).split(".")[1]
+                by_machine.setdefault(machine, {}).setdefault(word, []).append(1e-6 * row["host_us"])
+    most = max(by_machine.values(), key=lambda several: sum(map(len, several.values())), default={})
+    return {word: _middle(several) for word, several in most.items()}
+
+
+def _profiled_on_host(profiles: Path | None) -> dict[str, float]:
+    taken: dict[str, list[float]] = {}
+    for row in [] if profiles is None else read_rows(profiles):
+        if "names" not in row or is_for_testing(family_of(row).name):
+            continue
+        calls = row["calls"]
+        for number, nanoseconds, thread in zip(calls["name"], calls["taken"], calls["thread"], strict=True):
+            name = f"{'backward' if thread else 'forward'} {row['names'][number].partition('::')[2]}"
+            taken.setdefault(name, []).append(1e-9 * nanoseconds / _PROFILED)
+    return {name: _middle(several) for name, several in taken.items() if len(several) >= _FEW}
+
+
+def _middle(several: Sequence[float]) -> float:
+    return sorted(several)[len(several) // 2]
+
+
 def _word(call: Mapping[str, Any]) -> str:
     space, name, *_ = str(call["operator"]).split(".")
     return f"{space}::{name}"
@@ -133,11 +183,17 @@ def read_alone(rows: Sequence[Mapping[str, Any]]) -> list[ReadRun]:
                 machine=str(row.get("machine")), step_s=step_s, gpu_s=busy * step_s, host_s=row.get("host_seconds"),
                 power_w=float(row["power_w"]), compiled=bool(configuration.get("compiled")),
                 shares={name: float(row[name]) for name in SHARES if row.get(name) is not None},
+                host_passes=_passes(row),
             )
         )  # fmt: skip
     if not found:
         raise InvalidValue("needed rows that 'ullage dataset measure --utilization' read: found none")
     return found
+
+
+def _passes(row: Mapping[str, Any]) -> tuple[float, float] | None:
+    found = row.get("host_forward"), row.get("host_backward")
+    return None if found[0] is None or found[1] is None else (float(found[0]), float(found[1]))
 
 
 def with_work(runs: Sequence[ReadRun], steps: Mapping[str, StepCalls]) -> list[FollowedRun]:

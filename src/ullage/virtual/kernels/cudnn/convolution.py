@@ -539,7 +539,7 @@ def _asker(call: Call) -> Ask:
         found = plans and (asked.trial if tries else asked.first)(plans, problem, tf32, deterministic)
         if found:
             return found
-        return trial(problem, *kind, tf32, deterministic) if tries else workspace(problem, *kind)
+        return (trial if tries else workspace)(problem, *kind, tf32, deterministic)
 
     return ask
 

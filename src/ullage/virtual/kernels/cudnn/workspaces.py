@@ -2,7 +2,7 @@
 
 What a workspace can be is a formula (`formulas.py`). Which formula applies depends on the plan that cuDNN chooses, and
 that on the architecture. For the H200 a table of measured calls has the answer, and a network guesses the plan of what
-is not in it (`plans.py`). Decision trees guess for every other architecture that cuDNN could be asked about, one file
+is not in it (`network.py`). Decision trees guess for every other architecture that cuDNN could be asked about, one file
 of them for each (`ullage measure cudnn`).
 
 The number of multiprocessors changes answers for sm_90 alone. A table for another GPU (`convolution_table*.npz`) put
@@ -39,6 +39,7 @@ from ullage.virtual.kernels.cudnn.formulas import (
     transform_bytes,
     transforms,
 )
+from ullage.virtual.kernels.cudnn.network import needed_numpy, read_network
 from ullage.virtual.releases import MEASURED_CUDNN
 
 # The table and the trees. `ullage convolutions fit` writes them; they are read at the first convolution.
@@ -71,7 +72,9 @@ HASH_BITS = 44
 
 use_table = True  # False: guesses alone, as a benchmark on models that were never measured needs it
 COPIED, PARTS = "c", "p"  # questions that the trees of a plan answer: which formula, and how many parts
+NO_PLAN = "n"  # and one of a problem in 16 bits: whether cuDNN's heuristics name none
 _LEAST_LIKELY = 0.01  # plans that count
+_NO_PLAN_RIGHT = 0.9  # of what is said to have none, on problems that were held out
 
 
 class WorkspaceTable(NamedTuple):
@@ -110,7 +113,7 @@ def hash_of(problem: ConvolutionProblem) -> int:
 @cache
 def tables(folder: Path, kind: str = "convolution") -> dict[tuple[tuple[int, ...], int], Path]:
     """The tables in a folder by compute capability and number of multiprocessors; only their headers are read."""
-    found, np = {}, plans.needed_numpy()
+    found, np = {}, needed_numpy()
     for path in sorted(folder.glob(f"{kind}_table*.npz")):
         with np.load(path) as file:
             header = json.loads(bytes(file["header"]).decode())
@@ -121,7 +124,7 @@ def tables(folder: Path, kind: str = "convolution") -> dict[tuple[tuple[int, ...
 @cache
 def table(path: Path) -> WorkspaceTable:
     """Read a table of measured calls."""
-    np = plans.needed_numpy()
+    np = needed_numpy()
     with np.load(path) as file:
         header = json.loads(bytes(file["header"]).decode())
         hashes = np.cumsum(file["steps"], dtype=np.uint64)
@@ -142,7 +145,7 @@ def measured(
     path = tables(DATA_FOLDER, kind).get((tuple(capability), multiprocessors))
     if path is None:
         return None
-    found, wanted = table(path), plans.needed_numpy().uint64(hash_of(problem))
+    found, wanted = table(path), needed_numpy().uint64(hash_of(problem))
     place = int(found.hashes.searchsorted(wanted))
     if place == len(found.hashes) or found.hashes[place] != wanted:
         return None
@@ -318,7 +321,7 @@ def trees(path: Path) -> dict[str, WorkspaceTrees]:
     """Read the trees in a file, by what they are for: a direction, and for trials one of their two questions."""
     if not path.exists():
         return {}
-    found, np = {}, plans.needed_numpy()
+    found, np = {}, needed_numpy()
     with np.load(path) as file:
         for direction in [name.removesuffix("_roots") for name in file if name.endswith("_roots")]:
             part = {name: file[f"{direction}_{name}"] for name in ("roots", "feature", "step", "labels", "shares")}
@@ -357,19 +360,23 @@ def _walked(grown: WorkspaceTrees, values: Sequence[int]) -> dict[int, float]:
     return found
 
 
-def sizes_by_plans(problem: ConvolutionProblem, parts: Terms) -> list[tuple[int, float]] | None:
+def sizes_by_plans(
+    problem: ConvolutionProblem, parts: Terms, tf32: bool = True, deterministic: bool = False
+) -> list[tuple[int, float]] | None:
     """The workspaces of the plans that the network thinks likely, with their shares; `None` without a network. The
     first is that of the likeliest plan."""
-    network = plans.network(DATA_FOLDER / PLAN_NETWORK, problem.direction)
+    network = read_network(DATA_FOLDER / PLAN_NETWORK, problem.direction)
     if network is None:
         return None
     grown, size = trees(DATA_FOLDER / PLAN_TREES), plans.lengths(problem)
     row, found = plans.row_of(problem), list[tuple[int, float]]()
-    for plan, likely in network.plans(problem, _LEAST_LIKELY):
-        cut, name = (
-            plans.grid(plan, size, problem.channels_last or size.batch == 1),
-            f"{problem.direction}{plan.engine}",
-        )
+    none = _no_plan(problem, grown.get(problem.direction + NO_PLAN), row)
+    named = [(plan, likely * (1 - none)) for plan, likely in network.plans(problem, _LEAST_LIKELY, tf32, deterministic)]
+    if none:
+        named = sorted([*named, (plans.fallback(problem.direction), none)], key=lambda pair: -pair[1])
+    for plan, likely in named:
+        cut = plans.grid(plan, size, problem.channels_last or size.batch == 1)
+        name = f"{problem.direction}{plan.engine}"
         if name + COPIED not in grown:
             continue
         for count, share in _parts(problem, plan, grown.get(name + PARTS), row, size, cut):
@@ -382,6 +389,14 @@ def sizes_by_plans(problem: ConvolutionProblem, parts: Terms) -> list[tuple[int,
     return found
 
 
+def _no_plan(problem: ConvolutionProblem, grown: WorkspaceTrees | None, row: list[int]) -> float:
+    """How likely it is that cuDNN's heuristics name no plan for a problem, so that a fallback is taken."""
+    if grown is None or problem.kind == "f32":
+        return 0.0
+    share = _walked(grown, plans.fallback_inputs(row)).get(1, 0.0) / len(grown.roots)
+    return share * _NO_PLAN_RIGHT
+
+
 def _parts(
     problem: ConvolutionProblem,
     plan: plans.EnginePlan,
@@ -392,12 +407,13 @@ def _parts(
 ) -> list[tuple[int, float]]:
     """Into how many parts a plan splits its sums, each number with its share."""
     if grown is None:
-        return [(0, 1.0)]
+        return [(plans.parts_by(plan, cut, 0), 1.0)]
     if plan.engine in plans.PERSISTENT[problem.direction]:
         values = plans.tree_inputs(problem, plan, size, cut, 0)
+    elif plan.engine in plans.PRODUCT[problem.direction]:
+        values = [*plans.product_inputs(row, problem.direction), *plans.part_knobs(plan)]
     else:
-        product_of_matrices = plan.engine in plans.PRODUCT[problem.direction]
-        values = [*plans.part_inputs(row, problem.direction, product_of_matrices), *plans.part_knobs(plan)]
+        values = [*row, *plans.part_knobs(plan)]
     shares: dict[int, float] = {}
     for named, share in _walked(grown, values).items():
         count = plans.parts_by(plan, cut, named)
@@ -409,15 +425,23 @@ def _largest_first(shares: dict[int, float]) -> list[tuple[int, float]]:
     return sorted(shares.items(), key=lambda pair: -pair[1])
 
 
-def guess(problem: ConvolutionProblem, capability: tuple[int, int] | None) -> Workspace:
-    """The workspace of a problem that was not measured, on an architecture: by the network, or else by trees."""
+def guess(
+    problem: ConvolutionProblem, capability: tuple[int, int] | None, tf32: bool = True, deterministic: bool = False
+) -> Workspace:
+    """The workspace of a problem that was not measured, on an architecture: by the network, or else by trees, which
+    know of no plan that is ruled out."""
     parts = terms(problem)
     if capability not in ASKED or capability == MEASURED_CAPABILITY:
-        named = sizes_by_plans(problem, parts)
+        named = sizes_by_plans(problem, parts, tf32, deterministic)
         if named:
             return by_shares(_in_all(named), named[0][0], parts)
     voted = shares_of_votes(votes(problem, trees_of(capability)), parts)
     return by_shares(voted, max(voted, key=lambda size: (voted[size], size), default=0), parts)
+
+
+def _first_is_allowed(problem: ConvolutionProblem, tf32: bool, deterministic: bool) -> bool:
+    network = read_network(DATA_FOLDER / PLAN_NETWORK, problem.direction)
+    return network is None or network.plans(problem, 1.0)[0][0].allowed(problem.kind, tf32, deterministic)
 
 
 def _in_all(named: list[tuple[int, float]]) -> dict[int, float]:
@@ -430,9 +454,16 @@ def _in_all(named: list[tuple[int, float]]) -> dict[int, float]:
 
 @lru_cache(maxsize=65536)
 def workspace(
-    problem: ConvolutionProblem, capability: tuple[int, int] | None, multiprocessors: int | None
+    problem: ConvolutionProblem,
+    capability: tuple[int, int] | None,
+    multiprocessors: int | None,
+    tf32: bool = True,
+    deterministic: bool = False,
 ) -> Workspace:
     """The workspace of a problem: measured for this kind of GPU, or else guessed.
+
+    The first plan was measured. Where that is likely to be ruled out by `allow_tf32=False` or `deterministic=True`,
+    the workspace is guessed, too.
 
     Architectures differ for every second problem. Where cuDNN was not asked about one, the larger size allows for
     copies of all tensors in another layout.
@@ -450,9 +481,9 @@ def workspace(
         tensors = sum(map(product, (problem.source, problem.weight, problem.out)))
         return Workspace(0, 0, guessed=True, surprise=tensors * 8 // 2)
     known = measured(problem, capability, multiprocessors)
-    if known is not None:
+    if known is not None and ((tf32 and not deterministic) or _first_is_allowed(problem, tf32, deterministic)):
         return Workspace(known, known)
-    guessed = guess(problem, capability)
+    guessed = guess(problem, capability, tf32, deterministic)
     if capability in ASKED:
         return guessed
     return guessed._replace(larger=max(guessed.larger, all_copies(terms(problem))))
@@ -471,9 +502,9 @@ def trial(
     The fastest plan is taken to be the one that cuDNN names first: so it was, as far as memory goes, for 83 % of the
     problems that were run. The bound allows for one that copies all tensors.
 
-    Not covered: plans that `allow_tf32=False` and `deterministic=True` rule out, which are seldom the largest.
+    Not covered: that `allow_tf32=False` and `deterministic=True` rule out the largest plan, which they seldom do.
     """
-    first = workspace(problem, capability, multiprocessors)
+    first = workspace(problem, capability, multiprocessors, tf32, deterministic)
     if problem.kind not in ITEM_BYTES:
         return Trial((), first.surprise, first)
     parts = terms(problem)

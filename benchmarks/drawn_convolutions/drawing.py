@@ -11,8 +11,11 @@ import numpy as np
 
 from ullage.virtual.kernels.cudnn import plans
 from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
+from ullage.virtual.kernels.cudnn.network import network_inputs
 
 CHUNK = 1000  # problems of a seed
+WIDER_SEED = 9_000_000  # from here on: more channels in a group, and more products of matrices
+PRODUCTS = 0.12  # of the wider ones
 ITEM = np.array([4, 2, 2])
 MOST_BYTES = 6 << 30
 SIDES = np.array([4, 7, 8, 14, 16, 28, 32, 56, 64, 96, 112, 128, 160, 192, 224, 256])
@@ -35,7 +38,7 @@ def _channels(r: Any, n: int, most: int = 2048) -> Any:
     return np.choose(r.choice(4, n, p=[0.42, 0.3, 0.18, 0.1]), [any_, eights, twos, even])
 
 
-def _rows(r: Any, n: int) -> Any:
+def _rows(r: Any, n: int, wider: bool) -> Any:
     dims = _pick(r, n, [2, 1, 3], [0.66, 0.14, 0.2])
     kind = _pick(r, n, [0, 1, 2], [0.5, 0.25, 0.25])
     last = (r.random(n) < 0.3).astype(np.int64)
@@ -50,9 +53,10 @@ def _rows(r: Any, n: int) -> Any:
     groups = np.where(depthwise, _channels(r, n), np.ones(n, np.int64))
     inner = np.where(depthwise, 1, inner)
     outer = np.where(depthwise, np.where(r.random(n) < 0.85, 1, r.integers(2, 5, n)), outer)
-    groups = np.where(several, _log(r, n, 2, 64), groups)
-    inner = np.where(several, _channels(r, n, 256), inner)
-    outer = np.where(several, np.where(r.random(n) < 0.7, inner, _channels(r, n, 256)), outer)
+    most_groups, most_channels = (8, 1024) if wider and r.random() < 0.5 else (64, 256)
+    groups = np.where(several, _log(r, n, 2, most_groups), groups)
+    inner = np.where(several, _channels(r, n, most_channels), inner)
+    outer = np.where(several, np.where(r.random(n) < 0.7, inner, _channels(r, n, most_channels)), outer)
     common = r.random(n) < 0.4
     side = np.where(common, r.choice(SIDES, n), _log(r, n, 1, 320))
     other = np.where(r.random(n) < 0.75, side, _log(r, n, 1, 320))
@@ -98,6 +102,11 @@ def _rows(r: Any, n: int) -> Any:
     strides[missing], dilations[missing] = 1, 1
     paddings = np.where(way < 0.76, dilations * (filters - 1) // 2, np.where(way < 0.9, 0, free))
     paddings[missing] = 0
+    if wider:
+        alone = (r.random(n) < PRODUCTS) & (groups == 1)
+        filters[alone], strides[alone], dilations[alone], paddings[alone] = 1, 1, 1, 0
+        last[alone & (dims > 1) & (r.random(n) < 0.8)] = 1
+        batch[alone & (last == 0)] = 1
     head = np.stack([dims, kind, last, batch, inner, outer, groups], 1)
     return np.concatenate([head, source, filters, strides, paddings, dilations], 1).astype(np.int64)
 
@@ -105,14 +114,14 @@ def _rows(r: Any, n: int) -> Any:
 def outputs(rows: Any) -> Any:
     """Lengths of the outputs."""
     source, taps, stride, padding, dilation = (rows[:, 7 + 3 * i : 10 + 3 * i] for i in range(5))
-    return (source + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+    return plans.output_length(source, taps, stride, padding, dilation)
 
 
 def draw(seed: int, count: int = CHUNK) -> Any:
     """Rows of problems that PyTorch would give to cuDNN."""
     r, found, have = np.random.default_rng(seed), [], 0
     while have < count:
-        rows = _rows(r, 2 * count)
+        rows = _rows(r, 2 * count, seed >= WIDER_SEED)
         out = outputs(rows)
         batch, inner, outer, groups = rows[:, 3], rows[:, 4], rows[:, 5], rows[:, 6]
         taps = rows[:, 10:13].prod(1)
@@ -135,7 +144,7 @@ def draw(seed: int, count: int = CHUNK) -> Any:
 
 def inputs_of(rows: Any, direction: str) -> Any:
     """What the network is told of drawn rows."""
-    columns = plans.network_inputs(rows.T, direction, lambda values: np.log2(np.maximum(values, 1)), np.minimum)
+    columns = network_inputs(rows.T, direction, lambda values: np.log2(np.maximum(values, 1)), np.minimum)
     return np.stack([np.asarray(column, np.float32) for column in columns], 1)
 
 

@@ -1,0 +1,161 @@
+"""Grows the trees of each engine on cuDNN's answers: how many parts of a sum it keeps, and which formula gives the rest
+of a workspace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.tree import DecisionTreeClassifier
+
+from drawn_convolutions.answers import Labels, product_parts
+from drawn_convolutions.drawing import problems_of
+from ullage.research.cudnn_tables import table
+from ullage.virtual.kernels.cudnn import plans
+from ullage.virtual.kernels.cudnn.formulas import (
+    TIMES_AN_OCTAVE,
+    ConvolutionProblem,
+    Formula,
+    Terms,
+    all_copies,
+    needed_copies,
+    terms,
+)
+from ullage.virtual.kernels.cudnn.workspaces import COPIED, NO_PLAN, PARTS
+
+SAMPLE = 20_000  # problems of an engine that its trees are grown on
+FORMULAS = 40  # of an engine
+SPLIT_SAMPLE = 400_000  # problems of an engine that the trees are grown on that split its sums
+PERSISTENT_SAMPLE = 150_000
+NEAR = 16_384  # bytes
+LEAST_LEFT = 1000  # bytes beside the copies of a persistent kernel that keeps partial sums
+DOUBTFUL = 50  # problems in a leaf of the tree that tells how sure the other one is
+
+
+def parts_taken(problem: ConvolutionProblem, plan: plans.EnginePlan, cut: plans.Grid, size: int, knob: int) -> int:
+    """Into how many parts a sum is split: a knob, or, of persistent kernels and products, what the workspace tells."""
+    if plan.engine in plans.PRODUCT[plan.direction]:
+        row = np.array([plans.row_of(problem)])
+        return int(product_parts(plan.direction, row, np.array([size]))[0]) if cut.rows else 0
+    if plan.engine not in plans.PERSISTENT[plan.direction]:
+        return plans.parts_by(plan, cut, knob)
+    left = size - needed_copies(problem) - 16
+    if not cut.left or not cut.tile_bytes or left < LEAST_LEFT:
+        return 0
+    tiles = left // cut.tile_bytes
+    return tiles // cut.left if tiles % cut.left == 0 and cut.left < tiles <= cut.clusters else 0
+
+
+def in_copies(size: int, parts: Terms) -> Formula:
+    """The stand-in for a workspace that no formula gives: copies of all tensors, times a power of the root of two."""
+    octaves = round(2 * np.log2(max(size, 1) / all_copies(parts))) / 2
+    times = round(TIMES_AN_OCTAVE * min(max(octaves, -6), 6))
+    return Formula(0, 0, 0, 0, 0, 0, 0, 0, times or 1)
+
+
+def grow_parts(direction: str, engine: int, labels: Labels) -> list[Any]:
+    """Two trees that say into how many parts an engine splits its sums: one that knows every problem, and a coarse one
+    for how sure that is."""
+    plan_of = [plans.EnginePlan(direction, number, dict(knobs)) for number, knobs in labels.plans]
+    places = np.flatnonzero(np.array([plan.engine == engine for plan in plan_of] + [False])[labels.plan])
+    if engine in plans.PRODUCT[direction]:
+        places = places[(labels.rows[places, 2] == 1) | (labels.rows[places, 3] == 1)]
+    places = np.random.default_rng(2).permutation(places)[:SPLIT_SAMPLE]
+    given = labels.rows[places].astype(np.int64)
+    if engine in plans.PERSISTENT[direction]:
+        places, given = places[:PERSISTENT_SAMPLE], given[:PERSISTENT_SAMPLE]
+        knobs = [labels.plans[number][1] for number in labels.plan[places]]
+        told, parts = _persistent(direction, engine, given, knobs, labels.sizes[places].tolist())
+    else:
+        knobs = np.array([plans.part_knobs(plan) for plan in plan_of])[labels.plan[places]]
+        told, parts = np.concatenate([given, knobs], 1), labels.parts[places]
+        if engine in plans.PRODUCT[direction]:
+            columns = np.stack(plans.product_inputs(given.T, direction), 1)
+            told, parts = np.concatenate([columns, knobs], 1), product_parts(direction, given, labels.sizes[places])
+    told, tested = np.asarray(told, np.float32), len(places) // 50
+    fine = DecisionTreeClassifier(random_state=0).fit(told[tested:], parts[tested:])
+    right = (fine.predict(told[:tested]) == parts[:tested]).mean()
+    coarse = DecisionTreeClassifier(min_samples_leaf=DOUBTFUL, random_state=0).fit(told[tested:], parts[tested:])
+    leaves = fine.get_n_leaves()
+    print(f"{direction} {engine}: {leaves} leaves name the parts of {right:.1%} of {tested} held out", flush=True)
+    return [fine, coarse]
+
+
+def _persistent(direction: str, engine: int, rows: Any, knobs: list[Any], sizes: list[int]) -> tuple[Any, Any]:
+    """Of problems of a persistent kernel, what its trees are told and the parts they should name."""
+    told, parts = [], []
+    for problem, each, whole in zip(problems_of(rows, direction), knobs, sizes, strict=True):
+        plan, size = plans.EnginePlan(direction, engine, dict(each)), plans.lengths(problem)
+        cut = plans.grid(plan, size)
+        count = parts_taken(problem, plan, cut, whole, 0)
+        told.append(plans.tree_inputs(problem, plan, size, cut, 0))
+        parts.append(plans.AS_MANY_AS_FIT if count == cut.most_parts > 1 else count)
+    return np.array(told), np.array(parts)
+
+
+def grow_no_plan(direction: str, rows: Any, none: Any) -> dict[str, Any]:
+    """The trees that say where cuDNN's heuristics name no plan."""
+    told, tested = np.stack(plans.fallback_inputs(rows.astype(np.int64).T), 1).astype(np.float32), len(rows) // 50
+    fine = DecisionTreeClassifier(random_state=0).fit(told[tested:], none[tested:])
+    coarse = DecisionTreeClassifier(min_samples_leaf=DOUBTFUL, random_state=0).fit(told[tested:], none[tested:])
+    named, truly = fine.predict(told[:tested]), none[:tested]
+    print(
+        f"{direction}: of {truly.sum()} held out without a plan {named[truly].mean():.1%} are known, "
+        f"{truly[named].mean():.1%} of those named have none",
+        flush=True,
+    )
+    return _arrays({direction + NO_PLAN: ([fine, coarse], [])})
+
+
+def grow_engine(direction: str, engine: int, labels: Labels) -> dict[str, Any]:
+    """The trees of an engine: how many parts (`p`), and which formula gives the rest (`c`)."""
+    of_engine = np.array([plan[0] == engine for plan in labels.plans] + [False])
+    places = np.flatnonzero(of_engine[labels.plan])
+    places = np.random.default_rng(1).permutation(places)
+    grouped = labels.rows[places, 6] > 1  # copied in more ways than others: as many as there are, up to a half
+    some = places[grouped][: SAMPLE // 2]
+    places = np.sort(np.concatenate([some, places[~grouped][: SAMPLE - len(some)]]))
+    problems, told, rests = problems_of(labels.rows[places].astype(np.int64), direction), [], []
+    for problem, place in zip(problems, places.tolist(), strict=True):
+        plan = plans.EnginePlan(direction, engine, dict(labels.plans[labels.plan[place]][1]))
+        size = plans.lengths(problem)
+        cut = plans.grid(plan, size, problem.channels_last or size.batch == 1)
+        whole = int(labels.sizes[place])
+        parts = parts_taken(problem, plan, cut, whole, int(labels.parts[place]))
+        told.append(plans.tree_inputs(problem, plan, size, cut, parts))
+        rests.append(whole - plans.partial_bytes(plan, cut, parts))
+    sizes = np.array(rests, dtype=np.int64)
+    part = table.Measured(problems, np.maximum(sizes, 0), [terms(problem) for problem in problems])
+    formulas = [formula for formula, _ in table.find_formulas(part)][:FORMULAS]
+    columns, chosen = table.all_columns(part.parts), np.full(len(places), len(formulas))
+    for number, formula in reversed(list(enumerate(formulas))):
+        chosen[table.sizes_by(formula, columns) == part.sizes] = number
+    exact = chosen < len(formulas)
+    for number, formula in reversed(list(enumerate(formulas))):  # counters that are not known
+        chosen[~exact & (np.abs(table.sizes_by(formula, columns) - part.sizes) <= NEAR)] = number
+    exact_or_near = chosen < len(formulas)
+    rest = [in_copies(int(size), each) for size, each in zip(sizes, part.parts, strict=True)]
+    listed = formulas + sorted({formula for formula, known in zip(rest, exact_or_near, strict=True) if not known})
+    number_of = {formula: number for number, formula in enumerate(listed)}
+    chosen = np.where(exact_or_near, chosen, [number_of.get(formula, 0) for formula in rest])
+    known = sizes >= 0
+    tree = DecisionTreeClassifier(max_leaf_nodes=600, min_samples_leaf=2, random_state=0)
+    found = {f"{direction}{engine}{COPIED}": ([tree.fit(np.array(told)[known], chosen[known])], listed)}
+    right = (exact & known & (tree.predict(np.array(told)) == chosen)).mean()
+    if any(engine in each[direction] for each in (plans.PERSISTENT, plans.SLICED, plans.SPLIT, plans.PRODUCT)):
+        found[f"{direction}{engine}{PARTS}"] = grow_parts(direction, engine, labels), []
+    print(
+        f"{direction} {engine}: {len(places)} problems; {len(formulas)} formulas explain {(exact & known).mean():.1%}, "
+        f"{right:.1%} found, {(exact_or_near & known).mean():.1%} nearly",
+        flush=True,
+    )
+    return _arrays(found)
+
+
+def _arrays(found: dict[str, tuple[list[Any], list[Any]]]) -> dict[str, Any]:
+    """Trees with their formulas, by name, as arrays."""
+    arrays: dict[str, Any] = {}
+    for name, (grown, given) in found.items():
+        exported = table.export(grown) | {"formulas": np.array(given, dtype=np.int64).reshape(-1, len(Formula._fields))}
+        arrays |= {f"{name}_{key}": value for key, value in exported.items()}
+    return arrays

@@ -1,0 +1,129 @@
+"""How host and GPU become a step: the host launches one call after the other, and the GPU runs them in that order.
+
+A call begins on the GPU when it is launched and those before it are done. Where the host waits for the GPU, it goes on
+when all that it launched is done; most steps do so for the copy of their batch. Between two such waits, the GPU has
+nothing left over from before. A host that never waits runs ahead, and the longer of the two decides. Nothing here
+imports PyTorch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ullage.performance.rates import HOST_PARTS, Floats
+
+LATENCY = 8e-6  # seconds from a launch to the beginning of its kernel
+_OF_LAUNCHES = ("lists", "listed_tensors", "optimizer_calls", "waits")  # parts that belong to single launches
+
+
+class Launch(NamedTuple):
+    """A call that the host launches.
+
+    `host` says by what the host's time for it is known: an operator in a pass (`alone.host_name`), "lists" with so many
+    `tensors`, "optimizer_calls", or "" where it launches nothing. `work` is its place among the works of the step, -1
+    for none. `waits` says that the host then waits for the GPU.
+    """
+
+    host: str
+    work: int = -1
+    tensors: int = 0
+    waits: bool = False
+
+
+@dataclass(frozen=True)
+class Launches:
+    """What the host launches in a step: distinct launches, and their `order` by number, beginning after a wait.
+
+    >>> copy, product = Launch("forward copy_", waits=True), Launch("forward mm", work=0)
+    >>> several = Launches.of({3: copy, 4: product}, order=[3, 4, 4])
+    >>> round(several.end(host=np.array([1.0, 1.0, 1.0]), gpu=np.array([5.0, 5.0, 0.0])), 2)
+    11.0
+    """
+
+    each: Sequence[Launch]
+    order: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, launches: Mapping[int, Launch], order: Sequence[int]) -> Launches:
+        """Those calls of an order that are launches; the order repeats, and the last wait comes last."""
+        places = np.full(max(launches, default=-1) + 2, -1, dtype=np.int64)
+        places[list(launches)] = np.arange(len(launches))
+        found = places[np.minimum(np.array(order, dtype=np.int64), len(places) - 1)]
+        found = found[found >= 0]
+        each = list(launches.values())
+        waiting = np.flatnonzero(np.array([launch.waits for launch in each], dtype=bool)[found])
+        return cls(each, np.roll(found, -int(waiting[-1]) - 1) if len(waiting) else found)
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        """After which launches the host waits."""
+        waits = np.array([launch.waits for launch in self.each], dtype=bool)[self.order]
+        return [place + 1 for place in np.flatnonzero(waits).tolist()]
+
+    @functools.cached_property
+    def _of_pass(self) -> list[npt.NDArray[np.int64]]:
+        """The places of the launches of each pass."""
+        passes = np.array([_pass(launch) for launch in self.each], dtype=np.int64)[self.order]
+        return [np.flatnonzero(passes == number) for number in range(len(HOST_PARTS))]
+
+    def on_host(self, parts: Mapping[str, float], calls: Mapping[str, float], counts: Mapping[str, float]) -> Floats:
+        """Seconds of the host for each launch in its order.
+
+        These are its own, and its share of what the host does else in its pass. `parts` and `calls` are those of
+        `Rates`, `counts` says how often each part comes in the step.
+        """
+        own = np.array([_own(launch, parts, calls) for launch in self.each], dtype=np.float64)
+        found = own[self.order]
+        for here, several in zip(self._of_pass, HOST_PARTS.values(), strict=True):
+            rest = sum(parts.get(name, 0.0) * counts.get(name, 0.0) for name in several if name not in _OF_LAUNCHES)
+            if len(here):
+                found[here] += rest / len(here)
+            else:
+                found[:1] += rest
+        return found
+
+    def on_gpu(self, times: Floats) -> Floats:
+        """Seconds on the GPU of each launch in its order, if the works of the step take these times."""
+        places = np.array([launch.work for launch in self.each], dtype=np.int64)
+        return np.asarray(np.append(times, 0.0)[places[self.order]])
+
+    def end(self, host: Floats, gpu: Floats) -> float:
+        """When the step is done, if each launch takes so long on the host and on the GPU."""
+        if not self._ends:
+            return max(float(host.sum()), float(gpu.sum()))
+        # What passes until a launch, and what the GPU has to do after it: the longest sum is when all is done.
+        until, after = host.cumsum(), -gpu.cumsum()
+        begins = [0, *self._ends[:-1]]
+        both = np.maximum.reduceat(until + after + gpu, begins)
+        starts = np.array([until[begin - 1] if begin else 0.0 for begin in begins])
+        ends = np.array(self._ends) - 1
+        works = after[ends]
+        busy = both - works + LATENCY * (both > until[ends] + works)
+        return float((np.maximum(busy, until[ends]) - starts).sum())
+
+    def host_factor(self, host: Floats, gpu: Floats, seconds: float) -> float:
+        """How many times longer than `host` the host takes, if the step is done after so many seconds."""
+        low, high = 0.1, 10.0
+        while high > 1.002 * low:
+            middle = (low * high) ** 0.5
+            low, high = (low, middle) if self.end(middle * host, gpu) > seconds else (middle, high)
+        return float((low * high) ** 0.5)
+
+
+def _own(launch: Launch, parts: Mapping[str, float], calls: Mapping[str, float]) -> float:
+    waiting = parts.get("waits", 0.0) * launch.waits
+    which, _, operator = launch.host.partition(" ")
+    if operator:
+        return waiting + calls.get(launch.host, calls.get(which, 0.0))
+    return waiting + parts.get(which, 0.0) + parts.get("listed_tensors", 0.0) * launch.tensors
+
+
+def _pass(launch: Launch) -> int:
+    which, _, operator = launch.host.partition(" ")
+    return list(HOST_PARTS).index(which if operator else "optimizer") if launch.host else len(HOST_PARTS)

@@ -1,0 +1,276 @@
+"""Ullage's own training loop: its last step that is watched is foreseen, not followed.
+
+A loop is stopped when a step asks for the same memory as the one before it. In a script only a further step can tell.
+The standard loop (`ullage.workloads.training`) does the same in each iteration, so only the model can differ. Where the
+second iteration made the same calls as the first, and nothing is left behind that a third one could differ by, the
+third step is the second one once more: its requests are made without running the model.
+
+What a model could differ by is looked for: random numbers that were drawn on the CPU, attributes of its modules that
+changed, values that it read from the GPU. Only modules and optimizers of known packages are trusted to have nothing
+else. In all other cases the step is followed.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from array import array
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+
+from ullage.virtual.memory import DeviceMemory, SideRequest
+from ullage.virtual.tracking.calls import OPTIMIZER, OUTSIDE, PASSES, OperatorCalls
+from ullage.virtual.tracking.origins import RequestOrigins
+
+PACKAGES = ("torch", "torchvision", "timm", "transformers", "ullage")
+# Optimizers whose third step is like the second.
+OPTIMIZERS = (
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+)
+
+
+class _Request(NamedTuple):
+    """A block that is asked for (`nbytes`), or given back: that of a step's so manyth request, or one from before."""
+
+    nbytes: int
+    kind: int = 0
+    origin: int = 0
+    own: int = -1
+    other: int = -1  # the index of a span
+
+
+class _StepEnd(NamedTuple):
+    clock: int
+    requests: int
+    spans: int
+    notes: dict[tuple[str, str], int]
+    draws: tuple[Any, ...]
+    attributes: list[Any]
+
+
+class OwnLoop:
+    """One run of the standard loop on one virtual GPU; see `VirtualGPU.begin_own_loop`."""
+
+    def __init__(
+        self,
+        memory: DeviceMemory,
+        calls: OperatorCalls,
+        origins: RequestOrigins,
+        notes: dict[tuple[str, str], int],
+        model: Any,
+        optimizer: Any,
+    ) -> None:
+        self._memory, self._calls, self._origins, self._notes, self._model = memory, calls, origins, notes, model
+        self._begins: list[int] = []  # calls before each iteration
+        self._ends: list[_StepEnd] = []
+        own = type(optimizer)
+        modules = {type(module).__module__.partition(".")[0] for module in model.modules()}
+        self._trusted = own.__name__ in OPTIMIZERS and (own.__module__ + ".").startswith("torch.optim.")
+        self._trusted &= modules.issubset(PACKAGES)
+
+    def begin_iteration(self) -> None:
+        """Say that an iteration begins."""
+        self._begins.append(self._calls.position)
+
+    def end_step(self) -> None:
+        """Call it after each optimizer step."""
+        if self._trusted:
+            memory = self._memory
+            places = memory.clock, len(memory.requests), len(memory.spans)
+            self._ends.append(_StepEnd(*places, dict(self._notes), _draws(), _attributes(self._model)))
+
+    def end(self) -> None:
+        """Let go of the model: what it holds is given back when its owner drops it."""
+        self._model, self._trusted = None, False
+        self._ends.clear()
+
+    def foresee(self) -> bool:
+        """Make the requests, calls and notes of the next step, if they are known; returns whether they were."""
+        steps = len(self._ends)
+        if steps < 2 or steps != len(self._begins) or not self._has_alike_iterations() or not self._left_nothing():
+            return False
+        step = self._next_step()
+        if step is None:
+            return False
+        self._make(step)
+        return True
+
+    def _has_alike_iterations(self) -> bool:
+        """Whether the last two iterations made the same calls, up to the optimizer's."""
+        calls = self._calls
+        dropped = calls.position - len(calls.stream)
+        before, last = (begin - dropped for begin in self._begins[-2:])
+        if before < 0:
+            return False
+        return _are_alike(_until_optimizer(calls.stream[before:last]), _until_optimizer(calls.stream[last:]))
+
+    def _left_nothing(self) -> bool:
+        before, now = self._ends[-2:]
+        if before.notes.keys() != now.notes.keys():
+            return False
+        if any(kind == "values" and count != before.notes[kind, text] for (kind, text), count in now.notes.items()):
+            return False
+        if before.draws != now.draws or len(before.attributes) != len(now.attributes):
+            return False
+        return all(map(is_, before.attributes, now.attributes))
+
+    def _next_step(self) -> list[_Request] | None:
+        """What the next step asks for; `None` where that is not known."""
+        memory, (before, now) = self._memory, self._ends[-2:]
+        requests = memory.requests[before.requests :]
+        places = {before.requests, now.requests}
+        if (
+            not memory.keeps_history
+            or memory.lead is not None
+            or memory.waiting
+            or memory.stream
+            or memory.held_back
+            or memory.tried_at
+            or memory.before_request is not None
+            or any(type(number) is SideRequest or not number for number in requests)
+            or any(place in places for place, _ in memory.possible_sizes)
+            or (memory.clock, len(memory.requests), len(memory.spans)) != now[:3]
+            or now.clock - before.clock != len(requests)
+            or sum(number > 0 for number in memory.requests) != now.spans
+            or sum(number > 0 for number in requests) != now.spans - before.spans
+        ):
+            return None
+        carried = self._carried(requests, before.spans)
+        if carried is None:
+            return None
+        end, step = before.spans, []
+        for number in requests:
+            if number > 0:
+                span = memory.spans[end]
+                step.append(_Request(number, span.kind, span.origin))
+                end += 1
+            elif end + number >= before.spans:
+                step.append(_Request(0, own=end + number - before.spans))
+            else:
+                step.append(_Request(0, other=carried[end + number]))
+        return step if _can_go_on(memory, step) else None
+
+    def _carried(self, requests: list[int], begin: int) -> dict[int, int] | None:
+        """By span from before a step that the step has freed, the one of the step that is left in its place.
+
+        They are the same if they were asked for in the same order, by the same origin, with the same size and purpose.
+        """
+        spans, end, freed, name = self._memory.spans, begin, [], self._origins.origin
+        for number in requests:
+            if number > 0:
+                end += 1
+            elif end + number < begin:
+                freed.append(end + number)
+        left = [span.index for span in spans[begin:] if span.block is not None]
+        asked = [number for number in self._memory.requests if number > 0]
+        pairs = dict(zip(sorted(freed), left, strict=False))
+        alike = all(
+            asked[one] == asked[two]
+            and spans[one].kind == spans[two].kind
+            and (spans[one].origin == spans[two].origin or name(spans[one].origin) == name(spans[two].origin))
+            for one, two in pairs.items()
+        )
+        return pairs if len(freed) == len(left) and alike else None
+
+    def _make(self, step: list[_Request]) -> None:
+        memory, (before, now) = self._memory, self._ends[-2:]
+        first, origin, collects = len(memory.spans), memory.origin, gc.isenabled()
+        wanted = iter([request.origin for request in step if request.nbytes])
+        memory.origin = lambda: next(wanted)
+        gc.disable()
+        try:
+            for request in step:
+                if request.nbytes:
+                    memory.take(request.nbytes, request.kind)
+                else:
+                    memory.give_back(memory.spans[request.other if request.own < 0 else first + request.own])
+        finally:
+            memory.origin = origin
+            if collects:
+                gc.enable()
+        later, shift = now.requests - before.requests, now.spans - before.spans
+        for place, larger in list(memory.possible_sizes):
+            if place > before.requests:
+                memory.possible_sizes.append((place + later, larger))
+        for copy, source in list(memory.copied_from.items()):
+            if copy >= before.spans:
+                memory.copied_from[copy + shift] = source + shift if source >= before.spans else source
+        for note, count in now.notes.items():
+            self._notes[note] += count - before.notes[note]
+        self._calls.repeat_step()
+        self._origins.repeat_step(before.clock, now.clock)
+
+
+def _until_optimizer(calls: array[int]) -> array[int]:
+    kinds = len(PASSES)
+    return calls[: next((place for place, number in enumerate(calls) if number % kinds == OPTIMIZER), 0)]
+
+
+def _are_alike(before: array[int], last: array[int]) -> bool:
+    """Whether two iterations made the same calls. What the loop itself calls outside of the model, such as making the
+    factor of a `GradScaler`, may be in the first one alone."""
+    kinds, calls = len(PASSES), iter(before)
+    for number in last:
+        for one in calls:
+            if one == number:
+                break
+            if one % kinds != OUTSIDE:
+                return False
+        else:
+            return False
+    return len(last) > 0 and all(one % kinds == OUTSIDE for one in calls)
+
+
+def _draws() -> tuple[Any, ...]:
+    """The states of what draws random numbers on the CPU."""
+    numpy = sys.modules.get("numpy.random")
+    kind, keys, *rest = numpy.get_state() if numpy is not None else ("", b"")
+    return random.getstate(), bytes(torch.default_generator.get_state().tolist()), kind, bytes(keys), *rest
+
+
+def _attributes(model: Any) -> list[Any]:
+    """What a model's modules have, to be compared by which objects they are.
+
+    A number that is equal and another object counts as changed: that costs only the step, which is then followed.
+    """
+    found: list[Any] = []
+    for module in model.modules():
+        for name, value in vars(module).items():
+            found += name, value
+            if isinstance(value, dict):
+                found.extend(value.values())
+            elif isinstance(value, list | tuple):
+                found.extend(value)
+    return found
+
+
+def _can_go_on(memory: DeviceMemory, step: list[_Request]) -> bool:
+    """Whether the requests of a step that is not made yet can be repeated after it."""
+    live = {span.index for span in memory.spans if span.block is not None}
+    first = end = len(memory.spans)
+    requests = []
+    for request in step:
+        if request.nbytes:
+            live.add(end)
+            end += 1
+            requests.append(request.nbytes)
+        else:
+            index = request.other if request.own < 0 else first + request.own
+            if index not in live:
+                return False
+            live.remove(index)
+            requests.append(index - end)
+    return memory.can_repeat(requests, live, end)
