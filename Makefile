@@ -21,8 +21,10 @@ demo: $(READY)
 test: $(READY) ruff
 	$(MAKE) --no-print-directory -j 2 types test-quick
 
+# A test that fails among hundreds of processes is tried once more, alone. Both outcomes are printed.
+QUICK := -m "not slow" --hypothesis-profile quick
 test-quick: $(READY)
-	$(PYTEST) -m "not slow" --hypothesis-profile quick
+	$(PYTEST) $(QUICK) || { [ $$? = 1 ] && $(PYTEST) $(QUICK) --numprocesses 0 --last-failed --last-failed-no-failures none; }
 
 test-all: $(READY) lint
 	$(PYTEST)
