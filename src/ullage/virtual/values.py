@@ -30,6 +30,8 @@ from ullage.virtual.working_branch import SupposedFlags, working_answer
 
 LARGEST_KNOWN = 65536  # elements; labels, lengths, masks and positions are smaller
 LARGEST_COPIED = 4096  # numbers with a fraction: times, schedules and thresholds are smaller, data is larger
+LARGEST_HELD = 1 << 24  # whole numbers of a text, or the edges of a graph: kept, and known where a part of them is taken
+_HELD = (torch.int64, torch.int32)  # not bytes, which are pictures
 _OVERWRITING = {
     torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor,
 }  # fmt: skip
@@ -52,6 +54,11 @@ _COMPARISONS = frozenset(
 _ORDERS = frozenset(getattr(torch.ops.aten, name).Scalar for name in ("lt", "le", "gt", "ge"))
 _ALL = torch.ops.aten.all.default
 _TOPK = torch.ops.aten.topk.default
+_TAKE_PARTS = frozenset({
+    torch.ops.aten.index.Tensor, torch.ops.aten.index_select.default, torch.ops.aten.gather.default,
+    torch.ops.aten.clone.default, torch.ops.aten.cat.default, torch.ops.aten.stack.default,
+})  # fmt: skip
+DRAWN = frozenset({torch.ops.aten.randint.default, torch.ops.aten.randint.low})  # whole numbers between two known ones
 ANSWERED = _COMPARISONS | {_ALL, _TOPK}  # also for numbers without data
 
 _CPU = torch.device("cpu")  # named, because the script may have set another default
@@ -93,6 +100,7 @@ class KnownValues:
         self._memory, self._host, self._note = memory, host, note
         self._supposing = False  # whether any value followed from one that was made up
         self._flags = SupposedFlags()
+        self._random = torch.Generator(device=_CPU)
         self.steps: Callable[[], int] = lambda: 0  # of training so far
 
     def known(self, tensor: _Tensor) -> _Tensor | None:
@@ -181,13 +189,17 @@ class KnownValues:
         if has_no_fixed_result(func):
             return None
         try:
-            values = func(*self._known_arguments(args), **self._known_arguments(kwargs))
+            most = LARGEST_HELD if func in _TAKE_PARTS else LARGEST_KNOWN
+            values = func(*self._known_arguments(args, most), **self._known_arguments(kwargs, most))
         except Exception:
             return None
         return list(values) if isinstance(values, list | tuple) else [values]
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Repeat a call that has small results on known values, if all of its tensors are known."""
+        if func in DRAWN:
+            self._follow_drawn(args, result)
+            return
         first = args[0] if args else None
         if func is _ALL and is_unknown(first):
             self._follow_all(args[0], result)
@@ -214,6 +226,13 @@ class KnownValues:
             alike = _Alike(result.numel())
             alike.holds = bool(func(torch.ones((), device=_CPU), args[1]))
             self._set_marks(result, alike)
+
+    def _follow_drawn(self, args: tuple[Any, ...], result: _Tensor) -> None:
+        """Whole numbers were drawn: others from the same range, so that masks made of them choose their share."""
+        low, high = (0, args[0]) if isinstance(args[1], list | tuple) else args[:2]
+        if result.numel() > 1 and low < high:
+            drawn = torch.randint(low, high, result.shape, generator=self._random, device=_CPU)
+            self.set(result, drawn.to(result.dtype))
 
     def _follow_choice(self, args: tuple[Any, ...], kwargs: dict[str, Any], chosen: _Tensor) -> None:
         """The largest of some scores without data were chosen, as a router of tokens chooses experts: by turns."""
@@ -307,18 +326,18 @@ class KnownValues:
         watch = getattr(_storage_of(tensor), "ullage", None)
         return watch is not None and watch.value is not None
 
-    def _known_arguments(self, value: Any) -> Any:
+    def _known_arguments(self, value: Any, most: int) -> Any:
         if isinstance(value, _Tensor):
             known = self.known(value) if value.is_cuda else value
-            if known is None or known.numel() > LARGEST_KNOWN:
+            if known is None or known.numel() > most:
                 raise _Unknown
             return known
         if isinstance(value, torch.device):
             return _CPU
         if isinstance(value, list | tuple):
-            return type(value)(self._known_arguments(item) for item in value)
+            return type(value)(self._known_arguments(item, most) for item in value)
         if isinstance(value, dict):
-            return {name: self._known_arguments(item) for name, item in value.items()}
+            return {name: self._known_arguments(item, most) for name, item in value.items()}
         return value
 
     def scalar(self, tensor: torch.Tensor) -> Any:
@@ -343,7 +362,7 @@ class KnownValues:
         A table of flags is a mask, which chooses everything, as on the GPU.
         """
         known = self.known(tensor)
-        if known is not None and known.numel() <= LARGEST_KNOWN:
+        if known is not None and known.numel() <= LARGEST_HELD:
             return known.to(dtype, copy=True)
         if tensor.numel() <= LARGEST_KNOWN:
             self._note("readings" if tensor.is_floating_point() else "values", _asked(tensor, "values"))
@@ -356,6 +375,8 @@ class KnownValues:
 
 def _is_small(source: _Tensor) -> bool:
     """Whether a tensor of the CPU is small enough for its values to be kept."""
+    if source.dtype in _HELD:
+        return source.numel() <= LARGEST_HELD
     return source.numel() <= (LARGEST_COPIED if source.is_floating_point() else LARGEST_KNOWN)
 
 

@@ -1,0 +1,93 @@
+"""More random data for `public_scripts.py`, for the scripts that were drawn last."""
+
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from public_scripts_data import Maker
+
+DIGITS = ("fungtion+DANN/dataset/MNIST", "locuslab+fast_adversarial/mnist-data/MNIST")
+PICTURES = (
+    "home/data", "src/sthalles+SimCLR/datasets", "src/data", "src/chrischute+glow/data", "src/AberHu+Knowledge-Distillation-Zoo/datasets",
+    "src/kentaroy47+vision-transformers-cifar10/data",
+)  # fmt: skip
+
+
+def make_later_data(maker: "Maker") -> None:
+    """Everything that these scripts read, if `Maker` has made its pictures, digits and tables."""
+    root, data, src, random = maker.data.parent, maker.data, maker.src, maker.random
+    for place in DIGITS:
+        link(src / place / "raw", data / "MNIST" / "raw")
+    for place in PICTURES:
+        link(root / place / "cifar-10-batches-py", data / "cifar-10-batches-py")
+    places = src / "dome272+Diffusion-Models-pytorch/C:\\Users\\dome\\datasets\\landscape_img_folder"
+    maker.pictures(places / "all", 120, (100, 90))
+    maker.pictures(src / "heykeetae+Self-Attention-GAN/data/CelebA/all", 200, (178, 218))
+    maker.pictures(data / "paintings", 60, (600, 560))
+    letters = src / "fungtion+DANN/dataset/mnist_m"
+    lines = []
+    for index in range(1000):
+        maker.picture(letters / "mnist_m_train" / f"{index:08d}.png", (32, 32))
+        maker.picture(letters / "mnist_m_test" / f"{index:08d}.png", (32, 32))
+        lines.append(f"{index:08d}.png {index % 10}\n")
+    for split in ("train", "test"):
+        maker.write(letters / f"mnist_m_{split}_labels.txt", "".join(lines))
+    traffic(src, random)
+    series = random.random((2_600, 137)).round(4)
+    maker.write(data / "solar.txt", "\n".join(",".join(map(str, row)) for row in series) + "\n")
+    (src / "nnzhan+MTGNN/model").mkdir(parents=True, exist_ok=True)
+    (src / "laiguokun+LSTNet/save").mkdir(parents=True, exist_ok=True)
+    films = [f"{user} {film}" for user in range(1, 2_001) for film in random.integers(1, 3_417, int(20 + user % 150))]
+    maker.write(src / "pmixer+SASRec.pytorch/python/data/ml-1m.txt", "\n".join(films) + "\n")
+    alphabets = src / "dragen1860+MAML-Pytorch/omniglot/omniglot.npy"
+    alphabets.parent.mkdir(parents=True, exist_ok=True)
+    np.save(alphabets, random.integers(0, 2, (1_623, 20, 1, 28, 28), dtype=np.uint8))
+    clouds(maker, src / "yanx27+Pointnet_Pointnet2_pytorch/data/modelnet40_normal_resampled")
+
+
+def link(place: Path, target: Path) -> None:
+    """A link, with the folders above it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not place.exists():
+        place.symlink_to(target)
+
+
+def traffic(src: Path, random: np.random.Generator) -> None:
+    """Speeds at 207 places in three forms, and flows at 307."""
+    near = (random.random((207, 207)) < 0.05).astype("f4")
+    wavenet = src / "nnzhan+Graph-WaveNet/data"
+    (wavenet / "METR-LA").mkdir(parents=True, exist_ok=True)
+    (wavenet / "sensor_graph").mkdir(exist_ok=True)
+    (wavenet.parent / "garage").mkdir(exist_ok=True)
+    ids = [str(index) for index in range(207)]
+    (wavenet / "sensor_graph/adj_mx.pkl").write_bytes(
+        pickle.dumps([ids, {name: n for n, name in enumerate(ids)}, near + np.eye(207, dtype="f4")])
+    )
+    for split, count in (("train", 1_000), ("val", 200), ("test", 200)):
+        np.savez(
+            wavenet / f"METR-LA/{split}.npz",
+            x=random.random((count, 12, 207, 2), "f4"),
+            y=random.random((count, 12, 207, 2), "f4"),
+        )
+    stgcn = src / "FelixOpolka+STGCN-PyTorch/data"
+    stgcn.mkdir(parents=True, exist_ok=True)
+    np.save(stgcn / "adj_mat.npy", near)
+    np.save(stgcn / "node_values.npy", random.random((1_500, 207, 2), "f4"))
+    flows = src / "LeiBAI+AGCRN/data/PeMSD4/pems04.npz"
+    flows.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(flows, data=random.random((1_800, 307, 3), "f4"))
+
+
+def clouds(maker: "Maker", root: Path) -> None:
+    """Clouds of 1,100 points with normals in ten classes, in the form of ModelNet."""
+    kinds = [f"kind{index}" for index in range(10)]
+    maker.write(root / "modelnet10_shape_names.txt", "\n".join(kinds) + "\n")
+    for split, begin, end in (("train", 1, 25), ("test", 25, 30)):
+        names = [f"{kind}_{index:04d}" for kind in kinds for index in range(begin, end)]
+        maker.write(root / f"modelnet10_{split}.txt", "\n".join(names) + "\n")
+        for name in names:
+            rows = maker.random.standard_normal((1_100, 6)).round(4)
+            maker.write(root / name.split("_")[0] / f"{name}.txt", "\n".join(",".join(map(str, row)) for row in rows))
