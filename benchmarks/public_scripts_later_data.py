@@ -35,6 +35,9 @@ def make_later_data(maker: "Maker") -> None:
         lines.append(f"{index:08d}.png {index % 10}\n")
     for split in ("train", "test"):
         maker.write(letters / f"mnist_m_{split}_labels.txt", "".join(lines))
+    for kind in range(5):
+        maker.pictures(data / "flowers" / f"kind{kind}", 40, (300 + 4 * kind, 240))
+    retinas(maker, data / "DRIVE")
     traffic(src, random)
     series = random.random((2_600, 137)).round(4)
     maker.write(data / "solar.txt", "\n".join(",".join(map(str, row)) for row in series) + "\n")
@@ -79,6 +82,15 @@ def traffic(src: Path, random: np.random.Generator) -> None:
     flows = src / "LeiBAI+AGCRN/data/PeMSD4/pems04.npz"
     flows.parent.mkdir(parents=True, exist_ok=True)
     np.savez(flows, data=random.random((1_800, 307, 3), "f4"))
+
+
+def retinas(maker: "Maker", root: Path) -> None:
+    """Pictures of eyes with vessels and a field of view, in the form of DRIVE."""
+    for split in ("training", "test"):
+        for index in range(1, 13):
+            maker.picture(root / split / "images" / f"{index:02d}_{split}.tif", (565, 584))
+            maker.picture(root / split / "1st_manual" / f"{index:02d}_manual1.gif", (565, 584), mask=True)
+            maker.picture(root / split / "mask" / f"{index:02d}_{split}_mask.gif", (565, 584), mask=True)
 
 
 def clouds(maker: "Maker", root: Path) -> None:

@@ -335,3 +335,10 @@ def test_an_adaptive_softmax_splits_its_targets(gpu, targets):
         tail.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
     loss(torch.randn(700, 64, device="cuda"), target).loss.backward()
     assert len(rows) == 2 and 150 < rows[0] < 280 and 350 < rows[1] < 500
+
+
+def test_a_mask_of_pairs_is_known(gpu):
+    same = torch.eye(512, dtype=torch.bool).to("cuda")
+    similarity = torch.randn(512, 512, device="cuda")
+    assert similarity[~same].view(512, -1).shape == (512, 511)
+    assert not any("taken as all" in note for note in gpu.notes)

@@ -51,11 +51,11 @@ from ullage.virtual.tracking.calls import SeenCall, describe, floats_of, mark_of
 from ullage.virtual.values import (
     ANSWERED,
     DRAWN,
-    LARGEST_KNOWN,
     MAKE_MARKS,
     WRITE_KNOWN,
     has_no_fixed_result,
     is_unknown,
+    most_computed,
 )
 
 _Tensor = torch.Tensor
@@ -432,7 +432,7 @@ def _written_places(func: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 def _is_small(output: Output) -> bool:
     """Whether a new output is small enough for its values to be followed."""
-    return type(output) is New and output.nbytes <= LARGEST_KNOWN * output.dtype.itemsize
+    return type(output) is New and output.nbytes <= most_computed(output.dtype) * output.dtype.itemsize
 
 
 _MAY_MIX_DEVICES = (

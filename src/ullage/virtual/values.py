@@ -28,7 +28,8 @@ from ullage.virtual.kernels.plan import span_of_elements
 from ullage.virtual.memory import DeviceMemory
 from ullage.virtual.working_branch import SupposedFlags, working_answer
 
-LARGEST_KNOWN = 65536  # elements; labels, lengths, masks and positions are smaller
+LARGEST_KNOWN = 65536  # elements that are computed; lengths and positions are smaller
+LARGEST_MASK = 1 << 19  # flags and whole numbers that are computed: a mask of 700 by 700 pairs, the tokens of a batch
 LARGEST_COPIED = 4096  # numbers with a fraction: times, schedules and thresholds are smaller, data is larger
 LARGEST_HELD = 1 << 24  # whole numbers of a text, or the edges of a graph: kept, and known where a part of them is taken
 _HELD = (torch.int64, torch.int32)  # not bytes, which are pictures
@@ -189,7 +190,7 @@ class KnownValues:
         if has_no_fixed_result(func):
             return None
         try:
-            most = LARGEST_HELD if func in _TAKE_PARTS else LARGEST_KNOWN
+            most = LARGEST_HELD if func in _TAKE_PARTS else LARGEST_MASK
             values = func(*self._known_arguments(args, most), **self._known_arguments(kwargs, most))
         except Exception:
             return None
@@ -296,7 +297,7 @@ class KnownValues:
         """An operator has written to these tensors: known values are changed with them if all that it reads is known,
         and forgotten otherwise."""
         marks = self._marks_after(func, args)
-        if func in _OVERWRITING and args[0].numel() <= LARGEST_KNOWN:
+        if func in _OVERWRITING and args[0].numel() <= most_computed(args[0].dtype):
             value = args[1] if len(args) > 1 else 0
             if isinstance(value, _Tensor):
                 self.copied(value, args[0])
@@ -377,7 +378,12 @@ def _is_small(source: _Tensor) -> bool:
     """Whether a tensor of the CPU is small enough for its values to be kept."""
     if source.dtype in _HELD:
         return source.numel() <= LARGEST_HELD
-    return source.numel() <= (LARGEST_COPIED if source.is_floating_point() else LARGEST_KNOWN)
+    return source.numel() <= (LARGEST_COPIED if source.is_floating_point() else LARGEST_MASK)
+
+
+def most_computed(dtype: torch.dtype) -> int:
+    """How many elements a result of this type may have to be computed besides."""
+    return LARGEST_KNOWN if dtype.is_floating_point or dtype.is_complex else LARGEST_MASK
 
 
 def _is_whole(tensor: _Tensor) -> bool:
