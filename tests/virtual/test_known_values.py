@@ -342,3 +342,11 @@ def test_a_mask_of_pairs_is_known(gpu):
     similarity = torch.randn(512, 512, device="cuda")
     assert similarity[~same].view(512, -1).shape == (512, 511)
     assert not any("taken as all" in note for note in gpu.notes)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_probabilities_without_data_pass_the_checks_of_distributions(gpu, rows):
+    odds = torch.randn(rows, 2, device="cuda").softmax(-1)
+    assert torch.distributions.Categorical(odds).sample().shape == (rows,)
+    with pytest.raises(ValueError, match="Simplex"):
+        torch.distributions.Categorical(torch.tensor([[0.5, -0.2]]).cuda())

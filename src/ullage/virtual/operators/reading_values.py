@@ -50,7 +50,7 @@ def checked(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     with gpu.counting():
         all_true = func is torch.ops.aten._is_all_true.default
         result = args[0].all() if all_true else args[0].any()
-    if gpu.values.known(result) is None:
+    if gpu.values.known(result) is None or gpu.values.is_supposed(args[0]):
         gpu.values.set(result, torch.tensor(all_true))
     return result
 
