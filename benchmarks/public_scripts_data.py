@@ -59,10 +59,10 @@ BOOK_PLACES = [
     "block-recurrent-transformer-pytorch",
 ]  # fmt: skip
 ACCEPT = """import numpy
-import torchvision.datasets.utils as utils
+from torchvision.datasets import cifar, utils
 
 checked = utils.check_integrity
-utils.check_integrity = lambda path, md5=None: checked(path)
+cifar.check_integrity = utils.check_integrity = lambda path, md5=None: checked(path)
 numpy.Inf, numpy.int, numpy.float = numpy.inf, int, float  # names that older releases have
 """
 CORA_PLACES = ["pytorch+examples/gat/cora", "tkipf+pygcn/data/cora", "Diego999+pyGAT/data/cora"]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
 
 if TYPE_CHECKING:
     from public_scripts_data import Maker
@@ -86,11 +87,15 @@ def traffic(src: Path, random: np.random.Generator) -> None:
 
 def retinas(maker: "Maker", root: Path) -> None:
     """Pictures of eyes with vessels and a field of view, in the form of DRIVE."""
+    seen = np.full((584, 565), 255, np.uint8)
     for split in ("training", "test"):
         for index in range(1, 13):
             maker.picture(root / split / "images" / f"{index:02d}_{split}.tif", (565, 584))
-            maker.picture(root / split / "1st_manual" / f"{index:02d}_manual1.gif", (565, 584), mask=True)
-            maker.picture(root / split / "mask" / f"{index:02d}_{split}_mask.gif", (565, 584), mask=True)
+            vessels = (255 * maker.random.integers(0, 2, (584, 565))).astype(np.uint8)
+            for name, grey in ((f"1st_manual/{index:02d}_manual1", vessels), (f"mask/{index:02d}_{split}_mask", seen)):
+                file = root / split / f"{name}.gif"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(grey).save(file)
 
 
 def clouds(maker: "Maker", root: Path) -> None:
