@@ -347,6 +347,6 @@ def test_a_mask_of_pairs_is_known(gpu):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_probabilities_without_data_pass_the_checks_of_distributions(gpu, rows):
     odds = torch.randn(rows, 2, device="cuda").softmax(-1)
-    assert torch.distributions.Categorical(odds).sample().shape == (rows,)
+    assert torch.distributions.Categorical(odds, validate_args=True).sample().shape == (rows,)
     with pytest.raises(ValueError, match="Simplex"):
-        torch.distributions.Categorical(torch.tensor([[0.5, -0.2]]).cuda())
+        torch.distributions.Categorical(torch.tensor([[0.5, -0.2]]).cuda(), validate_args=True)

@@ -31,7 +31,9 @@ from ullage.virtual.working_branch import SupposedFlags, working_answer
 LARGEST_KNOWN = 65536  # elements that are computed; lengths and positions are smaller
 LARGEST_MASK = 1 << 19  # flags and whole numbers that are computed: a mask of 700 by 700 pairs, the tokens of a batch
 LARGEST_COPIED = 4096  # numbers with a fraction: times, schedules and thresholds are smaller, data is larger
-LARGEST_HELD = 1 << 24  # whole numbers of a text, or the edges of a graph: kept, and known where a part of them is taken
+LARGEST_HELD = (
+    1 << 24
+)  # whole numbers of a text, or the edges of a graph: kept, and known where a part of them is taken
 _HELD = (torch.int64, torch.int32)  # not bytes, which are pictures
 _OVERWRITING = {
     torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor,
@@ -145,7 +147,7 @@ class KnownValues:
             self._memory.written(target)
             self._set_marks(target, marks)
         else:
-            self.set(target, value)
+            self.set(target, value, self._supposing and self.is_supposed(source))
 
     def marks(self, tensor: _Tensor) -> int | None:
         """At most so many elements of a tensor are not zero; `None` if nobody knows."""
@@ -233,7 +235,8 @@ class KnownValues:
         low, high = (0, args[0]) if isinstance(args[1], list | tuple) else args[:2]
         if result.numel() > 1 and low < high:
             drawn = torch.randint(low, high, result.shape, generator=self._random, device=_CPU)
-            self.set(result, drawn.to(result.dtype))
+            self._supposing = True
+            self.set(result, drawn.to(result.dtype), supposed=True)
 
     def _follow_choice(self, args: tuple[Any, ...], kwargs: dict[str, Any], chosen: _Tensor) -> None:
         """The largest of some scores without data were chosen, as a router of tokens chooses experts: by turns."""
