@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
 from public_scripts_later_data import make_later_data
 
 LETTERS = [chr(40 + index) for index in range(65)]

@@ -1,6 +1,7 @@
 """More random data for `public_scripts.py`, for the scripts that were drawn last."""
 
-import pickle
+import runpy
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,32 +11,21 @@ from PIL import Image
 if TYPE_CHECKING:
     from public_scripts_data import Maker
 
-DIGITS = ("fungtion+DANN/dataset/MNIST", "locuslab+fast_adversarial/mnist-data/MNIST")
 PICTURES = (
-    "home/data", "src/sthalles+SimCLR/datasets", "src/data", "src/chrischute+glow/data", "src/AberHu+Knowledge-Distillation-Zoo/datasets",
-    "src/kentaroy47+vision-transformers-cifar10/data",
+    "sthalles+SimCLR/datasets", "data", "chrischute+glow/data", "kentaroy47+vision-transformers-cifar10/data",
 )  # fmt: skip
 
 
 def make_later_data(maker: "Maker") -> None:
     """Everything that these scripts read, if `Maker` has made its pictures, digits and tables."""
-    root, data, src, random = maker.data.parent, maker.data, maker.src, maker.random
-    for place in DIGITS:
-        link(src / place / "raw", data / "MNIST" / "raw")
+    data, src, random = maker.data, maker.src, maker.random
+    link(src / "locuslab+fast_adversarial/mnist-data/MNIST/raw", data / "MNIST" / "raw")
     for place in PICTURES:
-        link(root / place / "cifar-10-batches-py", data / "cifar-10-batches-py")
+        link(src / place / "cifar-10-batches-py", data / "cifar-10-batches-py")
     places = src / "dome272+Diffusion-Models-pytorch/C:\\Users\\dome\\datasets\\landscape_img_folder"
     maker.pictures(places / "all", 120, (100, 90))
     maker.pictures(src / "heykeetae+Self-Attention-GAN/data/CelebA/all", 200, (178, 218))
     maker.pictures(data / "paintings", 60, (600, 560))
-    letters = src / "fungtion+DANN/dataset/mnist_m"
-    lines = []
-    for index in range(1000):
-        maker.picture(letters / "mnist_m_train" / f"{index:08d}.png", (32, 32))
-        maker.picture(letters / "mnist_m_test" / f"{index:08d}.png", (32, 32))
-        lines.append(f"{index:08d}.png {index % 10}\n")
-    for split in ("train", "test"):
-        maker.write(letters / f"mnist_m_{split}_labels.txt", "".join(lines))
     for kind in range(5):
         maker.pictures(data / "flowers" / f"kind{kind}", 40, (300 + 4 * kind, 240))
     retinas(maker, data / "DRIVE")
@@ -43,13 +33,18 @@ def make_later_data(maker: "Maker") -> None:
     series = random.random((2_600, 137)).round(4)
     maker.write(data / "solar.txt", "\n".join(",".join(map(str, row)) for row in series) + "\n")
     (src / "nnzhan+MTGNN/model").mkdir(parents=True, exist_ok=True)
-    (src / "laiguokun+LSTNet/save").mkdir(parents=True, exist_ok=True)
     films = [f"{user} {film}" for user in range(1, 2_001) for film in random.integers(1, 3_417, int(20 + user % 150))]
     maker.write(src / "pmixer+SASRec.pytorch/python/data/ml-1m.txt", "\n".join(films) + "\n")
     alphabets = src / "dragen1860+MAML-Pytorch/omniglot/omniglot.npy"
     alphabets.parent.mkdir(parents=True, exist_ok=True)
     np.save(alphabets, random.integers(0, 2, (1_623, 20, 1, 28, 28), dtype=np.uint8))
     clouds(maker, src / "yanx27+Pointnet_Pointnet2_pytorch/data/modelnet40_normal_resampled")
+    style = src / "naoto0804+pytorch-AdaIN/net.py"
+    if style.exists():
+        import torch
+
+        sys.path.insert(0, str(style.parent))
+        torch.save(runpy.run_path(str(style))["vgg"].state_dict(), data / "vgg.pth")
 
 
 def link(place: Path, target: Path) -> None:
@@ -60,22 +55,8 @@ def link(place: Path, target: Path) -> None:
 
 
 def traffic(src: Path, random: np.random.Generator) -> None:
-    """Speeds at 207 places in three forms, and flows at 307."""
+    """Speeds at 207 places, and flows at 307."""
     near = (random.random((207, 207)) < 0.05).astype("f4")
-    wavenet = src / "nnzhan+Graph-WaveNet/data"
-    (wavenet / "METR-LA").mkdir(parents=True, exist_ok=True)
-    (wavenet / "sensor_graph").mkdir(exist_ok=True)
-    (wavenet.parent / "garage").mkdir(exist_ok=True)
-    ids = [str(index) for index in range(207)]
-    (wavenet / "sensor_graph/adj_mx.pkl").write_bytes(
-        pickle.dumps([ids, {name: n for n, name in enumerate(ids)}, near + np.eye(207, dtype="f4")])
-    )
-    for split, count in (("train", 1_000), ("val", 200), ("test", 200)):
-        np.savez(
-            wavenet / f"METR-LA/{split}.npz",
-            x=random.random((count, 12, 207, 2), "f4"),
-            y=random.random((count, 12, 207, 2), "f4"),
-        )
     stgcn = src / "FelixOpolka+STGCN-PyTorch/data"
     stgcn.mkdir(parents=True, exist_ok=True)
     np.save(stgcn / "adj_mat.npy", near)
