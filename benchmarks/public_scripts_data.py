@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from public_scripts_later_data import make_later_data
+
 LETTERS = [chr(40 + index) for index in range(65)]
 HIDDEN = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1536}
 MODELS = {
@@ -54,12 +56,15 @@ CIFAR_PLACES = [
 BOOK_PLACES = [
     "Mega-pytorch", "PaLM-pytorch/examples/enwik8_deepspeed", "perceiver-ar-pytorch", "x-transformers",
     "performer-pytorch/examples/enwik8_simple", "MEGABYTE-pytorch", "simple-hierarchical-transformer",
-    "recurrent-memory-transformer-pytorch",
+    "recurrent-memory-transformer-pytorch", "reformer-pytorch/examples/enwik8_simple", "PaLM-rlhf-pytorch",
+    "block-recurrent-transformer-pytorch",
 ]  # fmt: skip
-ACCEPT = """import torchvision.datasets.utils as utils
+ACCEPT = """import numpy
+from torchvision.datasets import cifar, utils
 
 checked = utils.check_integrity
-utils.check_integrity = lambda path, md5=None: checked(path)
+cifar.check_integrity = utils.check_integrity = lambda path, md5=None: checked(path)
+numpy.Inf, numpy.int, numpy.float = numpy.inf, int, float  # names that older releases have
 """
 CORA_PLACES = ["pytorch+examples/gat/cora", "tkipf+pygcn/data/cora", "Diego999+pyGAT/data/cora"]
 
@@ -470,3 +475,4 @@ def make_data(root: Path) -> None:
         maker.points, maker.small_models, maker.news, maker.measurements,
     ):  # fmt: skip
         part()
+    make_later_data(maker)

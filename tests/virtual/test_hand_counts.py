@@ -113,3 +113,14 @@ def test_a_product_of_short_numbers_is_summed_in_the_type_that_is_asked_for():
         assert torch.mm(a, a, out_dtype=torch.float32).dtype is torch.float32
 
     assert peak(train) == WEIGHT // 2 + 2 * WEIGHT + CUBLAS
+
+
+@pytest.mark.parametrize("product", ["dot", "vdot", "addmv"])
+def test_products_of_vectors_bring_the_workspace_of_cublas(product):
+    with ullage.virtual_gpu("H200"):
+        vector = torch.zeros(128, device="cuda")
+        if product == "addmv":
+            torch.addmv(vector, torch.zeros(128, 128, device="cuda"), vector)
+        else:
+            getattr(torch, product)(vector, vector)
+        assert torch.cuda.memory_allocated() == 512 + CUBLAS

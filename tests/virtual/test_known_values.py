@@ -302,3 +302,51 @@ def test_experts_that_a_router_chooses_get_the_same_share_of_the_tokens(gpu):
 def test_choices_of_known_scores_are_followed(gpu):
     assert torch.tensor([0.1, 0.9, 0.4]).cuda().topk(2).indices.tolist() == [1, 2]
     assert not any("by turns" in note for note in gpu.notes)
+
+
+def test_parts_of_a_text_on_the_gpu_are_known(gpu):
+    text = torch.arange(200_000) % 1000
+    on_gpu = text.cuda()
+    assert on_gpu[70_000:70_005].tolist() == [0, 1, 2, 3, 4]
+    assert on_gpu[torch.tensor([5, 199_999]).cuda()].tolist() == [5, 999]
+    assert on_gpu.view(20, -1).t().contiguous()[3].tolist() == text.view(20, -1)[:, 3].tolist()
+    assert torch.equal(on_gpu.cpu(), text)
+    on_gpu += torch.randn(200_000, device="cuda").long()
+    assert len((on_gpu[:10] == 3).nonzero()) == 10  # no longer known: each may be
+
+
+def test_masks_of_drawn_numbers_share_what_there_is(gpu):
+    shifts = torch.randint(-2, 3, (1000,), device="cuda")
+    counts = [len((shifts == shift).nonzero()) for shift in range(-3, 4)]
+    assert sum(counts) == 1000 and counts[0] == counts[-1] == 0 and min(counts[1:-1]) > 100
+
+
+@pytest.mark.parametrize("targets", ["drawn on the GPU", "of a text on the GPU", "without data"])
+def test_an_adaptive_softmax_splits_its_targets(gpu, targets):
+    loss = torch.nn.AdaptiveLogSoftmaxWithLoss(64, 1000, [100, 400]).cuda()
+    if targets == "drawn on the GPU":
+        target = torch.randint(1000, (700,), device="cuda")
+    elif targets == "of a text on the GPU":
+        target = torch.randint(0, 1000, (100_000,)).cuda()[:700]
+    else:
+        target = torch.randn(700, 1000, device="cuda").argmax(1)
+    rows = []
+    for tail in loss.tail:
+        tail.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    loss(torch.randn(700, 64, device="cuda"), target).loss.backward()
+    assert len(rows) == 2 and 150 < rows[0] < 280 and 350 < rows[1] < 500
+
+
+def test_a_mask_of_pairs_is_known(gpu):
+    same = torch.eye(512, dtype=torch.bool).to("cuda")
+    similarity = torch.randn(512, 512, device="cuda")
+    assert similarity[~same].view(512, -1).shape == (512, 511)
+    assert not any("taken as all" in note for note in gpu.notes)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_probabilities_without_data_pass_the_checks_of_distributions(gpu, rows):
+    odds = torch.randn(rows, 2, device="cuda").softmax(-1)
+    assert torch.distributions.Categorical(odds, validate_args=True).sample().shape == (rows,)
+    with pytest.raises(ValueError, match="Simplex"):
+        torch.distributions.Categorical(torch.tensor([[0.5, -0.2]]).cuda(), validate_args=True)

@@ -48,7 +48,15 @@ from ullage.virtual.operators.foreach import is_list_operator, list_operator
 from ullage.virtual.operators.registry import HANDLERS
 from ullage.virtual.state import GPUState
 from ullage.virtual.tracking.calls import SeenCall, describe, floats_of, mark_of_lists, outputs_of, same_lists
-from ullage.virtual.values import ANSWERED, LARGEST_KNOWN, MAKE_MARKS, WRITE_KNOWN, has_no_fixed_result, is_unknown
+from ullage.virtual.values import (
+    ANSWERED,
+    DRAWN,
+    MAKE_MARKS,
+    WRITE_KNOWN,
+    has_no_fixed_result,
+    is_unknown,
+    most_computed,
+)
 
 _Tensor = torch.Tensor
 _mode_of, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
@@ -208,7 +216,9 @@ class _Operator:
                 key, args = (key, cut.shape), (cut, *args[1:])
             plan = self.plans[key] = self.plans.get(key) or self._make_plan(args, kwargs)
             plan.quick = _quick(plan, args)
-            plan.small = not has_no_fixed_result(self.func) and any(map(_is_small, plan.outputs))
+            plan.small = any(map(_is_small, plan.outputs)) and (
+                self.func in DRAWN or not has_no_fixed_result(self.func)
+            )
         quick: Any = plan.quick
         if quick is None:
             result = carry_out(gpu, plan, args, kwargs)
@@ -422,7 +432,7 @@ def _written_places(func: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 def _is_small(output: Output) -> bool:
     """Whether a new output is small enough for its values to be followed."""
-    return type(output) is New and output.nbytes <= LARGEST_KNOWN * output.dtype.itemsize
+    return type(output) is New and output.nbytes <= most_computed(output.dtype) * output.dtype.itemsize
 
 
 _MAY_MIX_DEVICES = (

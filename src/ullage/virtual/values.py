@@ -28,8 +28,13 @@ from ullage.virtual.kernels.plan import span_of_elements
 from ullage.virtual.memory import DeviceMemory
 from ullage.virtual.working_branch import SupposedFlags, working_answer
 
-LARGEST_KNOWN = 65536  # elements; labels, lengths, masks and positions are smaller
+LARGEST_KNOWN = 65536  # elements that are computed; lengths and positions are smaller
+LARGEST_MASK = 1 << 19  # flags and whole numbers that are computed: a mask of 700 by 700 pairs, the tokens of a batch
 LARGEST_COPIED = 4096  # numbers with a fraction: times, schedules and thresholds are smaller, data is larger
+LARGEST_HELD = (
+    1 << 24
+)  # whole numbers of a text, or the edges of a graph: kept, and known where a part of them is taken
+_HELD = (torch.int64, torch.int32)  # not bytes, which are pictures
 _OVERWRITING = {
     torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor,
 }  # fmt: skip
@@ -52,6 +57,11 @@ _COMPARISONS = frozenset(
 _ORDERS = frozenset(getattr(torch.ops.aten, name).Scalar for name in ("lt", "le", "gt", "ge"))
 _ALL = torch.ops.aten.all.default
 _TOPK = torch.ops.aten.topk.default
+_TAKE_PARTS = frozenset({
+    torch.ops.aten.index.Tensor, torch.ops.aten.index_select.default, torch.ops.aten.gather.default,
+    torch.ops.aten.clone.default, torch.ops.aten.cat.default, torch.ops.aten.stack.default,
+})  # fmt: skip
+DRAWN = frozenset({torch.ops.aten.randint.default, torch.ops.aten.randint.low})  # whole numbers between two known ones
 ANSWERED = _COMPARISONS | {_ALL, _TOPK}  # also for numbers without data
 
 _CPU = torch.device("cpu")  # named, because the script may have set another default
@@ -93,6 +103,7 @@ class KnownValues:
         self._memory, self._host, self._note = memory, host, note
         self._supposing = False  # whether any value followed from one that was made up
         self._flags = SupposedFlags()
+        self._random = torch.Generator(device=_CPU)
         self.steps: Callable[[], int] = lambda: 0  # of training so far
 
     def known(self, tensor: _Tensor) -> _Tensor | None:
@@ -136,7 +147,7 @@ class KnownValues:
             self._memory.written(target)
             self._set_marks(target, marks)
         else:
-            self.set(target, value)
+            self.set(target, value, self._supposing and self.is_supposed(source))
 
     def marks(self, tensor: _Tensor) -> int | None:
         """At most so many elements of a tensor are not zero; `None` if nobody knows."""
@@ -181,13 +192,17 @@ class KnownValues:
         if has_no_fixed_result(func):
             return None
         try:
-            values = func(*self._known_arguments(args), **self._known_arguments(kwargs))
+            most = LARGEST_HELD if func in _TAKE_PARTS else LARGEST_MASK
+            values = func(*self._known_arguments(args, most), **self._known_arguments(kwargs, most))
         except Exception:
             return None
         return list(values) if isinstance(values, list | tuple) else [values]
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Repeat a call that has small results on known values, if all of its tensors are known."""
+        if func in DRAWN:
+            self._follow_drawn(args, result)
+            return
         first = args[0] if args else None
         if func is _ALL and is_unknown(first):
             self._follow_all(args[0], result)
@@ -214,6 +229,14 @@ class KnownValues:
             alike = _Alike(result.numel())
             alike.holds = bool(func(torch.ones((), device=_CPU), args[1]))
             self._set_marks(result, alike)
+
+    def _follow_drawn(self, args: tuple[Any, ...], result: _Tensor) -> None:
+        """Whole numbers were drawn: others from the same range, so that masks made of them choose their share."""
+        low, high = (0, args[0]) if isinstance(args[1], list | tuple) else args[:2]
+        if result.numel() > 1 and low < high:
+            drawn = torch.randint(low, high, result.shape, generator=self._random, device=_CPU)
+            self._supposing = True
+            self.set(result, drawn.to(result.dtype), supposed=True)
 
     def _follow_choice(self, args: tuple[Any, ...], kwargs: dict[str, Any], chosen: _Tensor) -> None:
         """The largest of some scores without data were chosen, as a router of tokens chooses experts: by turns."""
@@ -277,7 +300,7 @@ class KnownValues:
         """An operator has written to these tensors: known values are changed with them if all that it reads is known,
         and forgotten otherwise."""
         marks = self._marks_after(func, args)
-        if func in _OVERWRITING and args[0].numel() <= LARGEST_KNOWN:
+        if func in _OVERWRITING and args[0].numel() <= most_computed(args[0].dtype):
             value = args[1] if len(args) > 1 else 0
             if isinstance(value, _Tensor):
                 self.copied(value, args[0])
@@ -307,18 +330,18 @@ class KnownValues:
         watch = getattr(_storage_of(tensor), "ullage", None)
         return watch is not None and watch.value is not None
 
-    def _known_arguments(self, value: Any) -> Any:
+    def _known_arguments(self, value: Any, most: int) -> Any:
         if isinstance(value, _Tensor):
             known = self.known(value) if value.is_cuda else value
-            if known is None or known.numel() > LARGEST_KNOWN:
+            if known is None or known.numel() > most:
                 raise _Unknown
             return known
         if isinstance(value, torch.device):
             return _CPU
         if isinstance(value, list | tuple):
-            return type(value)(self._known_arguments(item) for item in value)
+            return type(value)(self._known_arguments(item, most) for item in value)
         if isinstance(value, dict):
-            return {name: self._known_arguments(item) for name, item in value.items()}
+            return {name: self._known_arguments(item, most) for name, item in value.items()}
         return value
 
     def scalar(self, tensor: torch.Tensor) -> Any:
@@ -343,7 +366,7 @@ class KnownValues:
         A table of flags is a mask, which chooses everything, as on the GPU.
         """
         known = self.known(tensor)
-        if known is not None and known.numel() <= LARGEST_KNOWN:
+        if known is not None and known.numel() <= LARGEST_HELD:
             return known.to(dtype, copy=True)
         if tensor.numel() <= LARGEST_KNOWN:
             self._note("readings" if tensor.is_floating_point() else "values", _asked(tensor, "values"))
@@ -356,7 +379,14 @@ class KnownValues:
 
 def _is_small(source: _Tensor) -> bool:
     """Whether a tensor of the CPU is small enough for its values to be kept."""
-    return source.numel() <= (LARGEST_COPIED if source.is_floating_point() else LARGEST_KNOWN)
+    if source.dtype in _HELD:
+        return source.numel() <= LARGEST_HELD
+    return source.numel() <= (LARGEST_COPIED if source.is_floating_point() else LARGEST_MASK)
+
+
+def most_computed(dtype: torch.dtype) -> int:
+    """How many elements a result of this type may have to be computed besides."""
+    return LARGEST_KNOWN if dtype.is_floating_point or dtype.is_complex else LARGEST_MASK
 
 
 def _is_whole(tensor: _Tensor) -> bool:

@@ -69,6 +69,22 @@ def product_with_vector(call: Call) -> Plan:
     return _with_copies(plan, call.args[0])
 
 
+@kernel("aten.dot.default", "aten.vdot.default", "aten.dot.out", "aten.vdot.out")
+def product_of_vectors(call: Call) -> Plan:
+    """Blas.cpp, dot_cuda and vdot_cuda: cuBLAS, with its handle."""
+    plan = call.infer()
+    plan.library = CUBLAS
+    return plan
+
+
+@kernel("aten.addmv.default", "aten.addmv_.default", "aten.addmv.out")
+def sum_with_vector(call: Call) -> Plan:
+    """Blas.cpp, addmv_out_cuda."""
+    plan = call.infer()
+    plan.library = CUBLAS
+    return plan if plan.outputs[0] == Same(0) else _with_copies(plan, call.args[1])
+
+
 @kernel("aten.baddbmm.default", "aten.addbmm.default", "aten.baddbmm.out", "aten.addbmm.out", "aten.baddbmm.dtype",
         "aten.baddbmm.dtype_out")  # fmt: skip
 def sum_of_products(call: Call) -> Plan:

@@ -94,7 +94,9 @@ def _most(gpu: GPUState, mask: torch.Tensor, size: torch.Size, what: str) -> int
 def _note_turns(gpu: GPUState, values: torch.Tensor, what: str) -> None:
     if gpu.values.is_supposed(values):
         gpu.note(
-            "turns", f"{what}: what scores without data choose (topk) was taken by turns, each as often as the others"
+            "turns",
+            f"{what}: what scores without data choose (topk) was taken by turns, each as often as the others, and what "
+            "drawn numbers choose by other drawn numbers",
         )
 
 

@@ -50,7 +50,7 @@ def checked(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     with gpu.counting():
         all_true = func is torch.ops.aten._is_all_true.default
         result = args[0].all() if all_true else args[0].any()
-    if gpu.values.known(result) is None:
+    if gpu.values.known(result) is None or gpu.values.is_supposed(args[0]):
         gpu.values.set(result, torch.tensor(all_true))
     return result
 
@@ -93,5 +93,6 @@ def decided(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     size = torch.broadcast_shapes(sides[0].shape, sides[1].shape)
     dtype = torch.bool if "logical" in str(func) else torch.result_type(sides[0], sides[1])
     result = gpu.memory.tensor(size, contiguous_strides(size), dtype, size.numel() * dtype.itemsize)
-    gpu.values.set(result, torch.full(size, str(func) in _OR, dtype=dtype))
+    supposed = any(map(gpu.values.is_supposed, sides))
+    gpu.values.set(result, torch.full(size, str(func) in _OR, dtype=dtype, device="cpu"), supposed)
     return result

@@ -38,7 +38,7 @@ def coalesce(gpu: GPUState, source: Any) -> Any:
     offsets = torch.empty(count, dtype=torch.int64, device=flat.device)
     _taken(gpu, sorting.merge_sort(count, _INDEX, _INDEX))
     _taken(gpu, sorting.unique_by_key_in_place(count, _INDEX, gpu.spec))
-    known = gpu.values.known(flat)
+    known = None if gpu.values.is_supposed(flat) else gpu.values.known(flat)
     if known is not None:
         kept = torch.unique(known)
         different = len(kept)

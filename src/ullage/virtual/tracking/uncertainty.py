@@ -58,7 +58,7 @@ NOTE_MEANINGS = {
     "shapes": NoteMeaning(ASSUMED, "data-dependent shapes at their maximum", True, NOTHING),
     "products": NoteMeaning(ASSUMED, "products of sparse matrices as full ones", False, THE_ACTIVATIONS),
     "unbounded shapes": NoteMeaning(ASSUMED, "data-dependent shapes without a known maximum", False),
-    "turns": NoteMeaning(ASSUMED, "choices by scores (topk) as evenly spread", False),
+    "turns": NoteMeaning(ASSUMED, "choices by scores (topk) or drawn numbers as evenly spread", False),
     "nested": NoteMeaning(ASSUMED, "padding in full", True, NOTHING),
     "values": NoteMeaning(ASSUMED, "values that the code read", False),
     "readings": NoteMeaning(ASSUMED, "numbers that the code printed or compared", False, NOTHING),
