@@ -38,7 +38,7 @@ import numpy as np
 
 from drawn_convolutions.answers import (
     NO_ANSWER,
-    NO_PLAN_NAMED,
+    NO_PLAN,
     NOT_ASKED,
     UNSURE_SEED,
     Labels,
@@ -105,7 +105,7 @@ class Learnt:
         for path in fresh:
             self._read.add(path.name)
             piece = read_piece(path)
-            cut = [*piece.plans, NO_PLAN_NAMED]  # the last one, -1, is of no answer
+            cut = [*piece.plans, NO_PLAN]  # the last one, -1, is of no answer
             asked = np.flatnonzero(piece.plan[place] != NOT_ASKED)
             named = np.where(piece.plan[place][asked] == NO_ANSWER, -1, piece.plan[place][asked])
             told, back = np.unique(named, return_inverse=True)

@@ -10,6 +10,7 @@ import numpy as np
 
 from ullage.research.cudnn_tables import table
 from ullage.virtual.kernels.cudnn import plans
+from ullage.virtual.kernels.cudnn.network import NO_PLAN_NAMED
 
 UNSURE_SEED = 8_000_000  # from here on, only what the network of before was not sure of was asked
 NOT_ASKED, NO_ANSWER = -1, -2  # in place of a plan
@@ -19,7 +20,7 @@ NEAR_BYTES = 48  # beside the parts of a product
 
 
 Plan = tuple[int, tuple[tuple[int, int], ...]]  # an engine and its knobs
-NO_PLAN_NAMED: Plan = (-1, ())  # in the list of plans: cuDNN's heuristics name none
+NO_PLAN: Plan = (NO_PLAN_NAMED, ())
 
 
 def without_parts(name: Any) -> tuple[Plan, int]:
