@@ -8,8 +8,8 @@
     python benchmarks/cudnn_answers.py benchmarks/data/h200_fresh_answers.jsonl.xz
     python benchmarks/fresh_networks.py judge benchmarks/data/h200_fresh_second.jsonl.gz
 
-Problems are drawn at random (`drawn_convolutions/`). cuDNN's first choice is asked, with its knobs: about 180,000 times
-a second on 16 cores (`asking.c`). With `--unsure` only those are asked whose plan the network of before does not know
+Problems are drawn at random (`drawn_convolutions/`). cuDNN's first choice is asked, with its knobs: about 145,000 times
+a second on 13 cores (`asking.c`). With `--unsure` only those are asked whose plan the network of before does not know
 for sure, or whose plan says too little of the workspace. `train` goes on from that network, and may run beside `ask`:
 it learns from files as they come. One seed in fifty is held out; what is printed is judged on those. The networks of
 `fresh_networks.py` are in neither.
