@@ -9,10 +9,12 @@
 
 Eight families: U-Nets, generators (transposed convolutions), dilated networks over one dimension, networks over three,
 residual ones, inverted bottlenecks (depthwise), towers of oblong filters, and large filters with groups. Half of them
-have any whole numbers as channels, the others multiples of 8. A list that was looked at is used up: draw with another
-seed. `judge` estimates the runs with the rules of today. Measured on an H200 and shipped are 296 runs of seed 20261117
-(`h200_fresh`), 286 of seed 20261118 (`h200_fresh_second`), 312 of seed 20261120 (`h200_fresh_third`), and 48 of seed
-20261119 with `cudnn.benchmark` (`h200_fresh_tried`).
+have any whole numbers as channels, the others multiples of 8. From seed 20261121 on there are four more: dense ones,
+branches of several filters, dilated ones over two dimensions, and bottlenecks in eight groups. A list that was looked
+at is used up: draw with another seed. `judge` estimates the runs with the rules of today. Measured on an H200 and
+shipped are 296 runs of seed 20261117 (`h200_fresh`), 286 of seed 20261118 (`h200_fresh_second`), 312 of seed 20261120
+(`h200_fresh_third`), 116 of seed 20261121 (`h200_fresh_fourth`: as many as the time was enough for, up to 7 GiB), and
+48 of seed 20261119 with `cudnn.benchmark` (`h200_fresh_tried`).
 """
 
 from __future__ import annotations
@@ -161,6 +163,66 @@ def large(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn
     return headed(nn.Sequential(*parts), 2 * widths[-1], num_classes)
 
 
+class Joined(nn.Module):
+    """What several bodies make of an input, beside each other."""
+
+    def __init__(self, *bodies: nn.Module) -> None:
+        super().__init__()
+        self.bodies = nn.ModuleList(bodies)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """The channels of all."""
+        return torch.cat([body(value) for body in self.bodies], 1)
+
+
+def dense(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Each layer sees those before it, through a bottleneck of a single tap."""
+    parts: list[nn.Module] = [block(channels, widths[0], kernel, stride=2)]
+    have = widths[0]
+    for width in widths[1:]:
+        for _ in range(3):
+            parts.append(
+                Joined(nn.Identity(), nn.Sequential(block(have, 4 * width, 1), block(4 * width, width, kernel)))
+            )
+            have += width
+        parts += [block(have, have // 2, 1), nn.AvgPool2d(2)]
+        have //= 2
+    return headed(nn.Sequential(*parts), have, num_classes)
+
+
+def branches(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Filters of several sizes beside each other, the larger ones behind fewer channels."""
+    parts: list[nn.Module] = [block(channels, widths[0], 3, stride=2)]
+    have = widths[0]
+    for width in widths:
+        half = max(1, width // 2)
+        large = nn.Sequential(block(have, half, 1), block(half, width, kernel))
+        parts += [Joined(block(have, width, 1), large, block(have, half, 3)), nn.MaxPool2d(2)]
+        have = 2 * width + half
+    return headed(nn.Sequential(*parts), have, num_classes)
+
+
+def atrous(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Dilated convolutions over two dimensions, beside each other at the end."""
+    parts: list[nn.Module] = []
+    for place, (inputs, outputs) in enumerate(zip([channels, *widths], widths, strict=False)):
+        settings = {"stride": 2} if place < 2 else {"dilation": 2 ** (place - 1)}
+        parts.append(block(inputs, outputs, kernel, **settings))
+    last = widths[-1]
+    parts.append(Joined(block(last, last, 1), *(block(last, last, kernel, dilation=rate) for rate in (6, 12))))
+    return headed(nn.Sequential(*parts), 3 * last, num_classes)
+
+
+def grouped(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Residual blocks with a bottleneck in eight groups."""
+    parts: list[nn.Module] = []
+    for inputs, outputs in zip([channels, *widths], widths, strict=False):
+        middle = 8 * max(1, outputs // 8)
+        inner = block(outputs, middle, 1), block(middle, middle, kernel, groups=8), block(middle, outputs, 1)
+        parts += [block(inputs, outputs, 3, stride=2), Residual(nn.Sequential(*inner))]
+    return headed(nn.Sequential(*parts), widths[-1], num_classes)
+
+
 # Each with its filters, how many widths it has, its channels of input, and its sides.
 FAMILIES: dict[str, tuple[tuple[int, ...], tuple[int, int], tuple[int, ...], tuple[int, int], int]] = {
     "unet": ((3, 3, 5), (3, 5), (1, 3), (32, 192), 2),
@@ -172,6 +234,14 @@ FAMILIES: dict[str, tuple[tuple[int, ...], tuple[int, int], tuple[int, ...], tup
     "oblong": ((3, 5, 7), (3, 5), (1, 3), (48, 200), 2),
     "large": ((7, 9), (3, 5), (3,), (64, 224), 2),
 }
+# Since the fourth list:
+MORE_FAMILIES = FAMILIES | {
+    "dense": ((3, 3, 5), (3, 5), (1, 3), (48, 192), 2),
+    "branches": ((3, 5, 7), (3, 5), (1, 3), (64, 224), 2),
+    "atrous": ((3,), (3, 6), (1, 3), (64, 224), 2),
+    "grouped": ((3, 5), (3, 5), (3,), (64, 224), 2),
+}
+FOURTH_SEED = 20261121
 
 
 def tried(family: str, num_classes: int, **settings: Any) -> nn.Module:
@@ -184,9 +254,10 @@ def tried(family: str, num_classes: int, **settings: Any) -> nn.Module:
 def drawn(number: int, seed: int = SEED, trials: bool = False) -> dict[str, Any]:
     """One run: every number has a source of chance of its own. With `trials`, `cudnn.benchmark` is on."""
     chance = random.Random(f"{seed}-{number}")
-    family = list(FAMILIES)[number % len(FAMILIES)]
-    kernels, depth, inputs, (least, most), dims = FAMILIES[family]
-    odd = number // len(FAMILIES) % 2 == 0
+    families = FAMILIES if seed < FOURTH_SEED else MORE_FAMILIES
+    family = list(families)[number % len(families)]
+    kernels, depth, inputs, (least, most), dims = families[family]
+    odd = number // len(families) % 2 == 0
     count, step = chance.randint(*depth), 1 if odd else 8
     width = chance.uniform(8, 96)
     growth = chance.choice((1.0, 1.4, 2.0)) if family != "generator" else 0.6
@@ -263,7 +334,7 @@ def judge(path: Path, workers: int, answers: Path | None, live: bool, out: Path 
         out.write_text("".join(json.dumps(asdict(one)) + "\n" for one in found))
     groups = {"all": rows, "odd channels": [row for row in rows if row["odd"]]}
     groups |= {"multiples of 8": [row for row in rows if not row["odd"]]}
-    groups |= {family: [row for row in rows if row["family"] == family] for family in FAMILIES}
+    groups |= {family: [row for row in rows if row["family"] == family] for family in MORE_FAMILIES}
     groups = {name: members for name, members in groups.items() if members}
     shown = Table("runs", "count", "figure", "exact", "median", "90 %", "99 %", "upper holds", "above")
     for name, members in groups.items():

@@ -1,27 +1,33 @@
 """Teaches the network that guesses which plan cuDNN names for a convolution, and the trees that say what a plan takes.
 
-    python benchmarks/plan_network.py ask FOLDER --seconds 215       # on the GPU: cuDNN's answers about drawn problems
-    python benchmarks/plan_network.py ask FOLDER --seconds 300 --seed 8000000 --unsure
-    python benchmarks/plan_network.py ask FOLDER --seconds 195 --seed 9000000 --unsure
-    python benchmarks/plan_network.py train FOLDER --seconds 250     # on the GPU: a network for each direction
+    python benchmarks/plan_network.py ask FOLDER --seconds 160       # on the GPU: cuDNN's answers about drawn problems
+    python benchmarks/plan_network.py ask FOLDER --seconds 250 --seed 9500000 --unsure
+    python benchmarks/plan_network.py train FOLDER --seconds 300     # on the GPU: a network for each direction
+    python benchmarks/plan_network.py refine FOLDER --seconds 190    # two cores: a first layer in 16 bits for each
     python benchmarks/plan_network.py fit FOLDER --out DATA          # what is shipped: ten minutes on two cores
     python benchmarks/cudnn_answers.py benchmarks/data/h200_fresh_answers.jsonl.xz
     python benchmarks/fresh_networks.py judge benchmarks/data/h200_fresh_second.jsonl.gz
 
-Problems are drawn at random (`drawn_convolutions/`). cuDNN's first choice is asked, with its knobs. With `--unsure`
-only those are asked whose plan the shipped network does not know for sure, or whose plan says too little of the
-workspace. One seed in fifty is held out of the training; what `train` prints is judged on those. The networks of
+Problems are drawn at random (`drawn_convolutions/`). cuDNN's first choice is asked, with its knobs: about 145,000 times
+a second on 13 cores (`asking.c`). With `--unsure` only those are asked whose plan the network of before does not know
+for sure, or whose plan says too little of the workspace. `train` goes on from that network, and may run beside `ask`:
+it learns from files as they come. One seed in fifty is held out; what is printed is judged on those. The networks of
 `fresh_networks.py` are in neither.
 
 What is shipped was asked and trained on an H200 (PyTorch 2.11, cuDNN 9.19) on 2026-11-17: 2,525,000 problems of each
 direction; 3.0, 2.4 and 4.2 million that a network taught by those was not sure of; and 65, 73 and 54 passes over all.
 The trees were grown on 8 million further answers, too (`--seed 9000000`), which the network has not learnt; not all of
-them at once, so that `fit` would give slightly different ones.
+them at once, so that `fit` would give slightly different ones. On 2026-11-18 its first layer, which was rounded to 8
+bits, was refined with 0.3 million new answers of each direction.
+
+Also tried then, and not shipped: 300 seconds more of `train` over 5 million of 7.7 million new answers. It named fewer
+plans than the refined network. Trees grown on the new answers alone were no better than those that are shipped.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import multiprocessing
 import time
@@ -30,17 +36,32 @@ from typing import Any
 
 import numpy as np
 
-from drawn_convolutions.answers import UNSURE_SEED, Labels, unanswered
-from drawn_convolutions.asking import ask
-from drawn_convolutions.drawing import inputs_of
+from drawn_convolutions.answers import (
+    NO_ANSWER,
+    NO_PLAN,
+    NOT_ASKED,
+    UNSURE_SEED,
+    Labels,
+    pieces,
+    read_piece,
+    unanswered,
+)
+from drawn_convolutions.asking import ask, network_file
+from drawn_convolutions.refining import in_whole_numbers, refined
 from ullage.research.cudnn_tables import table
-from ullage.virtual.kernels.cudnn.network import GROUP
+from ullage.virtual.kernels.cudnn.network import DOUBT, GROUP, network_inputs, read_network
 from ullage.virtual.kernels.cudnn.workspaces import PLAN_NETWORK, PLAN_TREES
 
 SEED = 7_000_000
 HELD_OUT = 50  # one seed in so many
-WIDTH, LAYERS, DROPOUT, BATCH = 1024, 3, 0.3, 8192
-PART = 20_000  # rows whose inputs a process makes at once
+LAYERS = {"f": 3, "d": 3, "w": 4}  # that are hidden and residual
+WIDTH, DROPOUT, BATCH = 1024, 0.3, 16384
+NEW_LAYER, NEW_PLAN = 0.1, -8.0  # the scale of a new layer, and the score of a new plan
+MOST_NEW = 96  # plans
+LEAST_LEARNT = 300_000  # answers to begin with
+LOOK_EVERY, LAST_LOOK = 4.0, 0.85  # seconds, and the share of the time after which no new answers are learnt
+REPORT = 5000  # steps
+SURE, REPEATED = 0.9, 0.25  # a share at which a plan is known, and how many of the known ones are learnt again
 LEAST_ASKED = 300  # an engine that was named less often has no trees
 
 
@@ -50,34 +71,105 @@ LEAST_ASKED = 300  # an engine that was named less often has no trees
 _labels: list[Labels] = []  # of the direction at hand, for processes that are forked
 
 
-def _inputs(task: tuple[slice, str]) -> Any:
-    part, direction = task
-    return inputs_of(_labels[0].rows[part].astype(np.int64), direction)
+class Learnt:
+    """The answers of a direction on the device, as they come: inputs of the network, plans, seeds."""
+
+    def __init__(self, folder: Path, direction: str, known: list[Any], mean: Any, spread: Any) -> None:
+        import torch
+
+        self.torch, self.device = torch, "cuda" if torch.cuda.is_available() else "cpu"
+        self._folder, self._direction, self._read = folder, direction, set[str]()
+        self.plans = {plan: number for number, plan in enumerate(known)}
+        self._mean, self._scale = (torch.from_numpy(each).to(self.device) for each in (mean, 1 / spread))
+        self.count, self.room = 0, 1 << 20
+        self.worth: Any = None  # which problems are learnt, by inputs and plans; those that are held out are kept
+        self.x = torch.empty(self.room, len(mean), device=self.device)
+        self.plan = torch.empty(self.room, dtype=torch.int64, device=self.device)
+        self.seeds = torch.empty(self.room, dtype=torch.int64, device=self.device)
+
+    def inputs(self, rows: Any) -> Any:
+        """`network_inputs` of many rows at once."""
+        torch = self.torch
+        columns = network_inputs(
+            list(rows.to(self.device).long().T),
+            self._direction,
+            lambda values: torch.log2(torch.clamp(values.double(), min=1)),
+            lambda values, most: torch.clamp(values, max=most),
+        )
+        return (torch.stack([column.float() for column in columns], 1) - self._mean) * self._scale
+
+    def read(self) -> int:
+        """Add what is in new files; how many those are."""
+        torch, place = self.torch, table.DIRECTIONS.index(self._direction)
+        fresh = [path for path in pieces(self._folder) if path.name not in self._read]
+        for path in fresh:
+            self._read.add(path.name)
+            piece = read_piece(path)
+            cut = [*piece.plans, NO_PLAN]  # the last one, -1, is of no answer
+            asked = np.flatnonzero(piece.plan[place] != NOT_ASKED)
+            named = np.where(piece.plan[place][asked] == NO_ANSWER, -1, piece.plan[place][asked])
+            told, back = np.unique(named, return_inverse=True)
+            places = np.array([self.plans.setdefault(cut[each], len(self.plans)) for each in told])
+            self._add(piece.rows[asked], places[back], piece.seeds[asked])
+        if fresh and self.device == "cuda":
+            torch.cuda.synchronize()
+        return len(fresh)
+
+    def _add(self, rows: Any, plan: Any, seeds: Any) -> None:
+        torch = self.torch
+        x, number = self.inputs(torch.from_numpy(rows)), torch.from_numpy(plan).to(self.device)
+        if self.worth is not None:
+            kept = torch.nonzero(self.worth(x, number) | torch.from_numpy(seeds % HELD_OUT == 0).to(self.device))[:, 0]
+            x, number, seeds = x[kept], number[kept], seeds[kept.cpu().numpy()]
+        end = self.count + len(x)
+        while end > self.room:
+            self.x, self.plan, self.seeds = (
+                torch.cat([each, torch.empty_like(each)]) for each in (self.x, self.plan, self.seeds)
+            )
+            self.room *= 2
+        part = slice(self.count, end)
+        self.x[part], self.plan[part], self.seeds[part] = x, number, torch.from_numpy(seeds)
+        self.count = end
 
 
-def _train(direction: str, seconds: float, inputs: Any, labels: Labels, out: Path) -> None:
-    """One network: residual layers with batch norms, which are folded into the weights when they are written. For the
-    last third of the time it learns with weights rounded as they will be shipped."""
+def known(folder: Path, direction: str) -> dict[str, Any]:
+    """The network of a direction to begin with, in single precision, and its plans."""
+    path = network_file(folder, direction)
+    network = read_network(path, direction)
+    assert network is not None
+    (first, first_bias), *rest = network.layers
+    found = {"mean": network.mean, "std": 1 / network.scale, "first": first, "first_bias": first_bias}
+    for number, (weights, bias) in enumerate(rest):
+        found |= {f"layer{number}": weights, f"layer{number}_bias": bias}
+    found |= {"head": network.head[0], "head_bias": network.head[1], "layers": len(rest)}
+    with np.load(path) as file:
+        listed = json.loads(bytes(file[f"{direction}_plans"]))
+    return found | {"plans": [(engine, tuple((int(knob), value) for knob, value in knobs)) for engine, knobs in listed]}
+
+
+def _train(direction: str, seconds: float, folder: Path, top: float) -> None:
+    """One network: residual layers with batch norms, which are folded into the weights when they are written. It
+    begins with a known one, and learns from answers as they come. For the last third of the time it learns with
+    weights rounded as they will be shipped."""
     import torch
     from torch import nn
 
     torch.manual_seed(0)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    mean, spread = inputs[:200_000].mean(0), inputs[:200_000].std(0) + 1e-3
-    x = torch.from_numpy((inputs - mean) / spread).to(device)
-    plan = torch.from_numpy(labels.plan).to(device)
-    seeds = labels.seeds
-    held = seeds % HELD_OUT == 0
-    learnt = torch.from_numpy(np.flatnonzero(~held)).to(device)
+    begin, old = time.time(), known(folder, direction)
+    learnt = Learnt(folder, direction, old["plans"], old["mean"], old["std"])
+    device, layers = learnt.device, LAYERS[direction]
+    while learnt.count < LEAST_LEARNT and time.time() < begin + seconds / 2:
+        learnt.read()
+        time.sleep(0.5)
 
     class Net(nn.Module):
         """The network while it learns."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(WIDTH if n else x.shape[1], WIDTH) for n in range(LAYERS + 1))
-            self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(LAYERS + 1))
-            self.head = nn.Linear(WIDTH, len(labels.plans))
+            self.layers = nn.ModuleList(nn.Linear(WIDTH if n else len(old["mean"]), WIDTH) for n in range(layers + 1))
+            self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(layers + 1))
+            self.head = nn.Linear(WIDTH, len(old["plans"]) + MOST_NEW)
             self.drop = nn.Dropout(DROPOUT)
             self.rounded = False
 
@@ -97,55 +189,97 @@ def _train(direction: str, seconds: float, inputs: Any, labels: Labels, out: Pat
             whole = ((grouped / scale).round().clamp(-8, 7) * scale).reshape(weight.shape)
             return weight + (whole - weight.detach())
 
-    net, top = Net().to(device), 3e-3
+        @torch.no_grad()
+        def begin_with(self, given: torch.Tensor) -> None:
+            """The weights of the known network; norms that change nothing about it on such inputs."""
+            hidden = given
+            for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
+                name = f"layer{number - 1}" if number else "first"
+                if name not in old:  # a new layer, which adds little at first
+                    norm.weight.fill_(NEW_LAYER)
+                    continue
+                layer.weight.copy_(torch.from_numpy(old[name]))
+                layer.bias.copy_(torch.from_numpy(old[f"{name}_bias"]))
+                before = layer(hidden)
+                norm.running_mean.copy_(before.mean(0))
+                norm.running_var.copy_(before.var(0))
+                norm.weight.copy_((norm.running_var + norm.eps).sqrt())
+                norm.bias.copy_(norm.running_mean)
+                hidden = torch.relu(before) if number == 0 else hidden + torch.relu(before)
+            self.head.weight.zero_()
+            self.head.bias.fill_(NEW_PLAN)
+            self.head.weight[: len(old["head"])] = torch.from_numpy(old["head"])
+            self.head.bias[: len(old["head"])] = torch.from_numpy(old["head_bias"])
+
+    net = Net().to(device)
+    net.begin_with(learnt.x[: min(learnt.count, 200_000)])
+
+    def judged(when: str) -> None:
+        """Print how many plans of what is held out are right."""
+        net.eval()
+        seeds = learnt.seeds[: learnt.count]
+        held = seeds % HELD_OUT == 0
+        for what, of in (("all drawn", seeds < UNSURE_SEED), ("unsure", seeds >= UNSURE_SEED)):
+            tested = torch.nonzero(held & of)[:, 0]
+            with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+                right = sum(
+                    int((net(learnt.x[part]).argmax(1) == learnt.plan[part]).sum()) for part in tested.split(32768)
+                )
+            share = right / max(len(tested), 1)
+            print(f"{direction} {when}: plan right {share:.2%} of {len(tested)} held out, {what}", flush=True)
+        net.train()
+
     optimizer = torch.optim.AdamW(net.parameters(), lr=top, weight_decay=0.15, fused=device == "cuda")
-    begin, step = time.time(), 0
-    order, place = learnt, len(learnt)
+    judged("before")
+    settled = copy.deepcopy(net).eval()
+
+    def worth(x: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:
+        """What the network of before did not know for sure, and some of the rest."""
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+            share, best = torch.softmax(settled(x).float() / DOUBT, 1).max(1)
+        return (share < SURE) | (best != plan) | (torch.rand(len(x), device=device) < REPEATED)
+
+    learnt.worth = worth
+    order, place, step, looked, loss = torch.empty(0), 0, 0, 0.0, torch.zeros(())
     while (done := (time.time() - begin) / seconds) < 1:
         net.rounded = done > 2 / 3
         for group in optimizer.param_groups:
-            group["lr"] = top * (min(1, done / 0.03) * (1 + np.cos(np.pi * done)) / 2 + 1e-4)
+            group["lr"] = top * (min(1, done / 0.05) * (1 + np.cos(np.pi * done)) / 2 + 1e-4)
+        if time.time() - looked > LOOK_EVERY and done < LAST_LOOK:
+            fresh, looked = learnt.read(), time.time()
+            order = order[:0] if fresh else order
         if place + BATCH > len(order):
-            order, place = learnt[torch.randperm(len(learnt), device=device)], 0
+            kept = torch.nonzero(learnt.seeds[: learnt.count] % HELD_OUT)[:, 0]
+            order, place = kept[torch.randperm(len(kept), device=device)], 0
         chosen = order[place : place + BATCH]
         place, step = place + BATCH, step + 1
         with torch.autocast(device, torch.bfloat16):
-            loss = nn.functional.cross_entropy(net(x[chosen]).float(), plan[chosen])
+            loss = nn.functional.cross_entropy(net(learnt.x[chosen]).float(), learnt.plan[chosen])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-    net.eval()
-    print(
-        f"{direction}: {step * BATCH / len(learnt):.0f} passes over {len(learnt)}, loss {loss.item():.3f}", flush=True
-    )
-    for what, of in (("all drawn", seeds < UNSURE_SEED), ("unsure", seeds >= UNSURE_SEED)):
-        tested = torch.from_numpy(np.flatnonzero(held & of)).to(device)
-        with torch.no_grad(), torch.autocast(device, torch.bfloat16):
-            right = sum(int((net(x[part]).argmax(1) == plan[part]).sum()) for part in tested.split(32768))
-        print(
-            f"{direction}: plan right {right / max(len(tested), 1):.2%} of {len(tested)} held out, {what}", flush=True
-        )
+        if step % REPORT == 0:
+            print(f"{direction}: {done:.0%}, {step} steps, {learnt.count} answers, loss {loss.item():.3f}", flush=True)
+    print(f"{direction}: {step * BATCH} of {learnt.count} answers, loss {loss.item():.3f}", flush=True)
+    judged("taught")
+    listed = list(learnt.plans)
     state = {name: value.detach().float().cpu().numpy() for name, value in net.state_dict().items()}
-    arrays = {"mean": mean, "std": spread, "layers": np.array(LAYERS)}
-    for n in range(LAYERS + 1):
+    arrays = {"mean": old["mean"], "std": old["std"], "layers": np.array(layers)}
+    for n in range(layers + 1):
         scale = state[f"norms.{n}.weight"] / np.sqrt(state[f"norms.{n}.running_var"] + 1e-5)
         bias = (state[f"layers.{n}.bias"] - state[f"norms.{n}.running_mean"]) * scale + state[f"norms.{n}.bias"]
         name = f"layer{n - 1}" if n else "first"
         arrays |= {name: state[f"layers.{n}.weight"] * scale[:, None], f"{name}_bias": bias}
-    arrays |= {"head": state["head.weight"], "head_bias": state["head.bias"]}
-    np.savez(out / f"network-{direction}.npz", **arrays)
+    arrays |= {"head": state["head.weight"][: len(listed)], "head_bias": state["head.bias"][: len(listed)]}
+    np.savez(folder / f"packed-{direction}.npz", **packed(arrays, listed, direction))
 
 
-def train(folder: Path, seconds: float, workers: int) -> None:
-    """Train the three networks at once."""
-    context, running = multiprocessing.get_context("fork"), []
-    for direction in table.DIRECTIONS:
-        labels = Labels(folder, direction, workers)
-        _labels[:] = [labels]
-        parts = [slice(begin, begin + PART) for begin in range(0, len(labels.rows), PART)]
-        with context.Pool(workers) as pool:
-            inputs = np.concatenate(pool.map(_inputs, [(part, direction) for part in parts]))
-        running.append(context.Process(target=_train, args=(direction, seconds, inputs, labels, folder)))
+def train(folder: Path, seconds: float, top: float) -> None:
+    """Train the three networks at once, beside a process that asks or after it."""
+    running = [
+        multiprocessing.get_context("spawn").Process(target=_train, args=(direction, seconds, folder, top))
+        for direction in table.DIRECTIONS
+    ]
     for process in running:
         process.start()
     for process in running:
@@ -155,14 +289,9 @@ def train(folder: Path, seconds: float, workers: int) -> None:
 # What is shipped: the networks in few bits, and trees for each engine.
 
 
-def _in_bytes(weights: Any) -> tuple[Any, Any]:
-    scale = np.abs(weights).max(1) / 127 + 1e-12
-    return np.round(weights / scale[:, None]).astype(np.int8), scale.astype(np.float32)
-
-
 def _in_half_bytes(weights: Any) -> tuple[Any, Any]:
     grouped = weights.reshape(len(weights), -1, GROUP)
-    scale = (np.abs(grouped).max(2) / 7 + 1e-12).astype(np.float16)
+    scale = np.maximum(np.abs(grouped).max(2) / 7, 1e-6).astype(np.float16)
     whole = np.clip(np.round(grouped / scale[:, :, None].astype(np.float32)), -8, 7).astype(np.int8) + 8
     whole = whole.reshape(weights.shape).astype(np.uint8)
     return whole[:, 0::2] | whole[:, 1::2] << 4, scale
@@ -172,8 +301,8 @@ def packed(trained: dict[str, Any], listed: list[Any], direction: str) -> dict[s
     """A network as it is shipped."""
     found: dict[str, Any] = {name: trained[name] for name in ("layers", "mean", "std")}
     found["plans"] = np.frombuffer(json.dumps(listed).encode(), np.uint8)
-    for name in ("first", "head"):
-        found[name], found[f"{name}_scale"] = _in_bytes(trained[name].astype(np.float32))
+    for name, kind in (("first", np.int16), ("head", np.int8)):  # in 8 bits the first one errs more often
+        found[name], found[f"{name}_scale"] = in_whole_numbers(trained[name].astype(np.float32), kind)
         found[f"{name}_bias"] = trained[f"{name}_bias"].astype(np.float32)
     for n in range(int(trained["layers"])):
         found[f"layer{n}"], found[f"layer{n}_scale"] = _in_half_bytes(trained[f"layer{n}"].astype(np.float32))
@@ -181,11 +310,21 @@ def packed(trained: dict[str, Any], listed: list[Any], direction: str) -> dict[s
     return {f"{direction}_{name}": value for name, value in found.items()}
 
 
+def refine(folder: Path, seconds: float) -> None:
+    """Give the networks that were shipped in fewer bits a first layer in 16."""
+    for direction in table.DIRECTIONS:
+        with np.load(network_file(folder, direction)) as file:
+            prefix = f"{direction}_"
+            values = {name.removeprefix(prefix): file[name] for name in file if name.startswith(prefix)}
+        found = refined(values, direction, folder, HELD_OUT, seconds)
+        np.savez(folder / f"packed-{direction}.npz", **{f"{prefix}{name}": value for name, value in found.items()})
+
+
 def _grown(task: tuple[str, int]) -> dict[str, Any]:
     direction, engine = task
-    from drawn_convolutions.trees import grow_engine  # needs scikit-learn
+    from drawn_convolutions.trees import grow_copied, grow_parts  # need scikit-learn
 
-    return grow_engine(direction, engine, _labels[0])
+    return grow_copied(direction, engine, _labels[0]) | grow_parts(direction, engine, _labels[0])
 
 
 def fit(folder: Path, out: Path, workers: int) -> None:
@@ -195,12 +334,12 @@ def fit(folder: Path, out: Path, workers: int) -> None:
     networks: dict[str, Any] = {}
     trees: dict[str, Any] = {}
     for direction in table.DIRECTIONS:
-        labels = Labels(folder, direction, workers)
-        with np.load(folder / f"network-{direction}.npz") as file:
-            networks |= packed(dict(file), labels.plans, direction)
+        labels = Labels(folder, direction)
+        with np.load(folder / f"packed-{direction}.npz") as file:
+            networks |= dict(file)
         engines = np.array([engine for engine, _ in labels.plans])[labels.plan]
         common = [engine for engine, count in enumerate(np.bincount(engines).tolist()) if count >= LEAST_ASKED]
-        trees |= grow_no_plan(direction, *unanswered(folder, direction, workers))
+        trees |= grow_no_plan(direction, *unanswered(folder, direction))
         _labels[:] = [labels]
         with multiprocessing.get_context("fork").Pool(workers) as pool:
             for grown in pool.imap(_grown, [(direction, engine) for engine in common]):
@@ -212,18 +351,21 @@ def fit(folder: Path, out: Path, workers: int) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("ask", "train", "fit"))
+    parser.add_argument("what", choices=("ask", "train", "refine", "fit"))
     parser.add_argument("folder", type=Path, help="of the answers and the networks")
-    parser.add_argument("--seconds", type=float, default=200, metavar="N", help="how long to ask or to train (200)")
+    parser.add_argument("--seconds", type=float, default=200, metavar="N", help="how long each of them takes (200)")
     parser.add_argument("--workers", type=int, default=16, metavar="N", help="processes (16)")
     parser.add_argument("--seed", type=int, default=SEED, metavar="N", help=f"where to begin with asking ({SEED})")
+    parser.add_argument("--rate", type=float, default=1.2e-3, metavar="N", help="the highest rate of learning (0.0012)")
     parser.add_argument("--unsure", action="store_true", help="ask only where the shipped network is not sure")
     parser.add_argument("--out", type=Path, default=Path("."), metavar="DATA", help="folder for what is shipped")
     options = parser.parse_args()
     if options.what == "ask":
         ask(options.folder, options.seconds, options.workers, options.seed, options.unsure)
     elif options.what == "train":
-        train(options.folder, options.seconds, options.workers)
+        train(options.folder, options.seconds, options.rate)
+    elif options.what == "refine":
+        refine(options.folder, options.seconds)
     else:
         fit(options.folder, options.out, options.workers)
 

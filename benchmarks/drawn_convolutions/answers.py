@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import io
 import json
-import lzma
-import multiprocessing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from drawn_convolutions.drawing import CHUNK, draw
 from ullage.research.cudnn_tables import table
 from ullage.virtual.kernels.cudnn import plans
+from ullage.virtual.kernels.cudnn.network import NO_PLAN_NAMED
 
 UNSURE_SEED = 8_000_000  # from here on, only what the network of before was not sure of was asked
+NOT_ASKED, NO_ANSWER = -1, -2  # in place of a plan
 SMALL = 4096  # bytes of a workspace that holds no part of a result
 MOST_PARTS = 4096
 NEAR_BYTES = 48  # beside the parts of a product
 
 
-def answers(folder: Path) -> tuple[Any, list[Any], Any, Any]:
-    """Seeds, names, and of each direction the number of the name and the workspace."""
-    names, seeds, numbers, sizes = dict[Any, int](), [], [], []
-    for path in sorted(folder.glob("answers*.npz.xz")):
-        with np.load(io.BytesIO(lzma.decompress(path.read_bytes()))) as file:
-            listed = [(engine, tuple(map(tuple, knobs))) for engine, knobs in json.loads(bytes(file["names"]))]
-            places = np.array([*(names.setdefault(name, len(names)) for name in listed), -1])
-            seeds.append(file["seeds"])
-            numbers.append(places[file["name"]])
-            sizes.append(file["size"])
-    return np.concatenate(seeds), list(names), np.concatenate(numbers, 1), np.concatenate(sizes, 1)
+Plan = tuple[int, tuple[tuple[int, int], ...]]  # an engine and its knobs
+NO_PLAN: Plan = (NO_PLAN_NAMED, ())
 
 
-def without_parts(name: Any) -> tuple[tuple[int, tuple[tuple[int, int], ...]], int]:
+def without_parts(name: Any) -> tuple[Plan, int]:
     """A name without the number of parts of a sum, and that number."""
     engine, knobs = name
     left, parts = dict(knobs), 0
@@ -48,34 +37,71 @@ def without_parts(name: Any) -> tuple[tuple[int, tuple[tuple[int, int], ...]], i
     return (engine, tuple(sorted(left.items()))), parts
 
 
+class Piece(NamedTuple):
+    """Problems of some seeds: their rows, and of each direction the numbers of the plans in a list, the parts of sums,
+    and the workspaces."""
+
+    seeds: Any  # of each row
+    rows: Any
+    plans: list[Plan]
+    plan: Any
+    parts: Any
+    sizes: Any
+
+    def write(self, path: Path) -> None:
+        """Write it at once: whoever looks for new files finds whole ones."""
+        listed = np.frombuffer(json.dumps(self.plans).encode(), np.uint8)
+        with path.with_suffix(".part").open("wb") as file:
+            np.savez(file, **(self._asdict() | {"plans": listed}))
+        path.with_suffix(".part").rename(path)
+
+
+def read_piece(path: Path) -> Piece:
+    """A file of `Piece.write`."""
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in Piece._fields}
+    listed = json.loads(bytes(arrays["plans"]))
+    return Piece(**(arrays | {"plans": [(engine, tuple(map(tuple, knobs))) for engine, knobs in listed]}))
+
+
+def pieces(folder: Path) -> list[Path]:
+    """The files of a folder."""
+    return sorted(folder.glob("answers*.npz"))
+
+
 class Labels:
     """The answers of a direction: the plans, the commonest first, and of each problem that was asked its row, the seed
     it was drawn with, its plan, the parts of its sums, and its workspace."""
 
-    def __init__(self, folder: Path, direction: str, workers: int) -> None:
-        seeds, names, numbers, sizes = answers(folder)
-        place = table.DIRECTIONS.index(direction)
-        asked = numbers[place] >= 0
-        number, self.sizes = numbers[place][asked], sizes[place][asked]
-        self.seeds, self.rows = np.repeat(seeds, CHUNK)[asked], drawn(seeds, asked, workers)
-        cut = [without_parts(name) for name in names]
-        self.parts = np.array([parts for _, parts in cut])[number]
-        known = {plan: n for n, plan in enumerate(dict.fromkeys(plan for plan, _ in cut))}
-        self.plan = np.array([known[plan] for plan, _ in cut])[number]
-        counts = np.bincount(self.plan, minlength=len(known))
+    def __init__(self, folder: Path, direction: str) -> None:
+        place, known = table.DIRECTIONS.index(direction), dict[Plan, int]()
+        found: list[tuple[Any, ...]] = []
+        for path in pieces(folder):
+            piece = read_piece(path)
+            asked = np.flatnonzero(piece.plan[place] >= 0)
+            number = np.array([known.setdefault(plan, len(known)) for plan in piece.plans])[piece.plan[place][asked]]
+            found.append(
+                (piece.seeds[asked], piece.rows[asked], number, piece.parts[place][asked], piece.sizes[place][asked])
+            )
+        self.seeds, self.rows, plan, self.parts, self.sizes = (
+            np.concatenate(each) for each in zip(*found, strict=True)
+        )
+        counts = np.bincount(plan, minlength=len(known))
         order = np.argsort(-counts, kind="stable")
         places = np.empty(len(known), np.int64)
         places[order] = np.arange(len(order))
-        self.plan, self.plans = places[self.plan], [list(known)[n] for n in order if counts[n]]
+        self.plan, self.plans = places[plan], [list(known)[n] for n in order if counts[n]]
 
 
-def unanswered(folder: Path, direction: str, workers: int) -> tuple[Any, Any]:
+def unanswered(folder: Path, direction: str) -> tuple[Any, Any]:
     """Rows of problems in 16 bits, of the seeds that were asked whole, and whether cuDNN's heuristics named no plan."""
-    seeds, _, numbers, _ = answers(folder)
-    whole = np.repeat(seeds < UNSURE_SEED, CHUNK)
-    rows = drawn(seeds, whole, workers)
-    half = rows[:, 1] > 0
-    return rows[half], numbers[table.DIRECTIONS.index(direction)][whole][half] < 0
+    place, rows, none = table.DIRECTIONS.index(direction), [], []
+    for path in pieces(folder):
+        piece = read_piece(path)
+        wanted = (piece.seeds < UNSURE_SEED) & (piece.rows[:, 1] > 0)
+        rows.append(piece.rows[wanted])
+        none.append(piece.plan[place][wanted] == NO_ANSWER)
+    return np.concatenate(rows), np.concatenate(none)
 
 
 def product_parts(direction: str, rows: Any, sizes: Any) -> Any:
@@ -101,17 +127,3 @@ def product_parts(direction: str, rows: Any, sizes: Any) -> Any:
         named[found] = unit * plans.MOST_UNITS + count[found]
         left &= ~found
     return named
-
-
-def drawn(seeds: Any, asked: Any, workers: int) -> Any:
-    """The rows of the problems that were asked."""
-    tasks = list(zip(seeds.tolist(), asked.reshape(-1, CHUNK), strict=True))
-    if workers == 1:
-        return np.concatenate([_drawn(task) for task in tasks])
-    with multiprocessing.get_context("fork").Pool(workers) as pool:
-        return np.concatenate(pool.map(_drawn, tasks, chunksize=50))
-
-
-def _drawn(task: tuple[int, Any]) -> Any:
-    seed, asked = task
-    return draw(seed)[asked].astype(np.int32)

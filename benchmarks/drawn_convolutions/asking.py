@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import io
-import json
-import lzma
 import multiprocessing
+import os
+import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from drawn_convolutions.drawing import CHUNK, draw, inputs_of, problems_of
+from drawn_convolutions.answers import NO_ANSWER, NOT_ASKED, Piece, Plan, without_parts
+from drawn_convolutions.drawing import CHUNK, draw, inputs_of, outputs, problems_of
 from ullage.research.cudnn_tables import table
 from ullage.virtual.kernels.cudnn import candidates, plans
 from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
@@ -22,8 +22,11 @@ from ullage.virtual.kernels.cudnn.network import DOUBT, read_network
 from ullage.virtual.kernels.cudnn.workspaces import DATA_FOLDER, PLAN_NETWORK
 
 SURE = 0.85  # a share at which a plan is known
-OTHERS = 0.03  # of the known ones that are asked all the same
+OTHERS = 0.05  # of the known ones that are asked all the same
 MOST_KNOBS = 24
+LIBRARY = "asking.so"
+PIECE = 20  # chunks
+CHECKED = 40  # problems that are asked in both ways first
 
 
 class Asker(candidates.Cudnn):
@@ -60,14 +63,20 @@ class Asker(candidates.Cudnn):
         return tuple(found)
 
 
+def network_file(folder: Path, direction: str) -> Path:
+    """The network that was taught last: one in the folder of the answers, or else the shipped one."""
+    taught = folder / f"packed-{direction}.npz"
+    return taught if taught.exists() else DATA_FOLDER / PLAN_NETWORK
+
+
 class Selection:
-    """Which problems are worth a question: those whose plan the shipped network does not know for sure, those whose
+    """Which problems are worth a question: those whose plan the network of before does not know for sure, those whose
     plan says too little of the workspace, and a few of the others."""
 
-    def __init__(self, direction: str) -> None:
+    def __init__(self, folder: Path, direction: str) -> None:
         import torch
 
-        network = read_network(DATA_FOLDER / PLAN_NETWORK, direction)
+        network = read_network(network_file(folder, direction), direction)
         assert network is not None
         self._torch, self._device = torch, "cuda" if torch.cuda.is_available() else "cpu"
         self._mean, self._scale, self._layers, self._head = (
@@ -99,36 +108,74 @@ class Selection:
         return np.flatnonzero(wanted | (r.random(len(rows)) < OTHERS))
 
 
+class QuickAsker(Asker):
+    """An asker that puts many questions without Python in between (`asking.c`)."""
+
+    def __init__(self, library: Path) -> None:
+        super().__init__()
+        self._quick = ctypes.CDLL(str(library))
+        names = "CreateDescriptor", "SetAttribute", "GetAttribute", "Finalize", "DestroyDescriptor"
+        functions = [ctypes.cast(getattr(self._library, f"cudnnBackend{name}"), ctypes.c_void_p) for name in names]
+        self._quick.begin(*functions, self._handle)
+
+    def choices(self, direction: str, rows: Any) -> list[tuple[int, tuple[tuple[int, int], ...], int] | None]:
+        """What `choice` says of each row."""
+        rows, ends = np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(outputs(rows), np.int64)
+        answers, results = np.zeros((len(rows), 3 + 2 * MOST_KNOBS), np.int64), np.empty(len(rows), np.int8)
+        pointers = (ctypes.c_void_p(each.ctypes.data) for each in (rows, ends, answers, results))
+        self._quick.ask(table.DIRECTIONS.index(direction), ctypes.c_int64(len(rows)), *pointers)
+        found: list[tuple[int, tuple[tuple[int, int], ...], int] | None] = []
+        for result, (engine, size, count, *knobs) in zip(results.tolist(), answers.tolist(), strict=True):
+            pairs = tuple(zip(knobs[: 2 * count : 2], knobs[1 : 2 * count : 2], strict=True))
+            found.append(None if result else (engine, pairs, size))
+        return found
+
+    def slow_choices(self, direction: str, rows: Any) -> list[tuple[int, tuple[tuple[int, int], ...], int] | None]:
+        """The same, one by one."""
+        found: list[tuple[int, tuple[tuple[int, int], ...], int] | None] = []
+        for problem in problems_of(rows, direction):
+            try:
+                found.append(self.choice(problem))
+            except candidates.CudnnError:
+                found.append(None)
+        return found
+
+
 def _ask(number: int, workers: int, until: float, folder: Path, first: int, unsure: bool) -> None:
-    """In a process of its own: chunks of problems until the time is over."""
-    asker, names, parts, chunks = Asker(), dict[Any, int](), [], []
-    selections = {direction: Selection(direction) for direction in table.DIRECTIONS} if unsure else {}
+    """In a process of its own: pieces of several chunks of problems until the time is over, a file for each."""
+    asker, seed = QuickAsker(folder / LIBRARY), first + number * PIECE
+    selections = {direction: Selection(folder, direction) for direction in table.DIRECTIONS} if unsure else {}
+    trial = draw(seed)[:CHECKED]
+    same = all(asker.choices(each, trial) == asker.slow_choices(each, trial) for each in table.DIRECTIONS)
+    put = asker.choices if same else asker.slow_choices
+    if not same:
+        print(f"process {number}: asking.c does not say what cuDNN says: it is asked one by one", flush=True)
     while time.time() < until:
-        seed = first + number + len(chunks) * workers
-        rows, r = draw(seed), np.random.default_rng(seed)
-        part = np.full((3, CHUNK, 2), -1, np.int64)  # the number of the name, the workspace
+        r, listed = np.random.default_rng(seed), dict[Plan, int]()
+        rows = np.concatenate([draw(each) for each in range(seed, seed + PIECE)])
+        plan, parts = np.full((3, len(rows)), NOT_ASKED, np.int16), np.zeros((3, len(rows)), np.int32)
+        sizes = np.zeros((3, len(rows)), np.int64)
         for place, direction in enumerate(table.DIRECTIONS):
-            chosen = selections[direction](rows, r) if unsure else np.arange(CHUNK)
-            for row, problem in zip(chosen.tolist(), problems_of(rows[chosen], direction), strict=True):
-                try:
-                    found = asker.choice(problem)
-                except candidates.CudnnError:
+            chosen = selections[direction](rows, r) if unsure else np.arange(len(rows))
+            for row, found in zip(chosen.tolist(), put(direction, rows[chosen]), strict=True):
+                if found is None:
+                    plan[place, row] = NO_ANSWER
                     continue
-                if found is not None:
-                    part[place, row] = names.setdefault(found[:2], len(names)), found[2]
-        chunks.append(seed)
-        parts.append(part)
-    answers = np.concatenate(parts, 1)
-    listed = np.frombuffer(json.dumps(list(names)).encode(), np.uint8)
-    buffer = io.BytesIO()
-    np.savez(buffer, seeds=np.array(chunks), names=listed, name=answers[..., 0].astype(np.int16), size=answers[..., 1])
-    (folder / f"answers{first}-{number}.npz.xz").write_bytes(lzma.compress(buffer.getvalue(), preset=1))
+                cut, parts[place, row] = without_parts(found[:2])
+                plan[place, row], sizes[place, row] = listed.setdefault(cut, len(listed)), found[2]
+        seeds = np.repeat(np.arange(seed, seed + PIECE), CHUNK)
+        Piece(seeds, rows.astype(np.int32), list(listed), plan, parts, sizes).write(folder / f"answers{seed}.npz")
+        seed += workers * PIECE
 
 
 def ask(folder: Path, seconds: float, workers: int, first: int, unsure: bool) -> None:
-    """Ask for so long; a file for each process."""
+    """Ask for so long."""
     folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / LIBRARY).exists():
+        source = Path(__file__).with_name("asking.c")
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", folder / LIBRARY, source], check=True)
     until, context = time.time() + seconds, multiprocessing.get_context("fork")
+    os.environ["OMP_NUM_THREADS"] = "1"
     running = [
         context.Process(target=_ask, args=(number, workers, until, folder, first, unsure)) for number in range(workers)
     ]

@@ -53,9 +53,11 @@ def in_copies(size: int, parts: Terms) -> Formula:
     return Formula(0, 0, 0, 0, 0, 0, 0, 0, times or 1)
 
 
-def grow_parts(direction: str, engine: int, labels: Labels) -> list[Any]:
-    """Two trees that say into how many parts an engine splits its sums: one that knows every problem, and a coarse one
-    for how sure that is."""
+def grow_parts(direction: str, engine: int, labels: Labels) -> dict[str, Any]:
+    """Two trees that say into how many parts an engine splits its sums (`p`): one that knows every problem, and a
+    coarse one for how sure that is. None of an engine that splits nothing."""
+    if not any(engine in each[direction] for each in (plans.PERSISTENT, plans.SLICED, plans.SPLIT, plans.PRODUCT)):
+        return {}
     plan_of = [plans.EnginePlan(direction, number, dict(knobs)) for number, knobs in labels.plans]
     places = np.flatnonzero(np.array([plan.engine == engine for plan in plan_of] + [False])[labels.plan])
     if engine in plans.PRODUCT[direction]:
@@ -78,7 +80,7 @@ def grow_parts(direction: str, engine: int, labels: Labels) -> list[Any]:
     coarse = DecisionTreeClassifier(min_samples_leaf=DOUBTFUL, random_state=0).fit(told[tested:], parts[tested:])
     leaves = fine.get_n_leaves()
     print(f"{direction} {engine}: {leaves} leaves name the parts of {right:.1%} of {tested} held out", flush=True)
-    return [fine, coarse]
+    return _arrays({f"{direction}{engine}{PARTS}": ([fine, coarse], [])})
 
 
 def _persistent(direction: str, engine: int, rows: Any, knobs: list[Any], sizes: list[int]) -> tuple[Any, Any]:
@@ -107,8 +109,8 @@ def grow_no_plan(direction: str, rows: Any, none: Any) -> dict[str, Any]:
     return _arrays({direction + NO_PLAN: ([fine, coarse], [])})
 
 
-def grow_engine(direction: str, engine: int, labels: Labels) -> dict[str, Any]:
-    """The trees of an engine: how many parts (`p`), and which formula gives the rest (`c`)."""
+def grow_copied(direction: str, engine: int, labels: Labels) -> dict[str, Any]:
+    """The tree of an engine that says which formula gives the rest of a workspace (`c`)."""
     of_engine = np.array([plan[0] == engine for plan in labels.plans] + [False])
     places = np.flatnonzero(of_engine[labels.plan])
     places = np.random.default_rng(1).permutation(places)
@@ -142,8 +144,6 @@ def grow_engine(direction: str, engine: int, labels: Labels) -> dict[str, Any]:
     tree = DecisionTreeClassifier(max_leaf_nodes=600, min_samples_leaf=2, random_state=0)
     found = {f"{direction}{engine}{COPIED}": ([tree.fit(np.array(told)[known], chosen[known])], listed)}
     right = (exact & known & (tree.predict(np.array(told)) == chosen)).mean()
-    if any(engine in each[direction] for each in (plans.PERSISTENT, plans.SLICED, plans.SPLIT, plans.PRODUCT)):
-        found[f"{direction}{engine}{PARTS}"] = grow_parts(direction, engine, labels), []
     print(
         f"{direction} {engine}: {len(places)} problems; {len(formulas)} formulas explain {(exact & known).mean():.1%}, "
         f"{right:.1%} found, {(exact_or_near & known).mean():.1%} nearly",

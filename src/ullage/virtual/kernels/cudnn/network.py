@@ -15,10 +15,11 @@ from typing import Any
 
 from ullage.errors import MissingPackage
 from ullage.virtual.kernels.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem, round_up
-from ullage.virtual.kernels.cudnn.plans import MULTIPROCESSORS, EnginePlan, output_length, row_of
+from ullage.virtual.kernels.cudnn.plans import MULTIPROCESSORS, EnginePlan, fallback, output_length, row_of
 
 DOUBT = 2.0  # scores divided by it are as sure as they are right, on problems that were held out of the training
 _MOST_LIKELY = 12  # plans that are looked at
+NO_PLAN_NAMED = -1  # in place of an engine, in the list of plans: cuDNN's heuristics name none
 
 _TILE_SHAPES = (
     (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128),
@@ -108,17 +109,21 @@ def network_inputs(
 
 
 class PlanNetwork:
-    """The network of one direction. Its weights are stored in 4 bits (between hidden layers) and 8 bits."""
+    """The network of one direction. Its weights are stored in 4 bits (between hidden layers), 8 (the last layer) and
+    16 bits (the first)."""
 
     def __init__(self, values: dict[str, Any], np: Any, direction: str) -> None:
         self._np = np
         self.mean, self.scale = values["mean"], 1 / values["std"]
         layers = int(values["layers"])
-        self.layers = [(_from_bytes(values, "first", np), values["first_bias"])]
+        self.layers = [(_from_whole_numbers(values, "first", np), values["first_bias"])]
         self.layers += [(_from_half_bytes(values, f"layer{n}", np), values[f"layer{n}_bias"]) for n in range(layers)]
-        self.head = _from_bytes(values, "head", np), values["head_bias"]
+        self.head = _from_whole_numbers(values, "head", np), values["head_bias"]
         listed = json.loads(bytes(values["plans"]).decode())
-        self.listed = [EnginePlan(direction, engine, {int(k): v for k, v in knobs}) for engine, knobs in listed]
+        self.listed = [
+            fallback(direction) if engine == NO_PLAN_NAMED else EnginePlan(direction, engine, dict(knobs))
+            for engine, knobs in listed
+        ]
 
     def plans(
         self, problem: ConvolutionProblem, least: float, tf32: bool = True, deterministic: bool = False
@@ -147,7 +152,7 @@ def _times(weights: Any, vector: Any) -> Any:
     return (weights[:, None] @ vector)[:, 0]
 
 
-def _from_bytes(values: dict[str, Any], name: str, np: Any) -> Any:
+def _from_whole_numbers(values: dict[str, Any], name: str, np: Any) -> Any:
     return values[name].astype(np.float32) * values[f"{name}_scale"][:, None].astype(np.float32)
 
 
