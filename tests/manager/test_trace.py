@@ -40,7 +40,7 @@ def test_what_ran_can_be_simulated_again(make_here):
     assert (told["policy"], told["sharing"], told["all"]) == ("ullage", "time-slicing", True)
     assert told["gpus"] == [{"id": "GPU-a", "index": 0, "name": "NVIDIA H200", "total": 139 * GIB, "mig": False}]
     found = trace_of_history(told)
-    assert [job.id for job in found.jobs] == jobs and "1 jobs are left out: not over" in found.notes
+    assert [job.id for job in found.jobs] == jobs and "1 job is left out: not over" in found.notes
     assert 0.3 < found.jobs[0].work_s < 60.0
     assert [job.kind.estimates for job in found.jobs] == [{"promised": 20 * GIB}, {"promised": 30 * GIB}]
     real = as_it_was(told)

@@ -102,7 +102,7 @@ class Rules:
             "stale_after",
             "reservations",
         ):
-            if (getattr(self, name) or 0) < 0:
+            if not (getattr(self, name) or 0) >= 0:
                 raise InvalidValue(f"needed {name} of 0 or more; found {getattr(self, name)}")
         for name in ("window", "turn", "ageing", "max_jobs_per_gpu"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
