@@ -36,7 +36,7 @@ def runs() -> Iterator[tuple[str, JobTrace, Scenario]]:
     yield "cluster, magm", busy, Scenario(gpus="100xA100-40GB", policy="magm", estimator="gpumemnet", seed=3)
     over = generate_trace(600, seed=2, gpus=24, load=1.5, users=20, gpu_counts={1: 0.9, 2: 0.1})
     yield "too many jobs", over, Scenario(gpus="24xA100-40GB")
-    yield "paired", over, Scenario(gpus="24xA100-40GB").but(pairing=3600.0)
+    yield "in the order of arrival", over, Scenario(gpus="24xA100-40GB").but(pairing=0.0)
     few, base = generate_trace(300, seed=3, gpus=8, load=1.2, users=5, burst=3.0), Scenario(gpus=SMALL)
     for policy in policies():
         yield policy, few, base.but(policy=policy, estimator="gpumemnet")

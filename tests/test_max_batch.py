@@ -134,3 +134,19 @@ def test_a_script_that_is_run_again_and_again_starts_anew_each_time(tmp_path):
             for size, ranks in (("8", 2), ("8", 4), ("2", 4))
         ]
     assert found == [size << 22 for size in (16, 32, 8)]
+
+
+def test_a_script_that_fails_with_a_larger_batch_is_told_which_one_and_what_fits(tmp_path):
+    """As one that leaves out the last batch of its data does, if there is no other."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch\n"
+        "for batch in [torch.zeros(64, 1024)][int(sys.argv[2]) > 64:]:\n"
+        "    loss = (torch.nn.Linear(1024, 1024).cuda()(batch.cuda())).sum()\n"
+        "loss.backward()\n"
+    )
+    with pytest.raises(
+        ullage.errors.ScriptFailed, match=r"^batch size \d+ fits; with a batch size of \d+ .does the data"
+    ) as e:
+        ullage.max_batch(script, gpu="T4", batch_arg="--batch-size")
+    assert "train.py fails: NameError: name 'loss' is not defined" in str(e.value)

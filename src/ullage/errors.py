@@ -125,7 +125,7 @@ class ScriptFailed(UllageError, RuntimeError):
     """
 
     def __init__(self, text: str, output: str = "", own: bool = False) -> None:
-        self.output, self.own = output, own
+        self.text, self.output, self.own = text, output, own
         shown = "".join(f"\n  {line}" for line in output.splitlines())
         super().__init__(text + (f"\n\nThe script's last lines:{shown}" if shown else ""))
 

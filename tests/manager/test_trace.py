@@ -40,7 +40,7 @@ def test_what_ran_can_be_simulated_again(make_here):
     assert (told["policy"], told["sharing"], told["all"]) == ("ullage", "time-slicing", True)
     assert told["gpus"] == [{"id": "GPU-a", "index": 0, "name": "NVIDIA H200", "total": 139 * GIB, "mig": False}]
     found = trace_of_history(told)
-    assert [job.id for job in found.jobs] == jobs and "1 jobs are left out: not over" in found.notes
+    assert [job.id for job in found.jobs] == jobs and "1 job is left out: not over" in found.notes
     assert 0.3 < found.jobs[0].work_s < 60.0
     assert [job.kind.estimates for job in found.jobs] == [{"promised": 20 * GIB}, {"promised": 30 * GIB}]
     real = as_it_was(told)
@@ -110,6 +110,12 @@ def test_the_command_shows_what_happened_beside_what_would_have(common):
     kept = json.loads(common.cli("simulate", "history.json", "--json"))
     assert [run["figures"]["total_s"] for run in kept["runs"]] == pytest.approx([real["total_s"], again["total_s"]])
     assert read_trace(common.work / "history.json").jobs[0].kind.name == "first"
+    own = json.loads((common.work / "history.json").read_text()) | {"policy": "their_policy.py:choose"}
+    (common.work / "own.json").write_text(json.dumps(own))
+    assert "name your copy: --policy their_policy.py:choose" in common.cli("simulate", "own.json", code=2)
+    others = common.cli("simulate", "own.json", "--policy", "magm,ullage")
+    assert [line.split("  ")[0] for line in others.splitlines()[1:4]] == ["as it was", "magm", "ullage"]
+    assert "to see that simulated as well, name your copy: --policy their_policy.py:choose" in others
     assert "needed a trace or --from-history; found both" in common.cli("simulate", "x.csv", "--from-history", code=2)
     [database] = common.folder.rglob("state.db")
     stored = json.loads(common.cli("simulate", "--from-history", "--database", str(database), "--json"))

@@ -225,7 +225,15 @@ def test_a_name_cannot_be_registered_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"unknown": "guess"}, {"unmeasured": "yes"}, {"margin": -1}, {"window": 0}, {"max_jobs_per_gpu": 0}]
+    "wrong",
+    [
+        {"unknown": "guess"},
+        {"unmeasured": "yes"},
+        {"margin": -1},
+        {"smact_limit": float("nan")},
+        {"window": 0},
+        {"max_jobs_per_gpu": 0},
+    ],
 )
 def test_rules_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidValue, match=f"needed {next(iter(wrong))}"):

@@ -497,38 +497,50 @@ def own(number: int, submitted: float | None = None, **more: object) -> Job:
 
 
 def first_of(jobs: list[Job], now: float, **rules: float) -> list[int]:
-    """Who joins a job that computes, on a GPU with room for one more."""
-    site = Rules(smact_limit=None, margin=0, predict=at_odds, **rules)  # type: ignore[arg-type]
-    there = job(1, promise=28, work="computes", min_speed=0.5)
-    found = decide("ullage", jobs, running((there, "GPU-0")), slots(1), Ledger(), site, now)
+    """Who joins a job that computes and is there since -8000, on a GPU with room for one more."""
+    site = Rules(**{"smact_limit": None, "margin": 0, "predict": at_odds, **rules})  # type: ignore[arg-type]
+    there = Running(job(1, promise=28, work="computes", min_speed=0.5), ("GPU-0",), -8000.0)
+    found = decide("ullage", jobs, [there], slots(1), Ledger(), site, now)
     return [each.job for each in found.placed]
 
 
 def test_of_a_users_jobs_the_one_that_suits_the_gpu_better_goes_first() -> None:
     same, other = own(2, work="computes"), own(3, work="loads")
-    assert first_of([same, other], now=4.0, pairing=3600.0) == [3]
-    assert first_of([same, other], now=4.0) == [2], "in the order of arrival"
-    assert first_of([same], now=4.0, pairing=3600.0) == [2], "it keeps the speed that its owner asks for"
+    assert first_of([same, other], now=4.0) == [3]
+    assert first_of([same, other], now=4.0, pairing=0.0) == [2], "in the order of arrival"
+    assert first_of([same], now=4.0) == [2], "it keeps the speed that its owner asks for"
 
 
 def test_a_job_that_suits_better_passes_no_other_user_no_higher_priority_and_none_that_came_long_before() -> None:
-    same = own(2, work="computes")
-    late = own(3, 3603.0, work="loads")
-    assert first_of([same, late], now=3604.0, pairing=3600.0) == [2]
-    assert first_of([same, late], now=3604.0, pairing=7200.0) == [3]
-    other = own(3, work="loads")
-    assert first_of([same, dataclasses.replace(other, user="bob")], now=4.0, pairing=3600.0) == [2]
-    assert first_of([dataclasses.replace(same, priority=1), other], now=4.0, pairing=3600.0) == [2]
+    same, other = own(2, work="computes"), own(3, work="loads")
+    assert first_of([same, dataclasses.replace(other, user="bob")], now=4.0) == [2]
+    assert first_of([dataclasses.replace(same, priority=1), other], now=4.0) == [2]
+    assert first_of([same, own(3, 3602.0, work="loads")], now=3604.0) == [3]
+    assert first_of([same, own(3, 3603.0, work="loads")], now=3604.0) == [2]
+    assert first_of([same, own(3, 3603.0, work="loads")], now=3604.0, longest_patience=7200.0, pairing=7200.0) == [3]
+    assert first_of([same, own(3, 303.0, work="loads")], now=304.0, longest_patience=300.0) == [2], "its own patience"
+    assert first_of([same, own(3, 302.0, work="loads")], now=304.0, longest_patience=300.0) == [3]
 
 
-def test_a_job_that_fits_nowhere_is_passed_by_its_owners_jobs_of_an_hour_and_reserves_against_all_others() -> None:
+def test_a_job_that_gives_its_turn_to_one_of_its_owner_lets_no_other_user_pass() -> None:
+    """In turns it is ada, bob, ada. If ada's first gave its turn to her last, bob would be before it."""
+    queue = [own(2, work="computes"), own(3, user="bob", work="computes"), own(4, work="loads")]
+    assert first_of(queue, now=5.0) == [2]
+    assert first_of([queue[0], queue[2]], now=5.0) == [4]
+
+
+def test_a_job_that_fits_nowhere_is_passed_by_its_owners_jobs_of_its_patience_and_reserves_against_all_others() -> None:
     wide = own(2, promise=40, work="loads")
     soon, later = own(3, work="loads"), own(4, 4000.0, work="loads")
     bobs = own(5, user="bob", work="loads")
-    assert first_of([wide, soon], now=4001.0, pairing=3600.0) == [3]
+    assert first_of([wide, soon], now=4001.0) == [3]
     assert first_of([wide, own(3, 310.0, work="loads")], now=4001.0, longest_patience=300.0) == [], "it reserves"
-    assert first_of([wide, later], now=4001.0, pairing=3600.0) == []
-    assert first_of([wide, bobs], now=4001.0, pairing=3600.0) == []
+    assert first_of([wide, later], now=4001.0) == []
+    assert first_of([wide, bobs], now=4001.0) == []
+    first = own(3, 20.0, work="computes")
+    assert first_of([wide, first, own(4, 30.0, work="loads")], now=4001.0) == [4], "these may change turns"
+    assert first_of([wide, first, later], now=4001.0) == [3], "the last came too late for that"
+    assert first_of([wide, bobs, own(4, 30.0, work="loads")], now=4001.0) == [], "it keeps its turn, before bob's"
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -95,7 +95,7 @@ def test_jobs_of_which_there_is_nothing_to_replay_are_left_out_and_counted():
         job(5, attempt(110.0, 120.0, slots=["GPU-gone"])),
     ) | {"all": False})  # fmt: skip
     assert [each.id for each in found.jobs] == [1]
-    assert "1 jobs are left out: not over" in found.notes and "1 jobs are left out: without a GPU" in found.notes
+    assert "1 job is left out: not over" in found.notes and "1 job is left out: without a GPU" in found.notes
     assert any("before they did anything" in note for note in found.notes)
     assert any("no longer there" in note for note in found.notes) and any(
         "only your own" in note for note in found.notes

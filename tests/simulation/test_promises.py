@@ -71,7 +71,7 @@ def test_an_estimator_that_the_trace_does_not_have_is_asked_and_says_what_was_ke
 def test_of_a_job_that_nobody_knows_no_estimator_can_be_asked() -> None:
     kind = JobKind("mine", GIB, estimates={"horus": GIB})
     with pytest.raises(
-        UllageError, match="needed an estimate by fast for jobs like mine; the trace has: oracle, none, h"
+        UllageError, match="needed an estimate by fast for jobs like mine; .* of oracle .*, none, horus"
     ):
         promise_of(kind, "fast")
     with pytest.raises(UllageError, match="no estimator named 'hours'"):

@@ -45,7 +45,9 @@ def test_philly(tmp_path: Path) -> None:
     path.write_text(json.dumps(jobs))
     trace = read_trace(path)
     assert facts(trace) == [(1, 0.0, 30.0, 1, "u2"), (2, 60.0, 86460.0, 8, "u1")]
-    assert said(trace, "sum of its attempts") and said(trace, "2 jobs without GPUs or without a known run time")
+    assert said(trace, "sum of its attempts") and said(
+        trace, "2 jobs are left out: without GPUs, or without a known run time"
+    )
     assert facts(read_trace(tmp_path)) == facts(trace)
 
 
@@ -58,7 +60,7 @@ def test_helios(tmp_path: Path) -> None:
     (tmp_path / "cluster_log.csv").write_text(HELIOS + "\n".join(rows))
     trace = read_trace(tmp_path / "cluster_log.csv")
     assert facts(trace) == [(1, 0.0, 36848.0, 1, "uB"), (2, 26.0, 249.0, 4, "uA")]
-    assert said(trace, "1 jobs without GPUs")
+    assert said(trace, "1 job is left out: without GPUs")
 
 
 def test_alibaba_2023(tmp_path: Path) -> None:
@@ -71,7 +73,7 @@ def test_alibaba_2023(tmp_path: Path) -> None:
     (tmp_path / "openb_pod_list_gpuspec33.csv").write_text(PODS + "\n".join(rows))
     trace = read_trace(tmp_path / "openb_pod_list_gpuspec33.csv")
     assert facts(trace) == [(1, 0.0, 50.0, 1, "user"), (2, 97.0, 1332354.0, 8, "user")]
-    assert said(trace, "2 jobs without GPUs") and said(trace, "a part of a GPU needs one GPU")
+    assert said(trace, "2 jobs are left out: without GPUs") and said(trace, "a part of a GPU needs one GPU")
 
 
 def pai(tmp_path: Path, jobs: bool = True) -> Path:
@@ -94,7 +96,7 @@ def pai(tmp_path: Path, jobs: bool = True) -> Path:
 def test_alibaba_2020(tmp_path: Path, name: str) -> None:
     trace = read_trace(pai(tmp_path) / name)
     assert facts(trace) == [(1, 0.0, 600.0, 1, "userA"), (2, 10.0, 900.0, 4, "userB")]
-    assert said(trace, "2 jobs without GPUs") and said(trace, "all its instances")
+    assert said(trace, "2 jobs are left out: without GPUs") and said(trace, "all its instances")
 
 
 def test_alibaba_2020_without_the_table_of_jobs_or_of_tasks(tmp_path: Path) -> None:

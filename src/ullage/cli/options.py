@@ -20,7 +20,7 @@ from ullage.cli import completion
 from ullage.errors import InvalidValue
 from ullage.units import parse_duration
 from ullage.virtual import releases
-from ullage.workloads.ranks import LAUNCHERS
+from ullage.workloads.ranks import LAUNCHERS, NOT_FOLLOWED
 
 if TYPE_CHECKING:
     from ullage.estimation.jobs.command import ScriptCommand
@@ -370,6 +370,8 @@ def _numbers(ranks: str | None) -> tuple[int, ...]:
 
 def _launched(source: str, args: list[str] | None) -> ScriptCommand | None:
     """The script that a launcher starts, where SOURCE is one."""
+    if Path(source).name in NOT_FOLLOWED:
+        raise InvalidValue(f"{source} is not followed; type the script alone, with --world-size")
     if Path(source).name.removesuffix("3") not in (*LAUNCHERS, "python"):
         return None
     from ullage.estimation.jobs.launchers import launched

@@ -122,8 +122,9 @@ class ScenarioOptions:
     ] = None  # fmt: skip
     pairing: Annotated[
         list[str] | None, typer.Option(help="Under ullage, a user's job that suits a GPU better may pass their own "
-                                       "that came so much sooner, such as 1h, or off. Several with commas.",
-                                       metavar="TIME", rich_help_panel=RULES, show_default="off")
+                                       "that came so much sooner, as far as that one is patient; or off. "
+                                       "Several with commas.",
+                                       metavar="TIME", rich_help_panel=RULES, show_default="1h")
     ] = None  # fmt: skip
     unknown: Annotated[
         str | None, typer.Option(help="A job of unknown memory gets a GPU to itself (exclusive) or one with "

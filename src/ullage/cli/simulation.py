@@ -188,19 +188,26 @@ def _replay(
     choices = choices_of(options)
     theirs = own_name(told["policy"])
     named = next((each for each in choices.get("policy", ()) if theirs and own_name(each) == theirs), None)
-    base = scenario_of_history(told, named).but(seed=seed, **settings_of(options))
+    others = theirs is not None and named is None and "policy" in choices  # how it was cannot be simulated
+    base = scenario_of_history(told, choices["policy"][0] if others else named).but(seed=seed, **settings_of(options))
     startup_s = base.world.startup_s
     jobs = trace_of_history(told, startup_s=startup_s)
     if not jobs.jobs:
         left_out = "".join(f"; {note}" for note in jobs.notes)
         since = format_moment(told["since"])
         raise InvalidValue(f"needed jobs that ran on a GPU and are over; found none since {since}{left_out}")
-    scenarios = [base.but(label="simulated as it was")]
+    scenarios = [] if others else [base.but(label="simulated as it was")]
     if choices:
         scenarios += labelled(variants(base, choices), labels)
     found.append(as_it_was(told, startup_s=startup_s))
     _simulate(jobs, scenarios, found, going)
-    return jobs.notes
+    if not others:
+        return jobs.notes
+    copy = plain(theirs or "")
+    return [
+        f"the manager's policy was {copy}; to see that simulated as well, name your copy: --policy {copy}",
+        *jobs.notes,
+    ]
 
 
 @with_scenario_options

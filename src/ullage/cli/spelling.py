@@ -84,11 +84,12 @@ def with_launcher_apart(command: str, words: Sequence[str]) -> list[str]:
     found = list(words)
     end = found.index("--") if "--" in found else len(found)
     if command in _OF_SCRIPTS:
-        from ullage.workloads.ranks import LAUNCHERS
+        from ullage.workloads.ranks import LAUNCHERS, NOT_FOLLOWED
 
         for place, (before, word) in enumerate(pairwise(["", *found[:end]])):
             if before in _NAMES_FOLLOW:
                 continue
-            if os.path.basename(word) in LAUNCHERS or (place == 0 and os.path.basename(word) in _PYTHONS):
+            name = os.path.basename(word)
+            if name in LAUNCHERS or name in NOT_FOLLOWED or (place == 0 and name in _PYTHONS):
                 return [*found[:place], "--", *found[place:]]
     return found

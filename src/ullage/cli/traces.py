@@ -130,7 +130,8 @@ def _print(read: JobTrace, as_json: bool, *more: str) -> None:
         print(json.dumps(facts))
         return
     span, most, kinds = facts["span_s"], facts["most_gpus"], facts["kinds"]
-    print(f"{plain(read.name)}: {facts['jobs']:,} jobs of {facts['users']:,} users in {format_duration(span)}")
+    jobs, users = (f"{facts[what]:,} {what[: None if facts[what] > 1 else -1]}" for what in ("jobs", "users"))
+    print(f"{plain(read.name)}: {jobs} of {users} in {format_duration(span)}")
     at_once = f", {facts['gpu_s'] / span:.1f} GPUs on average" if span else ""
     print(f"they need {facts['gpu_s'] / 3600:,.1f} GPU hours{at_once}; one needs up to {most} GPU{'s' * (most > 1)}\n")
     rows = [[plain(row["kind"]), f"{row['jobs']:,}", format_bytes(row["memory"]), format_duration(row["work_s"])]

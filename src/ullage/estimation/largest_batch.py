@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ullage.errors import InvalidValue, UnknownName
+from ullage.errors import InvalidValue, ScriptFailed, UnknownName
 from ullage.estimation.asking import estimate_workload
 from ullage.estimation.result import Estimate
 from ullage.estimation.scripts.parent import many_runs
@@ -218,7 +218,15 @@ def max_batch(
 
     def estimate_of(number: int) -> Estimate:
         if number not in estimates:
-            estimates[number] = estimate_workload(variant(number), card)
+            try:
+                estimates[number] = estimate_workload(variant(number), card)
+            except ScriptFailed as error:
+                fit = max((tried for tried, each in estimates.items() if each.fits), default=0)
+                if not fit:
+                    raise
+                words, why = what.replace("-", " "), " (does the data have that many samples?)"
+                tried = f"with a {words} of {number}{why if what == 'batch-size' else ''}"
+                raise ScriptFailed(f"{words} {fit} fits; {tried} {error.text}", error.output, error.own) from None
             if progress is not None:
                 progress(len(estimates), number, estimates[number])
         return estimates[number]

@@ -38,7 +38,7 @@ class PlacementSettings(_Part):
     backfill: bool | None = None
     patience: Seconds = Field(default=300.0, ge=0)
     longest_patience: Seconds = Field(default=3600.0, ge=0)
-    pairing: Seconds = Field(default=0.0, ge=0)
+    pairing: Seconds = Field(default=3600.0, ge=0)
 
 
 class HostSettings(_Part):

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from ullage.placement.board import Board
 from ullage.placement.candidates import Candidate
-from ullage.placement.fairness import came, effective_priority, fair_order, in_order, waited
+from ullage.placement.fairness import came, fair_order, in_order, suited_first, waited
 from ullage.placement.guests import Guests, Kept
 from ullage.placement.host import HostInPass
 from ullage.placement.keeping import Patient, patience_of
@@ -153,24 +153,16 @@ class _Pass:
         return placed, left + rest, waits_for + [behind] * len(rest)
 
     def _paired(self, queue: Sequence[Job]) -> Sequence[Job]:
-        """The queue, in which each user's first turns go to those of their jobs that cost the least speed where they
-        would go now. Who fits nowhere comes after them. Only jobs of one priority that came within `rules.pairing` of
-        the one that has waited longest change their turns, so that none is passed for ever."""
-        turns: dict[tuple[str, bool, int], list[int]] = {}
-        for place, job in enumerate(queue):
-            whose = (job.user, job.recovery, effective_priority(job, self.rules, self.now))
-            turns.setdefault(whose, []).append(place)
-        paired = list(queue)
-        known: dict[object, float] = {}
-        for places in turns.values():
-            if len(places) > 1:
-                since = {place: waited(queue[place], self.now) for place in places}
-                longest = max(since.values())
-                near = [place for place in places if longest - since[place] <= self.rules.pairing][:_ENOUGH]
-                costs = {place: self._cost(queue[place], known) for place in near}
-                for place, best in zip(near, sorted(near, key=costs.__getitem__), strict=True):
-                    paired[place] = queue[best]
-        return paired
+        costs: dict[object, float] = {}
+        patience: dict[SlotRequest, float] = {}
+
+        def patience_with(job: Job) -> float:
+            request = self.requests.of(job)
+            if request not in patience:
+                patience[request] = patience_of(request, self.seen, self.rules, self.backfills, self.now)
+            return patience[request]
+
+        return suited_first(queue, self.rules, self.now, lambda job: self._cost(job, costs), patience_with)
 
     def _cost(self, job: Job, known: dict[object, float]) -> float:
         """What is lost of all speeds on a slot if the job is placed now; infinite where it cannot be. `known` are those

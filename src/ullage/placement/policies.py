@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ullage.errors import UnknownName
+from ullage.errors import UnknownName, nearest
 from ullage.placement.candidates import Candidate
 from ullage.placement.rules import Rules, SlotRequest
 from ullage.placement.snapshot import Job
@@ -71,8 +71,8 @@ def policies() -> tuple[str, ...]:
 def find_policy(name: str) -> Policy:
     """The policy of that name; an unknown name is answered with all of them."""
     if name not in POLICIES:
-        hint = f"policies: {', '.join(POLICIES)}; one of your own: FILE.py:FUNCTION"
-        raise UnknownName("policy", name, POLICIES, hint=hint)
+        listed = f"policies: {', '.join(POLICIES)}; " if nearest(name, POLICIES) else ""  # else they are listed anyway
+        raise UnknownName("policy", name, POLICIES, hint=f"{listed}one of your own: FILE.py:FUNCTION")
     return POLICIES[name]
 
 

@@ -53,8 +53,7 @@ class Rules:
     below its own `Job.min_speed`. Where the speeds of all are foretold, they decide, and `smact_limit` does not matter.
 
     Of a user's jobs those go first that cost the least speed where they would go, but none passes one that came
-    more than `pairing` seconds before it. With 0 they go in the order of arrival; otherwise one that fits nowhere may
-    have to wait for their others of that time, whatever its `patience` is.
+    before it by more than that one's patience (below), or `pairing` seconds. With 0 they go in the order of arrival.
 
     Queue: `backfill` lets jobs pass one that must wait (None: as the policy has it); one that waited for `patience`
     seconds reserves slots, `reservations` of them at a time. Where slots take longer than that to come free, it is as
@@ -80,7 +79,7 @@ class Rules:
     backfill: bool | None = None
     patience: float = 300.0
     longest_patience: float = 3600.0
-    pairing: float = 0.0
+    pairing: float = 3600.0
     ageing: float | None = 6 * 3600.0
     reservations: int = 1
     fair: bool = True
@@ -103,7 +102,7 @@ class Rules:
             "stale_after",
             "reservations",
         ):
-            if (getattr(self, name) or 0) < 0:
+            if not (getattr(self, name) or 0) >= 0:
                 raise InvalidValue(f"needed {name} of 0 or more; found {getattr(self, name)}")
         for name in ("window", "turn", "ageing", "max_jobs_per_gpu"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:

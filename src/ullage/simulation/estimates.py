@@ -30,8 +30,9 @@ def promise_of(kind: JobKind, estimator: str) -> int | None:
     check_name(estimator)
     known = known_workloads().get(kind.name)
     if known is None or "model" not in known.training:
-        found = ", ".join(["oracle", "none", *kind.estimates])
-        raise InvalidValue(f"needed an estimate by {estimator} for jobs like {kind.name}; the trace has: {found}")
+        found = ", ".join(["oracle (true memory)", "none", *kind.estimates])
+        needed = f"needed an estimate by {estimator} for jobs like {kind.name}; the trace has none"
+        raise InvalidValue(f"{needed}: name another estimator, of {found}")
     return _answer(kind.name, estimator)
 
 

@@ -23,6 +23,7 @@ from ullage.hardware import gpu
 from ullage.performance.result import Utilization, resting_w, waiting_w
 from ullage.placement import Rules
 from ullage.policy_files import own_name
+from ullage.simulation.formats.files import jobs_are
 from ullage.simulation.interference import Interference
 from ullage.simulation.result import (
     DONE,
@@ -384,7 +385,7 @@ class _History:
     @property
     def notes(self) -> list[str]:
         """What was assumed, in sentences."""
-        found = [f"{count} jobs are left out: {reason}" for reason, count in sorted(self.left_out.items())]
+        found = [f"{jobs_are(count)} left out: {reason}" for reason, count in sorted(self.left_out.items())]
         unknown = sum(not kind.alone for kind in self.kinds.values())
         if unknown:
             found.append(

@@ -72,8 +72,11 @@ def _file_in(folder: Path, format: str | None) -> Path:
 
 def _recognised(path: Path) -> TraceFormat:
     text = head(path)
+    if not text.strip():
+        raise InvalidValue(f"{path} is empty; needed a trace of jobs (CSV or JSON)")
     for module in FORMATS.values():
         if module.recognises(text):
             return module
     known = "; ".join(f"{name}: {module.TITLE}" for name, module in FORMATS.items())
-    raise InvalidValue(f"{path} is in no known form of traces; name it with format=, or see what is needed: {known}")
+    named = "name it with --trace-format (in Python, format=)"
+    raise InvalidValue(f"{path} is in no known form of traces; {named}, or see what is needed: {known}")

@@ -12,6 +12,7 @@ from ullage.virtual.place import LOCAL_RANK, LOCAL_SIZE
 
 TORCHRUN, MPI, SLURM = "torchrun", "mpirun", "srun"
 LAUNCHERS = {TORCHRUN: TORCHRUN, "accelerate": TORCHRUN, "deepspeed": TORCHRUN, MPI: MPI, "mpiexec": MPI, SLURM: SLURM}
+NOT_FOLLOWED = ("horovodrun", "jsrun", "aprun", "ibrun")
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ def test_variables_that_a_launcher_is_told_are_set():
         ("mpirun python a.py", "needed a number of ranks"),
         ("torchrun --nproc-per-node gpu a.py", "needed a number of ranks"),
         ("srun -n 2 hostname", "needed a script"),
+        ("horovodrun -np 4 python a.py", "horovodrun is not followed; type the script alone, with --world-size"),
     ],
 )
 def test_what_cannot_be_followed_is_said(words, message, tmp_path, monkeypatch):
@@ -69,6 +70,11 @@ def test_what_cannot_be_followed_is_said(words, message, tmp_path, monkeypatch):
     source, *args = words.split()
     with pytest.raises(InvalidValue, match=message):
         target_of(source, args)
+
+
+def test_the_words_of_a_launcher_that_is_not_followed_are_its_own_too():
+    typed = with_launcher_apart("estimate", ["--gpu", "H200", "horovodrun", "-np", "4", "python", "a.py"])
+    assert typed[:4] == ["--gpu", "H200", "--", "horovodrun"]
 
 
 @pytest.mark.parametrize("words", ["mpirun -n 8 python", "srun -n 8 python", "accelerate launch --num_processes 8"])

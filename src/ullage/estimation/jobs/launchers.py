@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ullage.estimation.jobs.command import EACH_GPU, ScriptCommand, script_of
 from ullage.estimation.jobs.slurm_words import first_number, read_words, tasks_and_nodes
-from ullage.workloads.ranks import MPI, SLURM
+from ullage.workloads.ranks import MPI, NOT_FOLLOWED, SLURM
 
 _CONTAINERS = ("apptainer", "singularity", "docker", "podman", "enroot", "shifter", "ch-run", "charliecloud")
 # Programs that run another one: their options with a value. What else begins with "-" is a flag.
@@ -19,7 +19,6 @@ _WRAPPERS = {
     "xvfb-run": ("-s", "-n"),
 }  # fmt: skip
 _MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun")
-_NOT_FOLLOWED = ("horovodrun", "jsrun", "aprun", "ibrun")
 _PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|env|\S+\.py")
 _VALUES_OF_MPI = {"x": 1, "genv": 2, "env": 2, "mca": 2, "pmixmca": 2, "prtemca": 2}  # options of two words, and `-x`
 
@@ -69,7 +68,7 @@ def launched(words: Sequence[str]) -> Launched:
         name = os.path.basename(left[0])
         if name in _CONTAINERS:
             return Launched(tuple(left), refusal=f"it runs in a container ({name}), whose Python is not looked into")
-        if name in _NOT_FOLLOWED:
+        if name in NOT_FOLLOWED:
             return Launched(tuple(left), refusal=f"it is started by {name}, which is not followed")
         if name in _MPI:
             options, left = _options_of_mpi(left[1:], variables)

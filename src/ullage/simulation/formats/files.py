@@ -68,7 +68,7 @@ class TraceRow:
         if value.casefold() not in _ABSENT:
             return value
         if default is None:
-            raise self.wrong(f"needed {column}; it is empty")
+            raise self.wrong(f"needed {column}; {f'found {value!r}' if value else 'it is empty'}")
         return default
 
     def has(self, column: str) -> bool:
@@ -124,8 +124,9 @@ class TraceRow:
         return InvalidValue(f"{self.where}: {words}")
 
     def _parsed(self, parse: Callable[[str], _T], column: str) -> _T:
+        text = self.text(column)
         try:
-            return parse(self.text(column))
+            return parse(text)
         except UllageError as error:
             raise self.wrong(f"{column}: {error}") from None
 
@@ -157,4 +158,13 @@ def table(path: Path, needed: Iterable[str], columns: Sequence[str] | None = Non
 
 def left_out(count: int) -> list[str]:
     """The note on jobs that cannot be simulated."""
-    return [f"{count} jobs without GPUs or without a known run time are left out"] if count else []
+    return [f"{jobs_are(count)} left out: without GPUs, or without a known run time"] if count else []
+
+
+def jobs_are(count: int) -> str:
+    """So many jobs, and the verb.
+
+    >>> jobs_are(1), jobs_are(2000)
+    ('1 job is', '2,000 jobs are')
+    """
+    return "1 job is" if count == 1 else f"{count:,} jobs are"

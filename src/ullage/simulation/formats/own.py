@@ -129,9 +129,11 @@ def _kind(row: TraceRow, estimators: Mapping[str, str], kinds: dict[tuple[object
     found = kinds.get(key)
     if found is None:
         name = row.text("kind", "")
+        if not name and not row.has("memory"):
+            raise row.wrong("needed kind or memory; both are empty")
         if not row.has("memory"):
             try:
-                known = known_workload(row.text("kind")).kind
+                known = known_workload(name).kind
             except UnknownName as error:
                 raise row.wrong(f"{error}; for a kind of your own, give its memory") from None
         else:

@@ -122,5 +122,5 @@ def _by_gpus(rows: Rows) -> str:
             for number, points in enumerate(known)
         ]
         up = PlotAxis(top / scale, unit)
-        pictures.append(lines(measure.name, drawn, PlotAxis(float(most), "GPUs"), up, steps=False))
+        pictures.append(lines(measure.name, drawn, PlotAxis(float(most), ""), up, steps=False))
     return f'<div class="key">{legend}</div><div class="many">{"".join(pictures)}</div>'
