@@ -284,3 +284,12 @@ def test_what_is_shorter_between_calls_on_a_machine_is_added_and_calls_that_ran_
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in (header, *rows)))
     times = [[found.seconds for found in read_calls([tmp_path / name])] for name in ("one", "other")]
     assert times == [[pytest.approx(2e-6)], [pytest.approx(2.25e-6)]]
+
+
+def test_of_counters_that_were_read_too_early_only_smocc_over_smact_counts(tmp_path: Path) -> None:
+    given = call("exp.default", tensor(4), outputs=(tensor(4),))
+    row = {"how": "graph", "gpu_us": 2.0, "call": packed(given)}
+    read = {"a": {"smact": 0.8, "smocc": 0.4}, "b": {"smact": 0.4, "smocc": 0.2}, "c": {"smact": 0.1, "smocc": 0.01}}
+    rows = [{"id": name, **row, "activity": shares} for name, shares in read.items()] + [{"id": "d", **row}]
+    (tmp_path / "rates").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    assert [found.warps for found in read_calls([tmp_path / "rates"])] == [0.5, 0.5, None, None]

@@ -2,7 +2,7 @@
 
 The trees of times are grown on two kinds of truth at once. A call that was timed says what its factor is. A run says
 what the calls of its step add up to: its error falls on each of them by its share of the sum. The trees of shares are
-grown on runs alone, in the same way.
+grown on runs in the same way; for SMOCC, calls whose SMOCC over SMACT was read count, too.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from ullage.research.training.utilization.runs import FollowedRun, MeasuredCall
 
 GAP = 1e-6  # seconds between two kernels, within what counts as work
 OF_RUNS = 10.0  # a run's weight against that of a timed call
+OF_CALLS = 0.1  # the weight of a call's SMOCC against that of a run
 ROBUST = 0.3  # beyond such an error, in logarithms, weights fall
 TREES = 1000  # of times
 OF_SHARES = 8  # so many times fewer for each share
@@ -98,10 +99,12 @@ def fit(
     times = rates.times(sums.works, vectors)
     rows = share_vectors(sums.works, vectors, times)
     priors = prior_shares(sums.works, times)
-    starts, grown = {}, {}
+    starts: dict[str, float] = {}
+    grown: dict[str, Trees] = {}
     for name in SHARES:
         begin(name)
-        starts[name], grown[name] = _shares(name, rows, priors[name], times, runs, sums, trees // OF_SHARES)
+        read = _occupied(rates, calls, starts["smact"], grown["smact"]) if name == "smocc" else (rows[:0], times[:0])
+        starts[name], grown[name] = _shares(name, rows, priors[name], times, runs, sums, trees // OF_SHARES, read)
     begin("host and power")
     rates = _power(host_and_step(replace(rates, starts=starts, shares=grown), runs, on_host), runs)
     return replace(rates, card=_card(calls, runs))
@@ -151,6 +154,16 @@ def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[FollowedR
     return _grow("times", np.vstack([timed, rates.vectors(sums.works)]), objective, trees)
 
 
+def _occupied(rates: Rates, calls: Sequence[MeasuredCall], start: float, smact: Trees) -> tuple[Floats, Floats]:
+    """The features of calls whose SMOCC over SMACT was read, and their SMOCC, with the SMACT that trees say."""
+    read = [call for call in calls if call.warps is not None]
+    works = [call.work for call in read]
+    vectors = rates.vectors(works)
+    rows = share_vectors(works, vectors, rates.times(works, vectors))
+    active = 1 / (1 + np.exp(-(start + smact.sums(rows))))
+    return rows, np.array([call.warps or 0.0 for call in read]) * active
+
+
 def _shares(
     name: str,
     rows: Floats,
@@ -159,11 +172,14 @@ def _shares(
     runs: Sequence[FollowedRun],
     sums: _Sums,
     trees: int,
+    read: tuple[Floats, Floats],
 ) -> tuple[float, Trees]:
     """Where to start, and trees of a share.
 
-    What they say, weighted by time, is the share of each run while its GPU works.
+    What they say, weighted by time, is the share of each run while its GPU works. `read` are the features of single
+    calls, and their shares, which no prior is known for.
     """
+    first = len(read[0])
     known = np.array([name in run.shares for run in runs])
     truth = np.array([min(1.0, run.shares.get(name, 0.0) * run.step_s / run.gpu_s) for run in runs])
     weight = np.where(known, np.array([run.gpu_s / run.step_s for run in runs]) ** 2, 0.0)
@@ -177,14 +193,17 @@ def _shares(
     start = _root(too_much)
 
     def objective(told: Floats, _: Any) -> tuple[Floats, Floats]:
-        share = 1 / (1 + np.exp(-(start + prior + told)))
+        share = 1 / (1 + np.exp(-(start + np.concatenate([np.zeros(first), prior]) + told)))
         grows = np.maximum(share * (1 - share), 0.01)
-        off = _summed(sums.run, part * share[sums.call], len(runs)) - truth
-        slope = _summed(sums.call, (weight * off)[sums.run] * part, len(rows)) * grows
-        bend = _summed(sums.call, weight[sums.run] * part, len(rows)) * grows**2
+        of_runs = share[first:]
+        off = _summed(sums.run, part * of_runs[sums.call], len(runs)) - truth
+        slope = _summed(sums.call, (weight * off)[sums.run] * part, len(rows))
+        bend = _summed(sums.call, weight[sums.run] * part, len(rows))
+        slope = np.concatenate([OF_CALLS * (share[:first] - read[1]), slope]) * grows
+        bend = np.concatenate([np.full(first, OF_CALLS), bend]) * grows**2
         return 100 * slope, 100 * bend + 1e-4
 
-    return start, _grow("shares", rows, objective, trees)
+    return start, _grow("shares", np.vstack([read[0], rows]), objective, trees)
 
 
 def _root(grows: Callable[[float], float], low: float = -8.0, high: float = 8.0) -> float:

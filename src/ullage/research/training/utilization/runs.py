@@ -28,10 +28,11 @@ READ = ("step_seconds", "gract", "smact", "smocc", "drama", "power_w")
 
 @dataclass(frozen=True)
 class MeasuredCall:
-    """An operator call, and how many seconds the GPU works on it."""
+    """An operator call, and how many seconds the GPU works on it; `warps` is SMOCC over SMACT, where both were read."""
 
     work: Work
     seconds: float
+    warps: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +74,19 @@ def read_calls(paths: Iterable[Path]) -> list[MeasuredCall]:
             if row.get("how") in _MEASURED and row.get("gpu_us", 0.0) > _NOTHING_US and "call" in row:
                 work = work_of(unpacked(row["call"]))
                 if work.kind != "transfer":
-                    found[row["id"]] = MeasuredCall(work, 1e-6 * (row["gpu_us"] + shorter))
+                    found[row["id"]] = MeasuredCall(work, 1e-6 * (row["gpu_us"] + shorter), _warps(row))
     if not found:
         raise InvalidValue(f"needed operator calls with times in {', '.join(map(str, paths))}: found none")
     return list(found.values())
+
+
+def _warps(row: Mapping[str, Any]) -> float | None:
+    """SMOCC over SMACT: where counters were read too early, both are too low by the same factor."""
+    read = row.get("activity", {})
+    return min(1.0, read["smocc"] / read["smact"]) if read.get("smact", 0.0) > _LEAST_SMACT else None
+
+
+_LEAST_SMACT = 0.25
 
 
 def calls_in_steps(profiles: Path, steps: Mapping[str, StepCalls]) -> list[MeasuredCall]:

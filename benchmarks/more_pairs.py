@@ -1,0 +1,78 @@
+"""Draws pairs of training runs of families for the fit: to measure how they slow each other down under MPS.
+
+    python benchmarks/more_pairs.py sets.jsonl
+    ullage measure together sets.jsonl --out more_together.jsonl --how mps --seconds 0.45     # needs a GPU
+
+The runs are those of `data/utilization_h200.parquet`, which says how busy each keeps a GPU alone: a third waits for its
+host, the others keep the GPU busy, half of them with many warps and half with few. Each pair has one that is busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ullage.research.datasets.model_families import family_of, is_for_testing
+from ullage.research.measure.job_sets import room
+from ullage.research.training.protocol import read_rows
+from ullage.units import GIB
+
+DATA = Path(__file__).parent / "data" / "utilization_h200.parquet"
+SEED = "20261118 pairs"
+MEMORY, LONGEST = 5 * GIB, 0.09  # of a job, and seconds of a step alone
+BUSY, WAITING, MANY_WARPS = 0.75, 0.45, 0.28
+GROUPS = {"warps": 13, "busy": 13, "waiting": 13}
+PAIRS = 130
+
+
+def group_of(row: dict[str, Any]) -> str | None:
+    """Which kind of run it is, alone."""
+    if row["gract"] >= BUSY:
+        return "warps" if row["smocc"] >= MANY_WARPS else "busy"
+    return "waiting" if row["gract"] < WAITING else None
+
+
+def jobs(chance: random.Random) -> dict[str, list[dict[str, Any]]]:
+    """Runs of each group, no more than two of a family."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in GROUPS}
+    seen: Counter[tuple[str, str]] = Counter()
+    rows = [row for row in read_rows(DATA) if row.get("gract") and row["step_seconds"] <= LONGEST]
+    chance.shuffle(rows)
+    for row in rows:
+        job = json.loads(row["configuration"]) | {"id": row["id"], "peak_reserved": row["peak_reserved"]}
+        family, group = family_of({**job, "arch": row["arch"]}).name, group_of(row)
+        fits = room(job) <= MEMORY and job["opt"] != "adafactor" and not job.get("compiled")
+        if group is None or is_for_testing(family) or not fits or len(found[group]) == GROUPS[group]:
+            continue
+        seen[group, family] += 1
+        if seen[group, family] <= 2:
+            found[group].append({**job, "arch": row["arch"]})
+    return found
+
+
+def pairs(groups: dict[str, list[dict[str, Any]]], chance: random.Random) -> list[tuple[str, str]]:
+    """Different pairs, the first of each busy."""
+    busy = [job["id"] for name in ("warps", "busy") for job in groups[name]]
+    every = busy + [job["id"] for job in groups["waiting"]]
+    found: list[tuple[str, str]] = []
+    while len(found) < PAIRS:
+        pair = chance.choice(busy), chance.choice(every)
+        if pair[0] != pair[1] and pair not in found and pair[::-1] not in found:
+            found.append(pair)
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sets", type=Path)
+    options = parser.parse_args()
+    source = random.Random(SEED)
+    drawn = jobs(source)
+    lines = [job for several in drawn.values() for job in several]
+    lines += [{"set": f"pair-{number:03d}", "jobs": pair} for number, pair in enumerate(pairs(drawn, source))]
+    options.sets.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    print({name: len(several) for name, several in drawn.items()}, len(lines))
