@@ -99,6 +99,8 @@ def test_the_number_of_gpus_can_be_drawn_too() -> None:
     [
         ({"jobs": 0}, "jobs: needed 1 or more; found 0"),
         ({"load": 0}, "load: needed above 0"),
+        ({"load": float("inf")}, "load: needed above 0; found inf"),
+        ({"burst": float("nan")}, "burst: needed 1 or more; found nan"),
         ({"daily": 2}, "daily: needed from 0 to 1"),
         ({"tail": "normal"}, "tail: needed lognormal or pareto"),
         ({"tail": "pareto"}, "spread: needed"),

@@ -160,5 +160,5 @@ def _check(jobs: int, **given: Any) -> None:
         "spread": (spread, spread > 1 if tail == "pareto" else spread >= 0, "0 or more, above 1 for pareto"),
     }
     for name, (value, holds, needed) in needs.items():
-        if not holds:
+        if not holds or value == math.inf:
             raise InvalidValue(f"{name}: needed {needed}; found {value!r}")
