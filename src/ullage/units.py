@@ -63,8 +63,8 @@ def parse_duration(text: str | float) -> float:
 def format_duration(seconds: float | None) -> str:
     """A duration in two or three digits; `None` is "unknown".
 
-    >>> format_duration(0.0123), format_duration(75), format_duration(None)
-    ('12.3 ms', '1 min 15 s', 'unknown')
+    >>> format_duration(0.0123), format_duration(75), format_duration(3600), format_duration(None)
+    ('12.3 ms', '1 min 15 s', '1 h', 'unknown')
     """
     if seconds is None:
         return "unknown"
@@ -74,9 +74,9 @@ def format_duration(seconds: float | None) -> str:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {rest} s".removesuffix(" 0 s")
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min"
+    return f"{hours} h {minutes} min".removesuffix(" 0 min")
 
 
 def parse_energy(text: str) -> float:

@@ -135,7 +135,7 @@ def test_epochs_become_hours_energy_and_money():
     assert found.steps == 2 * 36_001
     assert found.hours == pytest.approx(2.0, rel=1e-3) and found.kwh == pytest.approx(0.6, rel=1e-3)
     assert found.cost == pytest.approx(1.5 * found.hours + 0.5 * found.kwh)
-    assert found.words == "2 epochs of 1,800,010 samples: 72,002 steps, 2 h 0 min, 0.6 kWh, 3.30 EUR"
+    assert found.words == "2 epochs of 1,800,010 samples: 72,002 steps, 2 h, 0.6 kWh, 3.30 EUR"
 
 
 def test_one_epoch_where_only_samples_are_given_and_steps_as_they_are():

@@ -83,6 +83,6 @@ def test_a_setting_is_found_by_its_name():
 
 def test_a_run_says_itself_in_a_line():
     assert str(run()) == (
-        "magm, none, mps: 3 of 5 jobs done in 5 min 0 s; on average waiting 40 s, running 2 min 50 s, "
+        "magm, none, mps: 3 of 5 jobs done in 5 min; on average waiting 40 s, running 2 min 50 s, "
         "completion 3 min 30 s; 1 out of memory; 131 kJ"
     )

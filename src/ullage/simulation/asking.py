@@ -138,7 +138,7 @@ def variants(base: Scenario, choices: Mapping[str, Sequence[Any]]) -> list[Scena
     >>> [scenario.name for scenario in found]
     ['exclusive', 'magm, ullage', 'magm, none']
     >>> [scenario.name for scenario in variants(Scenario(gpus="H200"), {"pairing": [0.0, 600.0]})]
-    ['pairing off', 'pairing 10 min 0 s']
+    ['pairing off', 'pairing 10 min']
     """
     found: dict[tuple[Any, ...], Scenario] = {}
     for values in itertools.product(*choices.values()):
