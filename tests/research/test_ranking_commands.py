@@ -37,7 +37,7 @@ def test_a_ranking_as_json_page_and_table(truth, tmp_path):
     assert len(kept.read_text().splitlines()) == 2, "nothing was asked again"
 
 
-@pytest.mark.parametrize("names", ["ullage,horus,llmem", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("names", ["ullage,horus", pytest.param("all", marks=pytest.mark.slow)])
 def test_compare_shows_every_estimator_and_the_truth(tmp_path, names):
     file = tmp_path / "truth.jsonl"
     row = {"model": "tv:resnet18", "batch": 2, "input": [3, 32, 32], "peak_alloc": 1 << 28, "peak_reserved": 1 << 29}
