@@ -42,6 +42,7 @@ from drawn_convolutions.answers import (
     NOT_ASKED,
     UNSURE_SEED,
     Labels,
+    as_plan,
     pieces,
     read_piece,
     unanswered,
@@ -144,7 +145,7 @@ def known(folder: Path, direction: str) -> dict[str, Any]:
     found |= {"head": network.head[0], "head_bias": network.head[1], "layers": len(rest)}
     with np.load(path) as file:
         listed = json.loads(bytes(file[f"{direction}_plans"]))
-    return found | {"plans": [(engine, tuple((int(knob), value) for knob, value in knobs)) for engine, knobs in listed]}
+    return found | {"plans": [as_plan(*each) for each in listed]}
 
 
 def _train(direction: str, seconds: float, folder: Path, top: float) -> None:

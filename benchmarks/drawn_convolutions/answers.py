@@ -23,6 +23,11 @@ Plan = tuple[int, tuple[tuple[int, int], ...]]  # an engine and its knobs
 NO_PLAN: Plan = (NO_PLAN_NAMED, ())
 
 
+def as_plan(engine: int, knobs: Any) -> Plan:
+    """A plan as JSON has it."""
+    return engine, tuple((int(knob), value) for knob, value in knobs)
+
+
 def without_parts(name: Any) -> tuple[Plan, int]:
     """A name without the number of parts of a sum, and that number."""
     engine, knobs = name
@@ -61,7 +66,7 @@ def read_piece(path: Path) -> Piece:
     with np.load(path) as file:
         arrays = {name: file[name] for name in Piece._fields}
     listed = json.loads(bytes(arrays["plans"]))
-    return Piece(**(arrays | {"plans": [(engine, tuple(map(tuple, knobs))) for engine, knobs in listed]}))
+    return Piece(**(arrays | {"plans": [as_plan(*each) for each in listed]}))
 
 
 def pieces(folder: Path) -> list[Path]:

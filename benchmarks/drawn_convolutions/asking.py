@@ -27,14 +27,13 @@ MOST_KNOBS = 24
 LIBRARY = "asking.so"
 PIECE = 20  # chunks
 CHECKED = 40  # problems that are asked in both ways first
+Choice = tuple[int, tuple[tuple[int, int], ...], int]  # an engine, its knobs and its workspace
 
 
 class Asker(candidates.Cudnn):
     """The cuDNN of this process, asked for its first choice with the knobs."""
 
-    def choice(
-        self, problem: ConvolutionProblem, several: int = 1
-    ) -> tuple[int, tuple[tuple[int, int], ...], int] | None:
+    def choice(self, problem: ConvolutionProblem, several: int = 1) -> Choice | None:
         """The engine, the knobs and the workspace of the first plan that PyTorch may take."""
         with ExitStack() as stack:
             graph = self._graph(problem, stack)
@@ -118,21 +117,21 @@ class QuickAsker(Asker):
         functions = [ctypes.cast(getattr(self._library, f"cudnnBackend{name}"), ctypes.c_void_p) for name in names]
         self._quick.begin(*functions, self._handle)
 
-    def choices(self, direction: str, rows: Any) -> list[tuple[int, tuple[tuple[int, int], ...], int] | None]:
+    def choices(self, direction: str, rows: Any) -> list[Choice | None]:
         """What `choice` says of each row."""
         rows, ends = np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(outputs(rows), np.int64)
         answers, results = np.zeros((len(rows), 3 + 2 * MOST_KNOBS), np.int64), np.empty(len(rows), np.int8)
         pointers = (ctypes.c_void_p(each.ctypes.data) for each in (rows, ends, answers, results))
         self._quick.ask(table.DIRECTIONS.index(direction), ctypes.c_int64(len(rows)), *pointers)
-        found: list[tuple[int, tuple[tuple[int, int], ...], int] | None] = []
+        found: list[Choice | None] = []
         for result, (engine, size, count, *knobs) in zip(results.tolist(), answers.tolist(), strict=True):
             pairs = tuple(zip(knobs[: 2 * count : 2], knobs[1 : 2 * count : 2], strict=True))
             found.append(None if result else (engine, pairs, size))
         return found
 
-    def slow_choices(self, direction: str, rows: Any) -> list[tuple[int, tuple[tuple[int, int], ...], int] | None]:
+    def slow_choices(self, direction: str, rows: Any) -> list[Choice | None]:
         """The same, one by one."""
-        found: list[tuple[int, tuple[tuple[int, int], ...], int] | None] = []
+        found: list[Choice | None] = []
         for problem in problems_of(rows, direction):
             try:
                 found.append(self.choice(problem))

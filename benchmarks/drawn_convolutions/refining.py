@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from drawn_convolutions.answers import NOT_ASKED, pieces, read_piece
+from drawn_convolutions.answers import NOT_ASKED, as_plan, pieces, read_piece
 from drawn_convolutions.drawing import inputs_of
 from ullage.research.cudnn_tables import table
 from ullage.virtual.kernels.cudnn.network import PlanNetwork
@@ -21,7 +21,7 @@ from ullage.virtual.kernels.cudnn.network import PlanNetwork
 RATE, BATCH = 0.03, 2048  # steps of a weight at most in an update, and problems
 REACH = 0.55  # steps to either side
 SURE, REPEATED = 0.97, 0.03  # a share at which a plan is known, and how many of the known ones are learnt all the same
-DOUBT = 1.3
+SOFTENED = 1.3  # scores are divided by it while the network learns
 
 
 def refined(values: dict[str, Any], direction: str, folder: Path, held_out: int, seconds: float) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def refined(values: dict[str, Any], direction: str, folder: Path, held_out: int,
     import torch
 
     network, place = PlanNetwork(values, np, direction), table.DIRECTIONS.index(direction)
-    number = {_plan(*each): n for n, each in enumerate(json.loads(bytes(values["plans"])))}
+    number = {as_plan(*each): n for n, each in enumerate(json.loads(bytes(values["plans"])))}
     (first, bias), *rest = [tuple(map(torch.from_numpy, layer)) for layer in network.layers]
     head, head_bias = map(torch.from_numpy, network.head)
     step = torch.from_numpy(values["first_scale"])
@@ -61,11 +61,11 @@ def refined(values: dict[str, Any], direction: str, folder: Path, held_out: int,
             break
         for x, y in zip(*(each.split(BATCH) for each in problems(path, False)), strict=True):
             with torch.no_grad():
-                share, best = torch.softmax(scores(x) / DOUBT, 1).max(1)
+                share, best = torch.softmax(scores(x) / SOFTENED, 1).max(1)
                 hard = torch.nonzero((share < SURE) | (best != y) | (torch.rand(len(y)) < REPEATED))[:, 0]
             for group in optimizer.param_groups:
                 group["lr"] = RATE * min(1, 0.05 + learnt / BATCH / 20) * (1 + np.cos(np.pi * done)) / 2
-            loss = torch.nn.functional.cross_entropy(scores(x[hard]) / DOUBT, y[hard], reduction="sum") / len(y)
+            loss = torch.nn.functional.cross_entropy(scores(x[hard]) / SOFTENED, y[hard], reduction="sum") / len(y)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -83,7 +83,3 @@ def in_whole_numbers(weights: Any, kind: Any) -> tuple[Any, Any]:
     """Weights in 8 or 16 bits, with a scale for each row."""
     scale = np.abs(weights).max(1) / np.iinfo(kind).max + 1e-12
     return np.round(weights / scale[:, None]).astype(kind), scale.astype(np.float32)
-
-
-def _plan(engine: int, knobs: list[list[int]]) -> Any:
-    return engine, tuple((knob, value) for knob, value in knobs)

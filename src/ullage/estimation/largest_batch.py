@@ -30,6 +30,7 @@ FIRST_GROWTH = 4
 MOST_GROWTH = 64  # times the largest number that fits so far: a line through two small numbers may be far off
 LARGEST = 1 << 24
 TRIALS_BY_LINE = 8  # after that only by halving
+_FEW_SAMPLES = "does the data have that many samples?"
 # A GPU is full before tensors take all of it, because the allocator's blocks never fill it completely. Early trials
 # aim between these shares of the limit.
 LEAST_SHARE, FIRST_SHARE = 0.85, 0.98
@@ -172,7 +173,7 @@ class MaxBatch(int):
         if self.beyond is not None:
             lines.append(f"the next one takes {format_bytes(self.beyond.needed)} and does not fit")
         elif self.same_from is not None:
-            why = ": does the data have that many samples?" if self.what == "batch-size" else ""
+            why = f": {_FEW_SAMPLES}" if self.what == "batch-size" else ""
             lines.append(f"from {self.same_from} on it takes the same{why}")
         else:
             lines.append("no larger one was tried")
@@ -224,8 +225,8 @@ def max_batch(
                 fit = max((tried for tried, each in estimates.items() if each.fits), default=0)
                 if not fit:
                     raise
-                words, why = what.replace("-", " "), " (does the data have that many samples?)"
-                tried = f"with a {words} of {number}{why if what == 'batch-size' else ''}"
+                words, why = what.replace("-", " "), f" ({_FEW_SAMPLES})" if what == "batch-size" else ""
+                tried = f"with a {words} of {number}{why}"
                 raise ScriptFailed(f"{words} {fit} fits; {tried} {error.text}", error.output, error.own) from None
             if progress is not None:
                 progress(len(estimates), number, estimates[number])

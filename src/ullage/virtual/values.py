@@ -31,9 +31,7 @@ from ullage.virtual.working_branch import SupposedFlags, working_answer
 LARGEST_KNOWN = 65536  # elements that are computed; lengths and positions are smaller
 LARGEST_MASK = 1 << 19  # flags and whole numbers that are computed: a mask of 700 by 700 pairs, the tokens of a batch
 LARGEST_COPIED = 4096  # numbers with a fraction: times, schedules and thresholds are smaller, data is larger
-LARGEST_HELD = (
-    1 << 24
-)  # whole numbers of a text, or the edges of a graph: kept, and known where a part of them is taken
+LARGEST_HELD = 1 << 24  # whole numbers of a text, or edges of a graph: kept, and known where a part of them is taken
 _HELD = (torch.int64, torch.int32)  # not bytes, which are pictures
 _OVERWRITING = {
     torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor,

@@ -23,6 +23,7 @@ from ullage.workloads.workload import Workload
 Notify = Callable[[str], None]
 _MEASURED = ("graph", "loop")
 _NOTHING_US = 0.5  # no kernel is as short: nothing ran, as with lists of no tensors
+_LEAST_SMACT = 0.25  # of a call whose SMOCC over SMACT is used
 READ = ("step_seconds", "gract", "smact", "smocc", "drama", "power_w")
 
 
@@ -84,9 +85,6 @@ def _warps(row: Mapping[str, Any]) -> float | None:
     """SMOCC over SMACT: where counters were read too early, both are too low by the same factor."""
     read = row.get("activity", {})
     return min(1.0, read["smocc"] / read["smact"]) if read.get("smact", 0.0) > _LEAST_SMACT else None
-
-
-_LEAST_SMACT = 0.25
 
 
 def calls_in_steps(profiles: Path, steps: Mapping[str, StepCalls]) -> list[MeasuredCall]:
