@@ -35,6 +35,9 @@ class UllageError(Exception):
     """The base class; its text is one message for a person."""
 
 
+_MOST_LISTED = 20  # valid names in a message
+
+
 class UnknownName(UllageError, LookupError):
     """A name that is not in a catalogue.
 
@@ -42,6 +45,8 @@ class UnknownName(UllageError, LookupError):
     "no GPU named 'H20O'; did you mean 'H200'?"
     >>> str(UnknownName("GPU", "Radeon", ["H200", "H100-80GB"], listed_by="ullage gpus"))
     "no GPU named 'Radeon' ('ullage gpus' lists all)"
+    >>> str(UnknownName("class", "Nothing", [f"C{number}" for number in range(100)]))[-30:]
+    'C23, C24, C25, C26 and 80 more'
     """
 
     def __init__(
@@ -59,7 +64,10 @@ class UnknownName(UllageError, LookupError):
         if self.near:
             advice = "; did you mean " + " or ".join(repr(near) for near in self.near) + "?"
         elif self.valid and not listed_by:
-            advice = "; valid names: " + ", ".join(self.valid[:60])
+            more = len(self.valid) - _MOST_LISTED
+            advice = (
+                "; valid names: " + ", ".join(self.valid[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+            )
         hint = hint or (f"{listed_by!r} lists all" if listed_by else "")
         super().__init__(f"no {kind} named {name!r}{advice}" + (f" ({hint})" if hint else ""))
 

@@ -167,6 +167,8 @@ def test_seeds_without_chance_are_told(typed, tmp_path):
         (("sweep",), 2, "needed traces of jobs, or --generate N"),
         ((*DRAW, "T4", "--target", "much"), 2, "needed a target such as"),
         ((*DRAW, "T4", "--policy", "magn"), 2, "did you mean 'magm'"),
+        ((*DRAW, "T4", "--load", 0), 2, "--load: needed a number above 0, such as 0.8; found 0"),
+        ((*DRAW, "T4", "--load", "inf"), 2, "--load: needed a number above 0, such as 0.8; found inf"),
         (("sweep", "/no/such.csv", "--gpus", "T4", "--workers", 1), 1, "/no/such.csv"),
     ],
 )

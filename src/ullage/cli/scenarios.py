@@ -5,6 +5,7 @@ An option that takes several values stands for several scenarios.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -206,6 +207,8 @@ def drawn_source(jobs: int, gpus: int, options: dict[str, Any]) -> TraceSource:
     """A trace that is drawn, by the load of so many GPUs."""
     from ullage.simulation.sweep import TraceSource
 
+    if not 0 < options["load"] < math.inf:  # before a sweep begins; the other options have their limits
+        raise InvalidValue(f"--load: needed a number above 0, such as 0.8; found {options['load']:g}")
     drawn = {"jobs": jobs, "gpus": gpus, **{name: options[name] for name in get_type_hints(DrawnOptions)}}
     return TraceSource(mix=options["mix"], drawn=tuple(drawn.items()))
 
