@@ -29,6 +29,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if not page.is_symlink())
 OTHERS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")),
+    ROOT / "benchmarks" / "README.md",
     *sorted(RESULTS.glob("*.md")),
 ]
 EVERYTHING = PAGES + OTHERS
@@ -119,6 +120,13 @@ def test_the_index_links_every_page():
         (RESULTS / link.partition("#")[0]).resolve() for link in LINK.findall((RESULTS / "README.md").read_text())
     }
     assert set(RESULTS.glob("*.md")) - {RESULTS / "README.md"} <= listed
+
+
+def test_the_page_of_benchmarks_lists_every_program():
+    listed = (ROOT / "benchmarks" / "README.md").read_text()
+    programs = [file.name for file in (ROOT / "benchmarks").glob("*.py") if '__name__ == "__main__"' in file.read_text()]
+    assert programs
+    assert [name for name in programs if f"`{name}`" not in listed] == []
 
 
 @for_each(EVERYTHING, name=named)
