@@ -1,0 +1,398 @@
+"""What the REST API reads and answers, as its description shows it: unknown is null; answers may have more keys."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ullage.manager.storage.records import State
+from ullage.workloads.job_files import JobSpec
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class ProblemAnswer(_Answer):
+    """Something that could not be done, in one message."""
+
+    error: str = Field(description="the kind, such as NoSuchJob")
+    message: str
+
+
+class SubmissionRequest(BaseModel):
+    """A job, and a key that is used once: the same key again gives the same jobs and makes no new ones."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    job: JobSpec
+    key: str | None = Field(None, min_length=8, max_length=200)
+
+
+class TrialRequest(BaseModel):
+    """A job to try out."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    job: JobSpec
+    estimate: str | None = Field(None, max_length=200, description="the id of an estimate of its command")
+
+
+class RequeueRequest(BaseModel):
+    """How a job goes into the queue again: held or not, with which variables if its own are not kept any more, and with
+    how much memory."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    hold: bool = False
+    env: dict[str, str] | None = None
+    memory: Annotated[
+        int | None, Field(gt=0, le=2**50, description="bytes on each GPU from now on; for jobs that are over")
+    ] = None
+
+
+class DrainReason(BaseModel):
+    """Why a GPU is drained."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str = Field("", max_length=200)
+
+
+class SubmissionAnswer(_Answer):
+    """What became of a submission: on disk by now."""
+
+    jobs: list[int]
+    array: int | None
+    state: State
+    estimate: str | None = Field(description="where the promise comes from; null while it is being estimated")
+    promise: int | None = Field(description="bytes on each GPU; null if unknown")
+
+
+class TrialAnswer(_Answer):
+    """What would become of a submission now; nothing was stored."""
+
+    jobs: int = Field(description="how many it would be")
+    state: State
+    starts: list[dict[str, Any]] = Field(
+        description="those that would start: index, gpus, promise, promises, alone, and speed, a share of its speed "
+        "alone or null"
+    )
+    reason: str | None = Field(description="why the first of the others would wait")
+    ahead: list[int] = Field(description="the jobs before it in the queue that wait too")
+    behind: list[int] = Field(description="the jobs behind it in the queue, if it would wait")
+    beside: list[dict[str, Any]] = Field(
+        description="the jobs beside which it would run: job, gpu, speed now and then, as shares of its speed alone"
+    )
+    held_up: list[dict[str, Any]] = Field(
+        description="the jobs that would wait longer: job; until is the running one after which it would have started, "
+        "null if that were now"
+    )
+    estimate: str | None = Field(description="where the promise comes from; null if it would be estimated first")
+    promise: int | None = Field(description="bytes on each GPU; null if unknown")
+
+
+class UtilizationAnswer(_Answer):
+    """What a job is expected to do with a GPU to itself: seconds a step, shares of the time from 0 to 1, watts."""
+
+    gpu: str
+    step_s: float
+    smact: float
+    smocc: float
+    drama: float
+    power_w: float
+    windows: int = Field(description="how often it was measured, on this GPU; 0: predicted only")
+
+
+class JobAnswer(_Answer):
+    """A job. Memory in bytes, times in seconds since 1970, spans in seconds."""
+
+    id: int
+    name: str
+    user: str
+    state: State
+    priority: int
+    gpus: int
+    cores: int = Field(description="processor cores that it is promised, or asks for; 0: not counted")
+    host_promise: int = Field(description="bytes of host memory that it is promised, or asks for; 0: not counted")
+    promise: int | None = Field(description="bytes on each GPU, promised now or at the start; null if unknown")
+    promises: list[int] = Field(
+        description="bytes on each GPU in the order of the ranks, where these differ, and `promise` is the largest; "
+        "empty where they are the same"
+    )
+    used: int | None = Field(description="bytes that it uses now, the most on one GPU")
+    submitted: float
+    started: float | None
+    ended: float | None
+    waited: float | None
+    ran: float | None
+    completion: float | None
+    cause: str | None
+    exit_code: int | None
+    utilization: UtilizationAnswer | None = Field(description="null if unknown")
+    speed: float | None = Field(
+        description="the share of its speed alone that is expected where it runs; null if unknown"
+    )
+    min_speed: float = Field(description="the share of its speed alone that it is to keep beside others")
+    over_promise: bool = Field(description="whether it uses more now than it was promised")
+    reason: str | None = Field(description="why it waits")
+
+
+class RowAnswer(JobAnswer):
+    """A row of the queue: a job, or the first of several that wait in the same way."""
+
+    jobs: int = Field(description="how many jobs it stands for")
+    indices: str | None = Field(description="their indices, such as 5-10000; null for one job")
+
+
+class FoldedAnswer(_Answer):
+    """The queue in few rows."""
+
+    rows: list[RowAnswer]
+    all_rows: int
+    jobs: int
+    states: dict[str, int] = Field(description="how many jobs are in each state")
+
+
+class AttemptAnswer(_Answer):
+    """One time that a job was placed."""
+
+    number: int
+    state: str
+    slots: list[str]
+    promise: int | None
+    promises: list[int] = Field(description="bytes on each of the slots where its ranks differ; else empty")
+    cause: str | None
+    exit_code: int | None
+    used: int | None = Field(description="the most bytes that it used on one GPU")
+
+
+class FullJobAnswer(JobAnswer):
+    """A job with its attempts; with its command, folder and the names of its variables for those whose job it is."""
+
+    attempts: list[AttemptAnswer]
+    more_memory: int | None = Field(description="bytes to ask for if it is over and is to run again with more")
+
+
+class CurveAnswer(_Answer):
+    """The memory of an attempt over time: every `step` seconds from `begin` on."""
+
+    number: int
+    begin: float
+    promise: int | None
+    step: float
+    values: list[int | None] = Field(description="the most bytes that it held on one GPU; null where nobody looked")
+
+
+class MemoryAnswer(_Answer):
+    """The memory of a job over time."""
+
+    job: int
+    attempts: list[CurveAnswer]
+
+
+class LogAnswer(_Answer):
+    """A piece of an attempt's output; ask again with `offset` until `over`."""
+
+    job: int
+    attempt: int | None
+    offset: int
+    text: str
+    over: bool
+    file: str | None
+
+
+class ChangeAnswer(_Answer):
+    """What was done to one of the jobs that were named."""
+
+    job: int
+    done: bool
+    text: str
+
+
+class ActivityAnswer(_Answer):
+    """Means over the window, 0 to 1."""
+
+    gract: float | None
+    smact: float | None
+    smocc: float | None
+    drama: float | None
+    age: float | None
+
+
+class GPUAnswer(_Answer):
+    """A GPU as it is now; `free` is what can still be promised."""
+
+    id: str
+    index: int
+    name: str
+    total: int
+    used: int | None
+    promised: int = Field(description="the sum of the promises of its jobs")
+    free: int
+    jobs: list[int]
+    activity: ActivityAnswer
+    power_w: float | None = Field(description="watts now; null if unknown")
+    drained: bool
+    lost: bool
+
+
+class DrainAnswer(_Answer):
+    """Whether a GPU gets new jobs."""
+
+    gpu: str
+    index: int
+    drained: bool
+
+
+class EventAnswer(_Answer):
+    """Something that happened."""
+
+    id: int
+    time: float
+    kind: str
+    job: int | None
+    attempt: int | None
+    text: str
+
+
+class EventsAnswer(_Answer):
+    """Events, oldest first; `last` is the number to ask with next."""
+
+    events: list[EventAnswer]
+    last: int
+
+
+class ReservationRequest(BaseModel):
+    """GPUs to reserve for users and groups, for so many seconds from `begin` (now) on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    gpus: list[str] = Field(min_length=1, max_length=1024, description="by index or UUID")
+    seconds: float = Field(gt=0, le=366 * 86400)
+    begin: float | None = Field(None, ge=0, le=1e11, description="seconds since 1970")
+    users: list[Annotated[str, Field(max_length=200)]] = Field([], max_length=1000)
+    groups: list[Annotated[str, Field(max_length=200)]] = Field([], max_length=1000)
+    name: str = Field("", max_length=80)
+
+
+class ReservationAnswer(_Answer):
+    """GPUs that are for some users and groups alone, from `begin` to `end`."""
+
+    id: int
+    name: str
+    gpus: list[str]
+    users: list[str]
+    groups: list[str]
+    begin: float
+    end: float
+    maker: str
+
+
+class ReportRow(_Answer):
+    """What the jobs of a row took, with the keys that were asked for (user, day, name, gpu)."""
+
+    jobs: int
+    gpu_hours: float = Field(description="of whole GPUs")
+    gpu_hours_by_part: float = Field(description="each GPU by the part of its memory that was promised")
+    core_hours: float
+    promised: int | None = Field(description="bytes on each GPU, the mean over time; null where the use is unknown")
+    used: int | None = Field(description="the most bytes that jobs used on a GPU, the mean over the same time")
+    energy_j: float | None = Field(description="joules; null if unknown")
+    energy_known: float | None = Field(description="for which part of the GPU hours the energy is known, 0 to 1")
+    waited_median: float | None = Field(description="seconds until the first start")
+    waited_90: float | None
+    failures: dict[str, int] = Field(description="attempts that failed, by cause")
+
+
+class ReportAnswer(_Answer):
+    """What jobs took between two times."""
+
+    since: float
+    until: float
+    by: list[str]
+    rows: list[ReportRow]
+    total: ReportRow
+
+
+class TraceAnswer(_Answer):
+    """What jobs did that were submitted between two times."""
+
+    since: float
+    until: float
+    policy: str
+    sharing: str
+    estimator: str | None
+    min_speed: float
+    rules: dict[str, Any] = Field(description="the settings of placement")
+    reading_s: float = Field(description="how often GPUs are read")
+    all: bool = Field(description="whether you may see the jobs of everybody")
+    gpus: list[dict[str, Any]]
+    works: dict[str, dict[str, dict[str, Any]]] = Field(description="what jobs do alone, by work and by GPU")
+    jobs: list[dict[str, Any]] = Field(description="each with its attempts")
+
+
+class TokenRequest(BaseModel):
+    """What a new token is to be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field("", max_length=80)
+    scope: Literal["read", "submit", "operate"] = "submit"
+    lasts: float | None = Field(None, gt=0, lt=3.2e9, description="seconds until it expires; null: never")
+    user: str | None = Field(None, max_length=200, description="for operators: whose it is to be")
+
+
+class TokenAnswer(_Answer):
+    """A token, without the token itself."""
+
+    id: int
+    user: str
+    scope: str
+    name: str
+    made: float
+    expires: float | None
+    revoked: float | None
+
+
+class NewTokenAnswer(TokenAnswer):
+    """A token that was just made; it is shown in no other answer."""
+
+    token: str
+
+
+class QuestionRow(_Answer):
+    """An estimate that was asked for without a job, without the answer."""
+
+    id: str
+    state: Literal["waiting", "done", "failed"]
+    user: str
+    asked: float
+    answered: float | None
+    question: dict[str, Any] = Field(description="what was asked; the script and its place only for who asked")
+    reason: str | None = Field(description="how far it is while it waits, or why it failed")
+
+
+class QuestionAnswer(QuestionRow):
+    """An estimate that was asked for without a job."""
+
+    estimates: list[dict[str, Any]] = Field(description="one for each GPU, as `ullage estimate --json` gives it")
+    advice: dict[str, Any] | None = Field(
+        description="options that would make it fit, each with change, fits, takes and note; largest: the largest batch"
+    )
+
+
+class DaemonAnswer(_Answer):
+    """What the daemon is."""
+
+    version: str
+    protocol: int = Field(description="which answers it gives; a client that knows another number is told so")
+    policy: str
+    gpus: int
+    jobs: dict[str, int]
+    last_event: int
+    you: str
+    uid: int
+    operator: bool
+    scope: str = Field(description="what your token allows: read, submit or operate")
