@@ -124,7 +124,9 @@ def test_the_index_links_every_page():
 
 def test_the_page_of_benchmarks_lists_every_program():
     listed = (ROOT / "benchmarks" / "README.md").read_text()
-    programs = [file.name for file in (ROOT / "benchmarks").glob("*.py") if '__name__ == "__main__"' in file.read_text()]
+    programs = [
+        file.name for file in (ROOT / "benchmarks").glob("*.py") if '__name__ == "__main__"' in file.read_text()
+    ]
     assert programs
     assert [name for name in programs if f"`{name}`" not in listed] == []
 

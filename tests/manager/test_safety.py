@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ullage.errors import NoDaemon, NotAllowed, OtherVersion
-from ullage.manager.client import PROTOCOL, Client, socket_file
+from ullage.manager.client import Client
 from ullage.manager.core.orders import Orders
 from ullage.manager.identity import Caller, check_submitter
+from ullage.manager.transport import PROTOCOL, socket_file
 
 
 def test_the_socket_is_its_owners(common):

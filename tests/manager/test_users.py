@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from tests.paths import ROOT, let_everybody_in
 
-from ullage.manager.client import PROTOCOL, Client, socket_file
+from ullage.manager.client import Client
+from ullage.manager.transport import PROTOCOL, socket_file
 
 AS_USER = """
 import json, os, pwd, resource, sys
@@ -219,10 +220,10 @@ COMMAND = """
 import os, pwd, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-import ullage.manager.client as client, ullage.workloads.job_files
+import ullage.manager.client, ullage.manager.transport as transport, ullage.workloads.job_files
 from ullage.cli.main import all_commands, main
 all_commands()  # while this Python's own files can be read
-client.SYSTEM_HOME = Path(sys.argv[1])
+transport.SYSTEM_HOME = Path(sys.argv[1])
 user = pwd.getpwnam("nobody")
 os.setgroups([]); os.setgid(user.pw_gid); os.setuid(user.pw_uid)
 os.environ.pop("ULLAGE_HOME", None)

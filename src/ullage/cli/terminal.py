@@ -117,7 +117,7 @@ def _once_it_runs(manager: Client, job: str) -> dict[str, Any]:
 
 
 def _connect(line: socket.socket, file: Path, job: str) -> None:
-    from ullage.manager.client import reachable
+    from ullage.manager.transport import reachable
 
     try:
         line.connect(reachable(file))

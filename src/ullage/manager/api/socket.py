@@ -25,9 +25,9 @@ import ullage
 from ullage.errors import InvalidValue, NotAllowed, OtherVersion, UllageError
 from ullage.manager.api.door import Door, Guest
 from ullage.manager.api.encoding import encoded
-from ullage.manager.client import LARGEST_REQUEST, PROTOCOL, reachable
 from ullage.manager.identity import Caller, caller_of, group_number
 from ullage.manager.settings import AccessSettings, LimitSettings
+from ullage.manager.transport import LARGEST_REQUEST, PROTOCOL, reachable
 
 _MOST_CONNECTIONS, _FOR_OPERATORS = 512, 32
 _LOOK = 1.0  # seconds after which it is seen that who waits is gone

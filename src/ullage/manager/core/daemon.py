@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from ullage.errors import NoGPUSource, NotAllowed, StoreDamaged, StoreFull, UllageError, UnknownName
 from ullage.manager.api.socket import SocketServer
-from ullage.manager.client import reachable, socket_file
 from ullage.manager.core.attempts import AttemptTracker, RunningJobGuard
 from ullage.manager.core.context import ManagerContext, ServiceState, SlotReader
 from ullage.manager.core.host import host_of
@@ -46,6 +45,7 @@ from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.questions import QuestionStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord
 from ullage.manager.storage.tokens import TokenStore
+from ullage.manager.transport import reachable, socket_file
 from ullage.monitor import Monitor, Source, best_source
 from ullage.placement import Ledger
 from ullage.policy_files import load_policy

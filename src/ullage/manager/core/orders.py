@@ -22,7 +22,6 @@ from pydantic import BaseModel, ConfigDict, create_model
 import ullage
 from ullage.errors import InvalidValue, NoSuchJob, NotAllowed, StoreDamaged, StoreFull, UllageError
 from ullage.isolation.output import end_of, read_piece
-from ullage.manager.client import PROTOCOL
 from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.editing import JobEditor
@@ -41,6 +40,7 @@ from ullage.manager.running.launcher import STDERR, STDOUT
 from ullage.manager.running.supervisor import TERMINAL
 from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
 from ullage.manager.storage.tokens import TokenRecord, TokenStore
+from ullage.manager.transport import PROTOCOL
 from ullage.placement.recovery import more_memory
 from ullage.text import plain
 from ullage.units import format_bytes
