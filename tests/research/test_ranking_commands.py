@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.commands import ROW, ullage
 
-from ullage.cli.accuracy import RankingPlan, rank_estimators
+from ullage.cli.ranking import RankingPlan, rank_estimators
 from ullage.errors import UllageError
 from ullage.hardware import gpu as ullage_gpu
 

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from ullage.cli import completion
-from ullage.cli.exit_codes import FAILED, INTERRUPTED
+from ullage.cli.exit_codes import FAILED
 from ullage.cli.options import (
     ALL,
     EstimateTarget,
@@ -109,8 +109,7 @@ def compare(
     if estimators is None:
         print(f"not asked: {', '.join(TRAIN_ON_THE_CPU)}, which train on the CPU for minutes (--estimators all)",
               file=sys.stderr)  # fmt: skip
-    if going.stopped:
-        raise typer.Exit(INTERRUPTED)
+    going.end()
     if not any(record.given for record in records):
         raise typer.Exit(FAILED)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
+from ullage.cli.exit_codes import INTERRUPTED
 from ullage.units import format_duration
 
 if TYPE_CHECKING:
@@ -68,6 +69,11 @@ class Following:
         self.stopped = True
         of_all = "" if self._total is None else f" of {self._total}"
         self._say(f"ullage: stopped; {self._what}: {self._done}{of_all} done")
+
+    def end(self) -> None:
+        """End the command after Ctrl-C with the exit code that says so, whatever was printed."""
+        if self.stopped:
+            raise SystemExit(INTERRUPTED)
 
     def _say(self, line: str) -> None:
         self._said = time.monotonic()

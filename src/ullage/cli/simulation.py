@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ullage.cli import completion
-from ullage.cli.exit_codes import FAILED, INTERRUPTED
+from ullage.cli.exit_codes import FAILED
 from ullage.cli.jobs import client
 from ullage.cli.options import Json, Seed
 from ullage.cli.progress import Following, following
@@ -147,8 +147,7 @@ def simulate(
     for file in () if as_json or not runs else (save, save_history, report):
         if file is not None:
             print(f"written: {file}")
-    if going.stopped:
-        raise typer.Exit(INTERRUPTED)
+    going.end()
 
 
 def _simulate(jobs: JobTrace, scenarios: Sequence[Scenario], found: list[SimulationResult], going: Following) -> None:
@@ -286,8 +285,7 @@ def sweep(
     if report is not None and rows:
         page.write(rows, report)
         print(f"written: {report}", file=sys.stderr if as_json else sys.stdout)
-    if going.stopped:
-        raise typer.Exit(INTERRUPTED)
+    going.end()
     if not any(row.figures for row in rows):
         raise typer.Exit(FAILED)
 

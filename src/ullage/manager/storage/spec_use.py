@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from ullage.manager.storage.changes import Changes
-from ullage.manager.storage.database import DROP_ENVIRONMENT, Database
+from ullage.manager.storage.database import Database
+from ullage.manager.storage.migrations import DROP_ENVIRONMENT
 from ullage.manager.storage.records import JobRecord, stored
 
 
