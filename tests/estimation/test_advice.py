@@ -96,6 +96,7 @@ def test_a_real_configuration():
     assert any(option.fits for change, option in answers.items() if change.startswith("a larger GPU"))
 
 
+@pytest.mark.slow
 def test_gpus_of_the_same_kernels_share_a_run_and_get_what_a_run_of_their_own_gives():
     job = Configuration(model="mlp:x", widths=[784, 4096, 10], batch_size=512, bn=True)
     ran = []

@@ -156,6 +156,7 @@ def test_ranks_of_a_script_have_samples_of_their_own(of_script):
     assert "not tried" not in str(found)
 
 
+@pytest.mark.slow
 def test_ranks_share_samples_if_the_sampler_of_a_script_says_so(of_script):
     row = of_script("shared", "2xH100").rows[0]
     assert (row.batch_size, row.data_ranks) == (8, 1)

@@ -441,6 +441,7 @@ def test_a_script_is_estimated_in_the_python_of_its_job(tmp_path, other_python):
     assert answer.reads is not None and any(path.startswith(str(other_python)) for path in answer.reads.files)
 
 
+@pytest.mark.slow
 def test_the_next_estimate_is_forked_from_a_process_that_waits(tmp_path, other_python):
     """In the Python of the job, which the first answer told; it is as private, and is told as the first one was."""
     theirs = f"{other_python}/bin/python"

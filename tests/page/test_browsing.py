@@ -270,7 +270,13 @@ def emulate_colors(tab, scheme):
     until(lambda: tab.evaluate(changed), f"{scheme} colours at {tab.url}")
 
 
-def test_every_page_fits_a_phone_and_the_dark_and_can_be_used_without_eyes(page, work, browser, visitor):
+LIGHT = ("light", {"runOnly": ["color-contrast"]})  # the other rules see no colours
+
+
+@pytest.mark.parametrize(
+    "also", [pytest.param((), id="dark"), pytest.param((LIGHT,), id="both", marks=pytest.mark.slow)]
+)
+def test_every_page_fits_a_phone_and_the_dark_and_can_be_used_without_eyes(page, work, browser, visitor, also):
     """By the rules of axe-core for WCAG 2.1 AA: names, contrast, headings, tables, landmarks, order."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
     state = visitor.context.storage_state()
@@ -287,7 +293,7 @@ def test_every_page_fits_a_phone_and_the_dark_and_can_be_used_without_eyes(page,
         tab.goto(page.url + path.format(job=job, estimate=estimate))
         tab.locator(there).first.wait_for()
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390, path
-        for scheme, rules in (("dark", {}), ("light", {"runOnly": ["color-contrast"]})):  # the others see no colours
+        for scheme, rules in (("dark", {}), *also):
             emulate_colors(tab, scheme)
             for rule in axe.run(tab, options={"resultTypes": ["violations"], **rules}).response["violations"]:
                 found += [f"{path} {scheme} {rule['id']}: {node['html'][:150]}" for node in rule["nodes"]]

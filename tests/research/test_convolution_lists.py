@@ -29,6 +29,7 @@ def test_arbitrary_layers_alone_can_be_listed_without_any_model(tmp_path):
     assert f"600 calls of {len(layers)} layers" in result.output
 
 
+@pytest.mark.slow
 def test_layers_of_models_are_listed(tmp_path, monkeypatch):
     make_torchvision_importable()
     pytest.importorskip("timm")

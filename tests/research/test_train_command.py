@@ -84,7 +84,7 @@ def test_gpuutilnet_says_what_is_missing(data, tmp_path) -> None:
     assert done.returncode == 2 and "ullage train gpuutilnet" in done.stderr
 
 
-@pytest.mark.parametrize("method", ["gpumemnet", "walknet"])
+@pytest.mark.parametrize("method", ["gpumemnet", pytest.param("walknet", marks=pytest.mark.slow)])
 def test_train_writes_weights_and_a_page_and_evaluate_reads_them(method, data, tmp_path) -> None:
     for estimator in ("mlp", "transformer"):
         end = "_1gib" if method == "gpumemnet" else ""

@@ -85,6 +85,7 @@ def completion(policy: str, seed: int, **rules: Any) -> float:
     return found.figures.completion_s
 
 
+@pytest.mark.slow
 def test_the_tutorials_policy_is_better_than_magm_on_several_traces() -> None:
     ours = sum(completion(f"{EXAMPLE}:choose", seed) for seed in range(2))
     assert ours < sum(completion("magm", seed) for seed in range(2))

@@ -163,6 +163,7 @@ def test_what_was_measured_with_this_very_version_is_not_asked(machine: Machine)
     assert machine.starts == 0 and found.peak_reserved == ullage.estimate(train, gpu="H200").peak_reserved
 
 
+@pytest.mark.slow
 def test_one_process_serves_a_whole_search(machine: Machine) -> None:
     small = replace(CARD, usable=1200 * MIB)
     found = ullage.max_batch("tests.virtual.answering:network", gpu=small, input_shape=[5, 19, 23])

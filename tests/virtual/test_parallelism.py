@@ -248,6 +248,7 @@ def test_stages_of_a_pipeline_hold_as_many_microbatches_as_their_schedule_has_un
     assert middle < one_by_one + 2 * MIB and last > 0
 
 
+@pytest.mark.slow
 def test_stages_that_know_their_shapes_ask_no_other_one():
     told = pipeline("Schedule1F1B", RANKS - 1, pipeline("Schedule1F1B", 0)[1])[0]
     assert pipeline("Schedule1F1B", RANKS - 1, shape=(64, 512))[0] <= told, "no forward pass to learn them, either"

@@ -16,6 +16,7 @@ def run(code):
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_torchvision_is_imported_by_who_uses_it_and_its_models_train():
     output = run(
         """

@@ -46,6 +46,7 @@ def test_the_table_of_bert_base_cased() -> None:
     assert row.training is not None and f"{row.training / 2**30:.2f}" == "1.61"
 
 
+@pytest.mark.slow
 def test_it_is_four_times_the_model_whatever_the_batch() -> None:
     small, large = (ullage.estimate("torchvision:resnet18", batch_size=b, estimator="accelerate") for b in (1, 512))
     assert small.figure == large.figure == 4 * small.breakdown["parameters"]
