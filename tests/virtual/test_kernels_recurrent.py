@@ -45,7 +45,7 @@ def test_calls_that_were_exact_stay_exact(kind, every):
         assert events_of(call) == real, call
 
 
-@pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_calls_on_which_nothing_was_fitted(every):
     """Drawn and measured by benchmarks/recurrent_calls.py, whatever the rules say of them.
 
