@@ -52,6 +52,10 @@ CASES = {
         "print('__dynamo_disable' in vars(torch.optim.Optimizer.add_param_group.__wrapped__))",
         "set()\nFalse",
     ),
+    "nothing to forget": (
+        "  import torch._dynamo.convert_frame; train()\nprint('torch._inductor.compile_fx' in sys.modules)",
+        "False",
+    ),
     "compiling afterwards": (
         "  train()\nprint(torch.compile(lambda x: x * 2, backend='eager')(torch.ones(2)).tolist())",
         "[2.0, 2.0]",

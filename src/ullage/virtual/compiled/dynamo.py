@@ -57,8 +57,12 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def _forget_compiled() -> None:
-    """What was compiled for one card is not run on another: neither a real one's here, nor ours elsewhere."""
-    if "torch._dynamo.convert_frame" in sys.modules:
+    """What was compiled for one card is not run on another: neither a real one's here, nor ours elsewhere.
+
+    Where nothing was, Dynamo may still be imported, and to reset it would import all of Inductor.
+    """
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    if frames is not None and frames.input_codes.seen:
         sys.modules["torch._dynamo"].reset()
 
 
