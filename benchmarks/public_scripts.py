@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from public_scripts_data import make_data
+from public_script_data import make_data
 from ullage.units import format_bytes
 from ullage.virtual.releases import as_measured
 from ullage.workloads import read_rows
