@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from . import graphs, shapes, tables, text, vision
+from . import audio, graphs, shapes, tables, text, vision
 from .maker import Maker
 
 # One generator of random numbers serves all, so that a new part belongs at the end: what is before stays the same.
@@ -11,6 +11,7 @@ PARTS = (
     vision.small_pictures, vision.cifar, text.more_text, tables.pairs, vision.small_images, text.books, text.talks,
     shapes.points, text.small_models, text.news, tables.speeds, vision.black_and_white, graphs.small_graphs,
     shapes.scene, vision.skins, vision.paintings, tables.traffic, vision.alphabets, shapes.clouds, vision.style,
+    audio.sounds, tables.sessions, vision.scenes, vision.high_resolution, vision.pretrained,
 )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Time series, and who rated or took what."""
 
+import pickle
+
 import numpy as np
 
 from .maker import Maker
@@ -48,3 +50,30 @@ def traffic(maker: Maker) -> None:
     (src / "nnzhan+MTGNN/model").mkdir(parents=True, exist_ok=True)
     films = [f"{user} {film}" for user in range(1, 2_001) for film in random.integers(1, 3_417, int(20 + user % 150))]
     maker.write(src / "pmixer+SASRec.pytorch/python/data/ml-1m.txt", "\n".join(films) + "\n")
+
+
+def sessions(maker: Maker) -> None:
+    """What people clicked, watched and bought, and what 38 machines reported."""
+    clicks = maker.src / "CRIPAC-DIG+SR-GNN/datasets/sample"
+    for split, count in (("train", 6_000), ("test", 1_500)):
+        lengths = maker.random.integers(2, 20, count)
+        rows = [maker.random.integers(1, 310, length).tolist() for length in lengths]
+        maker.write(clicks / f"{split}.txt", pickle.dumps((rows, maker.random.integers(1, 310, count).tolist())))
+    for split, each in (("train", 60), ("test", 10)):
+        lines = [f"{u} {film} 1" for u in range(1_500) for film in maker.random.choice(3_000, each, replace=False)]
+        maker.write(maker.src / f"graytowne+caser_pytorch/datasets/ml1m/test/{split}.txt", "\n".join(lines) + "\n")
+    films = maker.data / "films" / "pro_sg"
+    maker.write(films / "unique_sid.txt", "".join(f"{film}\n" for film in range(12_000)))
+    begin = 0
+    for split, people in (("train", 6_000), ("validation_tr", 1_000), ("test_tr", 1_000)):
+        for name in (split, split.replace("_tr", "_te")) if "_" in split else (split,):
+            seen = [maker.random.choice(12_000, 40, replace=False) for _ in range(people)]
+            lines = [f"{begin + user},{film}" for user, row in enumerate(seen) for film in row]
+            maker.write(films / f"{name}.csv", "uid,sid\n" + "\n".join(lines) + "\n")
+        begin += people
+    machines = maker.data / "SMD"
+    machines.mkdir(parents=True, exist_ok=True)
+    for name, count in (("train", 20_000), ("test", 8_000)):
+        np.save(machines / f"SMD_{name}.npy", maker.random.random((count, 38)))
+    np.save(machines / "SMD_test_label.npy", (maker.random.random(8_000) < 0.05).astype("f4"))
+    maker.link(maker.src / "yuezhihan+ts2vec/datasets/ETTh1.csv", maker.data / "ETTh1.csv")

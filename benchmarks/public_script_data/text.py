@@ -31,7 +31,7 @@ BOOK_PLACES = [
     "Mega-pytorch", "PaLM-pytorch/examples/enwik8_deepspeed", "perceiver-ar-pytorch", "x-transformers",
     "performer-pytorch/examples/enwik8_simple", "MEGABYTE-pytorch", "simple-hierarchical-transformer",
     "recurrent-memory-transformer-pytorch", "reformer-pytorch/examples/enwik8_simple", "PaLM-rlhf-pytorch",
-    "block-recurrent-transformer-pytorch",
+    "block-recurrent-transformer-pytorch", "minGRU-pytorch",
 ]  # fmt: skip
 
 

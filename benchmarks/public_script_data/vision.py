@@ -203,3 +203,56 @@ def retinas(maker: Maker, root: Path) -> None:
                 file = root / split / f"{name}.gif"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(grey).save(file)
+
+
+def scenes(maker: Maker) -> None:
+    """Scenes with boxes, livers with masks, and more links to the small pictures."""
+    for place in ("Luolc+AdaBound/demos/cifar10/data", "Spijkervet+SimCLR/datasets"):
+        maker.link(maker.src / place / "cifar-10-batches-py", maker.data / "cifar-10-batches-py")
+    maker.link(maker.src / "data/mnist/MNIST/raw", maker.data / "MNIST" / "raw")
+    root = maker.data / "scenes"
+    images, objects = [], []
+    for index in range(120):
+        width, height = (int(side) for side in maker.random.integers(320, 501, 2))
+        maker.picture(root / f"{index:05d}.jpg", (width, height))
+        count = int(maker.random.integers(1, 9))
+        corners = maker.random.integers(1, 150, (count, 2))
+        sizes = maker.random.integers(40, 160, (count, 2))
+        labels = maker.random.integers(1, 21, count).tolist()
+        boxes = np.concatenate([corners, corners + sizes], 1).tolist()
+        images.append(str(root / f"{index:05d}.jpg"))
+        objects.append({"boxes": boxes, "labels": labels, "difficulties": [0] * count})
+    detection = maker.src / "sgrvinod+a-PyTorch-Tutorial-to-Object-Detection"
+    maker.write(detection / "TRAIN_images.json", json.dumps(images))
+    maker.write(detection / "TRAIN_objects.json", json.dumps(objects))
+    for index in range(24):
+        place = maker.src / "JavisPeng+u_net_liver/data/train"
+        maker.picture(place / f"{index:03d}.png", (512, 512))
+        maker.picture(place / f"{index:03d}_mask.png", (512, 512), mask=True)
+
+
+def high_resolution(maker: Maker) -> None:
+    """Photographs for super-resolution, and 120 handwritten characters by 20 people each."""
+    for split, count in (("train", 200), ("valid", 12)):
+        maker.pictures(maker.src / f"leftthomas+SRGAN/data/DIV2K_{split}_HR", count, (480, 400), "png")
+    root = maker.src / "orobix+Prototypical-Networks-for-Few-shot-Learning-PyTorch/dataset"
+    kinds = []
+    for kind in range(120):
+        kinds.append(f"Alphabet/character{kind:03d}/rot000")
+        for person in range(20):
+            drawn = maker.random.integers(0, 2, (105, 105)).astype(bool)
+            file = root / f"data/Alphabet/character{kind:03d}/{kind:04d}_{person:02d}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(drawn).save(file)
+    for split in ("train", "val", "trainval", "test"):
+        maker.write(root / "splits/vinyals" / f"{split}.txt", "\n".join(kinds) + "\n")
+
+
+def pretrained(maker: Maker) -> None:
+    """Random weights where `torch.hub` keeps what it downloads, for `TORCH_HOME={root}/data/torch_home`."""
+    import torch
+    from torchvision.models import vgg16
+
+    folder = maker.data / "torch_home/hub/checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(vgg16().state_dict(), folder / "vgg16-397923af.pth")
