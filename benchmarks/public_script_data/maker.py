@@ -22,7 +22,7 @@ class Maker:
     def link(self, place: Path, target: Path) -> None:
         """A link, with the folders above it."""
         place.parent.mkdir(parents=True, exist_ok=True)
-        if not place.exists():
+        if not place.is_symlink():
             place.symlink_to(target)
 
     def digits(self, raw: Path, train: int, test: int) -> None:

@@ -76,4 +76,3 @@ def sessions(maker: Maker) -> None:
     for name, count in (("train", 20_000), ("test", 8_000)):
         np.save(machines / f"SMD_{name}.npy", maker.random.random((count, 38)))
     np.save(machines / "SMD_test_label.npy", (maker.random.random(8_000) < 0.05).astype("f4"))
-    maker.link(maker.src / "yuezhihan+ts2vec/datasets/ETTh1.csv", maker.data / "ETTh1.csv")
