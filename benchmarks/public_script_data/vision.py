@@ -232,20 +232,9 @@ def scenes(maker: Maker) -> None:
 
 
 def high_resolution(maker: Maker) -> None:
-    """Photographs for super-resolution, and 120 handwritten characters by 20 people each."""
+    """Photographs for super-resolution."""
     for split, count in (("train", 200), ("valid", 12)):
         maker.pictures(maker.src / f"leftthomas+SRGAN/data/DIV2K_{split}_HR", count, (480, 400), "png")
-    root = maker.src / "orobix+Prototypical-Networks-for-Few-shot-Learning-PyTorch/dataset"
-    kinds = []
-    for kind in range(120):
-        kinds.append(f"Alphabet/character{kind:03d}/rot000")
-        for person in range(20):
-            drawn = maker.random.integers(0, 2, (105, 105)).astype(bool)
-            file = root / f"data/Alphabet/character{kind:03d}/{kind:04d}_{person:02d}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(drawn).save(file)
-    for split in ("train", "val", "trainval", "test"):
-        maker.write(root / "splits/vinyals" / f"{split}.txt", "\n".join(kinds) + "\n")
 
 
 def pretrained(maker: Maker) -> None:
