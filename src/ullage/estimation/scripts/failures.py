@@ -115,10 +115,11 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def _package_without(error: BaseException) -> dict[str, str] | None:
-    """The package that is there but has not the module that was imported: its release, or the folder where it lies."""
+    """The package that is there but has not what was imported from it: its release, or the folder where it lies."""
     package, dot, _ = (getattr(error, "name", None) or "").partition(".")
     found = sys.modules.get(package)
-    if not isinstance(error, ModuleNotFoundError) or not dot or found is None:
+    lacks_module = isinstance(error, ModuleNotFoundError) and dot
+    if found is None or not (lacks_module or isinstance(error, ImportError) and "cannot import name" in str(error)):
         return None
     folder = next(iter(getattr(found, "__path__", [])), "")
     version = getattr(found, "__version__", None) if _is_library(folder) else None
@@ -331,7 +332,7 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
             "that brings it is not installed here, or was built without it"
         )
     if is_own(failure):
-        return f"{shown} fails: {what}"
+        return f"{shown} fails: {what}{_another_release(failure, shown)}"
     if failure["of_script"]:
         return f"{shown} fails: {what}. It ran with one virtual GPU, cuda:0, whose tensors have no data"
     if _OTHER_VERSION.search(failure["message"]):
@@ -341,6 +342,15 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
             f"GPU with the versions of {failure['python']}, please report this as a bug"
         )
     return f"{shown} failed on the virtual GPU: {what}. If the script works on a real GPU, please report this as a bug"
+
+
+def _another_release(failure: dict[str, Any], shown: str) -> str:
+    """What to do where an installed package has not the name that a script imports from it."""
+    release = (failure.get("without") or {}).get("release")
+    if release is None:
+        return ""
+    python = _typed(failure, shown, "--python PATH")
+    return f". It was written for another release than {release}: name a Python that has it: {python}"
 
 
 def _exit(failure: dict[str, Any], shown: str, seconds: float) -> str:
