@@ -240,6 +240,10 @@ def high_resolution(maker: Maker) -> None:
 def pretrained(maker: Maker) -> None:
     """Random weights where `torch.hub` keeps what it downloads, for `TORCH_HOME={root}/data/torch_home`."""
     import torch
+
+    from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+
+    make_torchvision_importable()
     from torchvision.models import vgg16
 
     folder = maker.data / "torch_home/hub/checkpoints"
