@@ -16,7 +16,7 @@ PARTS = (
 
 
 def make_data(root: Path) -> None:
-    """Everything that the scripts below `root/src` read, about 1.3 GB in all, most of it pictures and random weights."""
+    """Everything that the scripts below `root/src` read, about 1.3 GB in all: mostly pictures and weights."""
     maker = Maker(root)
     (maker.src / "pytorch+examples/vae/results").mkdir(parents=True, exist_ok=True)
     for part in PARTS:
