@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from public_scripts_data import make_data
+from public_script_data import make_data
 from ullage.units import format_bytes
 from ullage.virtual.releases import as_measured
 from ullage.workloads import read_rows
@@ -69,7 +69,7 @@ def compare(measured: Path, estimates: Path, *, faster: bool) -> None:
     """Print the table, the median and the worst."""
     known = {row["id"]: row for row in read_rows(estimates)}
     uses = {row["name"]: row["uses"] for row in json.loads(SCRIPTS.read_text()) if "uses" in row}
-    errors, held = [], 0
+    errors, held, whole = [], 0, set()
     print("| script | on the GPU | reserved | estimated | error | allocated: error | bound |" + " uses |" * faster)
     print("| --- | --- | --- | --- | --- | --- | --- |" + " --- |" * faster)
     for row in sorted(read_rows(measured), key=lambda row: str(row["id"])):
@@ -85,18 +85,23 @@ def compare(measured: Path, estimates: Path, *, faster: bool) -> None:
         reserved = error(guess["peak_reserved"], row["peak_reserved"])
         allocated = error(guess["peak_allocated"], row["peak_alloc"])
         errors.append((abs(reserved), row["id"]))
+        if not row.get("stopped"):
+            whole.add(row["id"])
         held += guess["upper"] >= row["peak_reserved"]
         line += [format_bytes(guess["peak_reserved"]), f"{reserved:+.2%}", f"{allocated:+.2%}"]
         line.append(format_bytes(guess["upper"]))
         print("|", " | ".join([*line, *last]), "|")
-    if errors:
-        worst, name = max(errors)
-        median = statistics.median(share for share, _ in errors)
-        exact = sum(share == 0 for share, _ in errors)
-        print(
-            f"\n{len(errors)} scripts: {exact} exact, median error {median:.2%}, worst {worst:.2%} ({name});", end=" "
-        )
-        print(f"the bound holds in {held}")
+    print(f"\n{_summary(errors)}; the bound holds in {held}")
+    print(f"Those that were not ended: {_summary([error for error in errors if error[1] in whole])}")
+
+
+def _summary(errors: list[tuple[float, str]]) -> str:
+    """How many scripts, how many of them exact, the median and the worst error."""
+    if not errors:
+        return "0 scripts"
+    worst, name = max(errors)
+    exact, median = sum(share == 0 for share, _ in errors), statistics.median(share for share, _ in errors)
+    return f"{len(errors)} scripts: {exact} exact, median error {median:.2%}, worst {worst:.2%} ({name})"
 
 
 def main() -> None:

@@ -106,12 +106,16 @@ class MissingPackage(UllageError, ImportError):
 
     >>> str(MissingPackage("timm", "models named timm:NAME"))
     "models named timm:NAME need the package timm; type: pip install 'ullage[models]'"
+    >>> str(MissingPackage("peft", "LoRA adapters", "accelerate"))
+    'LoRA adapters need the packages peft and accelerate; type: pip install peft accelerate'
     """
 
-    def __init__(self, package: str, purpose: str) -> None:
-        extra = EXTRAS.get(package)
-        wanted = f"'ullage[{extra}]'" if extra else package
-        super().__init__(f"{purpose} need the package {package}; type: pip install {wanted}")
+    def __init__(self, package: str, purpose: str, *others: str) -> None:
+        names = [package, *others]
+        extras = [EXTRAS.get(name) for name in names]
+        wanted = " ".join(f"'ullage[{extra}]'" if extra else name for name, extra in zip(names, extras, strict=True))
+        told = f"packages {', '.join(names[:-1])} and {names[-1]}" if others else f"package {package}"
+        super().__init__(f"{purpose} need the {told}; type: pip install {wanted}")
         self.package = package
 
 

@@ -235,3 +235,17 @@ def test_copies_between_cpu_and_gpu_that_are_no_plain_ones_pass_through_memory_o
     copy = copied(on_gpu, on_cpu)
     own = copy.nbytes if copy is not None and copy.is_cuda else 0
     assert torch.cuda.max_memory_allocated() - before - own == more * MIB
+
+
+def test_a_condition_of_bytes_is_copied_to_booleans_while_where_runs():
+    """Old code compares into bytes (`mask.byte()`). `torch.where` still takes them, with a warning."""
+    values = torch.zeros(1024, 1024, device="cuda", requires_grad=True)
+    mask = (values > 0).byte()
+    zero = torch.zeros((), device="cuda")
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = torch.where(mask, values, zero)
+    assert torch.cuda.memory_allocated() - before == 4 * 1024**2
+    assert torch.cuda.max_memory_allocated() - before == 5 * 1024**2
+    result.sum().backward()
+    assert values.grad.shape == values.shape

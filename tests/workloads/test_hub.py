@@ -132,8 +132,9 @@ def test_quantized_weights_need_adapters_and_their_package(monkeypatch):
         ullage.estimate("hf:org/tiny", quantize="nf5", lora=4)
     with pytest.raises(InvalidValue, match="does not know weights in int8"):
         ullage.estimate("hf:org/tiny", quantize="int8", lora=4, estimator="accelerate")
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(MissingPackage, match="pip install bitsandbytes"):
+    for package in ("bitsandbytes", "accelerate", "peft"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackage, match="type: pip install bitsandbytes accelerate peft"):
         ullage.estimate("hf:org/tiny", quantize="nf4", lora=4, **SIZE)
 
 

@@ -80,6 +80,8 @@ def test_a_script_that_may_reach_the_network_is_not_told_how_to_allow_it(follow)
     answer = follow("import urllib.error; raise urllib.error.URLError('no name')")
     assert "Type: ullage estimate train.py --network" in told(answer)
     assert "did not get it" in told(answer, network=True) and "--network" not in told(answer, network=True)
+    under_torchrun = told(answer | {"launched": True})
+    assert "Type: the same line as before, with --network after 'ullage estimate';" in under_torchrun
 
 
 REFUSED = "torch.cuda.memory.CUDAPluggableAllocator('a', 'b', 'c')"
@@ -96,6 +98,9 @@ FAILURES = {
     "raise OSError('Error no file named model.safetensors found in directory bert')": "needs data that is not there",
     "import urllib.error; raise urllib.error.URLError('no name')": "asked the network for something",
     "import not_a_package": " -m pip install not_a_package, or name a Python that has it",
+    "from torch.optim import NotThere": "). It was written for another release than torch ",
+    "import torch.not_a_part": "does not have: it was written for another release",
+    "sys.path.insert(0, '.'); import pathlib; pathlib.Path('nets').mkdir(); import nets.wide": ", which is not in ",
     "raise ModuleNotFoundError('install x[all]>=4')": "fails: ModuleNotFoundError: install x[all]>=4",
     "sys.exit('give me a config')": "exit code 1, before anything",
     "import argparse; argparse.ArgumentParser().parse_args(['--lr'])": "exit code 2 (argparse uses it for",

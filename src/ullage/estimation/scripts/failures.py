@@ -36,7 +36,7 @@ _NO_OPERATOR = re.compile(r"'_OpNamespace' '(\w+)' object has no attribute '(\w+
 _PIP_NAMES = {  # of packages that are imported by another name
     "cv2": "opencv-python", "sklearn": "scikit-learn", "skimage": "scikit-image", "PIL": "pillow", "yaml": "pyyaml",
     "dotenv": "python-dotenv", "hydra": "hydra-core", "ignite": "pytorch-ignite", "git": "gitpython",
-    "patoolib": "patool",
+    "patoolib": "patool", "skvideo": "scikit-video", "umap": "umap-learn", "pkg_resources": "setuptools",
 }  # fmt: skip
 _COMPILED_FOR_GPUS = ("flash_attn", "flash_attn_interface", "apex", "mamba_ssm", "causal_conv1d", "transformer_engine")
 _LACKS_CUDA = re.compile(r"lib(c10_cuda|torch_cuda|cu\w+|nv\w+)[-\w.]*\.so|undefined symbol: \w*(cuda|c10)", re.I)
@@ -104,6 +104,7 @@ def describe(error: BaseException) -> dict[str, Any]:
         "chain": chain,
         "message": lines,
         "missing": getattr(error, "name", None) if isinstance(error, ImportError) else None,
+        "without": _package_without(error),
         "key": str(error.args[0]) if isinstance(error, KeyError) and error.args else None,
         **_place(frames),
         "of_script": _is_of_script(error, frames),
@@ -111,6 +112,18 @@ def describe(error: BaseException) -> dict[str, Any]:
         "program": _missing_program(error, frames),
         "of_library": bool(frames) and _is_library(frames[-1].filename),
     }
+
+
+def _package_without(error: BaseException) -> dict[str, str] | None:
+    """The package that is there but has not what was imported from it: its release, or the folder where it lies."""
+    package, dot, _ = (getattr(error, "name", None) or "").partition(".")
+    found = sys.modules.get(package)
+    lacks_module = isinstance(error, ModuleNotFoundError) and dot
+    if found is None or not (lacks_module or isinstance(error, ImportError) and "cannot import name" in str(error)):
+        return None
+    folder = next(iter(getattr(found, "__path__", [])), "")
+    version = getattr(found, "__version__", None) if _is_library(folder) else None
+    return {"release": f"{package} {version}"} if isinstance(version, str) else {"folder": folder}
 
 
 def where_now() -> dict[str, Any]:
@@ -216,6 +229,15 @@ def only_pytorch(shown: str, framework: str) -> str:
     return f"{shown} uses {framework}, and nothing in it imports PyTorch: only PyTorch is followed"
 
 
+def _typed(failure: dict[str, Any], shown: str, option: str = "") -> str:
+    """What to type with one more option: with the launcher that was typed, if there was one."""
+    if failure.get("launched"):
+        return (
+            f"the same line as before, with {option} after 'ullage estimate'" if option else "the same line as before"
+        )
+    return f"ullage estimate {shown.replace('-m ', '--module ')} {option}".strip()
+
+
 def _at(failure: dict[str, Any]) -> str:
     if not failure.get("file"):
         return ""
@@ -253,7 +275,7 @@ def _not_cached(failure: dict[str, Any], shown: str) -> str:
     if failure["network"]:
         return f"{text}, and the hub did not give it: {failure['message'].splitlines()[0]}"
     return (
-        f"{text}. Type: ullage estimate {shown.replace('-m ', '--module ')} --network, which downloads no weights; or: "
+        f"{text}. Type: {_typed(failure, shown, '--network')}, which downloads no weights; or: "
         f"hf download {repository} --include '*.json' '*.txt' '*.model'"
     )
 
@@ -265,7 +287,7 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
     if _lacks_network(failure) and not failure["network"]:
         return (
             f"{shown} asked the network for something, which an estimate may only do with --network (in Python: "
-            f"network=True): {what}. Type: ullage estimate {shown.replace('-m ', '--module ')} --network; "
+            f"network=True): {what}. Type: {_typed(failure, shown, '--network')}; "
             "or download it first"
         )
     if _lacks_network(failure):
@@ -283,7 +305,7 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
             "Import and call it inside a torch.library.custom_op, and register with register_fake what that returns"
         )
     if asked := _ASKS_FOR_GPUS.search(failure["message"]):
-        command = f"ullage estimate {shown.replace('-m ', '--module ')} --world-size {int(asked[1]) + 1}"
+        command = _typed(failure, shown, f"--world-size {int(asked[1]) + 1}")
         return f"{shown} asks for {int(asked[1]) + 1} GPUs, and ran on fewer: {what}. Type: {command}"
     if _ASKS_DRIVER.search(f"{failure['program']} {failure['message']}"):
         return (
@@ -310,16 +332,25 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
             "that brings it is not installed here, or was built without it"
         )
     if is_own(failure):
-        return f"{shown} fails: {what}"
+        return f"{shown} fails: {what}{_another_release(failure, shown)}"
     if failure["of_script"]:
         return f"{shown} fails: {what}. It ran with one virtual GPU, cuda:0, whose tensors have no data"
     if _OTHER_VERSION.search(failure["message"]):
         return (
             f"{shown} fails: {what}. Was it written for another version of PyTorch or of a package? Name a Python that "
-            f"has it: ullage estimate {shown.replace('-m ', '--module ')} --python PATH. If the script works on a real "
+            f"has it: {_typed(failure, shown, '--python PATH')}. If the script works on a real "
             f"GPU with the versions of {failure['python']}, please report this as a bug"
         )
     return f"{shown} failed on the virtual GPU: {what}. If the script works on a real GPU, please report this as a bug"
+
+
+def _another_release(failure: dict[str, Any], shown: str) -> str:
+    """What to do where an installed package has not the name that a script imports from it."""
+    release = (failure.get("without") or {}).get("release")
+    if release is None:
+        return ""
+    python = _typed(failure, shown, "--python PATH")
+    return f". It was written for another release than {release}: name a Python that has it: {python}"
 
 
 def _exit(failure: dict[str, Any], shown: str, seconds: float) -> str:
@@ -339,15 +370,23 @@ def _package(failure: dict[str, Any], shown: str, seconds: float) -> str:
             "follow. Estimate it with PyTorch's own operators instead, such as scaled_dot_product_attention, or import "
             "and call it inside a torch.library.custom_op with a fake"
         )
+    if without := failure.get("without"):
+        module = f"{shown} needs the module {failure['missing']}{_at(failure)}"
+        if "folder" in without:
+            return f"{module}, which is not in {without['folder']}"
+        return (
+            f"{module}, which {without['release']} of {failure['python']} does not have: it was written for another "
+            f"release. Name a Python that has it: {_typed(failure, shown, '--python PATH')}"
+        )
     needs = f"{shown} needs the package {package}, which is not installed for {failure['python']}{_at(failure)}"
-    command = f"ullage estimate {shown.replace('-m ', '--module ')} --python"
     if failure.get("around"):
         folder = shlex.quote(failure["around"])
-        return f"{needs}. It is in {folder}; type: PYTHONPATH={folder} {command.removesuffix(' --python')}"
+        return f"{needs}. It is in {folder}; type: PYTHONPATH={folder} {_typed(failure, shown)}"
     if failure.get("elsewhere"):
-        return f"{needs}. {failure['elsewhere']} has it; type: {command} {failure['elsewhere']}"
+        there = failure["elsewhere"]
+        return f"{needs}. {there} has it; type: {_typed(failure, shown, f'--python {there}')}"
     install = f"{failure['python']} -m pip install {_PIP_NAMES.get(package, package)}"
-    return f"{needs}; type: {install}, or name a Python that has it: {command} PATH"
+    return f"{needs}; type: {install}, or name a Python that has it: {_typed(failure, shown, '--python PATH')}"
 
 
 def _no_gpu(failure: dict[str, Any], shown: str, seconds: float) -> str:

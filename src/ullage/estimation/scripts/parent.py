@@ -194,7 +194,7 @@ def _followed(
         notes.append("ran out of memory; the figures are those of a card without limit")
         answer = _run(dataclasses.replace(request, limited=False), interpreter, private, show_output, progress)
     if answer["status"] == "failed":
-        answer |= _circumstances(answer, path, module)
+        answer |= _circumstances(answer, path, module) | {"launched": rank is not None}
         raise ScriptFailed(message(answer, shown, request.timeout, network), answer["output"], is_own(answer))
     return answer, notes, out_of_memory
 

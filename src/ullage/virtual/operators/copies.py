@@ -78,6 +78,15 @@ def _is_contiguous(size: Any, stride: Any) -> bool:
     )
 
 
+@handler("aten.where.self", "aten.where.self_out")
+def where_with_bytes(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """TensorCompare.cpp, where_self_out: a condition of bytes, as old code has it, is copied to one of booleans."""
+    if not args[0].is_cuda or args[0].dtype is not torch.uint8:
+        return NotImplemented
+    with gpu.counting():
+        return func(args[0].to(torch.bool), *args[1:], **kwargs)
+
+
 @handler("aten.clone.default")
 def clone(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A copy on the same device."""

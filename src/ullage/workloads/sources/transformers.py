@@ -65,8 +65,10 @@ def _quantized(configuration: Configuration, make: Any, config: Any, options: di
     """The model with quantized weights on the GPU, by the code of transformers that loads a checkpoint."""
     import transformers
 
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise MissingPackage("bitsandbytes", "quantized weights (--quantize)")
+    needed = ["bitsandbytes", "accelerate"] + ["peft"] * (configuration.lora is not None)
+    missing = [package for package in needed if importlib.util.find_spec(package) is None]
+    if missing:
+        raise MissingPackage(missing[0], "quantized weights (--quantize)", *missing[1:])
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it looks for CUDA's libraries, which are not needed
     transformers.utils.logging.disable_progress_bar()
     config.quantization_config = None
