@@ -179,6 +179,11 @@ def drawn(family: str, number: int) -> dict[str, Any] | None:
         row = _mlp(chance, family) | ways
     else:
         row = (_text if family in TEXT else _image)(chance, family) | ways
+    return with_batch(row, chance, busy, f"fresh-{family}-{number:02d}", family)
+
+
+def with_batch(row: dict[str, Any], chance: random.Random, busy: bool, name: str, family: str) -> dict[str, Any] | None:
+    """The run with a batch that fits, and if it shall be `busy` with one that takes long enough; `None` for none."""
     cost = counted({**row, "batch": 2})
     if cost is None:
         return None
@@ -194,7 +199,7 @@ def drawn(family: str, number: int) -> dict[str, Any] | None:
     long = [batch for batch in fitting if cost.seconds(batch, precision, convolves) >= SHORTEST]
     row["batch"] = chance.choice(long or fitting[-1:]) if busy else chance.choice(fitting)
     return {
-        "id": f"fresh-{family}-{number:02d}", "family": family_of(row).kind, "arch": family, **row,
+        "id": name, "family": family_of(row).kind, "arch": family, **row,
         "parameters": cost.parameters, "need": cost.memory(row["batch"], row["opt"], row["precision"]),
         "guess": cost.process(row["batch"], row["opt"], row["precision"]),
     }  # fmt: skip
