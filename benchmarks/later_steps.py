@@ -2,10 +2,12 @@
 
     python benchmarks/later_steps.py runs.jsonl
     ullage dataset measure runs.jsonl --out later.jsonl --utilization --seconds 0.25 --workers 20     # needs a GPU
+    python benchmarks/later_steps.py --middle later.jsonl middle.jsonl
+    ullage dataset clean middle.jsonl --out later_steps_h200.parquet
 
-A step that waits for its host repeats within a tenth only, so every run is in the list three times, in three rounds, each
-in an order of its own: the middle of its readings counts (`middle`). Runs of families for the fit, short ones and long
-ones, say how fast the host is. The seed is no setting: a list that was looked at is used up.
+A step that waits for its host repeats within a tenth only, so every run is in the list three times, in three rounds,
+each in an order of its own: the middle of its readings counts. Runs of families for the fit, short ones and long ones,
+say how fast the host is. The seed is no setting: a list that was looked at is used up.
 """
 
 from __future__ import annotations
@@ -159,7 +161,8 @@ def crossed(features: int, width: int, depth: int, num_classes: int) -> nn.Modul
 
 def sines(features: int, width: int, depth: int, num_classes: int) -> nn.Module:
     """Layers with sines."""
-    return nn.Sequential(Sine(features, width), *(Sine(width, width) for _ in range(depth)), nn.Linear(width, num_classes))
+    layers = [Sine(features, width), *(Sine(width, width) for _ in range(depth))]
+    return nn.Sequential(*layers, nn.Linear(width, num_classes))
 
 
 def highway(features: int, width: int, depth: int, num_classes: int) -> nn.Module:
@@ -245,11 +248,29 @@ def middle(readings: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return sorted(readings, key=lambda row: row["step_s"])[(len(readings) - 1) // 2]
 
 
+def write_middle(measured: Path, out: Path) -> None:
+    """The header of a file of readings, and of each run the middle reading; runs that failed are left out."""
+    lines = [json.loads(line) for line in measured.read_text().splitlines()]
+    readings: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        if "step_s" in line:
+            readings.setdefault(line["id"].partition("#")[0], []).append(line)
+    kept = [line for line in lines if "header" in line]
+    kept += [{**middle(several), "id": name} for name, several in readings.items()]
+    out.write_text("".join(json.dumps(line) + "\n" for line in kept))
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
+    parser.add_argument(
+        "--middle", type=Path, metavar="MEASURED", help="write the middle readings of this file instead"
+    )
     options = parser.parse_args()
+    if options.middle:
+        write_middle(options.middle, options.runs)
+        return
     rows = runs_of([*IMAGES, *TEXT], 2) + runs_of([*CNNS, *MLPS], 3)
     every = rows + known_runs(10) + short_known_runs(12)
     chance = random.Random(SEED)

@@ -227,6 +227,20 @@ def test_another_machine_is_judged_by_the_speed_of_its_own_host(followed, timed)
         judging.on_host(rates, learn[:2])
 
 
+def test_a_host_may_be_slower_for_long_steps_than_for_short_ones():
+    """The runs whose speed is told by both lengths say so; where all are alike, nothing is made up."""
+    lengths = [0.002 * 1.4**number for number in range(14)]
+    factor, power = judging.host_speed([(one, 1.2 * (one / 0.02) ** 0.1) for one in lengths] + [(0.01, 9.0)])
+    assert factor == pytest.approx(1.2, rel=0.05) and 0.07 < power <= 0.1
+    factor, power = judging.host_speed([(0.02, 1.2), (0.021, 1.3), (0.02, 1.1), (0.019, 1.2), (0.02, 1.2)])
+    assert factor == pytest.approx(1.2, rel=0.05) and abs(power) < 0.01
+    made = tensor(8, 8)
+    short, long = (step(call("aten.add.Tensor", [made, made], [made]), times=times) for times in (50, 5000))
+    even, uneven = load().with_host(1.0), load().with_host(1.0, 0.1)
+    ratio = [utilization_of(one, H200, uneven).host_s / utilization_of(one, H200, even).host_s for one in (short, long)]
+    assert ratio[0] < 1 < ratio[1]
+
+
 def test_the_machine_that_the_rates_know_is_judged_first(followed, timed):
     rows = rows_of(followed)
     rates = replace(load(), card={"machine": "one"})

@@ -84,11 +84,7 @@ class _Runs:
 
 
 def _columns(run: FollowedRun, which: str, alone: Mapping[str, float]) -> list[float]:
-    calls = sum(
-        count * of_call(alone, name)
-        for name, count in run.work.host_calls.items()
-        if name.startswith(which)
-    )
+    calls = sum(count * of_call(alone, name) for name, count in run.work.host_calls.items() if name.startswith(which))
     known: dict[str, float] = {**run.work.host, "calls": calls}
     return [float(known.get(name, 0.0)) for name in _PASSES[which]]
 
