@@ -16,6 +16,7 @@ import argparse
 import json
 import random
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -205,11 +206,13 @@ def with_batch(row: dict[str, Any], chance: random.Random, busy: bool, name: str
     }  # fmt: skip
 
 
-def runs_of(families: tuple[str, ...], each: int) -> list[dict[str, Any]]:
+def runs_of(
+    families: Sequence[str], each: int, draw: Callable[[str, int], dict[str, Any] | None] = drawn
+) -> list[dict[str, Any]]:
     """So many runs of each family."""
     found = []
     for family in families:
-        rows = [row for number in range(3 * each) if (row := drawn(family, number)) is not None][:each]
+        rows = [row for number in range(3 * each) if (row := draw(family, number)) is not None][:each]
         print(f"{family}: {len(rows)} runs", file=sys.stderr)
         found += rows
     return found

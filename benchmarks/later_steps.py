@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fresh_steps import OPTIMIZERS, PRECISIONS, SHAPES, Block, known_runs, with_batch
+from fresh_steps import OPTIMIZERS, PRECISIONS, SHAPES, Block, known_runs, runs_of, with_batch
 from ullage.research.datasets.generate import DEFAULTS, generate
 from ullage.research.datasets.model_families import family_of, is_for_testing
 
@@ -217,16 +217,6 @@ def drawn(family: str, number: int) -> dict[str, Any] | None:
     return with_batch(make(chance, family) | ways, chance, chance.random() < 0.5, f"later-{family}-{number}", family)
 
 
-def runs_of(families: Sequence[str], each: int) -> list[dict[str, Any]]:
-    """So many runs of each family."""
-    found = []
-    for family in families:
-        rows = [row for number in range(3 * each) if (row := drawn(family, number)) is not None][:each]
-        print(f"{family}: {len(rows)} runs", file=sys.stderr)
-        found += rows
-    return found
-
-
 def short_known_runs(count: int) -> list[dict[str, Any]]:
     """Generated networks of families for the fit, whose steps take a few milliseconds."""
     chance, found = random.Random(f"{SEED} short"), []
@@ -271,7 +261,7 @@ def main() -> None:
     if options.middle:
         write_middle(options.middle, options.runs)
         return
-    rows = runs_of([*IMAGES, *TEXT], 2) + runs_of([*CNNS, *MLPS], 3)
+    rows = runs_of([*IMAGES, *TEXT], 2, drawn) + runs_of([*CNNS, *MLPS], 3, drawn)
     every = rows + known_runs(10) + short_known_runs(12)
     chance = random.Random(SEED)
     lines = []
