@@ -3,7 +3,7 @@
     python benchmarks/cross_validated_host.py --resume steps.jsonl.gz
 
 Each eleventh of the families is left out once. The time on the GPU is given, as it was measured, so that steps are off
-by what the host is off; so are the speeds of the machines, one factor each, by the runs of the other families. Prints
+by what the host is off; so are the speeds of the machines, by the runs of the other families. Prints
 errors of the steps of runs that wait for their host, and of all. `steps.jsonl.gz` is the file of `ullage train
 utilization --resume`. Takes some minutes.
 """
@@ -22,19 +22,19 @@ from ullage.performance.alone import times_of, together
 from ullage.performance.rates import Rates, load
 from ullage.research.training.utilization import runs
 from ullage.research.training.utilization.host import host_and_step
-from ullage.research.training.utilization.judging import host_factors
+from ullage.research.training.utilization.judging import host_factors, host_speed
 
 FOLDS = 11
 WAITING = 0.6  # where the GPU works less of a step, the run counts as waiting
 
 
-def factors(rates: Rates, learn: list[runs.FollowedRun]) -> dict[str, float]:
-    """How many times longer the host of each machine takes."""
+def on_machines(rates: Rates, learn: list[runs.FollowedRun]) -> dict[str, Rates]:
+    """The rates with the host of each machine."""
     found = {}
     for machine in {run.machine for run in learn}:
         several = host_factors(rates, [run for run in learn if run.machine == machine])
         if several:
-            found[machine] = float(np.median(several))
+            found[machine] = rates.with_host(*host_speed(several))
     return found
 
 
@@ -47,11 +47,11 @@ def cross_validated(every: list[runs.FollowedRun], alone: dict[str, float]) -> d
         out = set(families[fold::FOLDS])
         learn = [run for run in every if run.family not in out]
         rates = host_and_step(load(), learn, alone)
-        slower = factors(rates, learn)
+        there = on_machines(rates, learn)
         for run in every:
             if run.family in out:
-                factor, times = slower.get(run.machine, 1.0), times_of(rates, run.work)
-                told = run.work.copied / rates.copied + together(rates, run.work, times, run.gpu_s, factor)
+                host = there.get(run.machine, rates)
+                told = run.work.copied / host.copied + together(host, run.work, times_of(host, run.work), run.gpu_s)
                 for name in ("all", *(("waiting", f"waiting, {run.kind}") if run.gpu_s < WAITING * run.step_s else ())):
                     errors[name].append(float(np.log(told / run.step_s)))
     return errors

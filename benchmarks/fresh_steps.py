@@ -16,6 +16,7 @@ import argparse
 import json
 import random
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,11 @@ def drawn(family: str, number: int) -> dict[str, Any] | None:
         row = _mlp(chance, family) | ways
     else:
         row = (_text if family in TEXT else _image)(chance, family) | ways
+    return with_batch(row, chance, busy, f"fresh-{family}-{number:02d}", family)
+
+
+def with_batch(row: dict[str, Any], chance: random.Random, busy: bool, name: str, family: str) -> dict[str, Any] | None:
+    """The run with a batch that fits, and if it shall be `busy` with one that takes long enough; `None` for none."""
     cost = counted({**row, "batch": 2})
     if cost is None:
         return None
@@ -194,17 +200,19 @@ def drawn(family: str, number: int) -> dict[str, Any] | None:
     long = [batch for batch in fitting if cost.seconds(batch, precision, convolves) >= SHORTEST]
     row["batch"] = chance.choice(long or fitting[-1:]) if busy else chance.choice(fitting)
     return {
-        "id": f"fresh-{family}-{number:02d}", "family": family_of(row).kind, "arch": family, **row,
+        "id": name, "family": family_of(row).kind, "arch": family, **row,
         "parameters": cost.parameters, "need": cost.memory(row["batch"], row["opt"], row["precision"]),
         "guess": cost.process(row["batch"], row["opt"], row["precision"]),
     }  # fmt: skip
 
 
-def runs_of(families: tuple[str, ...], each: int) -> list[dict[str, Any]]:
+def runs_of(
+    families: Sequence[str], each: int, draw: Callable[[str, int], dict[str, Any] | None] = drawn
+) -> list[dict[str, Any]]:
     """So many runs of each family."""
     found = []
     for family in families:
-        rows = [row for number in range(3 * each) if (row := drawn(family, number)) is not None][:each]
+        rows = [row for number in range(3 * each) if (row := draw(family, number)) is not None][:each]
         print(f"{family}: {len(rows)} runs", file=sys.stderr)
         found += rows
     return found

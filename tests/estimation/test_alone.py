@@ -53,6 +53,40 @@ def test_the_types_of_numbers_matter():
     assert half.tensor > plain.tensor
 
 
+def test_kernels_that_the_compiler_writes_take_what_operators_on_their_tensors_take():
+    """One that works on each number by itself as a sum of two tensors, one that sums up as a sum of numbers."""
+    wide, narrow = tensor(4, 768, 1536), tensor(4, 768, 1536, dtype="bfloat16")
+    written = alone(call("triton.triton_poi_fused__to_copy_4", [wide, narrow, 4718592], []))
+    assert written.gpu_s == pytest.approx(alone(call("aten.add.Tensor", [wide], [narrow])).gpu_s)
+    summed = alone(call("triton.triton_red_fused_sum_3", [wide, tensor(4, 768), 3072, 1536], []))
+    assert summed.gpu_s == pytest.approx(alone(call("aten.sum.dim_IntList", [wide], [tensor(4, 768)])).gpu_s)
+
+
+def test_a_convolution_of_single_channels_takes_less_of_the_host_and_one_of_groups_more():
+    def convolved(groups, backward=False):
+        source, weight = tensor(2, 64, 8, 8), tensor(64, 64 // groups, 3, 3)
+        how = [[1, 1], [1, 1], [1, 1], False, [0, 0], groups]
+        if not backward:
+            return alone(call("aten.convolution.default", [source, weight, None, *how], [source])).host_s
+        made = [source, weight, None]
+        args = [source, source, weight, None, *how, [True, True, False]]
+        return alone(call("aten.convolution_backward.default", args, made, **{"pass": "backward"})).host_s
+
+    assert convolved(64) < convolved(1) < convolved(8)
+    assert convolved(64, backward=True) < convolved(1, backward=True) < convolved(8, backward=True)
+
+
+def test_operators_on_the_cpu_take_the_host_as_long_as_their_bytes():
+    made = tensor(8, 8)
+    add = call("aten.add.Tensor", [made, made], [made])
+    none, some = (replace(step(add), cpu_bytes=nbytes) for nbytes in (0, 10**8))
+    before, after = utilization_of(none, H200), utilization_of(some, H200)
+    assert 0.01 < after.host_s - before.host_s < 0.1
+    assert after.step_s - before.step_s == pytest.approx(after.host_s - before.host_s)
+    twice = utilization_of(replace(none, cpu_bytes=2 * 10**8), H200)
+    assert twice.host_s - before.host_s == pytest.approx(2 * (after.host_s - before.host_s))
+
+
 def test_a_step_of_many_small_calls_waits_for_its_host():
     made = tensor(8, 8)
     found = alone(call("aten.add.Tensor", [made, made], [made]), times=500)
@@ -191,6 +225,20 @@ def test_another_machine_is_judged_by_the_speed_of_its_own_host(followed, timed)
         judging.on_host(rates, test)
     with pytest.raises(InvalidValue, match="needed 5 runs that wait for their host"):
         judging.on_host(rates, learn[:2])
+
+
+def test_a_host_may_be_slower_for_long_steps_than_for_short_ones():
+    """The runs whose speed is told by both lengths say so; where all are alike, nothing is made up."""
+    lengths = [0.002 * 1.4**number for number in range(14)]
+    factor, power = judging.host_speed([(one, 1.2 * (one / 0.02) ** 0.1) for one in lengths] + [(0.01, 9.0)])
+    assert factor == pytest.approx(1.2, rel=0.05) and 0.07 < power <= 0.1
+    factor, power = judging.host_speed([(0.02, 1.2), (0.021, 1.3), (0.02, 1.1), (0.019, 1.2), (0.02, 1.2)])
+    assert factor == pytest.approx(1.2, rel=0.05) and abs(power) < 0.01
+    made = tensor(8, 8)
+    short, long = (step(call("aten.add.Tensor", [made, made], [made]), times=times) for times in (50, 5000))
+    even, uneven = load().with_host(1.0), load().with_host(1.0, 0.1)
+    ratio = [utilization_of(one, H200, uneven).host_s / utilization_of(one, H200, even).host_s for one in (short, long)]
+    assert ratio[0] < 1 < ratio[1]
 
 
 def test_the_machine_that_the_rates_know_is_judged_first(followed, timed):

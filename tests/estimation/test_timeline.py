@@ -86,5 +86,5 @@ def test_all_that_the_host_does_is_somewhere_in_its_step():
         work, rates = StepWork.of(one), load()
         spread = work.launches.on_host(rates.host, rates.host_calls, work.host)
         assert spread.sum() == pytest.approx(host_time(rates, work))
-        longer = together(rates, work, times_of(rates, work), 0.0, factor=2.0)
+        longer = together(rates.with_host(2.0), work, times_of(rates, work), 0.0)
         assert longer == pytest.approx(2 * host_time(rates, work), rel=1e-3)

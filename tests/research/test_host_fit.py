@@ -10,6 +10,7 @@ from ullage.errors import InvalidValue
 from ullage.performance.alone import StepWork, host_time
 from ullage.performance.rates import load, packed
 from ullage.performance.step import StepCalls
+from ullage.research.rates.tensors import packed as packed_call
 from ullage.research.training.utilization import runs
 from ullage.research.training.utilization.host import host_and_step
 
@@ -75,6 +76,26 @@ def test_single_calls_and_profiles_tell_what_the_host_takes_for_an_operator(tmp_
     assert found["backward mm"] == pytest.approx(3e-5)  # between 20 us alone and a third of 120 us
     assert found["backward add"] == found["forward add"] == pytest.approx(1e-5)
     assert found["forward"] > 0
+
+
+def test_convolutions_with_groups_are_known_by_themselves_on_all_machines(tmp_path):
+    """The second machine takes half as long for all; only it has timed convolutions with groups."""
+
+    def timed(groups, taken):
+        weight = {"shape": [8, 8 // groups, 3, 3], "dtype": "float32"}
+        source = {"shape": [2, 8, 9, 9], "dtype": "float32"}
+        args = [source, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], groups]
+        made = {"operator": "aten.convolution.default", "args": args, "kwargs": {}, "outputs": [source]}
+        return {"operator": "aten.convolution.default", "host_us": taken, "call": packed_call(made)}
+
+    lines = {"a": [{"machine": {"uuid": "a"}}, *[timed(1, 40.0)] * 9, {"operator": "aten.mm.default", "host_us": 20.0}],
+             "b": [{"machine": {"uuid": "b"}}, timed(1, 20.0), timed(8, 10.0), timed(2, 30.0)]}  # fmt: skip
+    for name, several in lines.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in several))
+    found = runs.calls_on_host([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], None)
+    assert found["forward convolution"] == pytest.approx(4e-5)
+    assert found["forward convolution depthwise"] == pytest.approx(2e-5)
+    assert found["backward convolution grouped"] == pytest.approx(6e-5)
 
 
 def test_rates_of_another_release_are_refused(tmp_path):

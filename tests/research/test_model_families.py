@@ -30,8 +30,8 @@ def test_test_families_are_those_that_were_laid_down() -> None:
     assert kinds == {(kind, generated) for kind in GENERATED for generated in (True, False)}
 
 
-def test_families_of_the_second_test_are_all_for_testing_and_none_was_drawn_before() -> None:
-    assert all(map(is_for_testing, FRESH)) and len(set(FRESH)) == 31
+def test_families_of_the_second_and_third_test_are_all_for_testing_and_none_was_drawn_before() -> None:
+    assert all(map(is_for_testing, FRESH)) and len(set(FRESH)) == 52
     assert set(FRESH) <= {family.name for family in ALL}
     assert not set(FRESH) & {*real_models._VISION, *real_models._TEXT}
     assert family_of({"model": "benchmarks/fresh_networks.py:unet"}) == ModelFamily("unet", "cnn")

@@ -32,6 +32,30 @@ def words(step: StepCalls) -> list[str]:
     return [f"{call['pass']} {call['operator'].split('.')[1]}" for call in step]
 
 
+class MakesItsTable(nn.Module):
+    """A layer that makes a table on the CPU in each step, as MPNet does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, value):
+        places = torch.arange(64)
+        table = (places[:, None] - places[None, :]).abs()
+        return self.layer(value) + table[0, 0].to("cuda")
+
+
+def test_what_operators_write_on_the_cpu_counts_in_modules_and_not_while_data_is_loaded():
+    def function():
+        model = MakesItsTable().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        train(model, optimizer, after=lambda loss: torch.arange(1000).add(1).mul(2))
+
+    step = calls_of(function)
+    assert step.on_host > 5
+    assert step.cpu_bytes == 8 * (64 + 2 * 64 * 64)  # the places, differences and distances; views are nothing
+
+
 def test_the_calls_of_a_linear_layer_in_their_order():
     def function():
         model = nn.Linear(8, 4).cuda()

@@ -49,7 +49,7 @@ class StepWork:
         counts, places = [], {}
         host: Counter[str] = Counter(
             forward=1, modules=step.modules, forward_nodes=step.nodes, backward_nodes=step.nodes,
-            optimizer_steps=step.optimizer_steps,
+            optimizer_steps=step.optimizer_steps, cpu_bytes=step.cpu_bytes,
         )  # fmt: skip
         host_calls: Counter[str] = Counter()
         lengths: Counter[str] = Counter()
@@ -178,33 +178,48 @@ def power_ratio(gpu: GPU) -> float:
 
 
 def host_name(call: Mapping[str, Any]) -> str:
-    """By what the host's time for a call is known: its pass, backward or forward, and its operator.
+    """By what the host's time for a call is known: its pass, backward or forward, and its operator (`host_word`).
 
     >>> host_name({"operator": "aten.mm.default", "pass": "outside"})
     'forward mm'
     """
     which = "backward" if call.get("pass") == "backward" else "forward"
-    return f"{which} {call['operator'].split('.')[1]}"
+    return f"{which} {host_word(call)}"
+
+
+def host_word(call: Mapping[str, Any]) -> str:
+    """An operator as the host's time is known for it: convolutions with groups by themselves.
+
+    Those of single channels have kernels of PyTorch's own, and the host is done with them in half the time of others.
+    Those of groups have more kernels.
+    """
+    word = str(call["operator"]).split(".")[1]
+    place = _GROUPS.get(word)
+    if place is None or len(call.get("args", ())) <= place:
+        return word
+    groups, source = call["args"][place], call["args"][word.endswith("backward")]
+    if groups == 1:
+        return word
+    return f"{word} {'depthwise' if groups == source['shape'][1] else 'grouped'}"
+
+
+_GROUPS = {"convolution": 8, "convolution_overrideable": 8, "_convolution": 8, "convolution_backward": 9}
 
 
 def host_time(rates: Rates, work: StepWork) -> float:
     """Seconds that the host needs to launch a step, without the copies that it waits for."""
     parts = sum(rates.host.get(name, 0.0) * count for name, count in work.host.items())
-    usual = {which: rates.host_calls.get(which, 0.0) for which in ("forward", "backward")}
-    calls = sum(
-        count * rates.host_calls.get(name, usual[name.partition(" ")[0]]) for name, count in work.host_calls.items()
-    )
-    return float(parts + calls)
+    whole = float(parts + sum(count * rates.host_call(name) for name, count in work.host_calls.items()))
+    return whole * rates.uneven(whole)
 
 
-def together(rates: Rates, work: StepWork, times: Floats, gpu_s: float, factor: float = 1.0) -> float:
+def together(rates: Rates, work: StepWork, times: Floats, gpu_s: float) -> float:
     """Seconds in which the host launches a step and the GPU works, at once.
 
-    The GPU needs `gpu_s`, for each of the works as their `times` are to each other; the host so many times as long as
-    by the rates.
+    The GPU needs `gpu_s`, for each of the works as their `times` are to each other.
     """
     host, gpu = both_sides(rates, work, times, gpu_s)
-    return max(factor * host_time(rates, work), rates.stretch * gpu_s, work.launches.end(factor * host, gpu))
+    return max(host_time(rates, work), rates.stretch * gpu_s, work.launches.end(host, gpu))
 
 
 def times_of(rates: Rates, work: StepWork) -> Floats:
@@ -217,4 +232,5 @@ def both_sides(rates: Rates, work: StepWork, times: Floats, gpu_s: float) -> tup
     gpu = work.launches.on_gpu(times)
     whole = float(gpu.sum())
     host = work.launches.on_host(rates.host, rates.host_calls, work.host)
+    host = host * rates.uneven(float(host.sum()))
     return host, gpu * (rates.stretch * gpu_s / whole) if whole else gpu

@@ -47,12 +47,15 @@ SHARE_FEATURES = (*FEATURES, "time", "factor")
 _MISSING = -1.0
 # What the host does in each pass of a step beside calls of operators; each takes its time. `forward` and `backward` are
 # the passes themselves, `lists` calls with many tensors, as optimizers make them, `parameters` the longest of their
-# lists, `optimizer_calls` all others of an optimizer.
+# lists, `optimizer_calls` all others of an optimizer, `cpu_bytes` what operators on the CPU write.
 HOST_PARTS: Mapping[str, tuple[str, ...]] = {
-    "forward": ("forward", "modules", "forward_nodes"),
+    "forward": ("forward", "modules", "forward_nodes", "cpu_bytes"),
     "backward": ("backward", "backward_nodes"),
     "optimizer": ("optimizer_steps", "lists", "listed_tensors", "parameters", "optimizer_calls", "waits"),
 }
+
+EVEN_S = 0.02  # the host's part of a step for which a machine is as slow as its factor says
+CPU_BYTE_S = 1 / 3.2e9  # what a byte takes that an operator on the CPU writes, into memory that is new most of the time
 
 Floats = npt.NDArray[np.float64]
 
@@ -63,8 +66,9 @@ class Rates:
 
     `starts` are added to what the trees of shares say. `operators` has the usual factor of an operator, `gap_s` what
     passes between two kernels. `host` are seconds for each of HOST_PARTS, `host_calls` those for a call of an operator
-    by its pass ("backward mm"), and for operators that are not named ("backward"). `power` are watts for each share,
-    and `idle_w` without any.
+    by its pass ("backward mm"), and for operators that are not named ("backward"). On another machine long steps may
+    take longer against short ones (`host_power`, see `uneven`). `power` are watts for each share, and `idle_w` without
+    any.
 
     A step first copies its input, `copied` bytes a second, while nothing else is done; this is for memory that is not
     pinned. Then the host launches, and the GPU takes `stretch` times longer than it works (`performance.timeline`).
@@ -83,11 +87,24 @@ class Rates:
     power: Mapping[str, float]
     card: Mapping[str, Any] = field(default_factory=dict)
     host_calls: Mapping[str, float] = field(default_factory=dict)
+    host_power: float = 0.0
 
-    def with_host(self, factor: float) -> Rates:
-        """The same with a host that takes so many times as long."""
+    def with_host(self, factor: float, power: float = 0.0) -> Rates:
+        """The same with a host that takes so many times as long for a step of EVEN_S; see `uneven`."""
         parts, calls = ({name: factor * one for name, one in all_.items()} for all_ in (self.host, self.host_calls))
-        return replace(self, host=parts, host_calls=calls)
+        return replace(self, host=parts, host_calls=calls, host_power=power)
+
+    def uneven(self, seconds: float) -> float:
+        """How many times longer a host takes for what adds up to so many seconds: longer work misses its caches more.
+
+        >>> round(replace(load(), host_power=0.1).uneven(2 * EVEN_S), 3)
+        1.072
+        """
+        return (seconds / EVEN_S) ** self.host_power if seconds else 1.0
+
+    def host_call(self, name: str) -> float:
+        """Seconds of the host for a call of this name."""
+        return of_call(self.host_calls, name)
 
     def vectors(self, works: Sequence[Work]) -> Floats:
         """The features of calls, as FEATURES names them."""
@@ -121,6 +138,17 @@ class Rates:
             name: 1 / (1 + np.exp(-(self.starts[name] + priors[name] + trees.sums(rows))))
             for name, trees in self.shares.items()
         }
+
+
+def of_call(calls: Mapping[str, float], name: str) -> float:
+    """What is known of a call by its name, or by fewer words of it.
+
+    >>> of_call({"forward mm": 2.0, "forward": 1.0}, "forward mm grouped"), of_call({"forward": 1.0}, "forward add")
+    (2.0, 1.0)
+    """
+    while name and name not in calls:
+        name = name.rpartition(" ")[0]
+    return calls.get(name, 0.0)
 
 
 def share_vectors(works: Sequence[Work], vectors: Floats, times: Floats) -> Floats:

@@ -14,11 +14,11 @@ class StepCalls:
 
     What a call has is written in `ullage.virtual.tracking.calls`. `steady` says whether the step repeats. The host made
     so many `optimizer_steps` and calls of `modules` in it, made autograd `nodes`, and ran operators on the CPU
-    (`on_host`). Data loaders gave it so many `samples`; 0 where none was watched. `largest` says
-    that batches vary in size, and its one is among the largest. So many ranks have samples of their own, as samplers
-    say (`data_ranks`); 0 where none did. In a pipeline, a rank waits `bubble` times its own time for the others, as its
-    schedule says; `None` where none does. Ranks reach each other by `interconnect`, as somebody named it; `None` means
-    as usual for the GPU.
+    (`on_host`), which wrote `cpu_bytes` there in modules, the backward pass and the optimizer. Data loaders gave it so
+    many `samples`; 0 where none was watched. `largest` says that batches vary in size, and its one is among the
+    largest. So many ranks have samples of their own, as samplers say (`data_ranks`); 0 where none did. In a pipeline, a
+    rank waits `bubble` times its own time for the others, as its schedule says; `None` where none does. Ranks reach
+    each other by `interconnect`, as somebody named it; `None` means as usual for the GPU.
 
     >>> StepCalls(calls=[{"operator": "aten.t.default", "view": True}], order=[0, 0]).counts()
     Counter({'aten.t.default': 2})
@@ -31,6 +31,7 @@ class StepCalls:
     modules: int = 0
     nodes: int = 0
     on_host: int = 0
+    cpu_bytes: int = 0
     samples: int = 0
     largest: bool = False
     data_ranks: int = 0

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ullage.performance.rates import HOST_PARTS, Floats
+from ullage.performance.rates import HOST_PARTS, Floats, of_call
 
 LATENCY = 8e-6  # seconds from a launch to the beginning of its kernel
 _OF_LAUNCHES = ("lists", "listed_tensors", "optimizer_calls", "waits")  # parts that belong to single launches
@@ -120,7 +120,7 @@ def _own(launch: Launch, parts: Mapping[str, float], calls: Mapping[str, float])
     waiting = parts.get("waits", 0.0) * launch.waits
     which, _, operator = launch.host.partition(" ")
     if operator:
-        return waiting + calls.get(launch.host, calls.get(which, 0.0))
+        return waiting + of_call(calls, launch.host)
     return waiting + parts.get(which, 0.0) + parts.get("listed_tensors", 0.0) * launch.tensors
 
 

@@ -207,8 +207,9 @@ class _Operator:
         plan = self.plans.get(key)  # only calls on the GPU have one
         if plan is None:
             if not on_gpu:
-                calls.on_host += 1
-                return gpu.host.call(self.func, args, kwargs)
+                result = gpu.host.call(self.func, args, kwargs)
+                calls.add_on_host(None if self.func.is_view or self.name.startswith("aten.empty") else result)
+                return result
             if self.composite:
                 with self.mode:
                     return self.func.decompose(*args, **kwargs)
@@ -258,7 +259,7 @@ class _Operator:
         else:
             key, on_gpu = self._key(args, kwargs)
             if not on_gpu:
-                calls.on_host += 1
+                calls.add_on_host(None)
                 return
             mark = self.name, key
         number = calls.numbers.get(mark)

@@ -13,9 +13,10 @@ or accumulated gradients, as several steps are the same as those before. Where n
               (`tracking/communication.py`)
     order     numbers of `calls`, in the order of the calls
     steady    whether the step repeats
-    optimizer_steps, modules, nodes, on_host, samples
-              what the host did in it: optimizer steps, module calls, autograd nodes made, operators on the CPU, and
-              samples that came from data loaders, as far as these were watched
+    optimizer_steps, modules, nodes, on_host, cpu_bytes, samples
+              what the host did in it: optimizer steps, module calls, autograd nodes made, operators on the CPU, bytes
+              that these wrote in a pass (outside of all passes, it is data that is loaded), and samples that came from
+              data loaders, as far as these were watched
 
 Tensors are objects with a `shape` and a `dtype`, with `stride` unless they are contiguous, and `cpu` where they are on
 the host. Types, devices, formats and layouts are objects with one key that says which.
@@ -41,7 +42,7 @@ _MOST_CALLS = 2_000_000  # kept where no optimizer ever makes a step
 _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten.addbmm.", "aten._addmm_activation.")
 _CONVOLUTIONS = ("aten.convolution", "aten._convolution.", "aten._cudnn_rnn")  # and what else cuDNN does
 
-_COUNTED = ("modules", "nodes", "on_host", "samples")
+_COUNTED = ("modules", "nodes", "on_host", "cpu_bytes", "samples")
 
 _graph_task = torch._C._current_graph_task_id
 _sequence: Any = torch._C._autograd._get_sequence_nr
@@ -114,6 +115,7 @@ class _Mark(NamedTuple):
     modules: int
     nodes: int
     on_host: int
+    cpu_bytes: int
     samples: int
     tf32: tuple[bool, bool] = (False, True)  # of products and of convolutions
 
@@ -133,14 +135,14 @@ class OperatorCalls:
         self.stream = array("I")  # numbers of distinct calls, each with its pass in the lowest bits
         self.numbers: dict[Any, int] = {}  # of distinct calls, by whatever tells them apart
         self.part = OUTSIDE  # the pass, unless it is the backward pass
-        self.modules = self.on_host = self.samples = 0
+        self.modules = self.on_host = self.cpu_bytes = self.samples = 0
         self.lead: HostLead | None = None  # where somebody has to know how far the GPU is behind
         self.bubble: float | None = None  # of the schedule of a pipeline, over this rank's own time
         self.settled = False  # what comes later is less usual: of a steady step only a shorter one takes the place
         self._views: dict[Any, int] = {}  # numbers of views, by what they are
         self._distinct: list[SeenCall] = []
         self._operators: set[str] = set()
-        self._marks = [_Mark(0, 0, 0, 0, 0)]
+        self._marks = [_Mark(0, 0, 0, 0, 0, 0)]
         self._steady: tuple[array[int], list[_Mark]] | None = None
         self._trains = False
         self._dropped = 0  # calls that are no longer kept
@@ -179,6 +181,12 @@ class OperatorCalls:
     def operators(self) -> int:
         """How many different operators were called so far."""
         return len(self._operators)
+
+    def add_on_host(self, written: Any) -> None:
+        """An operator on the CPU, and what it wrote; `None` for a view."""
+        self.on_host += 1
+        if isinstance(written, _Tensor) and (self.part != OUTSIDE or _graph_task() != -1):
+            self.cpu_bytes += written.nbytes
 
     def add_wait(self) -> None:
         """The host waits for the GPU: `torch.cuda.synchronize()`, or the same of a stream or an event."""
@@ -257,7 +265,7 @@ class OperatorCalls:
         del self.stream[:]
 
     def _now(self, calls: int) -> _Mark:
-        return _Mark(calls, self.modules, _sequence(), self.on_host, self.samples, _tf32())
+        return _Mark(calls, self.modules, _sequence(), self.on_host, self.cpu_bytes, self.samples, _tf32())
 
     def step(self) -> dict[str, Any]:
         """The last steady step; where none was, the last one, or all calls so far."""

@@ -15,7 +15,7 @@ import numpy as np
 from ullage.errors import InvalidValue
 from ullage.performance.alone import both_sides, host_time, times_of, utilization_of_work
 from ullage.performance.gpuutilnet import BINS, classes_of
-from ullage.performance.rates import SHARES, Rates, measured_gpu
+from ullage.performance.rates import EVEN_S, SHARES, Rates, measured_gpu
 from ullage.performance.result import Utilization
 from ullage.research.training.table7 import PAPER
 from ullage.research.training.utilization.runs import FollowedRun, ReadRun
@@ -63,10 +63,10 @@ def of_one_host(runs: Sequence[AnyRun], rates: Rates) -> list[AnyRun]:
 
 
 def on_host(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
-    """The rates on the machine of these runs, none of which is for testing: its host is faster or slower by one factor.
+    """The rates on the machine of these runs, none of which is for testing: its host is faster or slower.
 
-    Where the GPU waits for the host, a step says how long the host takes; the middle of what these say is taken. On
-    the machine that the rates know, they stay as they are.
+    Where the GPU waits for the host, a step says how long the host takes (`host_speed`). On the machine that the rates
+    know, they stay as they are.
     """
     if runs and runs[0].machine == rates.card.get("machine"):
         return rates
@@ -75,20 +75,39 @@ def on_host(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
     factors = host_factors(rates, runs)
     if len(factors) < _LEAST_HOST:
         raise InvalidValue(f"needed {_LEAST_HOST} runs that wait for their host, to learn its speed: {len(factors)} do")
-    return rates.with_host(float(np.median(factors)))
+    return rates.with_host(*host_speed(factors))
 
 
 _WAITING, _LEAST_HOST = 0.75, 5
+# How far a run is from what its machine is said to take, and how far machines differ in their power.
+_OFF, _POWERS = 0.12, 0.05
 
 
-def host_factors(rates: Rates, runs: Sequence[FollowedRun]) -> list[float]:
-    """How many times longer the host took than the rates say, by each run in which the GPU waits for it."""
+def host_speed(factors: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """How many times longer a host takes for a step of EVEN_S, and the power with which this grows with the step.
+
+    By pairs of what the host should take and the factor that it took longer. Powers are small, so few runs, or runs of
+    one length, leave it near zero. Runs that are far off count less.
+    """
+    length, factor = np.log(np.array(factors)).T
+    length = length - np.log(EVEN_S)
+    both = np.column_stack([np.ones(len(length)), length])
+    weight, held = np.ones(len(length)), np.diag([0.0, (_OFF / _POWERS) ** 2])
+    found = np.zeros(2)
+    for _ in range(20):
+        found = np.linalg.solve(both.T @ (both * weight[:, None]) + held, both.T @ (weight * factor))
+        weight = 1 / np.maximum(np.abs(factor - both @ found) / _OFF, 1)
+    return float(np.exp(found[0])), float(found[1])
+
+
+def host_factors(rates: Rates, runs: Sequence[FollowedRun]) -> list[tuple[float, float]]:
+    """What the host should take, and how many times longer it took, by each run in which the GPU waits for it."""
     factors = []
     for run in runs:
-        rest = run.step_s - run.work.copied / rates.copied
-        if host_time(rates, run.work) and run.gpu_s < _WAITING * rest:
+        rest, told = run.step_s - run.work.copied / rates.copied, host_time(rates, run.work)
+        if told and run.gpu_s < _WAITING * rest:
             sides = both_sides(rates, run.work, times_of(rates, run.work), run.gpu_s)
-            factors.append(run.work.launches.host_factor(*sides, rest))
+            factors.append((told, run.work.launches.host_factor(*sides, rest)))
     return factors
 
 

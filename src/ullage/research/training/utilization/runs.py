@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.hardware.work import Work, work_of
-from ullage.performance.alone import StepWork
+from ullage.performance.alone import StepWork, host_word
 from ullage.performance.following import step_of
 from ullage.performance.rates import SHARES
 from ullage.performance.step import StepCalls, runs_kernels
@@ -109,17 +109,24 @@ def calls_in_steps(profiles: Path, steps: Mapping[str, StepCalls]) -> list[Measu
 def calls_on_host(rates: Iterable[Path], profiles: Path | None) -> dict[str, float]:
     """Seconds that the host takes for a call of an operator by itself, as `host_name` names them.
 
-    Single calls were timed in both passes alike (`ullage measure rates`, of the machine that has most of them). A
-    profile knows the pass, but makes calls `_PROFILED` times as long; families for testing are left out. Where both
-    know an operator, the middle of both. Other operators are named by the pass alone.
+    Single calls were timed in both passes alike (`ullage measure rates`). A profile knows the pass, but makes calls
+    `_PROFILED` times as long; families for testing are left out. Where both know an operator, the middle of both. A
+    profile does not tell convolutions with groups from others: by how much these differ, single calls say. Other
+    operators are named by the pass alone.
     """
     single, profiled = _timed_on_host(rates), _profiled_on_host(profiles)
     found = {"forward": _USUAL_CALL, "backward": _USUAL_CALL}
-    for operator in single.keys() | {name.partition(" ")[2] for name in profiled}:
+    for operator in {word.partition(" ")[0] for word in single} | {name.partition(" ")[2] for name in profiled}:
         for which, other in (("forward", "backward"), ("backward", "forward")):
             seen = profiled.get(f"{which} {operator}", profiled.get(f"{other} {operator}"))
             known = [one for one in (single.get(operator), seen) if one is not None]
-            found[f"{which} {operator}"] = sum(known) / len(known)
+            if known:
+                found[f"{which} {operator}"] = sum(known) / len(known)
+    for word, seconds in single.items():
+        operator, _, kind = word.partition(" ")
+        for which in ("forward", "backward") if kind else ():
+            whole = found.get(f"{which} {operator}", seconds)
+            found[f"{which} {word}"] = seconds / single.get(operator, whole) * whole
     return found
 
 
@@ -127,16 +134,23 @@ _FEW, _USUAL_CALL, _PROFILED = 5, 1e-5, 3.0
 
 
 def _timed_on_host(rates: Iterable[Path]) -> dict[str, float]:
+    """By `host_word`, of the machine with most calls; other machines count as well, as much faster as they are."""
     by_machine: dict[str, dict[str, list[float]]] = {}
     for path in rates:
         machine = ""
         for row in read_rows(path):
             machine = str(row.get("machine", {}).get("uuid", "")) or machine
             if "host_us" in row:
-                word = str(row["operator"]).split(".")[1]
+                word = host_word(unpacked(row["call"]) if "call" in row else row)
                 by_machine.setdefault(machine, {}).setdefault(word, []).append(1e-6 * row["host_us"])
-    most = max(by_machine.values(), key=lambda several: sum(map(len, several.values())), default={})
-    return {word: _middle(several) for word, several in most.items()}
+    several = sorted(by_machine.values(), key=lambda one: -sum(map(len, one.values())))
+    found: dict[str, list[float]] = {}
+    for one in several:
+        shared = [_middle(found[word]) / _middle(taken) for word, taken in one.items() if word in found]
+        factor = _middle(shared) if shared else 1.0
+        for word, taken in one.items():
+            found.setdefault(word, []).extend(factor * seconds for seconds in taken)
+    return {word: _middle(taken) for word, taken in found.items()}
 
 
 def _profiled_on_host(profiles: Path | None) -> dict[str, float]:
