@@ -59,6 +59,7 @@ LAYERS = {"f": 3, "d": 3, "w": 4}  # that are hidden and residual
 WIDTH, DROPOUT, BATCH = 1024, 0.3, 16384
 NEW_LAYER, NEW_PLAN = 0.1, -8.0  # the scale of a new layer, and the score of a new plan
 MOST_NEW = 96  # plans
+NOT_LEARNT = -100  # in place of a plan: what `cross_entropy` leaves out
 LEAST_LEARNT = 300_000  # answers to begin with
 LOOK_EVERY, LAST_LOOK = 4.0, 0.85  # seconds, and the share of the time after which no new answers are learnt
 REPORT = 5000  # steps
@@ -77,6 +78,8 @@ class Learnt:
 
     def __init__(self, folder: Path, direction: str, known: list[Any], mean: Any, spread: Any) -> None:
         import torch
+
+        self.most = len(known) + MOST_NEW  # plans; what is not among these is not learnt
 
         self.torch, self.device = torch, "cuda" if torch.cuda.is_available() else "cpu"
         self._folder, self._direction, self._read = folder, direction, set[str]()
@@ -110,11 +113,16 @@ class Learnt:
             asked = np.flatnonzero(piece.plan[place] != NOT_ASKED)
             named = np.where(piece.plan[place][asked] == NO_ANSWER, -1, piece.plan[place][asked])
             told, back = np.unique(named, return_inverse=True)
-            places = np.array([self.plans.setdefault(cut[each], len(self.plans)) for each in told])
+            places = np.array([self._place(cut[each]) for each in told])
             self._add(piece.rows[asked], places[back], piece.seeds[asked])
         if fresh and self.device == "cuda":
             torch.cuda.synchronize()
         return len(fresh)
+
+    def _place(self, plan: Any) -> int:
+        if plan not in self.plans and len(self.plans) < self.most:
+            self.plans[plan] = len(self.plans)
+        return self.plans.get(plan, NOT_LEARNT)
 
     def _add(self, rows: Any, plan: Any, seeds: Any) -> None:
         torch = self.torch
@@ -170,7 +178,7 @@ def _train(direction: str, seconds: float, folder: Path, top: float) -> None:
             super().__init__()
             self.layers = nn.ModuleList(nn.Linear(WIDTH if n else len(old["mean"]), WIDTH) for n in range(layers + 1))
             self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(layers + 1))
-            self.head = nn.Linear(WIDTH, len(old["plans"]) + MOST_NEW)
+            self.head = nn.Linear(WIDTH, learnt.most)
             self.drop = nn.Dropout(DROPOUT)
             self.rounded = False
 
@@ -215,7 +223,7 @@ def _train(direction: str, seconds: float, folder: Path, top: float) -> None:
     net = Net().to(device)
     net.begin_with(learnt.x[: min(learnt.count, 200_000)])
 
-    def judged(when: str) -> None:
+    def judged(when: str, net: Net) -> None:
         """Print how many plans of what is held out are right."""
         net.eval()
         seeds = learnt.seeds[: learnt.count]
@@ -228,10 +236,8 @@ def _train(direction: str, seconds: float, folder: Path, top: float) -> None:
                 )
             share = right / max(len(tested), 1)
             print(f"{direction} {when}: plan right {share:.2%} of {len(tested)} held out, {what}", flush=True)
-        net.train()
 
     optimizer = torch.optim.AdamW(net.parameters(), lr=top, weight_decay=0.15, fused=device == "cuda")
-    judged("before")
     settled = copy.deepcopy(net).eval()
 
     def worth(x: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:
@@ -262,7 +268,8 @@ def _train(direction: str, seconds: float, folder: Path, top: float) -> None:
         if step % REPORT == 0:
             print(f"{direction}: {done:.0%}, {step} steps, {learnt.count} answers, loss {loss.item():.3f}", flush=True)
     print(f"{direction}: {step * BATCH} of {learnt.count} answers, loss {loss.item():.3f}", flush=True)
-    judged("taught")
+    judged("before", settled)
+    judged("taught", net)
     listed = list(learnt.plans)
     state = {name: value.detach().float().cpu().numpy() for name, value in net.state_dict().items()}
     arrays = {"mean": old["mean"], "std": old["std"], "layers": np.array(layers)}

@@ -12,7 +12,7 @@ from ullage.research.cudnn_tables import table
 from ullage.virtual.kernels.cudnn import plans
 from ullage.virtual.kernels.cudnn.network import NO_PLAN_NAMED
 
-UNSURE_SEED = 8_000_000  # from here on, only what the network of before was not sure of was asked
+UNSURE_SEED = 20_000_000  # from here on, only what the network of before was not sure of was asked
 NOT_ASKED, NO_ANSWER = -1, -2  # in place of a plan
 SMALL = 4096  # bytes of a workspace that holds no part of a result
 MOST_PARTS = 4096
