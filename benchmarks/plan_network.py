@@ -45,7 +45,6 @@ from drawn_convolutions.answers import (
     as_plan,
     pieces,
     read_piece,
-    unanswered,
 )
 from drawn_convolutions.asking import ask, network_file
 from drawn_convolutions.refining import in_whole_numbers, refined
@@ -337,8 +336,6 @@ def _grown(task: tuple[str, int]) -> dict[str, Any]:
 
 def fit(folder: Path, out: Path, workers: int) -> None:
     """Write the files that are shipped."""
-    from drawn_convolutions.trees import grow_no_plan
-
     networks: dict[str, Any] = {}
     trees: dict[str, Any] = {}
     for direction in table.DIRECTIONS:
@@ -347,7 +344,6 @@ def fit(folder: Path, out: Path, workers: int) -> None:
             networks |= dict(file)
         engines = np.array([engine for engine, _ in labels.plans])[labels.plan]
         common = [engine for engine, count in enumerate(np.bincount(engines).tolist()) if count >= LEAST_ASKED]
-        trees |= grow_no_plan(direction, *unanswered(folder, direction))
         _labels[:] = [labels]
         with multiprocessing.get_context("fork").Pool(workers) as pool:
             for grown in pool.imap(_grown, [(direction, engine) for engine in common]):

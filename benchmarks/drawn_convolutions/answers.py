@@ -98,17 +98,6 @@ class Labels:
         self.plan, self.plans = places[plan], [list(known)[n] for n in order if counts[n]]
 
 
-def unanswered(folder: Path, direction: str) -> tuple[Any, Any]:
-    """Rows of problems in 16 bits, of the seeds that were asked whole, and whether cuDNN's heuristics named no plan."""
-    place, rows, none = table.DIRECTIONS.index(direction), [], []
-    for path in pieces(folder):
-        piece = read_piece(path)
-        wanted = (piece.seeds < UNSURE_SEED) & (piece.rows[:, 1] > 0)
-        rows.append(piece.rows[wanted])
-        none.append(piece.plan[place][wanted] == NO_ANSWER)
-    return np.concatenate(rows), np.concatenate(none)
-
-
 def product_parts(direction: str, rows: Any, sizes: Any) -> Any:
     """What workspaces of products of matrices have room for, as the trees name it (`plans.partial_bytes`). Where tensor
     cores cannot write the result, a copy of that comes on top."""

@@ -184,6 +184,10 @@ NO_BUFFER, FOURIER, WINOGRAD, PHASES, TILES_32, TILES_64, TILES_128, COPIES, PAD
 NEEDED, NEEDED_BY_GROUP = 9, 10  # `needed_copies`, with what aligns them once or for each group
 AT_ONCE, AT_ONCE_BUT_FILTER = 11, 12  # padded copies of the groups that are computed at once
 PACKED, PACKED_BUT_FILTER = 13, 14  # copies of all groups, packed as `packed_channels` says
+PADDED_PHASES = 15  # of the groups that are computed at once, with what aligns them
+OTHER_WINOGRAD = 16  # with samples in multiples where `WINOGRAD` takes them as they are, and the other way round
+BY_SAMPLE = 17  # filters of a depthwise convolution for each sample
+SINGLES = 18  # copies of all tensors in single precision
 
 
 def buffers(problem: ConvolutionProblem, parts: Terms) -> tuple[int, ...]:
@@ -195,7 +199,10 @@ def buffers(problem: ConvolutionProblem, parts: Terms) -> tuple[int, ...]:
     needed = needed_copies(problem)
     spare = _SPARE if needed else 0
     by_groups = needed + spare, needed + spare * problem.groups
-    return (0, *methods, *tiles, *copies, *by_groups, *_copies_at_once(problem.groups, parts), *_packed_copies(problem))
+    at_once, packed = _copies_at_once(problem.groups, parts), _packed_copies(problem)
+    singles = sum(sizes[PLAIN] for sizes in (parts.source, parts.out, parts.weight)) // ITEM_BYTES[problem.kind] * 4
+    others = padded_phase_bytes(problem), winograd_bytes(problem, other=True), sample_bytes(problem), singles
+    return (0, *methods, *tiles, *copies, *by_groups, *at_once, *packed, *others)
 
 
 def packed_channels(inner: int, outer: int, groups: int) -> tuple[int, int]:
@@ -282,15 +289,19 @@ def tile_bytes(problem: ConvolutionProblem, width: int) -> int:
 
 
 _WINOGRAD_TILES = {3: 4, 5: 9}  # by the side of the filter: results along one side of a tile
-_WINOGRAD_BATCH = 16  # half precision: of a multiple of so many samples
+_WINOGRAD_BATCH = 16  # of a multiple of so many samples
 
 
-def winograd_bytes(problem: ConvolutionProblem) -> int:
-    """The workspace of plans by Winograd's transforms, of square filters with 3 or 5 taps along a side.
+def winograd_bytes(problem: ConvolutionProblem, other: bool = False) -> int:
+    """The workspace of plans by Winograd's transforms, of square filters with 3 or 5 taps along a side. In half
+    precision they take samples in multiples; `other` ones do so for 5 taps alone, and copy tensors with channels last.
 
     >>> sizes = (26, 64, 71, 71), (64, 64, 3, 3), (26, 64, 71, 71)
     >>> winograd_bytes(ConvolutionProblem("w", *sizes, (1, 1), (1, 1), (1, 1), 1, "f32", False))
     155860992
+    >>> sizes = (39, 80, 13, 13), (80, 80, 5, 5), (39, 80, 13, 13)
+    >>> winograd_bytes(ConvolutionProblem("w", *sizes, (1, 1), (2, 2), (1, 1), 1, "f32", False), other=True)
+    25093120
     """
     rows, columns = problem.weight[-2:]
     if len(problem.source) != 4 or rows != columns or rows not in _WINOGRAD_TILES:
@@ -299,11 +310,17 @@ def winograd_bytes(problem: ConvolutionProblem) -> int:
         return 0
     groups, tile = problem.groups, _WINOGRAD_TILES[rows]
     inner, outer = problem.source[1] // groups, problem.out[1] // groups
-    batch = problem.source[0] if problem.kind == "f32" else round_up(problem.source[0], _WINOGRAD_BATCH)
+    in_multiples = rows == 5 if other else problem.kind != "f32"
+    batch = round_up(problem.source[0], _WINOGRAD_BATCH) if in_multiples else problem.source[0]
     height, width = problem.source[2:] if problem.direction == DATA else problem.out[2:]
     tiles = batch * -(-height // tile) * -(-width // tile)
     elements = tiles * (inner + outer) + inner * outer
-    return 4 * (tile + rows - 1) ** 2 * elements * min(groups, GROUPS_AT_ONCE)
+    size = 4 * (tile + rows - 1) ** 2 * elements
+    if other and problem.channels_last:
+        tensors = problem.source[0] * (inner * product(problem.source[2:]) + outer * product(problem.out[2:]))
+        weight = inner * outer * rows * columns * ITEM_BYTES[problem.kind]
+        size += tensors * ITEM_BYTES[problem.kind] + round_up(weight + 1, _SPARE)
+    return size * min(groups, GROUPS_AT_ONCE)
 
 
 def phase_bytes(problem: ConvolutionProblem) -> int:
@@ -318,6 +335,60 @@ def phase_bytes(problem: ConvolutionProblem) -> int:
     lengths, taps, out = _phases(problem)
     each = product(problem.source[:2]) * product(lengths) + product(problem.weight[:2]) * product(taps)
     return ITEM_BYTES[problem.kind] * (product(problem.stride) * each + product(problem.out[:2]) * product(out))
+
+
+_PHASE_INPUTS, _PHASE_OUTPUTS = 2, 8  # channels of a group come in multiples of these
+
+
+def padded_phase_bytes(problem: ConvolutionProblem) -> int:
+    """The same with channels in multiples, for as many groups as are computed at once. Pixels that no tap reaches are
+    left out, and the output is as long as a convolution without strides makes it.
+
+    >>> sizes = (32, 9, 160, 64), (27, 9, 21, 21), (32, 27, 80, 32)
+    >>> padded_phase_bytes(ConvolutionProblem("d", *sizes, (2, 2), (10, 10), (1, 1), 1, "f32", False))
+    24212496
+    >>> sizes = (256, 70, 49, 49), (70, 70, 2, 2), (256, 70, 24, 24)
+    >>> padded_phase_bytes(ConvolutionProblem("d", *sizes, (2, 2), (0, 0), (1, 1), 1, "f32", False))
+    207698704
+    """
+    if problem.direction != DATA or max(problem.stride) == 1:
+        return 0
+    groups, taps = problem.groups, _phases(problem)[1]
+    reached = [
+        (count - 1) * step + dilation * (length - 1) + 1 - padding
+        for count, step, dilation, length, padding in zip(
+            problem.out[2:], problem.stride, problem.dilation, problem.weight[2:], problem.padding, strict=True
+        )
+    ]
+    lengths = tuple(
+        -(-min(length, far) // step)
+        for length, far, step in zip(problem.source[2:], reached, problem.stride, strict=True)
+    )
+    out = tuple(
+        length + 2 * -(-padding // step) - tap + 1
+        for length, tap, step, padding in zip(lengths, taps, problem.stride, problem.padding, strict=True)
+    )
+    inner = round_up(problem.source[1] // groups, _PHASE_INPUTS) * product(problem.stride)
+    outer = round_up(problem.out[1] // groups, _PHASE_OUTPUTS)
+    size = problem.source[0] * (inner * product(lengths) + outer * product(out)) + inner * outer * product(taps)
+    return (ITEM_BYTES[problem.kind] * size + _SPARE) * min(groups, GROUPS_AT_ONCE)
+
+
+_SAMPLE_UNIT, _SAMPLE_COPIES = 32, 8  # channels, and how many sums a sample has
+
+
+def sample_bytes(problem: ConvolutionProblem) -> int:
+    """Gradients of a depthwise convolution's filter, several for each sample.
+
+    >>> sizes = (8, 787, 32, 32), (787, 1, 1, 1), (8, 787, 32, 32)
+    >>> sample_bytes(ConvolutionProblem("w", *sizes, (1, 1), (0, 0), (1, 1), 787, "bf16", True))
+    204800
+    """
+    channels = problem.weight[0]
+    if problem.direction != FILTER or problem.groups == 1 or problem.weight[1] > 1 or channels != problem.groups:
+        return 0
+    filters = round_up(channels, _SAMPLE_UNIT) * product(problem.weight[2:])
+    return 4 * _SAMPLE_COPIES * problem.source[0] * filters
 
 
 def _phases(problem: ConvolutionProblem) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
