@@ -276,7 +276,9 @@ def _train(direction: str, seconds: float, folder: Path, top: float) -> None:
         scale = state[f"norms.{n}.weight"] / np.sqrt(state[f"norms.{n}.running_var"] + 1e-5)
         bias = (state[f"layers.{n}.bias"] - state[f"norms.{n}.running_mean"]) * scale + state[f"norms.{n}.bias"]
         name = f"layer{n - 1}" if n else "first"
-        arrays |= {name: state[f"layers.{n}.weight"] * scale[:, None], f"{name}_bias": bias}
+        weights = state[f"layers.{n}.weight"]
+        arrays |= {name: weights, f"{name}_factor": scale} if n else {name: weights * scale[:, None]}
+        arrays[f"{name}_bias"] = bias
     arrays |= {"head": state["head.weight"][: len(listed)], "head_bias": state["head.bias"][: len(listed)]}
     np.savez(folder / f"packed-{direction}.npz", **packed(arrays, listed, direction))
 
@@ -296,11 +298,14 @@ def train(folder: Path, seconds: float, top: float) -> None:
 # What is shipped: the networks in few bits, and trees for each engine.
 
 
-def _in_half_bytes(weights: Any) -> tuple[Any, Any]:
+def _in_half_bytes(weights: Any, factor: Any) -> tuple[Any, Any]:
+    """Weights in 4 bits, rounded as the network learnt with them: before a norm's factor for each row is folded in.
+    Rounded after it, many go the other way, since learning leaves them near the middle between two steps."""
     grouped = weights.reshape(len(weights), -1, GROUP)
-    scale = np.maximum(np.abs(grouped).max(2) / 7, 1e-6).astype(np.float16)
-    whole = np.clip(np.round(grouped / scale[:, :, None].astype(np.float32)), -8, 7).astype(np.int8) + 8
-    whole = whole.reshape(weights.shape).astype(np.uint8)
+    scale = np.abs(grouped).max(2) / 7 + 1e-12
+    whole = np.round(grouped / scale[:, :, None]) * np.sign(factor)[:, None, None]
+    whole = (np.clip(whole, -8, 7) + 8).reshape(weights.shape).astype(np.uint8)
+    scale = np.maximum(scale * np.abs(factor)[:, None], 1e-6).astype(np.float16)
     return whole[:, 0::2] | whole[:, 1::2] << 4, scale
 
 
@@ -312,7 +317,8 @@ def packed(trained: dict[str, Any], listed: list[Any], direction: str) -> dict[s
         found[name], found[f"{name}_scale"] = in_whole_numbers(trained[name].astype(np.float32), kind)
         found[f"{name}_bias"] = trained[f"{name}_bias"].astype(np.float32)
     for n in range(int(trained["layers"])):
-        found[f"layer{n}"], found[f"layer{n}_scale"] = _in_half_bytes(trained[f"layer{n}"].astype(np.float32))
+        rounded = _in_half_bytes(trained[f"layer{n}"].astype(np.float32), trained[f"layer{n}_factor"])
+        found[f"layer{n}"], found[f"layer{n}_scale"] = rounded
         found[f"layer{n}_bias"] = trained[f"layer{n}_bias"].astype(np.float32)
     return {f"{direction}_{name}": value for name, value in found.items()}
 

@@ -18,6 +18,8 @@ from ullage.virtual.kernels.cudnn.formulas import (
     Formula,
     Terms,
     all_copies,
+)
+from ullage.virtual.kernels.cudnn.terms import (
     needed_copies,
     terms,
 )

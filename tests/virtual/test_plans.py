@@ -11,11 +11,13 @@ from ullage.virtual.kernels.cudnn.formulas import (
     CandidatePlan,
     ConvolutionProblem,
     Formula,
-    needed_copies,
-    terms,
 )
 from ullage.virtual.kernels.cudnn.network import network_inputs
 from ullage.virtual.kernels.cudnn.plans import EnginePlan
+from ullage.virtual.kernels.cudnn.terms import (
+    needed_copies,
+    terms,
+)
 
 ANSWERS = Path(__file__).parents[2] / "benchmarks" / "data" / "h200_fresh_answers.jsonl.xz"
 H200 = (9, 0)

@@ -47,6 +47,8 @@ from ullage.virtual.kernels.cudnn.formulas import (
     Workspace,
     by_votes,
     evaluate,
+)
+from ullage.virtual.kernels.cudnn.terms import (
     terms,
 )
 from ullage.virtual.kernels.cudnn.workspaces import (

@@ -28,12 +28,14 @@ from ullage.virtual.kernels.cudnn.formulas import (
     DATA,
     FILTER,
     FORWARD,
-    GROUPS_AT_ONCE,
     ITEM_BYTES,
     ConvolutionProblem,
-    packed_channels,
     product,
     round_up,
+)
+from ullage.virtual.kernels.cudnn.terms import (
+    GROUPS_AT_ONCE,
+    packed_channels,
 )
 
 # Knobs, by cuDNN's numbers (cudnnBackendKnobType_t).

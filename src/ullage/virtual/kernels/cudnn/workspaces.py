@@ -31,15 +31,17 @@ from ullage.virtual.kernels.cudnn.formulas import (
     by_shares,
     by_votes,
     evaluate,
-    needed_copies,
     product,
     round_up,
     shares_of_votes,
+)
+from ullage.virtual.kernels.cudnn.network import needed_numpy, read_network
+from ullage.virtual.kernels.cudnn.terms import (
+    needed_copies,
     terms,
     transform_bytes,
     transforms,
 )
-from ullage.virtual.kernels.cudnn.network import needed_numpy, read_network
 from ullage.virtual.releases import MEASURED_CUDNN
 
 # The table and the trees. `ullage convolutions fit` writes them; they are read at the first convolution.
