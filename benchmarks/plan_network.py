@@ -300,7 +300,7 @@ def train(folder: Path, seconds: float, top: float) -> None:
 
 def _in_half_bytes(weights: Any, factor: Any) -> tuple[Any, Any]:
     """Weights in 4 bits, rounded as the network learnt with them: before a norm's factor for each row is folded in.
-    Rounded after it, many go the other way, since learning leaves them near the middle between two steps."""
+    Rounded after it, some would go the other way."""
     grouped = weights.reshape(len(weights), -1, GROUP)
     scale = np.abs(grouped).max(2) / 7 + 1e-12
     whole = np.round(grouped / scale[:, :, None]) * np.sign(factor)[:, None, None]

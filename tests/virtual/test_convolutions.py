@@ -113,11 +113,9 @@ def test_pytorchs_requests_and_their_order_where_the_table_has_the_workspaces(ca
     assert gpu.uncertainty.surprise == 0
 
 
-@pytest.mark.parametrize(
-    ("call", "expected", "exact"), [(*row, number in (0, 3, 4, 5)) for number, row in enumerate(MEASURED)]
-)
+@pytest.mark.parametrize(("call", "expected", "exact"), [(*row, number != 2) for number, row in enumerate(MEASURED)])
 def test_the_bound_covers_what_guesses_get_wrong(without_table, call, expected, exact):
-    """Hard calls, chosen for their unusual workspaces: without the table four of six are exact."""
+    """Hard calls, chosen for their unusual workspaces: without the table five of six are exact."""
     with ullage.virtual_gpu("H200") as gpu:
         sizes, outputs = backward(gpu, **call)
     assert (sizes == expected) is exact
