@@ -15,8 +15,9 @@ there are six others instead: super-resolution, fire modules, separable filters,
 dimension, filters over space and then time, and feature pyramids. A list that was looked at is used up: draw with
 another seed. `judge` estimates the runs with the rules of today. Measured on an H200 and
 shipped are 296 runs of seed 20261117 (`h200_fresh`), 286 of seed 20261118 (`h200_fresh_second`), 312 of seed 20261120
-(`h200_fresh_third`), 116 of seed 20261121 (`h200_fresh_fourth`: as many as the time was enough for, up to 7 GiB), and
-48 of seed 20261119 with `cudnn.benchmark` (`h200_fresh_tried`).
+(`h200_fresh_third`), 116 of seed 20261121 (`h200_fresh_fourth`: as many as the time was enough for, up to 7 GiB), 112
+of seed 20261122 (`h200_fresh_fifth`: the same, up to 8 GiB), and 48 of seed 20261119 with `cudnn.benchmark`
+(`h200_fresh_tried`).
 """
 
 from __future__ import annotations
