@@ -22,8 +22,8 @@ networks, then 19.6 million of which those were asked that the network was not s
 answers; those of engines 62, 67 and 70 forward, 40, 56, 57, 58 and 74 of the data gradient and 16, 17, 39 and 40 of the
 filter gradient once more, on the 1.7 million, after formulas were found for them.
 
-Its weights were rounded once more after the norms were folded in, which cost 0.8, 0.4 and 0.5 points of the plans;
-since then they are packed as they were rounded while it learnt.
+Its weights were rounded once more after the norms were folded in. As packed it names 0.8, 0.4 and 0.5 points fewer
+plans than when it had learnt; since then weights are packed as they were rounded while learning (not yet tried on a GPU).
 """
 
 from __future__ import annotations
