@@ -23,7 +23,8 @@ answers; those of engines 62, 67 and 70 forward, 40, 56, 57, 58 and 74 of the da
 filter gradient once more, on the 1.7 million, after formulas were found for them.
 
 Its weights were rounded once more after the norms were folded in. As packed it names 0.8, 0.4 and 0.5 points fewer
-plans than when it had learnt; since then weights are packed as they were rounded while learning (not yet tried on a GPU).
+plans than when it had learnt. Since then weights are packed as they were rounded while learning, which was not tried on
+a GPU yet.
 """
 
 from __future__ import annotations
