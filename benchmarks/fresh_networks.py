@@ -10,11 +10,14 @@
 Eight families: U-Nets, generators (transposed convolutions), dilated networks over one dimension, networks over three,
 residual ones, inverted bottlenecks (depthwise), towers of oblong filters, and large filters with groups. Half of them
 have any whole numbers as channels, the others multiples of 8. From seed 20261121 on there are four more: dense ones,
-branches of several filters, dilated ones over two dimensions, and bottlenecks in eight groups. A list that was looked
-at is used up: draw with another seed. `judge` estimates the runs with the rules of today. Measured on an H200 and
+branches of several filters, dilated ones over two dimensions, and bottlenecks in eight groups. From seed 20261122 on
+there are six others instead: super-resolution, fire modules, separable filters, encoders and decoders over one
+dimension, filters over space and then time, and feature pyramids. A list that was looked at is used up: draw with
+another seed. `judge` estimates the runs with the rules of today. Measured on an H200 and
 shipped are 296 runs of seed 20261117 (`h200_fresh`), 286 of seed 20261118 (`h200_fresh_second`), 312 of seed 20261120
-(`h200_fresh_third`), 116 of seed 20261121 (`h200_fresh_fourth`: as many as the time was enough for, up to 7 GiB), and
-48 of seed 20261119 with `cudnn.benchmark` (`h200_fresh_tried`).
+(`h200_fresh_third`), 116 of seed 20261121 (`h200_fresh_fourth`: as many as the time was enough for, up to 7 GiB), 112
+of seed 20261122 (`h200_fresh_fifth`: the same, up to 8 GiB), and 48 of seed 20261119 with `cudnn.benchmark`
+(`h200_fresh_tried`).
 """
 
 from __future__ import annotations
@@ -223,6 +226,84 @@ def grouped(channels: int, widths: list[int], kernel: int, num_classes: int) -> 
     return headed(nn.Sequential(*parts), widths[-1], num_classes)
 
 
+def sharper(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Residual blocks that keep the size, then pixels made of channels."""
+    width = widths[0]
+    blocks = (Residual(nn.Sequential(block(width, width, kernel), block(width, width, kernel))) for _ in widths)
+    last = nn.Sequential(nn.Conv2d(width, 4 * channels, 3, padding=1), nn.PixelShuffle(2))
+    return headed(nn.Sequential(block(channels, width, kernel), *blocks, last), channels, num_classes)
+
+
+def fire(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Few channels in between, and two kinds of filters that make many of them."""
+    parts: list[nn.Module] = [block(channels, widths[0], kernel, stride=2)]
+    have = widths[0]
+    for width in widths:
+        few = max(1, width // 4)
+        parts += [block(have, few, 1), Joined(block(few, width, 1), block(few, width, kernel)), nn.MaxPool2d(2)]
+        have = 2 * width
+    return headed(nn.Sequential(*parts), have, num_classes)
+
+
+def separable(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """A filter for each channel, then one of a single tap; twice, with a sum."""
+    parts: list[nn.Module] = [block(channels, widths[0], 3, stride=2)]
+    for inputs, outputs in zip(widths, [*widths[1:], widths[-1]], strict=True):
+        once = block(outputs, outputs, kernel, groups=outputs), block(outputs, outputs, 1)
+        parts += [block(inputs, inputs, kernel, groups=inputs), block(inputs, outputs, 1)]
+        parts += [Residual(nn.Sequential(*once)), nn.MaxPool2d(2)]
+    return headed(nn.Sequential(*parts), widths[-1], num_classes)
+
+
+def codec(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Strided convolutions over one dimension, and transposed ones back."""
+    parts: list[nn.Module] = []
+    for inputs, outputs in zip([channels, *widths], widths, strict=False):
+        parts += [block(inputs, inputs, kernel, 1), nn.Conv1d(inputs, outputs, 4, stride=2, padding=1), nn.ELU()]
+    for inputs, outputs in zip(widths[::-1], [*widths[-2::-1], channels], strict=True):
+        parts += [nn.ConvTranspose1d(inputs, outputs, 4, stride=2, padding=1), block(outputs, outputs, kernel, 1)]
+    return headed(nn.Sequential(*parts), channels, num_classes, 1)
+
+
+def clips(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Filters over space, then over time."""
+    parts: list[nn.Module] = []
+    for place, (inputs, outputs) in enumerate(zip([channels, *widths], widths, strict=False)):
+        parts += [block(inputs, outputs, (1, kernel, kernel), 3, stride=(1, 2, 2) if place % 2 == 0 else 1)]
+        parts += [block(outputs, outputs, (3, 1, 1), 3)]
+    return headed(nn.Sequential(*parts), widths[-1], num_classes, 3)
+
+
+class Pyramid(nn.Module):
+    """Maps of all sizes with the same channels, each with what the smaller ones say."""
+
+    def __init__(self, channels: int, widths: list[int], kernel: int) -> None:
+        super().__init__()
+        common = widths[0]
+        pairs = zip([channels, *widths], widths, strict=False)
+        self.down = nn.ModuleList(nn.Sequential(block(a, b, kernel, stride=2), block(b, b, kernel)) for a, b in pairs)
+        self.beside = nn.ModuleList(nn.Conv2d(width, common, 1) for width in widths)
+        self.smooth = nn.ModuleList(nn.Conv2d(common, common, 3, padding=1) for _ in widths)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """The sum of all maps, as large as the largest."""
+        kept: list[torch.Tensor] = []
+        for step in self.down:
+            image = step(image)
+            kept.append(image)
+        size, total, above = kept[0].shape[-2:], torch.zeros((), device=image.device), None
+        for map_, beside, smooth in zip(kept[::-1], self.beside[::-1], self.smooth[::-1], strict=True):
+            here = beside(map_)
+            above = here if above is None else here + nn.functional.interpolate(above, here.shape[-2:])
+            total = total + nn.functional.interpolate(smooth(above), size)
+        return total
+
+
+def pyramid(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """A pyramid with a head."""
+    return headed(Pyramid(channels, widths, kernel), widths[0], num_classes)
+
+
 # Each with its filters, how many widths it has, its channels of input, and its sides.
 FAMILIES: dict[str, tuple[tuple[int, ...], tuple[int, int], tuple[int, ...], tuple[int, int], int]] = {
     "unet": ((3, 3, 5), (3, 5), (1, 3), (32, 192), 2),
@@ -241,7 +322,17 @@ MORE_FAMILIES = FAMILIES | {
     "atrous": ((3,), (3, 6), (1, 3), (64, 224), 2),
     "grouped": ((3, 5), (3, 5), (3,), (64, 224), 2),
 }
-FOURTH_SEED = 20261121
+# Alone in the fifth list:
+LAST_FAMILIES: dict[str, tuple[tuple[int, ...], tuple[int, int], tuple[int, ...], tuple[int, int], int]] = {
+    "sharper": ((3, 3, 5), (2, 5), (1, 3), (24, 128), 2),
+    "fire": ((3, 3, 5), (3, 5), (1, 3), (64, 224), 2),
+    "separable": ((3, 5, 7), (3, 5), (3,), (64, 224), 2),
+    "codec": ((3, 7, 9), (3, 5), (1, 2, 8), (500, 16000), 1),
+    "clips": ((3, 3, 5), (3, 5), (1, 3), (12, 56), 3),
+    "pyramid": ((3, 3, 5), (3, 5), (1, 3), (64, 224), 2),
+}
+FOURTH_SEED, FIFTH_SEED = 20261121, 20261122
+ALL_FAMILIES = MORE_FAMILIES | LAST_FAMILIES
 
 
 def tried(family: str, num_classes: int, **settings: Any) -> nn.Module:
@@ -254,7 +345,7 @@ def tried(family: str, num_classes: int, **settings: Any) -> nn.Module:
 def drawn(number: int, seed: int = SEED, trials: bool = False) -> dict[str, Any]:
     """One run: every number has a source of chance of its own. With `trials`, `cudnn.benchmark` is on."""
     chance = random.Random(f"{seed}-{number}")
-    families = FAMILIES if seed < FOURTH_SEED else MORE_FAMILIES
+    families = FAMILIES if seed < FOURTH_SEED else MORE_FAMILIES if seed < FIFTH_SEED else LAST_FAMILIES
     family = list(families)[number % len(families)]
     kernels, depth, inputs, (least, most), dims = families[family]
     odd = number // len(families) % 2 == 0
@@ -334,7 +425,7 @@ def judge(path: Path, workers: int, answers: Path | None, live: bool, out: Path 
         out.write_text("".join(json.dumps(asdict(one)) + "\n" for one in found))
     groups = {"all": rows, "odd channels": [row for row in rows if row["odd"]]}
     groups |= {"multiples of 8": [row for row in rows if not row["odd"]]}
-    groups |= {family: [row for row in rows if row["family"] == family] for family in MORE_FAMILIES}
+    groups |= {family: [row for row in rows if row["family"] == family] for family in ALL_FAMILIES}
     groups = {name: members for name, members in groups.items() if members}
     shown = Table("runs", "count", "figure", "exact", "median", "90 %", "99 %", "upper holds", "above")
     for name, members in groups.items():

@@ -59,7 +59,12 @@ from ullage.research.measure import accuracy
 from ullage.research.ranking.truth import measured_rows
 from ullage.virtual import dispatch
 from ullage.virtual.kernels.cudnn import workspaces
-from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem, terms
+from ullage.virtual.kernels.cudnn.formulas import (
+    ConvolutionProblem,
+)
+from ullage.virtual.kernels.cudnn.terms import (
+    terms,
+)
 from ullage.virtual.releases import as_measured
 
 DATA = Path(__file__).parent / "data"

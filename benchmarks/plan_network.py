@@ -14,14 +14,17 @@ for sure, or whose plan says too little of the workspace. `train` goes on from t
 it learns from files as they come. One seed in fifty is held out; what is printed is judged on those. The networks of
 `fresh_networks.py` are in neither.
 
-What is shipped was asked and trained on an H200 (PyTorch 2.11, cuDNN 9.19) on 2026-11-17: 2,525,000 problems of each
-direction; 3.0, 2.4 and 4.2 million that a network taught by those was not sure of; and 65, 73 and 54 passes over all.
-The trees were grown on 8 million further answers, too (`--seed 9000000`), which the network has not learnt; not all of
-them at once, so that `fit` would give slightly different ones. On 2026-11-18 its first layer, which was rounded to 8
-bits, was refined with 0.3 million new answers of each direction.
+What is shipped was asked and trained on an H200 (PyTorch 2.11, cuDNN 9.19). On 2026-11-17: 2,525,000 problems of each
+direction, 3.0, 2.4 and 4.2 million that a network taught by those was not sure of, and 65, 73 and 54 passes over all.
+On 2026-11-18: 1.7 million problems of each direction (`--seconds 40 --seed 10000000`), of which half are like layers of
+networks, then 19.6 million of which those were asked that the network was not sure of (`--seconds 250 --seed 20000000
+--unsure`), beside 560 seconds of `train`: 7.4, 5.5 and 9.7 million answers were learnt. The trees were grown on these
+answers; those of engines 62, 67 and 70 forward, 40, 56, 57, 58 and 74 of the data gradient and 16, 17, 39 and 40 of the
+filter gradient once more, on the 1.7 million, after formulas were found for them.
 
-Also tried then, and not shipped: 300 seconds more of `train` over 5 million of 7.7 million new answers. It named fewer
-plans than the refined network. Trees grown on the new answers alone were no better than those that are shipped.
+Its weights were rounded once more after the norms were folded in. As packed it names 0.8, 0.4 and 0.5 points fewer
+plans than when it had learnt. Since then weights are packed as they were rounded while learning, which was not tried on
+a GPU yet.
 """
 
 from __future__ import annotations
@@ -45,7 +48,6 @@ from drawn_convolutions.answers import (
     as_plan,
     pieces,
     read_piece,
-    unanswered,
 )
 from drawn_convolutions.asking import ask, network_file
 from drawn_convolutions.refining import in_whole_numbers, refined
@@ -59,6 +61,7 @@ LAYERS = {"f": 3, "d": 3, "w": 4}  # that are hidden and residual
 WIDTH, DROPOUT, BATCH = 1024, 0.3, 16384
 NEW_LAYER, NEW_PLAN = 0.1, -8.0  # the scale of a new layer, and the score of a new plan
 MOST_NEW = 96  # plans
+NOT_LEARNT = -100  # in place of a plan: what `cross_entropy` leaves out
 LEAST_LEARNT = 300_000  # answers to begin with
 LOOK_EVERY, LAST_LOOK = 4.0, 0.85  # seconds, and the share of the time after which no new answers are learnt
 REPORT = 5000  # steps
@@ -77,6 +80,8 @@ class Learnt:
 
     def __init__(self, folder: Path, direction: str, known: list[Any], mean: Any, spread: Any) -> None:
         import torch
+
+        self.most = len(known) + MOST_NEW  # plans; what is not among these is not learnt
 
         self.torch, self.device = torch, "cuda" if torch.cuda.is_available() else "cpu"
         self._folder, self._direction, self._read = folder, direction, set[str]()
@@ -110,11 +115,16 @@ class Learnt:
             asked = np.flatnonzero(piece.plan[place] != NOT_ASKED)
             named = np.where(piece.plan[place][asked] == NO_ANSWER, -1, piece.plan[place][asked])
             told, back = np.unique(named, return_inverse=True)
-            places = np.array([self.plans.setdefault(cut[each], len(self.plans)) for each in told])
+            places = np.array([self._place(cut[each]) for each in told])
             self._add(piece.rows[asked], places[back], piece.seeds[asked])
         if fresh and self.device == "cuda":
             torch.cuda.synchronize()
         return len(fresh)
+
+    def _place(self, plan: Any) -> int:
+        if plan not in self.plans and len(self.plans) < self.most:
+            self.plans[plan] = len(self.plans)
+        return self.plans.get(plan, NOT_LEARNT)
 
     def _add(self, rows: Any, plan: Any, seeds: Any) -> None:
         torch = self.torch
@@ -170,7 +180,7 @@ def _train(direction: str, seconds: float, folder: Path, top: float) -> None:
             super().__init__()
             self.layers = nn.ModuleList(nn.Linear(WIDTH if n else len(old["mean"]), WIDTH) for n in range(layers + 1))
             self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(layers + 1))
-            self.head = nn.Linear(WIDTH, len(old["plans"]) + MOST_NEW)
+            self.head = nn.Linear(WIDTH, learnt.most)
             self.drop = nn.Dropout(DROPOUT)
             self.rounded = False
 
@@ -215,7 +225,7 @@ def _train(direction: str, seconds: float, folder: Path, top: float) -> None:
     net = Net().to(device)
     net.begin_with(learnt.x[: min(learnt.count, 200_000)])
 
-    def judged(when: str) -> None:
+    def judged(when: str, net: Net) -> None:
         """Print how many plans of what is held out are right."""
         net.eval()
         seeds = learnt.seeds[: learnt.count]
@@ -228,10 +238,8 @@ def _train(direction: str, seconds: float, folder: Path, top: float) -> None:
                 )
             share = right / max(len(tested), 1)
             print(f"{direction} {when}: plan right {share:.2%} of {len(tested)} held out, {what}", flush=True)
-        net.train()
 
     optimizer = torch.optim.AdamW(net.parameters(), lr=top, weight_decay=0.15, fused=device == "cuda")
-    judged("before")
     settled = copy.deepcopy(net).eval()
 
     def worth(x: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:
@@ -262,7 +270,8 @@ def _train(direction: str, seconds: float, folder: Path, top: float) -> None:
         if step % REPORT == 0:
             print(f"{direction}: {done:.0%}, {step} steps, {learnt.count} answers, loss {loss.item():.3f}", flush=True)
     print(f"{direction}: {step * BATCH} of {learnt.count} answers, loss {loss.item():.3f}", flush=True)
-    judged("taught")
+    judged("before", settled)
+    judged("taught", net)
     listed = list(learnt.plans)
     state = {name: value.detach().float().cpu().numpy() for name, value in net.state_dict().items()}
     arrays = {"mean": old["mean"], "std": old["std"], "layers": np.array(layers)}
@@ -270,7 +279,9 @@ def _train(direction: str, seconds: float, folder: Path, top: float) -> None:
         scale = state[f"norms.{n}.weight"] / np.sqrt(state[f"norms.{n}.running_var"] + 1e-5)
         bias = (state[f"layers.{n}.bias"] - state[f"norms.{n}.running_mean"]) * scale + state[f"norms.{n}.bias"]
         name = f"layer{n - 1}" if n else "first"
-        arrays |= {name: state[f"layers.{n}.weight"] * scale[:, None], f"{name}_bias": bias}
+        weights = state[f"layers.{n}.weight"]
+        arrays |= {name: weights, f"{name}_factor": scale} if n else {name: weights * scale[:, None]}
+        arrays[f"{name}_bias"] = bias
     arrays |= {"head": state["head.weight"][: len(listed)], "head_bias": state["head.bias"][: len(listed)]}
     np.savez(folder / f"packed-{direction}.npz", **packed(arrays, listed, direction))
 
@@ -290,11 +301,14 @@ def train(folder: Path, seconds: float, top: float) -> None:
 # What is shipped: the networks in few bits, and trees for each engine.
 
 
-def _in_half_bytes(weights: Any) -> tuple[Any, Any]:
+def _in_half_bytes(weights: Any, factor: Any) -> tuple[Any, Any]:
+    """Weights in 4 bits, rounded as the network learnt with them: before a norm's factor for each row is folded in.
+    Rounded after it, some would go the other way."""
     grouped = weights.reshape(len(weights), -1, GROUP)
-    scale = np.maximum(np.abs(grouped).max(2) / 7, 1e-6).astype(np.float16)
-    whole = np.clip(np.round(grouped / scale[:, :, None].astype(np.float32)), -8, 7).astype(np.int8) + 8
-    whole = whole.reshape(weights.shape).astype(np.uint8)
+    scale = np.abs(grouped).max(2) / 7 + 1e-12
+    whole = np.round(grouped / scale[:, :, None]) * np.sign(factor)[:, None, None]
+    whole = (np.clip(whole, -8, 7) + 8).reshape(weights.shape).astype(np.uint8)
+    scale = np.maximum(scale * np.abs(factor)[:, None], 1e-6).astype(np.float16)
     return whole[:, 0::2] | whole[:, 1::2] << 4, scale
 
 
@@ -306,7 +320,8 @@ def packed(trained: dict[str, Any], listed: list[Any], direction: str) -> dict[s
         found[name], found[f"{name}_scale"] = in_whole_numbers(trained[name].astype(np.float32), kind)
         found[f"{name}_bias"] = trained[f"{name}_bias"].astype(np.float32)
     for n in range(int(trained["layers"])):
-        found[f"layer{n}"], found[f"layer{n}_scale"] = _in_half_bytes(trained[f"layer{n}"].astype(np.float32))
+        rounded = _in_half_bytes(trained[f"layer{n}"].astype(np.float32), trained[f"layer{n}_factor"])
+        found[f"layer{n}"], found[f"layer{n}_scale"] = rounded
         found[f"layer{n}_bias"] = trained[f"layer{n}_bias"].astype(np.float32)
     return {f"{direction}_{name}": value for name, value in found.items()}
 
@@ -330,8 +345,6 @@ def _grown(task: tuple[str, int]) -> dict[str, Any]:
 
 def fit(folder: Path, out: Path, workers: int) -> None:
     """Write the files that are shipped."""
-    from drawn_convolutions.trees import grow_no_plan
-
     networks: dict[str, Any] = {}
     trees: dict[str, Any] = {}
     for direction in table.DIRECTIONS:
@@ -340,7 +353,6 @@ def fit(folder: Path, out: Path, workers: int) -> None:
             networks |= dict(file)
         engines = np.array([engine for engine, _ in labels.plans])[labels.plan]
         common = [engine for engine, count in enumerate(np.bincount(engines).tolist()) if count >= LEAST_ASKED]
-        trees |= grow_no_plan(direction, *unanswered(folder, direction))
         _labels[:] = [labels]
         with multiprocessing.get_context("fork").Pool(workers) as pool:
             for grown in pool.imap(_grown, [(direction, engine) for engine in common]):

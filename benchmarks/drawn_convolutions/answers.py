@@ -12,7 +12,7 @@ from ullage.research.cudnn_tables import table
 from ullage.virtual.kernels.cudnn import plans
 from ullage.virtual.kernels.cudnn.network import NO_PLAN_NAMED
 
-UNSURE_SEED = 8_000_000  # from here on, only what the network of before was not sure of was asked
+UNSURE_SEED = 20_000_000  # from here on, only what the network of before was not sure of was asked
 NOT_ASKED, NO_ANSWER = -1, -2  # in place of a plan
 SMALL = 4096  # bytes of a workspace that holds no part of a result
 MOST_PARTS = 4096
@@ -96,17 +96,6 @@ class Labels:
         places = np.empty(len(known), np.int64)
         places[order] = np.arange(len(order))
         self.plan, self.plans = places[plan], [list(known)[n] for n in order if counts[n]]
-
-
-def unanswered(folder: Path, direction: str) -> tuple[Any, Any]:
-    """Rows of problems in 16 bits, of the seeds that were asked whole, and whether cuDNN's heuristics named no plan."""
-    place, rows, none = table.DIRECTIONS.index(direction), [], []
-    for path in pieces(folder):
-        piece = read_piece(path)
-        wanted = (piece.seeds < UNSURE_SEED) & (piece.rows[:, 1] > 0)
-        rows.append(piece.rows[wanted])
-        none.append(piece.plan[place][wanted] == NO_ANSWER)
-    return np.concatenate(rows), np.concatenate(none)
 
 
 def product_parts(direction: str, rows: Any, sizes: Any) -> Any:

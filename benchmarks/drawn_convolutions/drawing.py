@@ -1,6 +1,7 @@
 """Convolutions drawn at random, the same for the same seed: over one, two and three dimensions, any numbers of
-channels, groups, strides, dilations, three types, two layouts. They are rows of whole numbers, as `plans.row_of` has
-them.
+channels, groups, strides, dilations, three types, two layouts. From a seed on, half of them are like layers of
+networks: lengths that are halved on the way, channels that stay or double, filters that keep the length. They are rows
+of whole numbers, as `plans.row_of` has them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ullage.virtual.kernels.cudnn.network import network_inputs
 CHUNK = 1000  # problems of a seed
 WIDER_SEED = 9_000_000  # from here on: more channels in a group, and more products of matrices
 PRODUCTS = 0.12  # of the wider ones
+LAYERS_SEED = 10_000_000  # from here on: half of them like layers of networks
 ITEM = np.array([4, 2, 2])
 MOST_BYTES = 6 << 30
 SIDES = np.array([4, 7, 8, 14, 16, 28, 32, 56, 64, 96, 112, 128, 160, 192, 224, 256])
@@ -111,6 +113,53 @@ def _rows(r: Any, n: int, wider: bool) -> Any:
     return np.concatenate([head, source, filters, strides, paddings, dilations], 1).astype(np.int64)
 
 
+def _layers(r: Any, n: int) -> Any:
+    """Rows like layers of networks."""
+    dims = _pick(r, n, [2, 1, 3], [0.82, 0.09, 0.09])
+    flat, line, box = dims == 2, dims == 1, dims == 3
+    kind = _pick(r, n, [0, 1, 2], [0.4, 0.3, 0.3])
+    last = ((r.random(n) < 0.3) & ~line).astype(np.int64)
+    batch = np.where(r.random(n) < 0.6, r.integers(1, 65, n), 2 ** r.integers(0, 9, n))
+    step = np.where(r.random(n) < 0.45, 8, 1)
+    inner, other = (np.maximum(step, _log(r, n, 4, 1024) // step * step) for _ in range(2))
+    ratio = r.choice(9, n, p=[0.36, 0.13, 0.13, 0.05, 0.05, 0.04, 0.04, 0.05, 0.15])
+    related = [inner, 2 * inner, inner // 2, 4 * inner, inner // 4, 3 * inner, inner // 3, (3 * inner) // 2, other]
+    outer = np.maximum(1, np.choose(ratio, related))
+    image = r.random(n) < 0.08
+    inner = np.where(image, r.integers(1, 5, n), inner)
+    way = r.random(n)
+    depthwise, several = way < 0.08, (way >= 0.08) & (way < 0.18)
+    count = _pick(r, n, [2, 4, 8, 16, 32], [0.3, 0.2, 0.25, 0.1, 0.15])
+    groups = np.where(depthwise, np.maximum(2, inner), np.where(several, count, 1))
+    inner, outer = (np.where(depthwise, 1, np.where(several, -(-each // count), each)) for each in (inner, outer))
+    taps = _pick(r, n, [3, 1, 5, 7, 2, 4, 9, 11, 15], [0.47, 0.27, 0.08, 0.06, 0.03, 0.04, 0.03, 0.01, 0.01])
+    stride = _pick(r, n, [1, 2, 4], [0.77, 0.2, 0.03])
+    even = taps % 2 == 0
+    stride = np.where(even, np.where(r.random(n) < 0.9, np.where(r.random(n) < 0.8, 2, taps), 1), stride)
+    rates = _pick(r, n, [2, 3, 4, 6, 8, 12, 18], [0.4, 0.05, 0.25, 0.1, 0.1, 0.07, 0.03])
+    dilation = np.where((taps > 1) & (stride == 1) & ~even & (r.random(n) < 0.12), rates, 1)
+    halved = 2 ** r.integers(0, 6, n)
+    side = np.maximum(1, _log(r, n, 24, 320) // halved)
+    beside = np.where(r.random(n) < 0.85, side, np.maximum(1, _log(r, n, 24, 320) // halved))
+    one = np.ones(n, np.int64)
+    long, cube = np.maximum(8, _log(r, n, 100, 20000) // halved), np.maximum(1, _log(r, n, 8, 96) // (halved % 7 + 1))
+    depth = np.where(r.random(n) < 0.75, cube, np.maximum(1, _log(r, n, 4, 64)))
+    source = np.where(flat[:, None], np.stack([one, side, beside], 1), np.stack([depth, cube, cube], 1))
+    source = np.where(line[:, None], np.stack([one, one, long], 1), source)
+    oblong = r.random(n) * flat
+    high = np.where((oblong > 0) & (oblong < 0.05), 1, taps)
+    wide = np.where((oblong >= 0.05) & (oblong < 0.1), 1, taps)
+    missing = np.stack([~box, line, np.zeros(n, bool)], 1)
+    filters = np.where(missing, 1, np.stack([taps, high, wide], 1))
+    filters[box & (r.random(n) < 0.15), 0] = 1
+    strides, dilations = (np.where(missing, 1, np.stack([each] * 3, 1)) for each in (stride, dilation))
+    strides[box & (r.random(n) < 0.15), 0] = 1
+    kept = np.where(even[:, None], (filters - 1) // 2, dilations * (filters - 1) // 2)
+    paddings = np.where((r.random(n) < 0.9)[:, None] & ~missing, kept, 0)
+    head = np.stack([dims, kind, last, batch, inner, outer, groups], 1)
+    return np.concatenate([head, source, filters, strides, paddings, dilations], 1).astype(np.int64)
+
+
 def outputs(rows: Any) -> Any:
     """Lengths of the outputs."""
     source, taps, stride, padding, dilation = (rows[:, 7 + 3 * i : 10 + 3 * i] for i in range(5))
@@ -122,6 +171,8 @@ def draw(seed: int, count: int = CHUNK) -> Any:
     r, found, have = np.random.default_rng(seed), [], 0
     while have < count:
         rows = _rows(r, 2 * count, seed >= WIDER_SEED)
+        if seed >= LAYERS_SEED:
+            rows = r.permutation(np.concatenate([rows[:count], _layers(r, count)]))
         out = outputs(rows)
         batch, inner, outer, groups = rows[:, 3], rows[:, 4], rows[:, 5], rows[:, 6]
         taps = rows[:, 10:13].prod(1)

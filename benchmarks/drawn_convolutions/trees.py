@@ -18,10 +18,12 @@ from ullage.virtual.kernels.cudnn.formulas import (
     Formula,
     Terms,
     all_copies,
+)
+from ullage.virtual.kernels.cudnn.terms import (
     needed_copies,
     terms,
 )
-from ullage.virtual.kernels.cudnn.workspaces import COPIED, NO_PLAN, PARTS
+from ullage.virtual.kernels.cudnn.workspaces import COPIED, PARTS
 
 SAMPLE = 20_000  # problems of an engine that its trees are grown on
 FORMULAS = 40  # of an engine
@@ -93,20 +95,6 @@ def _persistent(direction: str, engine: int, rows: Any, knobs: list[Any], sizes:
         told.append(plans.tree_inputs(problem, plan, size, cut, 0))
         parts.append(plans.AS_MANY_AS_FIT if count == cut.most_parts > 1 else count)
     return np.array(told), np.array(parts)
-
-
-def grow_no_plan(direction: str, rows: Any, none: Any) -> dict[str, Any]:
-    """The trees that say where cuDNN's heuristics name no plan."""
-    told, tested = np.stack(plans.fallback_inputs(rows.astype(np.int64).T), 1).astype(np.float32), len(rows) // 50
-    fine = DecisionTreeClassifier(random_state=0).fit(told[tested:], none[tested:])
-    coarse = DecisionTreeClassifier(min_samples_leaf=DOUBTFUL, random_state=0).fit(told[tested:], none[tested:])
-    named, truly = fine.predict(told[:tested]), none[:tested]
-    print(
-        f"{direction}: of {truly.sum()} held out without a plan {named[truly].mean():.1%} are known, "
-        f"{truly[named].mean():.1%} of those named have none",
-        flush=True,
-    )
-    return _arrays({direction + NO_PLAN: ([fine, coarse], [])})
 
 
 def grow_copied(direction: str, engine: int, labels: Labels) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from ullage.virtual.kernels.cudnn.formulas import (
     Formula,
     by_votes,
     evaluate,
+)
+from ullage.virtual.kernels.cudnn.terms import (
     terms,
     transform_bytes,
 )

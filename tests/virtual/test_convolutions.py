@@ -113,11 +113,9 @@ def test_pytorchs_requests_and_their_order_where_the_table_has_the_workspaces(ca
     assert gpu.uncertainty.surprise == 0
 
 
-@pytest.mark.parametrize(
-    ("call", "expected", "exact"), [(*row, number in (0, 3, 4, 5)) for number, row in enumerate(MEASURED)]
-)
+@pytest.mark.parametrize(("call", "expected", "exact"), [(*row, number != 2) for number, row in enumerate(MEASURED)])
 def test_the_bound_covers_what_guesses_get_wrong(without_table, call, expected, exact):
-    """Hard calls, chosen for their unusual workspaces: without the table four of six are exact."""
+    """Hard calls, chosen for their unusual workspaces: without the table five of six are exact."""
     with ullage.virtual_gpu("H200") as gpu:
         sizes, outputs = backward(gpu, **call)
     assert (sizes == expected) is exact
@@ -166,10 +164,10 @@ def test_random_layers_that_nothing_was_fitted_on(look_ups):
     """Drawn by benchmarks/held_out_convolutions.py, measured on an H200, and used for nothing else."""
     with gzip.open(HELD_OUT, "rt") as file:
         found = outside_the_table(file, look_ups)
-    count, exact, close, beyond = found["aten.convolution.default"]  # 333 and 375 of 396
-    assert count > 390 and exact >= 0.81 and close >= 0.92
-    count, exact, close, more = found["aten.convolution_backward.default"]  # 290 and 355 of 396
-    assert count > 390 and exact >= 0.70 and close >= 0.87
+    count, exact, close, beyond = found["aten.convolution.default"]  # 362 and 386 of 396
+    assert count > 390 and exact >= 0.88 and close >= 0.95
+    count, exact, close, more = found["aten.convolution_backward.default"]  # 317 and 370 of 396
+    assert count > 390 and exact >= 0.77 and close >= 0.90
     assert beyond + more <= 2  # of 792
 
 

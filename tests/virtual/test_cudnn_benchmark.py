@@ -18,6 +18,8 @@ from ullage.virtual.kernels.cudnn.formulas import (
     ConvolutionProblem,
     Trial,
     Workspace,
+)
+from ullage.virtual.kernels.cudnn.terms import (
     terms,
     transform_bytes,
     transforms,

@@ -12,7 +12,14 @@ import ullage
 from ullage.hardware import gpu as find_gpu
 from ullage.virtual.kernels import sorting
 from ullage.virtual.kernels.attention import backward_tiling
-from ullage.virtual.kernels.cudnn.formulas import FORWARD, ConvolutionProblem, all_copies, terms
+from ullage.virtual.kernels.cudnn.formulas import (
+    FORWARD,
+    ConvolutionProblem,
+    all_copies,
+)
+from ullage.virtual.kernels.cudnn.terms import (
+    terms,
+)
 from ullage.virtual.kernels.cudnn.workspaces import workspace
 from ullage.virtual.kernels.recurrent import GRU, LSTM, RecurrentNetwork
 from ullage.virtual.releases import named

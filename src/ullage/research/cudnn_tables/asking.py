@@ -26,8 +26,9 @@ from ullage.hardware.catalogue import ARCHITECTURE_CARDS
 from ullage.research.cudnn_tables.collect import arbitrary_configurations, random_layer
 from ullage.research.cudnn_tables.tasks import LAYOUTS, TYPES, ConvolutionLayer, layout_strides, read_tasks
 from ullage.virtual.kernels.cudnn.candidates import Cudnn, CudnnError
-from ullage.virtual.kernels.cudnn.convolution import Operand, backward_plan, forward_plan, settings_of
+from ullage.virtual.kernels.cudnn.convolution import backward_plan, forward_plan
 from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem, Workspace
+from ullage.virtual.kernels.cudnn.layouts import Operand, settings_of
 from ullage.workloads.configuration import rows_so_far
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}

@@ -27,14 +27,18 @@ from ullage.research.cudnn_tables.tasks import read_calls, workspaces_of
 from ullage.virtual.kernels.cudnn.formulas import (
     AT_ONCE,
     AT_ONCE_BUT_FILTER,
+    BY_SAMPLE,
     FOURIER,
     NEEDED,
     NEEDED_BY_GROUP,
     NONE,
+    OTHER_WINOGRAD,
     PACKED,
     PACKED_BUT_FILTER,
     PADDED,
+    PADDED_PHASES,
     PHASES,
+    SINGLES,
     WIDE,
     WINOGRAD,
     ConvolutionProblem,
@@ -43,6 +47,8 @@ from ullage.virtual.kernels.cudnn.formulas import (
     Workspace,
     by_votes,
     evaluate,
+)
+from ullage.virtual.kernels.cudnn.terms import (
     terms,
 )
 from ullage.virtual.kernels.cudnn.workspaces import (
@@ -71,13 +77,21 @@ _AS_NEEDED = (
     PACKED,
     PACKED_BUT_FILTER,
 )  # hold copies, beside `MODES`
-_METHODS = (FOURIER, WINOGRAD, PHASES)  # buffers of a plan's method, which not every problem has
+_METHODS = (
+    FOURIER,
+    WINOGRAD,
+    PHASES,
+    PADDED_PHASES,
+    OTHER_WINOGRAD,
+    BY_SAMPLE,
+    SINGLES,
+)  # buffers of a plan's method, which not every problem has
 _BUFFERS = (*_AS_NEEDED, *_METHODS)
 _PER_GROUP = (0, 16, 144, 160)  # bytes a group that grouped convolutions were seen to take
 _SAMPLES = (1, 2, 4, 8, 16)  # partial results a sample
 _MOST = 1000  # partial results
 _UNKNOWN = 1 << 50  # bytes of a copy with a padding that a problem does not know: more than any workspace
-_WIDTH = PACKED_BUT_FILTER + 1  # places of the longest tuple in `Terms`
+_WIDTH = SINGLES + 1  # places of the longest tuple in `Terms`
 DIRECTIONS = "fdw"  # forward, gradient of the data, gradient of the weight
 EVERY = 7  # layer is held out
 

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ullage.virtual.kernels.cudnn.convolution import Operand, backward_plan, forward_plan, settings_of
+from ullage.virtual.kernels.cudnn.convolution import backward_plan, forward_plan
 from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem, Workspace
+from ullage.virtual.kernels.cudnn.layouts import Operand, settings_of
 from ullage.virtual.kernels.plan import OUTPUT, TEMPORARY, New, Output
 
 TYPES = ("f32", "f16", "bf16")

@@ -46,6 +46,8 @@ from ullage.virtual.kernels.cudnn.formulas import (
     ConvolutionProblem,
     Formula,
     all_copies,
+)
+from ullage.virtual.kernels.cudnn.terms import (
     transforms,
 )
 from ullage.virtual.kernels.cudnn.workspaces import MULTIPROCESSORS, OTHERS, TRANSFORM, TRIAL_TABLE, TRIAL_TREES

@@ -23,7 +23,7 @@ from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
 import ullage
-from ullage.virtual.kernels.cudnn.convolution import Operand, prefers_channels_last
+from ullage.virtual.kernels.cudnn.layouts import Operand, prefers_channels_last
 from ullage.virtual.releases import release_of
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState

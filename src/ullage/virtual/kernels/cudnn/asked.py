@@ -38,6 +38,8 @@ from ullage.virtual.kernels.cudnn.formulas import (
     Trial,
     Workspace,
     all_copies,
+)
+from ullage.virtual.kernels.cudnn.terms import (
     terms,
 )
 

@@ -23,8 +23,8 @@ import torch
 from ullage.errors import UllageError
 from ullage.isolation.handover import Line
 from ullage.virtual import current
-from ullage.virtual.kernels.cudnn.convolution import strides_of
 from ullage.virtual.kernels.cudnn.formulas import DATA, FILTER, FORWARD, CandidatePlan, ConvolutionProblem
+from ullage.virtual.kernels.cudnn.layouts import strides_of
 
 # cudnn_graph.h: types of descriptors, names of attributes, types of attributes, and values.
 _CONVOLUTION, _ENGINE, _ENGINE_CONFIG, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 5, 15, 17, 38

@@ -28,12 +28,14 @@ from ullage.virtual.kernels.cudnn.formulas import (
     DATA,
     FILTER,
     FORWARD,
-    GROUPS_AT_ONCE,
     ITEM_BYTES,
     ConvolutionProblem,
-    packed_channels,
     product,
     round_up,
+)
+from ullage.virtual.kernels.cudnn.terms import (
+    GROUPS_AT_ONCE,
+    packed_channels,
 )
 
 # Knobs, by cuDNN's numbers (cudnnBackendKnobType_t).
@@ -53,7 +55,7 @@ _UNPADDED = (39, 40)  # sliced engines whose tiles count the channels as they ar
 # Rows and columns of a tile, by its number.
 _TILES = {
     0: (128, 128), 1: (128, 64), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256), 7: (64, 128), 9: (64, 256),
-    16: (256, 32),
+    16: (256, 32), 18: (64, 192), 20: (256, 96),
 }  # fmt: skip
 _SLICED_TILES = {
     0: (128, 128), 2: (128, 32), 3: (256, 128), 5: (64, 64), 8: (64, 32), 10: (64, 16), 11: (32, 16), 12: (32, 32),
@@ -319,16 +321,6 @@ def product_inputs(row: Sequence[Any], direction: str) -> list[Any]:
 
 
 _PRODUCT_TILES = ((64, 64), (128, 128), (128, 64), (64, 128), (256, 128), (128, 256), (32, 32))
-
-
-def fallback_inputs(row: Sequence[Any]) -> list[Any]:
-    """What the tree is told that says where cuDNN's heuristics name no plan. Takes columns, too."""
-    batch, inner, outer, groups = row[3:7]
-    s, k, t, p, d = (row[7 + 3 * i : 10 + 3 * i] for i in range(5))
-    o = [output_length(s[i], k[i], t[i], p[i], d[i]) for i in range(3)]
-    pixels, taps, out_pixels = (lengths[0] * lengths[1] * lengths[2] for lengths in (s, k, o))
-    products = inner * taps, outer * taps, inner * outer * taps, out_pixels, batch * out_pixels, batch * pixels
-    return [*row, inner & -inner, outer & -outer, inner * groups, outer * groups, taps, *products]
 
 
 def output_length(source: Any, taps: Any, stride: Any, padding: Any, dilation: Any) -> Any:

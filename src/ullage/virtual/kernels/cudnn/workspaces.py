@@ -31,15 +31,17 @@ from ullage.virtual.kernels.cudnn.formulas import (
     by_shares,
     by_votes,
     evaluate,
-    needed_copies,
     product,
     round_up,
     shares_of_votes,
+)
+from ullage.virtual.kernels.cudnn.network import needed_numpy, read_network
+from ullage.virtual.kernels.cudnn.terms import (
+    needed_copies,
     terms,
     transform_bytes,
     transforms,
 )
-from ullage.virtual.kernels.cudnn.network import needed_numpy, read_network
 from ullage.virtual.releases import MEASURED_CUDNN
 
 # The table and the trees. `ullage convolutions fit` writes them; they are read at the first convolution.
@@ -72,9 +74,7 @@ HASH_BITS = 44
 
 use_table = True  # False: guesses alone, as a benchmark on models that were never measured needs it
 COPIED, PARTS = "c", "p"  # questions that the trees of a plan answer: which formula, and how many parts
-NO_PLAN = "n"  # and one of a problem in 16 bits: whether cuDNN's heuristics name none
 _LEAST_LIKELY = 0.01  # plans that count
-_NO_PLAN_RIGHT = 0.9  # of what is said to have none, on problems that were held out
 
 
 class WorkspaceTable(NamedTuple):
@@ -370,11 +370,7 @@ def sizes_by_plans(
         return None
     grown, size = trees(DATA_FOLDER / PLAN_TREES), plans.lengths(problem)
     row, found = plans.row_of(problem), list[tuple[int, float]]()
-    none = _no_plan(problem, grown.get(problem.direction + NO_PLAN), row)
-    named = [(plan, likely * (1 - none)) for plan, likely in network.plans(problem, _LEAST_LIKELY, tf32, deterministic)]
-    if none:
-        named = sorted([*named, (plans.fallback(problem.direction), none)], key=lambda pair: -pair[1])
-    for plan, likely in named:
+    for plan, likely in network.plans(problem, _LEAST_LIKELY, tf32, deterministic):
         cut = plans.grid(plan, size, problem.channels_last or size.batch == 1)
         name = f"{problem.direction}{plan.engine}"
         if name + COPIED not in grown:
@@ -387,14 +383,6 @@ def sizes_by_plans(
                 if formula.buffer != FOURIER or parts.buffers[FOURIER]:
                     found.append((partial + evaluate(formula, parts), likely * share * each))
     return found
-
-
-def _no_plan(problem: ConvolutionProblem, grown: WorkspaceTrees | None, row: list[int]) -> float:
-    """How likely it is that cuDNN's heuristics name no plan for a problem, so that a fallback is taken."""
-    if grown is None or problem.kind == "f32":
-        return 0.0
-    share = _walked(grown, plans.fallback_inputs(row)).get(1, 0.0) / len(grown.roots)
-    return share * _NO_PLAN_RIGHT
 
 
 def _parts(
