@@ -2,12 +2,14 @@
 
 import json
 import random
+import shutil
 
 import numpy as np
 import pytest
 
 from ullage.research.cudnn_tables import table, trials
 from ullage.research.cudnn_tables.table import find_formulas, has_odd_channels, label
+from ullage.virtual.kernels.cudnn import workspaces
 from ullage.virtual.kernels.cudnn.formulas import (
     FOURIER,
     WIDE,
@@ -122,3 +124,22 @@ def test_a_method_is_only_named_where_it_applies():
     dilated = winograd._replace(dilation=(2, 2), padding=(2, 2))
     rows = [(one, terms(one).buffers[WINOGRAD] or sum(terms(one).source)) for one in (winograd, dilated)]
     assert [formula.buffer == WINOGRAD for formula in trials.nearest_formulas(part_of(rows))] == [True, False]
+
+
+def test_trees_that_are_added_vote_beside_those_that_there_are(tmp_path, monkeypatch):
+    asked = [problem(batch, 16, 16, side=24) for batch in (1, 2, 32, 64)]
+    shutil.copy(workspaces.DATA_FOLDER / workspaces.TRIAL_TREES, tmp_path)
+    monkeypatch.setattr(workspaces, "DATA_FOLDER", tmp_path)
+
+    def by_transforms(one):
+        workspaces.trees.cache_clear()
+        found = workspaces.votes(one, workspaces.TRIAL_TREES, workspaces.TRANSFORM)
+        return sum(share for formula, share in found if formula.buffer == FOURIER), sum(share for _, share in found)
+
+    before = [by_transforms(one) for one in asked]
+    trials.add_transforms(
+        {one: trials.LargestPlans(900 * (one in asked[2:]), 40) for one in asked}, tmp_path, 2, 8, str
+    )
+    for place, one in enumerate(asked):
+        share, total = (after - known for after, known in zip(by_transforms(one), before[place], strict=True))
+        assert (share, total) == (pytest.approx(2.0 * (place > 1)), pytest.approx(2.0))

@@ -90,6 +90,25 @@ def test_a_compiled_model_inside_of_ddp(gpu):
     assert any("torch.compile was followed" in note for note in gpu.notes), gpu.notes
 
 
+class Stack(torch.nn.Module):
+    """Runs some of its layers, as models of transformers do: the slice is a list of modules, made in the pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers[:2]:
+            x = layer(x).relu()
+        return x
+
+
+def test_what_watches_modules_breaks_no_graph(gpu):
+    model = torch.compile(Stack().cuda(), fullgraph=True)
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    assert not [note for note in gpu.notes if "torch.compile failed" in note]
+
+
 def test_recomputed_dropout_is_compiled(gpu):
     def block(x):
         return torch.nn.functional.dropout(wave(x) @ x, 0.1).relu()

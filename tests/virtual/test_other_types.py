@@ -1,5 +1,7 @@
 """Nested tensors, quantized types and transformed functions: what they ask of the allocator, as an H200 did."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -42,6 +44,17 @@ def test_derivatives_in_forward_mode(gpu):
     assert jacfwd(torch.sin)(x[0, :8]).shape == (8, 8)
 
 
+def test_a_tangent_of_zeros_takes_no_memory(gpu):
+    """The weight's tangent times the input: the input has none, so a product of zeros is added, made of one zero."""
+    weight, x = torch.ones(256, 512, device="cuda"), torch.ones(64, 512, device="cuda")
+    bias = torch.ones(256, device="cuda")
+    with recorded_events(gpu) as events:
+        jvp(lambda w: F.linear(x, w, bias), (weight,), (torch.ones_like(weight),))
+    copied = events.index(x.nbytes)  # the zeros, for their product alone
+    assert events[copied + 1] == -1 - sum(size >= 0 for size in events[:copied])
+    assert x.nbytes not in events[copied + 1 :]
+
+
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_attention_over_jagged_tensors(gpu, kind):
     layer = nn.Linear(64, 64).cuda().to(kind)
@@ -54,7 +67,10 @@ def test_attention_over_jagged_tensors(gpu, kind):
     assert layer.weight.grad.shape == (64, 64)
     padded = layer(nested).to_padded_tensor(0.0)
     assert padded.shape == (2, 80, 64)
-    padded.sum().backward()  # goes back through the places that are no padding
+    with recorded_events(gpu) as events:
+        padded.sum().backward()  # goes back through the places that are no padding
+    rows = 97 * 64 * padded.element_size()
+    assert rows in [size for before, size in pairwise(events) if before == rows]  # and an unused tensor like it before
     assert layer.weight.grad.shape == (64, 64)
     assert next(row["output"] for row in gpu.origins.layers() if row["class"] == "Linear") == [2, None, 64]
 

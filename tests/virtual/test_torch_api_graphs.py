@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.virtual.recording import recorded_events
 
 from ullage.units import MIB
 from ullage.virtual import virtual_gpu
@@ -131,3 +132,32 @@ def test_requests_on_side_streams_are_repeated_there(gpu):
         torch.zeros(1 << 20, device="cuda")
     gpu.memory.repeat(gpu.memory.requests[:], times=2, quiet=1)
     assert {segment["stream"] for segment in torch.cuda.memory_snapshot()} == {side.stream_id}
+
+
+def test_what_another_stream_uses_is_not_free_before_the_capture_ends(gpu):
+    side, first, second = torch.cuda.Stream(), torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(first):
+        x = torch.zeros(5 * MIB, dtype=torch.uint8, device="cuda")
+        x.record_stream(side)
+        address = x.data_ptr()
+        del x
+        y = torch.zeros(5 * MIB, dtype=torch.uint8, device="cuda")
+        assert y.data_ptr() != address
+    torch.cuda.synchronize()
+    torch.zeros(1, device="cuda")  # PyTorch looks before a request
+    with torch.cuda.graph(second, pool=first.pool()):
+        assert torch.zeros(5 * MIB, dtype=torch.uint8, device="cuda").data_ptr() == address
+
+
+def test_efficient_attention_keeps_its_seed_on_the_gpu_while_captured(gpu):
+    q = torch.zeros(2, 4, 64, 32, device="cuda", requires_grad=True)
+
+    def attend():
+        with recorded_events(gpu) as events:
+            torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        return [size for size in events if size >= 0]
+
+    usual = attend()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        captured = attend()
+    assert captured == [8, 8, *usual]

@@ -135,6 +135,13 @@ def fit(
     trials: Annotated[
         bool, typer.Option("--trials", help="Fit what cudnn.benchmark tries, instead of what cuDNN chooses without it.")
     ] = False,
+    add: Annotated[
+        bool,
+        typer.Option(
+            "--add",
+            help="With --trials: add trees for whether there is a plan by Fourier transforms to those in the folder.",
+        ),
+    ] = False,
 ) -> None:  # fmt: skip
     """Fit what estimates know of cuDNN's workspaces: a table of measured calls, and trees for all others.
 
@@ -152,7 +159,9 @@ def fit(
     from ullage.research.cudnn_tables import trials as tried
 
     described = _described(describe)
-    if not held_out and (out is None or described is None):
+    if add and (out is None or not trials or held_out):
+        raise InvalidValue("--add needs --trials and --out")
+    if not held_out and (out is None or (described is None and not add)):
         raise InvalidValue("needed --out and --describe, or --held-out")
     found: dict[Any, Any] = {}
     for path in measured:
@@ -163,6 +172,8 @@ def fit(
         raise InvalidValue(f"no measured convolution in {', '.join(map(str, measured))}")
     if held_out:
         (tried.evaluate_held_out if trials else table.evaluate_held_out)(found, trees, leaves, print)
+    elif add and out is not None:
+        tried.add_transforms(found, out, trees, leaves, print)
     elif out is not None and described is not None:
         (tried.write_fit if trials else table.write_fit)(found, out, described, trees, leaves, print)
 

@@ -350,6 +350,7 @@ def carry_out(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str
         gpu.note(*plan.note)
     for place, size in plan.resized:
         views.resize_to(gpu, argument_at(place, args, kwargs), size)
+    numbers = _single_numbers(gpu, plan.host_outputs) if plan.host_outputs else {}
     if plan.steps is None:
         results = [_result(memory, output, args, kwargs) for output in plan.outputs]
     else:
@@ -359,12 +360,18 @@ def carry_out(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str
     if plan.defaults:
         for place, value in plan.defaults.items():
             results[place] = value
-    if plan.host_outputs:
-        for place, dtype in plan.host_outputs.items():
-            results[place] = torch.zeros((), dtype=dtype)
+    for place, number in numbers.items():
+        results[place] = number
     if plan.single:
         return results[0]
     return results if plan.as_list else tuple(results)
+
+
+def _single_numbers(gpu: GPUState, places: dict[int, torch.dtype]) -> dict[int, torch.Tensor]:
+    """A kernel's seed and offset: in the CPU's memory, or while a graph is captured in the GPU's, made first."""
+    if torch.cuda.is_current_stream_capturing():
+        return {place: gpu.memory.tensor((), (), dtype, dtype.itemsize) for place, dtype in places.items()}
+    return {place: torch.zeros((), dtype=dtype) for place, dtype in places.items()}
 
 
 def _carry_out_steps(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

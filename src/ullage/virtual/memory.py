@@ -215,7 +215,9 @@ class DeviceMemory:
         self._free_what_is_done()
 
     def _free_what_is_done(self) -> None:
-        """What the GPU has come to since it was freed."""
+        """What the GPU has come to since it was freed; PyTorch looks only where no graph is being captured."""
+        if self.allocator.private.underway:
+            return
         with self._lock:
             now = 0.0 if self.lead is None else self.lead.host
             for entry in self.waiting:
@@ -242,7 +244,7 @@ class DeviceMemory:
         try:
             block = allocator.malloc(nbytes, self.stream)
         except OutOfMemory as error:
-            if self.waiting:  # the host waits for the GPU before it gives up
+            if self.waiting and not allocator.private.underway:  # the host waits for the GPU before it gives up
                 self.synchronized()
                 return self._block(nbytes)
             self.out_of_memory = self._message(error)

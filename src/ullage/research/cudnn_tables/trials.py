@@ -147,6 +147,38 @@ def _trees_of_trials(
     )
 
 
+def add_transforms(
+    found: dict[ConvolutionProblem, LargestPlans], out: Path, trees: int, leaves: int, say: Callable[[str], None]
+) -> None:
+    """Grow more trees for whether cuDNN names a plan by Fourier transforms: they vote beside those in a folder."""
+    with np.load(out / TRIAL_TREES) as file:
+        arrays = dict(file)
+    for direction in DIRECTIONS:
+        asked = {one: plans for one, plans in found.items() if one.direction == direction and transforms(one)}
+        if not asked:
+            continue
+        problems = measured_part([(problem, max(plans)) for problem, plans in asked.items()])
+        answers = [_BY_TRANSFORM if asked[problem].transform else _NOTHING for problem in problems.problems]
+        grown, formulas = _grow_for(feature_rows(problems), answers, trees, leaves)
+        name = f"{direction}{TRANSFORM}"
+        before = {part.removeprefix(f"{name}_"): arrays[part] for part in arrays if part.startswith(f"{name}_")}
+        added = export(grown) | {"formulas": np.array(formulas, dtype=np.int64)}
+        arrays |= {f"{name}_{part}": values for part, values in beside(before, added).items()}
+        say(f"{direction} {len(asked)} problems, {trees} more trees")
+    np.savez_compressed(out / TRIAL_TREES, **arrays)
+
+
+def beside(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Two sets of trees as one: labels of the second are places among the formulas of both."""
+    joined = {name: np.concatenate([first[name], second[name]]) for name in ("feature", "step", "shares", "formulas")}
+    joined["roots"] = np.concatenate([first["roots"], second["roots"] + np.int32(len(first["feature"]))])
+    joined["labels"] = np.concatenate([first["labels"], second["labels"] + np.int16(len(first["formulas"]))])
+    thresholds, places = np.unique(
+        np.concatenate([each["thresholds"][each["threshold"]] for each in (first, second)]), return_inverse=True
+    )
+    return joined | {"thresholds": thresholds, "threshold": places.astype(np.uint16)}
+
+
 def _grow_for(rows: Any, formulas: Sequence[Formula], trees: int, leaves: int) -> tuple[list[Any], list[Formula]]:
     numbers = {formula: number for number, formula in enumerate(dict.fromkeys(formulas))}
     labels = [numbers[formula] for formula in formulas]

@@ -34,6 +34,7 @@ _COMPILED = "torch.compile was followed as PyTorch compiles it: {functions}"
 _OURS = os.path.dirname(ullage.__file__) + os.sep
 _HOOKS = (
     (module_hooks, ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")),
+    (module_hooks, ("_global_module_registration_hooks",)),  # a slice of a `ModuleList` is one more module
     (optimizer_hooks, ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")),
 )
 

@@ -134,7 +134,7 @@ class Plan:
     single: bool = False
     as_list: bool = False
     defaults: dict[int, Any] | None = None  # outputs that are plain numbers
-    host_outputs: dict[int, torch.dtype] | None = None  # outputs that are single numbers in CPU tensors
+    host_outputs: dict[int, torch.dtype] | None = None  # single numbers: in CPU tensors, unless captured
     quick: Output = None  # the only output of a plan without steps; filled in by the mode
     small: bool = False  # whether the values of an output can be followed; filled in by the mode
     library: str = ""  # that the call runs in: its code, and for cuBLAS a workspace, is loaded at first use

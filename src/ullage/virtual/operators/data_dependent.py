@@ -191,7 +191,10 @@ def bincount(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 @handler("aten._padded_dense_to_jagged_forward.default")
 def padded_to_jagged(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """NestedTensorTransformerFunctions.cu: one row for each place that is no padding; at most every place is one."""
+    """NestedTensorTransformerFunctions.cu: one row for each place that is no padding; at most every place is one.
+
+    The kernel is one for operations on jagged values, so a tensor of them is made first, and never filled.
+    """
     padded, offsets = args[0], args[1]
     if not padded.is_cuda:
         return gpu.host.call(func, args, kwargs)
@@ -203,7 +206,11 @@ def padded_to_jagged(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: di
         rows = padded.shape[:-1].numel()
         gpu.note("shapes", f"a padded tensor of {tuple(padded.shape)} taken as without padding")
     width = padded.shape[-1]
-    return gpu.memory.tensor((rows, width), (width, 1), padded.dtype, rows * width * padded.element_size())
+    nbytes = rows * width * padded.element_size()
+    values = gpu.memory.take(nbytes)
+    result = gpu.memory.tensor((rows, width), (width, 1), padded.dtype, nbytes)
+    gpu.memory.give_back(values)
+    return result
 
 
 @handler("aten.repeat_interleave.Tensor")

@@ -29,6 +29,17 @@ def lift(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return tensor
 
 
+@handler("aten._efficientzerotensor.default")
+def tangent_of_zeros(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """What derivatives in forward mode have where there is no tangent: an operator makes a single zero of it, and
+    repeats that without memory (ZeroTensorFallback.cpp)."""
+    if torch.device(kwargs.get("device") or "cpu").type != "cuda":
+        tensor: torch.Tensor = gpu.host.call(func, args, kwargs)
+        return tensor
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    return gpu.memory.tensor(args[0], [0] * len(args[0]), dtype, dtype.itemsize)
+
+
 @handler(
     "aten.set_.default",
     "aten.set_.source_Tensor",
