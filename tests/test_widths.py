@@ -2,7 +2,7 @@
 
 import pytest
 
-from ullage.cli import accuracy, comparison, jobs, training
+from ullage.cli import accuracy, comparison, jobs, ranking, training
 from ullage.cli.job_tables import HISTORY, QUEUE, table
 from ullage.cli.main import app
 from ullage.cli.tables import fitted
@@ -54,9 +54,9 @@ def test_a_ranking(capsys):
                allocated=6 << 30, reserved=7 << 30, process=7 << 30, upper=8 << 30)
         for run in runs
     ]  # fmt: skip
-    shown = fits(accuracy._table(rank(truth, records)))
+    shown = fits(ranking._table(rank(truth, records)))
     assert all(name in shown for name in ("estimator", "median", "too low", "time", LONG))
-    accuracy.print_ranking(truth, records)
+    ranking.print_ranking(truth, records)
     fits(
         "\n".join(
             line for line in capsys.readouterr().out.splitlines() if "second round" not in line and ": " not in line

@@ -15,6 +15,7 @@ from ullage.manager.storage import group_commit
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.group_commit import GroupCommit
 from ullage.manager.storage.history import JobHistory
+from ullage.manager.storage.migrations import MIGRATIONS, SHARED_SPECS
 from ullage.manager.storage.records import State
 
 MANY = 300
@@ -97,8 +98,8 @@ def test_one_of_an_array_can_ask_for_something_else(store):
 
 
 def test_rows_of_an_older_database_share_what_was_asked_for(tmp_path, monkeypatch):
-    before = database_module.MIGRATIONS.index(database_module.SHARED_SPECS)
-    monkeypatch.setattr(database_module, "MIGRATIONS", database_module.MIGRATIONS[:before])
+    before = MIGRATIONS.index(SHARED_SPECS)
+    monkeypatch.setattr(database_module, "MIGRATIONS", MIGRATIONS[:before])
     Database(tmp_path).close()
     with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as old:
         for number, (key, asked) in enumerate([("a", "[1]"), ("a", "[1]"), ("a", "[2]"), ("b", "[1]")]):
