@@ -179,17 +179,19 @@ def the_same_question_has_the_same_answer_and_the_order_of_the_arguments_does_no
 
 
 def a_second_pass_places_nobody_who_was_told_to_wait(scene: Scene) -> None:
-    """Nothing has changed but that the placed jobs are there: the answers hold. (Without reservations: a job that
-    reserves and the jobs placed after it may make others' room.)"""
+    """Nothing has changed but that the placed jobs are there, and their users had their turns: the answers hold.
+    (Without reservations: a job that reserves and the jobs placed after it may make others' room.)"""
     chosen, waiting, running, slots, ledger, site = scene
     site = dataclasses.replace(site, reservations=0)
     outcome = decide(chosen, waiting, running, slots, ledger, site, now=1000.0)
-    by_id = {job.id: job for job in waiting}
+    by_id, usage = {job.id: job for job in waiting}, Counter[str]()
     for decision in outcome.placed:
+        job = by_id[decision.job]
         ledger.accept(decision)
-        running = [*running, Running(by_id[decision.job], decision.slots, since=1000.0)]
+        running = [*running, Running(job, decision.slots, since=1000.0)]
+        usage[job.user] += site.turn * (job.gpus or 1)
     left = [by_id[each.job] for each in outcome.waiting]
-    assert decide(chosen, left, running, slots, ledger, site, now=1000.0).placed == ()
+    assert decide(chosen, left, running, slots, ledger, site, now=1000.0, usage=usage).placed == ()
 
 
 def the_quick_no_is_never_wrong(scene: Scene) -> None:
