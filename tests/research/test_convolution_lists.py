@@ -50,6 +50,10 @@ def test_fitting_needs_a_folder_or_held_out_layers(tmp_path):
     assert isinstance(invoke("fit", tmp_path / "x").exception, InvalidValue)
     described = invoke("fit", tmp_path / "x", "--out", tmp_path, "--describe", "H200").exception
     assert isinstance(described, InvalidValue) and "JSON" in str(described)
+    alone = invoke("fit", tmp_path / "x", "--add", "--out", tmp_path).exception
+    assert isinstance(alone, InvalidValue) and "--trials" in str(alone)
+    empty = invoke("fit", tmp_path / "x", "--trials", "--add", "--out", tmp_path).exception
+    assert isinstance(empty, InvalidValue) and "trial_trees.npz" in str(empty)
 
 
 @pytest.mark.slow

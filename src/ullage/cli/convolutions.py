@@ -157,10 +157,13 @@ def fit(
     """
     from ullage.research.cudnn_tables import table
     from ullage.research.cudnn_tables import trials as tried
+    from ullage.virtual.kernels.cudnn.workspaces import TRIAL_TREES
 
     described = _described(describe)
     if add and (out is None or not trials or held_out):
         raise InvalidValue("--add needs --trials and --out")
+    if add and out is not None and not (out / TRIAL_TREES).is_file():
+        raise InvalidValue(f"--add needs a folder with {TRIAL_TREES}, as --trials without --add writes it; found {out}")
     if not held_out and (out is None or (described is None and not add)):
         raise InvalidValue("needed --out and --describe, or --held-out")
     found: dict[Any, Any] = {}
