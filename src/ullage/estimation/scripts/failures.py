@@ -229,13 +229,12 @@ def only_pytorch(shown: str, framework: str) -> str:
     return f"{shown} uses {framework}, and nothing in it imports PyTorch: only PyTorch is followed"
 
 
-def _typed(failure: dict[str, Any], shown: str, option: str = "") -> str:
-    """What to type with one more option: with the launcher that was typed, if there was one."""
+def _typed(failure: dict[str, Any], shown: str, option: str = "", variable: str = "") -> str:
+    """What to type with one more option or variable: with the launcher that was typed, if there was one."""
     if failure.get("launched"):
-        return (
-            f"the same line as before, with {option} after 'ullage estimate'" if option else "the same line as before"
-        )
-    return f"ullage estimate {shown.replace('-m ', '--module ')} {option}".strip()
+        place = f"{option} after" if option else f"{variable} before"
+        return f"the same line as before, with {place} 'ullage estimate'"
+    return f"{variable} ullage estimate {shown.replace('-m ', '--module ')} {option}".strip()
 
 
 def _at(failure: dict[str, Any]) -> str:
@@ -381,7 +380,7 @@ def _package(failure: dict[str, Any], shown: str, seconds: float) -> str:
     needs = f"{shown} needs the package {package}, which is not installed for {failure['python']}{_at(failure)}"
     if failure.get("around"):
         folder = shlex.quote(failure["around"])
-        return f"{needs}. It is in {folder}; type: PYTHONPATH={folder} {_typed(failure, shown)}"
+        return f"{needs}. It is in {folder}; type: {_typed(failure, shown, variable=f'PYTHONPATH={folder}')}"
     if failure.get("elsewhere"):
         there = failure["elsewhere"]
         return f"{needs}. {there} has it; type: {_typed(failure, shown, f'--python {there}')}"
