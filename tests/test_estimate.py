@@ -11,6 +11,16 @@ import torch
 
 import ullage
 from ullage.allocator import AllocatorConfig
+from ullage.errors import (
+    DamagedRecord,
+    DeviceLost,
+    InvalidValue,
+    MissingPackage,
+    NoSuchJob,
+    PolicyFailed,
+    ScriptFailed,
+    UnknownName,
+)
 from ullage.workloads.configuration import MODEL_OPTIONS
 
 
@@ -148,3 +158,16 @@ def test_allocator_settings_are_taken_by_their_name_and_by_the_older_one():
     new = ullage.estimate(training(width=1500)[0], gpu="H200", allocator_config=settings)
     old = ullage.estimate(training(width=1500)[0], gpu="H200", config=settings)
     assert new.peak_reserved == old.peak_reserved < plain.peak_reserved
+
+
+ERRORS = (
+    UnknownName("GPU", "H20O", ["H200"]), MissingPackage("timm", "models"), ScriptFailed("a", "b", own=True),
+    DeviceLost("GPU-1", "lost"), PolicyFailed("mine.py:choose", 7, "none"), DamagedRecord(17, "no JSON"), NoSuchJob("17"),
+    InvalidValue("x"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_another_process_gets_an_error_as_it_was(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)

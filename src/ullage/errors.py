@@ -29,10 +29,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class UllageError(Exception):
-    """The base class; its text is one message for a person."""
+    """The base class; its text is one message for a person. Another process can be sent one (`pickle`)."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _as_it_was, (type(self), self.args, vars(self))
+
+
+def _as_it_was(kind: type[UllageError], args: tuple[Any, ...], values: dict[str, Any]) -> UllageError:
+    error = kind.__new__(kind, *args)  # whose __init__ would make a text of a text
+    vars(error).update(values)
+    return error
 
 
 _MOST_LISTED = 20  # valid names in a message
