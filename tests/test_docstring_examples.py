@@ -9,7 +9,7 @@ from tests.test_rooms import FILES
 # Whole estimates and trainings, which other tests make too.
 LONG = {
     "estimation.asking", "estimation.estimators.faketensor", "estimation.estimators.virtual_run",
-    "estimation.estimators.xmem.estimator", "estimation.largest_batch", "estimation.planning",
+    "estimation.estimators.xmem.estimator", "estimation.largest_batch", "estimation.planning.asking",
     "research.training.folds",
 }  # fmt: skip
 WITH_EXAMPLES = [name for name, file in FILES.items() if ">>> " in file.read_text()]

@@ -162,8 +162,8 @@ def test_allocator_settings_are_taken_by_their_name_and_by_the_older_one():
 
 ERRORS = (
     UnknownName("GPU", "H20O", ["H200"]), MissingPackage("timm", "models"), ScriptFailed("a", "b", own=True),
-    DeviceLost("GPU-1", "lost"), PolicyFailed("mine.py:choose", 7, "none"), DamagedRecord(17, "no JSON"), NoSuchJob("17"),
-    InvalidValue("x"),
+    DeviceLost("GPU-1", "lost"), PolicyFailed("mine.py:choose", 7, "none"), DamagedRecord(17, "no JSON"),
+    NoSuchJob("17"), InvalidValue("x"),
 )  # fmt: skip
 
 

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from ullage.estimation.asking import estimate, utilization
     from ullage.estimation.estimators.registry import estimators
     from ullage.estimation.largest_batch import MaxBatch, max_batch
-    from ullage.estimation.planning import GPUPlan, plan
+    from ullage.estimation.planning.asking import plan
+    from ullage.estimation.planning.result import GPUPlan
     from ullage.estimation.result import Estimate
     from ullage.estimation.sharing import share
     from ullage.hardware import GPU, gpu, gpus
@@ -60,7 +61,7 @@ _HOMES = {
     "Client": "ullage.manager.client",
     "Estimate": "ullage.estimation.result",
     "GPU": "ullage.hardware",
-    "GPUPlan": "ullage.estimation.planning",
+    "GPUPlan": "ullage.estimation.planning.result",
     "JobKind": "ullage.simulation.trace",
     "JobTrace": "ullage.simulation.trace",
     "MaxBatch": "ullage.estimation.largest_batch",
@@ -77,7 +78,7 @@ _HOMES = {
     "gpu": "ullage.hardware",
     "gpus": "ullage.hardware",
     "max_batch": "ullage.estimation.largest_batch",
-    "plan": "ullage.estimation.planning",
+    "plan": "ullage.estimation.planning.asking",
     "read_trace": "ullage.simulation.reading",
     "replay": "ullage.simulation.asking",
     "share": "ullage.estimation.sharing",

@@ -1,6 +1,7 @@
 """`ullage.plan` and `ullage plan`: on how many GPUs, and spread how, a job fits."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from tests.commands import typed_in
 
 import ullage
 from ullage.errors import InvalidValue, ScriptFailed, UnknownName
-from ullage.estimation.planning import read_gpus
+from ullage.estimation.planning.clusters import read_gpus
 from ullage.estimation.scripts.parent import many_runs
 from ullage.isolation.guard import Private
 from ullage.isolation.parent import run
@@ -32,13 +33,15 @@ def by_hand():
 
 
 SCRIPT = """
-import os, sys, torch
+import os, sys, time, torch
 import torch.distributed as dist
 
 kind = sys.argv[1]
 if kind == "broken" or kind == "pair" and os.environ["WORLD_SIZE"] == "1":
     raise ValueError(f"I need two GPUs; forked: {'ullage.estimation.asking' in sys.modules}")
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+if kind == "hangs" and ranks > 1:
+    time.sleep(900)
 weights = torch.zeros(1 << 20 + (rank if kind == "stages" else 0), device="cuda", requires_grad=True)
 if kind != "alone":
     dist.init_process_group("nccl")
@@ -68,7 +71,7 @@ def of_script(forked, tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
-    return lambda kind, gpus="1..2xH100": ullage.plan("train.py", gpus, args=[kind])
+    return lambda kind, gpus="1..2xH100", **how: ullage.plan("train.py", gpus, args=[kind], **how)
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +131,48 @@ def test_the_plan_as_json(found):
     told = json.loads(json.dumps(found.to_dict()))
     assert told["gpu"] == "H100-80GB" and told["rows"][told["fastest"]]["samples_per_s"] == found.fastest.samples_per_s
     assert told["rows"][1]["estimate"]["utilization"]["interconnect"] == "pcie3,eth-100"
+
+
+def comparable(found):
+    """The plan as plain values, without the time that it took."""
+    rows = [row | {"estimate": row["estimate"] and row["estimate"] | {"seconds": None}} for row in found["rows"]]
+    return found | {"rows": rows}
+
+
+def test_rows_that_are_estimated_at_once_are_what_they_are_one_after_another():
+    options = {"parallel": ["ddp", "tp"], "checkpointing": False, "batch_size": 2, "optimizer": "sgd"}
+    seen = []
+    one, many = (
+        ullage.plan(
+            "torchvision:alexnet", "1..4xT4", workers=workers, progress=lambda *told: seen.append(told), **options
+        )
+        for workers in (1, 3)
+    )
+    assert comparable(one.to_dict()) == comparable(many.to_dict())
+    assert any(row.estimate for row in many.rows) and any(row.why_not for row in many.rows)
+    assert {(row, total) for row, _, total in seen[len(one.rows) :]} == {
+        (row, 5) for row, _, _ in seen[: len(one.rows)]
+    }
+
+
+def test_rows_of_a_script_are_estimated_at_once(of_script):
+    assert comparable(of_script("data", workers=2).to_dict()) == comparable(of_script("data").to_dict())
+
+
+def test_ctrl_c_ends_the_scripts_that_are_estimated_at_once(of_script):
+    def stop(row, done, total):
+        if row.gpus > 2:
+            raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        of_script("hangs", "1..4xH100", workers=3, progress=stop, timeout=500)
+    assert time.monotonic() - began < 250
+
+
+def test_no_worker_is_refused():
+    with pytest.raises(InvalidValue, match="at least one worker; found 0"):
+        ullage.plan("torchvision:alexnet", "2xT4", workers=0)
 
 
 def test_a_global_batch_is_shared_by_the_ranks():

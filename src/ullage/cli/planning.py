@@ -19,6 +19,9 @@ from ullage.cli.options import (
     target_of,
     with_options,
 )
+from ullage.units import GIB
+
+_MEMORY_OF_A_ROW = 4 * GIB
 
 
 @with_options(FollowOptions, ModelOptions)
@@ -44,6 +47,10 @@ def plan(
                            rich_help_panel=RANKS)
     ] = False,
     interconnect: InterconnectNames = None,
+    workers: Annotated[
+        int | None, typer.Option(help="How many rows are estimated at once.", metavar="N", min=1,
+                                 show_default="as many as there are cores and memory for")
+    ] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:  # fmt: skip
@@ -63,25 +70,27 @@ def plan(
     from rich.console import Console
 
     from ullage.cli.progress import following
-    from ullage.estimation.planning import PlanRow, print_plan, read_gpus
-    from ullage.estimation.planning import plan as make_plan
+    from ullage.estimation.planning.asking import plan as make_plan
+    from ullage.estimation.planning.clusters import read_gpus
+    from ullage.estimation.planning.result import PlanRow, print_plan
+    from ullage.isolation.limits import room_for
 
     read_gpus(gpus)
     checkpointing = False if no_checkpointing else True if options.pop("checkpointing") else None
     target = target_of(source, args, **options)
+    begun: list[PlanRow] = []
     with following("estimating") as going:
 
-        def told(row: PlanRow, number: int, total: int) -> None:
-            if number == 0:
+        def told(row: PlanRow, done: int, total: int) -> None:
+            if not begun:
                 going.begin(source, total)
-            else:
-                going.step()
-            going.doing(row.in_words)
+            begun.append(row)
+            going.doing(row.in_words, done)
 
         found = make_plan(
             target.source, gpus, parallel=None if parallel is None else [name.strip() for name in parallel.split(",")],
             checkpointing=checkpointing, global_batch=global_batch, interconnect=interconnect, progress=told,
-            **target.options,
+            workers=workers or room_for(_MEMORY_OF_A_ROW), **target.options,
         )  # fmt: skip
     if as_json:
         print(json.dumps(found.to_dict()))

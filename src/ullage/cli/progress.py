@@ -44,9 +44,9 @@ class Following:
             self._bar.update(self._task, visible=False)
         self._task = self._bar.add_task(what, total=total, told="")
 
-    def doing(self, text: str) -> None:
-        """Say what the next step is about."""
-        self._told = text
+    def doing(self, text: str, done: int | None = None) -> None:
+        """Say what the next step is about; and how many are done, where several go on at once."""
+        self._told, self._done = text, self._done if done is None else done
         self._show()
 
     def step(self, text: str = "") -> None:

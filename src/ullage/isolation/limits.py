@@ -129,6 +129,16 @@ def machine_memory() -> tuple[int, int]:
         return int(memory.available), int(memory.total)
 
 
+def room_for(memory: int) -> int:
+    """How many processes at once this machine has cores for, and so many bytes of memory each; at least one.
+
+    >>> room_for(1 << 60)
+    1
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, machine_memory()[1] // memory))
+
+
 def _psutil() -> Any:
     """Needed where there is no /proc."""
     try:

@@ -7,10 +7,11 @@ import dataclasses
 import os
 import shlex
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue, ScriptFailed
@@ -238,6 +239,8 @@ def _run(
     also does where its own shapes have told how much it selects from a tensor, after more had been assumed.
     """
 
+    many = _many[-1] if _many else None
+
     def once(request: ScriptRequest = request) -> dict[str, Any]:
         outcome = run(
             "ullage.estimation.scripts.child:run_script",
@@ -249,7 +252,8 @@ def _run(
             python=None if python.is_ours else python.path,
             show=_show if show_output else None,
             progress=progress,
-            warm=_warm[0] if _warm else None,
+            warm=many.warm if many else None,
+            stop=many.stop if many else None,
         )
         kind = "refused" if outcome.reason == "error" else "died"
         found = outcome.answer or _seen_before(outcome) or {"status": "failed", "kind": kind, "how": outcome.failure}
@@ -288,25 +292,29 @@ def _ask_cudnn(
     return HIDDEN if answers is None else answers.words if answers.failed else None
 
 
-_warm: list[WarmProcesses] = []
+class _ManyRuns(NamedTuple):
+    warm: WarmProcesses
+    stop: threading.Event
+
+
+_many: list[_ManyRuns] = []
 
 
 @contextmanager
-def many_runs(of_ranks: bool = False) -> Iterator[None]:
+def many_runs(of_ranks: bool = False) -> Iterator[threading.Event]:
     """Inside, the processes of scripts are forked from one that has imported PyTorch, where that is possible: for a
-    search that runs a script again and again, `of_ranks` as one rank of many. Inside another one, that one serves."""
-    if _warm:
-        yield
-        return
-    processes = WarmProcesses(
-        [*_PRELOAD, *([_OF_RANKS] if of_ranks else [])], limits=Limits(processes=_LIMITS["processes"])
-    )
-    _warm.append(processes)
+    search that runs a script again and again, `of_ranks` as one rank of many. Inside another one, that one's process
+    serves. The event that it gives ends all that are under way in other threads."""
+    preload = [*_PRELOAD, *([_OF_RANKS] if of_ranks else [])]
+    warm = _many[0].warm if _many else WarmProcesses(preload, limits=Limits(processes=_LIMITS["processes"]))
+    here = _ManyRuns(warm, threading.Event())
+    _many.append(here)
     try:
-        yield
+        yield here.stop
     finally:
-        _warm.remove(processes)
-        processes.close()
+        _many.pop()
+        if not _many:
+            warm.close()
 
 
 def _seen_before(outcome: Outcome) -> dict[str, Any] | None:

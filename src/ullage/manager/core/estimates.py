@@ -21,7 +21,7 @@ from ullage.estimation.jobs.command import script_of
 from ullage.estimation.result import BREAKDOWN_WORDS
 from ullage.isolation.environment import environment
 from ullage.isolation.guard import Private
-from ullage.isolation.limits import Limits, machine_memory
+from ullage.isolation.limits import Limits, room_for
 from ullage.isolation.parent import Outcome, run
 from ullage.isolation.protocol import error_text
 from ullage.isolation.recording import Reads
@@ -460,8 +460,7 @@ def estimates_at_once(rules: EstimateSettings) -> tuple[int, int]:
     >>> estimates_at_once(EstimateSettings(at_once=4, per_user=1))
     (4, 1)
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    at_once = rules.at_once or max(1, min(cores, machine_memory()[1] // rules.memory, _MOST_AT_ONCE))
+    at_once = rules.at_once or min(room_for(rules.memory), _MOST_AT_ONCE)
     return at_once, rules.per_user or (at_once if os.getuid() else (at_once + 1) // 2)
 
 

@@ -1,0 +1,233 @@
+"""Estimates the rows of a plan, several at once.
+
+Each row is an estimate, made by running PyTorch's own code as one rank of so many. Two rows share a run only where the
+code cannot tell them apart: whole models with the same batch do the same on 16 ranks and on 64, and only the network's
+part differs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import Event
+from typing import Any
+
+from ullage.errors import InvalidValue, ModelLacks, UllageError
+from ullage.estimation.asking import estimate_workload
+from ullage.estimation.planning.clusters import Cluster
+from ullage.estimation.planning.result import PlanRow
+from ullage.estimation.result import Estimate
+from ullage.hardware import GPU
+from ullage.isolation.child import end_with
+from ullage.isolation.process_identity import Process, this_process
+from ullage.performance.step import StepCalls
+from ullage.virtual.nccl import Communicator
+from ullage.workloads.kinds import MODEL, SCRIPT
+from ullage.workloads.parallel import DDP
+from ullage.workloads.workload import Workload
+
+Progress = Callable[[PlanRow, int, int], Any]
+_PRELOAD = ("ullage.estimation.on_virtual_gpu", "torch._dynamo")  # the latter comes with the first process group
+
+
+_ALONE = "its ranks send each other nothing in a step, so each would train alone: torch.distributed is not used"
+
+
+class Filling:
+    """The rows of a plan while they are estimated, by up to so many `workers` at once.
+
+    Several at once are processes of their own. A function cannot be sent to one, so its rows come one after another.
+    """
+
+    def __init__(
+        self, rows: list[PlanRow], workload: Workload, card: GPU, interconnect: str | None, workers: int, stop: Event
+    ) -> None:
+        self._rows, self._workload, self._card, self._interconnect = rows, workload, card, interconnect
+        self._workers = min(workers, len(rows)) if workload.kind in (MODEL, SCRIPT) else 1
+        self._stop = stop
+        self._filled: dict[int, PlanRow] = {}
+        self._errors: list[UllageError] = []
+        self._hopeless: dict[tuple[str, bool], str] = {}  # what does not run at all, whatever the number of GPUs
+
+    def fill(self, progress: Progress | None) -> list[PlanRow]:
+        """All rows; each says why not where it does not run. An error is raised where none does, all for one reason."""
+        waiting, under_way = list(range(len(self._rows))), dict[Future[Estimate], int]()
+        with self._pool() as pool:
+            while waiting or under_way:
+                number = self._next(waiting, under_way.values())
+                if number is None:
+                    for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                        self._take(under_way.pop(future), future)
+                    continue
+                row = self._rows[number]
+                waiting.remove(number)
+                if progress is not None:
+                    progress(row, len(self._filled), len(self._rows))
+                known = self._known(row)
+                if known is None:
+                    under_way[pool.submit(estimate_workload, self._asked(row), self._card)] = number
+                else:
+                    self._filled[number] = known
+        filled = [row for _, row in sorted(self._filled.items())]
+        reasons = {row.why_not for row in filled if row.estimate is None}
+        if self._errors and len(reasons) == 1 and not any(row.estimate for row in filled):
+            raise self._errors[0]
+        return filled
+
+    def _next(self, waiting: list[int], under_way: Iterable[int]) -> int | None:
+        """The row to begin: one whose kind is not just being tried for the first time, since that may tell of all."""
+        busy = [_kind(self._rows[number]) for number in under_way]
+        if len(busy) == self._workers:
+            return None
+        tried = {_kind(row) for row in self._filled.values()}
+        for number in waiting:
+            kind = _kind(self._rows[number])
+            if kind not in busy or kind in tried and kind[0] != DDP:
+                return number
+        return None
+
+    def _known(self, row: PlanRow) -> PlanRow | None:
+        """The row where nothing has to run for it."""
+        reason = row.why_not or self._hopeless.get(_kind(row))
+        if reason is not None:
+            return replace(row, why_not=reason)
+        same = _same_run(row, self._filled.values(), self._card)
+        return None if same is None else _moved(row, same, self._card)
+
+    def _take(self, number: int, future: Future[Estimate]) -> None:
+        row = self._rows[number]
+        try:
+            answer = future.result()
+            found = replace(row, estimate=answer) if self._workload.kind == MODEL else _as_it_ran(row, answer)
+            whatever_the_number = found.why_not == _ALONE
+        except BrokenProcessPool:
+            raise InvalidValue(
+                f"a process that estimated a row was ended (was memory short?); needed room for {self._workers} at "
+                "once: try --workers 1"
+            ) from None
+        except UllageError as error:
+            self._errors.append(error)
+            found = replace(row, why_not=str(error).splitlines()[0])
+            whatever_the_number = isinstance(error, ModelLacks)
+        if found.why_not is not None and whatever_the_number:
+            self._hopeless[_kind(row)] = found.why_not
+        self._filled[number] = found
+
+    def _asked(self, row: PlanRow) -> Workload:
+        workload = self._workload
+        many = row.gpus > 1 or workload.kind != MODEL
+        run = replace(
+            workload.run, world_size=row.gpus if many else None, nodes=row.nodes, interconnect=self._interconnect,
+            parallel=row.strategy if workload.kind == MODEL and many else None,
+        )  # fmt: skip
+        if workload.configuration is None or row.batch_size is None:
+            return replace(workload, run=run)
+        asked = replace(workload.configuration, batch_size=row.batch_size, checkpointing=row.checkpointing)
+        return replace(workload, run=run, configuration=asked)
+
+    @contextmanager
+    def _pool(self) -> Iterator[Executor]:
+        """Who estimates: this process, its threads for scripts, which have processes of their own, or processes."""
+        if self._workers == 1:
+            yield _Here()
+        elif self._workload.kind == SCRIPT:
+            with ThreadPoolExecutor(self._workers) as pool:
+                try:
+                    yield pool
+                except BaseException:
+                    self._stop.set()
+                    raise
+        else:
+            yield from self._processes()
+
+    def _processes(self) -> Iterator[Executor]:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(_PRELOAD))
+        pool = ProcessPoolExecutor(self._workers, context, _begin, (this_process(),))
+        try:
+            yield pool
+        except BaseException:
+            for process in [*(pool._processes or {}).values()]:
+                process.kill()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _begin(asker: Process) -> None:
+    """In a process that estimates rows: Ctrl-C is for the one that asks, and it ends with that one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with(asker)
+
+
+class _Here(Executor):
+    """Does at once what is submitted."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except UllageError as error:
+            future.set_exception(error)
+        return future
+
+
+def _kind(row: PlanRow) -> tuple[str, bool]:
+    return row.strategy, row.checkpointing
+
+
+def _as_it_ran(row: PlanRow, found: Estimate) -> PlanRow:
+    """How code of its own shares its work: its samplers say, or what its ranks send. Those that send to a single other
+    one are stages of a pipeline, and those that exchange activations in the forward pass have the same samples, too."""
+    step = found.utilization
+    if step is None:
+        return replace(row, estimate=found)
+    if row.gpus > 1 and not step.collectives:
+        return replace(row, why_not=_ALONE)
+    alone = row.gpus if step.data_ranks is None else min(step.data_ranks, row.gpus)
+    if step.data_ranks is None:
+        stages = [each["ranks"] for each in step.collectives if each["operation"] in ("send", "recv")]
+        sharing = [each["ranks"] for each in step.collectives if each["activations"]]
+        alone = max(1, row.gpus // max(stages, default=1) // max(sharing, default=1))
+    return replace(row, estimate=found, batch_size=step.samples, data_ranks=alone)
+
+
+def _same_run(row: PlanRow, filled: Iterable[PlanRow], card: GPU) -> PlanRow | None:
+    """A row whose run this one can share: whole models on several ranks ask for the same, whatever their number, where
+    NCCL's connections take the same."""
+    if row.strategy != DDP:
+        return None
+    connections = Communicator(card, ranks=row.gpus, machines=row.nodes)
+    return next(
+        (
+            other
+            for other in filled
+            if other.strategy == DDP and other.estimate is not None and not other.same_run
+            and (other.checkpointing, other.batch_size) == (row.checkpointing, row.batch_size)
+            and Communicator(card, ranks=other.gpus, machines=other.nodes).size == connections.size
+        ),
+        None,
+    )  # fmt: skip
+
+
+def _moved(row: PlanRow, known: PlanRow, card: GPU) -> PlanRow:
+    """The same run among other ranks: what it sends is the same, to others."""
+    found = known.estimate
+    assert found is not None
+    if found.step_calls is not None:
+        ranks = Cluster(row.gpus, row.nodes)
+        calls = [_among(call, ranks) for call in found.step_calls.calls]
+        found = found.with_utilization(StepCalls(**vars(found.step_calls) | {"calls": calls}), card)
+    return replace(row, estimate=found, same_run=True)
+
+
+def _among(call: dict[str, Any], ranks: Cluster) -> dict[str, Any]:
+    if "ranks" not in call.get("kwargs", {}) or not str(call["operator"]).startswith("collective."):
+        return call
+    values = {"ranks": ranks.gpus, "nodes": ranks.nodes, "ranks_per_node": ranks.ranks_per_node}
+    return {**call, "kwargs": {**call["kwargs"], **values}}

@@ -1,0 +1,181 @@
+"""What was found for each way to run a job, and the table of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from io import StringIO
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from ullage.estimation.result import Estimate
+from ullage.units import format_bytes, format_duration
+from ullage.workloads.parallel import PP
+
+ONE, ITS_OWN = "one GPU", "its own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRow:
+    """One way to run a job: on so many `gpus` of so many `nodes`, spread by a `strategy`, with or without activation
+    `checkpointing`.
+
+    Each of `data_ranks` ranks takes `batch_size` samples a step. `estimate` is what one rank takes; `None` where it was
+    not tried or does not run, for the reason that `why_not` gives. `same_run` says that another row's run was taken.
+    """
+
+    gpus: int
+    nodes: int
+    strategy: str
+    checkpointing: bool = False
+    batch_size: int | None = None
+    data_ranks: int = 1
+    estimate: Estimate | None = None
+    same_run: bool = False
+    why_not: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits by the estimate."""
+        return self.estimate is not None and self.estimate.fits
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """The samples that all ranks take in a second; `None` where the time of a step is not known."""
+        found = None if self.estimate is None else self.estimate.utilization
+        if found is None or found.samples is None or not found.step_s:
+            return None
+        return found.samples * self.data_ranks / found.step_s
+
+    @property
+    def in_words(self) -> str:
+        """The way in words, such as "16 GPUs on 2 machines, fsdp2 with activation checkpointing"."""
+        where = f"{self.gpus} GPU{'s' * (self.gpus > 1)}" + (f" on {self.nodes} machines" if self.nodes > 1 else "")
+        way = "" if self.strategy in (ONE, ITS_OWN) else f", {self.strategy}"
+        return where + way + (" with activation checkpointing" if self.checkpointing else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain values; the estimate without its timeline and layers."""
+        values = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
+        taken = None if self.estimate is None else self.estimate.to_dict(timeline=False, layers=False)
+        return values | {"estimate": taken, "fits": self.fits, "samples_per_s": self.samples_per_s}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPUPlan:
+    """The ways to run a job that were tried, and the `fastest` of those that fit.
+
+    >>> GPUPlan(source="train.py", gpu="H200", rows=[]).fastest is None
+    True
+    """
+
+    source: str
+    gpu: str
+    rows: list[PlanRow] = field(default_factory=list)
+
+    @property
+    def fastest(self) -> PlanRow | None:
+        """The row with the most samples a second among those that are sure to fit; else among those that fit."""
+        known = [row for row in self.rows if row.fits and row.samples_per_s]
+        sure = [row for row in known if row.estimate is not None and not row.estimate.tight]
+        return max(sure or known, key=lambda row: row.samples_per_s or 0.0, default=None)
+
+    @property
+    def fewest(self) -> PlanRow | None:
+        """The fastest row with the fewest GPUs on which it is sure to fit; else on which it fits."""
+        fitting = [row for row in self.rows if row.fits]
+        among = [row for row in fitting if row.estimate is not None and not row.estimate.tight] or fitting
+        least = [row for row in among if row.gpus == min(each.gpus for each in among)]
+        return max(least, key=lambda row: row.samples_per_s or 0.0, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain values; `fastest` and `fewest` are places in `rows`."""
+        places = {name: getattr(self, name) for name in ("fastest", "fewest")}
+        return {
+            "source": self.source, "gpu": self.gpu, "rows": [row.to_dict() for row in self.rows],
+            **{name: None if row is None else self.rows.index(row) for name, row in places.items()},
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        text = StringIO()
+        print_plan(self, Console(file=text, width=100, no_color=True))
+        return text.getvalue().rstrip()
+
+
+# The table
+
+
+def print_plan(found: GPUPlan, console: Console) -> None:
+    """Print one line for each way that was tried, what is fastest, and what was not tried. It fits 80 columns."""
+    tried = [row for row in found.rows if row.estimate is not None]
+    if tried:
+        console.print(_table(found, tried))
+    for line in _words(found):
+        console.print(Text(line))
+
+
+def _table(found: GPUPlan, rows: list[PlanRow]) -> Table:
+    names = ("", "GPUs", "spread", "batch", "takes", "at most", "a step", "network", "samples/s")
+    columns = [Column(name, no_wrap=True, justify="left" if name in ("", "spread") else "right") for name in names]
+    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    before = rows[0].gpus
+    for row in rows:
+        answer = row.estimate
+        assert answer is not None
+        if row.gpus != before:
+            table.add_section()
+        before = row.gpus
+        mark = "[green]✓[/]" if answer.fits and not answer.tight else "[yellow]?[/]" if answer.fits else "[red]✗[/]"
+        times = answer.utilization if answer.fits else None
+        rate = row.samples_per_s if answer.fits else None
+        table.add_row(
+            "[green]★[/]" if row is found.fastest else mark, str(row.gpus), f"{row.strategy}{_KEPT[row.checkpointing]}",
+            "" if row.batch_size is None else str(row.batch_size), format_bytes(answer.needed),
+            format_bytes(answer.bound),
+            "" if times is None else format_duration(times.step_s),
+            "" if times is None or times.interconnect is None else format_duration(times.network_s),
+            "" if rate is None else f"{rate:,.1f}" if rate < 100 else f"{rate:,.0f}",
+            style="bold" if row is found.fastest else None,
+        )  # fmt: skip
+    return table
+
+
+def _words(found: GPUPlan) -> Iterator[str]:
+    tried = [row for row in found.rows if row.estimate is not None]
+    fitting = [row for row in tried if row.fits]
+    times = [row.estimate.utilization for row in tried if row.estimate is not None]
+    networks = {found.interconnect for found in times if found is not None}
+    yield f"{found.source} on {found.gpu}: {len(fitting)} of {len(tried)} ways fit"
+    best, least = found.fastest, found.fewest
+    if best is not None:
+        yield f"★ fastest: {best.in_words}, {best.samples_per_s:,.1f} samples/s"
+    if least is not None and least is not best:
+        yield f"fewest GPUs: {least.in_words}"
+    if any(row.checkpointing for row in tried):
+        yield "+ac: with activation checkpointing"
+    if any(row.estimate is not None and row.estimate.tight for row in tried):
+        yield "?: fits by the estimate, but not by its bound"
+    for names in sorted(filter(None, networks)):
+        yield f"the network is modelled, not measured: {names}"
+    if any(row.strategy == PP for row in tried):
+        yield "pp: a step has the samples of all GPUs, in micro-batches; the figures are those of the largest stage"
+    if any(row.same_run for row in tried):
+        yield "ddp: some share a run; each rank does the same, and only the network's part differs"
+    reasons: dict[str, list[PlanRow]] = {}
+    for row in found.rows:
+        if row.estimate is None:
+            reasons.setdefault(row.why_not or "", []).append(row)
+    for reason, rows in reasons.items():
+        ways = list(dict.fromkeys(f"{row.strategy}{_KEPT[row.checkpointing]}" for row in rows))
+        counts = list(dict.fromkeys(str(row.gpus) for row in rows))
+        yield f"not possible: {', '.join(ways)} on {', '.join(counts)} GPUs: {reason}"
+    if not any(row.strategy == ITS_OWN for row in found.rows):
+        yield "not tried: several kinds of parallelism in one machine"
+
+
+_KEPT = {False: "", True: " +ac"}
