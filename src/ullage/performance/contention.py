@@ -2,9 +2,9 @@
 
 A step of a job is host work and GPU work, which overlap. In company its GPU work takes longer:
 
-- Under **MPS** kernels of all jobs run side by side. A kernel that begins meets those of the others that are there, as
-  far as they fill the SMs. In the order in which they come it would wait for their length, and with even shares for its
-  own; it is between the two. So jobs of many short kernels suffer beside jobs of long ones.
+- Under **MPS** kernels of all jobs run side by side, but blocks are handed out in the order in which kernels come. One
+  that meets a kernel which fills the SMs waits until its blocks are done; then it is its turn, and between two such
+  kernels short ones of others pass. So jobs of many short kernels suffer beside jobs of long ones.
 - **Time slicing** gives the whole GPU to one process after the other. A step takes turns, and one more each time that
   its host waits for the GPU; before each, the other processes that have work have theirs.
 - A **MIG** instance has its part of the SMs and of the bandwidth, whoever works beside it.
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ullage.performance.result import Utilization
+from ullage.performance.result import FILLS, KernelGroup, Utilization
 
 _ROUNDS, _CLOSE = 300, 1e-6
 
@@ -28,15 +28,15 @@ class SharingRules:
     """The figures of the model, fitted to sets of jobs that were measured.
 
     - `overlap`: how well a job's host work and GPU work hide each other: at 1 not at all, the more the better.
-    - `contention`: how much of the others' SMs a kernel meets, under MPS; 1 is all.
-    - `first_come`: at 1 kernels run in the order in which they come, at 0 they share evenly, under MPS.
+    - `contention`: how long a kernel waits for another one that fills the SMs, under MPS; 1 is as long as it runs.
+    - `crowding`: the part of the SMs' time that others take by which a kernel that fills the SMs takes longer, under MPS.
     - `turn_s`: the longest turn of a process, and `switch_s`: what it takes to give the GPU to the next, time-sliced.
     - `idle_w`: what the GPU draws while nothing runs on it.
     """
 
     overlap: float
     contention: float
-    first_come: float
+    crowding: float
     turn_s: float
     switch_s: float
     idle_w: float
@@ -54,22 +54,25 @@ def in_company(
     jobs: Sequence[Utilization], how: str, rules: SharingRules, counts: Sequence[int] | None = None
 ) -> list[SharedStep]:
     """The steps of jobs that share a GPU, by "mps" or "timeslice"; with `counts`, so many of each are there."""
-    needs = [_sliced(job, rules) if how == "timeslice" else _side_by_side(job, rules) for job in jobs]
-    turns = [need.turn * count for need, count in zip(needs, counts or [1] * len(jobs), strict=True)]
+    beside = (_sliced if how == "timeslice" else _side_by_side)(jobs, rules)
+    others = [
+        [count - (place == other) for other, count in enumerate(counts or [1] * len(jobs))] for place in range(len(jobs))
+    ]
     hosts = [_host_s(job, rules) for job in jobs]
-    alone = [_gpu_s(job) for job in jobs]
+    works = [_gpu_s(job) for job in jobs]
     steps = [job.step_s for job in jobs]
     waits = [0.0] * len(jobs)
     there = [0.0] * len(jobs)  # the share of time in which a job has work for the GPU
     for _ in range(_ROUNDS):
-        met = sum([share * turn for share, turn in zip(there, turns, strict=True)])
         before, there, furthest = there, [], 0.0
-        for place, need in enumerate(needs):
-            others = met - before[place] * need.turn
-            queued, waiting = need.queues * others, need.waits * others
-            steps[place] = step = _both(hosts[place], alone[place] + queued, rules.overlap) + waiting
+        for place, (delays, several) in enumerate(zip(beside, others, strict=True)):
+            queued = waiting = 0.0
+            for (queues, waits_for), share, count in zip(delays, before, several, strict=True):
+                queued += count * share * queues
+                waiting += count * share * waits_for
+            steps[place] = step = _both(hosts[place], works[place] + queued, rules.overlap) + waiting
             waits[place] = waiting
-            share = min(1.0, (need.work_s + queued + waiting) / step) if step else 0.0
+            share = min(1.0, (works[place] + queued + waiting) / step) if step else 0.0
             furthest = max(furthest, abs(share - before[place]))
             there.append(share)
         if furthest < _CLOSE:
@@ -89,36 +92,87 @@ def on_part(job: Utilization, sms: float, bandwidth: float, rules: SharingRules)
     return SharedStep(step_s=max(job.step_s, _both(_host_s(job, rules), gpu_s, rules.overlap)))
 
 
-@dataclass(frozen=True)
-class _Need:
-    """What a step needs of the GPU: `work_s` of it, alone.
+# For each job and each other one that is always there: by how many seconds its work on the GPU takes longer in a step, and
+# its waits for single results.
+_Delays = list[list[tuple[float, float]]]
 
-    Beside a job that is always there with a `turn` of 1, its work takes `queues` longer, and its host waits for single
-    results `waits` longer.
+
+@dataclass(frozen=True)
+class _Kernels:
+    """The kernels of a step: `sizes` says how many there are of which length.
+
+    Those that fill the SMs do so for `blocking_s` in a step, each for `turn_s`. `between_s` is what passes until the
+    next of them, and one who comes at any time while the job has work waits `rest_s`. Of that time `busy` is the part
+    of the SMs that are taken.
     """
 
-    work_s: float
-    queues: float
-    waits: float
-    turn: float
+    sizes: list[tuple[float, float]]
+    blocking_s: float = 0.0
+    turn_s: float = 0.0
+    between_s: float = 0.0
+    rest_s: float = 0.0
+    busy: float = 0.0
+
+    @classmethod
+    def of(cls, job: Utilization) -> _Kernels:
+        gpu_s = _gpu_s(job)
+        if not gpu_s:
+            return cls([])
+        groups = _as_busy(job, gpu_s)
+        blocking = [(group.count, group.filled) for group in groups if group.filled >= FILLS * group.seconds]
+        count, blocking_s = sum(count for count, _ in blocking), sum(filled for _, filled in blocking)
+        sizes = [(group.count, group.seconds / group.count) for group in groups]
+        busy = sum(group.filled for group in groups) / gpu_s
+        if not count:
+            return cls(sizes, busy=busy)
+        rest_s = sum(filled * filled / number for number, filled in blocking) / 2 / gpu_s
+        return cls(sizes, blocking_s, blocking_s / count, max(0.0, gpu_s - blocking_s) / count, rest_s, busy)
 
 
-def _side_by_side(job: Utilization, rules: SharingRules) -> _Need:
-    gpu_s = _gpu_s(job)
-    if not gpu_s:
-        return _Need(0.0, 0.0, 0.0, 0.0)
-    kernels = max(job.kernels, 1)
-    each, wide = gpu_s / kernels, min(1.0, max(job.smact, job.drama)) * job.step_s / gpu_s
-    meets = rules.contention * each ** (1 - rules.first_come)
-    return _Need(gpu_s, kernels * meets, job.waits * meets, wide * each**rules.first_come)
+def _as_busy(job: Utilization, gpu_s: float) -> list[KernelGroup]:
+    """A job's kernels, such that their seconds and the SMs that they fill add up to what is said of its step."""
+    wide = min(1.0, max(job.smact, job.drama) * job.step_s / gpu_s)
+    groups = [group for group in job.kernel_groups if group.count > 0 and group.seconds > 0]
+    if not groups:
+        return [KernelGroup(max(job.kernels, 1), gpu_s, wide * gpu_s)]
+    longer = gpu_s / sum(group.seconds for group in groups)
+    empty = [(longer * group.seconds, max(1e-3, 1 - group.filled / group.seconds)) for group in groups]
+    low, high = 0.05, 20.0
+    while high > 1.01 * low:
+        power = (low * high) ** 0.5
+        filled = sum(seconds * (1 - rest**power) for seconds, rest in empty)
+        low, high = (power, high) if filled < wide * gpu_s else (low, power)
+    return [
+        KernelGroup(group.count, seconds, seconds * (1 - rest**low))
+        for group, (seconds, rest) in zip(groups, empty, strict=True)
+    ]
 
 
-def _sliced(job: Utilization, rules: SharingRules) -> _Need:
-    gpu_s = _gpu_s(job)
-    if not gpu_s:
-        return _Need(0.0, 0.0, 0.0, 0.0)
-    turns = gpu_s / rules.turn_s
-    return _Need(gpu_s, turns, job.waits, gpu_s / (turns + job.waits) + rules.switch_s)
+def _side_by_side(jobs: Sequence[Utilization], rules: SharingRules) -> _Delays:
+    kernels = [_Kernels.of(job) for job in jobs]
+    found = []
+    for job, own in zip(jobs, kernels, strict=True):
+        row = []
+        for other in kernels:
+            # One kernel in each turn, and as many more as fit between two turns.
+            turns = sum(count * length / (length + other.between_s) for count, length in own.sizes)
+            queues = rules.contention * other.turn_s * turns + rules.crowding * other.busy * own.blocking_s
+            row.append((queues, rules.contention * job.waits * other.rest_s if own.sizes else 0.0))
+        found.append(row)
+    return found
+
+
+def _sliced(jobs: Sequence[Utilization], rules: SharingRules) -> _Delays:
+    works = [_gpu_s(job) for job in jobs]
+    turns = [work / rules.turn_s for work in works]
+    lengths = [
+        work / (count + job.waits) + rules.switch_s if work else 0.0
+        for work, count, job in zip(works, turns, jobs, strict=True)
+    ]
+    return [
+        [(count * length, job.waits * length if work else 0.0) for length in lengths]
+        for job, work, count in zip(jobs, works, turns, strict=True)
+    ]
 
 
 def _gpu_s(job: Utilization) -> float:

@@ -35,10 +35,10 @@ KEEPS = 0.8  # of its speed
 HOWS = ("mps", "timeslice")
 H200 = find_gpu("H200")
 START = SharingRules(
-    overlap=8.0, contention=1.0, first_come=0.5, turn_s=2e-3, switch_s=1e-4, idle_w=115.0
+    overlap=8.0, contention=1.0, crowding=0.1, turn_s=2e-3, switch_s=1e-4, idle_w=115.0
 )  # fmt: skip
-FITTED = ("overlap", "contention", "first_come", "turn_s", "switch_s")
-_LEAST = {"overlap": 1.0, "contention": 0.5, "first_come": 0.01, "turn_s": 1e-4, "switch_s": 1e-6}
+FITTED = ("overlap", "contention", "crowding", "turn_s", "switch_s")
+_LEAST = {"overlap": 1.0, "contention": 0.5, "crowding": 0.01, "turn_s": 1e-4, "switch_s": 1e-6}
 _FIRST_STEP, _LEAST_STEP, _WORTH_IT = 0.5, 0.02, 0.001  # of the search, in logarithms, and what it must gain
 
 
@@ -105,8 +105,12 @@ def noise(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[Reading, Utilization]:
-    """Jobs as they were measured alone; where one was read several times, the reading with the middle step."""
+    """Jobs as they were measured alone; where one was read several times, the reading with the middle step.
+
+    Which kernels they have, and how long each is beside the others, is predicted: no counter tells it.
+    """
     found = {}
+    kernels = {name: utilization_of(step, H200).kernel_groups for name, step in steps.items()}
     for key, each in _readings(rows).items():
         if key[2] not in steps:
             continue
@@ -116,7 +120,7 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
         found[key] = Utilization(
             gpu=H200.name, step_s=step_s, gpu_s=min(1.0, busy.pop("gract")) * step_s, host_s=step_s, power_w=power,
             energy_j=power * step_s, flops=0.0, bytes=0.0, steady=True, measured=True,
-            kernels=steps[key[2]].with_kernels,
+            kernels=steps[key[2]].with_kernels, kernel_groups=kernels[key[2]],
             waits=steps[key[2]].waits, **{name: min(1.0, share) for name, share in busy.items()},
         )  # fmt: skip
     return found
