@@ -17,7 +17,7 @@ from ullage.performance.step import StepCalls
 from ullage.research.training import sharing as training
 
 RULES = SharingRules(
-    overlap=6.0, contention=1.3, crowding=0.3, turn_s=1e-3, switch_s=2e-4, idle_w=100.0
+    overlap=6.0, contention=1.3, crowding=0.15, turn_s=1e-3, switch_s=2e-4, idle_w=100.0
 )  # fmt: skip
 NUMBERS = {"shape": [4096, 4096], "dtype": "float32"}
 WAIT, KERNEL = (

@@ -29,7 +29,8 @@ class SharingRules:
 
     - `overlap`: how well a job's host work and GPU work hide each other: at 1 not at all, the more the better.
     - `contention`: how long a kernel waits for another one that fills the SMs, under MPS; 1 is as long as it runs.
-    - `crowding`: the part of the SMs' time that others take by which a kernel that fills the SMs takes longer, under MPS.
+    - `crowding`: how much longer kernels that fill the SMs run beside others, under MPS, by the part of the SMs that
+      those take.
     - `turn_s`: the longest turn of a process, and `switch_s`: what it takes to give the GPU to the next, time-sliced.
     - `idle_w`: what the GPU draws while nothing runs on it.
     """
@@ -56,7 +57,8 @@ def in_company(
     """The steps of jobs that share a GPU, by "mps" or "timeslice"; with `counts`, so many of each are there."""
     beside = (_sliced if how == "timeslice" else _side_by_side)(jobs, rules)
     others = [
-        [count - (place == other) for other, count in enumerate(counts or [1] * len(jobs))] for place in range(len(jobs))
+        [count - (place == other) for other, count in enumerate(counts or [1] * len(jobs))]
+        for place in range(len(jobs))
     ]
     hosts = [_host_s(job, rules) for job in jobs]
     works = [_gpu_s(job) for job in jobs]
@@ -92,8 +94,8 @@ def on_part(job: Utilization, sms: float, bandwidth: float, rules: SharingRules)
     return SharedStep(step_s=max(job.step_s, _both(_host_s(job, rules), gpu_s, rules.overlap)))
 
 
-# For each job and each other one that is always there: by how many seconds its work on the GPU takes longer in a step, and
-# its waits for single results.
+# For each job and each other one that is always there, seconds of a step: by how much its work on the GPU takes longer,
+# and its waits for single results.
 _Delays = list[list[tuple[float, float]]]
 
 
