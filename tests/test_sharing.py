@@ -126,7 +126,7 @@ def grouped(*groups: tuple[float, float, float]) -> Utilization:
     gpu_s = sum(count * each for count, each, _ in groups)
     smact = sum(count * each * fill for count, each, fill in groups) / gpu_s
     kernels = [KernelGroup(count, count * each, count * each * fill) for count, each, fill in groups]
-    return job(step_s=gpu_s, gpu_s=gpu_s, smact=smact, kernels=int(sum(kernel.count for kernel in kernels)),
+    return job(step_s=gpu_s, gpu_s=gpu_s, smact=smact, kernels=int(sum(kernel.number for kernel in kernels)),
                kernel_groups=kernels)  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def test_short_kernels_pass_between_long_ones() -> None:
 
 def test_jobs_are_as_busy_as_is_said_however_their_kernels_were_predicted() -> None:
     one = grouped((200, 1e-4, 0.9), (300, 1e-5, 0.2))
-    longer = [KernelGroup(kernel.count, 3 * kernel.seconds, 3 * kernel.filled) for kernel in one.kernel_groups]
+    longer = [KernelGroup(kernel.number, 3 * kernel.seconds, 3 * kernel.filled) for kernel in one.kernel_groups]
     found = [share_of([each, FULL], H200, "mps").slowest for each in (one, replace(one, kernel_groups=longer))]
     assert found[0] == pytest.approx(found[1], rel=1e-3)
 
@@ -183,7 +183,7 @@ def test_convolutions_are_several_kernels() -> None:
     assert all(sum(parts) == pytest.approx(1, abs=0.02) and len(parts) > 1 for parts in several)
     found = utilization_of(StepCalls(calls=calls, order=[0, 1, 2, 3, 3], steady=True), H200)
     counts = [len(parts) for parts in several]
-    assert sum(group.count for group in found.kernel_groups) == sum(counts) + counts[3] and found.kernels == 5
+    assert sum(group.number for group in found.kernel_groups) == sum(counts) + counts[3] and found.kernels == 5
     assert sum(group.seconds for group in found.kernel_groups) == pytest.approx(found.gpu_s, rel=0.02)
     assert Utilization.from_dict(json.loads(found.to_json())) == found
 

@@ -121,9 +121,9 @@ class _Kernels:
         if not gpu_s:
             return cls([])
         groups = _as_busy(job, gpu_s)
-        blocking = [(group.count, group.filled) for group in groups if group.filled >= FILLS * group.seconds]
+        blocking = [(group.number, group.filled) for group in groups if group.filled >= FILLS * group.seconds]
         count, blocking_s = sum(count for count, _ in blocking), sum(filled for _, filled in blocking)
-        sizes = [(group.count, group.seconds / group.count) for group in groups]
+        sizes = [(group.number, group.seconds / group.number) for group in groups]
         busy = sum(group.filled for group in groups) / gpu_s
         if not count:
             return cls(sizes, busy=busy)
@@ -134,7 +134,7 @@ class _Kernels:
 def _as_busy(job: Utilization, gpu_s: float) -> list[KernelGroup]:
     """A job's kernels, such that their seconds and the SMs that they fill add up to what is said of its step."""
     wide = min(1.0, max(job.smact, job.drama) * job.step_s / gpu_s)
-    groups = [group for group in job.kernel_groups if group.count > 0 and group.seconds > 0]
+    groups = [group for group in job.kernel_groups if group.number > 0 and group.seconds > 0]
     if not groups:
         return [KernelGroup(max(job.kernels, 1), gpu_s, wide * gpu_s)]
     longer = gpu_s / sum(group.seconds for group in groups)
@@ -145,7 +145,7 @@ def _as_busy(job: Utilization, gpu_s: float) -> list[KernelGroup]:
         filled = sum(seconds * (1 - rest**power) for seconds, rest in empty)
         low, high = (power, high) if filled < wide * gpu_s else (low, power)
     return [
-        KernelGroup(group.count, seconds, seconds * (1 - rest**low))
+        KernelGroup(group.number, seconds, seconds * (1 - rest**low))
         for group, (seconds, rest) in zip(groups, empty, strict=True)
     ]
 

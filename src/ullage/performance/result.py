@@ -44,7 +44,7 @@ def resting_w(name: str) -> float:
 class KernelGroup(NamedTuple):
     """Kernels of about one length in a step: how many, their seconds, and those seconds times the SMs they fill."""
 
-    count: float
+    number: float
     seconds: float
     filled: float
 
