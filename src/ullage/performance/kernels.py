@@ -34,8 +34,10 @@ _CONVOLUTION_BACKWARD: Mapping[str, tuple[float, ...]] = {
 }
 _OPERATORS: Mapping[str, tuple[float, ...]] = {
     "native_layer_norm_backward": (0.6, 0.4),
-    "native_batch_norm": (0.6, 0.2, 0.2),
+    "native_batch_norm": (0.58, 0.35, 0.07),
     "_softmax_backward_data": (0.5, 0.5),
+    "silu_": (0.53, 0.47),
+    "masked_fill": (0.77, 0.23),
     "slice_backward": (0.66, 0.34),
     "select_backward": (0.63, 0.37),
     "nll_loss_backward": (0.83, 0.17),
@@ -45,7 +47,7 @@ _OPERATORS: Mapping[str, tuple[float, ...]] = {
     "_scaled_dot_product_efficient_attention_backward": (0.02, 0.95, 0.03),
     "_index_put_impl_": (0.5, *(0.05,) * 10),
     "index_put": (0.5, *(0.05,) * 10),
-    "embedding_dense_backward": (0.5, *(0.1,) * 5),
+    "embedding_dense_backward": (0.6, 0.27, 0.05, 0.05, 0.03),
 }
 _RECURRENT = (0.05,) * 20
 _TENSORS, _NUMBERS = 128, 2 * 320 * 65536  # that one kernel takes of lists: tensors of two lists, blocks of 65,536
