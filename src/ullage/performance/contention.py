@@ -23,6 +23,7 @@ from ullage.performance.result import FILLS, KernelGroup, Utilization
 
 _ROUNDS, _CLOSE = 300, 1e-6
 _MOST_FILLED = 0.95  # of a step
+_SAME = 0.005  # of a step: gaps are not looked at again for less
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,12 +127,36 @@ class _Kernels:
         groups = _as_busy(job, gpu_s)
         blocking = [(group.number, group.filled) for group in groups if group.filled >= FILLS * group.seconds]
         count, blocking_s = sum(count for count, _ in blocking), sum(filled for _, filled in blocking)
-        sizes = [(group.number, group.seconds / group.number) for group in groups]
+        sizes = _by_length(groups)
         busy = sum(group.filled for group in groups) / gpu_s
         if not count:
             return cls(sizes, busy=busy)
         rest_s = sum(filled * filled / number for number, filled in blocking) / 2 / gpu_s
         return cls(sizes, blocking_s, blocking_s / count, max(0.0, gpu_s - blocking_s) / count, rest_s, busy)
+
+
+_KNOWN: dict[int, tuple[Utilization, _Kernels]] = {}  # by id of the job, which lives as long as it is here
+_MOST_KNOWN = 10_000
+
+
+def _kernels_of(job: Utilization) -> _Kernels:
+    """A job's kernels, worked out once: simulations ask for the same jobs in thousands of sets."""
+    known = _KNOWN.get(id(job))
+    if known is None:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        known = _KNOWN[id(job)] = job, _Kernels.of(job)
+    return known[1]
+
+
+def _by_length(groups: Sequence[KernelGroup]) -> list[tuple[float, float]]:
+    """How many kernels there are of which length, each within a factor of four."""
+    sums: dict[int, tuple[float, float]] = {}
+    for group in groups:
+        length = int(math.log(group.seconds / group.number, 4) // 1)
+        number, seconds = sums.get(length, (0.0, 0.0))
+        sums[length] = number + group.number, seconds + group.seconds
+    return [(number, seconds / number) for number, seconds in sums.values()]
 
 
 def _as_busy(job: Utilization, gpu_s: float) -> list[KernelGroup]:
@@ -165,13 +190,20 @@ class _SideBySide:
     """Delays under MPS."""
 
     def __init__(self, jobs: Sequence[Utilization], rules: SharingRules) -> None:
-        self.kernels, self.waits, self.rules = [_Kernels.of(job) for job in jobs], [job.waits for job in jobs], rules
-        self.pair = self._delays([[1.0] * len(jobs)] * len(jobs))
+        self.kernels, self.waits, self.rules = [_kernels_of(job) for job in jobs], [job.waits for job in jobs], rules
+        self.found = self._delays([[1.0] * len(jobs)] * len(jobs))
+        self.of_steps: list[float] = []
 
     def among(self, steps: Sequence[float], counts: Sequence[int]) -> _Delays:
         """Delays in steps that take so long: third jobs close the gaps between the kernels of others."""
-        if sum(counts) < 3:
-            return self.pair
+        last = self.of_steps
+        if (
+            sum(counts) < 3
+            or last
+            and all(abs(now - then) < _SAME * then for now, then in zip(steps, last, strict=True))
+        ):
+            return self.found
+        self.of_steps = list(steps)
         free = [
             (1 - min(_MOST_FILLED, kernels.blocking_s / step if step else 0.0)) ** self.rules.closing
             for kernels, step in zip(self.kernels, steps, strict=True)
@@ -184,7 +216,8 @@ class _SideBySide:
             ]
             for place, one in enumerate(free)
         ]
-        return self._delays(gaps)
+        self.found = self._delays(gaps)
+        return self.found
 
     def _delays(self, gaps: Sequence[Sequence[float]]) -> _Delays:
         rules, found = self.rules, []
