@@ -147,6 +147,15 @@ def test_short_kernels_pass_between_long_ones() -> None:
     assert beside[0] < beside[1]
 
 
+def test_third_jobs_close_the_gaps() -> None:
+    """In which short kernels pass beside one other job."""
+    jobs = [grouped((2000, 1e-5, 0.9)), *[grouped((100, 2e-4, 0.99), (100, 2e-4, 0.1))] * 2]
+    open_ = replace(load(), closing=0.0)
+    for count in (2, 3):
+        with_gaps, as_it_is = (share_of(jobs[:count], H200, "mps", rules=rules).jobs[0] for rules in (open_, load()))
+        assert with_gaps.speed > as_it_is.speed if count > 2 else with_gaps == as_it_is
+
+
 def test_jobs_are_as_busy_as_is_said_however_their_kernels_were_predicted() -> None:
     one = grouped((200, 1e-4, 0.9), (300, 1e-5, 0.2))
     longer = [KernelGroup(kernel.number, 3 * kernel.seconds, 3 * kernel.filled) for kernel in one.kernel_groups]
