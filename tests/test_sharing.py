@@ -147,6 +147,15 @@ def test_short_kernels_pass_between_long_ones() -> None:
     assert beside[0] < beside[1]
 
 
+@pytest.mark.parametrize(
+    "group", [(0.0, 1.0, 1.0), (1e-300, 1e-300, 1e-300), (1e24, 1e-300, 0.0), (1.0, 0.0, 0.0), (1.0, 1e-3, 1e24)]
+)
+def test_kernels_that_cannot_be_do_no_harm(group: tuple[float, float, float]) -> None:
+    """A user's process may have said anything."""
+    together = share_of([job(kernel_groups=[KernelGroup(*group)]), FULL, FULL], H200, "mps")
+    assert all(0 < one.speed <= 1 for one in together.jobs)
+
+
 def test_third_jobs_close_the_gaps() -> None:
     """In which short kernels pass beside one other job."""
     jobs = [grouped((2000, 1e-5, 0.9)), *[grouped((100, 2e-4, 0.99), (100, 2e-4, 0.1))] * 2]

@@ -159,10 +159,18 @@ def _by_length(groups: Sequence[KernelGroup]) -> list[tuple[float, float]]:
     return [(number, seconds / number) for number, seconds in sums.values()]
 
 
+def _is_sensible(group: KernelGroup) -> bool:
+    """Whether such kernels can be: anybody may have written them down."""
+    return group.number >= _FEWEST and _SHORTEST < group.seconds / group.number < _LONGEST
+
+
+_FEWEST, _SHORTEST, _LONGEST = 1e-3, 1e-9, 1e5  # kernels in a step, and seconds of one
+
+
 def _as_busy(job: Utilization, gpu_s: float) -> list[KernelGroup]:
     """A job's kernels, such that their seconds and the SMs that they fill add up to what is said of its step."""
     wide = min(1.0, max(job.smact, job.drama) * job.step_s / gpu_s)
-    groups = [group for group in job.kernel_groups if group.number > 0 and group.seconds > 0]
+    groups = [group for group in job.kernel_groups if _is_sensible(group)]
     if not groups:
         groups = [KernelGroup(number * max(job.kernels, 1), seconds, filled) for number, seconds, filled in _USUAL]
     longer = gpu_s / sum(group.seconds for group in groups)
