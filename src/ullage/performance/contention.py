@@ -10,7 +10,8 @@ A step of a job is host work and GPU work, which overlap. In company its GPU wor
 - A **MIG** instance has its part of the SMs and of the bandwidth, whoever works beside it.
 
 How much of the others' work a job meets depends on how much they are slowed down themselves: the answer is a fixed
-point, found from below. So a job that is added never makes another one faster. Nothing here imports PyTorch.
+point, found from below. So a job that is added makes no other one faster, but for a fifth of a percent under MPS: it
+slows those down that close gaps. Nothing here imports PyTorch.
 """
 
 from __future__ import annotations
