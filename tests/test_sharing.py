@@ -1,15 +1,21 @@
 """Jobs together on a GPU: what must hold whatever was measured."""
 
 import itertools
+import json
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import gpu
-from ullage.performance.result import Utilization
+from ullage.hardware.work import work_of
+from ullage.performance.alone import utilization_of
+from ullage.performance.kernels import groups_of, parts_of
+from ullage.performance.result import KernelGroup, Utilization
 from ullage.performance.sharing import Sharing, load, share_of
+from ullage.performance.step import StepCalls
 
 H200 = gpu("H200")
 WAYS = ("mps", "timeslice", "mig")
@@ -115,6 +121,104 @@ def test_short_kernels_suffer_beside_long_ones() -> None:
     assert mixed[0].speed < share_of([short, short], H200, "mps").jobs[0].speed
 
 
+def grouped(*groups: tuple[float, float, float]) -> Utilization:
+    """A job that keeps the GPU busy with kernels of which so many take so many seconds and fill so much of the SMs."""
+    gpu_s = sum(count * each for count, each, _ in groups)
+    smact = sum(count * each * fill for count, each, fill in groups) / gpu_s
+    kernels = [KernelGroup(count, count * each, count * each * fill) for count, each, fill in groups]
+    return job(step_s=gpu_s, gpu_s=gpu_s, smact=smact, kernels=int(sum(kernel.number for kernel in kernels)),
+               kernel_groups=kernels)  # fmt: skip
+
+
+def test_a_kernel_waits_for_those_that_fill_the_gpu() -> None:
+    """Of two partners that are as busy on average, one fills some SMs always, the other all at times."""
+    one = grouped((200, 1e-4, 0.9))
+    even, uneven = grouped((200, 1e-4, 0.35)), grouped((70, 1e-4, 0.99), (130, 1e-4, 0.005))
+    assert even.smact == pytest.approx(uneven.smact, rel=0.01)
+    beside = [share_of([one, partner], H200, "mps").jobs[0].speed for partner in (even, uneven)]
+    assert beside[1] < beside[0] - 0.05
+
+
+def test_short_kernels_pass_between_long_ones() -> None:
+    """As many kernels wait less where the other job leaves gaps."""
+    short = grouped((2000, 1e-5, 0.9))
+    tight, loose = grouped((100, 2e-4, 0.99)), grouped((100, 2e-4, 0.99), (100, 2e-4, 0.1))
+    beside = [share_of([short, partner], H200, "mps").jobs[0].speed for partner in (tight, loose)]
+    assert beside[0] < beside[1]
+
+
+@pytest.mark.parametrize(
+    "group", [(0.0, 1.0, 1.0), (1e-300, 1e-300, 1e-300), (1e24, 1e-300, 0.0), (1.0, 0.0, 0.0), (1.0, 1e-3, 1e24)]
+)
+def test_kernels_that_cannot_be_do_no_harm(group: tuple[float, float, float]) -> None:
+    """A user's process may have said anything."""
+    together = share_of([job(kernel_groups=[KernelGroup(*group)]), FULL, FULL], H200, "mps")
+    assert all(0 < one.speed <= 1 for one in together.jobs)
+
+
+def test_third_jobs_close_the_gaps() -> None:
+    """In which short kernels pass beside one other job."""
+    jobs = [grouped((2000, 1e-5, 0.9)), *[grouped((100, 2e-4, 0.99), (100, 2e-4, 0.1))] * 2]
+    open_ = replace(load(), closing=0.0)
+    for count in (2, 3):
+        with_gaps, as_it_is = (share_of(jobs[:count], H200, "mps", rules=rules).jobs[0] for rules in (open_, load()))
+        assert with_gaps.speed > as_it_is.speed if count > 2 else with_gaps == as_it_is
+
+
+def test_jobs_are_as_busy_as_is_said_however_their_kernels_were_predicted() -> None:
+    one = grouped((200, 1e-4, 0.9), (300, 1e-5, 0.2))
+    longer = [KernelGroup(kernel.number, 3 * kernel.seconds, 3 * kernel.filled) for kernel in one.kernel_groups]
+    found = [share_of([each, FULL], H200, "mps").slowest for each in (one, replace(one, kernel_groups=longer))]
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+
+
+def convolution(operator: str, groups: int = 1) -> dict:
+    image, weight = (
+        {"shape": [32, 64, 56, 56], "dtype": "float32"},
+        {"shape": [64, 64 // groups, 3, 3], "dtype": "float32"},
+    )
+    rest = [[1, 1], [1, 1], [1, 1], False, [0, 0], groups]
+    if operator == "convolution":
+        return {
+            "operator": "aten.convolution.default",
+            "args": [image, weight, None, *rest],
+            "kwargs": {},
+            "outputs": [image],
+        }
+    args = [image, image, weight, [0], *rest, [True, True, False]]
+    return {
+        "operator": "aten.convolution_backward.default",
+        "args": args,
+        "kwargs": {},
+        "outputs": [image, weight, None],
+    }
+
+
+def test_convolutions_are_several_kernels() -> None:
+    calls = [convolution(name, groups) for name in ("convolution", "convolution_backward") for groups in (1, 64)]
+    works = [work_of(call) for call in calls]
+    several = [parts_of(work) for work in works]
+    assert all(sum(parts) == pytest.approx(1, abs=0.02) and len(parts) > 1 for parts in several)
+    found = utilization_of(StepCalls(calls=calls, order=[0, 1, 2, 3, 3], steady=True), H200)
+    counts = [len(parts) for parts in several]
+    assert sum(group.number for group in found.kernel_groups) == sum(counts) + counts[3] and found.kernels == 5
+    assert sum(group.seconds for group in found.kernel_groups) == pytest.approx(found.gpu_s, rel=0.02)
+    assert Utilization.from_dict(json.loads(found.to_json())) == found
+
+
+def test_lists_take_as_many_kernels_as_their_tensors_need() -> None:
+    def of(tensors: int, numbers: int) -> int:
+        parameters = [{"shape": [numbers], "dtype": "float32"}] * tensors
+        call = {"operator": "aten._foreach_add_.List", "args": [parameters, parameters], "kwargs": {}, "outputs": []}
+        return len(parts_of(work_of(call)))
+
+    assert of(4, 100) == 1 < of(400, 100) and of(4, 100) < of(4, 50_000_000)
+
+
+def test_a_step_without_kernels_has_no_groups() -> None:
+    assert groups_of([], np.zeros(0), np.zeros(0), np.zeros(0)) == []
+
+
 def test_a_mig_instance_is_as_fast_whoever_is_beside_it() -> None:
     pairs = [share_of([FULL, partner], H200, "mig") for partner in (FULL, job())]
     assert pairs[0].profile == "3g.71gb" and pairs[0].jobs[0] == pairs[1].jobs[0]
@@ -165,5 +269,5 @@ def test_figures_that_cannot_be_read_are_named(tmp_path) -> None:
 
 
 def test_rules_can_be_given() -> None:
-    free = replace(load(), contention=0.0)
+    free = replace(load(), contention=0.0, crowding=0.0)
     assert share_of([FULL, FULL], H200, "mps", rules=free).slowest == pytest.approx(1)

@@ -273,7 +273,10 @@ def test_a_users_process_cannot_make_a_work_of_nonsense():
     good = ALONE["heavy"].to_dict()
     assert read_utilization({H200: good | {"notes": ["x" * 10**6]}}, [H200])[H200]["notes"] == []
     for bad in ({"smact": math.nan}, {"smact": 1.5}, {"step_s": 0.0}, {"step_s": math.inf}, {"kernels": "many"},
-                {"gpu_s": -1.0}, {"power_w": True}, {"steady": "yes"}, {"flops": None}):  # fmt: skip
+                {"gpu_s": -1.0}, {"power_w": True}, {"steady": "yes"}, {"flops": None}, {"kernel_groups": 3},
+                {"kernel_groups": [[1.0, 2.0]]}, {"kernel_groups": [["many", 0.1, 0.1]]},
+                {"kernel_groups": [[9.0, math.nan, 0.1]]}, {"kernel_groups": [[9.0, 0.1, -1.0]]},
+                {"kernel_groups": [[9.0, 0.1, 0.1]] * 10_000}):  # fmt: skip
         assert read_utilization({H200: good | bad}, [H200]) == {}, bad
     for told in (None, [], {H200: []}, {H200: {}}, {"T4": good}):
         assert read_utilization(told, [H200]) == {}

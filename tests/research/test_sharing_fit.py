@@ -10,6 +10,7 @@ import pytest
 from ullage.cli.main import main
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu
+from ullage.performance.alone import utilization_of
 from ullage.performance.contention import SharingRules
 from ullage.performance.result import Utilization
 from ullage.performance.sharing import load, share_of
@@ -17,9 +18,13 @@ from ullage.performance.step import StepCalls
 from ullage.research.training import sharing as training
 
 RULES = SharingRules(
-    overlap=6.0, contention=1.3, first_come=0.4, turn_s=1e-3, switch_s=2e-4, idle_w=100.0
+    overlap=6.0, contention=1.3, crowding=0.15, closing=0.5, turn_s=1e-3, switch_s=2e-4, idle_w=100.0
 )  # fmt: skip
-WAIT, KERNEL = {"operator": "cuda.synchronize"}, {"operator": "aten.relu.default"}
+NUMBERS = {"shape": [4096, 4096], "dtype": "float32"}
+WAIT, KERNEL = (
+    {"operator": "cuda.synchronize"},
+    {"operator": "aten.relu.default", "args": [NUMBERS], "kwargs": {}, "outputs": [NUMBERS]},
+)
 MODELS = ("tv:resnet18", "tv:vgg11", "hf:GPT2Model", "hf:BertModel")  # the first is for testing, the others not
 
 
@@ -37,6 +42,7 @@ def rows_of(rules: SharingRules, count: int, of: int = 12) -> tuple[list, dict]:
         alone[name] = Utilization(
             gpu="H200", step_s=step_s, gpu_s=busy * step_s, host_s=step_s, power_w=150 + 300 * busy, energy_j=1.0,
             flops=0, bytes=0, kernels=kernels, steady=True, measured=True, waits=waits, **figures,
+            kernel_groups=utilization_of(steps[name], gpu("H200")).kernel_groups,
         )  # fmt: skip
         for how in training.HOWS:
             rows.append({
@@ -70,7 +76,6 @@ def test_the_figures_that_made_the_sets_are_found_again(fitted):
     sets, _, rules = fitted
     assert len(sets) == 60 and 0 < sum(one.is_test for one in sets) < 60
     assert rules.contention == pytest.approx(RULES.contention, rel=0.15)
-    assert rules.first_come == pytest.approx(RULES.first_come, abs=0.1)
     assert rules.turn_s == pytest.approx(RULES.turn_s, rel=0.3)
     assert rules.switch_s == pytest.approx(RULES.switch_s, rel=0.3)
     assert rules.idle_w == RULES.idle_w
@@ -118,6 +123,18 @@ def test_a_job_that_was_read_twice_has_its_middle_step():
     assert training.noise([*rows, again]) == {"mps": pytest.approx(0.2)}
 
 
+def test_a_set_that_was_read_several_times_has_its_middle_steps():
+    rows, steps = rows_of(RULES, 1)
+    alone = training.measured_alone(rows, steps)
+    row = next(row for row in rows if "set" in row and row["how"] == "mps")
+    again = [
+        dict(row, set=f"again {factor}", step_s=[factor * step for step in row["step_s"]]) for factor in (1.1, 9.0)
+    ]
+    once, often = ([one for one in training.sets_of(each, alone) if one.how == "mps"] for each in (rows, rows + again))
+    assert len(once) == len(often) == 1
+    assert often[0].slowdown == pytest.approx([1.1 * slow for slow in once[0].slowdown])
+
+
 def test_the_command_fits_and_writes(tmp_path, monkeypatch, capsys):
     rows, _ = rows_of(RULES, 6, of=3)
     for row in rows:
@@ -139,7 +156,8 @@ def test_the_command_fits_and_writes(tmp_path, monkeypatch, capsys):
     assert "times exp(±" in shown
     assert load(out).contention >= 0.5
     card = json.loads(out.read_text())["card"]
-    assert sum(card["sets"].values()) + card["for_testing"] == 12 and card["for_testing"] > 0
+    different = {(row["how"], *row["jobs"]) for row in rows if "set" in row and "failed" not in row}
+    assert sum(card["sets"].values()) + card["for_testing"] == len(different) and card["for_testing"] > 0
 
 
 def test_what_cannot_be_read_is_said(tmp_path):

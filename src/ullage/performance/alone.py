@@ -12,6 +12,7 @@ import numpy as np
 from ullage.hardware import GPU
 from ullage.hardware.networks import interconnect_of
 from ullage.hardware.work import Work, tensors_of, work_of
+from ullage.performance.kernels import groups_of
 from ullage.performance.network import SPACE, WAIT, Exchange, Pipeline
 from ullage.performance.rates import SHARES, Floats, Rates, load, measured_gpu
 from ullage.performance.result import Utilization
@@ -133,6 +134,9 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
         bytes=float(sum(count * one.bytes for one, count in zip(work.works, work.counts, strict=True))),
         kernels=int(work.counts.sum()), steady=work.steady, measured=measured, waits=work.waits,
         smact=found["smact"], smocc=found["smocc"], drama=found["drama"], tensor=found["tensor"], bubble_s=bubble_s,
+        kernel_groups=groups_of(
+            work.works, work.counts, times + rates.gap_s, np.maximum(shares["smact"], shares["drama"])
+        ),
         **network,
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import gpu
@@ -15,6 +15,7 @@ from ullage.units import format_duration
 _RESTING_W, _WAITING_W = 78.0, 121.0  # measured on an H200: without a process, and with processes that do nothing
 _WAITING_SHARE = 0.25  # of a GPU's limit, at most
 _BAR = 20  # characters
+FILLS = 0.4  # of the SMs: a kernel that takes as much leaves no room for those of others
 NO_SAMPLES_PER_STEP = "how many samples a step takes is not known: give samples_per_step (--samples-per-step N)"
 
 
@@ -40,6 +41,14 @@ def resting_w(name: str) -> float:
     return waiting_w(name) * _RESTING_W / _WAITING_W
 
 
+class KernelGroup(NamedTuple):
+    """Kernels of about one length in a step: how many, their seconds, and those seconds times the SMs they fill."""
+
+    number: float
+    seconds: float
+    filled: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Utilization:
     """How long a step of a job takes when it has a GPU to itself, and how busy it keeps that GPU.
@@ -62,6 +71,9 @@ class Utilization:
     `operation` by its `bytes`, `ranks` and `nodes`, how often it comes (`count`), and the `seconds` of all of them.
     A stage of a pipeline waits `bubble_s` seconds for the others. So many ranks have samples of their own
     (`data_ranks`), as their samplers say.
+
+    `kernel_groups` are its kernels by their length (`performance.kernels`), where the calls of a step are known.
+    `kernels` counts calls, of which some are several kernels.
     """
 
     gpu: str
@@ -88,6 +100,7 @@ class Utilization:
     interconnect: str | None = None
     collectives: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    kernel_groups: list[KernelGroup] = field(default_factory=list)
 
     @property
     def busy(self) -> float:
@@ -198,7 +211,7 @@ class Utilization:
         missing = [name for name in needed if name not in known]
         if missing:
             raise InvalidValue(f"this is no utilization: {', '.join(missing)} missing")
-        return cls(**known)
+        return cls(**known | {"kernel_groups": [KernelGroup(*one) for one in known.get("kernel_groups", ())]})
 
 
 def percent(share: float) -> str:

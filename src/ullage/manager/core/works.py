@@ -36,6 +36,7 @@ _FURTHEST = 4.0  # times the prediction, or one part in so many: nothing that is
 _SLACK = 0.05  # of a share that was predicted as next to nothing
 _UNNOTICED = GIB  # of memory, by nobody knows whom
 _LONGEST_STEP, _LARGEST, _MOST_WATTS = 86400.0, 1e24, 1e5
+_MOST_GROUPS = 200  # of kernels by their length
 _MOST_KNOWN = 100_000  # predictions in memory
 _MOST_EXPECTED = 1000  # works of submissions that are only tried
 _NOTHING = 0.005  # of a share: too little to predict anew
@@ -73,7 +74,10 @@ def _is_sensible(made: Utilization) -> bool:
             continue
         if type(value) not in (int, float) or not 0 <= value <= most.get(spec.name, _LARGEST):
             return False
-    return made.step_s > 0
+    if len(made.kernel_groups) > _MOST_GROUPS:
+        return False
+    figures = [figure for group in made.kernel_groups for figure in group]
+    return made.step_s > 0 and all(type(figure) in (int, float) and 0 <= figure <= _LARGEST for figure in figures)
 
 
 def work_id(uid: int, run: Sequence[str | None], predicted: Mapping[str, Any]) -> str:

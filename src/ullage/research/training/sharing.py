@@ -35,10 +35,10 @@ KEEPS = 0.8  # of its speed
 HOWS = ("mps", "timeslice")
 H200 = find_gpu("H200")
 START = SharingRules(
-    overlap=8.0, contention=1.0, first_come=0.5, turn_s=2e-3, switch_s=1e-4, idle_w=115.0
+    overlap=8.0, contention=1.0, crowding=0.1, closing=0.4, turn_s=2e-3, switch_s=1e-4, idle_w=115.0
 )  # fmt: skip
-FITTED = ("overlap", "contention", "first_come", "turn_s", "switch_s")
-_LEAST = {"overlap": 1.0, "contention": 0.5, "first_come": 0.01, "turn_s": 1e-4, "switch_s": 1e-6}
+FITTED = ("overlap", "contention", "crowding", "closing", "turn_s", "switch_s")
+_LEAST = {"overlap": 1.0, "contention": 0.5, "crowding": 0.01, "closing": 0.01, "turn_s": 1e-4, "switch_s": 1e-6}
 _FIRST_STEP, _LEAST_STEP, _WORTH_IT = 0.5, 0.02, 0.001  # of the search, in logarithms, and what it must gain
 
 
@@ -105,8 +105,12 @@ def noise(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[Reading, Utilization]:
-    """Jobs as they were measured alone; where one was read several times, the reading with the middle step."""
+    """Jobs as they were measured alone; where one was read several times, the reading with the middle step.
+
+    Which kernels they have, and how long each is beside the others, is predicted: no counter tells it.
+    """
     found = {}
+    kernels = {name: utilization_of(step, H200).kernel_groups for name, step in steps.items()}
     for key, each in _readings(rows).items():
         if key[2] not in steps:
             continue
@@ -116,7 +120,7 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
         found[key] = Utilization(
             gpu=H200.name, step_s=step_s, gpu_s=min(1.0, busy.pop("gract")) * step_s, host_s=step_s, power_w=power,
             energy_j=power * step_s, flops=0.0, bytes=0.0, steady=True, measured=True,
-            kernels=steps[key[2]].with_kernels,
+            kernels=steps[key[2]].with_kernels, kernel_groups=kernels[key[2]],
             waits=steps[key[2]].waits, **{name: min(1.0, share) for name, share in busy.items()},
         )  # fmt: skip
     return found
@@ -134,20 +138,28 @@ def predicted_alone(
 
 
 def sets_of(rows: Sequence[Row], alone: Jobs) -> list[MeasuredSet]:
-    """The sets of two jobs and more, against what their jobs did alone."""
+    """The sets of two jobs and more, against what their jobs did alone.
+
+    Of one that was read several times, the middle step of each job counts.
+    """
     tests = {row["alone"]: is_for_testing(family_of(row["job"]).name) for row in rows if "alone" in row}
-    found = []
+    several: dict[tuple[Reading, ...], list[Row]] = {}
     for row in rows:
-        if "set" not in row or "failed" in row or len(row["jobs"]) < 2 or None in row["step_s"]:
-            continue
-        readings = [(row["session"], row["how"], name) for name in row["jobs"]]
-        if not all(reading in alone for reading in readings):
-            continue
-        slow = (step / alone[reading].step_s for step, reading in zip(row["step_s"], readings, strict=True))
+        if "set" in row and "failed" not in row and len(row["jobs"]) > 1 and None not in row["step_s"]:
+            readings = tuple((row["session"], row["how"], name) for name in row["jobs"])
+            if all(reading in alone for reading in readings):
+                several.setdefault(readings, []).append(row)
+    found = []
+    for readings, each in several.items():
+        steps = [median(of_job) for of_job in zip(*(row["step_s"] for row in each), strict=True)]
+        powers = [row["power_w"] for row in each if row.get("power_w") is not None]
+        session, how, _ = readings[0]
+        jobs = tuple(name for _, _, name in readings)
+        slow = (step / alone[reading].step_s for step, reading in zip(steps, readings, strict=True))
         found.append(
             MeasuredSet(
-                session=row["session"], how=row["how"], jobs=tuple(row["jobs"]), slowdown=tuple(slow),
-                power_w=row.get("power_w"), is_test=any(tests[name] for name in row["jobs"]),
+                session=session, how=how, jobs=jobs, slowdown=tuple(slow), power_w=median(powers) if powers else None,
+                is_test=any(tests[name] for name in jobs),
             )
         )  # fmt: skip
     return found
