@@ -46,6 +46,7 @@ from ullage.virtual.kernels.cudnn.formulas import (
     ConvolutionProblem,
     Formula,
     all_copies,
+    by_median,
 )
 from ullage.virtual.kernels.cudnn.terms import (
     transforms,
@@ -187,7 +188,7 @@ def _grow_for(rows: Any, formulas: Sequence[Formula], trees: int, leaves: int) -
 
 def _guess_trials(grown: TrialTrees, problems: Measured, rows: Any) -> list[tuple[int, int]]:
     """The largest plan of each problem, and what it may be."""
-    found = guess(*grown.others, rows, problems.parts)
+    found = guess(*grown.others, rows, problems.parts, by_median)
     transformed = [place for place, problem in enumerate(problems.problems) if transforms(problem)]
     if grown.transform is not None and transformed:
         parts = [problems.parts[place] for place in transformed]

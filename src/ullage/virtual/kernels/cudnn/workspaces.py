@@ -28,6 +28,7 @@ from ullage.virtual.kernels.cudnn.formulas import (
     Trial,
     Workspace,
     all_copies,
+    by_median,
     by_shares,
     by_votes,
     evaluate,
@@ -498,7 +499,7 @@ def trial(
     parts = terms(problem)
     winner = first._replace(larger=max(first.larger, all_copies(parts)), guessed=True)
     known = measured(problem, capability, multiprocessors, "trial")
-    others = by_votes(votes(problem, TRIAL_TREES, OTHERS), parts)
+    others = by_median(votes(problem, TRIAL_TREES, OTHERS), parts)
     transform = by_votes(votes(problem, TRIAL_TREES, TRANSFORM) if transforms(problem) else [], parts)
     guesses = {first.size, others.size, transform.size} - {0}
     if known is not None:
