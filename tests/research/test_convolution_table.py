@@ -148,10 +148,17 @@ def test_trees_that_are_added_vote_beside_those_that_there_are(tmp_path, monkeyp
         found = workspaces.votes(one, workspaces.TRIAL_TREES, workspaces.TRANSFORM)
         return sum(share for formula, share in found if formula.buffer == FOURIER), sum(share for _, share in found)
 
-    before = [by_transforms(one) for one in asked]
-    trials.add_transforms(
-        {one: trials.LargestPlans(900 * (one in asked[2:]), 40) for one in asked}, tmp_path, 2, 8, str
+    def others(one):
+        workspaces.trees.cache_clear()
+        return dict(workspaces.votes(one, workspaces.TRIAL_TREES, workspaces.OTHERS))
+
+    before, known = [by_transforms(one) for one in asked], others(asked[0])
+    trials.add_trees(
+        {one: trials.LargestPlans(900 * (one in asked[2:]), 40 << 20) for one in asked}, tmp_path, 2, 8, str
     )
     for place, one in enumerate(asked):
         share, total = (after - known for after, known in zip(by_transforms(one), before[place], strict=True))
         assert (share, total) == (pytest.approx(2.0 * (place > 1)), pytest.approx(2.0))
+    added = {formula: share - known.get(formula, 0) for formula, share in others(asked[0]).items()}
+    named = [formula for formula, share in added.items() if share > 1]
+    assert [evaluate(formula, terms(asked[0])) for formula in named] == [pytest.approx(40 << 20, rel=0.03)]
