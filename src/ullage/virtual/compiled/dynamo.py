@@ -30,7 +30,7 @@ from ullage.virtual.state import GPUState
 
 _CONTEXT_ELEMENT = 4  # bytes of the tensor with which FakeTensor makes sure that CUDA has a context
 _FAILED = "torch.compile failed here, so the eager code was followed: {error}"
-_COMPILED = "torch.compile was followed as PyTorch {version} compiles it (other releases write other programs): {functions}"
+_COMPILED = "torch.compile was followed as PyTorch {version} compiles it (other releases do otherwise): {functions}"
 _OURS = os.path.dirname(ullage.__file__) + os.sep
 _HOOKS = (
     (module_hooks, ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")),
