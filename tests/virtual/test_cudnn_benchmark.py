@@ -244,18 +244,20 @@ def test_nothing_is_told_where_it_is_off() -> None:
     assert ullage.estimate(plain, gpu="H200").without_trials is None
 
 
-def test_a_plan_by_fourier_transforms_that_is_named_first_is_tried_and_not_kept(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("filter_side", "kept"), [(3, "another"), (9, "it")])
+def test_a_plan_by_fourier_transforms_that_is_named_first_is_kept_for_large_filters_alone(
+    monkeypatch: pytest.MonkeyPatch, filter_side: int, kept: str
 ) -> None:
-    sizes = (96, 16, 32, 32), (16, 16, 3, 3), (96, 16, 32, 32)
-    layer = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", False)
-    large, small = transform_bytes(layer) + 4608, 4096  # with a copy of the filters
+    side, padding = filter_side, filter_side // 2
+    sizes = (96, 16, 32, 32), (16, 16, side, side), (96, 16, 32, 32)
+    layer = ConvolutionProblem("f", *sizes, (1, 1), (padding, padding), (1, 1), 1, "f16", False)
+    large, small = transform_bytes(layer) + 512 * side * side, 4096  # with a copy of the filters
     monkeypatch.setattr(workspaces, "measured", lambda *_: None)
     monkeypatch.setattr(workspaces, "sizes_by_plans", lambda *_: [(large, 0.9), (small, 0.1)])
     for function in (workspace, trial):
         function.cache_clear()
     found = trial(layer, (9, 0), 132, True, False)
     assert large in found.sizes and workspace(layer, (9, 0), 132).size == large
-    assert found.winner.size == small
+    assert found.winner.size == (small if kept == "another" else large)
     for function in (workspace, trial):
         function.cache_clear()

@@ -478,12 +478,16 @@ def workspace(
     return guessed._replace(larger=max(guessed.larger, all_copies(terms(problem))))
 
 
+_SMALL_FILTER = 3  # pixels along a side
+
+
 def _but_transforms(
     problem: ConvolutionProblem, parts: Terms, first: Workspace, tf32: bool, deterministic: bool
 ) -> Workspace:
-    """The first plan, or the likeliest other one if that is by Fourier transforms: it moves many times the tensors."""
+    """The first plan, or the likeliest other one if that is by Fourier transforms. Such a plan moves many times the
+    tensors, whatever the filter. The others have more to compute with larger filters."""
     by_transforms = parts.buffers[FOURIER]
-    if not by_transforms or not _near(first.size, by_transforms):
+    if max(problem.weight[2:]) > _SMALL_FILTER or not by_transforms or not _near(first.size, by_transforms):
         return first
     named = sizes_by_plans(problem, parts, tf32, deterministic) or []
     left = [(size, share) for size, share in named if not _near(size, by_transforms)]
@@ -506,8 +510,8 @@ def trial(
     """What `cudnn.benchmark` tries for a problem: asked of cuDNN for this kind of GPU, or else what the trees say.
 
     The fastest plan is taken to be the one that cuDNN names first: so it was, as far as memory goes, for 83 % of the
-    problems that were run. One by Fourier transforms never was (57 such problems). The bound allows for one that copies
-    all tensors.
+    problems that were run. One by Fourier transforms never was where filters have at most 3x3 pixels (57 such problems).
+    The bound allows for one that copies all tensors.
 
     Not covered: that `allow_tf32=False` and `deterministic=True` rule out the largest plan, which they seldom do.
     """
