@@ -510,8 +510,8 @@ def trial(
     """What `cudnn.benchmark` tries for a problem: asked of cuDNN for this kind of GPU, or else what the trees say.
 
     The fastest plan is taken to be the one that cuDNN names first: so it was, as far as memory goes, for 83 % of the
-    problems that were run. One by Fourier transforms never was where filters have at most 3x3 pixels (57 such problems).
-    The bound allows for one that copies all tensors.
+    problems that were run. One by Fourier transforms never was, of 57, where filters have at most 3x3 pixels. The
+    bound allows for one that copies all tensors.
 
     Not covered: that `allow_tf32=False` and `deterministic=True` rule out the largest plan, which they seldom do.
     """
