@@ -20,7 +20,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from drawn_scripts.streams import streams
 from drawn_scripts.types import types
 from ullage.research.measure.accuracy import quantile
 from ullage.units import GIB
+from ullage.virtual.releases import as_measured
 from ullage.workloads import read_rows
 
 DATA = Path(__file__).parent / "data"
@@ -73,7 +76,7 @@ def draw(folder: Path, seed: int, count: int, rows: Iterable[str]) -> None:
 def estimate(script: Path, gpu: str) -> dict[str, Any]:
     """The estimate of one script by the command that a user would type."""
     command = [sys.executable, "-m", "ullage", "estimate", script.name, "--gpu", gpu, "--json"]
-    row: dict[str, Any] = {"id": script.stem}
+    row: dict[str, Any] = {"id": script.stem, "torch": version("torch")}
     begin = time.monotonic()
     try:
         done = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, timeout=LIMIT)
@@ -129,6 +132,8 @@ def compare(measured: Path, estimates: Path, *, each: bool) -> None:
             f"| {row} | {len(members)} | {len(given)} | {figures} "
             f"| {sum(upper >= taken for upper, taken in whole)} of {len(whole)} |"
         )
+    named = Counter(known[run["id"]].get("torch", "a version that was not noted") for run in runs if run["id"] in known)
+    print("\nEstimated with PyTorch " + ", ".join(f"{name} ({count})" for name, count in sorted(named.items())))
     if each:
         _print_each(runs, known)
     for guess in failed:
@@ -180,6 +185,7 @@ def main() -> None:
     elif asked.what == "compare":
         compare(asked.measured, asked.estimates, each=asked.each)
     else:
+        as_measured()
         done = {row["id"] for row in read_rows(asked.out)} if asked.out.exists() else set()
         for list_ in ("runs", "alone"):
             for order in read_rows(asked.folder / f"{list_}.jsonl"):

@@ -16,6 +16,7 @@ from ullage.virtual.kernels.cudnn.formulas import (
     WINOGRAD,
     ConvolutionProblem,
     Formula,
+    by_median,
     by_votes,
     evaluate,
 )
@@ -70,6 +71,17 @@ def test_votes_for_fourier_transforms_count_only_where_cudnn_has_such_plans():
     copies = sum(terms(dilated).source[1:2] + terms(dilated).out[1:2])
     assert by_votes(votes, terms(square)).size == transform_bytes(square) > copies
     assert by_votes(votes, terms(dilated))[:2] == (copies, copies)
+
+
+def test_the_median_of_votes_is_not_moved_by_one_that_is_far_off():
+    parts = terms(problem(8, 64, 64))
+    sizes = {name: Formula(0, 0, 0, 0, 0, size, 0) for name, size in (("low", 900), ("high", 1000), ("far", 9000))}
+    votes = [(sizes["low"], 2.0), (sizes["high"], 2.0), (sizes["far"], 3.0)]
+    assert by_votes(votes, parts).size == 9000
+    assert by_median(votes, parts).size == 1000
+    assert by_median(votes, parts).larger == 9000
+    assert by_median([*votes, (sizes["far"], 4.0)], parts).size == 9000
+    assert by_median([], parts).size == 0
 
 
 def test_labels_are_what_evaluating_each_formula_says():
@@ -136,10 +148,17 @@ def test_trees_that_are_added_vote_beside_those_that_there_are(tmp_path, monkeyp
         found = workspaces.votes(one, workspaces.TRIAL_TREES, workspaces.TRANSFORM)
         return sum(share for formula, share in found if formula.buffer == FOURIER), sum(share for _, share in found)
 
-    before = [by_transforms(one) for one in asked]
-    trials.add_transforms(
-        {one: trials.LargestPlans(900 * (one in asked[2:]), 40) for one in asked}, tmp_path, 2, 8, str
+    def others(one):
+        workspaces.trees.cache_clear()
+        return dict(workspaces.votes(one, workspaces.TRIAL_TREES, workspaces.OTHERS))
+
+    before, known = [by_transforms(one) for one in asked], others(asked[0])
+    trials.add_trees(
+        {one: trials.LargestPlans(900 * (one in asked[2:]), 40 << 20) for one in asked}, tmp_path, 2, 8, str
     )
     for place, one in enumerate(asked):
         share, total = (after - known for after, known in zip(by_transforms(one), before[place], strict=True))
         assert (share, total) == (pytest.approx(2.0 * (place > 1)), pytest.approx(2.0))
+    added = {formula: share - known.get(formula, 0) for formula, share in others(asked[0]).items()}
+    named = [formula for formula, share in added.items() if share > 1]
+    assert [evaluate(formula, terms(asked[0])) for formula in named] == [pytest.approx(40 << 20, rel=0.03)]

@@ -12,6 +12,7 @@ import ullage
 from ullage.allocator import CachingAllocator
 from ullage.estimation.over_gpus import estimate_over_gpus
 from ullage.hardware import gpu as find_gpu
+from ullage.virtual.kernels.cudnn import workspaces
 from ullage.virtual.kernels.cudnn.formulas import (
     PHASES,
     WINOGRAD,
@@ -24,7 +25,7 @@ from ullage.virtual.kernels.cudnn.terms import (
     transform_bytes,
     transforms,
 )
-from ullage.virtual.kernels.cudnn.workspaces import trial
+from ullage.virtual.kernels.cudnn.workspaces import trial, workspace
 from ullage.virtual.memory import DeviceMemory
 from ullage.virtual.tracking.uncertainty import largest_reserved
 
@@ -241,3 +242,22 @@ def test_nothing_is_told_where_it_is_off() -> None:
         nn.Conv2d(3, 8, 3).cuda()(torch.zeros(1, 3, 8, 8, device="cuda")).sum().backward()
 
     assert ullage.estimate(plain, gpu="H200").without_trials is None
+
+
+@pytest.mark.parametrize(("filter_side", "kept"), [(3, "another"), (9, "it")])
+def test_a_plan_by_fourier_transforms_that_is_named_first_is_kept_for_large_filters_alone(
+    monkeypatch: pytest.MonkeyPatch, filter_side: int, kept: str
+) -> None:
+    side, padding = filter_side, filter_side // 2
+    sizes = (96, 16, 32, 32), (16, 16, side, side), (96, 16, 32, 32)
+    layer = ConvolutionProblem("f", *sizes, (1, 1), (padding, padding), (1, 1), 1, "f16", False)
+    large, small = transform_bytes(layer) + 512 * side * side, 4096  # with a copy of the filters
+    monkeypatch.setattr(workspaces, "measured", lambda *_: None)
+    monkeypatch.setattr(workspaces, "sizes_by_plans", lambda *_: [(large, 0.9), (small, 0.1)])
+    for function in (workspace, trial):
+        function.cache_clear()
+    found = trial(layer, (9, 0), 132, True, False)
+    assert large in found.sizes and workspace(layer, (9, 0), 132).size == large
+    assert found.winner.size == (small if kept == "another" else large)
+    for function in (workspace, trial):
+        function.cache_clear()

@@ -139,7 +139,7 @@ def fit(
         bool,
         typer.Option(
             "--add",
-            help="With --trials: add trees for whether there is a plan by Fourier transforms to those in the folder.",
+            help="With --trials: add trees to those in the folder. All of them vote.",
         ),
     ] = False,
 ) -> None:  # fmt: skip
@@ -176,7 +176,7 @@ def fit(
     if held_out:
         (tried.evaluate_held_out if trials else table.evaluate_held_out)(found, trees, leaves, print)
     elif add and out is not None:
-        tried.add_transforms(found, out, trees, leaves, print)
+        tried.add_trees(found, out, trees, leaves, print)
     elif out is not None and described is not None:
         (tried.write_fit if trials else table.write_fit)(found, out, described, trees, leaves, print)
 

@@ -271,8 +271,14 @@ def grow(rows: Any, labels: Sequence[int], count: int, leaves: int, seed: int = 
     return grown
 
 
-def guess(grown: Sequence[Any], formulas: Sequence[Formula], rows: Any, parts: Sequence[Terms]) -> list[Workspace]:
-    """What the trees say of problems with these features."""
+def guess(
+    grown: Sequence[Any],
+    formulas: Sequence[Formula],
+    rows: Any,
+    parts: Sequence[Terms],
+    choose: Callable[[list[tuple[Formula, float]], Terms], Workspace] = by_votes,
+) -> list[Workspace]:
+    """What the trees say of problems with these features; `choose` makes one size of their votes."""
     votes: list[list[tuple[Formula, float]]] = [[] for _ in parts]
     for tree in grown:
         leaves: dict[int, list[tuple[Formula, float]]] = {}
@@ -280,7 +286,7 @@ def guess(grown: Sequence[Any], formulas: Sequence[Formula], rows: Any, parts: S
             if leaf not in leaves:
                 leaves[leaf] = [(formulas[tree.classes_[label]], share) for label, share in _top_votes(tree, leaf)]
             votes[place] += leaves[leaf]
-    return [by_votes(given, part) for given, part in zip(votes, parts, strict=True)]
+    return [choose(given, part) for given, part in zip(votes, parts, strict=True)]
 
 
 def _top_votes(tree: Any, leaf: int) -> list[tuple[int, float]]:

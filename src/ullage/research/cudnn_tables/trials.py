@@ -46,6 +46,7 @@ from ullage.virtual.kernels.cudnn.formulas import (
     ConvolutionProblem,
     Formula,
     all_copies,
+    by_median,
 )
 from ullage.virtual.kernels.cudnn.terms import (
     transforms,
@@ -147,23 +148,25 @@ def _trees_of_trials(
     )
 
 
-def add_transforms(
+def add_trees(
     found: dict[ConvolutionProblem, LargestPlans], out: Path, trees: int, leaves: int, say: Callable[[str], None]
 ) -> None:
-    """Grow more trees for whether cuDNN names a plan by Fourier transforms: they vote beside those in a folder."""
+    """Grow more trees for both questions: they vote beside those in a folder."""
     with np.load(out / TRIAL_TREES) as file:
         arrays = dict(file)
     for direction in DIRECTIONS:
-        asked = {one: plans for one, plans in found.items() if one.direction == direction and transforms(one)}
+        asked = {problem: plans for problem, plans in found.items() if problem.direction == direction}
         if not asked:
             continue
         problems = measured_part([(problem, max(plans)) for problem, plans in asked.items()])
-        answers = [_BY_TRANSFORM if asked[problem].transform else _NOTHING for problem in problems.problems]
-        grown, formulas = _grow_for(feature_rows(problems), answers, trees, leaves)
-        name = f"{direction}{TRANSFORM}"
-        before = {part.removeprefix(f"{name}_"): arrays[part] for part in arrays if part.startswith(f"{name}_")}
-        added = export(grown) | {"formulas": np.array(formulas, dtype=np.int64)}
-        arrays |= {f"{name}_{part}": values for part, values in beside(before, added).items()}
+        plans = [asked[problem] for problem in problems.problems]
+        grown = _trees_of_trials(problems, plans, feature_rows(problems), trees, leaves)
+        for question, answer in zip((OTHERS, TRANSFORM), grown, strict=True):
+            if answer is not None:
+                name = f"{direction}{question}"
+                before = {part.removeprefix(f"{name}_"): arrays[part] for part in arrays if part.startswith(f"{name}_")}
+                added = export(answer[0]) | {"formulas": np.array(answer[1], dtype=np.int64)}
+                arrays |= {f"{name}_{part}": values for part, values in beside(before, added).items()}
         say(f"{direction} {len(asked)} problems, {trees} more trees")
     np.savez_compressed(out / TRIAL_TREES, **arrays)
 
@@ -187,7 +190,7 @@ def _grow_for(rows: Any, formulas: Sequence[Formula], trees: int, leaves: int) -
 
 def _guess_trials(grown: TrialTrees, problems: Measured, rows: Any) -> list[tuple[int, int]]:
     """The largest plan of each problem, and what it may be."""
-    found = guess(*grown.others, rows, problems.parts)
+    found = guess(*grown.others, rows, problems.parts, by_median)
     transformed = [place for place, problem in enumerate(problems.problems) if transforms(problem)]
     if grown.transform is not None and transformed:
         parts = [problems.parts[place] for place in transformed]

@@ -30,7 +30,7 @@ from ullage.virtual.state import GPUState
 
 _CONTEXT_ELEMENT = 4  # bytes of the tensor with which FakeTensor makes sure that CUDA has a context
 _FAILED = "torch.compile failed here, so the eager code was followed: {error}"
-_COMPILED = "torch.compile was followed as PyTorch compiles it: {functions}"
+_COMPILED = "torch.compile was followed as PyTorch {version} compiles it (other releases do otherwise): {functions}"
 _OURS = os.path.dirname(ullage.__file__) + os.sep
 _HOOKS = (
     (module_hooks, ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")),
@@ -168,7 +168,7 @@ def _compile_under_the_mode(gpu: GPUState, replacements: Replacements, module: A
             return as_it_is()
         if getattr(done, "guarded_code", done) is not None:
             times.append(time.monotonic() - begin)
-            gpu.note_instead("compiled", _COMPILED.format(functions=_functions(times)))
+            gpu.note_instead("compiled", _COMPILED.format(version=torch.__version__, functions=_functions(times)))
         return done
 
     replacements.put(module.CatchErrorsWrapper, "__call__", __call__)

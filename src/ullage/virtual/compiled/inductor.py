@@ -179,7 +179,8 @@ def _leave_kernels_out(gpu: GPUState, replacements: Replacements, module: Any) -
     launch = kind.run
 
     def run(self: Any, *args: Any, **options: Any) -> Any:
-        gpu.operator = self.inductor_meta.get("kernel_name") or "triton"
+        kernel = self.inductor_meta.get("kernel_name") or "triton"
+        gpu.operator = "a Triton kernel" if kernel.startswith("Placeholder") else kernel  # timed: it has no name yet
         gpu.calls.add_kernel(gpu.operator, args)
         for name, value in zip(self.fn.arg_names, args, strict=False):
             if name in self.mutated_arg_names and isinstance(value, torch.Tensor) and value.is_cuda:

@@ -199,6 +199,27 @@ def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
     return by_shares(shares, max(shares, key=lambda size: (shares[size], size), default=0), parts)
 
 
+def by_median(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
+    """The median of the votes. It is the size that most votes name, if there is one. Formulas that are near each other
+    share their votes, so a single one far off can have more than any of them.
+
+    >>> one, two, three, far = (Formula(NONE, NONE, NONE, NONE, 0, size, 0) for size in (90, 100, 110, 900))
+    >>> parts = Terms((0, 100), (0, 50), (0, 10), (0, 36), 2, 1)
+    >>> by_median([(one, 2.0), (two, 2.0), (three, 2.0), (far, 3.0)], parts)[:2]
+    (110, 900)
+    >>> by_median([(one, 2.0), (two, 2.0), (far, 5.0)], parts).size
+    900
+    """
+    shares = shares_of_votes(votes, parts)
+    left = sum(shares.values()) / 2
+    size = 0
+    for size in sorted(shares):
+        left -= shares[size]
+        if left <= 0:
+            break
+    return by_shares(shares, size, parts)
+
+
 def shares_of_votes(votes: list[tuple[Formula, float]], parts: Terms) -> dict[int, float]:
     """The votes by the size that their formulas give."""
     shares: dict[int, float] = {}
