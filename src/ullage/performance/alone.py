@@ -24,7 +24,8 @@ class StepWork:
     """What a step is for the GPU and for the host.
 
     `works` are its distinct calls with kernels, `counts` how often each comes, `host` the parts that the host does
-    (`rates.HOST_PARTS`), `host_calls` how often it calls an operator in a pass (`host_name`), `launches` all calls in
+    (`rates.HOST_PARTS`), `host_calls` how often it calls an operator in a pass (`host_name`; once for each sample where
+    an operator launches a kernel for each), `launches` all calls in
     their order, `copied` the bytes for which the host waits until they are on the GPU or back. `exchange` is what it
     exchanges with other ranks, and `places` says for each distinct call of the step which of `works` it is.
     """
@@ -68,7 +69,7 @@ class StepWork:
                     launches[number] = Launch("", waits=True)
                 continue
             work = work_of(call)
-            tensors, name = 0, host_name(call)
+            tensors, name, kernels = 0, host_name(call), 1 if work.serial is None else work.serial.kernels
             if work.kind == "lists":
                 name, tensors = "lists", sum(1 for _ in tensors_of(call["args"]))
                 host["lists"] += count
@@ -78,14 +79,14 @@ class StepWork:
                 name = "optimizer_calls"
                 host[name] += count
             else:
-                host_calls[name] += count
+                host_calls[name] += count * kernels
             if work.kind == "transfer":
                 copied += count * max(work.read, work.written) * waiting
             else:
                 places[number] = len(works)
                 works.append(work)
                 counts.append(count)
-            launches[number] = Launch(name, places.get(number, -1), tensors, waiting)
+            launches[number] = Launch(name, places.get(number, -1), tensors, waiting, kernels)
         host["backward"] = int(any(name.startswith("backward") for name in host_calls))
         host["waits"], host["parameters"] = waits, max(lengths.values(), default=0)
         return cls(

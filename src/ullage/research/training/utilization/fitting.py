@@ -22,6 +22,7 @@ from ullage.performance.rates import (
     Rates,
     measured_gpu,
     prior_shares,
+    serial_times,
     share_vectors,
 )
 from ullage.performance.trees import Trees
@@ -133,7 +134,7 @@ def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[FollowedR
     works = [call.work for call in calls]
     timed = rates.vectors(works)
     truth = np.log(np.array([call.seconds for call in calls]) / rates.usual_times(works))
-    usual = rates.usual_times(sums.works)
+    usual, least = rates.usual_times(sums.works), serial_times(sums.works)
     whole = np.array([run.gpu_s for run in runs])
     first = len(calls)
 
@@ -142,7 +143,7 @@ def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[FollowedR
         off = told[:first] - truth
         weight = 1 / np.sqrt(1 + (off / ROBUST) ** 2)
         slope[:first], bend[:first] = weight * off, weight
-        each = usual * np.exp(told[first:])
+        each = np.maximum(usual * np.exp(told[first:]), least)
         summed = sums.over(each + GAP, len(runs))
         off = np.log(summed / whole)
         weight = OF_RUNS / np.sqrt(1 + (off / ROBUST) ** 2)
