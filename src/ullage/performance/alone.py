@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,16 +24,16 @@ class StepWork:
     """What a step is for the GPU and for the host.
 
     `works` are its distinct calls with kernels, `counts` how often each comes, `host` the parts that the host does
-    (`rates.HOST_PARTS`), `host_calls` how often it calls an operator in a pass (`host_name`; once for each sample where
-    an operator launches a kernel for each), `launches` all calls in
-    their order, `copied` the bytes for which the host waits until they are on the GPU or back. `exchange` is what it
-    exchanges with other ranks, and `places` says for each distinct call of the step which of `works` it is.
+    (`rates.HOST_PARTS`), `host_calls` how often it calls an operator in a pass (`host_name`; more often where
+    it launches a kernel for each sample), `launches` all calls in their order, `copied` the bytes for which the host
+    waits until they are on the GPU or back. `exchange` is what it exchanges with other ranks, and `places` says for
+    each distinct call of the step which of `works` it is.
     """
 
     works: list[Work]
     counts: Floats
     host: dict[str, float]
-    host_calls: dict[str, int]
+    host_calls: dict[str, float]
     launches: Launches
     copied: int
     steady: bool
@@ -52,7 +52,7 @@ class StepWork:
             forward=1, modules=step.modules, forward_nodes=step.nodes, backward_nodes=step.nodes,
             optimizer_steps=step.optimizer_steps, cpu_bytes=step.cpu_bytes,
         )  # fmt: skip
-        host_calls: Counter[str] = Counter()
+        host_calls: dict[str, float] = defaultdict(float)
         lengths: Counter[str] = Counter()
         launches: dict[int, Launch] = {}
         for number, count in Counter(step.order).items():
@@ -69,7 +69,7 @@ class StepWork:
                     launches[number] = Launch("", waits=True)
                 continue
             work = work_of(call)
-            tensors, name, kernels = 0, host_name(call), 1 if work.serial is None else work.serial.kernels
+            tensors, name, times = 0, host_name(call), 1.0 if work.serial is None else work.serial.launches
             if work.kind == "lists":
                 name, tensors = "lists", sum(1 for _ in tensors_of(call["args"]))
                 host["lists"] += count
@@ -79,14 +79,14 @@ class StepWork:
                 name = "optimizer_calls"
                 host[name] += count
             else:
-                host_calls[name] += count * kernels
+                host_calls[name] += count * times
             if work.kind == "transfer":
                 copied += count * max(work.read, work.written) * waiting
             else:
                 places[number] = len(works)
                 works.append(work)
                 counts.append(count)
-            launches[number] = Launch(name, places.get(number, -1), tensors, waiting, kernels)
+            launches[number] = Launch(name, places.get(number, -1), tensors, waiting, times)
         host["backward"] = int(any(name.startswith("backward") for name in host_calls))
         host["waits"], host["parameters"] = waits, max(lengths.values(), default=0)
         return cls(
