@@ -87,6 +87,15 @@ def test_im2col_launches_a_kernel_for_each_sample():
     assert many.smact < few.smact
 
 
+def test_a_compiled_program_takes_more_of_the_host_for_its_guards_and_for_each_kernel():
+    wide = tensor(4, 768)
+    written, own = (call(f"triton.{name}", [wide, wide, 3072], []) for name in ("triton_poi_fused_add_0", "my_kernel"))
+    one, two, three = (alone(written, times=times).host_s for times in (1, 2, 3))
+    assert three - two == pytest.approx(two - one)
+    assert one > 1.1 * (two - one)  # beside what each kernel takes, something once
+    assert alone(own, times=2).host_s - alone(own, times=1).host_s < 0.6 * (two - one)
+
+
 def test_a_convolution_of_single_channels_takes_less_of_the_host_and_one_of_groups_more():
     def convolved(groups, backward=False):
         source, weight = tensor(2, 64, 8, 8), tensor(64, 64 // groups, 3, 3)

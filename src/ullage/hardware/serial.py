@@ -11,15 +11,19 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-# Threads of a block, and seconds of a round: what an H200 takes to read from its memory and to write there.
+# Threads of a block, and seconds of a round on an H200: where tensors stay in its cache, and where they do not.
 _INTERPOLATING = {
-    "upsample_linear1d": (1024, 0.3e-6), "upsample_linear1d_backward": (1024, 0.3e-6),
-    "upsample_bilinear2d": (1024, 0.3e-6), "upsample_bicubic2d": (512, 0.3e-6),
-    "upsample_bicubic2d_backward": (512, 0.3e-6), "upsample_trilinear3d": (512, 0.3e-6),
-    "upsample_trilinear3d_backward": (256, 0.3e-6),
+    "upsample_linear1d": (1024, 0.17e-6, 0.25e-6), "upsample_linear1d_backward": (1024, 0.17e-6, 0.3e-6),
+    "upsample_bilinear2d": (1024, 0.175e-6, 0.33e-6), "upsample_bicubic2d": (512, 0.29e-6, 0.52e-6),
+    "upsample_trilinear3d": (512, 0.26e-6, 0.28e-6), "upsample_trilinear3d_backward": (256, 0.58e-6, 0.58e-6),
 }  # fmt: skip
-_KERNEL_S = 2e-6  # a small kernel after another one
-_OF_A_LAUNCH = 0.25  # of what the host takes for a call with one kernel, what it takes for each further one
+_CACHED = 12_000_000  # bytes
+_WIDTHS = {"bfloat16": 2, "float16": 2, "float64": 8}
+# Gradients are added up in memory. Of bicubic interpolation, a block can add so fast; of bilinear, the whole GPU.
+_ADDED_BY_BLOCK_S, _ADDED_S = 0.3e-9, 3e-12
+# A kernel of im2col for one sample, with a window of one place and how that grows; and of what the host takes for a
+# call with one kernel, what it takes for each further one.
+_SAMPLE_S, _BY_WINDOW, _OF_A_LAUNCH = 1.3e-6, 0.6, 0.22
 _BLOCK = 1024  # threads of a block of im2col
 
 
@@ -42,20 +46,29 @@ def serial_of(name: str, call: Mapping[str, Any]) -> Serial | None:
     >>> found.blocks, found.seconds > 0.01
     (1, True)
     """
-    if name in _INTERPOLATING:
-        image = call["args"][0]
-        places = (image if name.endswith("backward") else call["outputs"][0])["shape"][2:]
-        if name == "upsample_bilinear2d" and _channels_last(image):
-            return None  # another kernel, with a thread for each number
-        threads, seconds = _INTERPOLATING[name]
-        samples, channels = image["shape"][:2]
-        return Serial(samples * channels * seconds, -(-math.prod(places) // threads))
+    if name.startswith("upsample_"):
+        return _interpolated(name, call["args"][0], call["outputs"][0])
     if name == "im2col" and len(call["args"][0]["shape"]) == 4:
         samples, channels = call["args"][0]["shape"][:2]
-        windows = call["outputs"][0]["shape"][-1]
+        windows, each = call["outputs"][0]["shape"][-1], math.prod(call["args"][1])
         launches = 1 + _OF_A_LAUNCH * (samples - 1)
-        return Serial(samples * _KERNEL_S, -(-channels * windows // _BLOCK), launches)
+        return Serial(samples * _SAMPLE_S * each**_BY_WINDOW, -(-channels * windows // _BLOCK), launches)
     return None
+
+
+def _interpolated(name: str, given: Mapping[str, Any], made: Mapping[str, Any]) -> Serial | None:
+    larger = given if name.endswith("backward") else made
+    rounds, places = math.prod(larger["shape"][:2]), math.prod(larger["shape"][2:])
+    if name == "upsample_bicubic2d_backward":
+        threads = 512
+        return Serial(rounds * 16 * _ADDED_BY_BLOCK_S * min(places, threads), -(-places // threads))
+    if name == "upsample_bilinear2d_backward":
+        return Serial(rounds * places * 4 * _ADDED_S, rounds * places)
+    if name not in _INTERPOLATING or name == "upsample_bilinear2d" and _channels_last(given):
+        return None  # other kernels have a thread for each number
+    threads, cached, beyond = _INTERPOLATING[name]
+    moved = sum(math.prod(tensor["shape"]) * _WIDTHS.get(tensor["dtype"], 4) for tensor in (given, made))
+    return Serial(rounds * (cached if moved < _CACHED else beyond), -(-places // threads))
 
 
 def _channels_last(image: Mapping[str, Any]) -> bool:

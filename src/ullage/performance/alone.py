@@ -80,6 +80,7 @@ class StepWork:
                 host[name] += count
             else:
                 host_calls[name] += count * times
+                host["compiled_kernels"] += count * call["operator"].startswith(_COMPILED)
             if work.kind == "transfer":
                 copied += count * max(work.read, work.written) * waiting
             else:
@@ -88,11 +89,15 @@ class StepWork:
                 counts.append(count)
             launches[number] = Launch(name, places.get(number, -1), tensors, waiting, times)
         host["backward"] = int(any(name.startswith("backward") for name in host_calls))
+        host["compiled"] = int(host["compiled_kernels"] > 0)
         host["waits"], host["parameters"] = waits, max(lengths.values(), default=0)
         return cls(
             works, np.array(counts, dtype=np.float64), dict(host), dict(host_calls), Launches.of(launches, step.order),
             copied, step.steady, waits, Exchange.of(step), places, step.interconnect,
         )  # fmt: skip
+
+
+_COMPILED = ("triton.triton_poi_", "triton.triton_red_", "triton.triton_per_")  # as the compiler names its kernels
 
 
 def utilization_of(step: StepCalls, gpu: GPU, rates: Rates | None = None) -> Utilization:

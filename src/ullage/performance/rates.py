@@ -47,15 +47,18 @@ SHARE_FEATURES = (*FEATURES, "time", "factor")
 _MISSING = -1.0
 # What the host does in each pass of a step beside calls of operators; each takes its time. `forward` and `backward` are
 # the passes themselves, `lists` calls with many tensors, as optimizers make them, `parameters` the longest of their
-# lists, `optimizer_calls` all others of an optimizer, `cpu_bytes` what operators on the CPU write.
+# lists, `optimizer_calls` all others of an optimizer, `cpu_bytes` what operators on the CPU write. `compiled` is 1 where
+# torch.compile wrote kernels, whose guards are checked, and `compiled_kernels` how many of these a step launches.
 HOST_PARTS: Mapping[str, tuple[str, ...]] = {
-    "forward": ("forward", "modules", "forward_nodes", "cpu_bytes"),
+    "forward": ("forward", "modules", "forward_nodes", "cpu_bytes", "compiled", "compiled_kernels"),
     "backward": ("backward", "backward_nodes"),
     "optimizer": ("optimizer_steps", "lists", "listed_tensors", "parameters", "optimizer_calls", "waits"),
 }
 
 EVEN_S = 0.02  # the host's part of a step for which a machine is as slow as its factor says
-CPU_BYTE_S = 1 / 3.2e9  # what a byte takes that an operator on the CPU writes, into memory that is new most of the time
+# Seconds of parts that few runs have: they were measured by themselves, and are not fitted with the others. A byte that
+# an operator on the CPU writes, into memory that is new most of the time; and what is said above of compiled programs.
+KNOWN_PARTS: Mapping[str, float] = {"cpu_bytes": 1 / 3.2e9, "compiled": 0.37e-3, "compiled_kernels": 23e-6}
 
 Floats = npt.NDArray[np.float64]
 
