@@ -96,6 +96,20 @@ def test_a_compiled_program_takes_more_of_the_host_for_its_guards_and_for_each_k
     assert alone(own, times=2).host_s - alone(own, times=1).host_s < 0.6 * (two - one)
 
 
+def test_a_batch_norm_of_few_channels_takes_as_long_as_that_of_one_channel():
+    """PyTorch's kernel has a block for each channel, and most SMs have none."""
+
+    def normalized(channels, trains=True):
+        image, each = tensor(128, channels, 112, 112, dtype="bfloat16"), tensor(channels)
+        given = [image, each, each, each, each, trains, 0.1, 1e-5]
+        return alone(call("aten.native_batch_norm.default", given, [image, each, each]))
+
+    few, many = normalized(4), normalized(16)
+    assert few.gpu_s == pytest.approx(many.gpu_s, rel=0.3)
+    assert few.smact < 0.05
+    assert normalized(4, trains=False).gpu_s < few.gpu_s / 2
+
+
 def test_a_convolution_of_single_channels_takes_less_of_the_host_and_one_of_groups_more():
     def convolved(groups, backward=False):
         source, weight = tensor(2, 64, 8, 8), tensor(64, 64 // groups, 3, 3)

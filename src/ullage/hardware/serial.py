@@ -2,7 +2,8 @@
 
 Interpolation has a thread for each place of an image. It goes through all samples and channels one by one, and waits
 for memory in each round (`UpSampleBilinear2d.cu` and its neighbours). Fifty places of a thousand channels keep a single
-SM busy. `im2col` launches a kernel for each sample (`Im2Col.cu`). Nothing here imports PyTorch.
+SM busy. `im2col` launches a kernel for each sample (`Im2Col.cu`). A batch norm has a block for each channel
+(`Normalization.cuh`): of few channels, most SMs have none. Nothing here imports PyTorch.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ _ADDED_BY_BLOCK_S, _ADDED_S = 0.3e-9, 3e-12
 # call with one kernel, what it takes for each further one.
 _SAMPLE_S, _BY_WINDOW, _OF_A_LAUNCH = 1.3e-6, 0.6, 0.22
 _BLOCK = 1024  # threads of a block of im2col
+# Seconds for each number of a channel at least, and which argument says that the statistics are those of the batch.
+_NORMS = {
+    "native_batch_norm": (0.8e-9, 5), "native_batch_norm_backward": (1.5e-9, 7), "cudnn_batch_norm": (0.5e-9, 5),
+    "cudnn_batch_norm_backward": (1e-9, None),
+}  # fmt: skip
 
 
 class Serial(NamedTuple):
@@ -53,6 +59,11 @@ def serial_of(name: str, call: Mapping[str, Any]) -> Serial | None:
         windows, each = call["outputs"][0]["shape"][-1], math.prod(call["args"][1])
         launches = 1 + _OF_A_LAUNCH * (samples - 1)
         return Serial(samples * _SAMPLE_S * each**_BY_WINDOW, -(-channels * windows // _BLOCK), launches)
+    if name in _NORMS and "stride" not in call["args"][0]:  # in another layout, blocks take many channels
+        seconds, place = _NORMS[name]
+        channels = call["args"][0]["shape"][1]
+        if place is None or call["args"][place]:
+            return Serial(math.prod(call["args"][0]["shape"]) // channels * seconds, channels)
     return None
 
 
