@@ -47,8 +47,8 @@ SHARE_FEATURES = (*FEATURES, "time", "factor")
 _MISSING = -1.0
 # What the host does in each pass of a step beside calls of operators; each takes its time. `forward` and `backward` are
 # the passes themselves, `lists` calls with many tensors, as optimizers make them, `parameters` the longest of their
-# lists, `optimizer_calls` all others of an optimizer, `cpu_bytes` what operators on the CPU write. `compiled` is 1 where
-# torch.compile wrote kernels, whose guards are checked, and `compiled_kernels` how many of these a step launches.
+# lists, `optimizer_calls` all others of an optimizer, `cpu_bytes` what operators on the CPU write. `compiled` is 1
+# where torch.compile wrote kernels, whose guards are checked, and `compiled_kernels` how many of these a step launches.
 HOST_PARTS: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward", "modules", "forward_nodes", "cpu_bytes", "compiled", "compiled_kernels"),
     "backward": ("backward", "backward_nodes"),
