@@ -110,6 +110,15 @@ def test_a_batch_norm_of_few_channels_takes_as_long_as_that_of_one_channel():
     assert normalized(4, trains=False).gpu_s < few.gpu_s / 2
 
 
+def test_calls_without_numbers_or_with_arguments_by_name_have_a_step_time():
+    image, each = tensor(0, 0, 4, 4), tensor(0)
+    empty = call(
+        "aten.native_batch_norm.default", [image, each, each, each, each, True, 0.1, 1e-5], [image, each, each]
+    )
+    named = {**call("aten.upsample_bilinear2d.vec", [], [tensor(1, 3, 8, 8)]), "kwargs": {"input": tensor(1, 3, 4, 4)}}
+    assert alone(empty, named).step_s > 0
+
+
 def test_a_convolution_of_single_channels_takes_less_of_the_host_and_one_of_groups_more():
     def convolved(groups, backward=False):
         source, weight = tensor(2, 64, 8, 8), tensor(64, 64 // groups, 3, 3)

@@ -52,6 +52,10 @@ def serial_of(name: str, call: Mapping[str, Any]) -> Serial | None:
     >>> found.blocks, found.seconds > 0.01
     (1, True)
     """
+    if not name.startswith(("upsample_", "im2col", "native_batch_norm", "cudnn_batch_norm")):
+        return None
+    if not all(values and "shape" in (values[0] or ()) for values in (call["args"], call["outputs"])):
+        return None  # given by name, or nothing made
     if name.startswith("upsample_"):
         return _interpolated(name, call["args"][0], call["outputs"][0])
     if name == "im2col" and len(call["args"][0]["shape"]) == 4:
@@ -61,9 +65,9 @@ def serial_of(name: str, call: Mapping[str, Any]) -> Serial | None:
         return Serial(samples * _SAMPLE_S * each**_BY_WINDOW, -(-channels * windows // _BLOCK), launches)
     if name in _NORMS and "stride" not in call["args"][0]:  # in another layout, blocks take many channels
         seconds, place = _NORMS[name]
-        channels = call["args"][0]["shape"][1]
+        samples, channels, *places = call["args"][0]["shape"]
         if place is None or call["args"][place]:
-            return Serial(math.prod(call["args"][0]["shape"]) // channels * seconds, channels)
+            return Serial(samples * math.prod(places) * seconds, channels)
     return None
 
 
