@@ -62,6 +62,63 @@ def test_kernels_that_the_compiler_writes_take_what_operators_on_their_tensors_t
     assert summed.gpu_s == pytest.approx(alone(call("aten.sum.dim_IntList", [wide], [tensor(4, 768)])).gpu_s)
 
 
+def test_interpolation_of_small_images_goes_through_samples_and_channels_one_by_one():
+    """PyTorch's kernel has a thread for each place: more channels take longer, and most SMs have nothing to do."""
+
+    def enlarged(channels, side, **more):
+        given, made = tensor(64, channels, side, side, **more), tensor(64, channels, 2 * side, 2 * side)
+        return alone(call("aten.upsample_bilinear2d.default", [given, [2 * side] * 2, False, 2.0, 2.0], [made]))
+
+    few, many, large = enlarged(256, 7), enlarged(1024, 7), enlarged(64, 28)
+    assert many.gpu_s == pytest.approx(4 * few.gpu_s, rel=0.02)
+    assert many.smact < 0.02 and many.smocc < 0.02
+    assert large.gpu_s < many.gpu_s / 8  # as many numbers
+    channels_last = enlarged(1024, 7, stride=[50176, 1, 7168, 1024])
+    assert channels_last.gpu_s < many.gpu_s / 20  # a thread for each number
+
+
+def test_im2col_launches_a_kernel_for_each_sample():
+    def unfolded(samples, length):
+        given, made = tensor(samples, 384, length, 1), tensor(samples, 3456, length)
+        return alone(call("aten.im2col.default", [given, [9, 1], [1, 1], [4, 0], [1, 1]], [made]), times=4)
+
+    many, few = unfolded(512, 16), unfolded(16, 512)  # as many numbers
+    assert many.gpu_s > 2 * few.gpu_s and many.host_s > 5 * few.host_s
+    assert many.smact < few.smact
+
+
+def test_a_compiled_program_takes_more_of_the_host_for_its_guards_and_for_each_kernel():
+    wide = tensor(4, 768)
+    written, own = (call(f"triton.{name}", [wide, wide, 3072], []) for name in ("triton_poi_fused_add_0", "my_kernel"))
+    one, two, three = (alone(written, times=times).host_s for times in (1, 2, 3))
+    assert three - two == pytest.approx(two - one)
+    assert one > 1.1 * (two - one)  # beside what each kernel takes, something once
+    assert alone(own, times=2).host_s - alone(own, times=1).host_s < 0.6 * (two - one)
+
+
+def test_a_batch_norm_of_few_channels_takes_as_long_as_that_of_one_channel():
+    """PyTorch's kernel has a block for each channel, and most SMs have none."""
+
+    def normalized(channels, trains=True):
+        image, each = tensor(128, channels, 112, 112, dtype="bfloat16"), tensor(channels)
+        given = [image, each, each, each, each, trains, 0.1, 1e-5]
+        return alone(call("aten.native_batch_norm.default", given, [image, each, each]))
+
+    few, many = normalized(4), normalized(16)
+    assert few.gpu_s == pytest.approx(many.gpu_s, rel=0.3)
+    assert few.smact < 0.05
+    assert normalized(4, trains=False).gpu_s < few.gpu_s / 2
+
+
+def test_calls_without_numbers_or_with_arguments_by_name_have_a_step_time():
+    image, each = tensor(0, 0, 4, 4), tensor(0)
+    empty = call(
+        "aten.native_batch_norm.default", [image, each, each, each, each, True, 0.1, 1e-5], [image, each, each]
+    )
+    named = {**call("aten.upsample_bilinear2d.vec", [], [tensor(1, 3, 8, 8)]), "kwargs": {"input": tensor(1, 3, 4, 4)}}
+    assert alone(empty, named).step_s > 0
+
+
 def test_a_convolution_of_single_channels_takes_less_of_the_host_and_one_of_groups_more():
     def convolved(groups, backward=False):
         source, weight = tensor(2, 64, 8, 8), tensor(64, 64 // groups, 3, 3)

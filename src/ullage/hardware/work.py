@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ullage.hardware.serial import Serial, serial_of
 from ullage.hardware.specification import GPU
 
 _SIZES = {
@@ -38,7 +39,8 @@ class Work:
     """The work of one call.
 
     `kind` says which kernels are behind it, `shape` has the numbers that their time depends on, beside `flops` and the
-    bytes that are read and written at least. `dtype` is the first floating-point type among its tensors.
+    bytes that are read and written at least. `dtype` is the first floating-point type among its tensors. `serial` is
+    for the few kernels that work on samples one after the other.
 
     >>> left, right = {"shape": [64, 32], "dtype": "bfloat16"}, {"shape": [32, 16], "dtype": "bfloat16"}
     >>> made = {"shape": [64, 16], "dtype": "bfloat16"}
@@ -56,6 +58,7 @@ class Work:
     dtype: str
     tf32: bool
     shape: Mapping[str, float]
+    serial: Serial | None = None
 
     @property
     def bytes(self) -> int:
@@ -100,7 +103,7 @@ def work_of(call: Mapping[str, Any]) -> Work:
     kind, flops, shape = _kind(name, call, given, made)
     dtype = _dtype(given + made)
     tf32 = dtype == "float32" and bool(call.get("tf32", kind.startswith("convolution") or kind == "recurrent"))
-    return Work(kind, name, float(flops), read, written, dtype, tf32, shape)
+    return Work(kind, name, float(flops), read, written, dtype, tf32, shape, serial_of(name, call))
 
 
 def _written(name: str, args: Sequence[Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,15 +25,16 @@ class StepWork:
     """What a step is for the GPU and for the host.
 
     `works` are its distinct calls with kernels, `counts` how often each comes, `host` the parts that the host does
-    (`rates.HOST_PARTS`), `host_calls` how often it calls an operator in a pass (`host_name`), `launches` all calls in
-    their order, `copied` the bytes for which the host waits until they are on the GPU or back. `exchange` is what it
-    exchanges with other ranks, and `places` says for each distinct call of the step which of `works` it is.
+    (`rates.HOST_PARTS`), `host_calls` how often it calls an operator in a pass (`host_name`; more often where
+    it launches a kernel for each sample), `launches` all calls in their order, `copied` the bytes for which the host
+    waits until they are on the GPU or back. `exchange` is what it exchanges with other ranks, and `places` says for
+    each distinct call of the step which of `works` it is.
     """
 
     works: list[Work]
     counts: Floats
     host: dict[str, float]
-    host_calls: dict[str, int]
+    host_calls: dict[str, float]
     launches: Launches
     copied: int
     steady: bool
@@ -52,7 +53,7 @@ class StepWork:
             forward=1, modules=step.modules, forward_nodes=step.nodes, backward_nodes=step.nodes,
             optimizer_steps=step.optimizer_steps, cpu_bytes=step.cpu_bytes,
         )  # fmt: skip
-        host_calls: Counter[str] = Counter()
+        host_calls: dict[str, float] = defaultdict(float)
         lengths: Counter[str] = Counter()
         launches: dict[int, Launch] = {}
         for number, count in Counter(step.order).items():
@@ -69,7 +70,7 @@ class StepWork:
                     launches[number] = Launch("", waits=True)
                 continue
             work = work_of(call)
-            tensors, name = 0, host_name(call)
+            tensors, name, times = 0, host_name(call), 1.0 if work.serial is None else work.serial.launches
             if work.kind == "lists":
                 name, tensors = "lists", sum(1 for _ in tensors_of(call["args"]))
                 host["lists"] += count
@@ -79,20 +80,25 @@ class StepWork:
                 name = "optimizer_calls"
                 host[name] += count
             else:
-                host_calls[name] += count
+                host_calls[name] += count * times
+                host["compiled_kernels"] += count * call["operator"].startswith(_COMPILED)
             if work.kind == "transfer":
                 copied += count * max(work.read, work.written) * waiting
             else:
                 places[number] = len(works)
                 works.append(work)
                 counts.append(count)
-            launches[number] = Launch(name, places.get(number, -1), tensors, waiting)
+            launches[number] = Launch(name, places.get(number, -1), tensors, waiting, times)
         host["backward"] = int(any(name.startswith("backward") for name in host_calls))
+        host["compiled"] = int(host["compiled_kernels"] > 0)
         host["waits"], host["parameters"] = waits, max(lengths.values(), default=0)
         return cls(
             works, np.array(counts, dtype=np.float64), dict(host), dict(host_calls), Launches.of(launches, step.order),
             copied, step.steady, waits, Exchange.of(step), places, step.interconnect,
         )  # fmt: skip
+
+
+_COMPILED = ("triton.triton_poi_", "triton.triton_red_", "triton.triton_per_")  # as the compiler names its kernels
 
 
 def utilization_of(step: StepCalls, gpu: GPU, rates: Rates | None = None) -> Utilization:

@@ -47,15 +47,18 @@ SHARE_FEATURES = (*FEATURES, "time", "factor")
 _MISSING = -1.0
 # What the host does in each pass of a step beside calls of operators; each takes its time. `forward` and `backward` are
 # the passes themselves, `lists` calls with many tensors, as optimizers make them, `parameters` the longest of their
-# lists, `optimizer_calls` all others of an optimizer, `cpu_bytes` what operators on the CPU write.
+# lists, `optimizer_calls` all others of an optimizer, `cpu_bytes` what operators on the CPU write. `compiled` is 1
+# where torch.compile wrote kernels, whose guards are checked, and `compiled_kernels` how many of these a step launches.
 HOST_PARTS: Mapping[str, tuple[str, ...]] = {
-    "forward": ("forward", "modules", "forward_nodes", "cpu_bytes"),
+    "forward": ("forward", "modules", "forward_nodes", "cpu_bytes", "compiled", "compiled_kernels"),
     "backward": ("backward", "backward_nodes"),
     "optimizer": ("optimizer_steps", "lists", "listed_tensors", "parameters", "optimizer_calls", "waits"),
 }
 
 EVEN_S = 0.02  # the host's part of a step for which a machine is as slow as its factor says
-CPU_BYTE_S = 1 / 3.2e9  # what a byte takes that an operator on the CPU writes, into memory that is new most of the time
+# Seconds of parts that few runs have: they were measured by themselves, and are not fitted with the others. A byte that
+# an operator on the CPU writes, into memory that is new most of the time; and what is said above of compiled programs.
+KNOWN_PARTS: Mapping[str, float] = {"cpu_bytes": 1 / 3.2e9, "compiled": 0.37e-3, "compiled_kernels": 23e-6}
 
 Floats = npt.NDArray[np.float64]
 
@@ -122,7 +125,7 @@ class Rates:
 
     def times(self, works: Sequence[Work], vectors: Floats) -> Floats:
         """Seconds of each call on the GPU that was measured."""
-        return np.asarray(self.usual_times(works) * np.exp(self.time.sums(vectors)))
+        return np.maximum(self.usual_times(works) * np.exp(self.time.sums(vectors)), serial_times(works))
 
     def usual_times(self, works: Sequence[Work]) -> Floats:
         """The same, as an operator usually is slower than its least time."""
@@ -134,8 +137,9 @@ class Rates:
         """SMACT, SMOCC, DRAMA and tensor activity during each call."""
         rows = share_vectors(works, vectors, times)
         priors = prior_shares(works, times)
+        most = _most_active(works, times)
         return {
-            name: 1 / (1 + np.exp(-(self.starts[name] + priors[name] + trees.sums(rows))))
+            name: np.minimum(1 / (1 + np.exp(-(self.starts[name] + priors[name] + trees.sums(rows)))), most)
             for name, trees in self.shares.items()
         }
 
@@ -149,6 +153,20 @@ def of_call(calls: Mapping[str, float], name: str) -> float:
     while name and name not in calls:
         name = name.rpartition(" ")[0]
     return calls.get(name, 0.0)
+
+
+def serial_times(works: Sequence[Work]) -> Floats:
+    """Seconds that calls take at least because of what they do one after the other."""
+    return np.array([0.0 if work.serial is None else work.serial.seconds for work in works])
+
+
+def _most_active(works: Sequence[Work], times: Floats) -> Floats:
+    """The share of SMs that have a block, of calls that work one after the other and take as long as that; else 1."""
+    sms = measured_gpu().sms or 1
+    return np.array([
+        min(1.0, work.serial.blocks / sms) if work.serial is not None and taken <= work.serial.seconds else 1.0
+        for work, taken in zip(works, times.tolist(), strict=True)
+    ])  # fmt: skip
 
 
 def share_vectors(works: Sequence[Work], vectors: Floats, times: Floats) -> Floats:

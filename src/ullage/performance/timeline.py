@@ -27,13 +27,14 @@ class Launch(NamedTuple):
 
     `host` says by what the host's time for it is known: an operator in a pass (`alone.host_name`), "lists" with so many
     `tensors`, "optimizer_calls", or "" where it launches nothing. `work` is its place among the works of the step, -1
-    for none. `waits` says that the host then waits for the GPU.
+    for none. `waits` says that the host then waits for the GPU. It takes `times` as long as usual.
     """
 
     host: str
     work: int = -1
     tensors: int = 0
     waits: bool = False
+    times: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def _own(launch: Launch, parts: Mapping[str, float], calls: Mapping[str, float])
     waiting = parts.get("waits", 0.0) * launch.waits
     which, _, operator = launch.host.partition(" ")
     if operator:
-        return waiting + of_call(calls, launch.host)
+        return waiting + launch.times * of_call(calls, launch.host)
     return waiting + parts.get(which, 0.0) + parts.get("listed_tensors", 0.0) * launch.tensors
 
 

@@ -22,6 +22,7 @@ from ullage.performance.rates import (
     Rates,
     measured_gpu,
     prior_shares,
+    serial_times,
     share_vectors,
 )
 from ullage.performance.trees import Trees
@@ -33,9 +34,9 @@ OF_RUNS = 10.0  # a run's weight against that of a timed call
 OF_CALLS = 0.1  # the weight of a call's SMOCC against that of a run
 ROBUST = 0.3  # beyond such an error, in logarithms, weights fall
 TREES = 1000  # of times
-OF_SHARES = 8  # so many times fewer for each share
+OF_SHARES = {"smact": 0.125, "smocc": 0.3, "drama": 0.125, "tensor": 0.125}  # so many times as many for a share
 _LEAVES, _DEPTH = {"times": 127, "shares": 31}, {"times": 12, "shares": 10}
-_RATE = 0.05
+_RATE = {"times": 0.05, "smact": 0.05, "smocc": 0.1, "drama": 0.05, "tensor": 0.05}
 Begin = Callable[[str], None]
 
 
@@ -104,7 +105,8 @@ def fit(
     for name in SHARES:
         begin(name)
         read = _occupied(rates, calls, starts["smact"], grown["smact"]) if name == "smocc" else (rows[:0], times[:0])
-        starts[name], grown[name] = _shares(name, rows, priors[name], times, runs, sums, trees // OF_SHARES, read)
+        several = int(trees * OF_SHARES[name])
+        starts[name], grown[name] = _shares(name, rows, priors[name], times, runs, sums, several, read)
     begin("host and power")
     rates = _power(host_and_step(replace(rates, starts=starts, shares=grown), runs, on_host), runs)
     return replace(rates, card=_card(calls, runs))
@@ -133,7 +135,7 @@ def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[FollowedR
     works = [call.work for call in calls]
     timed = rates.vectors(works)
     truth = np.log(np.array([call.seconds for call in calls]) / rates.usual_times(works))
-    usual = rates.usual_times(sums.works)
+    usual, least = rates.usual_times(sums.works), serial_times(sums.works)
     whole = np.array([run.gpu_s for run in runs])
     first = len(calls)
 
@@ -142,7 +144,7 @@ def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[FollowedR
         off = told[:first] - truth
         weight = 1 / np.sqrt(1 + (off / ROBUST) ** 2)
         slope[:first], bend[:first] = weight * off, weight
-        each = usual * np.exp(told[first:])
+        each = np.maximum(usual * np.exp(told[first:]), least)
         summed = sums.over(each + GAP, len(runs))
         off = np.log(summed / whole)
         weight = OF_RUNS / np.sqrt(1 + (off / ROBUST) ** 2)
@@ -151,7 +153,7 @@ def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[FollowedR
         bend[first:] += _summed(sums.call, weight[sums.run] * share, len(each))
         return slope, bend
 
-    return _grow("times", np.vstack([timed, rates.vectors(sums.works)]), objective, trees)
+    return _grow("times", "times", np.vstack([timed, rates.vectors(sums.works)]), objective, trees)
 
 
 def _occupied(rates: Rates, calls: Sequence[MeasuredCall], start: float, smact: Trees) -> tuple[Floats, Floats]:
@@ -203,7 +205,7 @@ def _shares(
         bend = np.concatenate([np.full(first, OF_CALLS), bend]) * grows**2
         return 100 * slope, 100 * bend + 1e-4
 
-    return start, _grow("shares", np.vstack([read[0], rows]), objective, trees)
+    return start, _grow(name, "shares", np.vstack([read[0], rows]), objective, trees)
 
 
 def _root(grows: Callable[[float], float], low: float = -8.0, high: float = 8.0) -> float:
@@ -218,13 +220,15 @@ def _root(grows: Callable[[float], float], low: float = -8.0, high: float = 8.0)
     return (low + high) / 2
 
 
-def _grow(of: str, rows: Floats, objective: Callable[[Floats, Any], tuple[Floats, Floats]], trees: int) -> Trees:
+def _grow(
+    name: str, of: str, rows: Floats, objective: Callable[[Floats, Any], tuple[Floats, Floats]], trees: int
+) -> Trees:
     try:
         import lightgbm
     except ImportError:
         raise MissingPackage("lightgbm", "the training of rates") from None
     options = {
-        "objective": objective, "num_leaves": _LEAVES[of], "max_depth": _DEPTH[of], "learning_rate": _RATE,
+        "objective": objective, "num_leaves": _LEAVES[of], "max_depth": _DEPTH[of], "learning_rate": _RATE[name],
         "min_data_in_leaf": 5, "min_sum_hessian_in_leaf": 1.0, "feature_fraction": 0.7, "lambda_l2": 2.0,
         "verbosity": -1, "seed": 0, "deterministic": True, "num_threads": 2,
     }  # fmt: skip

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ullage.errors import InvalidValue
 from ullage.performance.alone import StepWork, both_sides, times_of
-from ullage.performance.rates import CPU_BYTE_S, HOST_PARTS, Floats, Rates, of_call
+from ullage.performance.rates import HOST_PARTS, KNOWN_PARTS, Floats, Rates, of_call
 from ullage.research.training.utilization.runs import FollowedRun
 
 # Bytes copied a second, and how many times longer the GPU takes than it works.
@@ -25,10 +25,10 @@ _WAITING = 0.75  # where the GPU works less of a step, it waits for the host
 _WAITING_MUCH = 0.4  # where the step is little longer than what the host takes
 _FEW = 3  # runs of a machine that say nothing of how fast it is
 _ROUNDS, _EXACT, _SMALL = 8, 0.03, 0.003
-# What each pass is made of; `calls` are those of operators, as long as each takes by itself. Few runs have operators
-# on the CPU: what these take is known from elsewhere.
+# What each pass is made of; `calls` are those of operators, as long as each takes by itself. What few runs
+# have is known from elsewhere.
 _PASSES = {
-    which: (*(name for name in several if name != "cpu_bytes"), *(("calls",) if which != "optimizer" else ()))
+    which: (*(name for name in several if name not in KNOWN_PARTS), *(("calls",) if which != "optimizer" else ()))
     for which, several in HOST_PARTS.items()
 }
 
@@ -127,7 +127,7 @@ def _named(each: Floats, alone: Mapping[str, float]) -> dict[str, Any]:
     """Seconds for each of HOST_PARTS, and for calls of operators."""
     names = [(which, name) for which, several in _PASSES.items() for name in several]
     found = {key: float(value) for key, value in zip(names, each, strict=True)}
-    parts = {name: value for (_, name), value in found.items() if name != "calls"} | {"cpu_bytes": CPU_BYTE_S}
+    parts = {name: value for (_, name), value in found.items() if name != "calls"} | {**KNOWN_PARTS}
     calls = {name: found[name.partition(" ")[0], "calls"] * seconds for name, seconds in alone.items()}
     return {"host": parts, "host_calls": calls}
 

@@ -1,0 +1,90 @@
+"""Operators of PyTorch whose kernels work on samples one after the other, however large a GPU is.
+
+Interpolation has a thread for each place of an image. It goes through all samples and channels one by one, and waits
+for memory in each round (`UpSampleBilinear2d.cu` and its neighbours). Fifty places of a thousand channels keep a single
+SM busy. `im2col` launches a kernel for each sample (`Im2Col.cu`). A batch norm has a block for each channel
+(`Normalization.cuh`): of few channels, most SMs have none. Nothing here imports PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+# Threads of a block, and seconds of a round on an H200: where tensors stay in its cache, and where they do not.
+_INTERPOLATING = {
+    "upsample_linear1d": (1024, 0.17e-6, 0.25e-6), "upsample_linear1d_backward": (1024, 0.17e-6, 0.3e-6),
+    "upsample_bilinear2d": (1024, 0.175e-6, 0.33e-6), "upsample_bicubic2d": (512, 0.29e-6, 0.52e-6),
+    "upsample_trilinear3d": (512, 0.26e-6, 0.28e-6), "upsample_trilinear3d_backward": (256, 0.58e-6, 0.58e-6),
+}  # fmt: skip
+_CACHED = 12_000_000  # bytes
+_WIDTHS = {"bfloat16": 2, "float16": 2, "float64": 8}
+# Gradients are added up in memory. Of bicubic interpolation, a block can add so fast; of bilinear, the whole GPU.
+_ADDED_BY_BLOCK_S, _ADDED_S = 0.3e-9, 3e-12
+# A kernel of im2col for one sample, with a window of one place and how that grows; and of what the host takes for a
+# call with one kernel, what it takes for each further one.
+_SAMPLE_S, _BY_WINDOW, _OF_A_LAUNCH = 1.3e-6, 0.6, 0.22
+_BLOCK = 1024  # threads of a block of im2col
+# Seconds for each number of a channel at least, and which argument says that the statistics are those of the batch.
+_NORMS = {
+    "native_batch_norm": (0.8e-9, 5), "native_batch_norm_backward": (1.5e-9, 7), "cudnn_batch_norm": (0.5e-9, 5),
+    "cudnn_batch_norm_backward": (1e-9, None),
+}  # fmt: skip
+
+
+class Serial(NamedTuple):
+    """A call that takes `seconds` at least, and has so many `blocks` on the GPU at once.
+
+    The host takes `launches` times as long for it as for one that launches a single kernel.
+    """
+
+    seconds: float
+    blocks: int
+    launches: float = 1.0
+
+
+def serial_of(name: str, call: Mapping[str, Any]) -> Serial | None:
+    """What of a call is done one after the other; `None` for most.
+
+    >>> image, larger = ({"shape": [64, 1024, side, side], "dtype": "float32"} for side in (7, 14))
+    >>> found = serial_of("upsample_bilinear2d", {"args": [image], "outputs": [larger]})
+    >>> found.blocks, found.seconds > 0.01
+    (1, True)
+    """
+    if not name.startswith(("upsample_", "im2col", "native_batch_norm", "cudnn_batch_norm")):
+        return None
+    if not all(values and "shape" in (values[0] or ()) for values in (call["args"], call["outputs"])):
+        return None  # given by name, or nothing made
+    if name.startswith("upsample_"):
+        return _interpolated(name, call["args"][0], call["outputs"][0])
+    if name == "im2col" and len(call["args"][0]["shape"]) == 4:
+        samples, channels = call["args"][0]["shape"][:2]
+        windows, each = call["outputs"][0]["shape"][-1], math.prod(call["args"][1])
+        launches = 1 + _OF_A_LAUNCH * (samples - 1)
+        return Serial(samples * _SAMPLE_S * each**_BY_WINDOW, -(-channels * windows // _BLOCK), launches)
+    if name in _NORMS and "stride" not in call["args"][0]:  # in another layout, blocks take many channels
+        seconds, place = _NORMS[name]
+        samples, channels, *places = call["args"][0]["shape"]
+        if place is None or call["args"][place]:
+            return Serial(samples * math.prod(places) * seconds, channels)
+    return None
+
+
+def _interpolated(name: str, given: Mapping[str, Any], made: Mapping[str, Any]) -> Serial | None:
+    larger = given if name.endswith("backward") else made
+    rounds, places = math.prod(larger["shape"][:2]), math.prod(larger["shape"][2:])
+    if name == "upsample_bicubic2d_backward":
+        threads = 512
+        return Serial(rounds * 16 * _ADDED_BY_BLOCK_S * min(places, threads), -(-places // threads))
+    if name == "upsample_bilinear2d_backward":
+        return Serial(rounds * places * 4 * _ADDED_S, rounds * places)
+    if name not in _INTERPOLATING or name == "upsample_bilinear2d" and _channels_last(given):
+        return None  # other kernels have a thread for each number
+    threads, cached, beyond = _INTERPOLATING[name]
+    moved = sum(math.prod(tensor["shape"]) * _WIDTHS.get(tensor["dtype"], 4) for tensor in (given, made))
+    return Serial(rounds * (cached if moved < _CACHED else beyond), -(-places // threads))
+
+
+def _channels_last(image: Mapping[str, Any]) -> bool:
+    return "stride" in image and image["stride"][1] == 1 and image["shape"][1] > 1
