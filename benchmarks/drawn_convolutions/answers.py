@@ -10,6 +10,7 @@ import numpy as np
 
 from ullage.research.cudnn_tables import table
 from ullage.virtual.kernels.cudnn import plans
+from ullage.virtual.kernels.cudnn.formulas import round_up
 from ullage.virtual.kernels.cudnn.network import NO_PLAN_NAMED
 
 UNSURE_SEED = 20_000_000  # from here on, only what the network of before was not sure of was asked
@@ -132,7 +133,8 @@ def aimed_at(direction: str, rows: Any, named: Any) -> Any:
     samples = rows[:, 3] * rows[:, 7:10].prod(1)
     depth, step = plans.matrix(direction, rows[:, 4], rows[:, 5], samples)[2], np.where(rows[:, 1] > 0, 8, 4)
     unit, count = named // plans.MOST_UNITS, np.maximum(named % plans.MOST_UNITS, 2)
-    shortest, longest = -(-(-(-depth // count)) // step) * step, (depth - 1) // (count - 1) // step * step
+    shortest = round_up(-(-depth // count), step)
+    longest = (depth - 1) // (count - 1) // step * step
     found = (unit >= plans.RESULTS) & (named % plans.MOST_UNITS > 1) & (shortest <= longest) & (longest > 0)
     found &= -(-depth // np.maximum(shortest, 1)) == count
     fewest = -(-depth // np.maximum(longest, 1))

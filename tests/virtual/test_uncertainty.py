@@ -84,7 +84,8 @@ def beyond_what_is_counted(layer, data):
         training(layer, data)()
     reserved = gpu.peak_reserved
     assert not gpu.memory.possible_sizes  # no workspace has another likely size
-    return gpu, gpu.upper - max(gpu.context, gpu.spec.context_upper) - reserved - gpu.uncertainty.spread(reserved)
+    usual = gpu.spec.context_upper - gpu.libraries.not_loaded + gpu.libraries.beyond
+    return gpu, gpu.upper - max(gpu.context, usual) - reserved - gpu.uncertainty.spread(reserved)
 
 
 def test_the_bound_adds_a_large_segment_where_nothing_is_guessed_and_a_small_one_beside_guesses():
