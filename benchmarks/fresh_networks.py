@@ -14,11 +14,11 @@ branches of several filters, dilated ones over two dimensions, and bottlenecks i
 there are six others instead: super-resolution, fire modules, separable filters, encoders and decoders over one
 dimension, filters over space and then time, and feature pyramids. From seed 20261123 on six others again: hourglasses,
 weighed channels, patches, keywords over time, scans over three dimensions, and halves of the channels in four groups. A
-list that was looked at is used up: draw with another seed. `judge` estimates the runs with the rules of today. Measured on an H200 and
-shipped are 296 runs of seed 20261117 (`h200_fresh`), 286 of seed 20261118 (`h200_fresh_second`), 312 of seed 20261120
-(`h200_fresh_third`), 116 of seed 20261121 (`h200_fresh_fourth`: as many as the time was enough for, up to 7 GiB), 112
-of seed 20261122 (`h200_fresh_fifth`: the same, up to 8 GiB), and 48 of seed 20261119 with `cudnn.benchmark`
-(`h200_fresh_tried`).
+list that was looked at is used up: draw with another seed. `judge` estimates the runs with the rules of today. Measured
+on an H200 and shipped are 296 runs of seed 20261117 (`h200_fresh`), 286 of seed 20261118 (`h200_fresh_second`), 312 of
+seed 20261120 (`h200_fresh_third`), 116 of seed 20261121 (`h200_fresh_fourth`: as many as the time was enough for, up to
+7 GiB), 112 of seed 20261122 (`h200_fresh_fifth`: the same, up to 8 GiB), 70 of seed 20261123 (`h200_fresh_sixth`: the
+same), and 48 of seed 20261119 with `cudnn.benchmark` (`h200_fresh_tried`).
 """
 
 from __future__ import annotations

@@ -40,22 +40,20 @@ class Grower:
         self._grow = ctypes.CDLL(str(library.resolve())).grow
         self._grow.restype = ctypes.c_int64
 
-    def grow(self, rows: Any, labels: Any, trees: int, leaves: int, tried: float = 1.0) -> list[Any]:
-        """Trees on rows of features, each with other ones tried at its nodes: so many of all."""
+    def grow(self, rows: Any, labels: Any, trees: int, leaves: int, tried: float = 1.0, least: int = 1) -> list[Any]:
+        """Trees on rows of features, each with others tried at its nodes: so many of all. A leaf has `least` rows."""
         columns = [np.unique(column, return_inverse=True) for column in rows.T]
         ranks = np.ascontiguousarray([places for _, places in columns], dtype=np.int32)
         classes, targets = np.unique(labels, return_inverse=True)
         targets = targets.astype(np.int32)
-        return [
-            self._tree(columns, ranks, targets, classes, leaves, int(tried * rows.shape[1]), seed)
-            for seed in range(trees)
-        ]
+        limits = int(tried * rows.shape[1]), len(classes), leaves, least
+        return [self._tree(columns, ranks, targets, classes, limits, seed) for seed in range(trees)]
 
-    def _tree(self, columns: Any, ranks: Any, targets: Any, classes: Any, leaves: int, tried: int, seed: int) -> Any:
+    def _tree(self, columns: Any, ranks: Any, targets: Any, classes: Any, limits: tuple[int, ...], seed: int) -> Any:
         features, samples = ranks.shape
         order = np.arange(samples, dtype=np.int64)
-        nodes = (_Node * (2 * leaves))()
-        numbers = (samples, features, tried, len(classes), leaves)
+        nodes = (_Node * (2 * limits[2]))()
+        numbers = (samples, features, *limits)
         count = self._grow(
             *(ctypes.c_void_p(array.ctypes.data) for array in (ranks, targets)),
             *(ctypes.c_int64(number) for number in numbers),

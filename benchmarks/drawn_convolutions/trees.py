@@ -31,7 +31,8 @@ from ullage.virtual.kernels.cudnn.workspaces import COPIED, PARTS
 SAMPLE = 20_000  # problems of an engine that its trees are grown on
 FORMULAS = 40  # of an engine
 SPLIT_SAMPLE = 1_000_000  # problems of an engine that the trees are grown on that split its sums
-LEAVES, FEWER_LEAVES = 90_000, 5_000  # at most, of the tree that knows every problem and of the coarse one
+LEAVES = 90_000  # at most, of the tree that knows every problem
+DOUBTFUL = 50  # problems in a leaf of the tree that tells how sure the other one is
 PERSISTENT_SAMPLE = 150_000
 NEAR = 16_384  # bytes
 LEAST_LEFT = 1000  # bytes beside the copies of a persistent kernel that keeps partial sums
@@ -84,7 +85,7 @@ def grow_parts(direction: str, engine: int, labels: Labels) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         grower = Grower(Path(folder))
         (fine,), (coarse,) = (
-            grower.grow(told[tested:], parts[tested:], 1, leaves) for leaves in (LEAVES, FEWER_LEAVES)
+            grower.grow(told[tested:], parts[tested:], 1, LEAVES, least=least) for least in (1, DOUBTFUL)
         )
     right = (named(fine, told[:tested]) == parts[:tested]).mean()
     leaves = int((fine.tree_.children_left < 0).sum())
