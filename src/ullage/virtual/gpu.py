@@ -76,8 +76,9 @@ class VirtualGPU(GPUState):
         driver puts segments at other addresses. Where a workspace was guessed, or autocast was used, a fortieth is
         added, or what the least sure guess may fail by if that is more. On GPUs whose kernels were not measured a
         twentieth is added. So is what the run's assumptions add by their kinds, and, with guesses or other ranks, what
-        other addresses would (`tracking/uncertainty.py`): with guesses, which have both allowances, the segment is a
-        small one. Workspaces that `cudnn.benchmark` only tries are among it, but take no more than the card has.
+        other addresses would (`tracking/uncertainty.py`). With guesses no segment is added to these two, which are a
+        small one at least. Workspaces that `cudnn.benchmark` only tries are among it, but take no more than the card
+        has.
         """
         if not self.memory.tried_at:
             return self.needed_upper
@@ -98,10 +99,10 @@ class VirtualGPU(GPUState):
         context = max(self.context, usual + self.libraries.beyond)
         unmeasured = 0 if self.spec.context_measured else reserved // UNMEASURED_SHARE
         spread = self.uncertainty.spread(reserved)
+        spread = max(spread, SMALL_SEGMENT) if self.uncertainty.guesses() else spread + LARGE_SEGMENT
         assumptions: int = sum(entry["adds"] for entry in self.assumed + self.left_out)
         assumptions += self.memory.most_late
-        segment = SMALL_SEGMENT if self.uncertainty.guesses() else LARGE_SEGMENT
-        return context + largest + unmeasured + spread + assumptions + segment
+        return context + largest + unmeasured + spread + assumptions
 
     @property
     def timeline(self) -> list[tuple[int, int, int]]:
