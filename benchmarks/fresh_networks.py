@@ -12,12 +12,13 @@ residual ones, inverted bottlenecks (depthwise), towers of oblong filters, and l
 have any whole numbers as channels, the others multiples of 8. From seed 20261121 on there are four more: dense ones,
 branches of several filters, dilated ones over two dimensions, and bottlenecks in eight groups. From seed 20261122 on
 there are six others instead: super-resolution, fire modules, separable filters, encoders and decoders over one
-dimension, filters over space and then time, and feature pyramids. A list that was looked at is used up: draw with
-another seed. `judge` estimates the runs with the rules of today. Measured on an H200 and
-shipped are 296 runs of seed 20261117 (`h200_fresh`), 286 of seed 20261118 (`h200_fresh_second`), 312 of seed 20261120
-(`h200_fresh_third`), 116 of seed 20261121 (`h200_fresh_fourth`: as many as the time was enough for, up to 7 GiB), 112
-of seed 20261122 (`h200_fresh_fifth`: the same, up to 8 GiB), and 48 of seed 20261119 with `cudnn.benchmark`
-(`h200_fresh_tried`).
+dimension, filters over space and then time, and feature pyramids. From seed 20261123 on six others again: hourglasses,
+weighed channels, patches, keywords over time, scans over three dimensions, and halves of the channels in four groups. A
+list that was looked at is used up: draw with another seed. `judge` estimates the runs with the rules of today. Measured
+on an H200 and shipped are 296 runs of seed 20261117 (`h200_fresh`), 286 of seed 20261118 (`h200_fresh_second`), 312 of
+seed 20261120 (`h200_fresh_third`), 116 of seed 20261121 (`h200_fresh_fourth`: as many as the time was enough for, up to
+7 GiB), 112 of seed 20261122 (`h200_fresh_fifth`: the same, up to 8 GiB), 70 of seed 20261123 (`h200_fresh_sixth`: the
+same), and 48 of seed 20261119 with `cudnn.benchmark` (`h200_fresh_tried`).
 """
 
 from __future__ import annotations
@@ -304,6 +305,92 @@ def pyramid(channels: int, widths: list[int], kernel: int, num_classes: int) -> 
     return headed(Pyramid(channels, widths, kernel), widths[0], num_classes)
 
 
+class Hourglass(nn.Module):
+    """Halved by pooling and doubled again, with a branch beside each half."""
+
+    def __init__(self, width: int, depth: int, kernel: int) -> None:
+        super().__init__()
+        self.beside, self.before, self.after = (block(width, width, kernel) for _ in range(3))
+        self.inner = Hourglass(width, depth - 1, kernel) if depth > 1 else block(width, width, kernel)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """As wide as the input."""
+        small = self.after(self.inner(self.before(nn.functional.max_pool2d(image, 2))))
+        added: torch.Tensor = self.beside(image) + nn.functional.interpolate(small, image.shape[-2:])
+        return added
+
+
+def hourglass(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Hourglasses behind a stem."""
+    width = widths[0]
+    glasses = (Hourglass(width, min(3, len(widths)), kernel) for _ in widths[1:])
+    return headed(nn.Sequential(block(channels, width, 7, stride=2), *glasses), width, num_classes)
+
+
+class Squeezed(nn.Module):
+    """Channels that are weighed by what all pixels say."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        few = max(1, channels // 4)
+        self.weigh = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, few, 1), nn.ReLU(), nn.Conv2d(few, channels, 1), nn.Sigmoid()
+        )
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """The weighed channels."""
+        weighed: torch.Tensor = image * self.weigh(image)
+        return weighed
+
+
+def squeezed(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Two layers of filters with weighed channels, then a stride."""
+    parts: list[nn.Module] = []
+    for inputs, outputs in zip([channels, *widths], widths, strict=False):
+        parts += [block(inputs, outputs, kernel, stride=2), block(outputs, outputs, kernel), Squeezed(outputs)]
+    return headed(nn.Sequential(*parts), widths[-1], num_classes)
+
+
+def patches(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Patches without overlap, then a large filter for each channel and a mix of channels, again and again."""
+    width = widths[0]
+    mixed = (
+        nn.Sequential(Residual(block(width, width, 2 * kernel + 1, groups=width)), block(width, width, 1))
+        for _ in widths
+    )
+    stem = nn.Sequential(nn.Conv2d(channels, width, 4, stride=4), nn.GELU(), nn.BatchNorm2d(width))
+    return headed(nn.Sequential(stem, *mixed), width, num_classes)
+
+
+def keywords(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Residual blocks over time, of a filter for each channel and one of a single tap."""
+    parts: list[nn.Module] = [block(channels, widths[0], 5, 1, stride=2)]
+    for inputs, outputs in zip(widths, [*widths[1:], widths[-1]], strict=True):
+        own = block(inputs, inputs, kernel, 1, groups=inputs), block(inputs, inputs, 1, 1)
+        parts += [Residual(nn.Sequential(*own)), block(inputs, outputs, kernel, 1, stride=2)]
+    return headed(nn.Sequential(*parts), widths[-1], num_classes, 1)
+
+
+def scans(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Over three dimensions: down with strides, up with transposed filters."""
+    parts: list[nn.Module] = []
+    for inputs, outputs in zip([channels, *widths], widths, strict=False):
+        parts += [block(inputs, outputs, kernel, 3), block(outputs, outputs, 3, 3, stride=2)]
+    for inputs, outputs in zip(widths[::-1], [*widths[-2::-1], widths[0]], strict=True):
+        parts += [nn.ConvTranspose3d(inputs, outputs, 2, stride=2), nn.BatchNorm3d(outputs), nn.ReLU()]
+    return headed(nn.Sequential(*parts), widths[0], num_classes, 3)
+
+
+def halves(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Blocks whose filters see a half of the channels, in four groups, behind one of a single tap."""
+    parts: list[nn.Module] = [block(channels, 4 * widths[0], 3, stride=2)]
+    for inputs, outputs in zip(widths, [*widths[1:], widths[-1]], strict=True):
+        few = max(4, 2 * inputs // 4 * 4)
+        inner = block(4 * inputs, few, 1), block(few, few, kernel, groups=4), block(few, 4 * inputs, 1)
+        parts += [Residual(nn.Sequential(*inner)), block(4 * inputs, 4 * outputs, 3, stride=2)]
+    return headed(nn.Sequential(*parts), 4 * widths[-1], num_classes)
+
+
 # Each with its filters, how many widths it has, its channels of input, and its sides.
 FAMILIES: dict[str, tuple[tuple[int, ...], tuple[int, int], tuple[int, ...], tuple[int, int], int]] = {
     "unet": ((3, 3, 5), (3, 5), (1, 3), (32, 192), 2),
@@ -331,8 +418,17 @@ LAST_FAMILIES: dict[str, tuple[tuple[int, ...], tuple[int, int], tuple[int, ...]
     "clips": ((3, 3, 5), (3, 5), (1, 3), (12, 56), 3),
     "pyramid": ((3, 3, 5), (3, 5), (1, 3), (64, 224), 2),
 }
-FOURTH_SEED, FIFTH_SEED = 20261121, 20261122
-ALL_FAMILIES = MORE_FAMILIES | LAST_FAMILIES
+# Alone in the sixth list:
+SIXTH_FAMILIES: dict[str, tuple[tuple[int, ...], tuple[int, int], tuple[int, ...], tuple[int, int], int]] = {
+    "hourglass": ((3, 3, 5), (3, 4), (1, 3), (48, 192), 2),
+    "squeezed": ((3, 3, 5), (3, 5), (1, 3), (64, 224), 2),
+    "patches": ((3, 4), (3, 6), (3,), (64, 224), 2),
+    "keywords": ((3, 9, 13), (3, 5), (10, 40, 64), (100, 4000), 1),
+    "scans": ((3, 3, 5), (2, 3), (1, 2), (16, 64), 3),
+    "halves": ((3, 5), (3, 4), (3,), (64, 224), 2),
+}
+FOURTH_SEED, FIFTH_SEED, SIXTH_SEED = 20261121, 20261122, 20261123
+ALL_FAMILIES = MORE_FAMILIES | LAST_FAMILIES | SIXTH_FAMILIES
 
 
 def tried(family: str, num_classes: int, **settings: Any) -> nn.Module:
@@ -345,7 +441,8 @@ def tried(family: str, num_classes: int, **settings: Any) -> nn.Module:
 def drawn(number: int, seed: int = SEED, trials: bool = False) -> dict[str, Any]:
     """One run: every number has a source of chance of its own. With `trials`, `cudnn.benchmark` is on."""
     chance = random.Random(f"{seed}-{number}")
-    families = FAMILIES if seed < FOURTH_SEED else MORE_FAMILIES if seed < FIFTH_SEED else LAST_FAMILIES
+    lists = ((SIXTH_SEED, SIXTH_FAMILIES), (FIFTH_SEED, LAST_FAMILIES), (FOURTH_SEED, MORE_FAMILIES), (0, FAMILIES))
+    families = next(each for first, each in lists if seed >= first)
     family = list(families)[number % len(families)]
     kernels, depth, inputs, (least, most), dims = families[family]
     odd = number // len(families) % 2 == 0

@@ -1,4 +1,5 @@
-/* A decision tree as scikit-learn grows it with criterion="entropy", max_features and max_leaf_nodes: best split first.
+/* A decision tree as scikit-learn grows it with criterion="entropy", max_features, max_leaf_nodes and
+   min_samples_leaf: best split first.
 
    scikit-learn computes the entropy over all classes at every place where a node could be split. With a thousand classes
    that takes hours. Here the sums are kept up to date while a sample moves from one side to the other. */
@@ -17,7 +18,7 @@ typedef struct {
 typedef struct {
     const int32_t *ranks; /* of all samples by a feature, feature after feature */
     const int32_t *labels;
-    int64_t samples, features, tried, classes;
+    int64_t samples, features, tried, classes, least;
     int64_t *order;
     double *step; /* g(k + 1) - g(k), where g(k) = k log2 k */
     int64_t *left, *right, *drawn;
@@ -93,6 +94,7 @@ static void find_split(Work *work, Node *node) {
             on_left += work->step[work->left[label]++];
             on_right -= work->step[--work->right[label]];
             if (work->keys[i] >> 32 == work->keys[i + 1] >> 32) continue;
+            if (i + 1 < work->least || count - i - 1 < work->least) continue;
             double gain = g(count) - whole - g(i + 1) + on_left - g(count - i - 1) + on_right;
             if (gain > best) best = gain, node->feature = feature, node->place = work->keys[i] >> 32;
         }
@@ -106,8 +108,8 @@ static void find_split(Work *work, Node *node) {
 
 /* Grows a tree; `order` becomes the samples by leaf. Returns the number of nodes. */
 int64_t grow(const int32_t *ranks, const int32_t *labels, int64_t samples, int64_t features, int64_t tried,
-             int64_t classes, int64_t leaves, uint64_t seed, int64_t *order, Node *nodes) {
-    Work work = {ranks, labels, samples, features, tried, classes, order};
+             int64_t classes, int64_t leaves, int64_t least, uint64_t seed, int64_t *order, Node *nodes) {
+    Work work = {ranks, labels, samples, features, tried, classes, least, order};
     work.seed = seed;
     work.step = malloc((samples + 1) * sizeof *work.step);
     work.left = calloc(classes, sizeof *work.left), work.right = calloc(classes, sizeof *work.right);

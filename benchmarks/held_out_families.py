@@ -31,13 +31,10 @@ makes such a file; the layers of all models would take hours.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gzip
 import json
 import multiprocessing
-import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -45,7 +42,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,6 +49,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from grown_trees import Grower
 from ullage.research.cudnn_tables import collect, table
 from ullage.research.cudnn_tables.tasks import TYPES, ConvolutionLayer
 from ullage.research.measure import accuracy
@@ -71,10 +68,9 @@ DATA = Path(__file__).parent / "data"
 RUNS, LAYERS = DATA / "h200_runs.jsonl.gz", DATA / "model_layers.json.gz"
 VARIANTS = ("shipped", "guessed", "families", "regrown", "models")
 NOTHING, MODELS = "nothing", "any model"  # that can be left out instead of a family
-TREES, LEAVES = 5, 16_000
+TREES, LEAVES, TRIED = 5, 16_000, 0.5  # trees, their leaves, and the share of the features tried at a node
 _RESOLUTIONS = 3  # of a model, as when layers are listed for measuring
 _RANDOM, _ARBITRARY = 6_000, 80_000  # as many as were listed for the shipped table
-_FEATURES_TRIED = 0.5
 
 Filter = tuple[tuple[int, ...], tuple[int, ...], int]
 SHIPPED = workspaces.DATA_FOLDER
@@ -244,72 +240,6 @@ def say(message: str) -> None:
     print(time.strftime("%H:%M:%S"), message, file=sys.stderr, flush=True)
 
 
-class _Node(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("start", "end", "feature", "place", "left", "right")),
-        ("gain", ctypes.c_double),
-    )
-
-
-class Shares:
-    """The samples of each class in a node, as scikit-learn's `tree_.value`."""
-
-    def __init__(self, labels: Any, starts: Any, ends: Any, classes: int) -> None:
-        self._labels, self._starts, self._ends, self._classes = labels, starts, ends, classes
-
-    def __getitem__(self, node: int) -> Any:
-        members = self._labels[self._starts[node] : self._ends[node]]
-        return np.bincount(members, minlength=self._classes).astype(np.float64)[None]
-
-
-class Grower:
-    """`table.grow` with the compiled loop; what it returns has what `table.export` reads."""
-
-    def __init__(self, folder: Path) -> None:
-        library = folder / f"grow_tree_{os.getpid()}.so"
-        source = Path(__file__).with_name("grow_tree.c")
-        subprocess.run(["cc", "-O3", "-shared", "-fPIC", "-o", library, source, "-lm"], check=True)
-        self._grow = ctypes.CDLL(str(library.resolve())).grow
-        self._grow.restype = ctypes.c_int64
-
-    def grow(self, rows: Any, labels: Any, trees: int = TREES, leaves: int = LEAVES) -> list[Any]:
-        """Trees on rows of features, each with other features tried at its nodes."""
-        columns = [np.unique(column, return_inverse=True) for column in rows.T]
-        ranks = np.ascontiguousarray([places for _, places in columns], dtype=np.int32)
-        classes, targets = np.unique(labels, return_inverse=True)
-        targets = targets.astype(np.int32)
-        return [self._tree(columns, ranks, targets, classes, leaves, seed) for seed in range(trees)]
-
-    def _tree(self, columns: Any, ranks: Any, targets: Any, classes: Any, leaves: int, seed: int) -> Any:
-        features, samples = ranks.shape
-        order = np.arange(samples, dtype=np.int64)
-        nodes = (_Node * (2 * leaves))()
-        numbers = (samples, features, int(_FEATURES_TRIED * features), len(classes), leaves)
-        count = self._grow(
-            *(ctypes.c_void_p(array.ctypes.data) for array in (ranks, targets)),
-            *(ctypes.c_int64(number) for number in numbers),
-            ctypes.c_uint64(seed),
-            ctypes.c_void_p(order.ctypes.data),
-            nodes,
-        )
-        made = nodes[:count]
-        thresholds = np.zeros(count)
-        for number, node in enumerate(made):
-            if node.left >= 0:
-                values = columns[node.feature][0]
-                inside = ranks[node.feature][order[node.start : node.end]]
-                above = inside[inside > node.place].min()
-                thresholds[number] = (values[node.place] + values[above]) / 2
-        inner = SimpleNamespace(
-            children_left=np.array([node.left for node in made]),
-            children_right=np.array([node.right for node in made]),
-            feature=np.array([node.feature for node in made]),
-            threshold=thresholds,
-            value=Shares(targets[order], [n.start for n in made], [n.end for n in made], len(classes)),
-        )
-        return SimpleNamespace(tree_=inner, classes_=classes)
-
-
 def grow_direction(
     direction: str, folder: Path, layers: dict[str, set[ConvolutionLayer]], controls: bool
 ) -> dict[str, Any]:
@@ -331,7 +261,7 @@ def grow_direction(
         kept = np.array([filter_of(problem) not in left_out.get(name, ()) for problem in part.problems])
         if name == MODELS:
             kept = np.array([problem in drawn for problem in part.problems])
-        grown = table.export(grower.grow(rows[kept], targets[kept]))
+        grown = table.export(grower.grow(rows[kept], targets[kept], TREES, LEAVES, TRIED))
         trees[name] = {f"{direction}_{column}": values for column, values in grown.items()}
         trees[name][f"{direction}_formulas"] = np.array(formulas, dtype=np.int64)
         say(f"{direction}, without {name}: grown from {kept.sum()} problems, {(~kept).sum()} left out")

@@ -10,13 +10,14 @@ import numpy as np
 
 from ullage.research.cudnn_tables import table
 from ullage.virtual.kernels.cudnn import plans
+from ullage.virtual.kernels.cudnn.formulas import round_up
 from ullage.virtual.kernels.cudnn.network import NO_PLAN_NAMED
 
 UNSURE_SEED = 20_000_000  # from here on, only what the network of before was not sure of was asked
 NOT_ASKED, NO_ANSWER = -1, -2  # in place of a plan
 SMALL = 4096  # bytes of a workspace that holds no part of a result
 MOST_PARTS = 4096
-NEAR_BYTES = 48  # beside the parts of a product
+NEAR_BYTES, NEAR_TILES = 48, 1536  # beside the parts of a product, as they are and in whole tiles
 
 
 Plan = tuple[int, tuple[tuple[int, int], ...]]  # an engine and its knobs
@@ -113,11 +114,40 @@ def product_parts(direction: str, rows: Any, sizes: Any) -> Any:
         (plans.RESULTS, copy),
         (plans.TALL_RESULTS, 0),
         (plans.WIDE_RESULTS, 0),
+        (plans.TILED_64, 0),
+        (plans.TILED_128, 0),
     ):
+        near = NEAR_TILES if unit in (plans.TILED_64, plans.TILED_128) else NEAR_BYTES
         constant = plans.product_bytes(unit, 0, high, across)
         count = np.maximum(sizes - beside - constant, 0) // plans.result_bytes(unit, high, across)
         over = sizes - beside - plans.product_bytes(unit, count, high, across)
-        found = left & (count > 0) & (count < MOST_PARTS) & (over >= 0) & (over < NEAR_BYTES)
+        found = left & (count > 0) & (count < MOST_PARTS) & (over >= 0) & (over < near)
         named[found] = unit * plans.MOST_UNITS + count[found]
         left &= ~found
     return named
+
+
+def aimed_at(direction: str, rows: Any, named: Any) -> Any:
+    """What `product_parts` names, but with how many parts were aimed at where that gives the number: of all that would,
+    the one that gives most of the other numbers, too."""
+    samples = rows[:, 3] * rows[:, 7:10].prod(1)
+    depth, step = plans.matrix(direction, rows[:, 4], rows[:, 5], samples)[2], np.where(rows[:, 1] > 0, 8, 4)
+    unit, count = named // plans.MOST_UNITS, np.maximum(named % plans.MOST_UNITS, 2)
+    shortest = round_up(-(-depth // count), step)
+    longest = (depth - 1) // (count - 1) // step * step
+    found = (unit >= plans.RESULTS) & (named % plans.MOST_UNITS > 1) & (shortest <= longest) & (longest > 0)
+    found &= -(-depth // np.maximum(shortest, 1)) == count
+    fewest = -(-depth // np.maximum(longest, 1))
+    most = np.where(shortest > step, (depth - 1) // np.maximum(shortest - step, 1), MOST_PARTS)
+    most = np.minimum(most, MOST_PARTS)
+    found &= fewest <= most
+    aims, left = np.zeros(len(rows), np.int64), found.copy()
+    while left.any():
+        ends = np.zeros(MOST_PARTS + 2, np.int64)
+        np.add.at(ends, fewest[left], 1)
+        np.add.at(ends, most[left] + 1, -1)
+        best = int(np.cumsum(ends).argmax())
+        served = left & (fewest <= best) & (best <= most)
+        aims[served] = best
+        left &= ~served
+    return np.where(found, (unit + plans.AIMED) * plans.MOST_UNITS + aims, named)

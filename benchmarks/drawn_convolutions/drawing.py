@@ -18,6 +18,7 @@ CHUNK = 1000  # problems of a seed
 WIDER_SEED = 9_000_000  # from here on: more channels in a group, and more products of matrices
 PRODUCTS = 0.12  # of the wider ones
 LAYERS_SEED = 10_000_000  # from here on: half of them like layers of networks
+MORE_LAYERS_SEED = 40_000_000  # from here on: three quarters of them
 ITEM = np.array([4, 2, 2])
 MOST_BYTES = 6 << 30
 SIDES = np.array([4, 7, 8, 14, 16, 28, 32, 56, 64, 96, 112, 128, 160, 192, 224, 256])
@@ -172,7 +173,8 @@ def draw(seed: int, count: int = CHUNK) -> Any:
     while have < count:
         rows = _rows(r, 2 * count, seed >= WIDER_SEED)
         if seed >= LAYERS_SEED:
-            rows = r.permutation(np.concatenate([rows[:count], _layers(r, count)]))
+            layers = count if seed < MORE_LAYERS_SEED else 3 * count // 2
+            rows = r.permutation(np.concatenate([rows[: 2 * count - layers], _layers(r, layers)]))
         out = outputs(rows)
         batch, inner, outer, groups = rows[:, 3], rows[:, 4], rows[:, 5], rows[:, 6]
         taps = rows[:, 10:13].prod(1)

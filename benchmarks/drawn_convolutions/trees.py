@@ -3,13 +3,16 @@ of a workspace."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from sklearn.tree import DecisionTreeClassifier
 
-from drawn_convolutions.answers import Labels, product_parts
+from drawn_convolutions.answers import Labels, aimed_at, product_parts
 from drawn_convolutions.drawing import problems_of
+from grown_trees import Grower, named
 from ullage.research.cudnn_tables import table
 from ullage.virtual.kernels.cudnn import plans
 from ullage.virtual.kernels.cudnn.formulas import (
@@ -27,11 +30,12 @@ from ullage.virtual.kernels.cudnn.workspaces import COPIED, PARTS
 
 SAMPLE = 20_000  # problems of an engine that its trees are grown on
 FORMULAS = 40  # of an engine
-SPLIT_SAMPLE = 400_000  # problems of an engine that the trees are grown on that split its sums
+SPLIT_SAMPLE = 1_000_000  # problems of an engine that the trees are grown on that split its sums
+LEAVES = 90_000  # at most, of the tree that knows every problem
+DOUBTFUL = 50  # problems in a leaf of the tree that tells how sure the other one is
 PERSISTENT_SAMPLE = 150_000
 NEAR = 16_384  # bytes
 LEAST_LEFT = 1000  # bytes beside the copies of a persistent kernel that keeps partial sums
-DOUBTFUL = 50  # problems in a leaf of the tree that tells how sure the other one is
 
 
 def parts_taken(problem: ConvolutionProblem, plan: plans.EnginePlan, cut: plans.Grid, size: int, knob: int) -> int:
@@ -75,12 +79,16 @@ def grow_parts(direction: str, engine: int, labels: Labels) -> dict[str, Any]:
         told, parts = np.concatenate([given, knobs], 1), labels.parts[places]
         if engine in plans.PRODUCT[direction]:
             columns = np.stack(plans.product_inputs(given.T, direction), 1)
-            told, parts = np.concatenate([columns, knobs], 1), product_parts(direction, given, labels.sizes[places])
-    told, tested = np.asarray(told, np.float32), len(places) // 50
-    fine = DecisionTreeClassifier(random_state=0).fit(told[tested:], parts[tested:])
-    right = (fine.predict(told[:tested]) == parts[:tested]).mean()
-    coarse = DecisionTreeClassifier(min_samples_leaf=DOUBTFUL, random_state=0).fit(told[tested:], parts[tested:])
-    leaves = fine.get_n_leaves()
+            parts = product_parts(direction, given, labels.sizes[places])
+            told, parts = np.concatenate([columns, knobs], 1), aimed_at(direction, given, parts)
+    told, tested = np.asarray(told, np.int64), len(places) // 50
+    with TemporaryDirectory() as folder:
+        grower = Grower(Path(folder))
+        (fine,), (coarse,) = (
+            grower.grow(told[tested:], parts[tested:], 1, LEAVES, least=least) for least in (1, DOUBTFUL)
+        )
+    right = (named(fine, told[:tested]) == parts[:tested]).mean()
+    leaves = int((fine.tree_.children_left < 0).sum())
     print(f"{direction} {engine}: {leaves} leaves name the parts of {right:.1%} of {tested} held out", flush=True)
     return _arrays({f"{direction}{engine}{PARTS}": ([fine, coarse], [])})
 

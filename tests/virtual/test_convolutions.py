@@ -113,14 +113,14 @@ def test_pytorchs_requests_and_their_order_where_the_table_has_the_workspaces(ca
     assert gpu.uncertainty.surprise == 0
 
 
-@pytest.mark.parametrize(("call", "expected", "exact"), [(*row, number != 2) for number, row in enumerate(MEASURED)])
-def test_the_bound_covers_what_guesses_get_wrong(without_table, call, expected, exact):
-    """Hard calls, chosen for their unusual workspaces: without the table five of six are exact."""
+@pytest.mark.parametrize(("call", "expected"), MEASURED)
+def test_hard_calls_are_guessed_and_in_doubt(without_table, call, expected):
+    """Calls that were chosen for their unusual workspaces: without the table all are exact."""
     with ullage.virtual_gpu("H200") as gpu:
         sizes, outputs = backward(gpu, **call)
-    assert (sizes == expected) is exact
+    assert sizes == expected
     assert {output.nbytes for output in outputs if output is not None} <= set(sizes)
-    assert gpu.uncertainty.surprise > 0 and gpu.upper - gpu.process_memory >= sum(expected) - sum(sizes)
+    assert gpu.uncertainty.surprise > 0 and gpu.upper > gpu.process_memory
 
 
 @pytest.mark.parametrize("kind", [numpy.int8, numpy.int16])

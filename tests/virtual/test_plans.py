@@ -77,6 +77,10 @@ TAKEN = {
         problem("w", (8, 592, 22, 32), (592, 592, 1, 1), (8, 592, 22, 32), "f16", last=True),
         62, {plans.WORKSPACE_KNOB: 2}, plans.TALL_RESULTS * plans.MOST_UNITS + 3, 16, 4319504,
     ),
+    "product of matrices, 131 parts where 132 were aimed at": (
+        problem("w", (32, 64, 32, 32), (64, 64, 1, 1), (32, 64, 32, 32), "f32", last=True),
+        62, {plans.WORKSPACE_KNOB: 2}, (plans.AIMED + plans.RESULTS) * plans.MOST_UNITS + 132, 0, 2146560,
+    ),
 }  # fmt: skip
 
 

@@ -78,6 +78,35 @@ def test_the_bound_leaves_room_for_a_guess_that_all_trees_agree_on():
     assert guesses and all(guess.larger == guess.size and guess.surprise > 0 for guess in guesses)
 
 
+def beyond_what_is_counted(layer, data):
+    """What the bound adds to the largest context and the reserved memory."""
+    with ullage.virtual_gpu("H200") as gpu:
+        training(layer, data)()
+    reserved = gpu.peak_reserved
+    assert not gpu.memory.possible_sizes  # no workspace has another likely size
+    usual = gpu.spec.context_upper - gpu.libraries.not_loaded + gpu.libraries.beyond
+    return gpu, gpu.upper - max(gpu.context, usual) - reserved
+
+
+def test_the_bound_adds_a_large_segment_where_nothing_is_guessed_and_else_its_spread_or_a_small_one():
+    known, added = beyond_what_is_counted(lambda: nn.Conv2d(64, 64, 3, padding=1), images(32, 64, 56, 56))
+    assert not known.uncertainty.guesses() and added == 20 << 20
+    small, added = beyond_what_is_counted(lambda: nn.Conv2d(16, 8, 3), images(3, 16, 7, 7))
+    assert small.uncertainty.spread(small.peak_reserved) < added == 2 << 20
+    large, added = beyond_what_is_counted(lambda: nn.Conv2d(16, 8, 3), images(513, 16, 77, 77))
+    assert added == large.uncertainty.spread(large.peak_reserved) > 2 << 20
+
+
+def test_with_guesses_the_bound_looks_at_other_addresses_of_segments(monkeypatch):
+    told = []
+    monkeypatch.setattr("ullage.virtual.gpu.largest_reserved", lambda *_, rising=False, **__: told.append(rising) or 0)
+    beyond_what_is_counted(lambda: nn.Conv2d(16, 8, 3), images(3, 16, 7, 7))
+    assert True in told
+    told.clear()
+    beyond_what_is_counted(lambda: nn.Linear(16, 8), images(3, 16))
+    assert True not in told
+
+
 @pytest.fixture
 def without_triton(monkeypatch):
     """As where Triton is not installed."""

@@ -31,7 +31,7 @@ from ullage.virtual.tracking.own_loop import OwnLoop
 from ullage.virtual.tracking.progress import Progress
 from ullage.virtual.tracking.uncertainty import UNMEASURED_SHARE, largest_reserved, watch_autocast
 
-LARGE_SEGMENT = 20 * MIB
+LARGE_SEGMENT, SMALL_SEGMENT = 20 * MIB, 2 * MIB
 
 _in_use = threading.RLock()
 _active: list[VirtualGPU] = []
@@ -72,12 +72,13 @@ class VirtualGPU(GPUState):
         """An upper bound for `process_memory`, for placing jobs.
 
         It is the largest context seen on such a GPU, plus what the run reserves if every uncertain workspace has the
-        largest size that is not unlikely, plus one segment, because two runs of the same job differ by that much.
-        Where a workspace was guessed, or autocast was used, a fortieth is added, or what the least sure guess may fail
-        by if that is more. On GPUs whose kernels were not measured a twentieth is added. So is what the run's
-        assumptions add by their kinds, and, with guesses or other ranks, what other addresses of segments would
-        (`tracking/uncertainty.py`). Workspaces that `cudnn.benchmark` only tries are among it, but take no more than
-        the card has.
+        largest size that is not unlikely, plus one segment, because two runs of the same job differ by that much: the
+        driver puts segments at other addresses. Where a workspace was guessed, or autocast was used, a fortieth is
+        added, or what the least sure guess may fail by if that is more. On GPUs whose kernels were not measured a
+        twentieth is added. So is what the run's assumptions add by their kinds, and, with guesses or other ranks, what
+        other addresses would (`tracking/uncertainty.py`). With guesses no segment is added to these two, which are a
+        small one at least. Workspaces that `cudnn.benchmark` only tries are among it, but take no more than the card
+        has.
         """
         if not self.memory.tried_at:
             return self.needed_upper
@@ -88,7 +89,8 @@ class VirtualGPU(GPUState):
     def needed_upper(self) -> int:
         """An upper bound for what the process needs: without workspaces that `cudnn.benchmark` only tries."""
         largest = max(self.needed_reserved, largest_reserved(self.memory, self.config))
-        if self.memory.possible_sizes or any(kind == "ranks" for kind, _ in self.noted):
+        doubtful = self.memory.possible_sizes or self.uncertainty.guesses()
+        if doubtful or any(kind == "ranks" for kind, _ in self.noted):
             largest = max(largest, largest_reserved(self.memory, self.config, rising=True))
         return self._bound(self.needed_reserved, largest)
 
@@ -97,9 +99,10 @@ class VirtualGPU(GPUState):
         context = max(self.context, usual + self.libraries.beyond)
         unmeasured = 0 if self.spec.context_measured else reserved // UNMEASURED_SHARE
         spread = self.uncertainty.spread(reserved)
+        spread = max(spread, SMALL_SEGMENT) if self.uncertainty.guesses() else spread + LARGE_SEGMENT
         assumptions: int = sum(entry["adds"] for entry in self.assumed + self.left_out)
         assumptions += self.memory.most_late
-        return context + largest + unmeasured + spread + assumptions + LARGE_SEGMENT
+        return context + largest + unmeasured + spread + assumptions
 
     @property
     def timeline(self) -> list[tuple[int, int, int]]:

@@ -101,7 +101,8 @@ class EnginePlan(NamedTuple):
 
 class Grid(NamedTuple):
     """How a plan cuts a problem: `tiles` (of clusters, for a persistent kernel) of `tile_bytes`, in `steps` of
-    products, and how many clusters run at once. Of a product of matrices also the rows and columns of the result."""
+    products, and how many clusters run at once. Of a product of matrices also the rows and columns of the result, the
+    depth, and how many of its numbers have 16 bytes."""
 
     tiles: int = 0
     steps: int = 0
@@ -109,6 +110,8 @@ class Grid(NamedTuple):
     tile_bytes: int = 0
     rows: int = 0
     columns: int = 0
+    depth: int = 0
+    unit: int = 1
 
     @property
     def left(self) -> int:
@@ -159,28 +162,39 @@ def matrix(direction: str, inner: Any, outer: Any, samples: Any) -> tuple[Any, A
 
 
 # What a product keeps: pieces of 16 bytes, KiB, or parts of its result in single precision: as it is, with or without a
-# constant, or with rows or columns in multiples of 32.
-PIECES, KIBS, RESULTS, BARE_RESULTS, TALL_RESULTS, WIDE_RESULTS = range(6)
+# constant, with rows or columns in multiples of 32, or in whole tiles.
+PIECES, KIBS, RESULTS, BARE_RESULTS, TALL_RESULTS, WIDE_RESULTS, TILED_64, TILED_128 = range(8)
+_MULTIPLES = {TALL_RESULTS: (32, 1), WIDE_RESULTS: (1, 32), TILED_64: (64, 64), TILED_128: (128, 128)}
+AIMED = 8  # added to one of these: the number is how many parts were aimed at
 PRODUCT_CONSTANT = 256
 
 
 def result_bytes(unit: int, high: Any, across: Any) -> Any:
     """Bytes of one part of a product's result. Takes columns, too."""
-    rows = round_up(high, 32) if unit == TALL_RESULTS else high
-    columns = round_up(across, 32) if unit == WIDE_RESULTS else across
-    return rows * columns * 4
+    rows, columns = _MULTIPLES.get(unit, (1, 1))
+    return round_up(high, rows) * round_up(across, columns) * 4
 
 
 def product_bytes(unit: int, count: Any, high: Any, across: Any) -> Any:
     """Bytes of what a product of so many rows and columns keeps. Takes columns, too.
 
-    >>> [product_bytes(unit, 2, 40, 50) for unit in range(6)]
-    [32, 2048, 16256, 16000, 25856, 20736]
+    >>> [product_bytes(unit, 2, 40, 50) for unit in range(8)]
+    [32, 2048, 16256, 16000, 25856, 20736, 32768, 131072]
     """
     if unit in (PIECES, KIBS):
         return count * (16, 1024)[unit]
-    constant = 0 if unit == BARE_RESULTS else PRODUCT_CONSTANT
+    constant = 0 if unit in (BARE_RESULTS, TILED_64, TILED_128) else PRODUCT_CONSTANT
     return round_up(count * result_bytes(unit, high, across), 16) + constant
+
+
+def parts_aimed_at(count: Any, depth: Any, unit: Any) -> Any:
+    """The parts that a sum of this depth is split into where so many were aimed at: all but the last are a multiple of
+    16 bytes long, which is `unit` numbers. Takes columns, too.
+
+    >>> parts_aimed_at(264, 84600, 4), parts_aimed_at(132, 39701, 8)
+    (262, 131)
+    """
+    return -(-depth // round_up(-(-depth // count), unit))
 
 
 def grid(plan: EnginePlan, size: Lengths, alone: bool = True) -> Grid:
@@ -189,7 +203,7 @@ def grid(plan: EnginePlan, size: Lengths, alone: bool = True) -> Grid:
     >>> sizes = (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8)
     >>> problem = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", True)
     >>> grid(EnginePlan("f", 67, {TILE: 0, CLUSTER_ROWS: 2, CLUSTER_COLUMNS: 1}), lengths(problem))
-    Grid(tiles=2, steps=9, clusters=66, tile_bytes=131072, rows=0, columns=0)
+    Grid(tiles=2, steps=9, clusters=66, tile_bytes=131072, rows=0, columns=0, depth=0, unit=1)
     """
     direction, knobs = plan.direction, plan.knobs
     if plan.engine in PERSISTENT[direction]:
@@ -213,7 +227,7 @@ def grid(plan: EnginePlan, size: Lengths, alone: bool = True) -> Grid:
             return Grid()
         high, across, depth = matrix(direction, size.inner, size.outer, size.batch * size.pixels)
         tiles = -(-high // 64) * -(-across // 64)
-        return Grid(tiles, -(-depth // _DEPTH), MULTIPROCESSORS, 1, high, across)
+        return Grid(tiles, -(-depth // _DEPTH), MULTIPROCESSORS, 1, high, across, depth, 16 // size.item)
     if plan.engine in INDEXED[direction]:
         factors = size.inner * size.taps
         table = 4 * factors if direction == FORWARD else 8 * -(-factors // 32) * -(-size.outer // 32)
@@ -289,6 +303,9 @@ def parts_by(plan: EnginePlan, cut: Grid, named: int) -> int:
     if plan.engine in PERSISTENT[plan.direction]:
         parts = cut.most_parts if named == AS_MANY_AS_FIT else named
         return parts if parts > 1 and 0 < cut.left * parts <= cut.clusters else 0
+    if plan.engine in PRODUCT[plan.direction] and named >= AIMED * MOST_UNITS:
+        kind, count = divmod(named - AIMED * MOST_UNITS, MOST_UNITS)
+        return kind * MOST_UNITS + parts_aimed_at(count, cut.depth, cut.unit) if cut.rows else 0
     if plan.engine in SLICED[plan.direction] and not plan.knobs.get(SPLIT_K_BUFFERS, 1):
         return 1
     return named if cut.tile_bytes else 0
