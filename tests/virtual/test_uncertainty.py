@@ -97,6 +97,14 @@ def test_the_bound_adds_a_large_segment_where_nothing_is_guessed_and_else_its_sp
     assert added == large.uncertainty.spread(large.peak_reserved) > 2 << 20
 
 
+def test_the_bound_adds_a_large_segment_where_a_clock_decides(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with ullage.virtual_gpu("H200") as gpu:
+        training(lambda: nn.Conv2d(16, 8, 3), images(3, 16, 7, 7))()
+    assert gpu.memory.tried_at and gpu.uncertainty.guesses()
+    assert gpu.upper - gpu.context - gpu.peak_reserved >= 20 << 20
+
+
 def test_with_guesses_the_bound_looks_at_other_addresses_of_segments(monkeypatch):
     told = []
     monkeypatch.setattr("ullage.virtual.gpu.largest_reserved", lambda *_, rising=False, **__: told.append(rising) or 0)

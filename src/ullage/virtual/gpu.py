@@ -77,8 +77,8 @@ class VirtualGPU(GPUState):
         added, or what the least sure guess may fail by if that is more. On GPUs whose kernels were not measured a
         twentieth is added. So is what the run's assumptions add by their kinds, and, with guesses or other ranks, what
         other addresses would (`tracking/uncertainty.py`). With guesses no segment is added to these two, which are a
-        small one at least. Workspaces that `cudnn.benchmark` only tries are among it, but take no more than the card
-        has.
+        small one at least, unless `cudnn.benchmark` decides by its clock. Workspaces that it only tries are among the
+        bound, but take no more than the card has.
         """
         if not self.memory.tried_at:
             return self.needed_upper
@@ -99,7 +99,8 @@ class VirtualGPU(GPUState):
         context = max(self.context, usual + self.libraries.beyond)
         unmeasured = 0 if self.spec.context_measured else reserved // UNMEASURED_SHARE
         spread = self.uncertainty.spread(reserved)
-        spread = max(spread, SMALL_SEGMENT) if self.uncertainty.guesses() else spread + LARGE_SEGMENT
+        counted = self.uncertainty.guesses() and not self.memory.tried_at
+        spread = max(spread, SMALL_SEGMENT) if counted else spread + LARGE_SEGMENT
         assumptions: int = sum(entry["adds"] for entry in self.assumed + self.left_out)
         assumptions += self.memory.most_late
         return context + largest + unmeasured + spread + assumptions
