@@ -119,11 +119,12 @@ def _warm_processes():
 
 
 @pytest.fixture
-def warm(_warm_processes, monkeypatch):
+def warm(_warm_processes):
     """Processes of scripts are forked from one that has imported PyTorch, as the daemon has it done."""
-    from ullage.estimation.scripts import parent
+    from ullage.estimation.scripts.parent import many_runs
 
-    monkeypatch.setattr(parent, "_warm", [_warm_processes])
+    with many_runs(warm=_warm_processes):
+        yield
 
 
 @pytest.fixture(scope="session")

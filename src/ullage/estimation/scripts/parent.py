@@ -9,7 +9,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -301,20 +301,22 @@ _many: list[_ManyRuns] = []
 
 
 @contextmanager
-def many_runs(of_ranks: bool = False) -> Iterator[threading.Event]:
+def many_runs(of_ranks: bool = False, warm: WarmProcesses | None = None) -> Iterator[threading.Event]:
     """Inside, the processes of scripts are forked from one that has imported PyTorch, where that is possible: for a
-    search that runs a script again and again, `of_ranks` as one rank of many. Inside another one, that one's process
-    serves. The event that it gives ends all that are under way in other threads."""
-    preload = [*_PRELOAD, *([_OF_RANKS] if of_ranks else [])]
-    warm = _many[0].warm if _many else WarmProcesses(preload, limits=Limits(processes=_LIMITS["processes"]))
-    here = _ManyRuns(warm, threading.Event())
+    search that runs a script again and again, `of_ranks` as one rank of many. Processes that are given (`warm`), or
+    those of another one around this one, serve. The event that it gives ends all that other threads have under way."""
+    if warm is None and not _many:
+        preload = [*_PRELOAD, *([_OF_RANKS] if of_ranks else [])]
+        made = WarmProcesses(preload, limits=Limits(processes=_LIMITS["processes"]))
+        with closing(made), many_runs(warm=made) as stop:
+            yield stop
+        return
+    here = _ManyRuns(warm or _many[-1].warm, threading.Event())
     _many.append(here)
     try:
         yield here.stop
     finally:
         _many.pop()
-        if not _many:
-            warm.close()
 
 
 def _seen_before(outcome: Outcome) -> dict[str, Any] | None:
