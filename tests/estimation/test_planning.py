@@ -144,19 +144,15 @@ def test_rows_that_are_estimated_at_once_are_what_they_are_one_after_another():
     seen = []
     one, many = (
         ullage.plan(
-            "torchvision:alexnet", "1..4xT4", workers=workers, progress=lambda *told: seen.append(told), **options
+            "torchvision:alexnet", "1..2xT4", workers=workers, progress=lambda *told: seen.append(told), **options
         )
-        for workers in (1, 3)
+        for workers in (1, 2)
     )
     assert comparable(one.to_dict()) == comparable(many.to_dict())
     assert any(row.estimate for row in many.rows) and any(row.why_not for row in many.rows)
     assert {(row, total) for row, _, total in seen[len(one.rows) :]} == {
-        (row, 5) for row, _, _ in seen[: len(one.rows)]
+        (row, 3) for row, _, _ in seen[: len(one.rows)]
     }
-
-
-def test_rows_of_a_script_are_estimated_at_once(of_script):
-    assert comparable(of_script("data", workers=2).to_dict()) == comparable(of_script("data").to_dict())
 
 
 def test_ctrl_c_ends_the_scripts_that_are_estimated_at_once(of_script):
@@ -192,8 +188,9 @@ def test_code_has_its_own_way():
         ullage.plan(by_hand, "2xT4", parallel="tp")
 
 
-def test_ranks_of_a_script_have_samples_of_their_own(of_script):
-    found = of_script("data")
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_ranks_of_a_script_have_samples_of_their_own(of_script, workers):
+    found = of_script("data", workers=workers)
     assert [(row.gpus, row.strategy, row.batch_size, row.data_ranks) for row in found.rows] == [
         (1, "its own", 8, 1), (2, "its own", 8, 2)
     ]  # fmt: skip
@@ -285,7 +282,7 @@ def test_the_command_prints_the_table(monkeypatch, capsys):
         "32",
         *(word for key, value in LLAMA.items() for word in ("--set", f"{key}={value}")),
     ]
-    code, out, _ = run("plan", *words)
+    code, out, _ = run("plan", *words, "--workers", "1")
     assert code == 0 and "★" in out and "fsdp2 +ac" in out and "fewest GPUs: 1 GPU" in out
     assert max(map(len, out.splitlines())) <= 80
     code, out, error = run("plan", *words, "--parallel", "xp")

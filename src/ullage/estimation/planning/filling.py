@@ -32,7 +32,6 @@ from ullage.workloads.parallel import DDP
 from ullage.workloads.workload import Workload
 
 Progress = Callable[[PlanRow, int, int], Any]
-_PRELOAD = ("ullage.estimation.on_virtual_gpu", "torch._dynamo")  # the latter comes with the first process group
 
 
 _ALONE = "its ranks send each other nothing in a step, so each would train alone: torch.distributed is not used"
@@ -146,9 +145,7 @@ class Filling:
             yield from self._processes()
 
     def _processes(self) -> Iterator[Executor]:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(_PRELOAD))
-        pool = ProcessPoolExecutor(self._workers, context, _begin, (this_process(),))
+        pool = ProcessPoolExecutor(self._workers, multiprocessing.get_context("spawn"), _begin, (this_process(),))
         try:
             yield pool
         except BaseException:
