@@ -5,10 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-# A process for each core and one more, since many tests wait; at most four, since each takes about a gigabyte.
+# A process for each core and two more, since many tests wait; at most four, since each takes about a gigabyte.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 INSTALL := $(BIN)/python tests/install.py $(BIN)/python
-PYTEST := $(BIN)/python -m pytest -rs --strict-skips --numprocesses $$(($(CORES) + 1)) --maxprocesses 4 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -rs --strict-skips --numprocesses $$(($(CORES) + 2)) --maxprocesses 4 --dist worksteal
 
 # Tests start hundreds of processes, and each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE

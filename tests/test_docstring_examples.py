@@ -10,7 +10,7 @@ from tests.test_rooms import FILES
 LONG = {
     "estimation.asking", "estimation.estimators.faketensor", "estimation.estimators.virtual_run",
     "estimation.estimators.xmem.estimator", "estimation.largest_batch", "estimation.planning.asking",
-    "research.training.folds",
+    "research.measure.drawing", "research.training.folds", "research.training.protocol",
 }  # fmt: skip
 WITH_EXAMPLES = [name for name, file in FILES.items() if ">>> " in file.read_text()]
 

@@ -61,6 +61,7 @@ def test_a_key_is_that_of_the_configuration_and_the_gpu() -> None:
     assert key_of(one) == key_of(one | {"id": "b"}) != key_of(one | {"gpu": "A100-40GB"})
 
 
+@pytest.mark.slow
 def test_every_fold_begins_with_a_new_network(examples: Examples) -> None:
     """A canary: what one fold learned would show in the next one's weights and statistics."""
     seen = []

@@ -27,7 +27,8 @@ from ullage.research.training.protocol import examples_of, train
 CARDS = [ModelCard(family="mlp", estimator=name, bin=1 << 30, bins=40) for name in ("mlp", "transformer")]
 
 
-@pytest.mark.parametrize("estimator", ["mlp", pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["mlp", "transformer"])
 def test_training_learns(estimator: str) -> None:
     """Memory is 1.1 times the walk: a network that did not learn would be a tenth off."""
     result = train(examples_of(rows(240)), family="mlp", estimator=estimator, bin=1 << 30, schedule=Schedule(epochs=25))

@@ -155,9 +155,9 @@ def outside_the_table(lines, look_ups):
 
 
 def allowance(uncertainty):
-    """What a bound adds for the guesses of one call, with the segment that it always adds."""
+    """What a bound adds for the guesses of one call: a small segment at least."""
     larger = sum(guess.larger - guess.size for guess in uncertainty.guesses())
-    return larger + SURPRISES * uncertainty.surprise + 20 * 2**20
+    return larger + max(SURPRISES * uncertainty.surprise, 2 * 2**20)
 
 
 def test_random_layers_that_nothing_was_fitted_on(look_ups):
