@@ -44,14 +44,6 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 settings.register_profile("quick", settings.get_profile("patient"), max_examples=20)
 
-WAITING = ("page", "slurm")  # a browser and a cluster, which their tests share in a process
-
-
-def pytest_collection_modifyitems(items):
-    """Tests that mostly wait come first: among several processes they are one's alone, and others work meanwhile."""
-    folders = [Path(__file__).parent / name for name in WAITING]
-    items.sort(key=lambda item: item.path.parent not in folders)
-
 
 # pytest rewrites the assertions of packages with a plugin, so that they tell more: half of Ullage's modules would be
 # compiled by each worker once more, and none of them is a test.
