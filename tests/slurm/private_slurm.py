@@ -29,6 +29,7 @@ from typing import Any
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
 SUPERUSER = {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
+END = {"end": True}
 PATIENCE = 120.0  # seconds after which something that should have happened is a failure
 
 CONFIGURATION = """
@@ -122,7 +123,9 @@ class PrivateSlurm:
         """The end of all daemons and of all jobs."""
         if self._guard is not None:
             guard, self._guard = self._guard, None
-            guard.stdin.close()
+            with contextlib.suppress(OSError):  # it has ended by itself
+                guard.stdin.write(json.dumps(END) + "\n")  # a process that was forked meanwhile keeps the pipe open
+                guard.stdin.close()
             guard.wait(PATIENCE)
             guard.stdout.close()
 
@@ -277,6 +280,8 @@ def guard() -> None:
     try:
         for line in sys.stdin:
             order = json.loads(line)
+            if order == END:
+                break
             if "start" in order:
                 with open(order["log"], "ab") as log:
                     started[order["start"]] = subprocess.Popen(
