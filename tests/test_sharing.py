@@ -271,3 +271,20 @@ def test_figures_that_cannot_be_read_are_named(tmp_path) -> None:
 def test_rules_can_be_given() -> None:
     free = replace(load(), contention=0.0, crowding=0.0)
     assert share_of([FULL, FULL], H200, "mps", rules=free).slowest == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kernel_groups", [[1, 2]]),
+        ("kernel_groups", 5),
+        ("kernel_groups", [["a", 1, 2]]),
+        ("step_s", "a"),
+        ("waits", None),
+    ],
+)
+def test_what_somebody_wrote_down_wrongly_is_one_message(name, value):
+    good = job().to_dict()
+    assert Utilization.from_dict(good) == job()
+    with pytest.raises(InvalidValue, match="this is no utilization: needed"):
+        Utilization.from_dict(good | {name: value})

@@ -211,7 +211,23 @@ class Utilization:
         missing = [name for name in needed if name not in known]
         if missing:
             raise InvalidValue(f"this is no utilization: {', '.join(missing)} missing")
-        return cls(**known | {"kernel_groups": [KernelGroup(*one) for one in known.get("kernel_groups", ())]})
+        for spec in fields(cls):
+            value, optional = known.get(spec.name, 0), spec.default is None
+            if str(spec.type).startswith(("int", "float")) and not (_is_number(value) or optional and value is None):
+                raise InvalidValue(f"this is no utilization: needed a number as {spec.name}; found {value!r}")
+        return cls(**known | {"kernel_groups": _kernel_groups(known.get("kernel_groups", []))})
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _kernel_groups(told: Any) -> list[KernelGroup]:
+    groups = told if isinstance(told, list) else [told]
+    for group in groups:
+        if not (isinstance(group, list | tuple) and len(group) == 3 and all(map(_is_number, group))):
+            raise InvalidValue(f"this is no utilization: needed three numbers for a group of kernels; found {group!r}")
+    return [KernelGroup(*group) for group in groups]
 
 
 def percent(share: float) -> str:
