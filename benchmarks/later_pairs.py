@@ -11,15 +11,12 @@ up.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 from pathlib import Path
 from typing import Any
 
-from ullage.research.datasets.model_families import family_of
+from more_pairs import shuffled, write
 from ullage.research.measure.job_sets import room
-from ullage.research.training.protocol import read_rows
 from ullage.units import GIB
 
 DATA = Path(__file__).parent / "data" / "later_steps_h200.parquet"
@@ -31,14 +28,11 @@ BUSY, JOBS, PAIRS, READINGS = 0.7, 16, 20, 3
 def jobs(chance: random.Random) -> list[dict[str, Any]]:
     """Runs, one of a family, half of them busy."""
     found: dict[str, tuple[bool, dict[str, Any]]] = {}
-    rows = [row for row in read_rows(DATA) if row.get("gract") and row["step_seconds"] <= LONGEST]
-    chance.shuffle(rows)
-    for row in rows:
-        job = json.loads(row["configuration"]) | {"id": row["id"], "peak_reserved": row["peak_reserved"]}
-        family, busy = family_of({**job, "arch": row["arch"]}).name, row["gract"] >= BUSY
+    for row, job, family in shuffled(DATA, LONGEST, chance):
+        busy = row["gract"] >= BUSY
         full = sum(known is busy for known, _ in found.values()) == JOBS // 2
         if row["id"].startswith("later-") and family not in found and room(job) <= MEMORY and not full:
-            found[family] = busy, {**job, "arch": row["arch"]}
+            found[family] = busy, job
     return [job for _, job in found.values()]
 
 
@@ -54,12 +48,12 @@ def sets(names: list[str], chance: random.Random) -> list[tuple[str, tuple[str, 
     return found
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sets", type=Path)
-    options = parser.parse_args()
+def drawn() -> list[dict[str, Any]]:
+    """All lines: jobs, and sets of them."""
     source = random.Random(SEED)
-    drawn = jobs(source)
-    lines = [*drawn, *({"set": name, "jobs": jobs} for name, jobs in sets([job["id"] for job in drawn], source))]
-    options.sets.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    print(len(drawn), "jobs,", len(lines) - len(drawn), "sets")
+    found = jobs(source)
+    return [*found, *({"set": name, "jobs": jobs} for name, jobs in sets([job["id"] for job in found], source))]
+
+
+if __name__ == "__main__":
+    write(__doc__, drawn)

@@ -13,6 +13,7 @@ import argparse
 import json
 import random
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +37,38 @@ def group_of(row: dict[str, Any]) -> str | None:
     return "waiting" if row["gract"] < WAITING else None
 
 
+def shuffled(file: Path, longest: float, chance: random.Random) -> Iterator[tuple[dict[str, Any], dict[str, Any], str]]:
+    """Rows of a data set whose steps take at most so long, each as a job and with its family, in a drawn order."""
+    rows = [row for row in read_rows(file) if row.get("gract") and row["step_seconds"] <= longest]
+    chance.shuffle(rows)
+    for row in rows:
+        job = json.loads(row["configuration"]) | {name: row[name] for name in ("id", "peak_reserved", "arch")}
+        yield row, job, family_of(job).name
+
+
+def write(description: str | None, lines: Callable[[], list[dict[str, Any]]]) -> None:
+    """The command: a list of jobs and sets goes to the file that is named."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sets", type=Path)
+    options = parser.parse_args()
+    found = lines()
+    options.sets.write_text("".join(json.dumps(line) + "\n" for line in found))
+    count = sum("set" in line for line in found)
+    print(len(found) - count, "jobs,", count, "sets")
+
+
 def jobs(chance: random.Random) -> dict[str, list[dict[str, Any]]]:
     """Runs of each group, no more than two of a family."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in GROUPS}
     seen: Counter[tuple[str, str]] = Counter()
-    rows = [row for row in read_rows(DATA) if row.get("gract") and row["step_seconds"] <= LONGEST]
-    chance.shuffle(rows)
-    for row in rows:
-        job = json.loads(row["configuration"]) | {"id": row["id"], "peak_reserved": row["peak_reserved"]}
-        family, group = family_of({**job, "arch": row["arch"]}).name, group_of(row)
+    for row, job, family in shuffled(DATA, LONGEST, chance):
+        group = group_of(row)
         fits = room(job) <= MEMORY and job["opt"] != "adafactor" and not job.get("compiled")
         if group is None or is_for_testing(family) or not fits or len(found[group]) == GROUPS[group]:
             continue
         seen[group, family] += 1
         if seen[group, family] <= 2:
-            found[group].append({**job, "arch": row["arch"]})
+            found[group].append(job)
     return found
 
 
@@ -66,13 +84,13 @@ def pairs(groups: dict[str, list[dict[str, Any]]], chance: random.Random) -> lis
     return found
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sets", type=Path)
-    options = parser.parse_args()
+def drawn() -> list[dict[str, Any]]:
+    """All lines: jobs, and pairs of them."""
     source = random.Random(SEED)
-    drawn = jobs(source)
-    lines = [job for several in drawn.values() for job in several]
-    lines += [{"set": f"pair-{number:03d}", "jobs": pair} for number, pair in enumerate(pairs(drawn, source))]
-    options.sets.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    print({name: len(several) for name, several in drawn.items()}, len(lines))
+    groups = jobs(source)
+    sets = [{"set": f"pair-{number:03d}", "jobs": pair} for number, pair in enumerate(pairs(groups, source))]
+    return [*(job for several in groups.values() for job in several), *sets]
+
+
+if __name__ == "__main__":
+    write(__doc__, drawn)

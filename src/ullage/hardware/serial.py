@@ -19,7 +19,6 @@ _INTERPOLATING = {
     "upsample_trilinear3d": (512, 0.26e-6, 0.28e-6), "upsample_trilinear3d_backward": (256, 0.58e-6, 0.58e-6),
 }  # fmt: skip
 _CACHED = 12_000_000  # bytes
-_WIDTHS = {"bfloat16": 2, "float16": 2, "float64": 8}
 # Gradients are added up in memory. Of bicubic interpolation, a block can add so fast; of bilinear, the whole GPU.
 _ADDED_BY_BLOCK_S, _ADDED_S = 0.3e-9, 3e-12
 # A kernel of im2col for one sample, with a window of one place and how that grows; and of what the host takes for a
@@ -44,11 +43,11 @@ class Serial(NamedTuple):
     launches: float = 1.0
 
 
-def serial_of(name: str, call: Mapping[str, Any]) -> Serial | None:
-    """What of a call is done one after the other; `None` for most.
+def serial_of(name: str, call: Mapping[str, Any], moved: int) -> Serial | None:
+    """What of a call that reads and writes so many bytes (`moved`) is done one after the other; `None` for most.
 
     >>> image, larger = ({"shape": [64, 1024, side, side], "dtype": "float32"} for side in (7, 14))
-    >>> found = serial_of("upsample_bilinear2d", {"args": [image], "outputs": [larger]})
+    >>> found = serial_of("upsample_bilinear2d", {"args": [image], "outputs": [larger]}, 64 * 1024 * (49 + 196) * 4)
     >>> found.blocks, found.seconds > 0.01
     (1, True)
     """
@@ -57,7 +56,7 @@ def serial_of(name: str, call: Mapping[str, Any]) -> Serial | None:
     if not all(values and "shape" in (values[0] or ()) for values in (call["args"], call["outputs"])):
         return None  # given by name, or nothing made
     if name.startswith("upsample_"):
-        return _interpolated(name, call["args"][0], call["outputs"][0])
+        return _interpolated(name, call["args"][0], call["outputs"][0], moved)
     if name == "im2col" and len(call["args"][0]["shape"]) == 4:
         samples, channels = call["args"][0]["shape"][:2]
         windows, each = call["outputs"][0]["shape"][-1], math.prod(call["args"][1])
@@ -71,7 +70,7 @@ def serial_of(name: str, call: Mapping[str, Any]) -> Serial | None:
     return None
 
 
-def _interpolated(name: str, given: Mapping[str, Any], made: Mapping[str, Any]) -> Serial | None:
+def _interpolated(name: str, given: Mapping[str, Any], made: Mapping[str, Any], moved: int) -> Serial | None:
     larger = given if name.endswith("backward") else made
     rounds, places = math.prod(larger["shape"][:2]), math.prod(larger["shape"][2:])
     if name == "upsample_bicubic2d_backward":
@@ -82,7 +81,6 @@ def _interpolated(name: str, given: Mapping[str, Any], made: Mapping[str, Any]) 
     if name not in _INTERPOLATING or name == "upsample_bilinear2d" and _channels_last(given):
         return None  # other kernels have a thread for each number
     threads, cached, beyond = _INTERPOLATING[name]
-    moved = sum(math.prod(tensor["shape"]) * _WIDTHS.get(tensor["dtype"], 4) for tensor in (given, made))
     return Serial(rounds * (cached if moved < _CACHED else beyond), -(-places // threads))
 
 

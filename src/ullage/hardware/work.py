@@ -103,7 +103,7 @@ def work_of(call: Mapping[str, Any]) -> Work:
     kind, flops, shape = _kind(name, call, given, made)
     dtype = _dtype(given + made)
     tf32 = dtype == "float32" and bool(call.get("tf32", kind.startswith("convolution") or kind == "recurrent"))
-    return Work(kind, name, float(flops), read, written, dtype, tf32, shape, serial_of(name, call))
+    return Work(kind, name, float(flops), read, written, dtype, tf32, shape, serial_of(name, call, read + written))
 
 
 def _written(name: str, args: Sequence[Any]) -> Any:
