@@ -195,6 +195,18 @@ def test_utilisation_is_read_after_warming_up() -> None:
     assert 0 < found["step_q1"] <= found["step_median"] <= found["step_q3"]
 
 
+def test_of_several_readings_in_turns_the_middle_one_counts() -> None:
+    row = next(generate("mlp", 1, 2, SMALL))
+    turns: list[int] = []
+    with ullage.virtual_gpu("H200"):
+        prepared = prepare_utilization({**row, "seconds": 0.05, "readings": 3})
+        found = run_utilization(prepared, lambda: turns.append(1))
+    assert len(turns) == 3
+    for name in ("step_s", "host_s"):
+        assert found[name] == sorted(found["readings"][name])[1] and len(found["readings"][name]) == 3
+    assert 0 < found["host_forward_s"] < found["host_s"]
+
+
 def test_a_second_run_in_a_process_finds_an_empty_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     """A larger run before it leaves no trace in its figures; what is known of the process alone is left out."""
     monkeypatch.setattr(utilization_run, "_is_renewed", False)

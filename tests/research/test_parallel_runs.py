@@ -262,3 +262,22 @@ def test_a_process_whose_row_failed_is_replaced_and_the_row_gets_a_fresh_one(tmp
     again = [found[name] for name in ("o1", "o3", "o5")]
     assert all(answer["alone"] and "in_process" not in answer for answer in again)
     assert len({answer["process"] for answer in found.values()}) == 4 + 3
+
+
+def test_runs_that_pause_several_times_are_read_in_rounds(tmp_path: Path) -> None:
+    """Each of six pauses three times: nobody has a second turn before all that wait had their first."""
+
+    def run(row: dict[str, Any], pause: Any) -> dict[str, Any]:
+        for number in range(3):
+            pause()
+            with (tmp_path / "turns").open("a") as file:
+                file.write(f"{row['id']} {number}\n")
+        return {"fine": True}
+
+    for renew in (None, lambda: None):
+        (tmp_path / "turns").unlink(missing_ok=True)
+        work = parallel(run, turns=6, at_once=6, renew=renew).work(rows(*[10] * 6))
+        assert [answer["fine"] for _, answer in work] == [True] * 6
+        turns = [line.split() for line in (tmp_path / "turns").read_text().splitlines()]
+        assert [number for _, number in turns] == ["0"] * 6 + ["1"] * 6 + ["2"] * 6
+        assert len({name for name, _ in turns[:6]}) == 6

@@ -239,6 +239,10 @@ def measure(
     seconds: Annotated[
         float, typer.Option(help="Seconds to read utilisation for, after a warm-up.", metavar="SECONDS", min=0.2)
     ] = 1.0,
+    readings: Annotated[
+        int, typer.Option(help="Read utilisation so many times, in rounds over runs; the middle reading counts.",
+                          metavar="N", min=1)
+    ] = 1,
     every: Annotated[int, typer.Option(help="Take only every Nth configuration.", metavar="N", min=1)] = 1,
     timeout: Annotated[
         str, typer.Option(help="Give up on a run after this long, such as 90s or 10m.", metavar="TIME")
@@ -266,7 +270,7 @@ def measure(
         raise InvalidValue(f"{file} has no configurations")
     plan = MeasurementSettings(
         out=out, at_once=workers, iterations=steps, utilization=utilization, seconds=seconds,
-        timeout=parse_duration(timeout), raw=raw, together=together,
+        readings=readings, timeout=parse_duration(timeout), raw=raw, together=together,
     )  # fmt: skip
     left, measured = measure_rows(rows, plan)
     console = Console(stderr=True)

@@ -32,13 +32,14 @@ TURNS = 5  # children that have made their first step when the first of them is 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementSettings:
-    """How to measure. `utilization` reads each run alone, for `seconds`."""
+    """How to measure. `utilization` reads each run alone, for `seconds`, so many times (`readings`)."""
 
     out: Path
     at_once: int = 14
     iterations: int = 3
     utilization: bool = False
     seconds: float = 1.0
+    readings: int = 1
     timeout: float = 60.0
     raw: Path | None = None
     together: int = 1  # memory runs that share a process, one after the other
@@ -73,9 +74,14 @@ def checked_rows(rows: Sequence[dict[str, Any]], plan: MeasurementSettings) -> l
             raise InvalidValue(f"needed an id of its own for every run, without '/'; found {name!r} twice or bad")
         seen.add(name)
         Configuration.from_row(row)
-        extra = {"seconds": plan.seconds} if plan.utilization else {"iterations": plan.iterations}
+        extra: dict[str, Any] = {"iterations": plan.iterations}
+        if plan.utilization:
+            extra = {"seconds": plan.seconds, "readings": plan.readings}
         checked.append({**row, "id": name, **extra, **({"raw": True} if plan.raw else {})})
     return checked
+
+
+_OF_PLANS = ("iterations", "seconds", "readings", "raw")
 
 
 def _measured(rows: list[dict[str, Any]], plan: MeasurementSettings) -> Iterator[dict[str, Any]]:
@@ -88,7 +94,7 @@ def _measured(rows: list[dict[str, Any]], plan: MeasurementSettings) -> Iterator
         if known != header:
             file.write(json.dumps({"header": header}) + "\n")
         for asked, answer in _answers(runs, rows, plan):
-            row = {key: value for key, value in asked.items() if key not in ("iterations", "seconds", "raw")}
+            row = {key: value for key, value in asked.items() if key not in _OF_PLANS}
             row |= {"pass": plan.kind, **answer}
             file.write(json.dumps(row) + "\n")
             file.flush()
@@ -135,7 +141,8 @@ def prepare_runs(plan: MeasurementSettings) -> tuple[ParallelRuns, dict[str, Any
     if plan.utilization:
         kind = RunKind(
             prepare=utilization_run.prepare_utilization, run=utilization_run.run_utilization, gpu_memory=need,
-            before_run=BASE, turns=TURNS, host_memory=_host, log=_logs(plan),
+            before_run=BASE, turns=TURNS if plan.readings == 1 else max(TURNS, plan.at_once // 3), host_memory=_host,
+            log=_logs(plan),
             renew=None if plan.raw else utilization_run.renew,
         )  # fmt: skip
     else:

@@ -6,7 +6,7 @@ leave to run, which it gets when the GPU has room for it; memory is promised to 
 
 In turns (`RunKind.turns`), children that have leave come to a point where they pause; when enough of them are there,
 they go on one after the other. Meanwhile all others stand still, wherever they are (SIGSTOP), since the host's time is
-read too.
+read too. One that pauses again waits until all others had as many turns: so runs are read in rounds.
 
 Where a child can be made as good as new (`RunKind.renew`), it does not end then but takes the next row: to make a
 context and to load kernels takes longer than to read a run. One whose answer is doubtful ends all the same.
@@ -15,6 +15,7 @@ context and to load kernels takes longer than to read a run. One whose answer is
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import select
@@ -36,8 +37,8 @@ LOOK_AHEAD = 64  # of the children that wait, one that fits goes before one that
 class RunKind:
     """What the runs do, and what they take.
 
-    `prepare(row)` makes whatever a run needs; `run(prepared, pause)` gives the answer, and calls `pause()` once where
-    it is to wait for its turn, if children take turns (`turns` is how many wait before the first goes on; 0: none do).
+    `prepare(row)` makes whatever a run needs; `run(prepared, pause)` gives the answer, and calls `pause()` where it is
+    to wait for a turn, if children take turns (`turns` is how many wait before the first goes on; 0: none do).
     `gpu_memory(row)` is what a run may take of the GPU, `before_run` what a child takes before it runs, and
     `host_memory(row)` what a child may take of the machine's own memory. `log(row)` is a file for a child's output.
     `renew()` gives back what a run took, so that a child that takes turns can go on with another row; rows that are not
@@ -59,11 +60,11 @@ class _Run:
 
     def __init__(self, row: Row, kind: RunKind) -> None:
         def work(pause: Pause) -> Answer:
-            order, before = row, 0
+            order, before, turns = row, 0, itertools.count()
             while True:
                 prepared = kind.prepare(order)
                 pause("ready")
-                answer = kind.run(prepared, lambda: pause("paused"))
+                answer = kind.run(prepared, lambda: pause(f"paused {next(turns)}"))
                 del prepared
                 if kind.renew is None:
                     return answer
@@ -79,14 +80,24 @@ class _Run:
         self.promised = 0  # of the GPU's memory
         self.in_company = False  # others ran at the same time, or before it in its process
         self.is_late = False
+        self.paused_at = ""
+        self.turns = 0  # that it had with this row
         self.is_told = False  # its answer is known already
         self.may_go_on = False
 
     def take(self, row: Row) -> None:
         """Go on with another row. What the last one took is given back when this one is ready."""
-        self.row, self.in_company, self.is_told, self.may_go_on = row, True, False, False
+        self.row, self.in_company, self.is_told, self.may_go_on, self.turns = row, True, False, False, 0
         self.enter("preparing")
         self.child.go_on(json.dumps(row))
+
+    def has_paused(self) -> bool:
+        """Whether it has come to a pause since it was last asked; each pause has a name of its own."""
+        place = self.child.at or ""
+        if not place.startswith("paused") or place == self.paused_at:
+            return False
+        self.paused_at = place
+        return True
 
     def fileno(self) -> int:
         return self.child.fileno()
@@ -137,9 +148,9 @@ class ParallelRuns:
         while rows or self._runs:
             while rows and len(self._runs) < at_once and not self._is_still and self._has_room(rows[0]):
                 self._runs.append(_Run(rows.popleft(), kind))
+            self._give_leave()
             self._give_turn()
-            if not self._is_still:
-                self._give_leave()
+            self._give_leave()
             self._listen()
             self._kill_late()
             yield from self._told()
@@ -165,7 +176,7 @@ class ParallelRuns:
 
     def _give_leave(self) -> None:
         """Let the first that fit run; one that needs more than there is runs when nobody else does."""
-        for run in self._in("ready")[:LOOK_AHEAD]:
+        for run in [] if self._is_still else self._in("ready")[:LOOK_AHEAD]:
             others = self._in("running", "paused", "reading", "answered", "ended")
             wanted = min(self.kind.gpu_memory(run.row), self.total)
             if any(other.promised for other in self._runs) and self._promised() + wanted > self.total:
@@ -176,15 +187,17 @@ class ParallelRuns:
             self._let(run, "running")
 
     def _give_turn(self) -> None:
-        """The next that pauses goes on; when all of them have, those that have answered take other rows or end."""
+        """One that pauses goes on, of those with fewest turns; after all, those that have answered take rows or end."""
         paused = self._in("paused")
         if self._in("reading") or not self.kind.turns:
             return
         enough = len(paused) >= self.kind.turns or not self._in("running", "preparing")
         if paused and (self._is_still or enough and not self._in("ended")):
             self._hold_still(True)
-            paused[0].child.hold_still(False)
-            self._let(paused[0], "reading")
+            following = min(paused, key=lambda run: (run.turns, run.since))
+            following.turns += 1
+            following.child.hold_still(False)
+            self._let(following, "reading")
             return
         self._hold_still(False)
         for run in self._in("answered"):
@@ -216,7 +229,7 @@ class ParallelRuns:
             elif run.state == "preparing" and run.child.at == "ready":
                 run.promised = 0
                 run.enter("ready")
-            elif run.state == "running" and run.child.at == "paused":
+            elif run.state in ("running", "reading") and run.has_paused():
                 run.enter("paused")
 
     def _kill_late(self) -> None:

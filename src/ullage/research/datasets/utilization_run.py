@@ -10,13 +10,16 @@ fresh process; what NVML and the operating system say of the process is not, and
 
 After the stretch some steps are made one by one, each begun when the GPU has nothing left to do: the time until all of
 a step's kernels are launched is what the host needs for it. When the backward pass begins and ends is noted.
+
+A run may be read several times, after a pause each. The reading with the middle step counts; the host's time is that of
+the reading with the middle one, and power the mean of all, because its counter moves once in a tenth of a second.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +37,12 @@ from ullage.workloads.training import low_precision
 
 LEAST_WARMING_TIME, MOST_WARMING = 0.15, 0.3  # seconds; the GPU's counters lag by a tenth
 LEAST_WARMING = 3  # steps
+WARMING_AGAIN = 0.1  # seconds, for a process that was read before
 STEADY = 0.05  # two stretches of steps that differ by less are steady
-LEAST_READ = 4  # steps, unless they take longer than this together
+LEAST_READ, LEAST_READ_AGAIN = 4, 3  # steps of one reading, and of each of several, unless they take longer together
 MOST_READING = 4.0  # seconds
 HOST_STEPS = 15
-MOST_HOST = 0.3  # seconds, from the third of them on
+MOST_HOST = 0.3  # seconds, from the third of them on; readings share it
 ENDLESS = 10**9
 _OF_THE_PROCESS = ("nvml_ctx", "nvml_end", "ram_bytes")
 _is_renewed = False
@@ -52,6 +56,7 @@ class PreparedUtilizationRun:
     made: Any
     seconds: float
     log: bool = False
+    readings: int = 1
 
 
 def prepare_utilization(order: dict[str, Any]) -> PreparedUtilizationRun:
@@ -59,23 +64,31 @@ def prepare_utilization(order: dict[str, Any]) -> PreparedUtilizationRun:
     configuration = Configuration.from_row(order)
     with cheap_start():
         made = prepare(configuration)
-    return PreparedUtilizationRun(configuration, made, float(order.get("seconds", 1.0)), bool(order.get("raw")))
+    return PreparedUtilizationRun(
+        configuration, made, float(order.get("seconds", 1.0)), bool(order.get("raw")), int(order.get("readings", 1))
+    )
 
 
 class Reading:
-    """Called after every step: warms up, counts for so many seconds, times the host, and ends the loop."""
+    """Called after every step: warms up, counts for so many seconds, times the host, and so on; then ends the loop."""
 
-    def __init__(self, seconds: float, uuid: str, pause: Callable[[], None], log: bool = False) -> None:
-        self.seconds, self.uuid, self.pause, self.log = seconds, uuid, pause, log
+    def __init__(
+        self, seconds: float, uuid: str, pause: Callable[[], None], log: bool = False, readings: int = 1
+    ) -> None:
+        self.seconds, self.uuid, self.pause, self.log, self.readings = seconds, uuid, pause, log, readings
         self.warm_steps = 0
         self.stack = contextlib.ExitStack()
+        self.began = self.last = self.first = time.perf_counter()
+        self._done: list[dict[str, Any]] = []  # what was read
+        self._last_backward = 0.0
+        self._clear()
+
+    def _clear(self) -> None:
         self.activity: ActivityBetween | None = None
-        self.began = self.last = time.perf_counter()
         self._times: list[float] = []  # of warm steps
         self._ends: list[float] = []  # of steps that count
         self._hosts: list[tuple[float, float, float]] = []  # a step, until its last backward pass, backward passes
         self._waited = self._backward = 0.0
-        self._last_backward = 0.0
         self._cpu, self._load = 0.0, LoadSince()
         self.host_busy: float | None = None
         self.host_stolen: float | None = None
@@ -92,7 +105,8 @@ class Reading:
         elif self.ended is None:
             self._ends.append(now)
             taken = now - self.began
-            if taken >= self.seconds and (len(self._ends) >= LEAST_READ or taken > MOST_READING):
+            least = LEAST_READ if self.readings == 1 else LEAST_READ_AGAIN
+            if taken >= self.seconds and (len(self._ends) >= least or taken > MOST_READING):
                 self._end()
         else:
             self._time_host(now)
@@ -101,10 +115,21 @@ class Reading:
         until = max(0.0, self._last_backward - self.last - self._backward)
         self._hosts.append((now - self.last - self._waited, until, self._backward))
         torch.cuda.synchronize()
-        enough = len(self._hosts) >= 3 and time.perf_counter() - self.ended > MOST_HOST  # type: ignore[operator]
-        if enough or len(self._hosts) >= HOST_STEPS:
+        taken = time.perf_counter() - self.ended  # type: ignore[operator]
+        enough = len(self._hosts) >= 3 and taken > MOST_HOST / self.readings
+        if not enough and len(self._hosts) < HOST_STEPS:
+            self._begin_host_step()
+            return
+        self._done.append(self._read())
+        if len(self._done) == self.readings:
             raise EnoughSteps
-        self._begin_host_step()
+        self._clear()
+        self.warm_steps = 1
+        self._begin_turn()
+
+    def _begin_turn(self) -> None:
+        self.pause()
+        self.first = self.last = time.perf_counter()
 
     def _begin_host_step(self) -> None:
         self._waited = self._backward = 0.0
@@ -125,14 +150,14 @@ class Reading:
     def _warm(self, now: float) -> None:
         """Steps wait for each other by themselves: each begins with a copy to the GPU, which ends after all before."""
         self.warm_steps += 1
-        if self.warm_steps > 1:  # the first one loads kernels and chooses algorithms
-            self._times.append(now - self.last)
-        else:
+        if self.warm_steps == 1:  # the first one loads kernels and chooses algorithms
             torch.cuda.synchronize()
-            self.pause()
-            self.first = now = time.perf_counter()
+            self._begin_turn()
+            return
+        self._times.append(now - self.last)
         self.last = now
-        if self.warm_steps >= LEAST_WARMING and (self._steady() or now - self.first > MOST_WARMING):
+        most = WARMING_AGAIN if self._done else MOST_WARMING
+        if self.warm_steps >= LEAST_WARMING and (self._steady() or now - self.first > most):
             torch.cuda.synchronize()
             self.activity = self.stack.enter_context(activity_between(self.uuid))
             self._cpu, self._load = time.process_time(), LoadSince()
@@ -156,6 +181,11 @@ class Reading:
 
     def figures(self) -> dict[str, Any]:
         """What was read; `None` is unknown."""
+        if not self._done and self.ended is not None:
+            self._done.append(self._read())
+        return of_readings(self._done) if self._done else {}
+
+    def _read(self) -> dict[str, Any]:
         if self.activity is None or self.ended is None:
             return {}
         found, taken, steps = self.activity, self.ended - self.began, len(self._ends)
@@ -185,9 +215,34 @@ class Reading:
         """What the host needs for a step, and of that for the forward pass and all before it, and the backward pass."""
         if not self._hosts:
             return {"host_s": None}
-        names = ("host_s", "host_forward_s", "host_backward_s")
         parts = zip(*self._hosts, strict=True)
-        return {name: quartiles(several)[1] for name, several in zip(names, parts, strict=True)}
+        return {name: quartiles(several)[1] for name, several in zip(_HOST, parts, strict=True)}
+
+
+_HOST = ("host_s", "host_forward_s", "host_backward_s")
+_OF_EACH = ("step_s", "host_s", "gract", "smact", "smocc", "drama", "tensor", "power_w")
+
+
+def of_readings(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of a run that was read several times, and of each reading the most important ones.
+
+    >>> of_readings([{"step_s": 3.0, "host_s": 1.0}, {"step_s": 1.0, "host_s": 3.0}, {"step_s": 2.0, "host_s": 2.5}])
+    {'step_s': 2.0, 'host_s': 2.5, 'readings': {'step_s': [3.0, 1.0, 2.0], 'host_s': [1.0, 3.0, 2.5]}}
+    """
+    found = dict(_middle(several, "step_s"))
+    if len(several) == 1:
+        return found
+    by_host = _middle(several, "host_s")
+    found |= {name: by_host[name] for name in _HOST if name in by_host}
+    watts = [one["power_w"] for one in several if one.get("power_w") is not None]
+    if watts:
+        found["power_w"] = round(sum(watts) / len(watts), 1)
+    return found | {"readings": {name: [one[name] for one in several] for name in _OF_EACH if name in several[0]}}
+
+
+def _middle(several: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
+    known = [one for one in several if one.get(name) is not None] or list(several)
+    return sorted(known, key=lambda one: one.get(name) or 0.0)[(len(known) - 1) // 2]
 
 
 @contextlib.contextmanager
@@ -222,7 +277,7 @@ def run_utilization(prepared: PreparedUtilizationRun, pause: Callable[[], None] 
     torch.cuda.synchronize()
     nvml = ProcessMemory(torch.cuda.get_device_properties(0).uuid)
     figures: dict[str, Any] = {"nvml_ctx": nvml.read()}
-    reading = Reading(prepared.seconds, nvml.uuid, pause, prepared.log)
+    reading = Reading(prepared.seconds, nvml.uuid, pause, prepared.log, prepared.readings)
     (model, task), prepared.made = prepared.made, None
     try:
         made = on_gpu(model, low_precision(prepared.configuration), drawn=True), task
