@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from ullage.research.datasets.families import transformer
 from ullage.virtual import virtual_gpu
 
 MIB = 1 << 20
@@ -107,6 +108,13 @@ def test_what_watches_modules_breaks_no_graph(gpu):
     model = torch.compile(Stack().cuda(), fullgraph=True)
     model(torch.ones(8, 64, device="cuda")).sum().backward()
     assert not [note for note in gpu.notes if "torch.compile failed" in note]
+
+
+def test_a_network_that_ullage_generates_is_compiled_like_any_other(gpu):
+    """Its code lies beside what watches it, but it is the user's program."""
+    model = transformer("encoder", 100, 16, size=32, layers=1, heads=2, middle=64).cuda()
+    torch.compile(model)(torch.zeros(4, 16, dtype=torch.int64, device="cuda")).sum().backward()
+    assert any("torch.compile was followed" in note for note in gpu.notes), gpu.notes
 
 
 def test_recomputed_dropout_is_compiled(gpu):
