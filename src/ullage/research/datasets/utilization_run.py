@@ -11,13 +11,15 @@ fresh process; what NVML and the operating system say of the process is not, and
 After the stretch some steps are made one by one, each begun when the GPU has nothing left to do: the time until all of
 a step's kernels are launched is what the host needs for it. When the backward pass begins and ends is noted.
 
-A run may be read several times, after a pause each. The reading with the middle step counts; the host's time is that of
-the reading with the middle one, and power the mean of all, because its counter moves once in a tenth of a second.
+A run may be read several times, after a pause each. The reading with the middle step counts, and the host's time is
+that of the reading with the middle one. Counters lag, and short readings miss some of it: what the GPU does for a step
+does not change, so shares of time are those of the middle reading of share times step, and power is the mean of all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -220,23 +222,28 @@ class Reading:
 
 
 _HOST = ("host_s", "host_forward_s", "host_backward_s")
-_OF_EACH = ("step_s", "host_s", "gract", "smact", "smocc", "drama", "tensor", "power_w")
+_SHARES = ("gract", "smact", "smocc", "drama", "tensor")
+_OF_EACH = ("step_s", "host_s", *_SHARES, "power_w")
 
 
 def of_readings(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The figures of a run that was read several times, and of each reading the most important ones.
 
-    >>> of_readings([{"step_s": 3.0, "host_s": 1.0}, {"step_s": 1.0, "host_s": 3.0}, {"step_s": 2.0, "host_s": 2.5}])
-    {'step_s': 2.0, 'host_s': 2.5, 'readings': {'step_s': [3.0, 1.0, 2.0], 'host_s': [1.0, 3.0, 2.5]}}
+    >>> each = [{"step_s": 3.0, "smact": 0.2}, {"step_s": 1.0, "smact": 0.6}, {"step_s": 2.0, "smact": 0.4}]
+    >>> of_readings(each)
+    {'step_s': 2.0, 'smact': 0.3, 'readings': {'step_s': [3.0, 1.0, 2.0], 'smact': [0.2, 0.6, 0.4]}}
     """
     found = dict(_middle(several, "step_s"))
     if len(several) == 1:
         return found
     by_host = _middle(several, "host_s")
     found |= {name: by_host[name] for name in _HOST if name in by_host}
-    watts = [one["power_w"] for one in several if one.get("power_w") is not None]
-    if watts:
-        found["power_w"] = round(sum(watts) / len(watts), 1)
+    for name in (*_SHARES, "power_w"):
+        read = [one for one in several if one.get(name) is not None]
+        if read and name == "power_w":
+            found[name] = round(statistics.fmean(one[name] for one in read), 1)
+        elif read:
+            found[name] = round(statistics.median(one[name] * one["step_s"] for one in read) / found["step_s"], 4)
     return found | {"readings": {name: [one[name] for one in several] for name in _OF_EACH if name in several[0]}}
 
 
