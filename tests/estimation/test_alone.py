@@ -273,6 +273,8 @@ def test_another_machine_is_judged_by_the_speed_of_its_own_host(followed, timed)
     learn, test = ([run for run in measured if run.is_test is wanted] for wanted in (False, True))
     there = judging.on_host(rates, learn)
     assert sum(there.host.values()) == pytest.approx(2 * sum(rates.host.values()), rel=0.25)
+    compiled = [replace(run, compiled=True, step_s=9 * run.step_s) for run in learn]
+    assert judging.on_host(rates, learn + compiled).host == there.host  # their host does other things
     waiting = [run for run in test if run.gpu_s < 0.5 * run.step_s]
     assert waiting
     for run in waiting:

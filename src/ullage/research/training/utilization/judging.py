@@ -65,14 +65,14 @@ def of_one_host(runs: Sequence[AnyRun], rates: Rates) -> list[AnyRun]:
 def on_host(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
     """The rates on the machine of these runs, none of which is for testing: its host is faster or slower.
 
-    Where the GPU waits for the host, a step says how long the host takes (`host_speed`). On the machine that the rates
-    know, they stay as they are.
+    Where the GPU waits for the host, a step says how long the host takes (`host_speed`); compiled ones are left out. On
+    the machine that the rates know, they stay as they are.
     """
     if runs and runs[0].machine == rates.card.get("machine"):
         return rates
     if any(run.is_test for run in runs):
         raise InvalidValue("needed runs of families for the fit to learn how fast a host is")
-    factors = host_factors(rates, runs)
+    factors = host_factors(rates, [run for run in runs if not run.compiled])
     if len(factors) < _LEAST_HOST:
         raise InvalidValue(f"needed {_LEAST_HOST} runs that wait for their host, to learn its speed: {len(factors)} do")
     return rates.with_host(*host_speed(factors))
