@@ -96,6 +96,26 @@ def test_a_compiled_program_takes_more_of_the_host_for_its_guards_and_for_each_k
     assert alone(own, times=2).host_s - alone(own, times=1).host_s < 0.6 * (two - one)
 
 
+def test_checkpointed_activations_take_more_of_the_host_than_the_forward_pass_again():
+    """Each tensor that is saved goes through hooks in Python: so much for each node, as far as modules are repeated."""
+    row = tensor(64, 512)
+    there = call("aten.gelu.default", [row], [row])
+    back = call("aten.gelu_backward.default", [row, row], [row], **{"pass": "backward"})
+    again, other = ({**one, "pass": "backward"} for one in (there, call("aten.silu.default", [row], [row])))
+
+    def host(*calls, nodes):
+        order = list(range(len(calls))) * 20
+        return utilization_of(StepCalls(calls=list(calls), order=order, steady=True, nodes=nodes), H200).host_s
+
+    def of_nodes(*calls):
+        return host(*calls, nodes=2000) - host(*calls, nodes=1000)
+
+    assert of_nodes(there, back, other) == pytest.approx(of_nodes(there, back))
+    whole, half = of_nodes(there, back, again), of_nodes(there, there, back, again)
+    assert whole - of_nodes(there, back) == pytest.approx(2 * (half - of_nodes(there, back)))
+    assert whole > 1.3 * of_nodes(there, back)
+
+
 def test_a_batch_norm_of_few_channels_takes_as_long_as_that_of_one_channel():
     """PyTorch's kernel has a block for each channel, and most SMs have none."""
 

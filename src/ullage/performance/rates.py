@@ -49,16 +49,20 @@ _MISSING = -1.0
 # the passes themselves, `lists` calls with many tensors, as optimizers make them, `parameters` the longest of their
 # lists, `optimizer_calls` all others of an optimizer, `cpu_bytes` what operators on the CPU write. `compiled` is 1
 # where torch.compile wrote kernels, whose guards are checked, and `compiled_kernels` how many of these a step launches.
+# `checkpointed_nodes` are those autograd nodes whose saved tensors are computed a second time.
 HOST_PARTS: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward", "modules", "forward_nodes", "cpu_bytes", "compiled", "compiled_kernels"),
-    "backward": ("backward", "backward_nodes"),
+    "backward": ("backward", "backward_nodes", "checkpointed_nodes"),
     "optimizer": ("optimizer_steps", "lists", "listed_tensors", "parameters", "optimizer_calls", "waits"),
 }
 
 EVEN_S = 0.02  # the host's part of a step for which a machine is as slow as its factor says
 # Seconds of parts that few runs have: they were measured by themselves, and are not fitted with the others. A byte that
-# an operator on the CPU writes, into memory that is new most of the time; and what is said above of compiled programs.
-KNOWN_PARTS: Mapping[str, float] = {"cpu_bytes": 1 / 3.2e9, "compiled": 0.37e-3, "compiled_kernels": 23e-6}
+# an operator on the CPU writes, into memory that is new most of the time; what is said above of compiled programs; and
+# the hooks of a checkpoint, which are Python's, for each tensor that a node saves.
+KNOWN_PARTS: Mapping[str, float] = {
+    "cpu_bytes": 1 / 3.2e9, "compiled": 0.37e-3, "compiled_kernels": 23e-6, "checkpointed_nodes": 11e-6,
+}  # fmt: skip
 
 Floats = npt.NDArray[np.float64]
 
@@ -220,6 +224,7 @@ def load(path: Path = SHIPPED) -> Rates:
                 raise InvalidValue(f"{path} was trained by another version of Ullage: it reads other features")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         facts = json.loads(metadata["facts"])
+        facts["host"] = {**KNOWN_PARTS, **facts["host"]}
         if facts["host"].keys() != {name for several in HOST_PARTS.values() for name in several}:
             raise InvalidValue(f"{path} was trained by another version of Ullage: it knows the host by other parts")
         shares = {name: Trees.from_arrays(arrays, name) for name in SHARES}
