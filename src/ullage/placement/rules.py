@@ -156,7 +156,7 @@ class Rules:
         return found._replace(lost=lost, pays=job.work is None or self._pays(here, job, slot))
 
     def _pays(self, here: Sequence[Job], job: Job, slot: Slot) -> bool:
-        """Whether those whose works are known get enough more done together, or all their owners said what they want."""
+        """Whether those whose works are known get enough more done together, or all owners said what they want."""
         known = [each for each in here if each.work is not None]
         if all(each.min_speed is not None for each in (*known, job)):
             return True
