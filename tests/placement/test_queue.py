@@ -280,6 +280,8 @@ LARGE = [
     job(0, promise=3, gpus=3, work="choosy", min_speed=0.9),
     job(0, promise=30, work="sociable", min_speed=0.4),  # a small one fits beside it
     job(0, promise=30, gpus=2, work="sociable", min_speed=0.4),
+    job(0, promise=2, work="useless beside others", min_speed=None),
+    job(0, promise=3, gpus=3, work="useless beside others", min_speed=None),
 ]
 
 
