@@ -16,7 +16,6 @@ import math
 import resource
 import time
 
-from ullage.placement.rules import MIN_SPEED
 from ullage.simulation.engine import simulate
 from ullage.simulation.generator import generate_trace
 from ullage.simulation.scenario import Scenario
@@ -54,7 +53,7 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=0.8, help="of the cluster, if every job had its GPUs to itself")
     parser.add_argument("--policy", default="ullage")
     parser.add_argument("--estimator", default="ullage")
-    parser.add_argument("--min-speed", type=float, default=MIN_SPEED)
+    parser.add_argument("--min-speed", type=float)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--grow", action="store_true", help="how the cost grows with the number of jobs")
     options = parser.parse_args()

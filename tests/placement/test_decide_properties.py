@@ -64,7 +64,7 @@ def jobs(first: int, most: int) -> st.SearchStrategy[list[Job]]:
             "recovery": st.booleans(),
             "busy": fraction,
             "work": st.sampled_from([None, "a", "b", "c"]),
-            "min_speed": st.sampled_from([0.0, 0.5, 0.8, 1.0]),
+            "min_speed": st.sampled_from([None, 0.0, 0.5, 0.8, 1.0]),
             "time_limit": st.none() | st.floats(1, 1000),
             "bookings": st.sampled_from([frozenset(), frozenset(), frozenset({1}), frozenset({2, 3})]),
             "host": st.sampled_from([HostShare(), HostShare(), HostShare(2, 0), HostShare(0, 30), HostShare(9, 70)]),
@@ -213,7 +213,7 @@ def nobody_is_slowed_below_what_his_owner_accepts(scene: Scene) -> None:
         speeds = predicted([job.work for job in known], slot)
         added = any(jobs[each].work is not None for each in new)
         if chosen == "ullage" and site.predict is not None and added and len(known) > 1 and speeds is not None:
-            assert all(share >= job.min_speed - 0.005 for share, job in zip(speeds.shares, known, strict=True))
+            assert all(share >= (job.min_speed or 0.0) - 0.005 for share, job in zip(speeds.shares, known, strict=True))
 
 
 RULES = [

@@ -163,6 +163,80 @@ def test_a_partner_that_slows_a_job_below_what_its_owner_accepts_is_refused_in_w
     assert outcome(asks(min_speed=0.8), dataclasses.replace(strict, work=None)).placed
 
 
+TOGETHER = {
+    ("short", "long"): (0.36, 0.82),
+    ("same", "same"): (0.55, 0.55),
+    ("long", "long"): (0.9, 0.2),
+    ("short", "short", "short"): (0.4, 0.4, 0.4),
+}
+
+
+def uneven(works: Sequence[str], slot: Slot) -> Speeds:
+    """Many short kernels suffer beside long ones; those who are not listed keep two thirds of their speeds."""
+    order = sorted(works, reverse=True)
+    shares = dict(zip(order, TOGETHER.get(tuple(order), (0.66,) * len(works)), strict=True))
+    return Speeds([shares[work] if len(works) > 1 else 1.0 for work in works], "they take turns")
+
+
+@pytest.mark.parametrize(
+    ("there", "new", "starts"),
+    [
+        ([("long", None)], ("short", None), True),  # 36 % and 82 %: 18 % more than one after the other
+        ([("short", None)], ("long", None), True),
+        ([("long", None)], ("short", 0.5), False),  # his owner wants half
+        ([("short", 0.5)], ("long", None), False),
+        ([("long", 0.8)], ("short", 0.3), True),  # both owners accept it
+        ([("same", None)], ("same", None), False),  # 55 % each: only 10 % more
+        ([("same", 0.5)], ("same", 0.5), True),  # but both owners accept that
+        ([("same", None)], ("same", 0.5), False),  # one of them has not said so
+        ([("same", 0.5)], ("same", None), False),
+        ([("long", None)], ("long", None), False),  # 110 %, and one at a fifth
+        ([("short", None), ("short", None)], ("short", None), False),  # 120 % where it was 132 %
+    ],
+)
+def test_jobs_whose_owners_say_nothing_share_a_gpu_where_together_they_get_more_done(
+    there: Sequence[tuple[str, float | None]], new: tuple[str, float | None], starts: bool
+) -> None:
+    rules = Rules(smact_limit=None, predict=uneven)
+    here = [job(7 + each, promise=1, work=work, min_speed=least) for each, (work, least) in enumerate(there)]
+    asked = job(1, promise=2, work=new[0], min_speed=new[1])
+    running = [Running(each, ("GPU-0",), 0.0) for each in here]
+    outcome = decide("ullage", [asked], running, gpus([(0, 0.0)]), Ledger(), rules, 5.0)
+    assert bool(outcome.placed) == starts
+    assert decide("lug", [asked], running, gpus([(0, 0.0)]), Ledger(), rules, 5.0).placed, "only ullage heeds it"
+
+
+def test_a_job_that_would_gain_too_little_is_told_so() -> None:
+    rules, same = Rules(smact_limit=None, predict=uneven), partial(job, promise=2, work="same", min_speed=None)
+    there = [Running(same(12), ("GPU-0",), 0.0)]
+    outcome = decide("ullage", [same(1)], there, gpus([(0, 0.0)]), Ledger(), rules, 5.0)
+    assert outcome.waiting[0].reason == (
+        "needs 2.00 GiB on a GPU; on GPU 0 it would run at 55% of its speed beside job 12 (they take turns); "
+        "the GPU would hardly get more done"
+    )
+    free = decide("ullage", [same(1)], there, gpus([(0, 0.0), (0, 0.0)]), Ledger(), rules, 5.0)
+    assert free.placed[0].slots == ("GPU-1",), "on an idle one it costs nobody anything"
+    bold = dataclasses.replace(rules, gain=0.1)
+    assert decide("ullage", [same(1)], there, gpus([(0, 0.0)]), Ledger(), bold, 5.0).placed
+
+
+def test_a_job_of_which_nothing_is_known_does_not_open_a_gpu_to_others() -> None:
+    rules, same = Rules(smact_limit=None, predict=uneven), partial(job, promise=2, work="same", min_speed=None)
+    there = [Running(same(12), ("GPU-0",), 0.0), Running(same(13, work=None), ("GPU-0",), 0.0)]
+    assert not decide("ullage", [same(1)], there, gpus([(0, 0.0)]), Ledger(), rules, 5.0).placed
+    assert decide("ullage", [same(1)], there[1:], gpus([(0, 0.0)]), Ledger(), rules, 5.0).placed
+
+
+def test_nobody_is_slowed_below_a_quarter_whatever_is_gained() -> None:
+    def starved(works: Sequence[str], slot: Slot) -> Speeds:
+        return Speeds([0.24 if work == "weak" else 1.0 for work in works])
+
+    rules, strong = Rules(smact_limit=None, predict=starved), job(1, promise=2, work="strong", min_speed=None)
+    for least, starts in ((None, False), (0.2, True)):
+        there = [Running(job(7, promise=1, work="weak", min_speed=least), ("GPU-0",), 0.0)]
+        assert bool(decide("ullage", [strong], there, gpus([(0, 0.0)]), Ledger(), rules, 5.0).placed) == starts
+
+
 def test_of_the_gpus_with_room_the_one_is_chosen_where_least_speed_is_lost() -> None:
     rules, slots = Rules(smact_limit=None, predict=beside), gpus([(0, 0.0), (0, 0.0), (0, 0.0)])
     works = ["heavy", None, "middling"]

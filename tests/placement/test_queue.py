@@ -280,6 +280,8 @@ LARGE = [
     job(0, promise=3, gpus=3, work="choosy", min_speed=0.9),
     job(0, promise=30, work="sociable", min_speed=0.4),  # a small one fits beside it
     job(0, promise=30, gpus=2, work="sociable", min_speed=0.4),
+    job(0, promise=2, work="useless beside others", min_speed=None),
+    job(0, promise=3, gpus=3, work="useless beside others", min_speed=None),
 ]
 
 
@@ -403,6 +405,22 @@ def test_a_guest_joins_a_kept_slot_if_the_one_who_waits_for_it_fits_beside_him()
     assert beside_a_large_one(job(2, 5, work="b"), job(3, 5, work="c"), large=large, there=there) == [2, 3]
     assert beside_a_large_one(job(2, 5, work="b"), job(3, 6, work="c"), large=large, there=there) == [2]
     assert beside_a_large_one(job(2, 5, exclusive=True), job(3, 5), large=large, there=there) == [], "speeds unknown"
+
+
+def test_a_guest_is_let_in_only_if_the_one_who_waits_would_join_him() -> None:
+    """Else that one would have to wait until the guest has ended."""
+
+    def half(works: Sequence[str], slot: Slot) -> Speeds:
+        slow = {"large", "b"} <= set(works)
+        return Speeds([0.5 if slow and work in ("large", "b") else 0.9 for work in works])
+
+    rules = Rules(smact_limit=None, margin=0, patience=100.0, longest_patience=100.0, predict=half)
+    there = running((job(90, 20, work="a"), "GPU-0"))
+    large = job(1, 30, work="large", min_speed=None)
+    assert beside_a_large_one(job(2, 5, work="b"), large=large, there=there, rules=rules) == [], "nothing is gained"
+    assert beside_a_large_one(job(2, 5, work="c"), large=large, there=there, rules=rules) == [2]
+    content = dataclasses.replace(large, min_speed=0.3)
+    assert beside_a_large_one(job(2, 5, work="b"), large=content, there=there, rules=rules) == [2]
 
 
 def test_guests_of_earlier_passes_count() -> None:

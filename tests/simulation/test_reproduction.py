@@ -79,12 +79,12 @@ def test_ours_and_theirs_meet_the_same_jobs_and_are_compared_in_pairs(scripts) -
     assert {len(figures) for figures in found.values()} == {4}
     assert all(each.done == each.jobs for figures in found.values() for each in figures)
     rows = script.comparison(found, script.THEIRS.name)
-    assert [row[0] for row in rows] == ["exclusive", *(each.name for each in script.OURS), script.UNPAIRED.name]
+    assert [row[0] for row in rows] == ["exclusive", *(each.name for each in script.SCENARIOS[2:])]
 
 
 def test_on_the_authors_trace_sharing_beats_exclusive_and_ours_never_runs_out_of_memory(scripts, reference) -> None:
     trace = read_trace(reference("reference/trace_heavy-60-tasks.csv"))
-    ours = scripts[1].OURS[1]
+    ours = scripts[1].OURS
 
     def totals(scenario) -> float:
         return statistics.fmean(simulate(trace, scenario.but(seed=seed)).figures.total_s for seed in range(2))

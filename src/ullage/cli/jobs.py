@@ -250,7 +250,8 @@ def _expected(job: dict[str, Any]) -> str:
     known = "measured" if found["windows"] else "predicted"
     alone = f"{format_duration(found['step_s'])} a step alone on {found['gpu']}, SMACT {found['smact']:.0%} ({known})"
     now = "" if job["speed"] is None else f"; {job['speed']:.0%} of that speed where it runs"
-    return f"{alone}{now}; {job['min_speed']:.0%} at least beside others"
+    least = "" if job["min_speed"] is None else f"; {job['min_speed']:.0%} at least beside others"
+    return f"{alone}{now}{least}"
 
 
 def _attempt(attempt: dict[str, Any]) -> str:

@@ -119,7 +119,8 @@ class ScenarioOptions:
     ] = None  # fmt: skip
     min_speed: Annotated[
         list[str] | None, typer.Option(help="Put no job where one would keep less of its speed than this. Several "
-                                       "with commas.", metavar="SHARE", rich_help_panel=RULES, show_default="0.5")
+                                       "with commas.", metavar="SHARE", rich_help_panel=RULES,
+                                       show_default="what serves all together")
     ] = None  # fmt: skip
     pairing: Annotated[
         list[str] | None, typer.Option(help="Under ullage, a user's job that suits a GPU better may pass their own "

@@ -10,7 +10,6 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from ullage.errors import InvalidValue
 from ullage.placement.recovery import RecoveryRules
-from ullage.placement.rules import MIN_SPEED
 from ullage.policy_files import located
 from ullage.units import GIB
 from ullage.workloads.validation import Bytes, Seconds, checked
@@ -25,7 +24,8 @@ class _Part(BaseModel):
 class PlacementSettings(_Part):
     """When a job may be placed on a GPU (`ullage.placement.Rules`). `smact_limit = "off"` ignores how busy it is.
 
-    `min_speed` is the share of its speed alone that a job keeps beside others whose owner did not say how much."""
+    `min_speed` is the share of its speed alone that a job keeps beside others whose owner did not say how much; without
+    it placement does what serves all together."""
 
     smact_limit: Annotated[float, Field(ge=0, le=1)] | Literal["off"] = 0.80
     free_floor: Bytes = Field(default=5 * GIB, ge=0)
@@ -34,7 +34,7 @@ class PlacementSettings(_Part):
     max_jobs_per_gpu: int | None = Field(default=None, ge=1)
     unmeasured: Literal["alone", "never"] = "alone"
     fresh_busy: float = Field(default=0.3, ge=0, le=1)
-    min_speed: float = Field(default=MIN_SPEED, ge=0, le=1)
+    min_speed: float | None = Field(default=None, ge=0, le=1)
     backfill: bool | None = None
     patience: Seconds = Field(default=300.0, ge=0)
     longest_patience: Seconds = Field(default=3600.0, ge=0)

@@ -94,7 +94,7 @@ class Candidate:
     def met(self) -> tuple[object, ...]:
         """What speeds of a newcomer depend on here: the kind of GPU, and what those who are there do and accept."""
         if self.company is None:
-            works = sorted([(job.work or "", job.min_speed) for job in self.jobs])
+            works = sorted([(job.work or "", -1.0 if job.min_speed is None else job.min_speed) for job in self.jobs])
             self.company = (self.slot.name, self.count, self.too_busy is None, *works)
         return self.company
 

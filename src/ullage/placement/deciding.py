@@ -24,7 +24,9 @@ _GPUS, _RANK = attrgetter("gpus"), attrgetter("rank")
 _ENOUGH = 64  # slots with room to compare, the best by rank: beyond them much better ones are rare
 _MOST_LOSSES = 1_000_000  # that are remembered
 _NOWHERE: frozenset[int] = frozenset()
-_Manner = tuple[str | None, float] | None  # what it does on a GPU, and the share of its speed that it wants to keep
+_Manner = (
+    tuple[str | None, float | None] | None
+)  # what it does on a GPU, and the share of its speed that it wants to keep
 _Kind = tuple[int, bool, bool, frozenset[int], _Manner]  # GPUs, alone, memory known, where it may not go
 
 
@@ -427,7 +429,8 @@ class _Pass:
 
     def _loss(self, job: Job, candidate: Candidate) -> float | None:
         """How much more of their speeds is lost there in all with the job than without it, in steps of a percent; None
-        where somebody would lose more than his owner accepts, or where that is not known and the slot is too busy."""
+        where somebody would lose more than his owner accepts, where too little would be gained, or where that is not
+        known and the slot is too busy."""
         if candidate.count == 0 or self.rules.predict is None:
             return 0.0
         key, known = (candidate.met(), job.work, job.min_speed), self.board.losses
@@ -441,10 +444,10 @@ class _Pass:
         foretell, here, slot = self.rules.side_by_side, candidate.jobs, candidate.slot
         if len(here) > 1 and any(foretell([each, job], slot).slowed for each in here):
             return None  # another one makes nobody faster; and pairs are foretold once, groups again and again
-        with_it = foretell([*here, job], slot)
-        if with_it.slowed is not None or candidate.too_busy is not None and not with_it.foretold:
+        found = self.rules.joining(here, job, slot)
+        if found.slowed is not None or not found.pays or candidate.too_busy is not None and not found.foretold:
             return None
-        return round(with_it.lost - foretell(here, slot).lost, 2)
+        return round(found.lost, 2)
 
     def _manner(self, job: Job, alone: bool) -> _Manner:
         """What matters of a job beside others; nothing where it will have none, or where nothing is predicted."""

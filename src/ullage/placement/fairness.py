@@ -15,6 +15,7 @@ from ullage.placement.snapshot import Job
 _ID, _SUBMITTED, _USER = attrgetter("id"), attrgetter("submitted"), attrgetter("user")
 _KIND = attrgetter("recovery", "priority")
 _LEAST_PART = 1 / 16  # of a GPU, that any job counts for: each takes its turn
+_USUAL_SPEED = 0.5  # of its speed alone, that a job may be left with before it keeps others away
 _COMPARED = 64  # jobs of a user that change turns with each other
 _LONGEST = 100  # half-lives between two beginnings
 
@@ -154,13 +155,14 @@ def part_of_gpu(promise: int | None, total: int, alone: bool, busy: float = 0.0)
     return min(1.0, max(promise / total, busy, _LEAST_PART))
 
 
-def claimed(min_speed: float | None, usual: float) -> float:
+def claimed(min_speed: float | None, usual: float | None) -> float:
     """The part of a GPU, 0 to 1, that a job claims by wanting to keep more of its speed than is usual: it keeps others
-    away. None says nothing, so it is as usual.
+    away. None says nothing, so it is as usual; where nothing is usual, half of its speed is.
 
     >>> claimed(1.0, usual=0.8), claimed(0.5, usual=0.8), claimed(None, usual=0.8)
     (1.0, 0.0, 0.0)
     """
+    usual = _USUAL_SPEED if usual is None else usual
     if min_speed is None or usual >= 1.0:
         return 0.0
     return max(0.0, (min_speed - usual) / (1.0 - usual))

@@ -51,8 +51,8 @@ class Kept(NamedTuple):
         slot = self.candidate.slot
         if any(rules.side_by_side([each, self.job], slot).slowed for each in guests):
             return False
-        together = rules.side_by_side([*guests, self.job], slot)
-        return together.slowed is None and together.foretold
+        together = rules.joining(guests, self.job, slot)
+        return together.slowed is None and together.pays and together.foretold
 
 
 class Guests:

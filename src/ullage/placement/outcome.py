@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from ullage.placement.rules import RequestMaker, SlotRequest
+from ullage.placement.rules import RequestMaker, SideBySide, SlotRequest
 from ullage.placement.snapshot import NO_SHARE, HostShare, Job, Slot
 from ullage.units import format_bytes
 
@@ -239,25 +239,36 @@ class Waiting(NamedTuple):
         return f"needs {request.text}; {self._slowed(request, slots) or _best(request, slots, end.name)}{also}"
 
     def _slowed(self, request: SlotRequest, slots: tuple[SlotSummary, ...]) -> str | None:
-        """That a slot has room, but somebody would be slowed there more than his owner accepts; where it comes nearest
-        to that."""
+        """That a slot has room, but somebody would be slowed there more than his owner accepts, where it comes nearest
+        to that; or that too little would be gained, where it would be fastest."""
         ready, rules = [each for each in slots if _is_ready(each, request)], self.at_the_end.requests.rules
         if not 0 < request.gpus <= len(ready) or rules.predict is None:
             return None
-        tried = [(each, rules.side_by_side([*each.jobs, self.asked], each.slot)) for each in ready]
+        tried = [(each, rules.joining(each.jobs, self.asked, each.slot)) for each in ready]
         refused = [(where, found, found.slowed) for where, found in tried if found.slowed is not None]
         if not refused:
-            return None
-        where, found, slowed = max(refused, key=lambda each: each[1].speed - each[2].min_speed)
+            return self._in_vain([(where, found) for where, found in tried if not found.pays])
+        where, found, slowed = max(refused, key=lambda each: each[1].speed - each[2].least_speed)
         own = slowed.id == self.asked.id
         name = self.at_the_end.name
         who, beside = ("it", _jobs([job.id for job in where.jobs], name)) if own else (f"job {name(slowed.id)}", "it")
-        why = f" ({found.reason})" if found.reason else ""
-        would = f"on GPU {where.gpu} {who} would run at {found.speed:.0%} of its speed beside {beside}{why}"
-        return f"{would}; its --min-speed is {slowed.min_speed:.0%}"
+        would = f"on GPU {where.gpu} {who} would run at {found.speed:.0%} of its speed beside {beside}{_why(found)}"
+        return f"{would}; its --min-speed is {slowed.least_speed:.0%}"
+
+    def _in_vain(self, refused: Sequence[tuple[SlotSummary, SideBySide]]) -> str | None:
+        if not refused:
+            return None
+        where, found = max(refused, key=lambda each: each[1].speed)
+        beside = _jobs([job.id for job in where.jobs], self.at_the_end.name)
+        would = f"on GPU {where.gpu} it would run at {found.speed:.0%} of its speed beside {beside}{_why(found)}"
+        return f"{would}; the GPU would hardly get more done"
 
     def __repr__(self) -> str:
         return f"Waiting(job={self.job}, reason={self.reason!r})"
+
+
+def _why(found: SideBySide) -> str:
+    return f" ({found.reason})" if found.reason else ""
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ class JobView(NamedTuple):
     `promise` is the memory in bytes that it needs on each of its `gpus` (None: not known; then it gets a GPU to itself
     or the site's floor). `exclusive`: nobody else may be on its GPUs. `work` names what it does, so jobs of one name do
     the same; `busy` is the SM activity that it causes alone, 0 to 1. Both are None where they are not known.
-    `min_speed` is the share of its speed that it wants to keep beside others. `time_limit` is in seconds. `queued` is
-    when it came into the queue: it has waited for `now - job.queued` seconds.
+    `min_speed` is the share of its speed that it wants to keep beside others (None: its owner did not say).
+    `time_limit` is in seconds. `queued` is when it came into the queue: it has waited for `now - job.queued` seconds.
     """
 
     id: int
@@ -45,7 +45,7 @@ class JobView(NamedTuple):
     exclusive: bool
     work: str | None
     busy: float | None
-    min_speed: float
+    min_speed: float | None
     time_limit: float | None
     priority: int
     queued: float

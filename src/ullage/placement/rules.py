@@ -10,7 +10,7 @@ from ullage.errors import InvalidValue
 from ullage.placement.snapshot import Job, Slot
 from ullage.units import GIB, format_bytes
 
-MIN_SPEED = 0.5  # of its speed alone, by default: two jobs at half speed are done as soon as one after the other
+GAIN = 0.15  # of a GPU: predicted gains of a pair are off by about as much
 
 
 class Speeds(NamedTuple):
@@ -26,13 +26,15 @@ Prediction = Callable[[Sequence[str], Slot], Speeds | None]
 
 class SideBySide(NamedTuple):
     """Jobs that share a slot: what they have `lost` of their speeds in all (each has 1 alone), and which is `slowed`
-    below what its owner accepts, to which `speed` and why; None where none is. `foretold`: all speeds are predicted."""
+    below what its owner accepts, to which `speed` and why. Where none is, `speed` is that of the newest. `foretold`:
+    all speeds are predicted. `pays`: with the newest, enough more gets done."""
 
     lost: float
     foretold: bool = False
     slowed: Job | None = None
     speed: float = 1.0
     reason: str = ""
+    pays: bool = True
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ class Rules:
     part. A reading older than `stale_after` is unknown.
 
     Speed: `predict` says how fast jobs run side by side. None is put where one of them, itself or another, would fall
-    below its own `Job.min_speed`. Where the speeds of all are foretold, they decide, and `smact_limit` does not matter.
+    below its own `Job.min_speed`. Where the owner of one did not say what it is to keep, all on the slot together must
+    get more done by `gain`, in jobs at full speed: two that keep 40 and 80 % gain 0.2. Where the speeds of all are
+    foretold, they decide, and `smact_limit` does not matter.
 
     Of a user's jobs those go first that cost the least speed where they would go, but none passes one that came
     before it by more than that one's patience (below), or `pairing` seconds. With 0 they go in the order of arrival.
@@ -71,6 +75,7 @@ class Rules:
     unknown: Literal["exclusive", "floor"] = "exclusive"
     max_jobs_per_gpu: int | None = None
     predict: Prediction | None = None
+    gain: float = GAIN
     unmeasured: Literal["alone", "never"] = "alone"
     idle_memory: int = GIB
     window: float = 90.0
@@ -96,6 +101,7 @@ class Rules:
             "patience",
             "longest_patience",
             "pairing",
+            "gain",
             "fresh_busy",
             "free_floor",
             "smact_limit",
@@ -125,12 +131,44 @@ class Rules:
         known = [job for job in jobs if job.work is not None]
         speeds = self.predict([str(job.work) for job in known], slot) if len(known) > 1 else None
         if speeds is None:
-            return SideBySide(sum(1.0 - job.min_speed for job in jobs))
+            return SideBySide(sum(1.0 - job.least_speed for job in jobs))
         foretold = len(known) == len(jobs)
-        lost = sum(1.0 - share for share in (speeds.shares if foretold else [job.min_speed for job in jobs]))
-        below = [(round(share, 2) - job.min_speed, share, job) for job, share in zip(known, speeds.shares, strict=True)]
+        lost = sum(1.0 - share for share in (speeds.shares if foretold else [job.least_speed for job in jobs]))
+        below = [
+            (round(share, 2) - job.least_speed, share, job) for job, share in zip(known, speeds.shares, strict=True)
+        ]
         left, speed, slowed = min(reversed(below), key=lambda each: each[0])
-        return SideBySide(lost, foretold, slowed, speed, speeds.reason) if left < 0 else SideBySide(lost, foretold)
+        if left < 0:
+            return SideBySide(lost, foretold, slowed, speed, speeds.reason)
+        return SideBySide(lost, foretold, None, speeds.shares[-1], speeds.reason)
+
+    def joining(self, here: Sequence[Job], job: Job, slot: Slot) -> SideBySide:
+        """What becomes of jobs on a slot, and of one that joins them; `lost` is what they lose more than before.
+
+        >>> rules = Rules(predict=lambda works, slot: Speeds([0.82, 0.36] if len(works) > 1 else [1.0]))
+        >>> small, large = Job(1, "ada", 0.0, work="a", min_speed=None), Job(2, "bob", 0.0, work="b", min_speed=None)
+        >>> found = rules.joining([large], small, Slot("GPU-1", 0, "toy", total=1))
+        >>> round(found.lost, 2), found.pays
+        (0.82, True)
+        """
+        found = self.side_by_side([*here, job], slot)
+        lost = found.lost - self.side_by_side(here, slot).lost
+        return found._replace(lost=lost, pays=job.work is None or self._pays(here, job, slot))
+
+    def _pays(self, here: Sequence[Job], job: Job, slot: Slot) -> bool:
+        """Whether those whose works are known get enough more done together, or all owners said what they want."""
+        known = [each for each in here if each.work is not None]
+        if all(each.min_speed is not None for each in (*known, job)):
+            return True
+        before, after = self._done(known, slot), self._done([*known, job], slot)
+        return before is None or after is None or round(after - before, 2) >= self.gain
+
+    def _done(self, jobs: Sequence[Job], slot: Slot) -> float | None:
+        """What jobs get done side by side, each 1 alone; None where it is not known."""
+        if self.predict is None or len(jobs) < 2:
+            return float(len(jobs))
+        speeds = self.predict([str(job.work) for job in jobs], slot)
+        return None if speeds is None else sum(speeds.shares)
 
 
 class SlotRequest(NamedTuple):

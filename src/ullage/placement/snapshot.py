@@ -12,6 +12,8 @@ from typing import NamedTuple
 from ullage.errors import InvalidValue
 from ullage.units import format_bytes
 
+LEAST_SPEED = 0.25  # of its speed alone, that a job keeps beside others whose owner did not say how much
+
 
 class HostShare(NamedTuple):
     """Processor cores and bytes of host memory: all that jobs may have together, what one asks for, or what is free.
@@ -123,8 +125,9 @@ class Job:
     each, rank by rank, and `promise` is the largest of them. `true` is the true figure, which only the oracles look at.
     `busy` is the SM activity predicted for it alone. `work` names what it does on a GPU, for predictions of its speed
     beside others: jobs of one name do the same (None: not known). `min_speed` is the share of its speed alone that its
-    owner wants to keep. `queued` is when it last came into the queue (None: when it was submitted), so a job that comes
-    back after a crash does not look as if it had waited all the time that it ran.
+    owner wants to keep (None: he did not say, and what serves all is done). `queued` is when it last came into the
+    queue (None: when it was submitted), so a job that comes back after a crash does not look as if it had waited all
+    the time that it ran.
     `share` is the weight of its user, and `part` the part of each of its GPUs that it will hold, for fair shares.
     Of the jobs of one `array`, at most `throttle` run at once (None: any number).
     `host` is what it is to be promised of the host; a job may ask for no GPU at all.
@@ -145,7 +148,7 @@ class Job:
     recovery: bool = False
     busy: float | None = None
     work: str | None = None
-    min_speed: float = 0.0
+    min_speed: float | None = 0.0
     time_limit: float | None = None
     share: float = 1.0
     part: float = 1.0
@@ -168,10 +171,15 @@ class Job:
             raise InvalidValue(f"cores and host memory cannot be negative; job {self.id} asks for {tuple(self.host)}")
         if min(self.promise or 0, self.true or 0, *self.promises) < 0:
             raise InvalidValue(f"memory cannot be negative; job {self.id} asks for {self.promise} (true: {self.true})")
-        if not 0 <= self.min_speed <= 1:
+        if self.min_speed is not None and not 0 <= self.min_speed <= 1:
             raise InvalidValue(f"needed a min_speed from 0 to 1; job {self.id} has {self.min_speed}")
         if not self.share > 0:
             raise InvalidValue(f"a share must be above 0; job {self.id} of {self.user} has {self.share}")
+
+    @property
+    def least_speed(self) -> float:
+        """The share of its speed alone that it keeps at least."""
+        return LEAST_SPEED if self.min_speed is None else self.min_speed
 
     def ends_by(self, since: float, now: float) -> float:
         """When it ends at the latest if it started at `since`; never where it has no time limit."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from ullage.errors import UnknownName
 from ullage.placement import RecoveryRules, Rules
-from ullage.placement.rules import MIN_SPEED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,8 @@ class Scenario:
 
     `estimator` is the name of one ("ullage", "gpumemnet", "horus", "faketensor"), "oracle" for true memory, or "none".
     `pause_s` is the least time between two passes over the queue, `half_life_s` the time in which what users have used
-    counts half. `foresight`: placement is told what jobs do on a GPU; without it, it knows what its monitor sees.
+    counts half. `min_speed` is what all owners want their jobs to keep of their speed; None: they say nothing.
+    `foresight`: placement is told what jobs do on a GPU; without it, it knows what its monitor sees.
     `at_a_time` is how many jobs a pass looks at, from the head of the queue; None: all of them. `bookkeeping`:
     placement remembers what it promised, and to whom alone; without it, what counts is what the monitor last saw.
     """
@@ -59,7 +59,7 @@ class Scenario:
     sharing: str = "mps"
     rules: Rules = field(default_factory=Rules)
     recovery: RecoveryRules = field(default_factory=RecoveryRules)
-    min_speed: float = MIN_SPEED
+    min_speed: float | None = None
     pause_s: float = 1.0
     half_life_s: float = 86400.0
     foresight: bool = True

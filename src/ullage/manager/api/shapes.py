@@ -134,7 +134,9 @@ class JobAnswer(_Answer):
     speed: float | None = Field(
         description="the share of its speed alone that is expected where it runs; null if unknown"
     )
-    min_speed: float = Field(description="the share of its speed alone that it is to keep beside others")
+    min_speed: float | None = Field(
+        description="the share of its speed alone that it is to keep beside others; null if nobody said"
+    )
     over_promise: bool = Field(description="whether it uses more now than it was promised")
     reason: str | None = Field(description="why it waits")
 
@@ -324,7 +326,7 @@ class TraceAnswer(_Answer):
     policy: str
     sharing: str
     estimator: str | None
-    min_speed: float
+    min_speed: float | None
     rules: dict[str, Any] = Field(description="the settings of placement")
     reading_s: float = Field(description="how often GPUs are read")
     all: bool = Field(description="whether you may see the jobs of everybody")
