@@ -206,6 +206,13 @@ def test_jobs_whose_owners_say_nothing_share_a_gpu_where_together_they_get_more_
     assert decide("lug", [asked], running, gpus([(0, 0.0)]), Ledger(), rules, 5.0).placed, "only ullage heeds it"
 
 
+def test_a_job_that_would_be_slowed_too_much_is_told_so_where_nobody_said_how_much() -> None:
+    rules, long = Rules(smact_limit=None, predict=uneven), partial(job, promise=2, work="long", min_speed=None)
+    there = [Running(long(12), ("GPU-0",), 0.0)]
+    outcome = decide("ullage", [long(1)], there, gpus([(0, 0.0)]), Ledger(), rules, 5.0)
+    assert outcome.waiting[0].reason.endswith("; every job keeps at least 25%")
+
+
 def test_a_job_that_would_gain_too_little_is_told_so() -> None:
     rules, same = Rules(smact_limit=None, predict=uneven), partial(job, promise=2, work="same", min_speed=None)
     there = [Running(same(12), ("GPU-0",), 0.0)]

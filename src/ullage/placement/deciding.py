@@ -24,9 +24,8 @@ _GPUS, _RANK = attrgetter("gpus"), attrgetter("rank")
 _ENOUGH = 64  # slots with room to compare, the best by rank: beyond them much better ones are rare
 _MOST_LOSSES = 1_000_000  # that are remembered
 _NOWHERE: frozenset[int] = frozenset()
-_Manner = (
-    tuple[str | None, float | None] | None
-)  # what it does on a GPU, and the share of its speed that it wants to keep
+# What it does on a GPU, and the share of its speed that it wants to keep.
+_Manner = tuple[str | None, float | None] | None
 _Kind = tuple[int, bool, bool, frozenset[int], _Manner]  # GPUs, alone, memory known, where it may not go
 
 

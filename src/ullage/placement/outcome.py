@@ -253,7 +253,8 @@ class Waiting(NamedTuple):
         name = self.at_the_end.name
         who, beside = ("it", _jobs([job.id for job in where.jobs], name)) if own else (f"job {name(slowed.id)}", "it")
         would = f"on GPU {where.gpu} {who} would run at {found.speed:.0%} of its speed beside {beside}{_why(found)}"
-        return f"{would}; its --min-speed is {slowed.least_speed:.0%}"
+        said = "its --min-speed is" if slowed.min_speed is not None else "every job keeps at least"
+        return f"{would}; {said} {slowed.least_speed:.0%}"
 
     def _in_vain(self, refused: Sequence[tuple[SlotSummary, SideBySide]]) -> str | None:
         if not refused:
