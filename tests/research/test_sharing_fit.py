@@ -113,6 +113,22 @@ def test_how_far_true_losses_scatter_about_the_predicted_ones(fitted):
     assert training.loss_spread(known, alone, rules) == {}
 
 
+def test_a_set_that_was_read_in_turns_has_its_own_slowdowns():
+    rows, steps = rows_of(RULES, 1)
+    alone = training.measured_alone(rows, steps)
+    (before,) = [one for one in training.sets_of(rows, alone) if one.how == "mps"]
+    turns = [
+        {"step_s": [own * slow for own in (1.0, 2.0)], "alone_s": [1.0, 2.0]} for slow in (1.5, 9.0, 1.6, 1.4, 1.5)
+    ]
+    pair = {"session": 1, "how": "mps", "set": "pair", "jobs": ["job1", "job2"], "step_s": [7.0, 7.0], "turns": turns}
+    known, found = [one for one in training.sets_of([*rows, pair], alone) if one.how == "mps"]
+    assert known == before and found.slowdown == pytest.approx((1.5, 1.5))
+    assert training.noise_of_turns(rows) == {}
+    noise = training.noise_of_turns([*rows, pair])
+    steady = training.noise_of_turns([{**pair, "turns": turns[:1] * 5}])
+    assert steady == {"mps": 0.0} and noise["mps"] > 0
+
+
 def test_a_job_that_was_read_twice_has_its_middle_step():
     rows, steps = rows_of(RULES, 1)
     again = dict(rows[0], set="again", step_s=[rows[0]["step_s"][0] * 1.2])

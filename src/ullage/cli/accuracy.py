@@ -14,7 +14,7 @@ from rich.console import Console
 from ullage.cli import completion
 from ullage.cli.options import Json, MeasuredGpu
 from ullage.cli.progress import Following, following
-from ullage.cli.scores import NAMES, print_table7, print_utilization, share_of_one
+from ullage.cli.scores import NAMES, print_noise_of_turns, print_table7, print_utilization, share_of_one
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UllageError
 from ullage.units import format_bytes, format_duration
@@ -376,7 +376,7 @@ def evaluate_utilization(data: list[Path], weights: Path | None, kept: Path | No
             known = runs.read_alone(read_rows(shipped[0])) if shipped[0].is_file() else []
             learn += [run for run in judging.of_one_host(known, rates) if not run.is_test]
         lines = judging.lines_of(rates, learn, runs.with_work(test, steps))
-        together = []
+        together, noise = [], {}
         if sets:
             measured = sharing.read_rows(sets)
             going.begin("following jobs", len({row["alone"] for row in measured if "alone" in row}))
@@ -384,4 +384,6 @@ def evaluate_utilization(data: list[Path], weights: Path | None, kept: Path | No
             alone = sharing.measured_alone(measured, jobs)
             predicted = sharing.predicted_alone(alone, jobs, rates)
             together = sharing.lines_of(sharing.sets_of(measured, alone), alone, predicted)
+            noise = sharing.noise_of_turns(measured)
     print_utilization(lines, together, as_json)
+    print_noise_of_turns({} if as_json else noise)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from ullage.performance.result import Utilization
 from ullage.performance.sharing import Sharing, share_of
 from ullage.performance.step import StepCalls
 from ullage.research.datasets.model_families import family_of, is_for_testing
+from ullage.research.measure.turns import slowdowns as middle_slowdowns
 from ullage.research.training.utilization.runs import follow as follow_runs
 from ullage.workloads.configuration import read_rows as read_lines
 
@@ -104,6 +106,22 @@ def noise(rows: Sequence[Row]) -> dict[str, float]:
     return {how: fmean(found) for how, found in apart.items() if found}
 
 
+def noise_of_turns(rows: Sequence[Row]) -> dict[str, float]:
+    """By how much slowdowns move on average when the turns they were read in are drawn again, by way of sharing."""
+    chance = random.Random("ullage turns")
+    moved: dict[str, list[float]] = {}
+    for row in rows:
+        turns = row.get("turns", ()) if "set" in row and len(row["jobs"]) > 1 else ()
+        for _ in range(_DRAWN_AGAIN if len(turns) > 1 else 0):
+            again = middle_slowdowns(chance.choices(turns, k=len(turns)))
+            apart = (abs(new / old - 1) for new, old in zip(again, middle_slowdowns(turns), strict=True))
+            moved.setdefault(row["how"], []).extend(apart)
+    return {how: fmean(found) for how, found in moved.items()}
+
+
+_DRAWN_AGAIN = 200
+
+
 def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[Reading, Utilization]:
     """Jobs as they were measured alone; where one was read several times, the reading with the middle step.
 
@@ -140,7 +158,8 @@ def predicted_alone(
 def sets_of(rows: Sequence[Row], alone: Jobs) -> list[MeasuredSet]:
     """The sets of two jobs and more, against what their jobs did alone.
 
-    Of one that was read several times, the middle step of each job counts.
+    Of one that was read several times, the middle step of each job counts. One that was read in turns has its own
+    slowdowns: each reading against the jobs alone just before and after.
     """
     tests = {row["alone"]: is_for_testing(family_of(row["job"]).name) for row in rows if "alone" in row}
     several: dict[tuple[Reading, ...], list[Row]] = {}
@@ -151,15 +170,16 @@ def sets_of(rows: Sequence[Row], alone: Jobs) -> list[MeasuredSet]:
                 several.setdefault(readings, []).append(row)
     found = []
     for readings, each in several.items():
-        steps = [median(of_job) for of_job in zip(*(row["step_s"] for row in each), strict=True)]
         powers = [row["power_w"] for row in each if row.get("power_w") is not None]
         session, how, _ = readings[0]
         jobs = tuple(name for _, _, name in readings)
-        slow = (step / alone[reading].step_s for step, reading in zip(steps, readings, strict=True))
+        turns = [turn for row in each for turn in row.get("turns", ())] or [
+            {"step_s": row["step_s"], "alone_s": [alone[reading].step_s for reading in readings]} for row in each
+        ]
         found.append(
             MeasuredSet(
-                session=session, how=how, jobs=jobs, slowdown=tuple(slow), power_w=median(powers) if powers else None,
-                is_test=any(tests[name] for name in jobs),
+                session=session, how=how, jobs=jobs, slowdown=tuple(middle_slowdowns(turns)),
+                power_w=median(powers) if powers else None, is_test=any(tests[name] for name in jobs),
             )
         )  # fmt: skip
     return found
