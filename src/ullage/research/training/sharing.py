@@ -36,8 +36,8 @@ Jobs = Mapping[Reading, Utilization]
 KEEPS = 0.8  # of its speed
 HOWS = ("mps", "timeslice")
 H200 = find_gpu("H200")
-START = SharingRules(
-    overlap=8.0, contention=1.0, crowding=0.1, closing=0.4, turn_s=2e-3, switch_s=1e-4, idle_w=115.0
+START = SharingRules(  # near the last fit: from further away the search ends a percent above it
+    overlap=3.5, contention=1.1, crowding=0.15, closing=0.35, turn_s=1.2e-3, switch_s=1.8e-4, idle_w=115.0
 )  # fmt: skip
 FITTED = ("overlap", "contention", "crowding", "closing", "turn_s", "switch_s")
 _LEAST = {"overlap": 1.0, "contention": 0.5, "crowding": 0.01, "closing": 0.01, "turn_s": 1e-4, "switch_s": 1e-6}
@@ -125,10 +125,11 @@ _DRAWN_AGAIN = 200
 def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[Reading, Utilization]:
     """Jobs as they were measured alone; where one was read several times, the reading with the middle step.
 
-    Which kernels they have, and how long each is beside the others, is predicted: no counter tells it.
+    Which kernels they have, how long each is beside the others, and how long their copies take is predicted: no counter
+    tells it.
     """
     found = {}
-    kernels = {name: utilization_of(step, H200).kernel_groups for name, step in steps.items()}
+    told = {name: utilization_of(step, H200) for name, step in steps.items()}
     for key, each in _readings(rows).items():
         if key[2] not in steps:
             continue
@@ -138,7 +139,7 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
         found[key] = Utilization(
             gpu=H200.name, step_s=step_s, gpu_s=min(1.0, busy.pop("gract")) * step_s, host_s=step_s, power_w=power,
             energy_j=power * step_s, flops=0.0, bytes=0.0, steady=True, measured=True,
-            kernels=steps[key[2]].with_kernels, kernel_groups=kernels[key[2]],
+            kernels=steps[key[2]].with_kernels, kernel_groups=told[key[2]].kernel_groups, copy_s=told[key[2]].copy_s,
             waits=steps[key[2]].waits, **{name: min(1.0, share) for name, share in busy.items()},
         )  # fmt: skip
     return found
