@@ -151,7 +151,9 @@ def test_a_set_that_was_read_several_times_has_its_middle_steps():
     assert often[0].slowdown == pytest.approx([1.1 * slow for slow in once[0].slowdown])
 
 
-def test_the_command_fits_and_writes(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def small_jobs_together(tmp_path):
+    """A packed file of sets of small jobs, and its rows."""
     rows, _ = rows_of(RULES, 6, of=3)
     for row in rows:
         if "alone" in row:
@@ -163,6 +165,11 @@ def test_the_command_fits_and_writes(tmp_path, monkeypatch, capsys):
     rows.append({"how": "mps", "set": "lost", "jobs": ["job0", "job1"], "failed": "no steps in 120 s"})
     file = tmp_path / "together.jsonl.gz"
     file.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    return file, rows
+
+
+def test_the_command_fits_and_writes(small_jobs_together, tmp_path, monkeypatch, capsys):
+    file, rows = small_jobs_together
     out = tmp_path / "sharing.json"
     monkeypatch.setattr("sys.argv", ["ullage", "train", "sharing", "--data", str(file), "--out", str(out)])
     monkeypatch.setenv("COLUMNS", "130")
@@ -174,6 +181,25 @@ def test_the_command_fits_and_writes(tmp_path, monkeypatch, capsys):
     card = json.loads(out.read_text())["card"]
     different = {(row["how"], *row["jobs"]) for row in rows if "set" in row and "failed" not in row}
     assert sum(card["sets"].values()) + card["for_testing"] == len(different) and card["for_testing"] > 0
+
+
+def test_sets_of_jobs_are_judged_without_runs_alone(small_jobs_together, monkeypatch, capsys):
+    monkeypatch.setattr(
+        "sys.argv", ["ullage", "evaluate", "utilization", "--data", str(small_jobs_together[0]), "--json"]
+    )
+    main()
+    found = json.loads(capsys.readouterr().out)
+    assert found["alone"] == [] and {line["inputs"] for line in found["together"]} == {"measured", "predicted"}
+
+
+def test_a_file_that_holds_no_sets_is_refused_before_runs_are_followed(tmp_path, monkeypatch, capsys):
+    other = tmp_path / "notes.txt"
+    other.write_text("not JSON\n")
+    monkeypatch.setattr("sys.argv", ["ullage", "evaluate", "utilization", "--data", str(other)])
+    with pytest.raises(SystemExit):
+        main()
+    told = capsys.readouterr().err
+    assert "notes.txt" in told and "following" not in told
 
 
 def test_what_cannot_be_read_is_said(tmp_path):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ullage.research.measure.accuracy import Comparison
     from ullage.research.training.protocol import Examples
     from ullage.research.training.table2 import Table2Line
+    from ullage.research.training.utilization.judging import UtilizationLine
 
 RANKING = "Ranking (with --estimators)"
 LEARNED = "Tables 2 and 7 of the GPUMemNet paper (with gpumemnet, walknet or gpuutilnet)"
@@ -81,8 +82,9 @@ def evaluate(
                           metavar="N", min=1, rich_help_panel=RANKING)
     ] = 1,
     data: Annotated[
-        list[Path] | None, typer.Option(help="Rows of 'ullage dataset clean' (Parquet) or the authors' table (.csv). "
-                                        "Repeat it for more.", show_default="benchmarks/data/generated_h200.parquet",
+        list[Path] | None, typer.Option(help="Rows of 'ullage dataset clean' (Parquet), the authors' table (.csv), or, "
+                                        "for utilization, sets of 'ullage measure together'. Repeat it for more.",
+                                        show_default="the project's own, in benchmarks/data",
                                         metavar="FILE", rich_help_panel=LEARNED)
     ] = None,
     weights: Annotated[
@@ -360,30 +362,30 @@ def evaluate_utilization(data: list[Path], weights: Path | None, kept: Path | No
     from ullage.research.training.utilization import judging, runs
 
     shipped = [SHIPPED_DATA.with_name(name) for name in ("utilization_h200.parquet", "together_h200.jsonl.gz")]
-    given = data or [file for file in shipped if file.is_file()]
-    tables = [file for file in given if file.suffix == ".parquet"]
-    sets = [file for file in given if file.suffix != ".parquet"]
+    given = data or [file for file in shipped if file.is_file()] or _data_files("utilization", [])
     with following("reading runs") as going:
-        rows = [row for file in tables or _data_files("utilization", []) for row in read_rows(file)]
+        rows = [row for file in given if file.suffix == ".parquet" for row in read_rows(file)]
+        sets = [file for file in given if file.suffix != ".parquet"]
+        measured = sharing.read_rows(sets) if sets else []
         rates = load(weights or SHIPPED)
-        read = judging.of_one_host(runs.read_alone(rows), rates)
-        learn, test = ([run for run in read if run.is_test is wanted] for wanted in (False, True))
-        strange = [run for run in learn if run.machine != rates.card.get("machine")]
-        going.begin("following runs", len(test) + len(strange))
-        steps = runs.follow(runs.configurations(rows, [*test, *strange]), kept, going.step)
-        if strange:
-            rates = judging.on_host(rates, runs.with_work(strange, steps))
-            known = runs.read_alone(read_rows(shipped[0])) if shipped[0].is_file() else []
-            learn += [run for run in judging.of_one_host(known, rates) if not run.is_test]
-        lines = judging.lines_of(rates, learn, runs.with_work(test, steps))
-        together, noise = [], {}
-        if sets:
-            measured = sharing.read_rows(sets)
+        lines: list[UtilizationLine] = []
+        if rows:
+            read = judging.of_one_host(runs.read_alone(rows), rates)
+            learn, test = ([run for run in read if run.is_test is wanted] for wanted in (False, True))
+            strange = [run for run in learn if run.machine != rates.card.get("machine")]
+            going.begin("following runs", len(test) + len(strange))
+            steps = runs.follow(runs.configurations(rows, [*test, *strange]), kept, going.step)
+            if strange:
+                rates = judging.on_host(rates, runs.with_work(strange, steps))
+                known = runs.read_alone(read_rows(shipped[0])) if shipped[0].is_file() else []
+                learn += [run for run in judging.of_one_host(known, rates) if not run.is_test]
+            lines = judging.lines_of(rates, learn, runs.with_work(test, steps))
+        together = []
+        if measured:
             going.begin("following jobs", len({row["alone"] for row in measured if "alone" in row}))
             jobs = sharing.follow(measured, kept, going.step)
             alone = sharing.measured_alone(measured, jobs)
             predicted = sharing.predicted_alone(alone, jobs, rates)
             together = sharing.lines_of(sharing.sets_of(measured, alone), alone, predicted)
-            noise = sharing.noise_of_turns(measured)
     print_utilization(lines, together, as_json)
-    print_noise_of_turns({} if as_json else noise)
+    print_noise_of_turns({} if as_json else sharing.noise_of_turns(measured))

@@ -49,7 +49,8 @@ def print_utilization(lines: list[UtilizationLine], together: list[SharingLine],
          "" if not line.high or line.recall is None else f"{round(line.recall * line.high)} of {line.high}"]
         for line in lines
     ]  # fmt: skip
-    print(fitted(heads, rows, left=("runs",), give_way=("count",)))
+    if rows:
+        print(fitted(heads, rows, left=("runs",), give_way=("count",)))
     if together:
         print_sharing(together)
     Console().print(

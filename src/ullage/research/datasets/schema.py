@@ -122,7 +122,7 @@ def read_parquet(file: Path, columns: Sequence[str] | None = None) -> polars.Dat
     try:
         table: polars.DataFrame = pl.read_parquet(file, columns=columns)
     except (OSError, pl.exceptions.PolarsError) as error:
-        told = (str(error).splitlines() or [""])[0]
+        told = (str(error).splitlines() or [""])[0].removesuffix(f": {file}")
         raise InvalidValue(f"needed a Parquet file of 'ullage dataset clean'; cannot read {file}: {told}") from None
     return table
 
