@@ -75,7 +75,9 @@ def fitted():
 def test_the_figures_that_made_the_sets_are_found_again(fitted):
     sets, _, rules = fitted
     assert len(sets) == 60 and 0 < sum(one.is_test for one in sets) < 60
-    assert rules.contention == pytest.approx(RULES.contention, rel=0.15)
+    assert rules.contention == pytest.approx(RULES.contention, rel=0.1)
+    assert rules.crowding == pytest.approx(RULES.crowding, rel=0.3)
+    assert rules.closing == pytest.approx(RULES.closing, rel=0.3)
     assert rules.turn_s == pytest.approx(RULES.turn_s, rel=0.3)
     assert rules.switch_s == pytest.approx(RULES.switch_s, rel=0.3)
     assert rules.idle_w == RULES.idle_w

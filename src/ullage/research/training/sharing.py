@@ -36,8 +36,8 @@ Jobs = Mapping[Reading, Utilization]
 KEEPS = 0.8  # of its speed
 HOWS = ("mps", "timeslice")
 H200 = find_gpu("H200")
-START = SharingRules(  # near the last fit: from further away the search ends a percent above it
-    overlap=3.5, contention=1.1, crowding=0.15, closing=0.35, turn_s=1.2e-3, switch_s=1.8e-4, idle_w=115.0
+START = SharingRules(
+    overlap=8.0, contention=1.0, crowding=0.1, closing=0.4, turn_s=2e-3, switch_s=1e-4, idle_w=115.0
 )  # fmt: skip
 FITTED = ("overlap", "contention", "crowding", "closing", "turn_s", "switch_s")
 _LEAST = {"overlap": 1.0, "contention": 0.5, "crowding": 0.01, "closing": 0.01, "turn_s": 1e-4, "switch_s": 1e-6}
@@ -186,7 +186,16 @@ def sets_of(rows: Sequence[Row], alone: Jobs) -> list[MeasuredSet]:
     return found
 
 
-# The fit: a search along one figure after the other, in ever smaller steps.
+# The fit: a search along one figure after the other, in ever smaller steps. Some make up for each other, so that one
+# alone can move neither way: these move together, too.
+
+_ALONG = (
+    {"contention": 1, "crowding": -1},
+    {"contention": 1, "crowding": -3},
+    {"contention": 1, "crowding": -1, "closing": -1},
+    {"contention": 1, "crowding": -3, "closing": -3},
+)
+_DIRECTIONS: tuple[Mapping[str, int], ...] = (*({name: 1} for name in FITTED), *_ALONG)
 
 
 def fit(sets: Sequence[MeasuredSet], alone: Jobs, start: SharingRules = START) -> SharingRules:
@@ -197,9 +206,10 @@ def fit(sets: Sequence[MeasuredSet], alone: Jobs, start: SharingRules = START) -
     rules, least, step = start, _loss(learn, alone, start), _FIRST_STEP
     while step > _LEAST_STEP:
         before = least
-        for name in FITTED:
-            for factor in (math.exp(step), math.exp(-step)):
-                tried = replace(rules, **{name: max(_LEAST[name], getattr(rules, name) * factor)})
+        for direction in _DIRECTIONS:
+            for way in (step, -step):
+                moved = {name: getattr(rules, name) * math.exp(way * part) for name, part in direction.items()}
+                tried = replace(rules, **{name: max(_LEAST[name], value) for name, value in moved.items()})
                 loss = _loss(learn, alone, tried)
                 if loss < least:
                     rules, least = tried, loss
