@@ -50,11 +50,14 @@ def write(description: str | None, lines: Callable[[], list[dict[str, Any]]]) ->
     """The command: a list of jobs and sets goes to the file that is named."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", type=Path)
-    options = parser.parse_args()
-    found = lines()
-    options.sets.write_text("".join(json.dumps(line) + "\n" for line in found))
-    count = sum("set" in line for line in found)
-    print(len(found) - count, "jobs,", count, "sets")
+    written(parser.parse_args().sets, lines())
+
+
+def written(file: Path, lines: list[dict[str, Any]]) -> None:
+    """Jobs and sets go to a file."""
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    count = sum("set" in line for line in lines)
+    print(len(lines) - count, "jobs,", count, "sets")
 
 
 def jobs(chance: random.Random) -> dict[str, list[dict[str, Any]]]:

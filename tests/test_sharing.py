@@ -34,6 +34,7 @@ def drawn(chance: random.Random) -> Utilization:
     waits = chance.choice([0, 1, 2, 3, 40, 300])
     kernels = chance.choice([0, 1, 30, 1000])
     known = {"smact": smact, "drama": smact * chance.random(), "waits": waits, "kernels": kernels}
+    known["copy_s"] = chance.choice([0.0, 0.1, 0.5, 2.0]) * step_s
     return job(step_s=step_s, gpu_s=busy * step_s, **known)
 
 
@@ -266,6 +267,16 @@ def test_figures_that_cannot_be_read_are_named(tmp_path) -> None:
     (tmp_path / "sharing.json").write_text("{}")
     with pytest.raises(InvalidValue, match="needed the figures of sharing in .*ullage train sharing"):
         load(tmp_path / "sharing.json")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_host_copies_is_not_hidden_behind_the_others(way: str) -> None:
+    """Of two jobs that are as busy, the one whose host copies meanwhile has nothing else to do while the GPU works."""
+    launching, copying = job(gpu_s=0.014, smact=0.6), job(gpu_s=0.014, smact=0.6, copy_s=0.005)
+    others = [FULL] * (1 if way != "mig" else 6)
+    speeds = [share_of([one, *others], H200, way).jobs[0].speed for one in (launching, copying)]
+    assert speeds[1] < speeds[0] < 1
+    assert share_of([job(copy_s=1.0)], H200, way).jobs[0].speed <= 1  # more than a step has
 
 
 def test_rules_can_be_given() -> None:

@@ -75,7 +75,9 @@ def fitted():
 def test_the_figures_that_made_the_sets_are_found_again(fitted):
     sets, _, rules = fitted
     assert len(sets) == 60 and 0 < sum(one.is_test for one in sets) < 60
-    assert rules.contention == pytest.approx(RULES.contention, rel=0.15)
+    assert rules.contention == pytest.approx(RULES.contention, rel=0.1)
+    assert rules.crowding == pytest.approx(RULES.crowding, rel=0.3)
+    assert rules.closing == pytest.approx(RULES.closing, rel=0.3)
     assert rules.turn_s == pytest.approx(RULES.turn_s, rel=0.3)
     assert rules.switch_s == pytest.approx(RULES.switch_s, rel=0.3)
     assert rules.idle_w == RULES.idle_w
@@ -111,6 +113,22 @@ def test_how_far_true_losses_scatter_about_the_predicted_ones(fitted):
     assert spread == {how: pytest.approx(0.4, abs=0.06) for how in training.HOWS}
     known = [replace(one, is_test=False) for one in scattered]
     assert training.loss_spread(known, alone, rules) == {}
+
+
+def test_a_set_that_was_read_in_turns_has_its_own_slowdowns():
+    rows, steps = rows_of(RULES, 1)
+    alone = training.measured_alone(rows, steps)
+    (before,) = [one for one in training.sets_of(rows, alone) if one.how == "mps"]
+    turns = [
+        {"step_s": [own * slow for own in (1.0, 2.0)], "alone_s": [1.0, 2.0]} for slow in (1.5, 9.0, 1.6, 1.4, 1.5)
+    ]
+    pair = {"session": 1, "how": "mps", "set": "pair", "jobs": ["job1", "job2"], "step_s": [7.0, 7.0], "turns": turns}
+    known, found = [one for one in training.sets_of([*rows, pair], alone) if one.how == "mps"]
+    assert known == before and found.slowdown == pytest.approx((1.5, 1.5))
+    assert training.noise_of_turns(rows) == {}
+    noise = training.noise_of_turns([*rows, pair])
+    steady = training.noise_of_turns([{**pair, "turns": turns[:1] * 5}])
+    assert steady == {"mps": 0.0} and noise["mps"] > 0
 
 
 def test_a_job_that_was_read_twice_has_its_middle_step():

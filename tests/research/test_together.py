@@ -18,6 +18,7 @@ from ullage.errors import UllageError, UnknownName
 from ullage.research.measure import together
 from ullage.research.measure.job_sets import JobSet, draw_sets, rounds, sets_in
 from ullage.research.measure.together import TogetherSettings, measure_together
+from ullage.research.measure.turns import phases, slowdowns, step_alone_at
 from ullage.units import GIB
 from ullage.workloads.configuration import read_rows
 
@@ -97,6 +98,49 @@ def test_jobs_run_alone_and_then_in_company(tmp_path: Path) -> None:
     assert [row for row in read_rows(tmp_path / "out.jsonl") if "header" not in row] == rows
 
 
+def test_in_turns_jobs_run_alone_and_together_again_and_again(tmp_path: Path) -> None:
+    """In the same processes, which end no step while it is another one's turn."""
+
+    def run(row: dict[str, Any], after_step: Any) -> None:
+        while True:
+            time.sleep(0.002)
+            with (tmp_path / "steps").open("a") as file:
+                file.write(f"{row['id']} {os.getpid()}\n")
+            after_step()
+
+    plan = settings(tmp_path, run, rounds=2)
+    left, found = measure_together(ROWS, sets("ab"), plan)
+    assert left == 1
+    rows = list(found)
+    assert [row.get("alone") or row["set"] for row in rows] == ["a", "b", "ab"]
+    pair = rows[-1]
+    assert len(pair["turns"]) == 4 and all(len(turn["alone_s"]) == 2 for turn in pair["turns"])
+    assert len({tuple(turn["alone_s"]) for turn in pair["turns"]}) > 1
+    assert rows[0]["steps"][0] >= 3 * 4 and min(pair["steps"]) >= 4 * 4
+    written = [line.split() for line in (tmp_path / "steps").read_text().splitlines()]
+    assert len({process for _, process in written}) == 2
+    phase = "[ab]*ab[ab]*|[ab]*ba[ab]*"  # who came first may be either
+    order = re.fullmatch(
+        f"[ab]{{2}}a+({phase})b+({phase})a+({phase})b+({phase})a+", "".join(name for name, _ in written)
+    )
+    assert order is not None
+    assert measure_together(ROWS, sets("ab"), plan)[0] == 0
+
+
+def test_a_host_that_becomes_slower_does_not_count_as_company() -> None:
+    """A step takes a tenth longer with every reading; in company it takes twice as long as it would alone."""
+    order = phases("ab", 3)
+    steps = {"a": [(moment, 1 + moment / 10) for moment, name in enumerate(order) if name == "a"],
+             "b": [(moment, 3 + moment / 10) for moment, name in enumerate(order) if name == "b"]}  # fmt: skip
+    turns = [
+        {"step_s": [2 + moment / 5, 6 + moment / 5], "alone_s": [step_alone_at(moment, steps[name]) for name in "ab"]}
+        for moment, name in enumerate(order)
+        if name is None
+    ]
+    assert slowdowns(turns) == pytest.approx([2, 2])
+    assert turns[-1]["step_s"][0] / steps["a"][0][1] > 3  # against the first reading alone
+
+
 @pytest.mark.slow
 def test_training_on_the_stand_in_gpu_is_read(tmp_path: Path) -> None:
     """In a process of its own: one in which a backward pass ran cannot fork others that train."""
@@ -172,6 +216,10 @@ def test_a_job_that_dies_fails_its_sets_and_no_others(tmp_path: Path) -> None:
     (tmp_path / "bad").touch()
     rows = list(measure_together(ROWS, sets("b"), settings(tmp_path, run))[1])
     assert [row["failed"] for row in rows] == ["b#0: ValueError: no such layer"] * 2
+    (tmp_path / "bad").unlink()
+    found = {row["set"]: row for row in measure_together(ROWS, sets("cb", "ba"), settings(tmp_path, run, rounds=1))[1]
+             if "set" in row}  # fmt: skip
+    assert "c#0" in found["cb"]["failed"] and len(found["ba"]["turns"]) == 2
 
 
 def test_a_job_that_hangs_is_given_up(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from ullage.cli import completion
 from ullage.cli.options import Json, MeasuredGpu
 from ullage.cli.progress import Following, following
-from ullage.cli.scores import NAMES, print_table7, print_utilization, share_of_one
+from ullage.cli.scores import NAMES, print_noise_of_turns, print_table7, print_utilization, share_of_one
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UllageError
 from ullage.units import format_bytes, format_duration
@@ -388,3 +388,4 @@ def evaluate_utilization(data: list[Path], weights: Path | None, kept: Path | No
             predicted = sharing.predicted_alone(alone, jobs, rates)
             together = sharing.lines_of(sharing.sets_of(measured, alone), alone, predicted)
     print_utilization(lines, together, as_json)
+    print_noise_of_turns({} if as_json else sharing.noise_of_turns(measured))

@@ -20,6 +20,7 @@ from ullage.units import parse_duration
 
 if TYPE_CHECKING:
     from ullage.research.measure.runs import RunRequest
+    from ullage.research.measure.together import TogetherSettings
     from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
 
 
@@ -33,6 +34,7 @@ of a list ('ullage convolutions list'), of a script, or random ones. No tensor i
 
 'together' reads jobs that share the GPU, time-sliced and under MPS, each also alone: the sets that a list names beside
 its configurations ({"set": "pair", "jobs": ["a", "b"]}), or --sets random ones. Type the same line again to go on.
+--rounds takes longer, and tells slowdowns more exactly.
 
 'rates' times operator calls one by one: how long the GPU takes and how busy it is, how long the host takes. The calls
 are those of drawn runs (--random, 60 unless told), of a script, or of a list that --dry-run printed. --profile profiles
@@ -66,6 +68,8 @@ Examples:
   ullage measure together jobs.jsonl --sets 200 --seed 1 --out together.jsonl
 
   ullage measure together pairs.jsonl --how mps --seconds 3 --out together.jsonl
+
+  ullage measure together pairs.jsonl --rounds 3 --seconds 0.7 --out together.jsonl
 """
 
 
@@ -116,6 +120,10 @@ def measure(
     seconds: Annotated[
         float, typer.Option(help="With 'together': how long to read each set.", metavar="SECONDS", min=0.2)
     ] = 1.0,
+    rounds: Annotated[
+        int, typer.Option(help="With 'together': read jobs alone and together in turns, this many times: a host whose "
+                          "speed changes then matters less.", metavar="N", min=0)
+    ] = 0,
     stop_after: Annotated[
         str | None, typer.Option(help="With 'rates': stop after this long, such as 8m.", metavar="TIME")
     ] = None,
@@ -147,8 +155,11 @@ def measure(
             _measure_rates(given, out, runs_drawn, seed, limit, 0 if activity else workers, dry_run, as_json)
         return
     if what == Path("together"):
+        from ullage.research.measure.together import TogetherSettings
+
         ways = tuple(filter(None, how.split(",")))
-        _measure_together(list(args or []), out, ways, sets, seed, seconds, parse_duration(timeout), dry_run, as_json)
+        plan = TogetherSettings(out=out, how=ways, seconds=seconds, rounds=rounds, timeout=parse_duration(timeout))
+        _measure_together(list(args or []), plan, sets, seed, dry_run, as_json)
         return
     orders = _orders(what, list(args or []), random, seed, avoid, histories, steps)
     if dry_run:
@@ -248,12 +259,11 @@ def _ask_about(
 
 
 def _measure_together(
-    args: list[str], out: Path, how: tuple[str, ...], count: int, seed: int, seconds: float, timeout: float,
-    dry_run: bool, as_json: bool,
-) -> None:  # fmt: skip
+    args: list[str], plan: TogetherSettings, count: int, seed: int, dry_run: bool, as_json: bool
+) -> None:
     """Measure sets of jobs, and say in the end how they went."""
     from ullage.research.measure.job_sets import draw_sets, sets_in
-    from ullage.research.measure.together import TogetherSettings, measure_together
+    from ullage.research.measure.together import measure_together
     from ullage.workloads import read_rows
 
     if len(args) != 1:
@@ -267,8 +277,8 @@ def _measure_together(
         for one in wanted:
             print(json.dumps({"set": one.id, "jobs": one.jobs}))
         return
-    left, found = measure_together(rows, wanted, TogetherSettings(out=out, how=how, seconds=seconds, timeout=timeout))
-    _say_left(len(wanted) * len(how) - left, left, "sets", out)
+    left, found = measure_together(rows, wanted, plan)
+    _say_left(len(wanted) * len(plan.how) - left, left, "sets", plan.out)
     console = Console(stderr=True)
     tally = {"measured": 0, "failed": 0, "alone": 0}
     with following("measuring", left, forks=True) as progress:
@@ -280,9 +290,9 @@ def _measure_together(
             if "set" in row:
                 progress.step(f"{row['how']} {row['set']}")
     if as_json:
-        print(json.dumps({"file": str(out), **tally}))
+        print(json.dumps({"file": str(plan.out), **tally}))
         return
-    print(f"{tally['measured']} sets measured, {tally['failed']} failed, {tally['alone']} jobs read alone: {out}")
+    print(f"{tally['measured']} sets measured, {tally['failed']} failed, {tally['alone']} jobs read alone: {plan.out}")
 
 
 def _measure_rates(

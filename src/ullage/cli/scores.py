@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -71,6 +71,12 @@ def print_sharing(lines: Sequence[SharingLine]) -> None:
         for line in lines
     ]  # fmt: skip
     print(fitted(heads, rows, left=("way", "sets", "jobs alone"), give_way=("always yes", "published", "count")))
+
+
+def print_noise_of_turns(noise: Mapping[str, float]) -> None:
+    """How exact the measured slowdowns are, of sets that were read in turns."""
+    for how, share in noise.items():
+        print(f"{how}: drawn again from the turns they were read in, measured slowdowns move by {share:.1%}")
 
 
 def _figure(value: float | None, unit: str) -> str:

@@ -12,7 +12,7 @@ from ullage.cli import completion
 from ullage.cli.completion import FAMILIES
 from ullage.cli.options import Json, Seed
 from ullage.cli.progress import following
-from ullage.cli.scores import print_sharing, print_table7, print_utilization
+from ullage.cli.scores import print_noise_of_turns, print_sharing, print_table7, print_utilization
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UnknownName
 
@@ -244,12 +244,13 @@ def sharing(
         inputs: model.loss_spread(sets, jobs, rules) for inputs, jobs in (("measured", alone), ("predicted", predicted))
     }
     if as_json:
-        found = {"lines": [line.to_dict() for line in lines], "noise": model.noise(rows), "loss_spread": spread}
-        print(json.dumps(found))
+        noise = {"noise": model.noise(rows), "noise_of_turns": model.noise_of_turns(rows)}
+        print(json.dumps({"lines": [line.to_dict() for line in lines], **noise, "loss_spread": spread}))
         return
     print_sharing(lines)
     for how, share in model.noise(rows).items():
         print(f"{how}: the same job, read alone twice, took {share:.1%} more or less time")
+    print_noise_of_turns(model.noise_of_turns(rows))
     for inputs, ways in spread.items():
         for how, width in ways.items():
             print(f"{how}: jobs lose what is predicted times exp(±{width:.2f}), with jobs alone as {inputs}")

@@ -158,7 +158,7 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
         gpu=gpu.name, step_s=step_s, gpu_s=gpu_s, host_s=copy_s + host_s, power_w=power_w, energy_j=power_w * step_s,
         flops=float(sum(count * one.flops for one, count in zip(work.works, work.counts, strict=True))),
         bytes=float(sum(count * one.bytes for one, count in zip(work.works, work.counts, strict=True))),
-        kernels=int(work.counts.sum()), steady=work.steady, measured=measured, waits=work.waits,
+        kernels=int(work.counts.sum()), steady=work.steady, measured=measured, waits=work.waits, copy_s=copy_s,
         smact=found["smact"], smocc=found["smocc"], drama=found["drama"], tensor=found["tensor"], bubble_s=bubble_s,
         kernel_groups=groups_of(
             work.works, work.counts, times + rates.gap_s, np.maximum(shares["smact"], shares["drama"])

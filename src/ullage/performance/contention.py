@@ -63,6 +63,7 @@ def in_company(
     """The steps of jobs that share a GPU, by "mps" or "timeslice"; with `counts`, so many of each are there."""
     delays = _Sliced(jobs, rules) if how == "timeslice" else _SideBySide(jobs, rules)
     several = counts or [1] * len(jobs)
+    copies = [_copy_s(job) for job in jobs]
     hosts = [_host_s(job, rules) for job in jobs]
     works = [_gpu_s(job) for job in jobs]
     steps = [job.step_s for job in jobs]
@@ -77,7 +78,8 @@ def in_company(
                 met = (several[other] - (other == place)) * before[other]
                 queued += met * queues
                 waiting += met * waits_for
-            steps[place] = step = _both(hosts[place], works[place] + queued, rules.overlap) + waiting
+            at_once = _both(hosts[place], works[place] + queued, rules.overlap)
+            steps[place] = step = copies[place] + at_once + waiting
             waits[place] = waiting
             share = min(1.0, (works[place] + queued + waiting) / step) if step else 0.0
             furthest = max(furthest, abs(share - before[place]))
@@ -96,7 +98,7 @@ def on_part(job: Utilization, sms: float, bandwidth: float, rules: SharingRules)
     moved = min(1.0, job.drama) * job.step_s
     rest = _gpu_s(job) - wide
     gpu_s = max(rest + wide / sms, moved / bandwidth)
-    return SharedStep(step_s=max(job.step_s, _both(_host_s(job, rules), gpu_s, rules.overlap)))
+    return SharedStep(step_s=max(job.step_s, _copy_s(job) + _both(_host_s(job, rules), gpu_s, rules.overlap)))
 
 
 # For each job and each other one that is always there, seconds of a step: by how much its work on the GPU takes longer,
@@ -267,10 +269,16 @@ def _gpu_s(job: Utilization) -> float:
     return min(job.step_s, max(job.gpu_s, max(job.smact, job.drama) * job.step_s))
 
 
+def _copy_s(job: Utilization) -> float:
+    """The part of a step in which the host copies, and the GPU has nothing to do."""
+    return min(max(0.0, job.copy_s), job.step_s - _gpu_s(job))
+
+
 def _host_s(job: Utilization, rules: SharingRules) -> float:
-    """Host work, such that both together make a step alone."""
-    busy = _gpu_s(job) / job.step_s if job.step_s else 1.0
-    return float(job.step_s * (1 - busy**rules.overlap) ** (1 / rules.overlap))
+    """Host work beside that on the GPU, such that both together, and copies, make a step alone."""
+    at_once = job.step_s - _copy_s(job)
+    busy = min(1.0, _gpu_s(job) / at_once) if at_once else 1.0
+    return float(at_once * (1 - busy**rules.overlap) ** (1 / rules.overlap))
 
 
 def _both(host_s: float, gpu_s: float, overlap: float) -> float:

@@ -59,8 +59,9 @@ class Utilization:
     `power_w` watts on average and takes `energy_j` joules for a step.
 
     A step is `flops` floating-point operations of matrix products and convolutions, reads and writes at least `bytes`
-    of memory, and launches `kernels`; `waits` times its host waits until the GPU is done. `steady` says whether the
-    step that was followed repeats. `measured` says whether rates were measured on this GPU; elsewhere they follow from
+    of memory, and launches `kernels`; `waits` times its host waits until the GPU is done. Of `host_s` it spends
+    `copy_s` in copies that it waits for, while the GPU has nothing to do. `steady` says whether the step that was
+    followed repeats. `measured` says whether rates were measured on this GPU; elsewhere they follow from
     its bandwidth, FLOP/s and SMs.
 
     A step takes `samples`, where that is known. The data loader is not a part of a step unless a rate was given, at
@@ -92,6 +93,7 @@ class Utilization:
     steady: bool
     measured: bool
     waits: int = 0
+    copy_s: float = 0.0
     samples: int | None = None
     input_s: float | None = None
     network_s: float = 0.0

@@ -28,6 +28,15 @@ class JobSet:
         """How many of each job."""
         return Counter(self.jobs)
 
+    @property
+    def processes(self) -> list[str]:
+        """A name for each copy.
+
+        >>> JobSet(id="three", jobs=("a", "b", "a")).processes
+        ['a#0', 'b#0', 'a#1']
+        """
+        return [f"{name}#{self.jobs[:place].count(name)}" for place, name in enumerate(self.jobs)]
+
 
 @dataclass
 class Round:

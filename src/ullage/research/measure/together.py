@@ -5,8 +5,9 @@ memory in place. So a set takes little more than the time it is read for. As man
 memory for; sets whose jobs do not fit beside those that are there wait for the next round.
 
 For a set its jobs are let go together. When each is warm, all are read over the same stretch of time, and then told to
-rest. Every job of a round is also read alone, in the same process and under the same way of sharing. Rows are appended
-as they come; a session that was killed goes on with the sets that are not there yet.
+rest. Every job is also read alone, in the same process and under the same way of sharing: once, or in turns with each
+of its sets (`turns.py`). Rows are appended as they come; a session that was killed goes on with the sets that are
+not there yet.
 
 Jobs note the end of each step in memory that they share with this process, which never touches CUDA.
 """
@@ -23,7 +24,6 @@ import sys
 import tempfile
 import time
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +39,7 @@ from ullage.monitor.host import LoadSince
 from ullage.research.datasets.measuring import SPARE, appending, import_models, last_header, look_at_gpu
 from ullage.research.datasets.schema import quartiles
 from ullage.research.measure.job_sets import RESIDENTS, JobSet, Round, room, rounds
+from ullage.research.measure.turns import joined, phases, slowdowns, step_alone_at
 from ullage.units import GIB, format_bytes
 from ullage.workloads.configuration import Configuration, rows_so_far
 
@@ -57,6 +58,9 @@ FIGURES = ("gract", "smact", "smocc", "drama", "tensor", "power_w", "energy_j", 
 class TogetherSettings:
     """How to measure. `total` is what jobs may take of the GPU's memory together; all but a little if it is not given.
 
+    With `rounds`, jobs are read alone and together in turns, so many times, each for so many `seconds`; without, every
+    job is read alone once, before all sets.
+
     `prepare(row)` and `run(prepared, after_step)` are what a job does: the model made without CUDA, and endless
     training.
     """
@@ -64,6 +68,7 @@ class TogetherSettings:
     out: Path
     how: tuple[str, ...] = tuple(HOWS)
     seconds: float = 1.0
+    rounds: int = 0
     timeout: float = 120.0
     total: int | None = None
     residents: int = RESIDENTS
@@ -421,22 +426,48 @@ def _one_round(
 ) -> Iterator[Row]:
     copies = {f"{name}#{number}": jobs[name] for name, count in part.copies.items() for number in range(count)}
     company = Company(copies, settings, variables)
+
+    def by_itself(name: str, found: Row) -> Row:
+        row: Row = {"how": how, "alone": name, "jobs": [name], "job": jobs[name], "copies": part.copies[name]}
+        return row | found | company.memory(f"{name}#0")
+
     try:
-        alone: dict[str, float | None] = {}
+        if settings.rounds:
+            for one in part.sets:
+                alone, together = _in_turns(company, one, uuid, settings.rounds)
+                yield from (by_itself(name, found) for name, found in alone.items())
+                yield _row(how, one) | together
+            return
+        steps: dict[str, float | None] = {}
         for name in part.copies:
-            row: Row = {"how": how, "alone": name, "jobs": [name], "job": jobs[name], "copies": part.copies[name]}
-            row |= _read(company, [f"{name}#0"], uuid) | company.memory(f"{name}#0")
-            alone[name] = row["step_s"][0] if "step_s" in row else None
+            row = by_itself(name, _read(company, [f"{name}#0"], uuid))
+            steps[name] = row["step_s"][0] if "step_s" in row else None
             yield row
         for one in part.sets:
-            seen: Counter[str] = Counter()
-            names = []
-            for name in one.jobs:
-                names.append(f"{name}#{seen[name]}")
-                seen[name] += 1
-            yield _row(how, one) | _beside(_read(company, names, uuid), [alone[name] for name in one.jobs])
+            yield _row(how, one) | _beside(_read(company, one.processes, uuid), [steps[name] for name in one.jobs])
     finally:
         company.close()
+
+
+def _in_turns(company: Company, one: JobSet, uuid: str, rounds: int) -> tuple[dict[str, Row], Row]:
+    """What each job of a set does alone, and what they do together, read in turns."""
+    alone: dict[str, list[tuple[float, Row]]] = {name: [] for name in one.copies}
+    together: list[tuple[float, Row]] = []
+    for name in phases(list(alone), rounds):
+        found = _read(company, one.processes if name is None else [f"{name}#0"], uuid)
+        if "failed" not in found and None in found["step_s"]:
+            found = {"failed": f"a job made fewer than two steps in {found['read_s']:g} s"}
+        if "failed" in found:
+            return {}, found
+        (together if name is None else alone[name]).append((time.perf_counter() - found["read_s"] / 2, found))
+    steps = {name: [(moment, row["step_s"][0]) for moment, row in found] for name, found in alone.items()}
+    turns = [
+        {"step_s": row["step_s"], "alone_s": [round(step_alone_at(moment, steps[name]), 6) for name in one.jobs]}
+        for moment, row in together
+    ]
+    own = {name: joined([row for _, row in found]) | {"turns_of": one.id} for name, found in alone.items()}
+    beside = _beside(joined([row for _, row in together]), [own[name]["step_s"][0] for name in one.jobs])
+    return own, beside | {"slowdown": [round(slow, 4) for slow in slowdowns(turns)], "turns": turns}
 
 
 def _row(how: str, one: JobSet) -> Row:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from ullage.performance.result import Utilization
 from ullage.performance.sharing import Sharing, share_of
 from ullage.performance.step import StepCalls
 from ullage.research.datasets.model_families import family_of, is_for_testing
+from ullage.research.measure.turns import slowdowns as middle_slowdowns
 from ullage.research.training.utilization.runs import follow as follow_runs
 from ullage.workloads.configuration import read_rows as read_lines
 
@@ -104,13 +106,30 @@ def noise(rows: Sequence[Row]) -> dict[str, float]:
     return {how: fmean(found) for how, found in apart.items() if found}
 
 
+def noise_of_turns(rows: Sequence[Row]) -> dict[str, float]:
+    """By how much slowdowns move on average when the turns they were read in are drawn again, by way of sharing."""
+    chance = random.Random("ullage turns")
+    moved: dict[str, list[float]] = {}
+    for row in rows:
+        turns = row.get("turns", ()) if "set" in row and len(row["jobs"]) > 1 else ()
+        for _ in range(_DRAWN_AGAIN if len(turns) > 1 else 0):
+            again = middle_slowdowns(chance.choices(turns, k=len(turns)))
+            apart = (abs(new / old - 1) for new, old in zip(again, middle_slowdowns(turns), strict=True))
+            moved.setdefault(row["how"], []).extend(apart)
+    return {how: fmean(found) for how, found in moved.items()}
+
+
+_DRAWN_AGAIN = 200
+
+
 def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[Reading, Utilization]:
     """Jobs as they were measured alone; where one was read several times, the reading with the middle step.
 
-    Which kernels they have, and how long each is beside the others, is predicted: no counter tells it.
+    Which kernels they have, how long each is beside the others, and how long their copies take is predicted: no counter
+    tells it.
     """
     found = {}
-    kernels = {name: utilization_of(step, H200).kernel_groups for name, step in steps.items()}
+    told = {name: utilization_of(step, H200) for name, step in steps.items()}
     for key, each in _readings(rows).items():
         if key[2] not in steps:
             continue
@@ -120,7 +139,7 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
         found[key] = Utilization(
             gpu=H200.name, step_s=step_s, gpu_s=min(1.0, busy.pop("gract")) * step_s, host_s=step_s, power_w=power,
             energy_j=power * step_s, flops=0.0, bytes=0.0, steady=True, measured=True,
-            kernels=steps[key[2]].with_kernels, kernel_groups=kernels[key[2]],
+            kernels=steps[key[2]].with_kernels, kernel_groups=told[key[2]].kernel_groups, copy_s=told[key[2]].copy_s,
             waits=steps[key[2]].waits, **{name: min(1.0, share) for name, share in busy.items()},
         )  # fmt: skip
     return found
@@ -140,7 +159,8 @@ def predicted_alone(
 def sets_of(rows: Sequence[Row], alone: Jobs) -> list[MeasuredSet]:
     """The sets of two jobs and more, against what their jobs did alone.
 
-    Of one that was read several times, the middle step of each job counts.
+    Of one that was read several times, the middle step of each job counts. One that was read in turns has its own
+    slowdowns: each reading against the jobs alone just before and after.
     """
     tests = {row["alone"]: is_for_testing(family_of(row["job"]).name) for row in rows if "alone" in row}
     several: dict[tuple[Reading, ...], list[Row]] = {}
@@ -151,21 +171,31 @@ def sets_of(rows: Sequence[Row], alone: Jobs) -> list[MeasuredSet]:
                 several.setdefault(readings, []).append(row)
     found = []
     for readings, each in several.items():
-        steps = [median(of_job) for of_job in zip(*(row["step_s"] for row in each), strict=True)]
         powers = [row["power_w"] for row in each if row.get("power_w") is not None]
         session, how, _ = readings[0]
         jobs = tuple(name for _, _, name in readings)
-        slow = (step / alone[reading].step_s for step, reading in zip(steps, readings, strict=True))
+        turns = [turn for row in each for turn in row.get("turns", ())] or [
+            {"step_s": row["step_s"], "alone_s": [alone[reading].step_s for reading in readings]} for row in each
+        ]
         found.append(
             MeasuredSet(
-                session=session, how=how, jobs=jobs, slowdown=tuple(slow), power_w=median(powers) if powers else None,
-                is_test=any(tests[name] for name in jobs),
+                session=session, how=how, jobs=jobs, slowdown=tuple(middle_slowdowns(turns)),
+                power_w=median(powers) if powers else None, is_test=any(tests[name] for name in jobs),
             )
         )  # fmt: skip
     return found
 
 
-# The fit: a search along one figure after the other, in ever smaller steps.
+# The fit: a search along one figure after the other, in ever smaller steps. Some make up for each other, so that one
+# alone can move neither way: these move together, too.
+
+_ALONG = (
+    {"contention": 1, "crowding": -1},
+    {"contention": 1, "crowding": -3},
+    {"contention": 1, "crowding": -1, "closing": -1},
+    {"contention": 1, "crowding": -3, "closing": -3},
+)
+_DIRECTIONS: tuple[Mapping[str, int], ...] = (*({name: 1} for name in FITTED), *_ALONG)
 
 
 def fit(sets: Sequence[MeasuredSet], alone: Jobs, start: SharingRules = START) -> SharingRules:
@@ -176,9 +206,10 @@ def fit(sets: Sequence[MeasuredSet], alone: Jobs, start: SharingRules = START) -
     rules, least, step = start, _loss(learn, alone, start), _FIRST_STEP
     while step > _LEAST_STEP:
         before = least
-        for name in FITTED:
-            for factor in (math.exp(step), math.exp(-step)):
-                tried = replace(rules, **{name: max(_LEAST[name], getattr(rules, name) * factor)})
+        for direction in _DIRECTIONS:
+            for way in (step, -step):
+                moved = {name: getattr(rules, name) * math.exp(way * part) for name, part in direction.items()}
+                tried = replace(rules, **{name: max(_LEAST[name], value) for name, value in moved.items()})
                 loss = _loss(learn, alone, tried)
                 if loss < least:
                     rules, least = tried, loss

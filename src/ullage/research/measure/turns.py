@@ -1,0 +1,68 @@
+"""Jobs that are read alone and together in turns, in the same processes: what makes one slower counts in both.
+
+The host of a machine changes its speed, by a tenth from one minute to the next. So a job's time in company is compared
+with its times alone just before and just after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+Row = dict[str, Any]
+Moments = Sequence[tuple[float, float]]  # when a job was read, and how long its step took
+
+_SUMS = ("read_s", "energy_j")
+_PER_JOB = ("step_s", "step_q1", "step_median", "step_q3")
+
+
+def phases(jobs: Sequence[str], rounds: int) -> list[str | None]:
+    """Who is read one after the other: each job alone, and after each of them all (`None`); the first once more.
+
+    >>> phases("ab", 1)
+    ['a', None, 'b', None, 'a']
+    """
+    one_round = [who for name in jobs for who in (name, None)]
+    return [*one_round * rounds, jobs[0]]
+
+
+def step_alone_at(moment: float, alone: Moments) -> float:
+    """A job's step alone at a moment: between what it was before and after, in proportion to how far these are.
+
+    >>> step_alone_at(3.0, [(1.0, 10.0), (5.0, 12.0)])
+    11.0
+    >>> step_alone_at(7.0, [(1.0, 10.0), (5.0, 12.0)])
+    12.0
+    """
+    before = max((one for one in alone if one[0] <= moment), default=None)
+    after = min((one for one in alone if one[0] > moment), default=None)
+    if before is None or after is None:
+        return (before or after or (0.0, 0.0))[1]
+    share = (moment - before[0]) / (after[0] - before[0])
+    return (1 - share) * before[1] + share * after[1]
+
+
+def slowdowns(turns: Sequence[Mapping[str, Sequence[float]]]) -> list[float]:
+    """Each job's time in company over its time alone, the middle of all turns.
+
+    >>> slowdowns([{"step_s": [2.0], "alone_s": [1.0]}, {"step_s": [3.0], "alone_s": [1.0]}])
+    [2.5]
+    """
+    of_turns = ([step / own for step, own in zip(turn["step_s"], turn["alone_s"], strict=True)] for turn in turns)
+    return [median(of_job) for of_job in zip(*of_turns, strict=True)]
+
+
+def joined(readings: Sequence[Row]) -> Row:
+    """Readings of the same jobs as one: the middle of their steps, and the means of what the GPU did meanwhile."""
+    found: Row = {}
+    for name, first in readings[0].items():
+        values = [reading[name] for reading in readings if reading.get(name) is not None]
+        if isinstance(first, list):
+            middle = median if name in _PER_JOB else sum
+            found[name] = [middle(of_job) for of_job in zip(*values, strict=True)]
+        elif isinstance(first, int | float):
+            found[name] = round(sum(values) if name in _SUMS else fmean(values), 4)
+        else:
+            found[name] = first
+    return found
