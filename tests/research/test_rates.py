@@ -264,6 +264,19 @@ def test_processes_make_calls_ready_and_each_is_timed_once() -> None:
     assert all(row["how"] == "graph" and row["gpu_us"] > 0 for row in rows if "failed" not in row)
 
 
+def in_a_hurry(pipe: Connection) -> None:
+    rounds._PREPARING = 0.0
+    answering_on_a_stand_in(pipe)
+
+
+@pytest.mark.slow
+def test_calls_that_a_process_has_no_time_for_wait_for_the_next_round() -> None:
+    calls = [call("exp.default", tensor(size), outputs=(tensor(size),)) for size in range(1, 8)]
+    rows = list(rounds.measured(calls, 2, answer=in_a_hurry))
+    assert sorted(row["id"] for row in rows) == sorted(identity(one) for one in calls)
+    assert all(row["gpu_us"] > 0 for row in rows)
+
+
 def ending(pipe: Connection) -> None:
     pipe.recv()
 
