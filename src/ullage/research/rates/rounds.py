@@ -165,8 +165,9 @@ def answering(pipe: Connection) -> None:
     bench = _Bench()
     with contextlib.suppress(EOFError):
         while True:
-            ready, given = [], pipe.recv()
+            given = pipe.recv()
             end = time.monotonic() + _PREPARING
+            ready: list[_Ready] = []
             while len(ready) < len(given) and (not ready or time.monotonic() < end):
                 ready.append(bench.ready(unpacked(given[len(ready)])))
             torch.cuda.synchronize()
