@@ -33,7 +33,7 @@ GAP = 1e-6  # seconds between two kernels, within what counts as work
 # The same before large kernels of libraries. Timed over and over, their code is in the cache; in a step it is not.
 GAPS = {"convolution": 4.5e-6, "convolution_backward": 4.5e-6, "product": 2.5e-6}
 OF_RUNS = 10.0  # a run's weight against that of a timed call
-OF_CALLS = 0.1  # the weight of a call's SMOCC against that of a run
+OF_CALLS = 0.03  # the weight of a call's SMOCC against that of a run
 ROBUST = 0.3  # beyond such an error, in logarithms, weights fall
 TREES = 1000  # of times
 OF_SHARES = {"smact": 0.125, "smocc": 0.3, "drama": 0.125, "tensor": 0.125}  # so many times as many for a share
