@@ -27,7 +27,7 @@ from ullage.research.training.utilization import fitting, runs
 DATA = Path(__file__).parent / "data"
 PROFILES = DATA / "steps_h200.jsonl.xz"
 RUNS = ("utilization", "generated", "host")
-RATES = ("rates", "more_rates", "many_rates", "later_rates")
+RATES = ("rates", "more_rates", "many_rates", "later_rates", "shared_rates")
 FOLDS = 4
 
 
@@ -58,7 +58,7 @@ def grown(calls: Sequence[runs.MeasuredCall], learn: Sequence[runs.FollowedRun],
     empty = Trees.from_lists([[{"value": 0.0}]])
     rates = Rates(
         time=empty, shares=dict.fromkeys(SHARES, empty), starts={}, operators=operators, usual=usual,
-        gap_s=fitting.GAP, host={}, copied=7e9, stretch=1.0, idle_w=0.0, power={},
+        gap_s=fitting.GAP, gaps=fitting.GAPS, host={}, copied=7e9, stretch=1.0, idle_w=0.0, power={},
     )  # fmt: skip
     return replace(rates, time=fitting._times(rates, calls, learn, fitting._Sums.of(learn), trees))
 
@@ -80,7 +80,7 @@ def cross_validated(calls: Sequence[runs.MeasuredCall], every: Sequence[runs.Fol
         )
         for run in test:
             times = rates.times(run.work.works, rates.vectors(run.work.works))
-            error = float(np.log((run.work.counts * (times + fitting.GAP)).sum() / run.gpu_s))
+            error = float(np.log((run.work.counts * (times + rates.gaps_of(run.work.works))).sum() / run.gpu_s))
             scores.of_runs[run.kind].append(error)
             scores.of_runs["all"].append(error)
         works = [call.work for call in left]

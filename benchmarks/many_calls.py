@@ -1,12 +1,13 @@
 """Lists operator calls to time, far more than `more_calls.py`, of no family that is kept for testing.
 
     python benchmarks/many_calls.py calls.jsonl.gz --resume steps.jsonl.gz
-    ullage measure rates calls.jsonl.gz --out many_rates.jsonl --no-activity --workers 14   # needs a GPU
+    ullage measure rates calls.jsonl.gz --out many_rates.jsonl --no-activity --workers 16   # needs a GPU
 
-Convolutions of layers of models (`data/model_layers.json.gz`) with batches, types and layouts at random, of layers with
-other sizes, of random layers, and of the runs that the rates are fitted to; matrix products with sizes near those of
-these runs; and other calls of theirs. Calls that were timed before are left out, but for a few, which say how far both
-readings agree. Every beginning of the list is a fair sample. Takes two minutes.
+Calls of the runs that the rates are fitted to, those first that take much of a step; convolutions of layers of models
+(`data/model_layers.json.gz`) with batches, types and layouts at random, of layers with other sizes, of random layers,
+and of layers with groups; and matrix products with sizes near those of these runs. Calls that were timed before are
+left out, but for a few, which say how far both readings agree. Every beginning of the list is a fair sample. Takes
+minutes.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import functools
 import gzip
 import itertools
 import json
+import math
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +36,22 @@ from more_calls import (
     is_worth_it,
     layer_of,
 )
-from ullage.performance.step import runs_kernels
+from ullage.hardware.work import work_of
+from ullage.performance.rates import load
+from ullage.performance.step import StepCalls, runs_kernels
 from ullage.research.cudnn_tables.collect import random_layer
 from ullage.research.cudnn_tables.tasks import ConvolutionLayer
 from ullage.research.datasets.model_families import family_of, is_for_testing
-from ullage.research.rates.listing import chosen
 from ullage.research.rates.tensors import identity, packed
+from ullage.research.rates.timing import waits
 from ullage.research.training.utilization import runs
 from ullage.workloads import read_rows
 
 SEED = 19
-MOST_BYTES, LONGEST = 400_000_000, 4e-4
-TURNS = {"models": 4, "changed": 4, "random": 2, "fitted": 1, "products": 1, "others": 3}
-TIMED = ("rates", "more_rates", "many_rates", "later_rates")  # what was timed before
-REPEATED = 150  # calls that were timed before
+MOST_BYTES, LONGEST = 600_000_000, 6e-4
+TURNS = {"fitted": 12, "models": 5, "changed": 2, "random": 1, "grouped": 2, "products": 2}
+TIMED = ("rates", "more_rates", "many_rates", "later_rates", "shared_rates")  # what was timed before
+REPEATED = 400  # calls that were timed before
 LAYERS = 40_000
 CHANNELS_LAST = 0.3
 Drawn = tuple[ConvolutionLayer, int, str, bool]
@@ -99,28 +104,70 @@ def _near(size: int, chance: random.Random) -> int:
     return max(1, round(size * 2 ** chance.uniform(-1.5, 1.5) / step)) * step
 
 
+def grouped(many: Iterator[Drawn], chance: random.Random) -> Iterator[Drawn]:
+    """Layers with groups in place of these: most of them depthwise, some with many results a channel, some in a row."""
+    for layer, batch, dtype, last in many:
+        if layer.transposed or max(layer.dilation) > 1:
+            continue
+        channels = max(8, layer.input[0])
+        groups = channels if chance.random() < 0.6 else max(2, channels // chance.choice((4, 8, 16, 16, 32, 64)))
+        each, results = max(1, channels // groups), 1 if chance.random() < 0.6 else chance.choice((1, 2, 2, 3, 4))
+        side, stride = chance.choice((3, 3, 3, 5, 7, 9)), chance.choice((1, 1, 1, 2))
+        size: tuple[int, ...] = layer.input[1:]
+        if chance.random() < 0.15:
+            size, last = (chance.choice((64, 128, 196, 256, 384, 512, 1024)),), False
+        flat = len(size)
+        yield layer._replace(
+            input=(each * groups, *size), weight=(each * groups * results, each, *(side,) * flat), groups=groups,
+            stride=(stride,) * flat, padding=(side // 2,) * flat, dilation=(1,) * flat, output_padding=(0,) * flat,
+        ), batch, dtype, last  # fmt: skip
+
+
+def by_share(
+    steps: Mapping[str, StepCalls], families: Mapping[str, str], chance: random.Random
+) -> list[dict[str, Any]]:
+    """Calls of steps in random order, those with a large share of their step's time early; few runs of a family weigh
+    more than one of many."""
+    rates, several = load(), Counter(families.values())
+    weights: dict[str, float] = {}
+    calls: dict[str, dict[str, Any]] = {}
+    for name, family in families.items():
+        made = Counter(steps[name].order) if name in steps else Counter()
+        some = [(call, made[place]) for place, call in enumerate(steps[name].calls) if made[place] and _is_timed(call)]
+        works = [work_of(call) for call, _ in some]
+        times = rates.times(works, rates.vectors(works)) * [count for _, count in some]
+        for (call, _), share in zip(some, times / times.sum(), strict=True):
+            key = identity(call)
+            calls[key] = call
+            weights[key] = weights.get(key, 0.0) + share / several[family] ** 0.5
+    return [
+        calls[key] for key in sorted(calls, key=lambda key: math.log(1 - chance.random()) / weights[key], reverse=True)
+    ]
+
+
+def _is_timed(call: dict[str, Any]) -> bool:
+    return runs_kernels(call) and not call["operator"].startswith("triton.") and not waits(call)
+
+
 def listed(kept: Path | None, seed: int = SEED) -> Iterator[dict[str, Any]]:
     """The list."""
     chance = random.Random(seed)
     worth = functools.partial(is_worth_it, most_bytes=MOST_BYTES, longest=LONGEST)
-    steps = runs.follow(fitted(), kept).values()
+    rows = fitted()
+    families = {str(row["id"]): family_of(row).name for row in rows}
+    steps = runs.follow(rows, kept)
     done = {row["id"]: row for name in TIMED for row in read_rows(DATA / f"{name}_h200.jsonl.xz") if "gpu_us" in row}
-    calls = [call for step in steps for call in step.calls if runs_kernels(call)]
-    chance.shuffle(calls)
+    calls = by_share(steps, {name: family for name, family in families.items() if name in steps}, chance)
     again = [call for call in calls if identity(call) in done and worth(call)][:REPEATED]
-    convolutions = [call for call in calls if is_convolution(call)]
-    layers = [*layers_of_models(), *(layer_of(call)[0] for call in convolutions)]
+    layers = [*layers_of_models(), *(layer_of(call)[0] for call in calls if is_convolution(call))]
     straight = [call for call in calls if call["operator"] in ("aten.mm.default", "aten.addmm.default")]
-    others = [
-        {"calls": [call for call in step.calls if not is_convolution(call) and runs_kernels(call)]} for step in steps
-    ]
     kinds: dict[str, Iterator[dict[str, Any]]] = {
+        "fitted": iter(calls),
         "models": _shuffled(from_layers(drawn(layers, chance)), chance),
         "changed": _shuffled(from_layers(changed(*one, chance) for one in drawn(layers, chance)), chance),
         "random": from_layers((random_layer(chance), *one[1:]) for one in drawn(layers, chance)),
-        "fitted": iter(convolutions),
-        "products": itertools.islice(products(straight, chance), 4000),
-        "others": iter(chosen(others, 12_000, seed=seed)),
+        "grouped": _shuffled(from_layers(grouped(drawn(layers, chance), chance)), chance),
+        "products": itertools.islice(products(straight, chance), 8000),
     }
     yield from again
     yield from by_turns(kinds, TURNS, set(done), worth)
@@ -137,7 +184,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--resume", type=Path)
-    parser.add_argument("--most", type=int, default=40_000)
+    parser.add_argument("--most", type=int, default=60_000)
     parser.add_argument("--seed", type=int, default=SEED)
     options = parser.parse_args()
     with gzip.open(options.out, "wt") as file:

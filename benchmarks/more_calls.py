@@ -61,7 +61,7 @@ def drawn() -> list[dict[str, Any]]:
 def fitted() -> list[dict[str, Any]]:
     """The configurations of the runs that the rates are fitted to."""
     found = []
-    for name in ("utilization_h200.parquet", "generated_h200.parquet"):
+    for name in ("utilization_h200.parquet", "generated_h200.parquet", "host_h200.parquet"):
         rows = read_rows(DATA / name)
         found += runs.configurations(rows, [run for run in runs.read_alone(rows) if not run.is_test])
     return found

@@ -47,6 +47,15 @@ def test_more_work_takes_longer():
     assert large.flops == 8 * small.flops
 
 
+def test_kernels_of_libraries_are_found_cold_before_each_call():
+    work, sums = StepWork.of(step(product(64), times=20)), StepWork.of(step(call("aten.exp.default", [tensor(9)], [])))
+    rates = replace(load(), gap_s=1e-6, gaps={})
+    cold = replace(rates, gaps={"product": 3e-6})
+    longer = utilization_of_work(work, H200, cold).gpu_s - utilization_of_work(work, H200, rates).gpu_s
+    assert longer == pytest.approx(20 * 2e-6)
+    assert utilization_of_work(sums, H200, cold).gpu_s == utilization_of_work(sums, H200, rates).gpu_s
+
+
 def test_the_types_of_numbers_matter():
     plain, tf32, half = alone(product(8192)), alone(product(8192, tf32=True)), alone(product(8192, dtype="bfloat16"))
     assert plain.gpu_s > tf32.gpu_s > half.gpu_s

@@ -13,9 +13,10 @@ from torch import nn
 
 from ullage.errors import InvalidValue
 from ullage.performance.following import step_of
+from ullage.performance.step import StepCalls
 from ullage.research.rates import listing, profiles, rounds, timing
 from ullage.research.rates.tensors import identity, packed, prepared, unpacked
-from ullage.research.training.utilization.runs import read_calls
+from ullage.research.training.utilization.runs import calls_in_steps, read_calls
 from ullage.virtual import virtual_gpu
 from ullage.workloads import Workload
 
@@ -264,6 +265,19 @@ def test_processes_make_calls_ready_and_each_is_timed_once() -> None:
     assert all(row["how"] == "graph" and row["gpu_us"] > 0 for row in rows if "failed" not in row)
 
 
+def in_a_hurry(pipe: Connection) -> None:
+    rounds._PREPARING = 0.0
+    answering_on_a_stand_in(pipe)
+
+
+@pytest.mark.slow
+def test_calls_that_a_process_has_no_time_for_wait_for_the_next_round() -> None:
+    calls = [call("exp.default", tensor(size), outputs=(tensor(size),)) for size in range(1, 8)]
+    rows = list(rounds.measured(calls, 2, answer=in_a_hurry))
+    assert sorted(row["id"] for row in rows) == sorted(identity(one) for one in calls)
+    assert all(row["gpu_us"] > 0 for row in rows)
+
+
 def ending(pipe: Connection) -> None:
     pipe.recv()
 
@@ -293,3 +307,26 @@ def test_of_counters_that_were_read_too_early_only_smocc_over_smact_counts(tmp_p
     rows = [{"id": name, **row, "activity": shares} for name, shares in read.items()] + [{"id": "d", **row}]
     (tmp_path / "rates").write_text("".join(json.dumps(one) + "\n" for one in rows))
     assert [found.warps for found in read_calls([tmp_path / "rates"])] == [0.5, 0.5, None, None]
+
+
+def test_a_profile_says_how_many_warps_the_kernels_of_a_call_keep(tmp_path: Path) -> None:
+    """By registers where blocks are many, by the grid where they are few; weighted by time, without copies."""
+    many, few, copy = [[4096, 1, 1], [256, 1, 1], 128, 0, None], [[64, 1, 1], [256, 1, 1], 32, 0, None], [None] * 5
+    kernels = {"call": [0, 0, 0], "name": [1, 1, 1], "launch": [0, 1, 2], "taken": [3000, 1000, 1000]}
+    row = {"id": "a", "model": "tv:vgg11", "names": ["aten::exp", "kernel"], "kernels": kernels,
+           "launches": [many, few, copy], "calls": {"name": [0]}}  # fmt: skip
+    (tmp_path / "profiles.jsonl").write_text(json.dumps(row) + "\n")
+    made = StepCalls(calls=[call("exp.default", tensor(4), outputs=(tensor(4),))], order=[0])
+    [found] = calls_in_steps(tmp_path / "profiles.jsonl", {"a": made})
+    assert found.seconds == pytest.approx(5e-6)
+    assert found.warps == pytest.approx((3 * 0.25 + 0.125) / 4)
+
+
+def test_profiles_of_families_for_testing_are_not_learned_from(tmp_path: Path) -> None:
+    kernels = {"call": [0], "name": [1], "launch": [0], "taken": [3000]}
+    row = {"id": "a", "model": "tv:efficientnet_b0", "names": ["aten::exp", "kernel"], "kernels": kernels,
+           "launches": [[[1, 1, 1], [32, 1, 1], 32, 0, None]], "calls": {"name": [0]}}  # fmt: skip
+    made = StepCalls(calls=[call("exp.default", tensor(4), outputs=(tensor(4),))], order=[0])
+    for model, count in (("tv:efficientnet_b0", 0), ("tv:vgg11", 1)):
+        (tmp_path / "profiles.jsonl").write_text(json.dumps(row | {"model": model}) + "\n")
+        assert len(calls_in_steps(tmp_path / "profiles.jsonl", {"a": made})) == count

@@ -143,12 +143,13 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
     shares = rates.shares_of(work.works, vectors, times)
     if not measured:
         times = moved_times(work.works, times, gpu)
-    busy = work.counts * (times + rates.gap_s)
+    times = times + rates.gaps_of(work.works)
+    busy = work.counts * times
     gpu_s = float(busy.sum())
-    network = {} if work.exchange is None else _exchanged(work, work.exchange, times + rates.gap_s, gpu)
+    network = {} if work.exchange is None else _exchanged(work, work.exchange, times, gpu)
     network_s = network.get("network_s", 0.0)
     host_s, copy_s = host_time(rates, work), work.copied / rates.copied
-    step_s = copy_s + together(rates, work, times + rates.gap_s, gpu_s + network_s)
+    step_s = copy_s + together(rates, work, times, gpu_s + network_s)
     bubble_s = step_s * _bubble(work.exchange)
     step_s += bubble_s
     found = {name: float((busy * shares[name]).sum()) / step_s if step_s else 0.0 for name in SHARES}
@@ -160,9 +161,7 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
         bytes=float(sum(count * one.bytes for one, count in zip(work.works, work.counts, strict=True))),
         kernels=int(work.counts.sum()), steady=work.steady, measured=measured, waits=work.waits, copy_s=copy_s,
         smact=found["smact"], smocc=found["smocc"], drama=found["drama"], tensor=found["tensor"], bubble_s=bubble_s,
-        kernel_groups=groups_of(
-            work.works, work.counts, times + rates.gap_s, np.maximum(shares["smact"], shares["drama"])
-        ),
+        kernel_groups=groups_of(work.works, work.counts, times, np.maximum(shares["smact"], shares["drama"])),
         **network,
     )  # fmt: skip
 
@@ -254,7 +253,7 @@ def together(rates: Rates, work: StepWork, times: Floats, gpu_s: float) -> float
 
 def times_of(rates: Rates, work: StepWork) -> Floats:
     """Seconds of each work of a step on the GPU that was measured, and until the next can begin."""
-    return rates.times(work.works, rates.vectors(work.works)) + rates.gap_s
+    return rates.times(work.works, rates.vectors(work.works)) + rates.gaps_of(work.works)
 
 
 def both_sides(rates: Rates, work: StepWork, times: Floats, gpu_s: float) -> tuple[Floats, Floats]:

@@ -71,11 +71,12 @@ Floats = npt.NDArray[np.float64]
 class Rates:
     """What was fitted, and on what (`card`).
 
-    `starts` are added to what the trees of shares say. `operators` has the usual factor of an operator, `gap_s` what
-    passes between two kernels. `host` are seconds for each of HOST_PARTS, `host_calls` those for a call of an operator
-    by its pass ("backward mm"), and for operators that are not named ("backward"). On another machine long steps may
-    take longer against short ones (`host_power`, see `uneven`). `power` are watts for each share, and `idle_w` without
-    any.
+    `starts` are added to what the trees of shares say. `operators` has the usual factor of an operator. `gap_s` is what
+    passes between two kernels, `gaps` the same before calls of some kinds: large kernels of libraries, which a step
+    finds cold and which were timed over and over. `host` are seconds for each of HOST_PARTS, `host_calls` those for a
+    call of an operator by its pass ("backward mm"), and for operators that are not named ("backward"). On another
+    machine long steps may take longer against short ones (`host_power`, see `uneven`). `power` are watts for each
+    share, and `idle_w` without any.
 
     A step first copies its input, `copied` bytes a second, while nothing else is done; this is for memory that is not
     pinned. Then the host launches, and the GPU takes `stretch` times longer than it works (`performance.timeline`).
@@ -95,6 +96,7 @@ class Rates:
     card: Mapping[str, Any] = field(default_factory=dict)
     host_calls: Mapping[str, float] = field(default_factory=dict)
     host_power: float = 0.0
+    gaps: Mapping[str, float] = field(default_factory=dict)
 
     def with_host(self, factor: float, power: float = 0.0) -> Rates:
         """The same with a host that takes so many times as long for a step of EVEN_S; see `uneven`."""
@@ -130,6 +132,15 @@ class Rates:
     def times(self, works: Sequence[Work], vectors: Floats) -> Floats:
         """Seconds of each call on the GPU that was measured."""
         return np.maximum(self.usual_times(works) * np.exp(self.time.sums(vectors)), serial_times(works))
+
+    def gaps_of(self, works: Sequence[Work]) -> Floats:
+        """Seconds that pass before each call of a step.
+
+        >>> work = Work("product", "mm", 1.0, 1, 1, "float32", False, {})
+        >>> (replace(load(), gap_s=1e-6, gaps={"product": 2e-6}).gaps_of([work, replace(work, kind="other")])).tolist()
+        [2e-06, 1e-06]
+        """
+        return np.array([self.gaps.get(work.kind, self.gap_s) for work in works])
 
     def usual_times(self, works: Sequence[Work]) -> Floats:
         """The same, as an operator usually is slower than its least time."""
@@ -206,7 +217,7 @@ def packed(rates: Rates) -> bytes:
     arrays = rates.time.arrays("time")
     for name, trees in rates.shares.items():
         arrays |= trees.arrays(name)
-    names = ("starts", "operators", "usual", "gap_s", "host", "host_calls", "copied", "stretch", "idle_w",
+    names = ("starts", "operators", "usual", "gap_s", "gaps", "host", "host_calls", "copied", "stretch", "idle_w",
              "power", "card")  # fmt: skip
     facts = {name: getattr(rates, name) for name in names}
     return bytes(save(arrays, {"facts": json.dumps(facts), "features": " ".join(SHARE_FEATURES)}))

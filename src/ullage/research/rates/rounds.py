@@ -1,8 +1,9 @@
 """Times many operator calls: several processes make them ready at once, then one after the other times its own.
 
 Most of what a call takes is not its timing: tensors are made, cuDNN plans, a graph is captured. In each round every
-process makes some calls ready; when all are, the GPU is idle, and each times its calls while the others wait. Rows are
-those of `timing` without the host's time, which many processes at once would falsify.
+process makes calls ready for some seconds; then the GPU is idle, and each times its calls while the others wait. The
+processes share the GPU by MPS where it can be had: by turns they would wait for each other. Rows are those of `timing`
+without the host's time, which many processes at once would falsify.
 """
 
 from __future__ import annotations
@@ -10,25 +11,31 @@ from __future__ import annotations
 import contextlib
 import gc
 import multiprocessing
+import os
 import statistics
+import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from ullage.hardware.mps import MpsService, MpsUnavailable
 from ullage.hardware.work import work_of
 from ullage.performance.rates import measured_gpu
 from ullage.performance.step import runs_kernels
 from ullage.research.rates.tensors import bytes_of, identity, packed, prepared
 from ullage.research.rates.timing import argument_sets, captured, loop, rounding, still_works, waits
 
-CALLS = 24  # of a process in a round
+CALLS = 96  # of a process in a round, at most
+_PREPARING = 3.0  # seconds after which a process makes no further call ready in a round
 _BYTES = 4_000_000_000  # of the tensors of a round, or of its one call
 _GRAPH, _USUAL, _SHORTEST = 0.5e-3, 4.0, 2e-6  # seconds of a graph; a call takes so many times its least; seconds
-_MOST_CAPTURED, _REPEATS = 200, 5
+_MOST_CAPTURED, _REPEATS = 200, 3
 _PATIENCE = 180.0  # seconds without an answer, after which a process is given up; a first answer takes longest
 Row = dict[str, Any]
 Answer = Callable[[Connection], None]
@@ -48,43 +55,66 @@ def measured(
 ) -> Iterator[Row]:
     """A row for each call that runs kernels, in no certain order; begins no round after so many seconds."""
     end = None if seconds is None else time.monotonic() + seconds
-    chunks = iter(_chunks([call for call in calls if runs_kernels(call)]))
-    team = [_Worker(answer or answering) for _ in range(workers)]
-    try:
-        while end is None or time.monotonic() < end:
-            given = [(worker, chunk) for worker, chunk in zip(team, chunks, strict=False)]
-            if not given:
-                break
-            for worker, chunk in given:
-                worker.send([packed(call) for call in chunk])
-            ready = [worker.receive() is not None for worker, _ in given]
-            for place, (worker, chunk) in enumerate(given):
-                rows = None
-                if ready[place]:
-                    worker.send("time")
-                    rows = worker.receive()
-                if rows is None:
-                    team[team.index(worker)] = worker.renewed()
-                    rows = [_row(call) | {"failed": "the process ended in one of these calls"} for call in chunk]
-                yield from (row | {"call": packed(call)} for row, call in zip(rows, chunk, strict=True))
-    finally:
-        for worker in team:
-            worker.stop()
+    left = deque(call for call in calls if runs_kernels(call))
+    with _shared_gpu():
+        team = [_Worker(answer or answering) for _ in range(workers)]
+        try:
+            while left and (end is None or time.monotonic() < end):
+                yield from _round(team, left)
+        finally:
+            for worker in team:
+                worker.stop()
 
 
-def _chunks(calls: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The calls in groups that fit into memory beside each other."""
+def _round(team: list[_Worker], left: deque[dict[str, Any]]) -> Iterator[Row]:
+    """Each process takes calls of those that are `left`, gives back what it has no time for, and times the others."""
+    given = [(worker, _chunk(left)) for worker in team]
+    for worker, chunk in given:
+        worker.send([packed(call) for call in chunk])
+    ready = [worker.receive() for worker, _ in given]
+    for place, (worker, chunk) in enumerate(given):
+        rows, count = None, ready[place]
+        if count is not None:
+            left.extendleft(reversed(chunk[count:]))
+            del chunk[count:]
+            worker.send("time")
+            rows = worker.receive()
+        if rows is None:
+            team[team.index(worker)] = worker.renewed()
+            rows = [_row(call) | {"failed": "the process ended in one of these calls"} for call in chunk]
+        yield from (row | {"call": packed(call)} for row, call in zip(rows, chunk, strict=True))
+
+
+@contextlib.contextmanager
+def _shared_gpu() -> Iterator[None]:
+    """MPS, where this machine has it, for processes that start meanwhile."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = dict(os.environ)
+        try:
+            service = MpsService(Path(folder))
+            service.start()
+        except MpsUnavailable:
+            yield
+            return
+        os.environ.update(service.environment)
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(kept)
+            service.stop()
+
+
+def _chunk(left: deque[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As many of the first calls as fit into memory beside each other."""
     chunk: list[dict[str, Any]] = []
     taken = 0
-    for call in calls:
-        size = argument_sets(call) * bytes_of([call["args"], call["kwargs"], call["outputs"]])
-        if chunk and (len(chunk) == CALLS or taken + size > _BYTES):
-            yield chunk
-            chunk, taken = [], 0
-        chunk.append(call)
-        taken += size
-    if chunk:
-        yield chunk
+    while left and len(chunk) < CALLS:
+        taken += argument_sets(left[0]) * bytes_of([left[0]["args"], left[0]["kwargs"], left[0]["outputs"]])
+        if chunk and taken > _BYTES:
+            break
+        chunk.append(left.popleft())
+    return chunk
 
 
 def _row(call: dict[str, Any]) -> Row:
@@ -129,15 +159,19 @@ class _Worker:
 
 
 def answering(pipe: Connection) -> None:
-    """Make ready and time what comes through a pipe, until it ends."""
+    """Make ready and time what comes through a pipe, until it ends; says first how many calls are ready."""
     from ullage.research.rates.tensors import unpacked
 
     bench = _Bench()
     with contextlib.suppress(EOFError):
         while True:
-            ready = [bench.ready(unpacked(call)) for call in pipe.recv()]
+            given = pipe.recv()
+            end = time.monotonic() + _PREPARING
+            ready: list[_Ready] = []
+            while len(ready) < len(given) and (not ready or time.monotonic() < end):
+                ready.append(bench.ready(unpacked(given[len(ready)])))
             torch.cuda.synchronize()
-            pipe.send("ready")
+            pipe.send(len(ready))
             pipe.recv()
             pipe.send([bench.timed(one) for one in ready])
             del ready

@@ -30,8 +30,10 @@ from ullage.research.training.utilization.host import host_and_step, least_squar
 from ullage.research.training.utilization.runs import FollowedRun, MeasuredCall
 
 GAP = 1e-6  # seconds between two kernels, within what counts as work
+# The same before large kernels of libraries. Timed over and over, their code is in the cache; in a step it is not.
+GAPS = {"convolution": 4.5e-6, "convolution_backward": 4.5e-6, "product": 2.5e-6}
 OF_RUNS = 10.0  # a run's weight against that of a timed call
-OF_CALLS = 0.1  # the weight of a call's SMOCC against that of a run
+OF_CALLS = 0.03  # the weight of a call's SMOCC against that of a run
 ROBUST = 0.3  # beyond such an error, in logarithms, weights fall
 TREES = 1000  # of times
 OF_SHARES = {"smact": 0.125, "smocc": 0.3, "drama": 0.125, "tensor": 0.125}  # so many times as many for a share
@@ -91,7 +93,7 @@ def fit(
     empty = Trees.from_lists([[{"value": 0.0}]])
     rates = Rates(
         time=empty, shares=dict.fromkeys(SHARES, empty), starts={}, operators=operators, usual=usual, gap_s=GAP,
-        host={}, copied=7e9, stretch=1.05, idle_w=100.0, power=dict.fromkeys(SHARES, 0.0),
+        gaps=GAPS, host={}, copied=7e9, stretch=1.05, idle_w=100.0, power=dict.fromkeys(SHARES, 0.0),
     )  # fmt: skip
     sums = _Sums.of(runs)
     begin("times of calls")
@@ -99,14 +101,14 @@ def fit(
     vectors = rates.vectors(sums.works)
     times = rates.times(sums.works, vectors)
     rows = share_vectors(sums.works, vectors, times)
-    priors = prior_shares(sums.works, times)
+    priors, taken = prior_shares(sums.works, times), times + rates.gaps_of(sums.works)
     starts: dict[str, float] = {}
     grown: dict[str, Trees] = {}
     for name in SHARES:
         begin(name)
         read = _occupied(rates, calls, starts["smact"], grown["smact"]) if name == "smocc" else (rows[:0], times[:0])
         several = int(trees * OF_SHARES[name])
-        starts[name], grown[name] = _shares(name, rows, priors[name], times, runs, sums, several, read)
+        starts[name], grown[name] = _shares(name, rows, priors[name], taken, runs, sums, several, read)
     begin("host and power")
     rates = _power(host_and_step(replace(rates, starts=starts, shares=grown), runs, on_host), runs)
     return replace(rates, card=_card(calls, runs))
@@ -135,7 +137,7 @@ def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[FollowedR
     works = [call.work for call in calls]
     timed = rates.vectors(works)
     truth = np.log(np.array([call.seconds for call in calls]) / rates.usual_times(works))
-    usual, least = rates.usual_times(sums.works), serial_times(sums.works)
+    usual, least, gaps = rates.usual_times(sums.works), serial_times(sums.works), rates.gaps_of(sums.works)
     whole = np.array([run.gpu_s for run in runs])
     first = len(calls)
 
@@ -145,7 +147,7 @@ def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[FollowedR
         weight = 1 / np.sqrt(1 + (off / ROBUST) ** 2)
         slope[:first], bend[:first] = weight * off, weight
         each = np.maximum(usual * np.exp(told[first:]), least)
-        summed = sums.over(each + GAP, len(runs))
+        summed = sums.over(each + gaps, len(runs))
         off = np.log(summed / whole)
         weight = OF_RUNS / np.sqrt(1 + (off / ROBUST) ** 2)
         share = sums.count * each[sums.call] / summed[sums.run]
@@ -178,14 +180,14 @@ def _shares(
 ) -> tuple[float, Trees]:
     """Where to start, and trees of a share.
 
-    What they say, weighted by time, is the share of each run while its GPU works. `read` are the features of single
-    calls, and their shares, which no prior is known for.
+    What they say, weighted by the `times` of calls with what passes before them, is the share of each run while its GPU
+    works. `read` are the features of single calls, and their shares, which no prior is known for.
     """
     first = len(read[0])
     known = np.array([name in run.shares for run in runs])
     truth = np.array([min(1.0, run.shares.get(name, 0.0) * run.step_s / run.gpu_s) for run in runs])
     weight = np.where(known, np.array([run.gpu_s / run.step_s for run in runs]) ** 2, 0.0)
-    part = sums.count * (times + GAP)[sums.call]
+    part = sums.count * times[sums.call]
     part = part / _summed(sums.run, part, len(runs))[sums.run]
 
     def too_much(start: float) -> float:
@@ -230,7 +232,7 @@ def _grow(
     options = {
         "objective": objective, "num_leaves": _LEAVES[of], "max_depth": _DEPTH[of], "learning_rate": _RATE[name],
         "min_data_in_leaf": 5, "min_sum_hessian_in_leaf": 1.0, "feature_fraction": 0.7, "lambda_l2": 2.0,
-        "verbosity": -1, "seed": 0, "deterministic": True, "num_threads": 2,
+        "verbosity": -1, "seed": 0, "deterministic": True, "num_threads": 1,
     }  # fmt: skip
     data = lightgbm.Dataset(rows, np.zeros(len(rows)), params={"verbosity": -1})
     return Trees.from_lightgbm(lightgbm.train(options, data, num_boost_round=trees))

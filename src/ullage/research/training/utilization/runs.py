@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from ullage.errors import InvalidValue, UllageError
 from ullage.hardware.work import Work, work_of
 from ullage.performance.alone import StepWork, host_word
 from ullage.performance.following import step_of
-from ullage.performance.rates import SHARES
+from ullage.performance.rates import SHARES, measured_gpu
 from ullage.performance.step import StepCalls, runs_kernels
 from ullage.research.datasets.model_families import family_of, is_for_testing
 from ullage.research.rates.tensors import identity, packed, unpacked
@@ -29,7 +30,7 @@ READ = ("step_seconds", "gract", "smact", "smocc", "drama", "power_w")
 
 @dataclass(frozen=True)
 class MeasuredCall:
-    """An operator call, and how many seconds the GPU works on it; `warps` is SMOCC over SMACT, where both were read."""
+    """An operator call, and how many seconds the GPU works on it; `warps` is SMOCC over SMACT, where it is known."""
 
     work: Work
     seconds: float
@@ -88,22 +89,29 @@ def _warps(row: Mapping[str, Any]) -> float | None:
 
 
 def calls_in_steps(profiles: Path, steps: Mapping[str, StepCalls]) -> list[MeasuredCall]:
-    """The calls of profiled steps (`ullage measure rates --profile`), where both have as many calls of an operator."""
+    """The calls of profiled steps (`ullage measure rates --profile`), where both have as many calls of an operator.
+
+    Steps of families for testing are left out.
+    """
     times: dict[str, list[float]] = {}
+    warps: dict[str, list[float]] = {}
     calls: dict[str, Mapping[str, Any]] = {}
     for row in read_rows(profiles):
         step = steps.get(str(row.get("id")))
-        if step is None or "failed" in row:
+        if step is None or "failed" in row or is_for_testing(family_of(row).name):
             continue
-        for name, seconds in _profiled(row).items():
+        for name, several in _profiled(row).items():
             made = [call for call in step if _word(call) == name]
-            for call, taken in zip(made, seconds, strict=False) if len(made) == len(seconds) else ():
+            for call, (taken, resident) in zip(made, several, strict=False) if len(made) == len(several) else ():
                 if taken > 0 and runs_kernels(call):
                     key = identity(call)
                     calls[key] = call
                     times.setdefault(key, []).append(taken)
-    works = ((work_of(calls[key]), sorted(several)[len(several) // 2]) for key, several in times.items())
-    return [MeasuredCall(work, seconds) for work, seconds in works if work.kind != "transfer"]
+                    if resident is not None:
+                        warps.setdefault(key, []).append(resident)
+    works = ((work_of(call), _middle(times[key]), _middle(warps[key]) if key in warps else None)
+             for key, call in calls.items())  # fmt: skip
+    return [MeasuredCall(*of_call) for of_call in works if of_call[0].kind != "transfer"]
 
 
 def calls_on_host(rates: Iterable[Path], profiles: Path | None) -> dict[str, float]:
@@ -174,17 +182,38 @@ def _word(call: Mapping[str, Any]) -> str:
     return f"{space}::{name}"
 
 
-def _profiled(row: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Seconds on the GPU of each call of a profile, by operator, in their order."""
+def _profiled(row: Mapping[str, Any]) -> dict[str, list[tuple[float, float | None]]]:
+    """Seconds on the GPU of each call of a profile, and `resident_warps` meanwhile, by operator, in their order."""
     names, kernels, called = row["names"], row["kernels"], row["calls"]["name"]
-    on_gpu = [0.0] * len(called)
-    for place, name, taken in zip(kernels["call"], kernels["name"], kernels["taken"], strict=True):
+    on_gpu, launched, warps = ([0.0] * len(called) for _ in range(3))
+    for place, name, launch, taken in zip(*(kernels[key] for key in ("call", "name", "launch", "taken")), strict=True):
         if place >= 0 and "HtoD" not in names[name]:
             on_gpu[place] += 1e-9 * taken
-    found: dict[str, list[float]] = {}
-    for number, taken in zip(called, on_gpu, strict=True):
-        found.setdefault(names[number], []).append(taken)
+            grid, *limits = row["launches"][launch][:4]
+            if grid:  # a copy has none
+                launched[place] += taken
+                warps[place] += taken * resident_warps(grid, *limits)
+    found: dict[str, list[tuple[float, float | None]]] = {}
+    for number, taken, whole, weighted in zip(called, on_gpu, launched, warps, strict=True):
+        found.setdefault(names[number], []).append((taken, weighted / whole if whole else None))
     return found
+
+
+_WARPS, _BLOCKS, _REGISTERS, _SHARED, _RESERVED = 64, 32, 65536, 233_472, 1024  # of an SM of the H200; bytes of a block
+
+
+def resident_warps(grid: Sequence[int], block: Sequence[int], registers: int | None, shared: int | None) -> float:
+    """The share of an SM's warps that a kernel keeps there, by its launch.
+
+    Registers and shared memory limit how many blocks an SM takes, and a small grid has no more than one for each.
+
+    >>> resident_warps([4096, 1, 1], [256, 1, 1], 128, 0), resident_warps([64, 1, 1], [256, 1, 1], 32, 0)
+    (0.25, 0.125)
+    """
+    warps = -(-math.prod(block) // 32)
+    in_registers = _REGISTERS // (-(-(registers or 16) * 32 // 256) * 256 * warps)
+    most = min(_BLOCKS, _WARPS // warps, in_registers, _SHARED // ((shared or 0) + _RESERVED))
+    return min(1.0, min(max(1, most), -(-math.prod(grid) // (measured_gpu().sms or 1))) * warps / _WARPS)
 
 
 # Runs. Following a thousand of them takes half an hour, so their steps are kept in a file.
