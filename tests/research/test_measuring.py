@@ -144,6 +144,11 @@ def test_without_a_gpu_the_command_says_what_it_needs(tmp_path: Path, monkeypatc
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_readings_belong_to_utilisation(tmp_path: Path) -> None:
+    done = command("dataset", "measure", tmp_path / "rows.jsonl", "--out", tmp_path / "out.jsonl", "--readings", 3)
+    assert done.returncode == 2 and "add --utilization" in done.stderr
+
+
 @pytest.mark.parametrize("number", range(4))
 def test_memory_as_a_child_measures_it_is_that_of_the_usual_loop(number: int) -> None:
     """On the virtual GPU the prepared run asks for exactly what `train` asks for by itself."""

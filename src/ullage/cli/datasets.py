@@ -262,6 +262,8 @@ def measure(
     """Measure configurations on this machine's GPU, each in a fresh process."""
     if together > 1 and (utilization or raw):
         raise InvalidValue("--together is for memory alone: leave --utilization and --raw away")
+    if readings > 1 and not utilization:
+        raise InvalidValue("--readings says how often utilisation is read: add --utilization")
     from ullage.research.datasets.measuring import MeasurementSettings, measure_rows
     from ullage.workloads.configuration import read_rows
 
