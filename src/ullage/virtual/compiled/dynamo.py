@@ -22,7 +22,6 @@ from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
-import ullage.virtual
 from ullage.virtual.kernels.cudnn.layouts import Operand, prefers_channels_last
 from ullage.virtual.releases import release_of
 from ullage.virtual.replacements import Replacements
@@ -31,7 +30,7 @@ from ullage.virtual.state import GPUState
 _CONTEXT_ELEMENT = 4  # bytes of the tensor with which FakeTensor makes sure that CUDA has a context
 _FAILED = "torch.compile failed here, so the eager code was followed: {error}"
 _COMPILED = "torch.compile was followed as PyTorch {version} compiles it (other releases do otherwise): {functions}"
-_OURS = os.path.dirname(ullage.virtual.__file__) + os.sep  # models that Ullage makes are programs like others
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # ullage.virtual: models that Ullage makes are like others
 _HOOKS = (
     (module_hooks, ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")),
     (module_hooks, ("_global_module_registration_hooks",)),  # a slice of a `ModuleList` is one more module
