@@ -1,6 +1,7 @@
 """Who is let in, for how long, and what everybody else gets."""
 
 import asyncio
+import gc
 import http.client
 import re
 import time
@@ -298,3 +299,29 @@ def test_a_link_works_once_and_for_some_minutes(page):
             await sessions.sign_in("", code=late)
 
     asyncio.run(follow())
+
+
+def test_an_answer_that_nobody_waits_for_any_more_may_be_a_refusal():
+    """A page that is left while it waits: what the daemon then answers is nobody's."""
+
+    class Slow:
+        over = busy = False
+
+        async def ask(self, verb, **arguments):
+            await answered.wait()
+            raise NotAllowed("there is no job 5")
+
+    async def leave():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+        waiting = asyncio.create_task(readings.Readings(Slow()).job(5))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        answered.set()
+        await asyncio.sleep(0.01)
+        gc.collect()
+
+    answered, told = asyncio.Event(), []
+    asyncio.run(leave())
+    assert told == []

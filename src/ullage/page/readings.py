@@ -189,9 +189,17 @@ class Readings:
     async def _once(self, question: Hashable, ask: Callable[[], Awaitable[Found]]) -> Found:
         """Ask, unless somebody has asked that already and waits; then wait, too."""
         if question not in self._open:
+
+            def done(asked: asyncio.Future[Any]) -> None:
+                del self._open[question]
+                if not asked.cancelled():
+                    asked.exception()  # seen: those who waited may have left
+
             self._open[question] = asyncio.ensure_future(ask())
-            self._open[question].add_done_callback(lambda _: self._open.pop(question))
-        found: Found = await asyncio.shield(self._open[question])
+            self._open[question].add_done_callback(done)
+        asked = self._open[question]
+        await asyncio.wait([asked])
+        found: Found = asked.result()
         return found
 
     async def _ask(self, verb: str, **arguments: Any) -> Any:
