@@ -388,4 +388,5 @@ def evaluate_utilization(data: list[Path], weights: Path | None, kept: Path | No
             predicted = sharing.predicted_alone(alone, jobs, rates)
             together = sharing.lines_of(sharing.sets_of(measured, alone), alone, predicted)
     print_utilization(lines, together, as_json)
-    print_noise_of_turns({} if as_json else sharing.noise_of_turns(measured))
+    if not as_json:
+        print_noise_of_turns(sharing.noise_of_turns(measured))

@@ -27,13 +27,15 @@ Prediction = Callable[[Sequence[str], Slot], Speeds | None]
 class SideBySide(NamedTuple):
     """Jobs that share a slot: what they have `lost` of their speeds in all (each has 1 alone), and which is `slowed`
     below what its owner accepts, to which `speed` and why. Where none is, `speed` is that of the newest. `foretold`:
-    all speeds are predicted. `pays`: with the newest, enough more gets done."""
+    all speeds are predicted. `done` is what those whose works are known get done, each 1 alone (None: not known).
+    `pays`: with the newest, enough more gets done."""
 
     lost: float
     foretold: bool = False
     slowed: Job | None = None
     speed: float = 1.0
     reason: str = ""
+    done: float | None = None
     pays: bool = True
 
 
@@ -127,20 +129,23 @@ class Rules:
         (1, 0.6, 0.5)
         """
         if self.predict is None or len(jobs) < 2:
-            return SideBySide(0.0)
+            return SideBySide(0.0, done=float(sum(job.work is not None for job in jobs)))
         known = [job for job in jobs if job.work is not None]
         speeds = self.predict([str(job.work) for job in known], slot) if len(known) > 1 else None
         if speeds is None:
-            return SideBySide(sum(1.0 - job.least_speed for job in jobs))
+            return SideBySide(
+                sum(1.0 - job.least_speed for job in jobs), done=1.0 * len(known) if len(known) < 2 else None
+            )
         foretold = len(known) == len(jobs)
         lost = sum(1.0 - share for share in (speeds.shares if foretold else [job.least_speed for job in jobs]))
         below = [
             (round(share, 2) - job.least_speed, share, job) for job, share in zip(known, speeds.shares, strict=True)
         ]
         left, speed, slowed = min(reversed(below), key=lambda each: each[0])
+        done = sum(speeds.shares)
         if left < 0:
-            return SideBySide(lost, foretold, slowed, speed, speeds.reason)
-        return SideBySide(lost, foretold, None, speeds.shares[-1], speeds.reason)
+            return SideBySide(lost, foretold, slowed, speed, speeds.reason, done)
+        return SideBySide(lost, foretold, None, speeds.shares[-1], speeds.reason, done)
 
     def joining(self, here: Sequence[Job], job: Job, slot: Slot) -> SideBySide:
         """What becomes of jobs on a slot, and of one that joins them; `lost` is what they lose more than before.
@@ -151,24 +156,12 @@ class Rules:
         >>> round(found.lost, 2), found.pays
         (0.82, True)
         """
-        found = self.side_by_side([*here, job], slot)
-        lost = found.lost - self.side_by_side(here, slot).lost
-        return found._replace(lost=lost, pays=job.work is None or self._pays(here, job, slot))
-
-    def _pays(self, here: Sequence[Job], job: Job, slot: Slot) -> bool:
-        """Whether those whose works are known get enough more done together, or all owners said what they want."""
-        known = [each for each in here if each.work is not None]
-        if all(each.min_speed is not None for each in (*known, job)):
-            return True
-        before, after = self._done(known, slot), self._done([*known, job], slot)
-        return before is None or after is None or round(after - before, 2) >= self.gain
-
-    def _done(self, jobs: Sequence[Job], slot: Slot) -> float | None:
-        """What jobs get done side by side, each 1 alone; None where it is not known."""
-        if self.predict is None or len(jobs) < 2:
-            return float(len(jobs))
-        speeds = self.predict([str(job.work) for job in jobs], slot)
-        return None if speeds is None else sum(speeds.shares)
+        before, after = self.side_by_side(here, slot), self.side_by_side([*here, job], slot)
+        known = [each for each in (*here, job) if each.work is not None]
+        is_weighed = job.work is not None and any(each.min_speed is None for each in known)
+        gained = None if before.done is None or after.done is None else round(after.done - before.done, 2)
+        pays = not is_weighed or gained is None or gained >= self.gain
+        return after._replace(lost=after.lost - before.lost, pays=pays)
 
 
 class SlotRequest(NamedTuple):

@@ -112,10 +112,12 @@ def noise_of_turns(rows: Sequence[Row]) -> dict[str, float]:
     moved: dict[str, list[float]] = {}
     for row in rows:
         turns = row.get("turns", ()) if "set" in row and len(row["jobs"]) > 1 else ()
-        for _ in range(_DRAWN_AGAIN if len(turns) > 1 else 0):
+        if len(turns) < 2:
+            continue
+        read = middle_slowdowns(turns)
+        for _ in range(_DRAWN_AGAIN):
             again = middle_slowdowns(chance.choices(turns, k=len(turns)))
-            apart = (abs(new / old - 1) for new, old in zip(again, middle_slowdowns(turns), strict=True))
-            moved.setdefault(row["how"], []).extend(apart)
+            moved.setdefault(row["how"], []).extend(abs(new / old - 1) for new, old in zip(again, read, strict=True))
     return {how: fmean(found) for how, found in moved.items()}
 
 
