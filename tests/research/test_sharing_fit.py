@@ -210,5 +210,10 @@ def test_what_cannot_be_read_is_said(tmp_path):
         training.read_rows([tmp_path / "empty.jsonl"])
     with pytest.raises(InvalidValue, match="cannot read"):
         training.read_rows([tmp_path / "nothing.jsonl.gz"])
+    row = {"how": "mps", "set": "one", "jobs": ["a", "b"], "step_s": [2.0, 2.0]}
+    for turn in (7, {}, {"step_s": [2.0, 2.0], "alone_s": [1.0]}, {"step_s": [2.0, None], "alone_s": [1.0, 1.0]}):
+        (tmp_path / "damaged.jsonl").write_text(json.dumps(row | {"turns": [turn]}) + "\n")
+        with pytest.raises(InvalidValue, match="damaged.jsonl: the turns of set 'one' are not those of"):
+            training.read_rows([tmp_path / "damaged.jsonl"])
     with pytest.raises(InvalidValue, match="no set is for fitting"):
         training.fit([], {})

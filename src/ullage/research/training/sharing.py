@@ -72,11 +72,26 @@ def read_rows(files: Sequence[Path]) -> list[Row]:
     session = 0
     for file in files:
         for row in read_lines(file):
+            if not all(_is_turn(turn, row.get("jobs")) for turn in row.get("turns", ())):
+                raise InvalidValue(
+                    f"{file}: the turns of set {row.get('set')!r} are not those of 'ullage measure together'"
+                )
             session += "header" in row
             rows.append(row | {"session": session})
     if not any("set" in row for row in rows):
         raise InvalidValue(f"{files[0]} has no sets of jobs; 'ullage measure together' writes them")
     return rows
+
+
+def _is_turn(turn: Any, jobs: Any) -> bool:
+    """Whether a turn has a step of each job, together and alone."""
+    steps = [turn.get("step_s"), turn.get("alone_s")] if isinstance(turn, dict) else [None]
+    return all(
+        isinstance(each, list)
+        and len(each) == len(jobs or ())
+        and all(type(one) in (int, float) and one > 0 for one in each)
+        for each in steps
+    )
 
 
 def follow(
