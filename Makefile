@@ -5,10 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-# A process for each core and two more, since many tests wait; at most four, since each takes about a gigabyte.
+# A worker for each core and two more, since many tests wait.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 INSTALL := $(BIN)/python tests/install.py $(BIN)/python
-PYTEST := $(BIN)/python -m pytest -rs --strict-skips --numprocesses $$(($(CORES) + 2)) --maxprocesses 4 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -rs --strict-skips --durations 10 --workers $$(($(CORES) + 2))
 
 # Tests start hundreds of processes, and each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,10 +21,8 @@ demo: $(READY)
 test: $(READY) ruff
 	$(MAKE) --no-print-directory -j 2 types test-quick
 
-# A test that fails among hundreds of processes is tried once more, alone. Both outcomes are printed.
-QUICK := -m "not slow" --hypothesis-profile quick
 test-quick: $(READY)
-	$(PYTEST) $(QUICK) || { [ $$? = 1 ] && $(PYTEST) $(QUICK) --numprocesses 0 --last-failed --last-failed-no-failures none; }
+	$(PYTEST) -m "not slow" --hypothesis-profile quick
 
 test-all: $(READY) lint
 	$(PYTEST)

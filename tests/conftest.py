@@ -33,6 +33,7 @@ FLAGS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 
+pytest_plugins = ["tests.workers"]
 collect_ignore = ["virtual/triton_kernels.py"]  # for a machine with Triton and a GPU, be it a virtual one
 
 # Scripts run in the environment that is active in the user's shell; the tests say themselves which one that is.

@@ -1,10 +1,12 @@
-"""Commands that start in a tenth of a second: forked from a process that has imported everything and done nothing.
+"""Commands that start in a few milliseconds: forked from a process that has imported everything and done nothing.
 
-A command from here is a process like another: its own environment, its own end, kill -9 and all. Run as a program this
-is that process: its arguments are modules to import, and it reads orders on its input, a line of JSON each. It ends
-with who started it, and so do its commands.
+A command from here is a process like another: its own environment, its own end, kill -9 and all. The nursery is forked
+from the process that runs the tests, before the first of them. It reads orders, a line of JSON each, and ends with the
+process that forked it, and so do its commands.
 """
 
+import atexit
+import faulthandler
 import importlib
 import json
 import os
@@ -15,20 +17,49 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from pathlib import Path
 
+TESTS = Path(__file__).resolve().parent
+_nursery = None
 
-def serve_orders() -> None:
-    _end_with(os.getppid())
+
+def begin():
+    """Fork the nursery of this process, which must have no other threads."""
+    global _nursery
+    _nursery = Nursery()
+
+
+def end():
+    """End the nursery of this process."""
+    global _nursery
+    if _nursery is not None:
+        _nursery.close()
+    _nursery = None
+
+
+def current():
+    """The nursery of this process."""
+    return _nursery
+
+
+def import_commands():
+    """Import what commands need."""
     package = importlib.import_module("ullage.cli")
     commands = [f"ullage.cli.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
-    for name in (*commands, "pydantic", *sys.argv[1:]):
+    more = ["pydantic", "torch", "ullage.estimation", "ullage.manager.core.daemon", "ullage.virtual.shared_card.cards"]
+    for name in (*commands, *more):
         importlib.import_module(name)
+
+
+def serve_orders(orders, answers) -> None:
+    """Fork a command for each order, or say how a command ended."""
     here, ended = os.getpid(), {}
-    for line in sys.stdin:
+    for line in orders:
         order = json.loads(line)
-        if "words" in order:
-            answer = os.fork() or _become(order, here)
+        if "pid" not in order:
+            import_commands()
+            answer = os.fork() or become(order, here)
         elif order["pid"] in ended:
             answer = ended[order["pid"]]
         else:
@@ -36,10 +67,11 @@ def serve_orders() -> None:
             answer = os.waitstatus_to_exitcode(status) if pid else None
             if pid:
                 ended[pid] = answer
-        print(json.dumps(answer), flush=True)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
 
 
-def _end_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Be killed when the parent ends, or now if it has."""
     if sys.platform == "linux":
         from ullage.isolation.kernel import die_with_parent
@@ -49,70 +81,107 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
 
-def _become(order: dict, parent: int) -> int:
-    """In the child: `ullage WORDS`. Never returns."""
+def forget_pytest(kept: list[int]) -> None:
+    """Undo what pytest did to this process, and close all of its files but those."""
+    faulthandler.disable()
+    atexit._clear()
+    sys.unraisablehook, threading.excepthook = sys.__unraisablehook__, threading.__excepthook__
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("_pytest")]
+    sys.path[:] = [place for place in sys.path if place != str(TESTS.parent) and TESTS not in Path(place).parents]
+    for number in map(int, os.listdir("/dev/fd")):
+        if number > 2 and number not in kept:
+            try:
+                os.close(number)
+            except OSError:  # the one that listed the folder
+                continue
+
+
+def become(order: dict, parent: int) -> int:
+    """In the child: `ullage WORDS`, or a program. Never returns."""
     code = 1
     try:
-        _end_with(parent)
+        die_with(parent)
         for number, name in enumerate(order["files"]):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), number)
+        os.closerange(3, 4096)
+        sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+        sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
         os.chdir(order["cwd"])
         os.environ.clear()
         os.environ.update(order["environment"])
-        sys.argv = ["ullage", *order["words"]]
-        ullage = sys.modules["ullage.cli.main"]
-        ullage.main()
+        sys.argv = ["-c" if order["program"] else "ullage", *order["words"]]
+        sys.modules["__main__"] = importlib.import_module("ullage.__main__")
+        if order["program"]:
+            exec(compile(order["program"], "<program>", "exec"), {"__name__": "__main__"})
+        else:
+            sys.modules["ullage.cli.main"].main()
         code = 0
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
 class Nursery:
-    """Starts that process, and children in it."""
+    """Forks that process, and has it fork commands."""
 
-    def __init__(self, environment: dict[str, str], *modules: str) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, *modules],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        (orders, self._orders), (self._answers, answers) = os.pipe(), os.pipe()
+        here = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                die_with(here)
+                forget_pytest([orders, answers])
+                serve_orders(os.fdopen(orders), os.fdopen(answers, "w"))
+            finally:
+                os._exit(0)
+        os.close(orders)
+        os.close(answers)
+        self._orders, self._answers = os.fdopen(self._orders, "w"), os.fdopen(self._answers)
 
     def ask(self, order: dict) -> int | None:
         """The answer to one order; used by several threads."""
         with self._lock:
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
-            return json.loads(self._process.stdout.readline())
+            self._orders.write(json.dumps(order) + "\n")
+            self._orders.flush()
+            return json.loads(self._answers.readline())
 
-    def start(self, words: list[str], environment: dict[str, str], files: list[str], cwd: str = ".") -> "Child":
-        """`ullage WORDS` as a process; `files` are its input, output and errors."""
-        return Child(self, self.ask({"words": words, "environment": environment, "files": files, "cwd": cwd}))
+    def start(
+        self, words: list[str], environment: dict[str, str], files: list[str], cwd: str = ".", program: str = ""
+    ) -> "Child":
+        """`ullage WORDS` as a process, or `python -c PROGRAM WORDS`; `files` are its input, output and errors."""
+        order = {"words": words, "environment": environment, "files": files, "cwd": cwd, "program": program}
+        return Child(self, self.ask(order))
 
     def run(
-        self, words: list[str], environment: dict[str, str], cwd: str, text: str, timeout: float = 60.0
+        self,
+        words: list[str],
+        environment: dict[str, str],
+        cwd: str,
+        text: str = "",
+        timeout: float = 60.0,
+        program: str = "",
     ) -> subprocess.CompletedProcess:
-        """`ullage WORDS` from beginning to end, as `subprocess.run` would."""
+        """Such a process from beginning to end, as `subprocess.run` would."""
         with tempfile.TemporaryDirectory(prefix="ullage-test-") as folder:
             files = [Path(folder) / name for name in ("input", "output", "errors")]
             files[0].write_text(text)
-            child = self.start(words, environment, [str(file) for file in files], cwd)
+            child = self.start(words, environment, [str(file) for file in files], cwd, program)
             return subprocess.CompletedProcess(words, child.wait(timeout), files[1].read_text(), files[2].read_text())
 
     def close(self) -> None:
         """End that process."""
-        self._process.stdin.close()
-        self._process.wait(60)
+        self._orders.close()
+        self._answers.close()
+        os.waitpid(self.pid, 0)
 
 
 class Child:
@@ -145,7 +214,3 @@ class Child:
             assert passed < timeout, f"process {self.pid} did not end in {timeout:g} s"
             time.sleep(min(0.005 + passed / 10, 0.05))
         return self.returncode
-
-
-if __name__ == "__main__":
-    serve_orders()

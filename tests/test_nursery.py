@@ -13,9 +13,9 @@ from ullage.isolation.process_tree import stat_field
 STARTS = """
 import os, sys, time
 from tests.nursery import Nursery
-nursery = Nursery(dict(os.environ))
+nursery = Nursery()
 child = nursery.start(["serve", "--virtual", "1xT4", "--estimator", "none"], dict(os.environ), [os.devnull] * 3)
-print(nursery._process.pid, child.pid, flush=True)
+print(nursery.pid, child.pid, flush=True)
 time.sleep(1000)
 """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.nursery import Child, Nursery
+from tests.nursery import Child, Nursery, current
 from tests.paths import ROOT
 
 from ullage.errors import NoDaemon
@@ -240,12 +240,9 @@ def make_here(tmp_path: Path) -> Iterator[Callable[..., Here]]:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def nursery() -> Nursery:
     """Where daemons come from that start fast; those that a file shares (`common`) are started as people do."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])}
-    made = Nursery(environment, "ullage.manager.core.daemon", "ullage.virtual.shared_card.cards")
-    yield made
-    made.close()
+    return current()
 
 
 @pytest.fixture
