@@ -21,12 +21,13 @@ def command(tmp_path):
     """The command that runs the test files which a test writes into its folder."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_good.py").write_text(GOOD)
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "--workers", "2"]
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "--rootdir", str(tmp_path), "--workers", "2"]
     return [sys.executable, *words, f"--basetemp={tmp_path / 'temporary'}", str(tmp_path)]
 
 
 def environment():
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    return os.environ | {"PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # others take long to import
 
 
 def run(command, *more):
