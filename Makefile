@@ -8,7 +8,9 @@ READY := $(VENV)/ready
 # A process for each core and two more, since many tests wait; at most four, since each takes about a gigabyte.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 INSTALL := $(BIN)/python tests/install.py $(BIN)/python
-PYTEST := $(BIN)/python -m pytest -rs --strict-skips --numprocesses $$(($(CORES) + 2)) --maxprocesses 4 --dist worksteal
+# Categories of tests/expected_skips.toml that may be left out, separated by commas; all where it is empty.
+SKIPS ?=
+PYTEST := $(BIN)/python -m pytest --strict-skips=$(SKIPS) --numprocesses $$(($(CORES) + 2)) --maxprocesses 4 --dist worksteal
 
 # Tests start hundreds of processes, and each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
