@@ -33,9 +33,8 @@ test-all: $(READY) lint
 
 # Slurm of the distribution, installed where root runs this and it is missing; the tests start and stop their own.
 test-slurm: $(READY)
-	command -v slurmctld >/dev/null || [ -x /usr/sbin/slurmctld ] || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get \
-		install -y -qq --no-install-recommends slurm-wlm slurm-client munge slurm-wlm-basic-plugins; }
-	$(PYTEST) tests/slurm
+	if [ "$$(id -u)" = 0 ]; then tests/debian.sh slurm; fi
+	$(PYTEST) --strict-skips=root,packages,system tests/slurm
 
 # Every release of PyTorch in an environment of its own, below .venvs: gigabytes, and hours. ONLY="2.6 2.15" takes a part.
 test-versions:
@@ -73,6 +72,11 @@ screenshots: $(READY)
 $(VENV)/docs: $(READY)
 	$(INSTALL) --editable ".[docs]"
 	touch $(VENV)/docs
+
+# What else tests can be run with: each would be skipped without its package.
+$(VENV)/ci: $(READY)
+	$(INSTALL) --editable ".[ci]"
+	touch $(VENV)/ci
 
 # Modules are compiled on all cores; a third of them are tests of packages and models that nobody loads here.
 UNUSED := /(tests|debugpy|schemathesis|pip|mypy|mypyc|jedi|docutils|IPython|prompt_toolkit|graphql|torchgen)/|/(torch/testing/_internal|transformers/models|pygments/lexers)/
