@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest --strict-skips=$(SKIPS) --numprocesses $$(($(C
 # Tests start hundreds of processes, and each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-quick test-slurm test-versions bench lint ruff types docs screenshots clean
+.PHONY: demo test test-all test-quick test-tiny test-slurm test-versions coverage bench lint ruff types docs screenshots clean
 
 demo: $(READY)
 	$(BIN)/python examples/first_estimate.py
@@ -27,6 +27,16 @@ test: $(READY) ruff
 QUICK := -m "not slow" --hypothesis-profile quick
 test-quick: $(READY)
 	$(PYTEST) $(QUICK) || { [ $$? = 1 ] && $(PYTEST) $(QUICK) --numprocesses 0 --last-failed --last-failed-no-failures none; }
+
+# One estimate of each kind, and a job through the manager: ten seconds. Only files that have such a test are collected.
+test-tiny: $(READY)
+	$(BIN)/python -m pytest -m tiny $$(grep -rl --include='test_*.py' pytest.mark.tiny tests)
+
+# The lines that the quick tests reach. What runs in a private world, or is killed, cannot tell, and counts as not reached.
+coverage: $(READY)
+	rm -rf build/coverage && mkdir -p -m 1777 build/coverage
+	status=0; $(subst -m pytest,-m coverage run -m pytest,$(PYTEST)) $(QUICK) || status=$$?; \
+		$(BIN)/python tests/coverage_by_room.py && exit $$status
 
 test-all: $(READY) lint
 	$(PYTEST)
