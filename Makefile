@@ -8,12 +8,15 @@ READY := $(VENV)/ready
 # A worker for each core and two more, since many tests wait.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 INSTALL := $(BIN)/python tests/install.py $(BIN)/python
-PYTEST := $(BIN)/python -m pytest -rs --strict-skips --durations 10 --workers $$(($(CORES) + 2))
+# Categories of tests/expected_skips.toml that may be left out, separated by commas; all where it is empty.
+SKIPS ?=
+PYTEST := $(BIN)/python -m pytest --strict-skips=$(SKIPS) --durations 10 --workers $$(($(CORES) + 2))
+QUICK := -m "not slow" --hypothesis-profile quick
 
 # Tests start hundreds of processes, and each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-quick test-slurm test-versions bench lint ruff types docs screenshots clean
+.PHONY: demo test test-all test-quick test-tiny test-slurm test-versions coverage bench lint ruff types docs screenshots clean
 
 demo: $(READY)
 	$(BIN)/python examples/first_estimate.py
@@ -22,16 +25,25 @@ test: $(READY) ruff
 	$(MAKE) --no-print-directory -j 2 types test-quick
 
 test-quick: $(READY)
-	$(PYTEST) -m "not slow" --hypothesis-profile quick
+	$(PYTEST) $(QUICK)
+
+# One estimate of each kind, and a job through the manager: ten seconds. Only files that have such a test are collected.
+test-tiny: $(READY)
+	$(BIN)/python -m pytest -m tiny $$(grep -rl --include='test_*.py' pytest.mark.tiny tests)
+
+# The lines that the quick tests reach. What runs in a private world, or is killed, cannot tell, and counts as not reached.
+coverage: $(READY)
+	rm -rf build/coverage && mkdir -p -m 1777 build/coverage
+	status=0; $(subst -m pytest,-m coverage run -m pytest,$(PYTEST)) $(QUICK) || status=$$?; \
+		$(BIN)/python tests/coverage_by_room.py && exit $$status
 
 test-all: $(READY) lint
 	$(PYTEST)
 
 # Slurm of the distribution, installed where root runs this and it is missing; the tests start and stop their own.
 test-slurm: $(READY)
-	command -v slurmctld >/dev/null || [ -x /usr/sbin/slurmctld ] || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get \
-		install -y -qq --no-install-recommends slurm-wlm slurm-client munge slurm-wlm-basic-plugins; }
-	$(PYTEST) tests/slurm
+	if [ "$$(id -u)" = 0 ]; then tests/debian.sh slurm; fi
+	$(PYTEST) --strict-skips=root,packages,system tests/slurm
 
 # Every release of PyTorch in an environment of its own, below .venvs: gigabytes, and hours. ONLY="2.6 2.15" takes a part.
 test-versions:
@@ -69,6 +81,11 @@ screenshots: $(READY)
 $(VENV)/docs: $(READY)
 	$(INSTALL) --editable ".[docs]"
 	touch $(VENV)/docs
+
+# What else tests can be run with: each would be skipped without its package.
+$(VENV)/ci: $(READY)
+	$(INSTALL) --editable ".[ci]"
+	touch $(VENV)/ci
 
 # Modules are compiled on all cores; a third of them are tests of packages and models that nobody loads here.
 UNUSED := /(tests|debugpy|schemathesis|pip|mypy|mypyc|jedi|docutils|IPython|prompt_toolkit|graphql|torchgen)/|/(torch/testing/_internal|transformers/models|pygments/lexers)/

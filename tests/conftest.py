@@ -1,4 +1,4 @@
-"""What tests of several rooms share: reference data, a browser, and the account of skipped tests.
+"""What tests of several rooms share: reference data and a browser.
 
 Some tests compare with data that is not part of this project. `ULLAGE_REFERENCE` names a folder that holds it; see
 tests/README.md.
@@ -13,7 +13,6 @@ import shutil
 import sys
 import sysconfig
 import venv
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -24,16 +23,16 @@ os.environ.setdefault("ULLAGE_PYTORCH", "2.11")
 # Workers and their processes share few cores: threads of their own would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+pytest_plugins = ["tests.skips", "tests.workers"]
+
 HERE = Path(__file__).parent
 SHIPPED = HERE / "data" / "reference"
-EXPECTED_SKIPS = HERE / "expected_skips.txt"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 
-pytest_plugins = ["tests.workers"]
 collect_ignore = ["virtual/triton_kernels.py"]  # for a machine with Triton and a GPU, be it a virtual one
 
 # Scripts run in the environment that is active in the user's shell; the tests say themselves which one that is.
@@ -160,56 +159,3 @@ def browser():
 
 def pytest_addoption(parser):
     parser.addoption("--soak", type=float, default=1200.0, metavar="SECONDS", help="how long the soak test takes")
-    parser.addoption(
-        "--strict-skips", action="store_true", help="fail if a test is skipped that tests/expected_skips.txt has not"
-    )
-
-
-def pytest_configure(config):
-    if config.getoption("--strict-skips"):
-        config.pluginmanager.register(SkipAccount(config), "skip-account")
-
-
-class SkipAccount:
-    """Collects skips and fails the session over those that are not expected."""
-
-    def __init__(self, config):
-        self._config = config
-        self._skips: list[tuple[str, str]] = []
-        self._unexpected: list[tuple[str, str]] = []
-        lines = [line for line in EXPECTED_SKIPS.read_text().splitlines() if line.strip() and line[0] != "#"]
-        self._expected = [tuple(part.strip() for part in line.split("|", 1)) for line in lines]
-
-    def pytest_runtest_logreport(self, report):
-        self._note(report)
-
-    def pytest_collectreport(self, report):
-        self._note(report)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node):
-        """A worker process of pytest-xdist ends: reports of tests came here, those of whole modules did not."""
-        self._skips += map(tuple, getattr(node, "workeroutput", {}).get("skipped_modules", []))
-
-    def pytest_sessionfinish(self, session):
-        if hasattr(self._config, "workeroutput"):
-            self._config.workeroutput["skipped_modules"] = [skip for skip in self._skips if "::" not in skip[0]]
-            return
-        self._unexpected = sorted({skip for skip in self._skips if not self._is_expected(*skip)})
-        if self._unexpected and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self, terminalreporter):
-        if self._unexpected:
-            terminalreporter.section("skips that tests/expected_skips.txt does not have", red=True)
-            for name, reason in self._unexpected:
-                terminalreporter.line(f"{name}: {reason}")
-
-    def _note(self, report):
-        if report.skipped and not hasattr(report, "wasxfail"):
-            self._skips.append((report.nodeid, str(report.longrepr[2]).removeprefix("Skipped: ")))
-
-    def _is_expected(self, nodeid: str, reason: str) -> bool:
-        """Names are compared without folder and parameters."""
-        name = nodeid.rpartition("::")[2].partition("[")[0].rpartition("/")[2]
-        return any(fnmatch(name, pattern) and part in reason for pattern, part in self._expected)

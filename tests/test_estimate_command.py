@@ -28,6 +28,7 @@ def type_in(monkeypatch, capsys, tmp_path):
     return typed_in(monkeypatch, capsys)
 
 
+@pytest.mark.tiny
 def test_a_model_as_json(type_in):
     code, out, _ = type_in("estimate", "torchvision:resnet18", *SMALL, "--json", "-O", "sgd", "-p", "amp_fp16")
     values = json.loads(out)

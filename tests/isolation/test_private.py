@@ -119,7 +119,7 @@ print(outcome.private, outcome.answer or outcome, Path("data/file").read_text())
 
 def test_a_folder_with_another_disk_in_it_is_covered_as_well(folder):
     if os.geteuid() != 0:
-        pytest.skip("mounts can only be made by root")
+        pytest.skip("needs root, to mount a disk")
     (folder / "data").mkdir()
     (folder / "large").write_bytes(b"x" * (9 << 20))
     before = content(folder)

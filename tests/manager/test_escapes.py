@@ -144,8 +144,10 @@ def as_nobody_in(group):
 
 
 def test_an_ordinary_user_has_groups_below_one_that_was_delegated_and_only_there(tmp_path):
-    if os.geteuid() != 0 or not Cgroups().usable:
+    if os.geteuid() != 0:
         pytest.skip("needs root, to delegate a cgroup")
+    if not Cgroups().usable:
+        pytest.skip("this user may make no cgroup here")
     nobody, own = pwd.getpwnam("nobody"), own_root() / f"ullage-test-{os.getpid()}"
     own.mkdir()
     try:

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 
+@pytest.mark.tiny
 def test_a_job_runs_once_on_a_gpu_that_it_was_promised(common):
     number = common.script("echo to $CUDA_VISIBLE_DEVICES; echo oops >&2")
     job = common.wait(number)

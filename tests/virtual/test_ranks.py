@@ -217,6 +217,7 @@ def test_tensor_parallelism_splits_the_weights(gpu):
     assert not [note for note in gpu.notes if "no operator of PyTorch" in note]
 
 
+@pytest.mark.tiny
 def test_a_function_is_estimated_as_one_rank_of_many():
     def run():
         dist.init_process_group("nccl")

@@ -124,6 +124,7 @@ def own(tmp_path, monkeypatch):
     return "my_models.py"
 
 
+@pytest.mark.tiny
 def test_a_factory_in_a_file_or_a_module(own, monkeypatch, tmp_path):
     assert estimate(f"{own}:Words", sequence_length=8, set={"words": 50}).steps == 3
     assert estimate(f"{own}:pixels", input_shape=[3, 8, 8]).steps == 3

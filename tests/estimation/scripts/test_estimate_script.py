@@ -44,6 +44,7 @@ def cold(monkeypatch):
     monkeypatch.setattr(parent, "run", run)
 
 
+@pytest.mark.tiny
 def test_a_script_runs_as_python_runs_it(script, tmp_path, capfd, cold):
     script("WIDTH = 512", "project/neighbour.py")
     for name in ("kept.pt", "best.pt", "old.pt"):
