@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from more_pairs import shuffled, write
+
 from ullage.research.measure.job_sets import room
 from ullage.units import GIB
 

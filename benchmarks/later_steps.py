@@ -25,6 +25,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fresh_steps import OPTIMIZERS, PRECISIONS, SHAPES, Block, known_runs, runs_of, with_batch
+
 from ullage.research.datasets.generate import DEFAULTS, generate
 from ullage.research.datasets.model_families import family_of, is_for_testing
 

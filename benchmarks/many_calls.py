@@ -36,6 +36,7 @@ from more_calls import (
     is_worth_it,
     layer_of,
 )
+
 from ullage.hardware.work import work_of
 from ullage.performance.rates import load
 from ullage.performance.step import StepCalls, runs_kernels

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from more_pairs import shuffled, written
+
 from ullage.research.datasets.model_families import family_of, is_for_testing
 from ullage.research.measure.job_sets import room
 from ullage.units import GIB
