@@ -47,7 +47,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/speed/manager_estimates.py
 	$(BIN)/python benchmarks/speed/page_speed.py
 	$(BIN)/python benchmarks/speed/estimate_speed.py
-	$(BIN)/python benchmarks/virtual_gpu.py
+	$(BIN)/ullage evaluate --truth benchmarks/data/h200_runs.jsonl.gz
 	$(BIN)/python benchmarks/speed/monitor_overhead.py
 
 lint: ruff types

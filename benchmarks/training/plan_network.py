@@ -1,12 +1,12 @@
 """Teaches the network that guesses which plan cuDNN names for a convolution, and the trees that say what a plan takes.
 
-    python benchmarks/training/plan_network.py ask FOLDER --seconds 160 # on the GPU: cuDNN's answers about drawn problems
+    python benchmarks/training/plan_network.py ask FOLDER --seconds 160 # on the GPU: cuDNN's answers about problems
     python benchmarks/training/plan_network.py ask FOLDER --seconds 250 --seed 9500000 --unsure
     python benchmarks/training/plan_network.py train FOLDER --seconds 300 # on the GPU: a network for each direction
-    python benchmarks/training/plan_network.py refine FOLDER --seconds 190 # two cores: a first layer in 16 bits for each
+    python benchmarks/training/plan_network.py refine FOLDER --seconds 190 # a first layer in 16 bits for each
     python benchmarks/training/plan_network.py fit FOLDER --out DATA # what is shipped: ten minutes on two cores
     python benchmarks/training/cudnn_answers.py benchmarks/data/h200_fresh_answers.jsonl.xz
-    python benchmarks/accuracy/fresh_networks.py judge benchmarks/data/h200_fresh_second.jsonl.gz
+    python benchmarks/accuracy/fresh_networks.py benchmarks/data/h200_fresh_second.jsonl.gz
 
 Problems are drawn at random (`drawn_convolutions/`). cuDNN's first choice is asked, with its knobs: about 145,000 times
 a second on 13 cores (`asking.c`). With `--unsure` only those are asked whose plan the network of before does not know

@@ -14,7 +14,7 @@ from torch import nn
 
 # Convolutional networks: channels of the input, widths of the layers, side of the filters.
 
-CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
@@ -404,7 +404,8 @@ class Experts(nn.Module):
         """As wide as the input."""
         weights = self.gate(value).softmax(-1).t().unsqueeze(-1)
         inner = torch.bmm(value.expand(len(self.first), *value.shape), self.first)
-        return (weights * torch.bmm(nn.functional.gelu(inner), self.second)).sum(0)
+        summed: torch.Tensor = (weights * torch.bmm(nn.functional.gelu(inner), self.second)).sum(0)
+        return summed
 
 
 def tabular(features: int, width: int, depth: int, num_classes: int) -> nn.Module:

@@ -1,20 +1,18 @@
-"""Whether the simulator still gives the same results, byte for byte, after a change that is to make it faster only.
+"""Whether a change that is to make the simulator faster only leaves its results as they were.
 
-    python benchmarks/simulation_same.py before.json        # before the change: writes what the runs give
-    python benchmarks/simulation_same.py before.json        # after it: compares, and names the runs that differ
-
-Every policy, every way of sharing, failures, time limits, late readings and drawn traces of several users: about ten
-seconds in all.
+Every policy, every way of sharing, failures, time limits, late readings and drawn traces of several users. Where a
+change alters results on purpose, `python -m tests.simulation.test_results` writes the new ones.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from ullage.placement import policies
 from ullage.simulation.engine import simulate
@@ -22,6 +20,7 @@ from ullage.simulation.generator import generate_trace
 from ullage.simulation.scenario import Scenario
 from ullage.simulation.trace import JobTrace
 
+KEPT = Path(__file__).parent / "data" / "results.json"
 WIDE = {1: 0.80, 2: 0.08, 4: 0.07, 8: 0.05}
 SMALL = "8xA100-40GB"
 
@@ -47,29 +46,30 @@ def runs() -> Iterator[tuple[str, JobTrace, Scenario]]:
     ])  # fmt: skip
     yield "time limits", limited, base.but(min_speed=0.8)
     yield "two kinds of GPUs", limited, base.but(gpus="4xA100-40GB, 4xH200", min_speed=0.3, reservations=3, patience=50)
-    yield (
-        "no books",
-        few,
-        base.but(policy="magm", estimator="none", unknown="floor", foresight=False, bookkeeping=False, at_a_time=1),
-    )
+    blind = base.but(policy="magm", estimator="none", unknown="floor", foresight=False, bookkeeping=False, at_a_time=1)
+    yield "no books", few, blind
     yield "late readings", few, base.but(policy="lug", reading_s=7.0, monitor_delay_s=3.0, stale_after=6.0)
     yield "no delay", few, base.but(monitor_delay_s=0.0, startup_s=0.0, fair=False, max_jobs_per_gpu=2)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="what the runs gave before; it is written if it is not there")
-    file = parser.parse_args().file
-    found = {name: hashlib.sha256(simulate(*run).to_json().encode()).hexdigest() for name, *run in runs()}
-    if not file.exists():
-        file.write_text(json.dumps(found, indent=1) + "\n")
-        print(f"{len(found)} runs are in {file}")
-        return
-    before = json.loads(file.read_text())
-    differ = [name for name in found if found[name] != before.get(name)]
-    print(f"{len(found) - len(differ)} of {len(found)} runs are the same" + "".join(f"\n  {name}" for name in differ))
-    raise SystemExit(bool(differ))
+def figures(trace: JobTrace, scenario: Scenario) -> dict[str, Any]:
+    """What a run gives, in numbers that change with every decision."""
+    result = simulate(trace, scenario)
+    found = {name: value for name, value in asdict(result.figures).items() if isinstance(value, int | float)}
+    begins = [attempt.begin for job in result.jobs for attempt in job.attempts]
+    return {**found, "passes": result.passes, "attempts": len(begins), "begins": sum(begins)}
+
+
+@pytest.mark.slow
+def test_results_are_those_that_were_kept() -> None:
+    kept = json.loads(KEPT.read_text())
+    found = {name: figures(trace, scenario) for name, trace, scenario in runs()}
+    assert len(found) > 20 and set(found) == set(kept)
+    differ = [name for name in found if found[name] != pytest.approx(kept[name], rel=1e-6)]
+    assert not differ, f"these runs changed: {differ}; if they should, write them anew as this file's docstring says"
 
 
 if __name__ == "__main__":
-    main()
+    made = {name: figures(trace, scenario) for name, trace, scenario in runs()}
+    KEPT.parent.mkdir(exist_ok=True)
+    KEPT.write_text(json.dumps(made, indent=1) + "\n")
