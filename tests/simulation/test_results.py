@@ -41,9 +41,10 @@ def runs() -> Iterator[tuple[str, JobTrace, Scenario]]:
         yield policy, few, base.but(policy=policy, estimator="gpumemnet")
     for sharing in ("timeslice", "mig", "mig:2g.10gb", "off"):
         yield sharing, few, base.but(sharing=sharing)
-    limited = replace(few, jobs=[
+    jobs = [
         replace(job, time_limit=job.work_s * (0.8 if job.id % 7 == 0 else 3.0), priority=job.id % 3) for job in few.jobs
-    ])  # fmt: skip
+    ]
+    limited = replace(few, jobs=jobs)
     yield "time limits", limited, base.but(min_speed=0.8)
     yield "two kinds of GPUs", limited, base.but(gpus="4xA100-40GB, 4xH200", min_speed=0.3, reservations=3, patience=50)
     blind = base.but(policy="magm", estimator="none", unknown="floor", foresight=False, bookkeeping=False, at_a_time=1)

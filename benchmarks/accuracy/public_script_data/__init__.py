@@ -1,4 +1,4 @@
-"""Small random data for `public_scripts.py`, in the places and forms in which the scripts read theirs, by subject."""
+"""Small random data for the public scripts, in the places and forms in which the scripts read theirs, by subject."""
 
 from pathlib import Path
 
