@@ -50,17 +50,17 @@ test-versions:
 	$(PYTHON) tests/versions.py $(if $(ONLY),--only $(ONLY))
 
 bench: $(READY)
-	$(BIN)/python benchmarks/allocator_speed.py
-	$(BIN)/python benchmarks/billions.py
-	$(BIN)/python benchmarks/placement_speed.py
-	$(BIN)/python benchmarks/simulation_speed.py
-	$(BIN)/python benchmarks/manager_submit.py
-	$(BIN)/python benchmarks/manager_orders.py
-	$(BIN)/python benchmarks/manager_estimates.py
-	$(BIN)/python benchmarks/page_speed.py
-	$(BIN)/python benchmarks/estimate_speed.py
-	$(BIN)/python benchmarks/virtual_gpu.py
-	$(BIN)/python benchmarks/monitor_overhead.py
+	$(BIN)/python benchmarks/speed/allocator_speed.py
+	$(BIN)/python benchmarks/speed/billions.py
+	$(BIN)/python benchmarks/speed/placement_speed.py
+	$(BIN)/python benchmarks/speed/simulation_speed.py
+	$(BIN)/python benchmarks/speed/manager_submit.py
+	$(BIN)/python benchmarks/speed/manager_orders.py
+	$(BIN)/python benchmarks/speed/manager_estimates.py
+	$(BIN)/python benchmarks/speed/page_speed.py
+	$(BIN)/python benchmarks/speed/estimate_speed.py
+	$(BIN)/ullage evaluate --truth benchmarks/data/h200_runs.jsonl.gz
+	$(BIN)/python benchmarks/speed/monitor_overhead.py
 
 lint: ruff types
 

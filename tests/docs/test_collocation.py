@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("collocation", ROOT / "benchmarks/collocation.py")
+    spec = importlib.util.spec_from_file_location("collocation", ROOT / "benchmarks/dissertation/collocation.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules["collocation"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

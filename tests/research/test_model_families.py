@@ -34,6 +34,13 @@ def test_families_of_the_second_and_third_test_are_all_for_testing_and_none_was_
     assert all(map(is_for_testing, FRESH)) and len(set(FRESH)) == 52
     assert set(FRESH) <= {family.name for family in ALL}
     assert not set(FRESH) & {*real_models._VISION, *real_models._TEXT}
+    moved = {
+        "benchmarks/fresh_networks.py:unet": "ullage.research.datasets.networks:unet",
+        "benchmarks/later_steps.py:generator": "ullage.research.datasets.networks:image_generator",
+    }
+    for old, new in moved.items():
+        assert Configuration.from_row({"model": old, "batch": 1}).model == new
+        assert family_of({"model": old}) == family_of({"model": new})
     assert family_of({"model": "benchmarks/fresh_networks.py:unet"}) == ModelFamily("unet", "cnn")
 
 

@@ -1,14 +1,12 @@
 """`ullage measure rates`: calls from followed steps, real tensors for them, a stand-in for the GPU, profiles."""
 
 import json
-import random
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
 from tests.commands import ullage as run
-from tests.paths import ROOT
 from torch import nn
 
 from ullage.errors import InvalidValue
@@ -111,28 +109,6 @@ def test_counters_are_read_for_every_so_many_calls_or_for_none(monkeypatch: pyte
     with virtual_gpu("H200"):
         asked = {every: [row["asked"] for row in timing.measured(calls, every)] for every in (2, 0)}
     assert asked == {2: [True, False, True, False, True], 0: [False] * 5}
-
-
-def test_listed_convolutions_are_such_as_a_step_makes(step: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import more_calls
-
-    seen = [one for one in step["calls"] if more_calls.is_convolution(one)]
-    assert len(seen) == 2
-    for one in seen:
-        forward, backward = more_calls.calls_of(*more_calls.layer_of(one), with_source=False)
-        made = backward if "backward" in one["operator"] else forward
-        assert identity(made) == identity(one) and made["outputs"] == one["outputs"]
-    for layer, batch, dtype, last in (more_calls.changed(*more_calls.layer_of(seen[0]), random.Random(n))
-                                      for n in range(30)):  # fmt: skip
-        for made in more_calls.from_layers([(layer, batch, dtype, last)]):
-            operator, args, kwargs = prepared(made, "meta")
-            outputs = [one for one in _listed(operator(*args, **kwargs)) if one is not None]
-            assert [list(one.shape) for one in outputs] == [one["shape"] for one in made["outputs"]]
-
-
-def _listed(outputs: torch.Tensor | tuple) -> list:
-    return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
 
 
 def test_a_call_that_fails_is_said_and_the_next_one_measured(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ullage.simulation.scenario import Scenario, World
 from ullage.simulation.trace import JobKind, JobTrace, TraceJob
 from ullage.units import GIB
 
-POLICIES = Path(__file__).resolve().parents[2] / "benchmarks/rad_rm.py"
+POLICIES = Path(__file__).resolve().parents[2] / "benchmarks/dissertation/rad_rm.py"
 BLIND = Rules(smact_limit=None, free_floor=0, margin=0, unknown="floor", fair=False, backfill=False, stale_after=None)
 QUIET = World(startup_s=0.0, interference_error=0.0, monitor_delay_s=0.0)
 BASE = Scenario(gpus="A100-40GB", policy="magm", estimator="none", rules=BLIND, foresight=False, world=QUIET)

@@ -14,7 +14,7 @@ from ullage.simulation.engine import simulate
 from ullage.simulation.generator import generate_trace
 from ullage.simulation.reading import read_trace, write_trace
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "dissertation"
 
 
 @pytest.fixture(scope="module")

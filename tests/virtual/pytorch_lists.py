@@ -1,7 +1,7 @@
 """PyTorch's own lists of operators and modules with their samples, run the same way on a CPU, a GPU and a virtual GPU.
 
-The lists are `op_db` and `module_db` of `torch.testing._internal`. `benchmarks/pytorch_lists.py` measures them on a
-GPU, and tests run them on the virtual one, so this file needs PyTorch only.
+The lists are `op_db` and `module_db` of `torch.testing._internal`. `benchmarks/accuracy/pytorch_lists.py` measures them
+on a GPU, and tests run them on the virtual one, so this file needs PyTorch only.
 """
 
 import functools
@@ -29,7 +29,7 @@ LEFT_OUT = {
     "to_sparse": "sparse tensors",
 }
 # Where the CPU's kernels give other types or layouts than those of a GPU. An H200 gives what is given here
-# (`benchmarks/pytorch_lists.py`), except where data decides.
+# (`benchmarks/accuracy/pytorch_lists.py`), except where data decides.
 _MEANS = "a GPU keeps means and variances of half precision in single"
 _DRIVER = "the CPU takes another of LAPACK's drivers, which gives the rank and no residuals"
 _KERNELS = "the CPU takes another kernel, with another layout"

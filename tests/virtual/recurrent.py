@@ -1,6 +1,7 @@
 """Calls of recurrent networks: drawn at random, and run the same way on a real GPU and on a virtual one.
 
-`benchmarks/recurrent_calls.py` measures them and tests compare with what it measured, so this file needs PyTorch only.
+`benchmarks/accuracy/recurrent_calls.py` measures them and tests compare with what it measured, so this file needs
+PyTorch only.
 """
 
 import random

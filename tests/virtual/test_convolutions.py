@@ -161,7 +161,7 @@ def allowance(uncertainty):
 
 
 def test_random_layers_that_nothing_was_fitted_on(look_ups):
-    """Drawn by benchmarks/held_out_convolutions.py, measured on an H200, and used for nothing else."""
+    """Drawn at random, measured on an H200, and used for nothing else."""
     with gzip.open(HELD_OUT, "rt") as file:
         found = outside_the_table(file, look_ups)
     count, exact, close, beyond = found["aten.convolution.default"]  # 362 and 386 of 396

@@ -112,7 +112,7 @@ def test_an_indexed_kernel_keeps_a_table_for_each_of_eight_groups_and_gradients_
 
 @pytest.mark.parametrize(("direction", "least"), [("f", 0.9), ("d", 0.9), ("w", 0.8)])
 def test_the_network_names_most_workspaces_of_networks_that_it_has_not_seen(direction, least, monkeypatch):
-    """Every hundredth answer about the networks of benchmarks/fresh_networks.py, none of which it was taught."""
+    """Every hundredth answer about the networks of `h200_fresh`, none of which it was taught."""
     found = []
     for number, row in enumerate(answers()):
         asked = ConvolutionProblem.of(row["problem"])

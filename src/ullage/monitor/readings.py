@@ -120,11 +120,11 @@ class Source(Protocol):
 
 # How often each thing is read, in one place, since NVML's calls take processor time in the driver.
 #
-# Seconds between two readings of a thing; 0 is at every look. `benchmarks/monitor_overhead.py` prints what each call
-# takes on a machine and tries other rates (--rates activity=2,energy=5). A value that a look did not read afresh is
-# repeated, and its age is told (`GPUReading.ages`). Activity and PCIe are means since the reading before, so they cover
-# all of the time at any rate. On an H200 (driver 580) the two slow calls are that of energy, 3.6 ms of processor time,
-# and GPM's, 1.8 ms; power takes a microsecond.
+# Seconds between two readings of a thing; 0 is at every look. `benchmarks/speed/monitor_overhead.py` prints what each
+# call takes on a machine and tries other rates (--rates activity=2,energy=5). A value that a look did not read afresh
+# is repeated, and its age is told (`GPUReading.ages`). Activity and PCIe are means since the reading before, so they
+# cover all of the time at any rate. On an H200 (driver 580) the two slow calls are that of energy, 3.6 ms of processor
+# time, and GPM's, 1.8 ms; power takes a microsecond.
 RATES: Mapping[str, float] = {
     # What placement decides by.
     "memory": 0.0,

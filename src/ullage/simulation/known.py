@@ -3,7 +3,7 @@
 `data/known_workloads.toml` has the published figures and how Ullage names the same training;
 `data/known_workloads.json` has what Ullage says of each: its memory by several estimators, as they are built here, and
 what it does on a GPU that it has to itself.
-benchmarks/known_workloads.py writes the second from the first.
+benchmarks/training/known_workloads.py writes the second from the first.
 """
 
 from __future__ import annotations

@@ -105,8 +105,14 @@ FILE_KEYS = {
     "gradient_accumulation": "accumulation",
     "lora": "lora_rank",
 }
-# Files that were measured before a module moved name its factories by the old path.
-_MOVED_FACTORIES = {"ullage.learn.families:": "ullage.research.datasets.families:"}
+# Files that were measured before factories moved name them by the old path. The first that fits counts.
+_MOVED_FACTORIES = {
+    "ullage.learn.families:": "ullage.research.datasets.families:",
+    "benchmarks/later_steps.py:generator": "ullage.research.datasets.networks:image_generator",
+    "benchmarks/later_steps.py:": "ullage.research.datasets.networks:",
+    "benchmarks/fresh_steps.py:": "ullage.research.datasets.networks:",
+    "benchmarks/fresh_networks.py:": "ullage.research.datasets.networks:",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

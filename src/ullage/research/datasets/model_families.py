@@ -79,7 +79,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ("mixer", "mlp", r"mixer"),
     ("gmlp", "mlp", r"gmlp"),
     ("resmlp", "mlp", r"resmlp"),
-    # Drawn last, by benchmarks/fresh_steps.py, when all others had been looked at.
+    # Drawn last, when all others had been looked at.
     ("vovnet", "cnn", r"(ese_)?vovnet"),
     ("mixnet", "cnn", r"(tf_)?mixnet"),
     ("gernet", "cnn", r"gernet"),
@@ -111,13 +111,13 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ("gated", "mlp", r"gated$"),
     ("autoencoder", "mlp", r"autoencoder$"),
     ("experts", "mlp", r"experts$"),
-    # By benchmarks/later_steps.py, a day later.
+    # Drawn a day later.
     ("repvit", "cnn", r"repvit"),
     ("lambda", "cnn", r"lambda_"),
     ("botnet", "cnn", r"botnet"),
     ("temporal", "cnn", r"temporal$"),
     ("upscaling", "cnn", r"upscaling$"),
-    ("generator", "cnn", r"generator$"),
+    ("generator", "cnn", r"(image_)?generator$"),
     ("gcvit", "transformer", r"gcvit"),
     ("efficientformerv", "transformer", r"efficientformerv"),
     ("vitamin", "transformer", r"vitamin"),

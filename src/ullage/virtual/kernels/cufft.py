@@ -5,7 +5,7 @@ data once more. Lengths with a prime factor above 127 are done by Bluestein's al
 short, else in two buffers of the next length of the form 2^a 3^b 5^c that holds the convolution. Real transforms of
 even length run as complex ones of half the length, those of odd length in pairs. Where dimensions are transformed one
 after another, the largest workspace serves all. `data/cufft_lengths.npz` has the lengths that need nothing
-(`benchmarks/cufft_workspaces.py`).
+(`benchmarks/training/cufft_workspaces.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A network that guesses which plan cuDNN names for a convolution.
 
-It was taught by cuDNN's own answers (`benchmarks/plan_network.py`). It knows a problem by `network_inputs` and gives
-every plan a probability. Needs NumPy. Only the H200 was asked.
+It was taught by cuDNN's own answers (`benchmarks/training/plan_network.py`). It knows a problem by `network_inputs` and
+gives every plan a probability. Needs NumPy. Only the H200 was asked.
 """
 
 from __future__ import annotations

@@ -1,0 +1,97 @@
+"""How well convolutional networks are estimated whose families no guess was fitted on.
+
+    python benchmarks/accuracy/fresh_networks.py benchmarks/data/h200_fresh_second.jsonl.gz
+    python benchmarks/accuracy/fresh_networks.py benchmarks/data/h200_fresh_second.jsonl.gz \
+        --answers benchmarks/data/h200_fresh_answers.jsonl.xz                    # with those that an H200 gave
+    python benchmarks/accuracy/fresh_networks.py fresh.jsonl --live              # with answers of its own cuDNN
+
+The networks are those of `ullage.research.datasets.networks`, with sizes drawn at random. Half of the runs have any
+whole numbers as channels, the others multiples of 8. Each list was measured before anybody looked at its estimates.
+Shipped are 296 runs (`h200_fresh`), 286 (`h200_fresh_second`), 312 (`h200_fresh_third`), 116 with four more families
+(`h200_fresh_fourth`), 112 of six others (`h200_fresh_fifth`), 70 of six others again (`h200_fresh_sixth`), and 48 with
+`cudnn.benchmark` (`h200_fresh_tried`). The estimates are those of today's rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from ullage.hardware import gpu
+from ullage.research.measure import accuracy
+from ullage.research.ranking.truth import measured_rows
+from ullage.virtual.kernels.cudnn import asked
+from ullage.virtual.releases import MEASURED, as_measured
+
+_inside = ExitStack()  # for the life of a process that estimates
+_card = [gpu("H200")]
+
+
+def _begin(answers: Path | None, live: bool) -> None:
+    """In a process that estimates: an H200 whose cuDNN has given these answers, or this machine's card."""
+    torch.set_num_threads(1)
+    if live:
+        _card[0] = gpu("local")
+        _inside.enter_context(asked.asking(_card[0]))
+    if answers is not None:
+        _card[0] = replace(gpu("H200"), uuid=answers.name)
+        known = _inside.enter_context(asked.used(asked.Answers(_card[0], cudnn=MEASURED.cudnn)))
+        for row in measured_rows(answers):
+            known.learn(row)
+
+
+def _compared(row: dict[str, Any]) -> accuracy.Comparison:
+    torch.backends.cudnn.benchmark = False  # the run before may have set it
+    return accuracy.compare(row, _card[0])
+
+
+def judge(path: Path, workers: int, answers: Path | None, live: bool, out: Path | None) -> None:
+    """Print the errors of all runs, of those with odd channels and of the others, and by family."""
+    rows = [row for row in measured_rows(path) if "peak_reserved" in row]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(answers, live)) as pool:
+        compared = pool.map(_compared, rows, chunksize=4)
+        found = list(track(compared, total=len(rows), console=Console(stderr=True)))
+    if out is not None:
+        out.write_text("".join(json.dumps(asdict(one)) + "\n" for one in found))
+    groups = {"all": rows, "odd channels": [row for row in rows if row["odd"]]}
+    groups |= {"multiples of 8": [row for row in rows if not row["odd"]]}
+    for row in rows:
+        groups.setdefault(row["family"], []).append(row)
+    shown = Table("runs", "count", "figure", "exact", "median", "90 %", "99 %", "upper holds", "above")
+    for name, members in groups.items():
+        wanted = {row["id"] for row in members}
+        for line in accuracy.table_lines([one for one in found if one.id in wanted]) if members else ():
+            shown.add_row(name, *line)
+    Console(width=120).print(shown)
+    for one in found:
+        if one.failed:
+            print(f"not estimated: {one.id}: {one.failed}")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="measured runs")
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="take what cuDNN answered from here")
+    parser.add_argument("--live", action="store_true", help="on this machine's GPU, whose cuDNN is asked")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write a line for each run")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="so many processes at once")
+    options = parser.parse_args()
+    judge(options.file, options.workers, options.answers, options.live, options.out)
+
+
+if __name__ == "__main__":
+    as_measured()
+    main()

@@ -1,0 +1,268 @@
+"""What the samples of PyTorch's own lists, and larger calls drawn at random, ask of the allocator on a real GPU.
+
+    python benchmarks/accuracy/pytorch_lists.py measure --samples 4 --drawn 600 --seed 1 --out lists_h200.jsonl.gz
+
+needs a GPU and PyTorch, nothing else of this project. A line a call: the call (`tests/virtual/pytorch_lists.py`), and
+its outcome: outputs and gradients, and what its forward and backward pass asked for: sizes, and for a free -1 minus the
+number of the request. `--part 2/8` takes every eighth call from the second on.
+
+    python benchmarks/accuracy/pytorch_lists.py compare lists_h200.jsonl.gz
+
+compares such a file with the virtual GPU. That needs no GPU.
+
+    python benchmarks/accuracy/pytorch_lists.py exceptions
+
+prints, as tables, what the tests of the lists leave out, and where the CPU differs from a GPU, with the reasons.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import gzip
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from tests.virtual.drawn_calls import Drawn, draw, run_drawn  # noqa: E402
+from tests.virtual.pytorch_lists import DIFFERENT, LEFT_OUT, Entry, entries, run, samples  # noqa: E402
+
+STICKY = ("CUDA error", "device-side assert", "illegal memory")  # after these, a process can use the GPU no more
+
+
+@contextmanager
+def recorded() -> Iterator[list[int]]:
+    """What PyTorch's allocator is asked for on the real GPU."""
+    events: list[int] = []
+    torch.cuda.synchronize()
+    torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=100_000)
+    try:
+        yield events
+    finally:
+        alive: dict[int, int] = {}
+        taken = 0
+        for event in torch.cuda.memory._snapshot()["device_traces"][0]:
+            if event["action"] == "alloc":
+                alive[event["addr"]] = taken
+                taken += 1
+                events.append(event["size"])
+            elif event["action"] == "free_requested" and event["addr"] in alive:
+                events.append(-1 - alive.pop(event["addr"]))
+        torch.cuda.memory._record_memory_history(None)
+
+
+def calls(most: int, drawn: int, seed: int, part: tuple[int, int], family: str) -> Iterator[tuple[list[Any], Any]]:
+    """Every call of a part, and what runs it with a recorder."""
+    first, parts = part
+    for call in draw(drawn, seed, family)[first - 1 :: parts]:
+        yield ["drawn", *call], lambda recorder, call=call: run_drawn(call, "cuda", recorder)
+    for entry in entries()[first - 1 :: parts] if most else ():
+        try:
+            chosen = samples(entry, most)
+        except Exception as error:
+            yield [*entry, -1], RuntimeError(f"no samples: {error!r}"[:200])
+            continue
+        for place, sample in chosen:
+            yield (
+                [*entry, place],
+                lambda recorder, entry=entry, sample=sample: run(entry, sample, "cuda", recorder),
+            )
+
+
+def measure(most: int, drawn: int, seed: int, part: tuple[int, int], family: str, out: Path, skip: int) -> None:
+    """Write a line for each call; begin again after one that leaves the GPU unusable."""
+    warm_up()
+    end = time.monotonic() + float(os.environ.get("SECONDS_LEFT", "1e9"))
+    with gzip.open(out, "at") as file:
+        for number, (label, run_with) in enumerate(calls(most, drawn, seed, part, family)):
+            if number < skip:
+                continue
+            if time.monotonic() > end:
+                print(f"part {part}: out of time at {number} {label[:3]}", flush=True)
+                return
+            started = time.monotonic()
+            try:
+                if isinstance(run_with, Exception):
+                    raise run_with
+                run_with(recorded)  # once to load kernels and fill caches
+                result: Any = run_with(recorded)
+            except Exception as error:
+                text = str(error)
+                result = f"{type(error).__name__}: {text[:160]}"
+                if any(word in text for word in STICKY):
+                    file.write(json.dumps([label, result]) + "\n")
+                    file.close()
+                    os.environ["SECONDS_LEFT"] = str(end - time.monotonic())
+                    os.execv(sys.executable, [sys.executable, *_without_skip(), "--skip", str(number + 1)])
+            file.write(json.dumps([label, result]) + "\n")
+            if time.monotonic() - started > 3:
+                print(f"slow: {time.monotonic() - started:.1f} s {label}", flush=True)
+            if number % 50 == 0:
+                file.flush()
+    print(f"part {part}: done", flush=True)
+
+
+def _without_skip() -> list[str]:
+    words = list(sys.argv)
+    if "--skip" in words:
+        place = words.index("--skip")
+        del words[place : place + 2]
+    return words
+
+
+def warm_up() -> None:
+    """Libraries take their workspaces once: let them, in the forward and the backward thread."""
+    for dtype in (torch.float32, torch.bfloat16, torch.complex64):
+        weight = torch.rand(64, 64, device="cuda").to(dtype).requires_grad_()
+        x = torch.rand(32, 64, device="cuda").to(dtype)
+        bias = torch.rand(64, device="cuda").to(dtype).requires_grad_()
+        torch.addmm(bias, x, weight).sum().abs().backward()
+        torch.nn.functional.linear(x, weight, bias).sum().abs().backward()
+    matrix = torch.rand(8, 8, device="cuda").requires_grad_()
+    torch.linalg.inv(matrix).sum().backward()
+
+
+def peak_of(events: list[int]) -> int:
+    """The most bytes held at once, each request rounded as the allocator does it."""
+    held, most, sizes = 0, 0, []
+    for event in events:
+        if event >= 0:
+            sizes.append(-(-max(event, 1) // 512) * 512)
+            held += sizes[-1]
+            most = max(most, held)
+        else:
+            held -= sizes[-1 - event]
+    return most
+
+
+def compare(file: Path, only: str, show: int) -> None:
+    """Print how many calls are as measured on the virtual GPU, and the worst of the others."""
+    from tests.virtual.recording import recorded_events
+
+    import ullage
+
+    cache: dict[Any, dict[int, Any]] = {}
+    found = collections.Counter()  # type: ignore[var-annotated]
+    worst = []
+    with gzip.open(file, "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    for label, real in rows:
+        if only and only not in str(label):
+            continue
+        if isinstance(real, str):
+            found["not run on the GPU"] += 1
+            continue
+        try:
+            if label[0] == "drawn":
+                call = Drawn(*label[1:])
+                with ullage.virtual_gpu("H200") as gpu:
+                    gpu.libraries.need = lambda library: None
+                    result = run_drawn(call, "cuda", lambda: recorded_events(gpu))
+            else:
+                entry = Entry(*label[:3])
+                if entry not in cache:
+                    cache.clear()
+                    cache[entry] = dict(samples(entry, 4))
+                sample = cache[entry][label[3]]
+                with ullage.virtual_gpu("H200") as gpu:
+                    gpu.libraries.need = lambda library: None
+                    result = run(entry, sample, "cuda", lambda: recorded_events(gpu))
+        except Exception as error:
+            found["fails"] += 1
+            worst.append((1 << 60, label, f"{type(error).__name__}: {str(error)[:150]}"))
+            continue
+        found["calls"] += 1
+        outputs, gradients, forward, backward = real
+        found["layouts"] += [outputs, gradients] == [result.outputs, result.gradients]
+        exact = forward == result.forward and backward == result.backward
+        found["exact"] += exact
+        off = [
+            peak_of(mine) - peak_of(theirs) for mine, theirs in ((result.forward, forward), (result.backward, backward))
+        ]
+        found["peaks"] += off == [0, 0]
+        found["low"] += min(off) < 0
+        if [outputs, gradients] != [result.outputs, result.gradients] or not exact:
+            worst.append(
+                (
+                    max(map(abs, off)),
+                    label,
+                    (
+                        off,
+                        [outputs, gradients] == [result.outputs, result.gradients],
+                        forward,
+                        result.forward,
+                        backward,
+                        result.backward,
+                        outputs,
+                        result.outputs,
+                        gradients,
+                        result.gradients,
+                    ),
+                )
+            )
+    print(dict(found))
+    worst.sort(key=lambda row: -row[0])
+    for size, label, what in worst[:show]:
+        print(size, label)
+        if isinstance(what, str):
+            print("   ", what)
+            continue
+        print("    peaks off", what[0], "layouts equal", what[1])
+        for name, real, mine in zip(
+            ("forward", "backward", "outputs", "gradients"), what[2::2], what[3::2], strict=True
+        ):
+            if real != mine:
+                print(f"    {name}: real {str(real)[:300]}")
+                print(f"    {name}: here {str(mine)[:300]}")
+
+
+def print_exceptions() -> None:
+    """Print two tables."""
+    for title, reasons in (("left out", LEFT_OUT), ("different from the CPU", DIFFERENT)):
+        print(f"| {title} | why |\n| --- | --- |")
+        for name, why in reasons.items():
+            print(f"| `{name}` | {why} |")
+        print()
+
+
+def main() -> None:
+    """Measure, compare, or say what is left out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("--samples", type=int, default=4)
+    measuring.add_argument("--drawn", type=int, default=600)
+    measuring.add_argument("--seed", type=int, default=1)
+    measuring.add_argument("--part", default="1/1")
+    measuring.add_argument("--family", default="", help="only calls of this family are drawn: fft, linalg, ...")
+    measuring.add_argument("--skip", type=int, default=0)
+    measuring.add_argument("--out", type=Path, default=Path("lists_h200.jsonl.gz"))
+    commands.add_parser("exceptions")
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("file", type=Path)
+    comparing.add_argument("--only", default="")
+    comparing.add_argument("--show", type=int, default=20)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if given.command == "measure":
+        first, parts = map(int, given.part.split("/"))
+        measure(given.samples, given.drawn, given.seed, (first, parts), given.family, given.out, given.skip)
+    elif given.command == "exceptions":
+        print_exceptions()
+    else:
+        compare(given.file, given.only, given.show)
+
+
+if __name__ == "__main__":
+    main()

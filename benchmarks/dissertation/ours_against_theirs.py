@@ -1,0 +1,114 @@
+"""Ullage's policy, estimates and predicted slowdowns against MAGM with GPUMemNet as RAD-RM runs it, simulated.
+
+    python benchmarks/dissertation/ours_against_theirs.py TRACES --seeds 20 --drawn 50
+
+On the authors' two traces (seeds draw how far true slowdowns are from predicted ones) and on drawn traces: half of 60
+jobs of the mix "heavy", half of 90 of the mix "mixed", with loads from 1 to 3.5. `--write` puts the tables into
+docs/explanation/reproduction.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from collocation import table
+from rad_rm import GPUS, rad_rm
+from reproduction import PAGE, TRACES, written
+from ullage.simulation.measures import MEASURES
+from ullage.simulation.result import Figures
+from ullage.simulation.scenario import Scenario
+from ullage.simulation.statistics import Interval, changes
+from ullage.simulation.sweep import Case, TraceSource, cases, run_cases
+
+COMPARED = ("total", "completion", "energy")
+EXCLUSIVE = rad_rm("exclusive", "oracle", label="exclusive")
+THEIRS = rad_rm("magm", "gpumemnet", smact=0.8, label="MAGM + GPUMemNet, RAD-RM")
+OURS = Scenario(gpus=GPUS, label="ullage")
+BY_SPEED = tuple(OURS.but(min_speed=speed, label=f"ullage, speed at least {speed:.0%}") for speed in (0.4, 0.5, 0.8))
+UNPAIRED = OURS.but(pairing=0.0, label="ullage, in the order of arrival")
+SCENARIOS = (EXCLUSIVE, THEIRS, OURS, *BY_SPEED, UNPAIRED)
+Found = dict[str, list[Figures]]  # by scenario
+
+
+def drawn_cases(count: int, small: int = 1, first: int = 0) -> list[Case]:
+    """Half heavy, half mixed, with loads from 1 to 3.5; each on a trace of its own, by seeds from the `first` on.
+    `small` divides the jobs."""
+    found = []
+    for number in range(count):
+        mix, jobs = (("heavy", 60), ("mixed", 90))[number % 2]
+        load = round(1 + 2.5 * (number // 2) / max(1, (count - 1) // 2), 3)
+        source = TraceSource(mix=mix, drawn=(("jobs", jobs // small), ("gpus", 4), ("load", load), ("spread", 0.3)))
+        found += cases([source], SCENARIOS, [first + number])
+    return found
+
+
+def simulated(wanted: Sequence[Case], workers: int = 1, kept: Path | None = None) -> Found:
+    """The figures of each scenario, in the order of the cases."""
+    outcomes = {(each.case.source, each.case.scenario): each for each in run_cases(wanted, workers, kept)}
+    found: Found = {}
+    for case in wanted:
+        outcome = outcomes[case.source, case.scenario]
+        if outcome.figures is None:
+            raise SystemExit(f"{case.scenario.name} on {case.source.name}: {outcome.error}")
+        found.setdefault(case.scenario.name, []).append(outcome.figures)
+    return found
+
+
+def against(found: Found, name: str, base: str, measure: str) -> Interval:
+    """The mean relative change of a figure, in pairs: the same trace, the same seed."""
+    values = [[MEASURES[measure].of(each) or 0.0 for each in found[who]] for who in (name, base)]
+    interval = changes(*values)
+    assert interval is not None
+    return interval
+
+
+def _cell(interval: Interval) -> str:
+    if interval.half is None:
+        return f"{100 * interval.mean:+.1f} %"
+    return f"{100 * interval.mean:+.1f} % ± {100 * interval.half:.1f}"
+
+
+def comparison(found: Found, base: str) -> list[list[str]]:
+    """A row for each scenario but the base."""
+    names = [name for name in found if name != base and (name != EXCLUSIVE.name or base == THEIRS.name)]
+    rows = []
+    for name in names:
+        jobs = sum(each.jobs for each in found[name])
+        over = jobs - sum(each.done for each in found[name])
+        ooms = sum(each.ooms for each in found[name])
+        cells = [_cell(against(found, name, base, measure)) for measure in COMPARED]
+        rows.append([name, f"{ooms} in {jobs} jobs", *cells, str(over)])
+    return rows
+
+
+HEAD = ["run", "OOMs", "total", "mean completion", "energy", "jobs not done"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Ullage against MAGM with GPUMemNet, simulated.")
+    parser.add_argument("traces", type=Path, help="folder with the authors' traces")
+    parser.add_argument("--seeds", type=int, default=20, help="how often each run on them is drawn (default: 20)")
+    parser.add_argument("--drawn", type=int, default=50, help="drawn traces (default: 50)")
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first drawn trace (default: 0)")
+    parser.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
+    parser.add_argument("--kept", type=Path, help="file of finished simulations, to go on with")
+    parser.add_argument("--write", action="store_true", help="write the tables into the page")
+    options = parser.parse_args(arguments)
+    content = {}
+    for name, file in TRACES.items():
+        source = TraceSource(str(options.traces / file))
+        found = simulated(cases([source], SCENARIOS, range(options.seeds)), options.workers, options.kept)
+        for words, base in (("exclusive", EXCLUSIVE), ("theirs", THEIRS)):
+            content[f"{name} against {words}"] = table(HEAD, comparison(found, base.name))
+    drawn = simulated(drawn_cases(options.drawn, first=options.first), options.workers, options.kept)
+    content["drawn against theirs"] = table(HEAD, comparison(drawn, THEIRS.name))
+    for place, text in content.items():
+        print(f"{place}\n\n{text}\n")
+    if options.write:
+        written(PAGE, content)
+
+
+if __name__ == "__main__":
+    main()
