@@ -175,6 +175,7 @@ def for_all_users(monkeypatch):
     if found is None:
         pytest.skip("needs a Python that every user can run")
     monkeypatch.setattr(sys, "executable", found[0])
+    monkeypatch.setattr("ullage.isolation.starting.HOME", found[1].partition(os.pathsep)[0])
     monkeypatch.setenv("PYTHONPATH", found[1])
     return found[1]
 
