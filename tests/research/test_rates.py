@@ -125,7 +125,9 @@ def test_listed_convolutions_are_such_as_a_step_makes(step: dict, monkeypatch: p
         assert identity(made) == identity(one) and made["outputs"] == one["outputs"]
     for layer, batch, dtype, last in (more_calls.changed(*more_calls.layer_of(seen[0]), random.Random(n))
                                       for n in range(30)):  # fmt: skip
-        for made in more_calls.from_layers([(layer, batch, dtype, last)]):
+        several = [*more_calls.from_layers([(layer, batch, dtype, last)])]
+        assert several
+        for made in several:
             operator, args, kwargs = prepared(made, "meta")
             outputs = [one for one in _listed(operator(*args, **kwargs)) if one is not None]
             assert [list(one.shape) for one in outputs] == [one["shape"] for one in made["outputs"]]
