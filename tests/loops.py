@@ -8,8 +8,9 @@ def for_each(values, name=str):
 
     def of_all(check):
         def test():
-            wrong = {}
-            for value in values:
+            wrong, every = {}, list(values)
+            assert every, "there is no value to check"
+            for value in every:
                 try:
                     check(value)
                 except (AssertionError, pytest.fail.Exception) as error:

@@ -1,35 +1,76 @@
 """Where the project's own files are, for tests in whatever folder, and a Python that other users can run."""
 
+import atexit
 import functools
 import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
+from ullage.isolation import kernel
+
 ROOT = Path(__file__).resolve().parents[1]
+_CLONE_NEWNS = 0x00020000
 
 
 @functools.cache
 def public_python() -> tuple[str, str] | None:
     """A Python that every user of this system can run, and the `PYTHONPATH` that has this project and its packages.
 
-    The one that runs the tests may lie in somebody's home, where others cannot go. `None` if there is no other. Only
-    for root, who can try it as another user.
+    The clone and the environment that runs the tests may lie where others cannot go: then they find them at another
+    place. `None` where no Python is for all, or mounting is not allowed. Only for root, who can try it as another user.
     """
-    path = os.pathsep.join([str(ROOT / "src"), sysconfig.get_path("purelib")])
+    places = [ROOT / "src", Path(sysconfig.get_path("purelib")), Path(sys.base_prefix)]
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for python in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
+    for shown in (lambda: places, lambda: _shown_to_all(places)):
         try:
-            done = subprocess.run(
-                [python, "-c", "import ullage, pydantic, torch"], env={"PYTHONPATH": path}, cwd="/", user="nobody",
-                group="nogroup", extra_groups=[], capture_output=True, timeout=60,
-            )  # fmt: skip
+            source, packages, base = shown()
         except OSError:
             continue
-        if done.returncode == 0:
-            return python, path
+        path = f"{source}{os.pathsep}{packages}"
+        for python in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}", base / "bin" / version):
+            if _is_for_all(python, path):
+                return str(python), path
     return None
+
+
+def _is_for_all(python: str | Path, path: str) -> bool:
+    try:
+        done = subprocess.run(
+            [python, "-c", "import ullage, pydantic, torch"], env={"PYTHONPATH": path}, cwd="/", user="nobody",
+            group="nogroup", extra_groups=[], capture_output=True, timeout=60,
+        )  # fmt: skip
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+def _shown_to_all(places: list[Path]) -> list[Path]:
+    """The folders at a place that every user can enter: for this process and what it starts, and to read only."""
+    kernel.call("unshare", _CLONE_NEWNS)
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    public = Path(tempfile.mkdtemp(prefix="ull", dir="/tmp"))
+    public.chmod(0o755)
+    atexit.register(_suppressed, public.rmdir)
+    shown = []
+    for number, place in enumerate(places):
+        target = public / str(number)
+        target.mkdir()
+        atexit.register(_suppressed, target.rmdir)
+        kernel.mount(str(place), str(target), flags=kernel.MS_BIND)
+        atexit.register(_suppressed, functools.partial(kernel.unmount, str(target)))
+        kernel.make_read_only(str(target))
+        shown.append(target)
+    return shown
+
+
+def _suppressed(end) -> None:
+    """At the end of the tests: what is left behind is empty folders."""
+    with suppress(OSError):
+        end()
 
 
 def let_everybody_in(folder: Path) -> None:

@@ -24,4 +24,5 @@ def test_long_examples_are_there():
 )
 def test_examples_print_what_they_say(name):
     module = importlib.import_module("ullage" if name == "__init__" else f"ullage.{name}")
-    assert not doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed
+    found = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    assert found.attempted and not found.failed, "none was run, or one printed something else"

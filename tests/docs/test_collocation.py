@@ -24,7 +24,9 @@ def test_tables_and_pictures_are_those_of_the_shipped_data(script: ModuleType) -
     rows = script.lines()
     page = script.PAGE.read_text()
     assert script.filled(page, rows) == page
-    for name, picture in script.pictures(rows).items():
+    pictures = script.pictures(rows)
+    assert pictures
+    for name, picture in pictures.items():
         assert (script.IMAGES / name).read_text() == picture
         assert f"../images/{name}" in page
 

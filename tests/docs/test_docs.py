@@ -37,6 +37,8 @@ EVERYTHING = PAGES + OTHERS
 BLOCK = re.compile(r"^(?:<!-- (?P<mark>\w+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 INLINE = re.compile(r"`(ullage [a-zA-Z-][^`]*)`")
+NAMED_FILE = re.compile(r"`((?:src|tests|benchmarks|examples|docs)/[\w./-]+)`")
+NAMED_EXTRA = re.compile(r"(?:ullage|\.)\[([\w,]+)\]")
 HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 
 
@@ -83,6 +85,23 @@ def anchors(page):
 
 def named(page):
     return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize(
+    ("what", "found", "least"),
+    [
+        ("links", lambda page: LINK.findall(prose(page)), 300),
+        ("commands in blocks", lambda page: [*command_lines(page)], 400),
+        ("commands in the text", lambda page: INLINE.findall(" ".join(prose(page).split())), 200),
+        ("files of the repository", lambda page: NAMED_FILE.findall(prose(page)), 100),
+        ("extras", lambda page: NAMED_EXTRA.findall(page.read_text()), 8),
+        ("Python", lambda page: [*blocks(page, "python")], 25),
+        ("TOML", lambda page: [*blocks(page, "toml")], 7),
+        ("recorded blocks", lambda page: [block for block in blocks(page, "console") if block[2] == "record"], 15),
+    ],
+)
+def test_what_the_tests_below_check_is_found(what, found, least):
+    assert sum(len(found(page)) for page in EVERYTHING) >= least, what
 
 
 # Links
@@ -133,7 +152,7 @@ def test_the_page_of_benchmarks_lists_every_program():
 
 @for_each(EVERYTHING, name=named)
 def test_files_of_the_repository_that_are_named_are_there(page):
-    for path in re.findall(r"`((?:src|tests|benchmarks|examples|docs)/[\w./-]+)`", prose(page)):
+    for path in NAMED_FILE.findall(prose(page)):
         assert (ROOT / path).exists(), f"{path} is not there"
 
 
@@ -217,7 +236,9 @@ def test_python_blocks_use_public_names_only(page):
 
 
 def test_contributing_has_python_that_compiles():
-    for _, text, _ in blocks(ROOT / "CONTRIBUTING.md", "python"):
+    texts = [text for _, text, _ in blocks(ROOT / "CONTRIBUTING.md", "python")]
+    assert texts
+    for text in texts:
         ast.parse(text)
 
 
@@ -248,7 +269,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 
 @for_each(EVERYTHING, name=named)
 def test_extras_that_are_named_exist(page):
-    for names in re.findall(r"(?:ullage|\.)\[([\w,]+)\]", page.read_text()):
+    for names in NAMED_EXTRA.findall(page.read_text()):
         assert set(names.split(",")) <= set(EXTRAS), names
 
 

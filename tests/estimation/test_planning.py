@@ -1,7 +1,6 @@
 """`ullage.plan` and `ullage plan`: on how many GPUs, and spread how, a job fits."""
 
 import json
-import time
 
 import pytest
 import torch
@@ -41,7 +40,7 @@ if kind == "broken" or kind == "pair" and os.environ["WORLD_SIZE"] == "1":
     raise ValueError(f"I need two GPUs; forked: {'ullage.estimation.asking' in sys.modules}")
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 if kind == "hangs" and ranks > 1:
-    time.sleep(900)
+    time.sleep(3600)
 weights = torch.zeros(1 << 20 + (rank if kind == "stages" else 0), device="cuda", requires_grad=True)
 if kind != "alone":
     dist.init_process_group("nccl")
@@ -160,10 +159,8 @@ def test_ctrl_c_ends_the_scripts_that_are_estimated_at_once(of_script):
         if row.gpus > 2:
             raise KeyboardInterrupt
 
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        of_script("hangs", "1..4xH100", workers=3, progress=stop, timeout=500)
-    assert time.monotonic() - began < 250
+    with pytest.raises(KeyboardInterrupt):  # at once: the scripts go on for longer than a test may take
+        of_script("hangs", "1..4xH100", workers=3, progress=stop, timeout=3600)
 
 
 def test_no_worker_is_refused():

@@ -76,17 +76,24 @@ def crashes(request):
 
 def sleeps(request):
     """Never ends, and has started a process that never ends; both numbers are in the file."""
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    file = Path(request["pids"])
-    file.with_suffix(".new").write_text(f"{os.getpid()} {other.pid}")
+    other = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    note(request["pids"], os.getpid(), other.pid)
+    signal.pause()
+
+
+def note(name, *pids):
+    """Write a file that is there only when it is whole."""
+    file = Path(name)
+    file.with_suffix(".new").write_text(" ".join(map(str, pids)))
     file.with_suffix(".new").replace(file)
-    time.sleep(600)
 
 
 def answers_and_sleeps(request):
+    """Answers twice and never ends; its number is in the file."""
     child.give_answer({"first": True})
     child.give_answer({"first": False})
-    time.sleep(600)
+    note(request["pids"], os.getpid())
+    signal.pause()
 
 
 def answers_from_a_thread_and_a_fork(request):
@@ -105,8 +112,8 @@ def leaves_a_process_behind(request):
     """It holds the pipes open."""
     other = os.fork()
     if not other:
-        time.sleep(600)
-    Path(request["pids"]).write_text(str(other))
+        signal.pause()
+    note(request["pids"], other)
     return {"done": True}
 
 

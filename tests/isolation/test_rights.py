@@ -26,8 +26,17 @@ print(json.dumps([outcome.answer, outcome.failure, outcome.private, outcome.outp
 PRIVATE = {"overlays": {}, "forked": {}, "redirection": {"overlays": False, "namespaces": False}, "open": None}
 
 
+@pytest.fixture(scope="module")
+def code():
+    """A folder that every user can enter, with what the children do."""
+    with tempfile.TemporaryDirectory(prefix="ull", dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        shutil.copy(Path(__file__).with_name("children.py"), folder)
+        yield folder
+
+
 @pytest.fixture(params=PRIVATE)
-def as_user(request):
+def as_user(request, code):
     """Run a child as a user; what came of it."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to run as another user")
@@ -41,7 +50,7 @@ def as_user(request):
             "name": function, "request": values, "cwd": str(cwd), "private": PRIVATE[request.param],
             "forked": request.param == "forked",
             "rights": {"uid": known.pw_uid, "gid": known.pw_gid, "user": user},
-            "env": {"PYTHONPATH": f"{path}:{Path(__file__).parent}", "HOME": "/tmp", **dict(env)},
+            "env": {"PYTHONPATH": f"{path}:{code}", "HOME": "/tmp", **dict(env)},
         }  # fmt: skip
         done = subprocess.run(
             [python, "-c", RUN, json.dumps(order)],
@@ -99,10 +108,10 @@ def test_a_child_has_the_rights_of_its_user(as_user, homes):
     assert failure.startswith("PermissionError")
 
 
-def test_code_of_the_user_never_runs_as_root(as_user, homes):
+def test_code_of_the_user_never_runs_as_root(as_user, homes, code):
     """Variables of the user name code that every Python runs at its start."""
     (homes / "sitecustomize.py").write_text("import os; print('I am', os.getuid())")
-    env = {"PYTHONPATH": f"{homes}:{public_python()[1]}:{Path(__file__).parent}"}
+    env = {"PYTHONPATH": f"{homes}:{public_python()[1]}:{code}"}
     answer, failure, _, output = as_user(ANN, "where", homes / ANN, env)
     assert answer is not None, failure
     assert {line for line in output.splitlines() if line.startswith("I am")} == {f"I am {pwd.getpwnam(ANN).pw_uid}"}

@@ -175,6 +175,7 @@ def for_all_users(monkeypatch):
     if found is None:
         pytest.skip("needs a Python that every user can run")
     monkeypatch.setattr(sys, "executable", found[0])
+    monkeypatch.setattr("ullage.isolation.starting.HOME", found[1].partition(os.pathsep)[0])
     monkeypatch.setenv("PYTHONPATH", found[1])
     return found[1]
 
@@ -298,6 +299,13 @@ async def first(begun):
     return begun[0].pid
 
 
+def looks_at(child):
+    """A list that grows whenever the parent of a process looks at it."""
+    looks, listen = [], child._listen
+    child._listen = lambda *given: looks.append(1) or listen(*given)
+    return looks
+
+
 def test_an_estimate_that_is_given_up_ends(tmp_path, begun):
     answers = []
 
@@ -320,8 +328,11 @@ def test_an_estimate_ends_with_the_last_job_that_wants_it(tmp_path, begun):
             work.want(job, asked(tmp_path, "import time; time.sleep(1000)"))
         work.want(3, NOTHING)
         pid = await first(begun)
+        looks = looks_at(begun[0])
         work.give_up([1])
-        await asyncio.sleep(0.3)
+        seen = len(looks)
+        while len(looks) < seen + 2 and start_of(pid) is not None:  # whether it is to end was asked in between
+            await asyncio.sleep(0.01)
         assert start_of(pid) is not None and work.standing(3), "job 2 wants it still"
         work.give_up([2])
         while work.wanted:

@@ -11,6 +11,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.paths import public_python
 
@@ -212,10 +213,17 @@ def test_the_sites_hook_is_run_for_every_end(home, tmp_path):
 
 def test_a_command_that_hangs_is_ended_and_said(home):
     served(home, "command_timeout = 5.0")
-    home.script("true", on_end="sh -c 'echo $$ > pid; sleep 1000 & sleep 1000'")
+    length = f"1000.{os.getpid()}"  # by which its processes are found
+    home.script("true", on_end=f"sh -c 'sleep {length} & sleep {length}'")
     assert "command: sh: it " in home.until(lambda: events(home, "not notified"), "the end of it")[0]
-    pid = int((home.work / "pid").read_text())
-    home.until(lambda: not Path(f"/proc/{pid}").exists(), "its process to be gone")
+    home.until(lambda: not [each for each in psutil.process_iter() if length in command_line(each)], "its end")
+
+
+def command_line(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 AS_NOBODY = """

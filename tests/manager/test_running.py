@@ -81,24 +81,18 @@ def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(common):
 
 
 def test_a_time_limit_is_kept_while_the_daemon_is_down(served):
-    number = served.script("touch there; sleep 1000", time_limit=1.5)
-    served.until((served.work / "there").exists, "the job")
+    """The daemon dies in the moment in which the job runs."""
+    before = served.submit(proceed="proceed")
+    number = served.script("sleep 1000", after=before, time_limit=1.5)
+    served.wait(before, "running")
     served.kill()
-    supervisor = served.until(lambda: _children_marked(number), "the job's process")
-    psutil.wait_procs(supervisor, timeout=30)
+    served.go()
+    served.start(crash_at="running", wait=False)
+    assert served.process.wait(60) == -signal.SIGKILL
+    pid = json.loads((served.folder / "manager/jobs" / str(number) / "1/started.json").read_text())["supervisor_pid"]
+    served.until(lambda: not psutil.pid_exists(pid), "the job to end")
     served.start()
     assert served.wait(number)["cause"] == "time limit"
-
-
-def _children_marked(number: int) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("ULLAGE_JOB_ID") == str(number) and process.name() == "sleep":
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 def test_a_reused_pid_is_neither_believed_nor_signalled(served):

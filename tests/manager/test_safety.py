@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ullage.errors import NoDaemon, NotAllowed, OtherVersion
+from ullage.errors import NoDaemon, NotAllowed, OtherVersion, UllageError
 from ullage.manager.client import Client
 from ullage.manager.core.orders import Orders
 from ullage.manager.identity import Caller, check_submitter
@@ -112,7 +112,7 @@ def test_a_request_without_an_end_is_refused(common):
 )
 def test_a_bad_job_gets_one_clear_message(common, change, message):
     job = {"command": ["true"], "cwd": "/tmp", **change}
-    with pytest.raises(Exception) as refused:
+    with pytest.raises(UllageError) as refused:
         common.client.call("submit", job=job, key="a key for each job")
     assert str(refused.value).startswith(message)
 
@@ -132,7 +132,7 @@ def test_a_daemon_without_root_runs_its_own_users_jobs_only(monkeypatch):
 
 
 def test_a_client_of_a_home_without_a_daemon_says_so(tmp_path):
-    with pytest.raises(Exception, match="no daemon is running: start it with `ullage serve`"):
+    with pytest.raises(NoDaemon, match="no daemon is running: start it with `ullage serve`"):
         Client(tmp_path).call("ping")
 
 

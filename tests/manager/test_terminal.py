@@ -7,6 +7,7 @@ import pty
 import pwd
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -27,9 +28,14 @@ class Person:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ullage", *words], env=home.environment() | {"SHELL": "/bin/sh", "PS1": "$ "},
             cwd=home.work, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=self._sit_down,
         )  # fmt: skip
         os.close(slave)
+
+    @staticmethod
+    def _sit_down():
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests that run in the background of a shell ignore it
 
     def resize(self, rows, columns):
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))

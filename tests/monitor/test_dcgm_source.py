@@ -77,7 +77,7 @@ def nvml(instances: bool = False) -> FakeNvml:
 
 
 def eventually(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not what():
         assert time.monotonic() < deadline, "it did not come in time"
         time.sleep(0.01)

@@ -159,13 +159,13 @@ def _ends_cleanly(cards: Path, how: signal.Signals, on_interrupt: signal.Handler
     said = _read_until(master, b"SMACT")
     job.send_signal(how)
     said += _read_until(master, b"\x1b[?1049l")
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=60) == 0
     assert b"Traceback" not in said
     os.close(master)
 
 
 def _read_until(master: int, wanted: bytes) -> bytes:
-    said, deadline = b"", time.monotonic() + 30
+    said, deadline = b"", time.monotonic() + 60
     while wanted not in said:
         assert time.monotonic() < deadline, said
         if select.select([master], [], [], 0.2)[0]:

@@ -82,8 +82,9 @@ def test_jobs_of_an_array_have_the_names_of_the_command_line(page, work, visitor
 def test_the_browser_runs_no_handler_that_somebody_slipped_in(page, visitor):
     visitor.goto(page.url + "/")
     see(visitor, ".card", "GPU 0")
-    visitor.evaluate("html => document.body.insertAdjacentHTML('beforeend', html)", HOSTILE)
-    visitor.wait_for_timeout(200)
+    insert = "document.body.insertAdjacentHTML('beforeend', html)"
+    tried = "document.body.lastElementChild.addEventListener('error', () => tried())"
+    visitor.evaluate(f"html => new Promise(tried => {{ {insert}; {tried}; }})", HOSTILE)
     assert visitor.evaluate("window.harmed") is None
 
 

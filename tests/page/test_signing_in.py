@@ -308,20 +308,22 @@ def test_an_answer_that_nobody_waits_for_any_more_may_be_a_refusal():
         over = busy = False
 
         async def ask(self, verb, **arguments):
+            asked.set()
             await answered.wait()
             raise NotAllowed("there is no job 5")
 
     async def leave():
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
         waiting = asyncio.create_task(readings.Readings(Slow()).job(5))
-        await asyncio.sleep(0.01)
+        await asked.wait()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         answered.set()
-        await asyncio.sleep(0.01)
+        while asyncio.all_tasks() != {asyncio.current_task()}:
+            await asyncio.sleep(0)
         gc.collect()
 
-    answered, told = asyncio.Event(), []
+    asked, answered, told = asyncio.Event(), asyncio.Event(), []
     asyncio.run(leave())
     assert told == []

@@ -82,7 +82,7 @@ def test_after_a_kill_it_goes_on_with_what_is_left(tmp_path):
     process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "hanging\n"
     process.send_signal(signal.SIGKILL)
-    process.wait(30)
+    process.wait(60)
     process.stdout.close()
     with path.open("a") as file:
         file.write('{"id": "gpt2", "peak_al')  # as a kill in the middle of a line leaves it

@@ -92,7 +92,7 @@ def test_every_class_of_memory_is_populated_and_the_limit_kept(family: str) -> N
     assert set(found["classes"]) == {0, 1, 2, 3, 4}
     assert min(found["classes"].values()) >= 5
     assert found["largest"] <= 40 * GIB
-    assert CLASS[family] == 8 * GIB
+    assert found["largest"] // CLASS[family] == 4, "the classes are those of the largest too"
 
 
 def test_half_train_with_adam_and_half_in_32_bits() -> None:

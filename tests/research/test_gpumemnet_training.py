@@ -9,7 +9,7 @@ from tests.research.synthetic import rows
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.estimators.weights import ModelCard
-from ullage.research.training.fitting import GPUMEMNET_SCHEDULES, Schedule, fit_gpumemnet
+from ullage.research.training.fitting import Schedule, fit_gpumemnet
 from ullage.research.training.methods import GPUMEMNET, method_of
 from ullage.research.training.protocol import Examples, examples_of, train
 
@@ -55,10 +55,6 @@ def test_training_stops_when_the_loss_no_longer_falls(examples: Examples) -> Non
     fit_gpumemnet(CARD, jobs, memory, Schedule(epochs=500, batch=32, rate=0.05, patience=3), 1, heard.append)
     losses = [float(text.split()[-1]) for text in heard]
     assert 4 <= len(heard) < 500 and min(losses) <= losses[-4] and losses[-1] >= min(losses)
-
-
-def test_the_schedule_of_the_perceptrons_is_the_published_one() -> None:
-    assert GPUMEMNET_SCHEDULES["mlp"] == Schedule(epochs=600, batch=128, rate=1e-3, patience=30)
 
 
 def test_rows_of_two_families_are_refused() -> None:

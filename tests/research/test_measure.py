@@ -132,15 +132,16 @@ def test_a_script_that_fails_after_it_has_trained_keeps_its_peaks(tmp_path):
         measure_here({"script": str(script), "args": ["0"]})
 
 
-def test_no_run_starts_before_its_memory_is_free():
-    memory, begun = GpuMemory(100), []
+def test_no_run_starts_before_its_memory_is_free(monkeypatch):
+    memory, begun, waits = GpuMemory(100), [], threading.Event()
+    wait = memory._changed.wait
+    monkeypatch.setattr(memory._changed, "wait", lambda *limit: waits.set() or wait(*limit))
     first = memory.take(60)
     waiter = threading.Thread(target=lambda: (memory.take(50), begun.append("second")))
     waiter.start()
-    waiter.join(0.2)
-    assert waiter.is_alive() and begun == []
+    assert waits.wait(60) and begun == [], "it was asked for, and it waits"
     memory.give_back(first)
-    waiter.join(10)
+    waiter.join(60)
     assert begun == ["second"]
     assert GpuMemory(100).take(500) == 100, "one that needs more than the card has gets the card to itself"
 

@@ -54,6 +54,7 @@ def test_dots_on_the_line_are_right_and_labels_do_not_overlap(browser, tmp_path)
     dots = page.locator("svg[aria-label='Predicted against measured memory, ullage'] circle")
     line = page.locator("svg[aria-label='Predicted against measured memory, ullage'] .equal")
     x1, y1, x2, y2 = (float(line.get_attribute(name)) for name in ("x1", "y1", "x2", "y2"))
+    assert dots.count()
     for index in range(dots.count()):
         x, y = (float(dots.nth(index).get_attribute(name)) for name in ("cx", "cy"))
         assert y == pytest.approx(y1 + (x - x1) / (x2 - x1) * (y2 - y1), abs=0.5)

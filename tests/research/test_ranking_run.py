@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import sys
+import time
 
 import pytest
 
@@ -48,10 +50,12 @@ def ask(tmp_path_factory):
 
 
 def test_an_answer_is_what_a_record_keeps(ask):
+    began = time.perf_counter()
     record = ask_apart(ask, "good", "r1", {}, "H200", 60)
+    passed = time.perf_counter() - began
     assert (record.figure, record.kind, record.allocated, record.reserved, record.process) == (9, "process", 5, 7, 9)
     assert (record.upper, record.context, record.failed, record.notes) == (10, 2, None, ("a note",))
-    assert 0 < record.seconds < 10 and 0 <= record.cpu_seconds < 10
+    assert 0 < record.seconds < passed and 0 <= record.cpu_seconds < passed * os.cpu_count()
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ def test_it_is_judged_on_sets_with_families_that_were_left_out(fitted):
 
 def test_how_far_true_losses_scatter_about_the_predicted_ones(fitted):
     sets, alone, rules = fitted
-    assert all(spread < 0.15 for spread in training.loss_spread(sets, alone, rules).values())
+    spreads = training.loss_spread(sets, alone, rules)
+    assert spreads and max(spreads.values()) < 0.15
     chance = random.Random(3)
     scattered = [
         replace(one, slowdown=tuple(1 + (told - 1) * chance.lognormvariate(0, 0.4) for told in told_of))

@@ -36,6 +36,7 @@ def test_policies_have_the_order_that_was_measured(found):
 
 def test_jobs_are_placed_in_the_order_in_which_they_were():
     recorded = next(each for each in simulated_reality.RECORDED if each.name == "h200_trace_detail")
+    assert recorded.runs
     for run in recorded.runs:
         same, pairs = simulated_reality.same_order(recorded, run)
         least = 0.92 if run["run"] == "ullage+mps" else 0.97  # its manager decided by earlier figures of sharing

@@ -64,6 +64,7 @@ def test_a_process_that_dies_is_told_and_the_others_go_on(tmp_path):
 def test_what_cannot_be_simulated_is_told_with_its_scenario():
     wanted = cases([TraceSource("/no/such/trace.csv")], SCENARIOS, [0])
     rows = summarize(wanted, run_cases(wanted))
+    assert len(rows) == len(SCENARIOS)
     assert all("/no/such/trace.csv" in row.errors[0] and not row.figures for row in rows)
 
 

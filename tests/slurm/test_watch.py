@@ -142,6 +142,7 @@ def test_each_user_sees_what_root_saw_of_their_jobs(tmp_path, monkeypatch, capsy
     shown = json.loads(ullage("slurm", "history", "--folder", tmp_path, "--json")[1])
     assert {run["user"] for run in shown} == {mine}, "others' runs are not in it"
     files = {file.name: file.stat() for file in (tmp_path / "history").iterdir()}
+    assert files
     assert all(name == f"{found.st_uid}.json" and found.st_mode & 0o777 == 0o400 for name, found in files.items())
     assert (tmp_path / "history").stat().st_mode & 0o777 == 0o711, "nobody sees who has files there"
     assert len(files) == (2 if other else 1)

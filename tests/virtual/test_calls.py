@@ -132,6 +132,7 @@ def test_optimizers_over_lists_and_one_by_one(options, operators):
     step = calls_of(function)
     assert {call["operator"].split(".")[1] for call in step.calls if call["pass"] == "optimizer"} == operators
     lists = [call for call in step.calls if call["operator"].startswith(("aten._foreach_lerp", "aten._fused"))]
+    assert bool(lists) == (options != {"foreach": False})
     for call in lists:
         assert [tensor["shape"] for tensor in call["args"][0]] == [[6, 8], [6], [4, 6], [4]]
 

@@ -82,12 +82,12 @@ def test_a_stream_chosen_in_one_thread_is_not_current_in_another(gpu):
     def copy_ahead():
         with torch.cuda.stream(torch.cuda.Stream()):
             in_side_stream.set()
-            assert done.wait(10)
+            assert done.wait(60)
             made["thread"] = torch.zeros(10, device="cuda")
 
     thread = threading.Thread(target=copy_ahead)
     thread.start()
-    assert in_side_stream.wait(10)
+    assert in_side_stream.wait(60)
     made["main"] = torch.zeros(10, device="cuda")
     done.set()
     thread.join()

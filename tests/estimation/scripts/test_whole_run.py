@@ -308,7 +308,8 @@ print("the end")
 """
     )
     assert "the end" in values["printed"] and not any("brought forward" in note for note in values["notes"])
-    assert all(int(line.split()[1]) % 2 for line in values["printed"].splitlines() if line.startswith("second"))
+    seconds = [int(line.split()[1]) for line in values["printed"].splitlines() if line.startswith("second")]
+    assert seconds and all(number % 2 for number in seconds)
 
 
 def test_the_last_batch_of_an_epoch_is_seen_where_it_is_smaller(estimated):

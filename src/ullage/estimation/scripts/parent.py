@@ -76,8 +76,7 @@ def estimate_script(
     accelerate itself then says how it starts the script. `seen` is what was seen in other ranks, and is filled with
     what is seen in this one.
 
-    >>> estimate_script("train.py", ["--batch-size", "64"], gpu="A100-40GB").fits       # doctest: +SKIP
-    True
+        estimate_script("train.py", ["--batch-size", "64"], gpu="A100-40GB").fits
 
     Not covered: a process that uses several GPUs, and compiled code that is no operator with a fake: `ScriptFailed`.
     """

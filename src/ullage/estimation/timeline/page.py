@@ -28,7 +28,7 @@ _MARK = "/*DATA*/"
 def write(trace: Trace, estimate: Estimate, path: str | Path) -> None:
     """Write the page of a run.
 
-    >>> write(trace, estimate, "out.html")      # doctest: +SKIP
+        write(trace, estimate, "out.html")
 
     The horizontal axis is the run's allocator calls, not time.
     """

@@ -41,7 +41,7 @@ REPEATED: Frames = [{"name": "the step before, repeated", "filename": "training"
 def write(trace: Trace, path: str | Path) -> None:
     """Write a trace as a memory snapshot.
 
-    >>> write(trace, "out.pickle")      # doctest: +SKIP
+        write(trace, "out.pickle")
 
     Not covered: the requests of the repetitions that let the allocator settle; one stream is shown.
     """

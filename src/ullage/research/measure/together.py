@@ -271,10 +271,10 @@ class Company:
             job.board.runs = False
         deadline = time.monotonic() + self.settings.timeout
         while late := [job for job in jobs if job.lost is None and not job.is_resting]:
-            self._listen()
             if time.monotonic() > deadline:
                 for job in late:
                     job.lose(f"did not end a step in {self.settings.timeout:g} s")
+            self._listen()
 
     def _listen(self) -> None:
         for job in select.select(self._present, [], [], 0.004)[0]:

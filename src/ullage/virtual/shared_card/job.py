@@ -25,8 +25,6 @@ def install() -> VirtualGPU | None:
     """Make the virtual card this process's "cuda"; returns `None` if the process sees no card.
 
     A card that cannot be used ends the process with one message and exit code 1: a job must not train without it.
-
-    >>> install()                                                                          # doctest: +SKIP
     """
     try:
         cards = Cards.open(os.environ[VARIABLE]).visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
