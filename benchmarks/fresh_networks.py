@@ -471,7 +471,6 @@ def drawn(number: int, seed: int = SEED, trials: bool = False) -> dict[str, Any]
 def estimated(row: dict[str, Any]) -> dict[str, Any] | None:
     """The run with its estimate; `None` if it cannot be built or is too large."""
     torch.set_num_threads(1)
-    torch.backends.cudnn.benchmark = False  # the run before may have set it
     try:
         guess = estimate_here(vars(RunRequest(row=row)) | {"gpu": "H200"})
     except (RuntimeError, ValueError):
@@ -507,7 +506,6 @@ def _begin(answers: Path | None, live: bool) -> None:
 
 
 def _compared(row: dict[str, Any]) -> accuracy.Comparison:
-    torch.backends.cudnn.benchmark = False  # the run before may have set it
     return accuracy.compare(row, _card[0])
 
 
