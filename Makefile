@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -rs --strict-skips --numprocesses $$(($(CORES)
 # Tests start hundreds of processes, and each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-quick test-slurm test-versions bench lint ruff types docs screenshots clean
+.PHONY: demo test test-all test-quick test-slurm test-versions bench lint ruff types docs screenshots answers answers-diff clean
 
 demo: $(READY)
 	$(BIN)/python examples/first_estimate.py
@@ -51,6 +51,14 @@ bench: $(READY)
 	$(BIN)/python benchmarks/estimate_speed.py
 	$(BIN)/python benchmarks/virtual_gpu.py
 	$(BIN)/python benchmarks/monitor_overhead.py
+
+# What Ullage answers, case by case: before and after a change that is to leave all answers as they are.
+OUT ?= build/answers.txt
+answers: $(READY)
+	$(BIN)/python benchmarks/answers.py ask $(OUT) $(if $(SCRIPTS),--scripts $(SCRIPTS))
+
+answers-diff: $(READY)
+	$(BIN)/python benchmarks/answers.py diff $(OLD) $(NEW)
 
 lint: ruff types
 
