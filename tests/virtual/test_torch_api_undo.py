@@ -135,6 +135,9 @@ SWITCHES = {
     "use_deterministic_algorithms": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
     "default_dtype": lambda: torch.set_default_dtype(torch.bfloat16),
     "flash_sdp": lambda: torch.backends.cuda.enable_flash_sdp(False),
+    "grad_enabled": lambda: torch.set_grad_enabled(False),
+    "autocast_enabled": lambda: torch.set_autocast_enabled("cuda", True),
+    "autocast_dtype": lambda: torch.set_autocast_dtype("cuda", torch.bfloat16),
 }
 
 
@@ -145,11 +148,14 @@ def switches():
         torch.get_float32_matmul_precision(),
         torch.get_default_dtype(),
         torch.backends.cuda.flash_sdp_enabled(),
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"),
     )
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_a_switch_that_a_program_sets_ends_with_it(switch):
+def test_what_a_program_sets_ends_with_it(switch):
     """The next program in this process finds what this one has found, as in a process of its own."""
     before = switches()
     with virtual_gpu("H200"):

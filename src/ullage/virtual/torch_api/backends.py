@@ -77,7 +77,13 @@ def _keep_switches(replacements: Replacements) -> None:
         keep(setter, told=getter)
     deterministic = torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
     replacements.on_undo(lambda: torch._C._set_deterministic_algorithms(deterministic[0], warn_only=deterministic[1]))
-    replacements.on_undo(functools.partial(torch.set_default_dtype, torch.get_default_dtype()))
+    for put_back, *before in (
+        (torch.set_default_dtype, torch.get_default_dtype()),
+        (torch._C._set_grad_enabled, torch.is_grad_enabled()),
+        (torch.set_autocast_enabled, "cuda", torch.is_autocast_enabled("cuda")),
+        (torch.set_autocast_dtype, "cuda", torch.get_autocast_dtype("cuda")),
+    ):
+        replacements.on_undo(functools.partial(put_back, *before))
 
 
 def _remember_preference(replacements: Replacements, library: str) -> None:
