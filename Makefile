@@ -16,7 +16,8 @@ QUICK := -m "not slow" --hypothesis-profile quick
 # Tests start hundreds of processes, and each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-quick test-tiny test-slurm test-versions coverage bench lint ruff types docs screenshots clean
+.PHONY: demo test test-all test-quick test-tiny test-slurm test-versions coverage bench lint ruff types docs screenshots \
+	answers answers-diff clean
 
 demo: $(READY)
 	$(BIN)/python examples/first_estimate.py
@@ -61,6 +62,14 @@ bench: $(READY)
 	$(BIN)/python benchmarks/speed/estimate_speed.py
 	$(BIN)/ullage evaluate --truth benchmarks/data/h200_runs.jsonl.gz
 	$(BIN)/python benchmarks/speed/monitor_overhead.py
+
+# What Ullage answers, case by case: before and after a change that is to leave all answers as they are.
+OUT ?= build/answers.txt
+answers: $(READY)
+	$(BIN)/python benchmarks/answers.py ask $(OUT) $(if $(SCRIPTS),--scripts $(SCRIPTS))
+
+answers-diff: $(READY)
+	$(BIN)/python benchmarks/answers.py diff $(OLD) $(NEW)
 
 lint: ruff types
 

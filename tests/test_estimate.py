@@ -3,6 +3,7 @@
 import gc
 import inspect
 import json
+import os
 import pickle
 import weakref
 
@@ -171,3 +172,28 @@ ERRORS = (
 def test_another_process_gets_an_error_as_it_was(error):
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)
+
+
+def test_a_function_that_draws_its_layers_takes_the_same_again():
+    """PyTorch's generator begins with a fixed seed in a process of its own."""
+
+    def train():
+        x = torch.zeros(256, 512, device="cuda")
+        for layer in [torch.nn.Linear(512, 512).cuda() for _ in range(20)]:
+            x = layer(x) if torch.rand([]) < 0.5 else x
+        x.sum().backward()
+
+    first, again = (ullage.estimate(train, gpu="H200") for _ in range(2))
+    assert again.peak_allocated == first.peak_allocated
+
+
+def test_allocator_settings_of_a_function_end_with_it(monkeypatch):
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+
+    def train():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+        torch.nn.Linear(512, 512).cuda()(torch.zeros(256, 512, device="cuda")).sum().backward()
+
+    first, again = (ullage.estimate(train, gpu="H200") for _ in range(2))
+    assert again.peak_reserved == first.peak_reserved
+    assert "PYTORCH_ALLOC_CONF" not in os.environ

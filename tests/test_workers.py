@@ -21,8 +21,8 @@ def command(tmp_path):
     """The command that runs the test files which a test writes into its folder."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_good.py").write_text(GOOD)
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "--rootdir", str(tmp_path), "--workers", "2"]
-    return [sys.executable, *words, f"--basetemp={tmp_path / 'temporary'}", str(tmp_path)]
+    words = ["-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "--workers", "2", "--rootdir", str(tmp_path)]
+    return [sys.executable, "-m", "pytest", *words, f"--basetemp={tmp_path / 'temporary'}", str(tmp_path)]
 
 
 def environment():

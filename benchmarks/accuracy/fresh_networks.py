@@ -52,7 +52,6 @@ def _begin(answers: Path | None, live: bool) -> None:
 
 
 def _compared(row: dict[str, Any]) -> accuracy.Comparison:
-    torch.backends.cudnn.benchmark = False  # the run before may have set it
     return accuracy.compare(row, _card[0])
 
 

@@ -3,6 +3,8 @@
 Figures are counted by hand from the sources that the rules name.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional
@@ -10,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import ullage
 from ullage.hardware import gpu as find_gpu
+from ullage.virtual.dispatch import forget_plans
 from ullage.virtual.kernels import sorting
 from ullage.virtual.kernels.attention import backward_tiling
 from ullage.virtual.kernels.cudnn.formulas import (
@@ -234,3 +237,22 @@ def test_workspaces_that_others_measured_are_guessed(batch, channels, width, kin
     found = workspace(problem, spec.compute_capability, spec.sms)
     assert -(-found.larger // 512) * 512 >= measured
     assert -(-found.size // 512) * 512 == measured
+
+
+def test_cards_of_one_name_have_plans_of_their_own():
+    """A file that describes a card may change while this process lives."""
+    card = find_gpu("A100-40GB")
+    changed = replace(card, compute_capability=(7, 5), sms=40)
+
+    def train():
+        images = torch.randn(16, 64, 64, 64, device="cuda")
+        torch.nn.Conv2d(64, 128, 3).cuda()(images).sum().backward()
+
+    def peak(spec):
+        return ullage.estimate(train, gpu=spec).peak_allocated
+
+    forget_plans()
+    alone = peak(changed)
+    forget_plans()
+    assert peak(card) != alone
+    assert peak(changed) == alone

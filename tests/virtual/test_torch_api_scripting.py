@@ -1,10 +1,13 @@
 """`torch.jit.script` and `torch.jit.trace` under a virtual GPU."""
 
+import importlib
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
+import ullage
 from ullage.virtual import virtual_gpu
 
 
@@ -82,3 +85,32 @@ def test_a_script_module_runs_as_python():
         model(torch.ones(2, 4, device="cuda")).sum().backward()
         assert model.gate.weight.grad is not None and isinstance(compiled, torch.jit.ScriptModule)
         assert not isinstance(model.gate, torch.jit.ScriptModule) and not isinstance(compiled, Gated)
+
+
+SCRIPTED = """
+import torch
+
+@torch.jit.script
+def double(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+class Doubled(torch.nn.Linear):
+    def forward(self, x):
+        return double(super().forward(x))
+"""
+
+
+def test_what_an_import_left_out_counts_in_later_runs(tmp_path, monkeypatch):
+    """An answer does not depend on what was asked before: a module is imported once in a process."""
+    tmp_path.joinpath("scripted_once.py").write_text(SCRIPTED)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def train(name, module):
+        layer = getattr(importlib.import_module(module), name)(64, 64).cuda()
+        layer(torch.zeros(64, 64, device="cuda")).sum().backward()
+
+    first, again = (ullage.estimate(lambda: train("Doubled", "scripted_once"), gpu="H200") for _ in range(2))
+    other = ullage.estimate(lambda: train("Linear", "torch.nn"), gpu="H200")
+    assert first.left_out and first.notes == ["torch.jit.script was left out: the Python code was followed"]
+    assert (again.notes, again.left_out, again.upper) == (first.notes, first.left_out, first.upper)
+    assert not other.left_out

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ullage.virtual import virtual_gpu
+from ullage.virtual.kernels.plan import kernel_switches, tf32_for_products
 from ullage.virtual.replacements import Replacements
 
 PLACES = [
@@ -123,3 +124,41 @@ def test_a_module_is_acted_on_when_it_is_imported_and_not_after_the_undo(tmp_pat
 
     assert (surface_early.value, surface_late.value) == (1, 1)
     assert type(surface_late.__loader__).__name__ == "SourceFileLoader"
+
+
+SWITCHES = {
+    "cudnn.benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "cudnn.deterministic": lambda: setattr(torch.backends.cudnn, "deterministic", True),
+    "cudnn.allow_tf32": lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
+    "matmul.allow_tf32": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "float32_matmul_precision": lambda: torch.set_float32_matmul_precision("high"),
+    "use_deterministic_algorithms": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "default_dtype": lambda: torch.set_default_dtype(torch.bfloat16),
+    "flash_sdp": lambda: torch.backends.cuda.enable_flash_sdp(False),
+    "grad_enabled": lambda: torch.set_grad_enabled(False),
+    "autocast_enabled": lambda: torch.set_autocast_enabled("cuda", True),
+    "autocast_dtype": lambda: torch.set_autocast_dtype("cuda", torch.bfloat16),
+}
+
+
+def switches():
+    return (
+        kernel_switches(),
+        tf32_for_products(),
+        torch.get_float32_matmul_precision(),
+        torch.get_default_dtype(),
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"),
+    )
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_what_a_program_sets_ends_with_it(switch):
+    """The next program in this process finds what this one has found, as in a process of its own."""
+    before = switches()
+    with virtual_gpu("H200"):
+        SWITCHES[switch]()
+        assert switches() != before
+    assert switches() == before

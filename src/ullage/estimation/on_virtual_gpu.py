@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
 
+from ullage.allocator.config import ENVIRONMENT_NAMES
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.from_virtual_gpu import estimate_from
 from ullage.estimation.result import Estimate
@@ -91,7 +93,7 @@ def _watch(function: Callable[[], Any], virtual: VirtualGPU, how: RunOptions) ->
     if how.trace is not None:
         how.trace.watch(virtual)
     rank = how.as_rank
-    with contextlib.nullcontext() if rank is None else rank.entered(), virtual:
+    with contextlib.nullcontext() if rank is None else rank.entered(), virtual, _leaving_no_trace():
         if how.steps is not None:
             foresee = virtual.progress.foresee if how.trace is None else None  # a trace has every event
             virtual.progress.on_step = ConvergenceWatch(virtual, how.steps, foresee=foresee).after_step
@@ -105,6 +107,21 @@ def _watch(function: Callable[[], Any], virtual: VirtualGPU, how: RunOptions) ->
                 raise
             return message
     return None
+
+
+@contextlib.contextmanager
+def _leaving_no_trace() -> Iterator[None]:
+    """The next function in this process draws the same random numbers, and has the same allocator settings."""
+    generator = torch.default_generator
+    numbers, settings = generator.get_state(), {name: os.environ.get(name) for name in ENVIRONMENT_NAMES}
+    try:
+        yield
+    finally:
+        generator.set_state(numbers)
+        for name, value in settings.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _out_of_memory(error: BaseException | None) -> str | None:

@@ -13,6 +13,7 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ullage.hardware import GPU
 from ullage.virtual.inference import argument_at, infer
 from ullage.virtual.kernels.cudnn import asked
 from ullage.virtual.kernels.plan import (
@@ -121,8 +122,8 @@ class VirtualMode(TorchDispatchMode):
         return operator(args, kwargs or {})
 
 
-# Plans do not depend on the run, only on the call and the kind of GPU: they are kept for the whole process.
-_plans: dict[tuple[Any, str], dict[Any, Plan]] = {}
+# Plans do not depend on the run, only on the call and the GPU: they are kept for the whole process.
+_plans: dict[tuple[Any, GPU | None], dict[Any, Plan]] = {}
 
 
 def forget_plans() -> None:
@@ -185,7 +186,7 @@ class _Operator:
         self.answered, self.writes_known = func in ANSWERED, func in WRITE_KNOWN
         spec, self.plans = mode.gpu.spec, {}
         if not self.rule or asked.in_use(spec) is None:  # else they are this card's own
-            self.plans = _plans.setdefault((func, spec.name if self.rule else ""), {})
+            self.plans = _plans.setdefault((func, spec if self.rule else None), {})
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         gpu = self.gpu

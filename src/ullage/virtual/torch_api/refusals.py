@@ -11,6 +11,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 import torch
+from torch.nn.modules import module as module_hooks
 
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
@@ -92,6 +93,10 @@ def _refuse_extensions(gpu: GPUState, replacements: Replacements, module: Module
         replacements.put(module, name, load)
 
 
+_SCRIPTING = "torch.jit.script was left out: the Python code was followed"
+_left_out: dict[str, int] = {}  # by Python module: functions that were not compiled when it was imported
+
+
 def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
     """Let `torch.jit.script` and `torch.jit.trace` return the Python function or module that they are given.
 
@@ -107,7 +112,10 @@ def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
             return script
         if getattr(obj, "__module__", "").startswith("torch._decomp"):
             return original(obj, *args, **options)
-        gpu.note("scripting", "torch.jit.script was left out: the Python code was followed")
+        gpu.note("scripting", _SCRIPTING)
+        home = getattr(obj, "__module__", "")
+        if getattr(getattr(sys.modules.get(home), "__spec__", None), "_initializing", False):
+            _left_out[home] = _left_out.get(home, 0) + 1
         return _as_compiled(obj)
 
     def trace(func: Any, example_inputs: Any = None, *args: Any, **options: Any) -> Any:
@@ -127,12 +135,26 @@ def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
 
         return function
 
+    _note_left_out_before(gpu, replacements)
     replacements.put_all(torch.jit, {"script": script, "trace": trace, "script_method": _same})
     replacements.put(torch.jit, "ScriptModule", _PlainModule)
     for name, answer in {"save": lambda _: None, "freeze": _same, "optimize_for_inference": _same}.items():
         replacements.put(torch.jit, name, for_compiled(getattr(torch.jit, name), answer))
     for module in ("torch.utils.tensorboard.writer", "tensorboardX.writer"):
         replacements.when_imported(module, lambda writer: _pass_over_graphs(replacements, writer))
+
+
+def _note_left_out_before(gpu: GPUState, replacements: Replacements) -> None:
+    """A module is imported once in a process, but what was left out then is left out of later runs, too: of those that
+    call a model of it."""
+    left_out = dict(_left_out)
+
+    def enter(module: Any, args: Any) -> None:
+        for _ in range(left_out.pop(type(module).__module__, 0)):
+            gpu.note("scripting", _SCRIPTING)
+
+    if left_out:
+        replacements.on_undo(module_hooks.register_module_forward_pre_hook(enter).remove)
 
 
 def _same(module: Any) -> Any:
