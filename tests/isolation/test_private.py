@@ -7,6 +7,7 @@ import sys
 import uuid
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ullage.isolation import world
@@ -167,8 +168,8 @@ def test_a_process_with_its_own_session_ends_with_the_child(private, env, second
 
 def running(mark):
     """Processes that have a word in their command line, apart from guards, whose order has it too."""
-    found = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines()
-    return [line for line in found if mark in line and "isolation" not in line]
+    lines = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    return [line for line in lines if mark in line and "isolation" not in line]
 
 
 def test_everything_ends_with_a_killed_parent(private, folder, env, until):

@@ -15,14 +15,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.paths import ROOT, let_everybody_in, public_python
+from tests.paths import let_everybody_in, public_python
 
 from ullage.manager.client import Client
 from ullage.manager.transport import PROTOCOL, socket_file
 
 AS_USER = """
 import json, os, pwd, resource, sys
-sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from ullage.manager.client import Client  # before the rights go: Python itself may lie where that user cannot read
 user = pwd.getpwnam("nobody")
@@ -30,7 +29,7 @@ os.setgroups([]); os.setgid(user.pw_gid); os.setuid(user.pw_uid)
 resource.setrlimit(resource.RLIMIT_NOFILE, (123, 456))
 client = Client(Path(sys.argv[1]))
 try:
-    print(json.dumps({"ok": client.call(sys.argv[3], **json.loads(sys.argv[4]))}))
+    print(json.dumps({"ok": client.call(sys.argv[2], **json.loads(sys.argv[3]))}))
 except Exception as error:
     print(json.dumps({"refused": str(error)}))
 """
@@ -68,11 +67,8 @@ def shared(request):
 
 
 def as_user(home, verb, **arguments):
-    source = ROOT / "src"
-    done = subprocess.run(
-        [sys.executable, "-c", AS_USER, str(home.folder), str(source), verb, json.dumps(arguments)],
-        capture_output=True, text=True, timeout=60, cwd="/",
-    )  # fmt: skip
+    words = [str(home.folder), verb, json.dumps(arguments)]
+    done = home.nursery.run(words, dict(os.environ), "/", program=AS_USER)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
