@@ -168,6 +168,8 @@ class Home:
             pass
         finally:
             self.client.close()
+            if "COVERAGE_PROCESS_CONFIG" in os.environ:
+                self.stop()  # one that is killed cannot say which lines it ran
             if self.process.poll() is None:
                 self.kill()
 
