@@ -56,14 +56,11 @@ PROGRAMS = {
 PASSING = re.compile(r"(?<=followed in ).*?(?=,)|(?<=followed&#160;in&#160;).*?(?=,)|(?<=terminal-)\d+")
 CASES_ARE_IN = ("src/ullage", "examples", "docs", "benchmarks", "README.md")
 
-if __name__ == "__mp_main__":  # the process that all that answer are forked from: it imports, and is asked nothing
-    import torch
-
+if __name__ != "__main__":  # what all processes that answer are forked from: it imports, and is asked nothing
     import ullage
     from ullage.workloads import Configuration, train
 
     ullage.estimate  # noqa: B018  is imported when it is named
-    torch.set_num_threads(1)
 
 
 def cases(scripts: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -156,7 +153,7 @@ class Asker:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["__main__"])
+        self._context.set_forkserver_preload(["benchmarks.answers"])  # not "__main__": CPython has that since 3.14
         self._process: Any = None
 
     def ask(self, case: dict[str, Any], way: str) -> dict[str, Any]:

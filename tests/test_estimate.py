@@ -175,8 +175,6 @@ def test_another_process_gets_an_error_as_it_was(error):
 
 
 def test_a_function_that_draws_its_layers_takes_the_same_again():
-    """PyTorch's generator begins with a fixed seed in a process of its own."""
-
     def train():
         x = torch.zeros(256, 512, device="cuda")
         for layer in [torch.nn.Linear(512, 512).cuda() for _ in range(20)]:
