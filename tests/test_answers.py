@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.manager.conftest import until
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = ROOT / "benchmarks" / "answers.py"
@@ -51,13 +51,6 @@ def runs(tmp_path):
     return file
 
 
-def until(condition, seconds=120):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def command(*words):
     return [sys.executable, str(PROGRAM), *map(str, words)]
 
@@ -69,7 +62,7 @@ def test_an_interrupted_run_goes_on_and_names_unsteady_cases(runs, tmp_path):
     env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     with subprocess.Popen(words, env=env, start_new_session=True, stderr=subprocess.DEVNULL) as began:
         part = out.with_name("answers.txt.part")
-        until(lambda: part.exists() and part.read_text().count("\n") == 3)  # two of the three cases are answered
+        until(lambda: part.exists() and part.read_text().count("\n") == 3, "two of the three cases to be answered")
         os.killpg(began.pid, signal.SIGKILL)
     with part.open("a") as file:
         file.write('["torn')
