@@ -154,6 +154,8 @@ def start(
     except BaseException:
         os.close(answers)
         os.close(output)
+        if noted is not None:
+            noted.close()
         raise
     finally:
         os.close(child_answers)

@@ -83,9 +83,10 @@ def started(
 @contextlib.contextmanager
 def as_file(request: dict[str, Any]) -> Iterator[IO[bytes]]:
     """A request for a child to read; a pipe would block on a long one."""
+    content = encode(request)
     with recording.paused():
         file = tempfile.TemporaryFile()  # noqa: SIM115
-        file.write(encode(request))
+        file.write(content)
         file.seek(0)
     with file:
         yield file

@@ -156,7 +156,7 @@ class DcgmSource:
         threading.Thread(target=self._follow, args=(self._child.stdout,), daemon=True, name="dcgmi dmon").start()
 
     def _follow(self, lines: IO[str]) -> None:
-        with contextlib.suppress(ValueError):  # closed while we read
+        with lines, contextlib.suppress(ValueError):  # closed while we read
             for line in lines:
                 row = parse_row(line)
                 if row is not None:

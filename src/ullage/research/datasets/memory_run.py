@@ -87,7 +87,7 @@ def on_gpu(model: nn.Module, low: torch.dtype | None = None, *, drawn: bool = Fa
 
     >>> with cheap_start():
     ...     model = nn.Linear(1000, 1000)
-    >>> float(on_gpu(model, torch.bfloat16, device="cpu").weight.abs().max())
+    >>> float(on_gpu(model, torch.bfloat16, device="cpu").weight.detach().abs().max())
     0.0
     """
 
