@@ -51,15 +51,15 @@ test-versions:
 	$(PYTHON) tests/versions.py $(if $(ONLY),--only $(ONLY))
 
 bench: $(READY)
-	$(BIN)/python benchmarks/speed/allocator_speed.py
-	$(BIN)/python benchmarks/speed/billions.py
-	$(BIN)/python benchmarks/speed/placement_speed.py
-	$(BIN)/python benchmarks/speed/simulation_speed.py
-	$(BIN)/python benchmarks/speed/manager_submit.py
-	$(BIN)/python benchmarks/speed/manager_orders.py
-	$(BIN)/python benchmarks/speed/manager_estimates.py
+	$(BIN)/python benchmarks/speed/estimates.py allocator
+	$(BIN)/python benchmarks/speed/estimates.py billions
+	$(BIN)/python benchmarks/speed/simulator.py decisions
+	$(BIN)/python benchmarks/speed/simulator.py trace
+	$(BIN)/python benchmarks/speed/manager.py submit
+	$(BIN)/python benchmarks/speed/manager.py orders
+	$(BIN)/python benchmarks/speed/manager.py estimates
 	$(BIN)/python benchmarks/speed/page_speed.py
-	$(BIN)/python benchmarks/speed/estimate_speed.py
+	$(BIN)/python benchmarks/speed/estimates.py commands
 	$(BIN)/ullage evaluate --truth benchmarks/data/h200_runs.jsonl.gz
 	$(BIN)/python benchmarks/speed/monitor_overhead.py
 

@@ -7,7 +7,7 @@
 measured runs that are shipped, 300 of the 1,192 random networks (drawn with a fixed seed), the 48 networks with
 `cudnn.benchmark`, all examples, and the commands in the documentation that are recorded (`docs/record.py`); those that
 need Slurm are left out where Slurm is not installed. With `--scripts ROOT` come the public scripts whose repository is
-in ROOT, see `public_scripts.py`. Two idle cores take about half an hour without these. After an interruption the same
+in ROOT, see `accuracy/scripts.py`. Two idle cores take about half an hour without these. After an interruption the same
 command goes on where it was, unless a file or a package has changed since.
 
 An answer may not depend on what came before. So each case is asked for three times: in a process that was asked nothing
@@ -65,7 +65,7 @@ if __name__ != "__main__":  # what all processes that answer are forked from: it
 
 def cases(scripts: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """What is asked for, each with its name."""
-    from public_scripts import runs
+    from accuracy.scripts import public_runs
 
     networks = []
     for file in sorted(DATA.glob("h200_*.jsonl.gz")):
@@ -81,7 +81,7 @@ def cases(scripts: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
     for page in record().pages():
         if "<!-- record" in without_slurm(page):
             yield str(page.relative_to(ROOT)), {"page": page}
-    for run in [] if scripts is None else runs(scripts):
+    for run in [] if scripts is None else public_runs(scripts):
         yield f"public_scripts/{run['id']}", {"once": True, **run}
 
 

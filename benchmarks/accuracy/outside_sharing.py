@@ -25,10 +25,10 @@ of the model are those that were fitted on an H200. Left out: Gavel's Recommenda
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
@@ -194,9 +194,11 @@ def gavel(file: Path) -> None:
 
 def main() -> None:
     """Ask about all that is there."""
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
-        raise SystemExit(re.split(r"\n\nNeither", str(__doc__))[0])
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    if not folder.is_dir():
+        parser.error(f"no folder {folder}")
     heads = zip(("count", "error", "constant", "points", "constant", "keep 80%", "constant"), WIDTHS, strict=True)
     print(f"{'pairs':26}" + "".join(f"{head:>{width}}" for head, width in heads))
     if (folder / "colocate_info.csv").is_file():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -144,10 +145,17 @@ def test_the_index_links_every_page():
 def test_the_page_of_benchmarks_lists_every_program():
     listed = (ROOT / "benchmarks" / "README.md").read_text()
     programs = [
-        file.name for file in (ROOT / "benchmarks").glob("*.py") if '__name__ == "__main__"' in file.read_text()
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "benchmarks").rglob("*.py")
+        if '__name__ == "__main__"' in file.read_text()
     ]
-    assert programs
-    assert [name for name in programs if f"`{name}`" not in listed] == []
+    assert len(programs) > 20
+    assert [name for name in programs if name not in listed] == []
+
+
+def test_the_list_of_data_has_every_file():
+    listed = (RESULTS / "README.md").read_text()
+    assert [file.name for file in (ROOT / "benchmarks/data").iterdir() if f"`{file.name}`" not in listed] == []
 
 
 @for_each(EVERYTHING, name=named)
@@ -212,6 +220,38 @@ def test_commands_in_the_text_exist_with_their_options(page):
         for word in own:
             if word.startswith("-"):
                 assert word.partition("=")[0] in known, f"`{shown}`: no option {word}"
+
+
+PROGRAM = re.compile(
+    r"(?:^[ \t]*(?:\$ )?(?:\w+=\S+ )*(?:\$\(BIN\)/)?python (?P<line>benchmarks/\S+\.py.*)$)"
+    r"|`python\s(?P<inline>benchmarks/[\w/]+\.py[^`]*)`",
+    re.MULTILINE,
+)
+
+
+def programs_shown(text):
+    """The programs in benchmarks/ that a text calls, each with its words."""
+    for shown in PROGRAM.finditer(text.replace("\\\n", " ")):
+        called = re.split(r" && | \| |; | > ", " ".join((shown["line"] or shown["inline"]).split()))[0]
+        program, *words = shlex.split(called, comments=True)
+        yield program, words
+
+
+def test_programs_that_are_shown_take_their_options():
+    lines = {}
+    for page in [*EVERYTHING, ROOT / "Makefile"]:
+        if page.name != "CHANGELOG.md":  # it says what was typed then
+            for program, words in programs_shown(page.read_text()):
+                lines.setdefault(program, []).append(words)
+    assert sum(map(len, lines.values())) > 60
+    lines["benchmarks/accuracy/scripts.py"].append(["compare", "neither"])
+    lines["benchmarks/no_such_program.py"] = [[]]
+    command = [sys.executable, ROOT / "tests/docs/benchmark_options.py"]
+    done = subprocess.run(command, input=json.dumps(lines), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    refused = json.loads(done.stdout)
+    assert [line for line in refused if "neither" not in line and "no_such_program" not in line] == []
+    assert len(refused) == 2, "what cannot be typed is refused"
 
 
 # Python

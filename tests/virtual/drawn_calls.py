@@ -1,7 +1,7 @@
 """Calls of PyTorch's operators with sizes drawn at random, since its own samples are small.
 
 A call is a function of PyTorch by its name, the tensors that it is given (size, type, and what is in them), and its
-options. `benchmarks/accuracy/pytorch_lists.py` measures them on a GPU, so this file needs PyTorch only.
+options. `benchmarks/accuracy/operators.py` measures them on a GPU, so this file needs PyTorch only.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """PyTorch's own lists of operators and modules with their samples, run the same way on a CPU, a GPU and a virtual GPU.
 
-The lists are `op_db` and `module_db` of `torch.testing._internal`. `benchmarks/accuracy/pytorch_lists.py` measures them
+The lists are `op_db` and `module_db` of `torch.testing._internal`. `benchmarks/accuracy/operators.py` measures them
 on a GPU, and tests run them on the virtual one, so this file needs PyTorch only.
 """
 
@@ -29,7 +29,7 @@ LEFT_OUT = {
     "to_sparse": "sparse tensors",
 }
 # Where the CPU's kernels give other types or layouts than those of a GPU. An H200 gives what is given here
-# (`benchmarks/accuracy/pytorch_lists.py`), except where data decides.
+# (`benchmarks/accuracy/operators.py`), except where data decides.
 _MEANS = "a GPU keeps means and variances of half precision in single"
 _DRIVER = "the CPU takes another of LAPACK's drivers, which gives the rank and no residuals"
 _KERNELS = "the CPU takes another kernel, with another layout"

@@ -1,6 +1,6 @@
 """Calls of recurrent networks: drawn at random, and run the same way on a real GPU and on a virtual one.
 
-`benchmarks/accuracy/recurrent_calls.py` measures them and tests compare with what it measured, so this file needs
+`benchmarks/accuracy/operators.py` measures them and tests compare with what it measured, so this file needs
 PyTorch only.
 """
 

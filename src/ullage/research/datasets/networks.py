@@ -55,7 +55,7 @@ class UNet(nn.Module):
         return image
 
 
-class Residual(nn.Module):
+class Added(nn.Module):
     """What a body adds to its input."""
 
     def __init__(self, body: nn.Module) -> None:
@@ -102,7 +102,7 @@ def residual(channels: int, widths: list[int], kernel: int, num_classes: int) ->
     for inputs, outputs in zip([channels, *widths], widths, strict=False):
         middle = max(1, outputs // 3)
         inner = nn.Sequential(block(outputs, middle, 1), block(middle, middle, kernel), block(middle, outputs, 1))
-        parts += [block(inputs, outputs, 3, stride=2), Residual(inner)]
+        parts += [block(inputs, outputs, 3, stride=2), Added(inner)]
     return headed(nn.Sequential(*parts), widths[-1], num_classes)
 
 
@@ -187,14 +187,14 @@ def grouped(channels: int, widths: list[int], kernel: int, num_classes: int) -> 
     for inputs, outputs in zip([channels, *widths], widths, strict=False):
         middle = 8 * max(1, outputs // 8)
         inner = block(outputs, middle, 1), block(middle, middle, kernel, groups=8), block(middle, outputs, 1)
-        parts += [block(inputs, outputs, 3, stride=2), Residual(nn.Sequential(*inner))]
+        parts += [block(inputs, outputs, 3, stride=2), Added(nn.Sequential(*inner))]
     return headed(nn.Sequential(*parts), widths[-1], num_classes)
 
 
 def sharper(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
     """Residual blocks that keep the size, then pixels made of channels."""
     width = widths[0]
-    blocks = (Residual(nn.Sequential(block(width, width, kernel), block(width, width, kernel))) for _ in widths)
+    blocks = (Added(nn.Sequential(block(width, width, kernel), block(width, width, kernel))) for _ in widths)
     last = nn.Sequential(nn.Conv2d(width, 4 * channels, 3, padding=1), nn.PixelShuffle(2))
     return headed(nn.Sequential(block(channels, width, kernel), *blocks, last), channels, num_classes)
 
@@ -216,7 +216,7 @@ def separable(channels: int, widths: list[int], kernel: int, num_classes: int) -
     for inputs, outputs in zip(widths, [*widths[1:], widths[-1]], strict=True):
         once = block(outputs, outputs, kernel, groups=outputs), block(outputs, outputs, 1)
         parts += [block(inputs, inputs, kernel, groups=inputs), block(inputs, outputs, 1)]
-        parts += [Residual(nn.Sequential(*once)), nn.MaxPool2d(2)]
+        parts += [Added(nn.Sequential(*once)), nn.MaxPool2d(2)]
     return headed(nn.Sequential(*parts), widths[-1], num_classes)
 
 
@@ -319,8 +319,7 @@ def patches(channels: int, widths: list[int], kernel: int, num_classes: int) -> 
     """Patches without overlap, then a large filter for each channel and a mix of channels, again and again."""
     width = widths[0]
     mixed = (
-        nn.Sequential(Residual(block(width, width, 2 * kernel + 1, groups=width)), block(width, width, 1))
-        for _ in widths
+        nn.Sequential(Added(block(width, width, 2 * kernel + 1, groups=width)), block(width, width, 1)) for _ in widths
     )
     stem = nn.Sequential(nn.Conv2d(channels, width, 4, stride=4), nn.GELU(), nn.BatchNorm2d(width))
     return headed(nn.Sequential(stem, *mixed), width, num_classes)
@@ -331,7 +330,7 @@ def keywords(channels: int, widths: list[int], kernel: int, num_classes: int) ->
     parts: list[nn.Module] = [block(channels, widths[0], 5, 1, stride=2)]
     for inputs, outputs in zip(widths, [*widths[1:], widths[-1]], strict=True):
         own = block(inputs, inputs, kernel, 1, groups=inputs), block(inputs, inputs, 1, 1)
-        parts += [Residual(nn.Sequential(*own)), block(inputs, outputs, kernel, 1, stride=2)]
+        parts += [Added(nn.Sequential(*own)), block(inputs, outputs, kernel, 1, stride=2)]
     return headed(nn.Sequential(*parts), widths[-1], num_classes, 1)
 
 
@@ -351,7 +350,7 @@ def halves(channels: int, widths: list[int], kernel: int, num_classes: int) -> n
     for inputs, outputs in zip(widths, [*widths[1:], widths[-1]], strict=True):
         few = max(4, 2 * inputs // 4 * 4)
         inner = block(4 * inputs, few, 1), block(few, few, kernel, groups=4), block(few, 4 * inputs, 1)
-        parts += [Residual(nn.Sequential(*inner)), block(4 * inputs, 4 * outputs, 3, stride=2)]
+        parts += [Added(nn.Sequential(*inner)), block(4 * inputs, 4 * outputs, 3, stride=2)]
     return headed(nn.Sequential(*parts), 4 * widths[-1], num_classes)
 
 

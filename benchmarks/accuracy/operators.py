@@ -1,16 +1,19 @@
-"""What the samples of PyTorch's own lists, and larger calls drawn at random, ask of the allocator on a real GPU.
+"""What operators ask of the allocator on a real GPU: the samples of PyTorch's own lists, and calls drawn at random.
 
-    python benchmarks/accuracy/pytorch_lists.py measure --samples 4 --drawn 600 --seed 1 --out lists_h200.jsonl.gz
+    python benchmarks/accuracy/operators.py measure --samples 4 --drawn 600 --seed 1 --out lists_h200.jsonl.gz
+    python benchmarks/accuracy/operators.py measure-recurrent --count 600 --seed 1 --out recurrent_h200.jsonl.gz
 
-needs a GPU and PyTorch, nothing else of this project. A line a call: the call (`tests/virtual/pytorch_lists.py`), and
-its outcome: outputs and gradients, and what its forward and backward pass asked for: sizes, and for a free -1 minus the
-number of the request. `--part 2/8` takes every eighth call from the second on.
+need a GPU and PyTorch, nothing else of this project. A line a call: the call (`tests/virtual/pytorch_lists.py`,
+`tests/virtual/recurrent.py`), and its outcome: outputs and gradients, and what its forward and backward pass asked for;
+of a recurrent network what its step asked for. That is sizes, and for a free -1 minus the number of the request.
+`--part 2/8` takes every eighth call from the second on.
 
-    python benchmarks/accuracy/pytorch_lists.py compare lists_h200.jsonl.gz
+    python benchmarks/accuracy/operators.py compare lists_h200.jsonl.gz
+    python benchmarks/accuracy/operators.py compare-recurrent recurrent_h200.jsonl.gz
 
-compares such a file with the virtual GPU. That needs no GPU.
+compare such files with the virtual GPU and print how many calls are exact. That needs no GPU.
 
-    python benchmarks/accuracy/pytorch_lists.py exceptions
+    python benchmarks/accuracy/operators.py exceptions
 
 prints, as tables, what the tests of the lists leave out, and where the CPU differs from a GPU, with the reasons.
 """
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import gzip
 import json
 import os
@@ -35,6 +39,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
+from tests.virtual import recurrent  # noqa: E402
 from tests.virtual.drawn_calls import Drawn, draw, run_drawn  # noqa: E402
 from tests.virtual.pytorch_lists import DIFFERENT, LEFT_OUT, Entry, entries, run, samples  # noqa: E402
 
@@ -46,7 +51,7 @@ def recorded() -> Iterator[list[int]]:
     """What PyTorch's allocator is asked for on the real GPU."""
     events: list[int] = []
     torch.cuda.synchronize()
-    torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=100_000)
+    torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=1_000_000)
     try:
         yield events
     finally:
@@ -133,19 +138,6 @@ def warm_up() -> None:
     torch.linalg.inv(matrix).sum().backward()
 
 
-def peak_of(events: list[int]) -> int:
-    """The most bytes held at once, each request rounded as the allocator does it."""
-    held, most, sizes = 0, 0, []
-    for event in events:
-        if event >= 0:
-            sizes.append(-(-max(event, 1) // 512) * 512)
-            held += sizes[-1]
-            most = max(most, held)
-        else:
-            held -= sizes[-1 - event]
-    return most
-
-
 def compare(file: Path, only: str, show: int) -> None:
     """Print how many calls are as measured on the virtual GPU, and the worst of the others."""
     from tests.virtual.recording import recorded_events
@@ -184,47 +176,30 @@ def compare(file: Path, only: str, show: int) -> None:
             continue
         found["calls"] += 1
         outputs, gradients, forward, backward = real
-        found["layouts"] += [outputs, gradients] == [result.outputs, result.gradients]
+        layouts = [outputs, gradients] == [result.outputs, result.gradients]
+        found["layouts"] += layouts
         exact = forward == result.forward and backward == result.backward
         found["exact"] += exact
-        off = [
-            peak_of(mine) - peak_of(theirs) for mine, theirs in ((result.forward, forward), (result.backward, backward))
-        ]
+        passes = (result.forward, forward), (result.backward, backward)
+        off = [recurrent.peak_of(mine) - recurrent.peak_of(theirs) for mine, theirs in passes]
         found["peaks"] += off == [0, 0]
         found["low"] += min(off) < 0
-        if [outputs, gradients] != [result.outputs, result.gradients] or not exact:
-            worst.append(
-                (
-                    max(map(abs, off)),
-                    label,
-                    (
-                        off,
-                        [outputs, gradients] == [result.outputs, result.gradients],
-                        forward,
-                        result.forward,
-                        backward,
-                        result.backward,
-                        outputs,
-                        result.outputs,
-                        gradients,
-                        result.gradients,
-                    ),
-                )
+        if not layouts or not exact:
+            names = ("forward", "backward", "outputs", "gradients")
+            mine = (getattr(result, name) for name in names)
+            both = zip(names, (forward, backward, outputs, gradients), mine, strict=True)
+            text = f"peaks off {off} layouts equal {layouts}"
+            text += "".join(
+                f"\n    {name}: real {str(real)[:300]}\n    {name}: here {str(here)[:300]}"
+                for name, real, here in both
+                if real != here
             )
+            worst.append((max(map(abs, off)), label, text))
     print(dict(found))
     worst.sort(key=lambda row: -row[0])
-    for size, label, what in worst[:show]:
+    for size, label, text in worst[:show]:
         print(size, label)
-        if isinstance(what, str):
-            print("   ", what)
-            continue
-        print("    peaks off", what[0], "layouts equal", what[1])
-        for name, real, mine in zip(
-            ("forward", "backward", "outputs", "gradients"), what[2::2], what[3::2], strict=True
-        ):
-            if real != mine:
-                print(f"    {name}: real {str(real)[:300]}")
-                print(f"    {name}: here {str(mine)[:300]}")
+        print("   ", text)
 
 
 def print_exceptions() -> None:
@@ -234,6 +209,42 @@ def print_exceptions() -> None:
         for name, why in reasons.items():
             print(f"| `{name}` | {why} |")
         print()
+
+
+def measure_recurrent(count: int, seed: int, out: Path) -> None:
+    """Write a line for each call that was drawn."""
+    failed = 0
+    with gzip.open(out, "wt") as file:
+        for call in recurrent.draw(count, seed):
+            try:
+                events = recurrent.run(call, recorded)
+            except RuntimeError as error:  # cuDNN does not take every call
+                failed += 1
+                print(call, str(error).splitlines()[0], file=sys.stderr)
+                continue
+            file.write(json.dumps([list(call), events]) + "\n")
+    print(f"{count - failed} calls measured on {torch.cuda.get_device_name()}, {failed} not taken: {out}")
+
+
+def compare_recurrent(file: Path) -> None:
+    """Print how many calls are exact on the virtual GPU, and how far off the others are."""
+    from tests.virtual.recording import recorded_events
+
+    import ullage
+
+    exact, same_order, off = 0, 0, []
+    with gzip.open(file, "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    for values, real in rows:
+        with ullage.virtual_gpu("H200") as gpu:
+            gpu.libraries.need = lambda library: None
+            found = recurrent.run(recurrent.Call(*values), functools.partial(recorded_events, gpu))
+        exact += found == real
+        same_order += [size < 0 for size in found] == [size < 0 for size in real]
+        off.append(recurrent.peak_of(found) / recurrent.peak_of(real) - 1)
+    print(f"of {len(rows)} calls: exact in every size {exact}, in the order of requests and frees {same_order}")
+    within = ", ".join(f"within {limit:.0%} {sum(abs(share) <= limit for share in off)}" for limit in (0.01, 0.05, 0.1))
+    print(f"peak of the step: exact {off.count(0)}, {within}; between {min(off):+.1%} and {max(off):+.1%}")
 
 
 def main() -> None:
@@ -253,11 +264,20 @@ def main() -> None:
     comparing.add_argument("file", type=Path)
     comparing.add_argument("--only", default="")
     comparing.add_argument("--show", type=int, default=20)
+    measuring = commands.add_parser("measure-recurrent")
+    measuring.add_argument("--count", type=int, default=600)
+    measuring.add_argument("--seed", type=int, default=1)
+    measuring.add_argument("--out", type=Path, default=Path("recurrent_h200.jsonl.gz"))
+    commands.add_parser("compare-recurrent").add_argument("file", type=Path)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     if given.command == "measure":
         first, parts = map(int, given.part.split("/"))
         measure(given.samples, given.drawn, given.seed, (first, parts), given.family, given.out, given.skip)
+    elif given.command == "measure-recurrent":
+        measure_recurrent(given.count, given.seed, given.out)
+    elif given.command == "compare-recurrent":
+        compare_recurrent(given.file)
     elif given.command == "exceptions":
         print_exceptions()
     else:

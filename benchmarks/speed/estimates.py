@@ -1,21 +1,37 @@
-"""How long an estimate takes: cold, as a command is typed, and warm, in a process that has done others before.
+"""How long an estimate takes, of one GPU and of many ranks, and how fast the allocator's model is.
 
-    python benchmarks/speed/estimate_speed.py [--every N] [--repeat N] [--against CHECKOUT] [--json FILE]
+    python benchmarks/speed/estimates.py commands [--every N] [--repeat N] [--against CHECKOUT] [--json FILE]
+    python benchmarks/speed/estimates.py ranks [--repeat N] [--large]
+    python benchmarks/speed/estimates.py billions
+    python benchmarks/speed/estimates.py allocator [--histories N]
 
-Cold: processor seconds (user and system, with all children) and seconds on the clock of whole commands; the best of
+`commands` measures estimates cold, as a command is typed, and warm, in a process that has done others before. Cold:
+processor seconds (user and system, with all children) and seconds on the clock of whole commands; the best of
 `--repeat`, since other programs can only add to them. Warm: processor seconds of each of the measured runs that are
 shipped (every Nth), by the number of operators that it calls. Each run is estimated once, as a new model would be;
 imports are no part of it. With `--against` the same is done with an older checkout, in turns, and the four figures of
-each run must be the same.
+each run must be the same. Last comes how much longer an estimate takes because it tells how long a step takes and how
+busy it keeps the GPU. Everything that is done for this is timed inside of one estimate: of a model the second one of a
+process, of a script the first one, since a script has a process of its own.
 
-Last comes how much longer an estimate takes because it tells how long a step takes and how busy it keeps the GPU.
-Everything that is done for this is timed inside of one estimate: of a model the second one of a process, of a script
-the first one, since a script has a process of its own.
+`ranks` compares an estimate as one rank of many with one alone, in processor seconds, in one process, one after the
+other in turns; the best of `--repeat`. One estimate of each comes before, and does not count: it imports. `--large`
+follows a Llama of 70 billion parameters with FSDP2 on 64 GPUs in a process of its own, and tells its processor seconds
+and the most memory that it held.
+
+`billions` estimates a function that builds a model of 4.4 billion parameters on the CPU and moves it to the GPU.
+
+`allocator` counts requests and frees a second, on one core. It takes recorded histories from
+`$ULLAGE_REFERENCE/groundtruth/events` if the variable is set (every eighth of them), otherwise a made-up one. Three
+rounds are made and the median is printed, with the slowest and the fastest beside it.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
 import os
+import random
 import resource
 import statistics
 import subprocess
@@ -49,6 +65,20 @@ COLD = {
 }
 MODELS = ("torchvision:resnet50", "timm:vit_small_patch16_224")
 SIZES = (1_000, 3_000, 10_000)  # operators
+LAYERS, RANKS = 12, (1, 64)
+SMALL = {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": LAYERS, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "vocab_size": 32000,
+}  # fmt: skip
+LARGE = {
+    "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "vocab_size": 128256,
+}  # fmt: skip
+REFERENCE = os.environ.get("ULLAGE_REFERENCE")
+ROUNDS = 3
+
+# A call is (size, slot): malloc(size) into the slot, or, with size 0, free what is in it.
+Calls = list[tuple[int, int]]
 
 
 def environment(checkout: Path) -> dict[str, str]:
@@ -83,7 +113,7 @@ class Warm:
     """A process of one checkout that estimates one run after the other."""
 
     def __init__(self, checkout: Path, count: bool) -> None:
-        words = [sys.executable, __file__, "--serve", "count" if count else "time"]
+        words = [sys.executable, __file__, "serve", "count" if count else "time"]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(words, env=environment(checkout), stdin=pipe, stdout=pipe, text=True)
 
@@ -200,7 +230,7 @@ def shares(repeat: int) -> dict[str, float]:
     for what in (*MODELS, "script"):
         rounds = []
         for _ in range(repeat):
-            words = [sys.executable, __file__, "--serve", what]
+            words = [sys.executable, __file__, "serve", what]
             done = subprocess.run(words, env=environment(HERE), capture_output=True, text=True, check=True)
             whole, taken = json.loads(done.stdout.splitlines()[-1])
             rounds.append(whole / (whole - taken))
@@ -240,21 +270,8 @@ def print_tables(commands: dict[str, list[tuple[float, float]]], runs: list[dict
         print(f"the four figures are the same for {len(runs) - len(other)} of {len(runs)} runs", *other)
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--every", type=int, default=5, metavar="N", help="every Nth of the shipped runs")
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="each command so often")
-    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="an older checkout to compare with")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured here")
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.serve in ("count", "time"):
-        serve(options.serve == "count")
-        return
-    if options.serve:
-        serve_share(options.serve)
-        return
+def measure_commands(options: argparse.Namespace) -> None:
+    """Cold, warm, and what utilization adds."""
     checkouts = [HERE] + ([options.against.resolve()] if options.against else [])
     names = ["this"] + (["older"] if options.against else [])
     commands = cold(checkouts, options.repeat) if options.repeat else {}
@@ -265,6 +282,178 @@ def main() -> None:
         print(f"{what}: {share:.3f} times as long as without utilization")
     if options.json:
         options.json.write_text(json.dumps({"cold": commands, "warm": runs, "utilization": utilization}, indent=1))
+
+
+def rank_seconds(parallel: str, ranks: int) -> float:
+    """Processor seconds of one estimate."""
+    import ullage
+
+    begin = time.process_time()
+    ullage.estimate(
+        "hf:LlamaForCausalLM", set=SMALL, batch_size=2, sequence_length=512, gpu="H100", world_size=ranks,
+        nodes=max(1, ranks // 8), parallel=parallel,
+    )  # fmt: skip
+    return time.process_time() - begin
+
+
+def measure_ranks(repeat: int) -> None:
+    """Print the best times, and how many times as long 64 ranks take."""
+    print("| spread | 1 rank, s | 64 ranks, s | times |")
+    print("| --- | --- | --- | --- |")
+    for parallel in ("ddp", "fsdp2"):
+        for ranks in RANKS:
+            rank_seconds(parallel, ranks)
+        found = [[rank_seconds(parallel, ranks) for ranks in RANKS] for _ in range(repeat)]
+        one, many = (min(column) for column in zip(*found, strict=True))
+        print(f"| {parallel} | {one:.2f} | {many:.2f} | {many / one:.2f} |", flush=True)
+
+
+def large() -> None:
+    """Print what a very large model took."""
+    words = [word for key, value in LARGE.items() for word in ("--set", f"{key}={value}")]
+    command = [
+        sys.executable, "-m", "ullage", "estimate", "hf:LlamaForCausalLM", *words, "-b", "1", "--sequence-length",
+        "4096", "-p", "bf16", "--checkpointing", "--world-size", "64", "--nodes", "8", "--parallel", "fsdp2", "--gpu",
+        "H100",
+    ]  # fmt: skip
+    begin = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(next(line for line in done.stdout.splitlines() if "H100" in line))
+    clock = time.perf_counter() - begin
+    print(f"{used.ru_utime + used.ru_stime:.0f} processor seconds, {clock:.0f} on the clock")
+    print(f"at most {used.ru_maxrss / 1024**2:.2f} GiB of memory")
+
+
+def train_billions() -> None:
+    """Fine-tune a decoder of Qwen3-4B's shape with AdamW in bf16."""
+    import torch
+    import transformers
+
+    config = transformers.Qwen3Config(
+        hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8,
+        head_dim=128, vocab_size=151936, tie_word_embeddings=False, use_cache=False,
+    )  # fmt: skip
+    model = transformers.Qwen3ForCausalLM(config)
+    model.to("cuda").train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    tokens = torch.randint(0, config.vocab_size, (1, 1024))
+    for _ in range(5):
+        batch = tokens.to("cuda")
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(input_ids=batch, labels=batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print(f"{sum(parameter.numel() for parameter in model.parameters()) / 1e9:.2f} billion parameters")
+
+
+def measure_billions() -> None:
+    """Print the estimate, and the time and memory that it took."""
+    import ullage
+
+    begin = time.perf_counter()
+    answer = ullage.estimate(train_billions, gpu="H200")
+    seconds = time.perf_counter() - begin
+    print(answer)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"\nQwen3-4B's shape: {seconds:.1f} s, {peak:.2f} GiB of resident memory (goals: 20 s, 2 GiB)")
+
+
+def recorded(path: Path) -> Calls:
+    """The requests and frees of a history."""
+    from ullage.allocator import History
+
+    calls: Calls = []
+    slots: dict[int, int] = {}
+    for event in History.load(path).events():
+        if event.name == "alloc":
+            slots[event.addr] = len(calls)
+            calls.append((event.size, len(calls)))
+        elif event.name == "free_completed":
+            calls.append((0, slots.pop(event.addr)))
+    return calls
+
+
+def synthetic(length: int = 100_000) -> Calls:
+    """Requests like those of a training loop: forward, backward in reverse, small temporaries between."""
+    draw = random.Random(0)
+    calls: Calls = []
+    while len(calls) < length:
+        layers = [(draw.choice((4096, 300_000, 3_000_000, 20_000_000)), index) for index in range(200)]
+        kept = []
+        for size, _ in layers:
+            slot = len(calls)
+            calls += [(size, slot), (draw.randint(1, 900_000), slot + 1), (0, slot + 1)]
+            kept.append(slot)
+        calls += [(0, slot) for slot in reversed(kept)]
+    return calls
+
+
+def allocator_seconds(calls: Calls) -> float:
+    """The time that an allocator without limit takes for the calls."""
+    from ullage.allocator import Block, CachingAllocator
+
+    allocator = CachingAllocator(1 << 42)
+    blocks: dict[int, Block] = {}
+    malloc, free = allocator.malloc, allocator.free
+    start = time.perf_counter()
+    for size, slot in calls:
+        if size:
+            blocks[slot] = malloc(size)
+        else:
+            free(blocks[slot])
+    return time.perf_counter() - start
+
+
+def measure_allocator(wanted: int | None) -> None:
+    """Print one line."""
+    paths = sorted(Path(REFERENCE, "groundtruth", "events").glob("*.npz")) if REFERENCE else []
+    wanted = wanted or len(paths) // 8
+    if paths:
+        step = max(len(paths) // max(wanted, 1), 1)
+        histories = [recorded(path) for path in paths[::step]]
+        source = f"{len(histories)} recorded histories"
+    else:
+        histories = [synthetic()]
+        source = "a synthetic history"
+    count = sum(map(len, histories))
+    rates = sorted(count / sum(map(allocator_seconds, histories)) for _ in range(ROUNDS))
+    print("| source | requests and frees | a second (median) | slowest | fastest |")
+    print(f"| {source} | {count:,} | {statistics.median(rates):,.0f} | {rates[0]:,.0f} | {rates[-1]:,.0f} |")
+
+
+def main() -> None:
+    """Do what the command says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True, metavar="{commands,ranks,billions,allocator}")
+    part = parts.add_parser("commands", help="commands from a cold start, and estimates in a warm process")
+    part.add_argument("--every", type=int, default=5, metavar="N", help="every Nth of the shipped runs")
+    part.add_argument("--repeat", type=int, default=3, metavar="N", help="each command so often")
+    part.add_argument("--against", type=Path, metavar="CHECKOUT", help="an older checkout to compare with")
+    part.add_argument("--json", type=Path, metavar="FILE", help="write what was measured here")
+    part = parts.add_parser("ranks", help="one rank of many beside one alone")
+    part.add_argument("--repeat", type=int, default=3)
+    part.add_argument("--large", action="store_true", help="a Llama of 70 billion parameters instead")
+    parts.add_parser("billions", help="a model of 4.4 billion parameters")
+    part = parts.add_parser("allocator", help="requests and frees a second")
+    part.add_argument("--histories", type=int, metavar="N", help="so many of the recorded ones")
+    parts.add_parser("serve").add_argument("what")  # what `commands` starts
+    options = parser.parse_args()
+    if options.part == "serve" and options.what in ("count", "time"):
+        serve(options.what == "count")
+    elif options.part == "serve":
+        serve_share(options.what)
+    elif options.part == "commands":
+        measure_commands(options)
+    elif options.part == "ranks" and options.large:
+        large()
+    elif options.part == "ranks":
+        measure_ranks(options.repeat)
+    elif options.part == "billions":
+        measure_billions()
+    else:
+        measure_allocator(options.histories)
 
 
 if __name__ == "__main__":
