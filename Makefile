@@ -66,7 +66,7 @@ bench: $(READY)
 # What Ullage answers, case by case: before and after a change that is to leave all answers as they are.
 OUT ?= build/answers.txt
 answers: $(READY)
-	$(BIN)/python benchmarks/answers.py ask $(OUT) $(if $(SCRIPTS),--scripts $(SCRIPTS))
+	$(BIN)/python benchmarks/answers.py ask $(OUT) --scripts=$(SCRIPTS)
 
 answers-diff: $(READY)
 	$(BIN)/python benchmarks/answers.py diff $(OLD) $(NEW)

@@ -296,7 +296,12 @@ def main() -> None:
     parts = parser.add_subparsers(dest="what", required=True)
     part = parts.add_parser("ask")
     part.add_argument("out", type=Path, nargs="?", default=ROOT / "build" / "answers.txt")
-    part.add_argument("--scripts", type=Path, metavar="ROOT", help="the folder with the public scripts")
+    part.add_argument(
+        "--scripts",
+        type=lambda text: Path(text) if text else None,
+        metavar="ROOT",
+        help="the folder with the public scripts",
+    )
     part.add_argument("--runs", type=Path, metavar="FILE", help="ask for the runs in this file, and for nothing else")
     part.add_argument("--only", default="*", metavar="PATTERN", help="only cases with such names, as 'h200_runs/*'")
     part.add_argument("--workers", type=int, default=os.cpu_count(), metavar="N", help="so many cases at once")

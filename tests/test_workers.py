@@ -72,15 +72,14 @@ def test_a_test_that_ends_its_process_fails_alone(command, tmp_path):
     assert "the process that ran this test ended with exit code 0" in done.stdout
 
 
-@pytest.mark.parametrize("method", ["signal", "none"])
-def test_a_hanging_test_fails_alone(command, tmp_path, method):
-    deaf = "import signal, time\ndef test_bad():\n    "
-    deaf += "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n    " if method == "none" else ""
-    (tmp_path / "test_bad.py").write_text(deaf + "time.sleep(1000)\n")
-    done = run(command, "--timeout", "1")
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_hanging_test_fails_alone(command, tmp_path, deaf):
+    text = "import pytest, signal, time\n@pytest.mark.timeout(1)\ndef test_bad():\n    "
+    text += "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n    " if deaf else ""
+    (tmp_path / "test_bad.py").write_text(text + "time.sleep(1000)\n")
+    done = run(command)
     assert done.returncode == 1 and "1 failed, 20 passed" in done.stdout
-    reason = "the process that ran this test hung" if method == "none" else "from pytest-timeout"
-    assert reason in done.stdout
+    assert ("the process that ran this test hung" if deaf else "from pytest-timeout") in done.stdout
 
 
 def test_no_worker_outlives_a_run_that_is_killed(command, tmp_path):

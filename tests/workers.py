@@ -8,6 +8,7 @@ takes over the rest.
 
 import atexit
 import contextlib
+import importlib
 import itertools
 import multiprocessing
 import resource
@@ -24,6 +25,15 @@ import pytest_timeout
 from _pytest.config import create_terminal_writer
 from tests import nursery
 
+LIBRARIES = [
+    "torch._inductor.compile_fx",
+    "torchvision.models",
+    "timm",
+    *(f"transformers.models.{name}.modeling_{name}" for name in ("auto", "bert", "gpt2", "llama", "opt", "t5", "vit")),
+    "transformers.trainer",
+    "lightgbm",
+    "sklearn.ensemble",
+]
 GRACE = 60.0  # seconds that a worker has, after a test's timeout, to report the failure itself
 
 
@@ -57,8 +67,9 @@ class Workers:
             raise session.Interrupted(f"{session.testsfailed} errors during collection")
         if session.config.option.collectonly or not session.items:
             return None
-        if "ullage.cli" in sys.modules:  # some tests run commands: import what these need once for all workers
+        if "ullage.cli" in sys.modules:  # some tests run commands: import what these need once for all
             nursery.import_commands()
+            import_libraries()
         try:
             for share in split_into_shares(session.items, self._count):
                 self._fork(session, share)
@@ -256,6 +267,16 @@ def split_off_half(share, items):
     for _ in numbers[half:]:
         share.pop()
     return deque(numbers[half:])
+
+
+def import_libraries():
+    """Import what models need, for workers, their nurseries and all commands from these."""
+    from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+
+    make_torchvision_importable()
+    for name in LIBRARIES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def timeout_of(item):
