@@ -178,10 +178,11 @@ class Nursery:
             return subprocess.CompletedProcess(words, child.wait(timeout), files[1].read_text(), files[2].read_text())
 
     def close(self) -> None:
-        """End that process."""
+        """End that process, and its commands."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
         self._orders.close()
         self._answers.close()
-        os.waitpid(self.pid, 0)
 
 
 class Child:

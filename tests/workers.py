@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import itertools
 import multiprocessing
+import os
 import resource
 import signal
 import sys
@@ -139,6 +140,9 @@ class Workers:
         limit = timeout_of(session.items[worker.assigned[0]]) if worker.assigned else 0.0
         hangs = time.monotonic() - worker.last_heard > limit + GRACE
         if hangs:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.process.pid, signal.SIGABRT)  # faulthandler prints where it hangs
+            worker.process.join(GRACE)
             worker.process.kill()
             worker.process.join()
         if worker.process.is_alive() or (not worker.silent and worker.line.poll()):
