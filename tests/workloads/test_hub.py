@@ -1,11 +1,12 @@
 """Names of the hub: `hf:ORG/NAME` needs the config alone, from the local cache or from the hub."""
 
 import json
+import os
 import sys
 from importlib.util import find_spec
 
 import pytest
-from tests.commands import ullage as command
+from tests import nursery
 from tests.hub import COMMIT, Hub, use
 
 import ullage
@@ -98,6 +99,19 @@ def test_without_a_network_the_line_to_type_comes_at_once(monkeypatch, tmp_path)
     use(monkeypatch, "http://127.0.0.1:9", tmp_path)
     with pytest.raises(InvalidValue, match="hf download org/tiny config.json$"):
         ullage.estimate("hf:org/tiny", **SIZE)
+
+
+COMMAND = """
+import importlib
+from huggingface_hub import constants
+from ullage.cli.main import main
+importlib.reload(constants)  # it read its variables when the nursery imported it
+main()
+"""
+
+
+def command(*words):
+    return nursery.current().run([*words], dict(os.environ), os.getcwd(), timeout=300, program=COMMAND)
 
 
 def test_a_command_says_at_once_that_there_is_no_such_name():
