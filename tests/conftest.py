@@ -15,6 +15,7 @@ import sysconfig
 import venv
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -55,24 +56,26 @@ gc.disable()  # until all is imported: nothing of it is garbage
 
 def pytest_collection_finish():
     """All is imported."""
+    global _grown
     gc.enable()
     gc.freeze()
+    _grown = _process.memory_info().rss
 
 
-_thaw, _spared = gc.unfreeze, 0
+_thaw, _grown, _process = gc.unfreeze, 0, psutil.Process()
 
 
 def _thaw_what_grew():
     """A virtual GPU gives back to the garbage collector what it spared, and with it all that a worker has imported.
 
-    Here that stays spared, until what came since is as much as a quarter of it.
+    Here that stays spared until the process has grown by 256 MiB: to look at all of it takes a second.
     """
-    global _spared
-    if gc.get_freeze_count() > 1.25 * _spared + 200_000:
+    global _grown
+    if _process.memory_info().rss > _grown + (256 << 20):
         _thaw()
         gc.collect()
         gc.freeze()
-        _spared = gc.get_freeze_count()
+        _grown = _process.memory_info().rss
 
 
 gc.unfreeze = _thaw_what_grew
