@@ -59,10 +59,10 @@ def pytest_collection_finish():
     global _grown
     gc.enable()
     gc.freeze()
-    _grown = _process.memory_info().rss
+    _grown = psutil.Process().memory_info().rss
 
 
-_thaw, _grown, _process = gc.unfreeze, 0, psutil.Process()
+_thaw, _grown = gc.unfreeze, 0
 
 
 def _thaw_what_grew():
@@ -71,11 +71,11 @@ def _thaw_what_grew():
     Here that stays spared until the process has grown by 256 MiB: to look at all of it takes a second.
     """
     global _grown
-    if _process.memory_info().rss > _grown + (256 << 20):
+    if psutil.Process().memory_info().rss > _grown + (256 << 20):
         _thaw()
         gc.collect()
         gc.freeze()
-        _grown = _process.memory_info().rss
+        _grown = psutil.Process().memory_info().rss
 
 
 gc.unfreeze = _thaw_what_grew
