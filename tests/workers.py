@@ -71,6 +71,7 @@ class Workers:
         if "ullage.cli" in sys.modules:  # some tests run commands: import what these need once for all
             nursery.import_commands()
             import_libraries()
+        self._config._tmp_path_factory.getbasetemp()  # makes, and maybe clears, the folder that all share
         try:
             for share in split_into_shares(session.items, self._count):
                 self._fork(session, share)
@@ -196,23 +197,13 @@ def run_worker(session, line, others, index):
     for other in others:
         other.close()
     atexit._clear()  # those of the main process
-    config = session.config
-    config.pluginmanager.unregister(name="terminalreporter")
-    config.pluginmanager.register(Terminal(config), "terminalreporter")
-    capture = config.pluginmanager.getplugin("capturemanager")
-    capture.stop_global_capturing()  # all workers would write into the same files
-    capture.start_global_capturing()
-    factory = config._tmp_path_factory
-    factory._basetemp = factory.getbasetemp() / f"w{index}"
-    factory._basetemp.mkdir()
-    nursery.begin()
-    config.pluginmanager.register(Reporting(config, line), "reporting")
     try:
+        become_worker(session.config, line, index)
         current = line.recv()
         while current is not None:
             following = line.recv()
             items = [None if number is None else session.items[number] for number in (current, following)]
-            config.hook.pytest_runtest_protocol(item=items[0], nextitem=items[1])
+            session.config.hook.pytest_runtest_protocol(item=items[0], nextitem=items[1])
             line.send(("done", None))
             current = following
     except (KeyboardInterrupt, EOFError, BrokenPipeError):
@@ -223,6 +214,20 @@ def run_worker(session, line, others, index):
     finally:
         nursery.end()
         atexit._run_exitfuncs()
+
+
+def become_worker(config, line, index):
+    """Give this process what it may not share with other workers: a terminal, output, a folder, and a nursery."""
+    config.pluginmanager.unregister(name="terminalreporter")
+    config.pluginmanager.register(Terminal(config), "terminalreporter")
+    capture = config.pluginmanager.getplugin("capturemanager")
+    capture.stop_global_capturing()
+    capture.start_global_capturing()
+    factory = config._tmp_path_factory
+    factory._basetemp = factory.getbasetemp() / f"w{index}"
+    factory._basetemp.mkdir()
+    nursery.begin()
+    config.pluginmanager.register(Reporting(config, line), "reporting")
 
 
 class Terminal:
