@@ -35,6 +35,7 @@ LIBRARIES = [
     "lightgbm",
     "sklearn.ensemble",
 ]
+MADE_SLOWLY = {"page", "_cluster"}  # fixtures that take seconds, once in each worker
 GRACE = 60.0  # seconds that a worker has, after a test's timeout, to report the failure itself
 
 
@@ -61,6 +62,10 @@ class Workers:
         self._config, self._count = config, config.getoption("--workers")
         self._began = time.monotonic()
         self._workers: list[Worker] = []
+
+    def pytest_collection_modifyitems(self, items):
+        """Run first, and so in one worker, what needs a page or a cluster: other workers take from the end."""
+        items.sort(key=lambda item: not MADE_SLOWLY & {*getattr(item, "fixturenames", ())})
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session):

@@ -138,6 +138,7 @@ def comparable(found):
     return found | {"rows": rows}
 
 
+@pytest.mark.slow  # two more plans; another test compares a row with an estimate of its own
 def test_rows_that_are_estimated_at_once_are_what_they_are_one_after_another():
     options = {"parallel": ["ddp", "tp"], "checkpointing": False, "batch_size": 2, "optimizer": "sgd"}
     seen = []
