@@ -22,4 +22,4 @@ if [ ! -e $policy ]; then
 fi
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq -o Acquire::Retries=3
-apt-get install -y -qq -o Acquire::Retries=3 --no-install-recommends $missing
+apt-get install -y -qq -o Acquire::Retries=3 --no-install-recommends $missing >/dev/null
