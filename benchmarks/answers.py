@@ -65,8 +65,6 @@ if __name__ != "__main__":  # what all processes that answer are forked from: it
 
 def cases(scripts: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """What is asked for, each with its name."""
-    from accuracy.scripts import public_runs
-
     networks = []
     for file in sorted(DATA.glob("h200_*.jsonl.gz")):
         if file.name in ("h200_runs.jsonl.gz", "h200_fresh_tried.jsonl.gz"):
@@ -81,7 +79,7 @@ def cases(scripts: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
     for page in record().pages():
         if "<!-- record" in without_slurm(page):
             yield str(page.relative_to(ROOT)), {"page": page}
-    for run in [] if scripts is None else public_runs(scripts):
+    for run in [] if scripts is None else program("benchmarks/accuracy/scripts.py").public_runs(scripts):
         yield f"public_scripts/{run['id']}", {"once": True, **run}
 
 
@@ -92,10 +90,15 @@ def of_file(file: Path) -> list[tuple[str, dict[str, Any]]]:
     return [(f"{file.name.partition('.')[0]}/{row['id']}", {"row": row}) for row in read_rows(file) if "id" in row]
 
 
+def program(path: str) -> Any:
+    """Another program of the project, such as the one that runs the commands in the documentation."""
+    sys.path[:0] = [str((ROOT / path).parent)]
+    return importlib.import_module(Path(path).stem)
+
+
 def record() -> Any:
     """The program that runs the commands in the documentation."""
-    sys.path[:0] = [str(ROOT / "docs")]
-    return importlib.import_module("record")
+    return program("docs/record.py")
 
 
 def has_slurm() -> bool:

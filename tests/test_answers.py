@@ -97,3 +97,9 @@ def test_a_changed_byte_is_found(tmp_path):
         "c: upper: not there -> 5",
         "3 of 3 cases differ: notes in 1, upper in 3",
     ]
+
+
+def test_the_cases_of_the_project_can_be_listed(tmp_path):
+    words = command("ask", tmp_path / "answers.txt", "--scripts", tmp_path, "--only", "no such case")
+    done = subprocess.run(words, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True)
+    assert done.returncode == 0 and "0 cases are in" in done.stdout, done.stderr
