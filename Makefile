@@ -44,7 +44,7 @@ test-all: $(READY) lint
 # Slurm of the distribution, installed where root runs this and it is missing; the tests start and stop their own.
 test-slurm: $(READY)
 	if [ "$$(id -u)" = 0 ]; then tests/debian.sh slurm; fi
-	$(PYTEST) --strict-skips=root,packages,system tests/slurm
+	$(PYTEST) --strict-skips=root,packages,system tests/manager/slurm
 
 # Every release of PyTorch in an environment of its own, below .venvs: gigabytes, and hours. ONLY="2.6 2.15" takes a part.
 test-versions:

@@ -58,7 +58,7 @@ CASES_ARE_IN = ("src/ullage", "examples", "docs", "benchmarks", "README.md")
 
 if __name__ != "__main__":  # what all processes that answer are forked from: it imports, and is asked nothing
     import ullage
-    from ullage.workloads import Configuration, train
+    from ullage.jobs import Configuration, train
 
     ullage.estimate  # noqa: B018  is imported when it is named
 
@@ -85,7 +85,7 @@ def cases(scripts: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def of_file(file: Path) -> list[tuple[str, dict[str, Any]]]:
     """The runs of a file of measurements, each with a name."""
-    from ullage.workloads import read_rows
+    from ullage.jobs import read_rows
 
     return [(f"{file.name.partition('.')[0]}/{row['id']}", {"row": row}) for row in read_rows(file) if "id" in row]
 

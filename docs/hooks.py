@@ -188,7 +188,7 @@ def gpus() -> str:
 
 def known_workloads() -> str:
     """The known workloads of the simulator as a table."""
-    from ullage.simulation.known import MEASURED_ON, known_workloads
+    from ullage.manager.simulation.known import MEASURED_ON, known_workloads
 
     rows = []
     for known in known_workloads().values():

@@ -19,7 +19,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from ullage.manager.client import Client
-from ullage.workloads.job_files import JobSpec
+from ullage.jobs.job_files import JobSpec
 
 IMAGES = Path(__file__).resolve().parent / "images"
 COLOURS = 128  # of a picture: few colours make small files

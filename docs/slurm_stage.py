@@ -83,10 +83,10 @@ python grows.py
 def slurm_stage(busy: bool = False) -> Iterator[tuple[Path, dict[str, str]]]:
     """The folder to type in, and its variables, while the cluster runs."""
     sys.path[:0] = [str(ROOT)]
-    from tests.slurm.private_slurm import PrivateSlurm
+    from tests.manager.slurm.private_slurm import PrivateSlurm
 
-    from ullage.slurm import configuration
-    from ullage.slurm.site import SITE_FILE
+    from ullage.manager.slurm import configuration
+    from ullage.manager.slurm.site import SITE_FILE
 
     group = configuration.node_group(NODES)
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as place, contextlib.ExitStack() as stack:

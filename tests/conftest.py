@@ -114,7 +114,7 @@ def _needed_by(name, seen=None):
 
 @pytest.fixture(scope="session")
 def _warm_processes():
-    from ullage.isolation.warm import WarmProcesses
+    from ullage.sandbox.warm import WarmProcesses
 
     warm = WarmProcesses(["ullage.estimation.scripts.child"])
     yield warm

@@ -74,7 +74,7 @@ def serve_orders(orders, answers) -> None:
 def die_with(parent: int) -> None:
     """Be killed when the parent ends, or now if it has."""
     if sys.platform == "linux":
-        from ullage.isolation.kernel import die_with_parent
+        from ullage.sandbox.kernel import die_with_parent
 
         die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:

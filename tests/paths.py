@@ -10,7 +10,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from ullage.isolation import kernel
+from ullage.sandbox import kernel
 
 ROOT = Path(__file__).resolve().parents[1]
 _CLONE_NEWNS = 0x00020000

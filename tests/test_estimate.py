@@ -22,7 +22,7 @@ from ullage.errors import (
     ScriptFailed,
     UnknownName,
 )
-from ullage.workloads.configuration import MODEL_OPTIONS
+from ullage.jobs.configuration import MODEL_OPTIONS
 
 
 def training(steps=1000, width=512, batch=64):

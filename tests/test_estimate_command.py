@@ -220,7 +220,7 @@ def test_a_missing_script_is_reported_before_anything_else(command):
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
     assert done.returncode == 2 and len(said) == 1 and "there is no file no_such_script.py" in said[0]
-    assert "ullage.workloads.kinds" in imported and not imported & {"typer", "rich", "torch"}
+    assert "ullage.jobs.kinds" in imported and not imported & {"typer", "rich", "torch"}
 
 
 def test_what_follows_module_is_no_script(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import sys
 from tests.manager.conftest import until
 from tests.paths import ROOT
 
-from ullage.isolation.process_tree import stat_field
+from ullage.sandbox.process_tree import stat_field
 
 STARTS = """
 import os, sys, time

@@ -8,8 +8,8 @@ import pytest
 
 from ullage.cli import completion
 from ullage.errors import InvalidValue, NotAllowed, UllageError, UnknownName
+from ullage.manager.policy_files import load_policy
 from ullage.manager.settings import read_settings
-from ullage.policy_files import load_policy
 
 GOOD = '"""Mine."""\n\ndef choose(job, gpus, now):\n    "The first one."\n    return gpus[0]\n'
 

@@ -196,7 +196,7 @@ class Worker:
 def run_worker(session, line, others, index):
     """Run the tests that the main process names."""
     if sys.platform == "linux":
-        from ullage.isolation.kernel import die_with_parent
+        from ullage.sandbox.kernel import die_with_parent
 
         die_with_parent(signal.SIGKILL)
     for other in others:

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 import ullage
+from ullage.jobs.ranks import Rank
 from ullage.units import GIB, MIB
 from ullage.virtual.releases import VARIABLE
-from ullage.workloads.ranks import Rank
 
 CASES = Path(__file__).parents[1] / "data" / "outside_peaks.json"
 DEVICE = "cuda"

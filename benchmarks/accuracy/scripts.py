@@ -37,10 +37,10 @@ from pathlib import Path
 from typing import Any
 
 from public_script_data import make_data
+from ullage.jobs import read_rows
 from ullage.research.measure.accuracy import quantile
 from ullage.units import GIB, format_bytes
 from ullage.virtual.releases import as_measured
-from ullage.workloads import read_rows
 
 DATA = Path(__file__).parents[1] / "data"
 PUBLIC, DRAWN = DATA / "public_scripts.json", DATA / "drawn_scripts.jsonl.xz"

@@ -20,13 +20,13 @@ from scipy.sparse import csr_matrix
 
 from rad_rm import GPUS, rad_rm
 from ullage.hardware import gpu
+from ullage.manager.simulation.engine import simulate
+from ullage.manager.simulation.interference import Interference
+from ullage.manager.simulation.reading import read_trace
+from ullage.manager.simulation.result import Figures
+from ullage.manager.simulation.scenario import Scenario
+from ullage.manager.simulation.trace import JobTrace
 from ullage.performance.result import resting_w, waiting_w
-from ullage.simulation.engine import simulate
-from ullage.simulation.interference import Interference
-from ullage.simulation.reading import read_trace
-from ullage.simulation.result import Figures
-from ullage.simulation.scenario import Scenario
-from ullage.simulation.trace import JobTrace
 
 NAME, COUNT = "A100-40GB", 4
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from collocation import table
 from rad_rm import GPUS, rad_rm
 from reproduction import PAGE, TRACES, written
-from ullage.simulation.measures import MEASURES
-from ullage.simulation.result import Figures
-from ullage.simulation.scenario import Scenario
-from ullage.simulation.statistics import Interval, changes
-from ullage.simulation.sweep import Case, TraceSource, cases, run_cases
+from ullage.manager.simulation.measures import MEASURES
+from ullage.manager.simulation.result import Figures
+from ullage.manager.simulation.scenario import Scenario
+from ullage.manager.simulation.statistics import Interval, changes
+from ullage.manager.simulation.sweep import Case, TraceSource, cases, run_cases
 
 COMPARED = ("total", "completion", "energy")
 EXCLUSIVE = rad_rm("exclusive", "oracle", label="exclusive")

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ullage.placement import RecoveryRules, Rules
-from ullage.placement.own_policies import GpuView, JobView
-from ullage.simulation.scenario import Scenario, World
+from ullage.manager.placement import RecoveryRules, Rules
+from ullage.manager.placement.own_policies import GpuView, JobView
+from ullage.manager.simulation.scenario import Scenario, World
 
 GPUS = "4xA100-40GB"
 ALONE_S, SHARED_S = 35.0, 65.0  # from one decision to the next

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from collocation import Panel, svg, table, ticks
 from rad_rm import rad_rm
-from ullage.simulation.engine import simulate
-from ullage.simulation.measures import MEASURES
-from ullage.simulation.result import Figures, GpuSeries
-from ullage.simulation.scenario import Scenario
-from ullage.simulation.sweep import TraceSource, cases, run_cases
+from ullage.manager.simulation.engine import simulate
+from ullage.manager.simulation.measures import MEASURES
+from ullage.manager.simulation.result import Figures, GpuSeries
+from ullage.manager.simulation.scenario import Scenario
+from ullage.manager.simulation.sweep import TraceSource, cases, run_cases
 from ullage.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]

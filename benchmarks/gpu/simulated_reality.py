@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 from manager_trace import KINDS, trace
 from ullage.hardware import gpu as find_gpu
+from ullage.manager.placement import Rules
+from ullage.manager.simulation.engine import simulate
+from ullage.manager.simulation.history import scenario_of_history, trace_of_history
+from ullage.manager.simulation.result import SimulationResult
+from ullage.manager.simulation.scenario import Scenario, World
+from ullage.manager.simulation.trace import JobKind, JobTrace, TraceJob
 from ullage.performance.result import Utilization
-from ullage.placement import Rules
-from ullage.simulation.engine import simulate
-from ullage.simulation.history import scenario_of_history, trace_of_history
-from ullage.simulation.result import SimulationResult
-from ullage.simulation.scenario import Scenario, World
-from ullage.simulation.trace import JobKind, JobTrace, TraceJob
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 GPU = "H200"

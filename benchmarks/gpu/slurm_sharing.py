@@ -21,16 +21,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.slurm.private_slurm import PrivateSlurm
+from tests.manager.slurm.private_slurm import PrivateSlurm
 
 from ullage.hardware import gpu as find_gpu
+from ullage.manager.simulation.reading import read_trace
+from ullage.manager.simulation.trace import TraceJob
+from ullage.manager.slurm import commands
+from ullage.manager.slurm.sbatch_options import GpuRequest
+from ullage.manager.slurm.site import GpuKind, Site
+from ullage.manager.slurm.sizing import GpuNeed, size
 from ullage.performance.sharing import share_of
-from ullage.simulation.reading import read_trace
-from ullage.simulation.trace import TraceJob
-from ullage.slurm import commands
-from ullage.slurm.sbatch_options import GpuRequest
-from ullage.slurm.site import GpuKind, Site
-from ullage.slurm.sizing import GpuNeed, size
 from ullage.units import GIB
 
 CARD = find_gpu("A100-40GB")

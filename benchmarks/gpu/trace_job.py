@@ -17,7 +17,7 @@ import json  # noqa: E402
 
 import torch  # noqa: E402
 
-from ullage.workloads import Configuration, train  # noqa: E402
+from ullage.jobs import Configuration, train  # noqa: E402
 
 
 def main() -> None:

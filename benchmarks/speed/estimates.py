@@ -159,7 +159,7 @@ def serve(counts: bool) -> None:
 
 def warm(checkouts: list[Path], every: int) -> list[dict[str, Any]]:
     """For each run: its model, operators, and by checkout seconds and figures."""
-    from ullage.workloads import read_rows
+    from ullage.jobs import read_rows
 
     rows = list(read_rows(RUNS))
     first = list({row["model"].split(":")[0]: row for row in reversed(rows)}.values())

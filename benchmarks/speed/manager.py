@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import NoDaemon
+from ullage.jobs.job_files import JobSpec
 from ullage.manager.client import Client
-from ullage.workloads.job_files import JobSpec
 
 HERE = Path(__file__).resolve().parents[2]
 SUBMIT_GOAL, PING_GOAL = 0.020, 0.100  # seconds

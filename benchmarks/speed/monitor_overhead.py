@@ -3,11 +3,12 @@
     python benchmarks/speed/monitor_overhead.py [--seconds 30] [--interval 1] [--stand-in] [--rates activity=2]
 
 It prints what each call of NVML took in that time, and then what each call takes alone, those among them that could
-take another's place. `--rates` tries others than those of src/ullage/monitor/rates.py.
+take another's place. `--rates` tries others than those of src/ullage/manager/monitor/rates.py.
 
 Where NVML answers, its GPUs are read; if there are fewer than 8, they are read several times a second by as many
 sources with counters of their own, so the driver is called as often as for 8. Elsewhere a stand-in for NVML is read
-(tests/monitor/fake_nvml.py), which has no driver below it: then the figure is what our own code costs, and says so.
+(tests/manager/monitor/fake_nvml.py), without a driver below it: then the figure is the cost of Ullage's own code, and
+the output says so.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from typing import Any
 import psutil
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parents[1] / "tests" / "monitor")]
+sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parents[1] / "tests" / "manager" / "monitor")]
 
 from ullage.hardware.local import pynvml  # noqa: E402
-from ullage.monitor.nvml import NvmlSource  # noqa: E402
-from ullage.monitor.readings import RATES, Device, GPUReading, Source  # noqa: E402
-from ullage.monitor.sampling import Monitor  # noqa: E402
+from ullage.manager.monitor.nvml import NvmlSource  # noqa: E402
+from ullage.manager.monitor.readings import RATES, Device, GPUReading, Source  # noqa: E402
+from ullage.manager.monitor.sampling import Monitor  # noqa: E402
 
 GOAL = 1.0  # percent of one core
 

@@ -24,8 +24,8 @@ from typing import Any
 from playwright.sync_api import Browser, sync_playwright
 
 from ullage.errors import NoDaemon
+from ullage.jobs.job_files import JobSpec
 from ullage.manager.client import Client
-from ullage.workloads.job_files import JobSpec
 
 GOAL = 2.0  # seconds until the first paint
 PATHS = {"/": ".card .band", "/queue": ".ag-row", "/timeline": "tbody tr"}  # with what is waited for

@@ -13,9 +13,9 @@ is not part of it, and is measured at the end. Seven rounds are made and the med
 and of the clock's.
 
 `trace` simulates a trace of the size of Microsoft Philly's, or of a million jobs. Jobs are drawn by
-`ullage.simulation.generator`: known workloads, users, a daily pattern, heavy-tailed work, 1 to 8 GPUs a job. They need
-`--load` of the cluster if each has its GPUs to itself. One core is used. On a machine that does other things too the
-processor's time says more than the clock's.
+`ullage.manager.simulation.generator`: known workloads, users, a daily pattern, heavy-tailed work, 1 to 8 GPUs a job.
+They need `--load` of the cluster if each has its GPUs to itself. One core is used. On a busy machine, trust the
+processor time more than the wall time.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import resource
 import statistics
 import time
 
-from ullage.placement import Activity, Job, Ledger, PassOutcome, Rules, Running, Slot, decide, policies
-from ullage.simulation.engine import simulate
-from ullage.simulation.generator import generate_trace
-from ullage.simulation.scenario import Scenario
+from ullage.manager.placement import Activity, Job, Ledger, PassOutcome, Rules, Running, Slot, decide, policies
+from ullage.manager.simulation.engine import simulate
+from ullage.manager.simulation.generator import generate_trace
+from ullage.manager.simulation.scenario import Scenario
 from ullage.units import GIB, MIB
 
 ROUNDS = 7

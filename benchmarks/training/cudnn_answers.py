@@ -17,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from ullage.jobs.configuration import read_rows
 from ullage.virtual.kernels.cudnn.asked import first
 from ullage.virtual.kernels.cudnn.formulas import (
     DATA,
@@ -31,7 +32,6 @@ from ullage.virtual.kernels.cudnn.workspaces import (
     guess,
     measured,
 )
-from ullage.workloads.configuration import read_rows
 
 DIRECTIONS = {FORWARD: "forward", DATA: "data gradient", FILTER: "filter gradient"}
 

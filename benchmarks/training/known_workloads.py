@@ -1,4 +1,4 @@
-"""What Ullage says of the known workloads of the simulator: writes src/ullage/simulation/data/known_workloads.json.
+"""Estimates the simulator's known workloads and writes manager/simulation/data/known_workloads.json.
 
     python benchmarks/training/known_workloads.py                    # a quarter of an hour, no GPU
     python benchmarks/training/known_workloads.py --gpus B200        # adds a GPU
@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ullage
-from ullage.simulation.known import MEASURED_ON, KnownWorkload, published_workloads, with_step
+from ullage.manager.simulation.known import MEASURED_ON, KnownWorkload, published_workloads, with_step
 from ullage.units import MIB
 
-FILE = Path(__file__).parents[2] / "src" / "ullage" / "simulation" / "data" / "known_workloads.json"
+FILE = Path(__file__).parents[2] / "src" / "ullage" / "manager" / "simulation" / "data" / "known_workloads.json"
 GPUS = (MEASURED_ON, "A100-80GB", "H100-80GB", "H200", "L40S", "RTX-4090", "V100-32GB", "T4")
 NOT_KEPT = ("gpu", "notes")
 OTHERS = ("horus", "faketensor", "gpumemnet")

@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     from ullage.estimation.sharing import share
     from ullage.hardware import GPU, gpu, gpus
     from ullage.manager.client import Client
+    from ullage.manager.simulation.asking import replay, simulate, sweep
+    from ullage.manager.simulation.formats.own import write_trace
+    from ullage.manager.simulation.generator import generate_trace
+    from ullage.manager.simulation.reading import read_trace
+    from ullage.manager.simulation.result import SimulationResult
+    from ullage.manager.simulation.sweep import SweepRow
+    from ullage.manager.simulation.trace import JobKind, JobTrace, TraceJob
     from ullage.performance.result import Utilization
     from ullage.performance.sharing import Sharing
-    from ullage.simulation.asking import replay, simulate, sweep
-    from ullage.simulation.formats.own import write_trace
-    from ullage.simulation.generator import generate_trace
-    from ullage.simulation.reading import read_trace
-    from ullage.simulation.result import SimulationResult
-    from ullage.simulation.sweep import SweepRow
-    from ullage.simulation.trace import JobKind, JobTrace, TraceJob
     from ullage.virtual import VirtualGPU, virtual_gpu
 
 _HOMES = {
@@ -62,31 +62,31 @@ _HOMES = {
     "Estimate": "ullage.estimation.result",
     "GPU": "ullage.hardware",
     "GPUPlan": "ullage.estimation.planning.result",
-    "JobKind": "ullage.simulation.trace",
-    "JobTrace": "ullage.simulation.trace",
+    "JobKind": "ullage.manager.simulation.trace",
+    "JobTrace": "ullage.manager.simulation.trace",
     "MaxBatch": "ullage.estimation.largest_batch",
     "Sharing": "ullage.performance.sharing",
-    "SimulationResult": "ullage.simulation.result",
-    "SweepRow": "ullage.simulation.sweep",
-    "TraceJob": "ullage.simulation.trace",
+    "SimulationResult": "ullage.manager.simulation.result",
+    "SweepRow": "ullage.manager.simulation.sweep",
+    "TraceJob": "ullage.manager.simulation.trace",
     "UllageError": "ullage.errors",
     "Utilization": "ullage.performance.result",
     "VirtualGPU": "ullage.virtual",
     "estimate": "ullage.estimation.asking",
     "estimators": "ullage.estimation.estimators.registry",
-    "generate_trace": "ullage.simulation.generator",
+    "generate_trace": "ullage.manager.simulation.generator",
     "gpu": "ullage.hardware",
     "gpus": "ullage.hardware",
     "max_batch": "ullage.estimation.largest_batch",
     "plan": "ullage.estimation.planning.asking",
-    "read_trace": "ullage.simulation.reading",
-    "replay": "ullage.simulation.asking",
+    "read_trace": "ullage.manager.simulation.reading",
+    "replay": "ullage.manager.simulation.asking",
     "share": "ullage.estimation.sharing",
-    "simulate": "ullage.simulation.asking",
-    "sweep": "ullage.simulation.asking",
+    "simulate": "ullage.manager.simulation.asking",
+    "sweep": "ullage.manager.simulation.asking",
     "utilization": "ullage.estimation.asking",
     "virtual_gpu": "ullage.virtual",
-    "write_trace": "ullage.simulation.formats.own",
+    "write_trace": "ullage.manager.simulation.formats.own",
 }
 
 __all__ = [

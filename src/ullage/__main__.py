@@ -25,8 +25,8 @@ def main() -> None:
 
 def _check(script: str) -> None:
     from ullage.errors import InvalidValue
+    from ullage.jobs.kinds import check_script
     from ullage.text import plain
-    from ullage.workloads.kinds import check_script
 
     try:
         check_script(script)

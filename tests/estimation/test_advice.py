@@ -10,7 +10,7 @@ from ullage.estimation.asking import estimate, estimate_workload
 from ullage.estimation.jobs.child import advise
 from ullage.estimation.over_gpus import estimate_over_gpus
 from ullage.hardware import gpu, gpus, select_gpus
-from ullage.workloads import Configuration, Workload, train
+from ullage.jobs import Configuration, Workload, train
 
 GIB = 2**30
 

@@ -12,11 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import gpu as find_gpu
 from ullage.hardware.networks import NETWORKS, interconnect_of
+from ullage.jobs.ranks import Rank
 from ullage.performance.alone import utilization_of
 from ullage.performance.network import Collective, Exchange, Pipeline
 from ullage.performance.step import StepCalls
 from ullage.virtual import virtual_gpu
-from ullage.workloads.ranks import Rank
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "send")
 H100, A100 = find_gpu("H100-80GB"), find_gpu("A100-80GB")
@@ -93,7 +93,7 @@ def test_every_network_can_be_named():
      ("0xib-ndr", InvalidValue)],
 )  # fmt: skip
 def test_a_network_that_is_not_known_is_refused(named, error):
-    from ullage.workloads.workload import RunOptions
+    from ullage.jobs.workload import RunOptions
 
     with pytest.raises(error):
         RunOptions(interconnect=named)

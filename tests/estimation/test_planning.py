@@ -11,8 +11,8 @@ import ullage
 from ullage.errors import InvalidValue, ScriptFailed, UnknownName
 from ullage.estimation.planning.clusters import read_gpus
 from ullage.estimation.scripts.parent import many_runs
-from ullage.isolation.guard import Private
-from ullage.isolation.parent import run
+from ullage.sandbox.guard import Private
+from ullage.sandbox.parent import run
 
 LLAMA = {
     "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": 8,

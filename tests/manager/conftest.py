@@ -17,14 +17,14 @@ from tests.nursery import Child, Nursery, current
 from tests.paths import ROOT
 
 from ullage.errors import NoDaemon
+from ullage.jobs.job_files import JobSpec
 from ullage.manager.client import Client
 from ullage.manager.core.daemon import Daemon, make_daemon
 from ullage.manager.identity import this_user
+from ullage.manager.monitor import Monitor
 from ullage.manager.settings import read_settings
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.job_store import JobStore
-from ullage.monitor import Monitor
-from ullage.workloads.job_files import JobSpec
 
 SOURCE = ROOT / "src"
 PATIENCE = 60.0  # seconds after which something that should have happened is a failure

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ullage.workloads.job_files import JobSpec
+from ullage.jobs.job_files import JobSpec
 
 LATER = "echo $ULLAGE_JOB_ID >> order"
 

@@ -20,11 +20,7 @@ from tests.paths import public_python
 
 from ullage.errors import InvalidValue
 from ullage.estimation.jobs.command import python_of, script_of
-from ullage.isolation import parent
-from ullage.isolation.guard import Private
-from ullage.isolation.parent import Outcome
-from ullage.isolation.process_identity import start_of
-from ullage.isolation.recording import Reads
+from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.estimates import (
     EstimateAnswer,
     EstimateQuestion,
@@ -33,7 +29,11 @@ from ullage.manager.core.estimates import (
     key_of,
 )
 from ullage.manager.settings import EstimateSettings
-from ullage.workloads.job_files import JobSpec
+from ullage.sandbox import parent
+from ullage.sandbox.guard import Private
+from ullage.sandbox.parent import Outcome
+from ullage.sandbox.process_identity import start_of
+from ullage.sandbox.recording import Reads
 
 TRAIN = """
 import json, os, torch
@@ -175,7 +175,7 @@ def for_all_users(monkeypatch):
     if found is None:
         pytest.skip("needs a Python that every user can run")
     monkeypatch.setattr(sys, "executable", found[0])
-    monkeypatch.setattr("ullage.isolation.starting.HOME", found[1].partition(os.pathsep)[0])
+    monkeypatch.setattr("ullage.sandbox.starting.HOME", found[1].partition(os.pathsep)[0])
     monkeypatch.setenv("PYTHONPATH", found[1])
     return found[1]
 
@@ -194,8 +194,8 @@ def test_an_estimate_goes_where_its_user_may_go(for_all_users):
 # Answers in Ullage's place before anything of Ullage runs in that process.
 PLANT = """
 import os, sys
-if "ullage.isolation" in sys.orig_argv:
-    channel = int(sys.orig_argv[sys.orig_argv.index("ullage.isolation") + 2])
+if "ullage.sandbox" in sys.orig_argv:
+    channel = int(sys.orig_argv[sys.orig_argv.index("ullage.sandbox") + 2])
     os.write(channel, b'{"answer": {"upper": 4096, "figure": 4096, "fits": true, "gpu": "A100-40GB"}}\\n')
     os._exit(0)
 """

@@ -5,10 +5,10 @@ import contextlib
 import pytest
 
 from ullage.manager.core.fair_share import FairShare
+from ullage.manager.placement import Activity, Slot, claimed
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import AttemptRecord, State
-from ullage.placement import Activity, Slot, claimed
 
 HOUR, TOTAL = 3600.0, 40 << 30
 DAY = 24 * HOUR

@@ -6,9 +6,9 @@ import sqlite3
 import pytest
 
 from ullage.manager.core.host import host_of, share_of
+from ullage.manager.monitor.host import usable_cores, usable_memory
+from ullage.manager.placement import HostShare
 from ullage.manager.settings import HostSettings
-from ullage.monitor.host import usable_cores, usable_memory
-from ullage.placement import HostShare
 
 BLOCKS = "touch $0; while [ ! -e proceed ]; do sleep 0.05; done"
 

@@ -11,9 +11,9 @@ from collections import Counter
 import pytest
 
 from ullage.errors import NoDaemon
+from ullage.jobs.job_files import JobSpec
 from ullage.manager.client import Client
 from ullage.manager.fault_injection import POINTS, SUPERVISOR_POINTS
-from ullage.workloads.job_files import JobSpec
 
 # Fails as PyTorch does when its GPU is full, the first time; needs no PyTorch.
 OUT_OF_MEMORY = """

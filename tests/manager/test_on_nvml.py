@@ -12,10 +12,10 @@ from tests.paths import ROOT, let_everybody_in
 from ullage.errors import AlreadyServing, NotAllowed
 from ullage.manager.core import daemon as daemon_module
 from ullage.manager.core import locks as locks_module
+from ullage.manager.monitor import Monitor, NvmlSource
 from ullage.manager.settings import read_settings
-from ullage.monitor import Monitor, NvmlSource
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "monitor"))
+sys.path.insert(0, str(Path(__file__).parent / "monitor"))
 from fake_nvml import GIB, FakeGpu, FakeNvml  # noqa: E402
 
 WAIT = "echo $$ > pid-$ULLAGE_JOB_ID; while [ ! -e proceed ]; do sleep 0.05; done"

@@ -12,8 +12,8 @@ import pytest
 
 from ullage.cli.job_tables import HISTORY, QUEUE, chosen, table
 from ullage.errors import NoSuchJob, UnknownName
+from ullage.jobs.schedules import parse_array
 from ullage.manager.core.views import ranges
-from ullage.workloads.schedules import parse_array
 
 MANY = 40
 

@@ -11,11 +11,11 @@ from tests.paths import ROOT
 from ullage.estimation.jobs.child import _by_rank
 from ullage.estimation.jobs.command import script_of
 from ullage.estimation.result import Estimate
-from ullage.isolation.parent import Outcome
-from ullage.monitor import Monitor, NvmlSource
+from ullage.manager.monitor import Monitor, NvmlSource
+from ullage.sandbox.parent import Outcome
 from ullage.virtual.shared_card.cards import Cards, environment
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "monitor"))
+sys.path.insert(0, str(Path(__file__).parent / "monitor"))
 from fake_nvml import FakeGpu, FakeNvml  # noqa: E402
 
 GIB = 1 << 30

@@ -18,10 +18,10 @@ from ullage.manager.client import Client
 from ullage.manager.core.energy import EnergyMeter
 from ullage.manager.core.report import BY, report_of, spans_of, visible
 from ullage.manager.identity import Caller
+from ullage.manager.monitor import Monitor, NvmlSource
 from ullage.manager.storage.records import AttemptRecord
-from ullage.monitor import Monitor, NvmlSource
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "monitor"))
+sys.path.insert(0, str(Path(__file__).parent / "monitor"))
 from fake_nvml import GIB, FakeGpu, FakeNvml  # noqa: E402
 
 HOUR = 3600.0

@@ -86,7 +86,7 @@ import json, os, random, sys, time
 from pathlib import Path
 from ullage.errors import NoDaemon, UllageError
 from ullage.manager.client import Client
-from ullage.workloads.job_files import JobSpec
+from ullage.jobs.job_files import JobSpec
 home, folder, job, seed = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 dice, client, mine = random.Random(seed), Client(home), []
 log = open("acknowledged.jsonl", "a", buffering=1)
@@ -212,7 +212,7 @@ class Soak:
             self.daemon.kill()
         elif what == "disk":
             self._fill(dice.uniform(0.5, 3.0))
-        elif victims := self._processes("supervisor.py" if what == "supervisor" else "ullage.isolation"):
+        elif victims := self._processes("supervisor.py" if what == "supervisor" else "ullage.sandbox"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(dice.choice(victims), signal.SIGKILL)
         else:
@@ -321,6 +321,6 @@ def test_five_users_and_everything_that_goes_wrong(soak, record_property):
     many = [number for number, count in started.items() if count > len(soak.ask("status", job=number)[0]["attempts"])]
     assert not many, "a job was started more often than its attempts say"
     assert {user: checksums(place) for user, place in soak.work.items()} == soak.before, "a user's file has changed"
-    assert not soak._processes("ullage.isolation"), "an estimate has outlived its daemon's need"
+    assert not soak._processes("ullage.sandbox"), "an estimate has outlived its daemon's need"
     assert sizes[-1][0] < sizes[len(sizes) // 4][0] + GROWTH, "the daemon's memory grows"
     assert sizes[-1][1] < sizes[len(sizes) // 4][1] + DESCRIPTORS, "the daemon's descriptors grow"

@@ -10,16 +10,16 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from ullage.isolation.parent import Outcome
 from ullage.manager.core.works import Works, read_utilization
+from ullage.manager.monitor import Monitor, NvmlSource
+from ullage.manager.monitor.readings import AT_EVERY_LOOK
+from ullage.manager.placement import Slot
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import WorkRecord
-from ullage.monitor import Monitor, NvmlSource
-from ullage.monitor.readings import AT_EVERY_LOOK
 from ullage.performance.result import Utilization
-from ullage.placement import Slot
+from ullage.sandbox.parent import Outcome
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "monitor"))
+sys.path.insert(0, str(Path(__file__).parent / "monitor"))
 from fake_nvml import FakeGpu, FakeNvml  # noqa: E402
 
 H200 = "NVIDIA H200"

@@ -13,12 +13,12 @@ import pytest
 from tests.manager.conftest import JOB
 
 from ullage.errors import DamagedRecord, StoreDamaged, StoreFull
+from ullage.jobs.job_files import JobSpec
 from ullage.manager.running.launcher import Launcher
 from ullage.manager.storage import database as database_module
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.history import JobHistory
 from ullage.virtual.shared_card.cards import Cards
-from ullage.workloads.job_files import JobSpec
 
 
 def test_a_transaction_is_all_or_nothing(tmp_path):

@@ -12,11 +12,11 @@ import ullage
 from ullage.errors import InvalidValue, UllageError
 from ullage.manager.core.trace import stored_trace
 from ullage.manager.identity import Caller
-from ullage.monitor import Monitor, NvmlSource
-from ullage.simulation.history import as_it_was, trace_of_history
-from ullage.simulation.reading import read_trace
+from ullage.manager.monitor import Monitor, NvmlSource
+from ullage.manager.simulation.history import as_it_was, trace_of_history
+from ullage.manager.simulation.reading import read_trace
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "monitor"))
+sys.path.insert(0, str(Path(__file__).parent / "monitor"))
 from fake_nvml import GIB, FakeGpu, FakeNvml  # noqa: E402
 
 

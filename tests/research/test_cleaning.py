@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from ullage.cli.main import app
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.walknet.features import features
+from ullage.jobs import Configuration
 from ullage.research.datasets import cleaning
 from ullage.research.datasets.cleaning import clean
 from ullage.research.datasets.measured_files import REASONS, CleaningReport
 from ullage.research.datasets.schema import COLUMNS, frame, read_dataset, write_dataset
-from ullage.workloads import Configuration
 
 HEADER = {"gpu": "NVIDIA H200", "memory": 150109880320, "driver": "580.159.04", "torch": "2.11.0+cu130", "cuda": "13.0",
           "cudnn": 91900, "context": 543162368}  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet
 import torch
 
-from ullage.workloads import Configuration, build
+from ullage.jobs import Configuration, build
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTORY = re.compile(r'"((?:benchmarks/|ullage\.)[\w./]+:\w+)"')

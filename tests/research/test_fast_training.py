@@ -10,9 +10,9 @@ from ullage.errors import InvalidValue
 from ullage.estimation.estimators.fast import NAMES, closed_bytes, load, parts_of, save, vector_of
 from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
+from ullage.jobs import Configuration
+from ullage.jobs.workload import Workload
 from ullage.research.training.fast import FOLDS, _group_folds, _grow, conformal, jobs_of, train_fast
-from ullage.workloads import Configuration
-from ullage.workloads.workload import Workload
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from ullage.errors import InvalidValue, UnknownName
+from ullage.jobs import Configuration, train
+from ullage.jobs.sources.build import prepare
 from ullage.research.datasets.generate import (
     CLASS,
     CNN_FORMS,
@@ -20,8 +22,6 @@ from ullage.research.datasets.generate import (
     summary,
 )
 from ullage.units import GIB
-from ullage.workloads import Configuration, train
-from ullage.workloads.sources.build import prepare
 
 FAMILIES = ("mlp", "cnn", "transformer")
 SMALL = {

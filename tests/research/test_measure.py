@@ -11,11 +11,11 @@ from tests import commands
 
 import ullage
 from ullage.errors import InvalidValue
+from ullage.jobs import Configuration
 from ullage.research.measure import runs, single_run
 from ullage.research.measure.drawing import draw
 from ullage.research.measure.runs import GpuMemory, RunRequest, read_runs
 from ullage.research.measure.single_run import measure_here
-from ullage.workloads import Configuration
 
 ROW = {"id": "a", "model": "mlp:x", "widths": [784, 256, 10], "batch": 512, "opt": "adam"}
 

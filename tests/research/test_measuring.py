@@ -15,6 +15,8 @@ from tests.commands import ullage as command
 
 import ullage
 from ullage.errors import InvalidValue
+from ullage.jobs import Configuration, read_rows, train
+from ullage.jobs.sources.build import prepare
 from ullage.research.datasets import measuring, utilization_run
 from ullage.research.datasets.generate import DEFAULTS, generate
 from ullage.research.datasets.measuring import MeasurementSettings, measure_rows, mend, need
@@ -22,8 +24,6 @@ from ullage.research.datasets.memory_run import cheap_start, fill, on_gpu, prepa
 from ullage.research.datasets.parallel_runs import ParallelRuns, RunKind
 from ullage.research.datasets.utilization_run import prepare_utilization, run_utilization
 from ullage.units import GIB
-from ullage.workloads import Configuration, read_rows, train
-from ullage.workloads.sources.build import prepare
 
 SMALL = DEFAULTS["mlp"] | {"inputs": (4, 64), "batch": (4, 16), "balanced": (0.0,)}
 

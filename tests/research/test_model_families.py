@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from ullage.errors import InvalidValue
+from ullage.jobs import Configuration
 from ullage.research.datasets import real_models
 from ullage.research.datasets.generate import CNN_FORMS, MLP_FORMS, TRANSFORMER_FORMS, Cost, DrawingLimits
 from ullage.research.datasets.model_families import _KNOWN, FRESH, ModelFamily, family_of, is_for_testing
 from ullage.research.datasets.real_models import counted, draw_real
 from ullage.units import GIB
-from ullage.workloads import Configuration
 
 GENERATED = {"mlp": (*MLP_FORMS, "random"), "cnn": CNN_FORMS, "transformer": TRANSFORMER_FORMS}
 ALL = [ModelFamily(family, kind) for family, kind, _ in _KNOWN] + [

@@ -6,13 +6,13 @@ import pytest
 
 from ullage.allocator import CachingAllocator, History, replay, survives
 from ullage.hardware import gpu
+from ullage.jobs import Configuration
 from ullage.research.ranking import standings
 from ullage.research.ranking.page import _time_axis
 from ullage.research.ranking.standings import MENDED, OWN, PROCESS, PUBLISHED, Errors, error, judge, rank, shared_runs
 from ullage.research.ranking.truth import MeasuredRun, TruthSet, matching, sample
 from ullage.research.ranking.worker import Record
 from ullage.units import GIB, MIB
-from ullage.workloads import Configuration
 
 H200 = gpu("H200")
 

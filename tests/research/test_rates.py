@@ -10,13 +10,13 @@ from tests.commands import ullage as run
 from torch import nn
 
 from ullage.errors import InvalidValue
+from ullage.jobs import Workload
 from ullage.performance.following import step_of
 from ullage.performance.step import StepCalls
 from ullage.research.rates import listing, profiles, rounds, timing
 from ullage.research.rates.tensors import identity, packed, prepared, unpacked
 from ullage.research.training.utilization.runs import calls_in_steps, read_calls
 from ullage.virtual import virtual_gpu
-from ullage.workloads import Workload
 
 
 def tensor(*shape: int, dtype: str = "float32", **more: object) -> dict:

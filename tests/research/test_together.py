@@ -16,12 +16,12 @@ import pytest
 from tests.mps import CONTROL
 
 from ullage.errors import UllageError, UnknownName
+from ullage.jobs.configuration import read_rows
 from ullage.research.measure import together
 from ullage.research.measure.job_sets import JobSet, draw_sets, rounds, sets_in
 from ullage.research.measure.together import TogetherSettings, measure_together
 from ullage.research.measure.turns import phases, slowdowns, step_alone_at
 from ullage.units import GIB
-from ullage.workloads.configuration import read_rows
 
 ROWS = [
     {"id": name, "model": "mlp:x", "widths": [8, 4], "batch": 2, "opt": "sgd", "need": GIB} for name in ("a", "b", "c")
@@ -33,7 +33,7 @@ import sys, time
 from pathlib import Path
 from ullage.research.measure import together
 from ullage.research.measure.job_sets import JobSet, sets_in
-from ullage.workloads.configuration import read_rows
+from ullage.jobs.configuration import read_rows
 
 folder = Path(sys.argv[1])
 

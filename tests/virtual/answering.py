@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ullage.isolation.handover import Line
+from ullage.sandbox.handover import Line
 
 
 def network(num_classes: int = 10) -> Any:

@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn import functional
 
 from ullage.hardware import gpu
+from ullage.jobs import Configuration, Workload
 from ullage.performance.alone import utilization_of
 from ullage.performance.following import step_of
 from ullage.performance.step import StepCalls, runs_kernels
 from ullage.virtual import virtual_gpu
-from ullage.workloads import Configuration, Workload
 
 
 def train(model, optimizer, steps=3, batch=5, inputs=8, loss_of=lambda out: out.sum(), after=lambda loss: None):

@@ -8,9 +8,9 @@ from torch import nn
 
 from ullage import estimate
 from ullage.estimation.timeline.trace import Trace
+from ullage.jobs import Configuration, train
+from ullage.jobs.tasks import Task
 from ullage.virtual.tracking import own_loop
-from ullage.workloads import Configuration, train
-from ullage.workloads.tasks import Task
 
 FOLLOWED, FORESEEN = 3, 2  # forward passes
 

@@ -11,10 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ullage.errors import InvalidValue
 from ullage.estimation.asking import estimate
+from ullage.jobs.ranks import Rank
 from ullage.units import MIB
 from ullage.virtual import virtual_gpu
 from ullage.virtual.torch_api.distributed import groups_in_use
-from ullage.workloads.ranks import Rank
 
 RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
 RANKS = 8

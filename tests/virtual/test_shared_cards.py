@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
 
 from ullage.errors import InvalidValue
-from ullage.isolation.process_identity import Process, is_alive, start_of, this_process
+from ullage.sandbox.process_identity import Process, is_alive, start_of, this_process
 from ullage.virtual.shared_card.cards import STARTUP, Cards, environment
 
 GIB = 1 << 30

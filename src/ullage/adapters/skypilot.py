@@ -65,7 +65,7 @@ def question_of(task: Any) -> dict[str, Any] | None:
             raise InvalidValue(f"{QUESTION}: needed a question as JSON; found {told[:80]!r}") from None
     if not isinstance(task.run, str) or not task.workdir or not os.path.isdir(task.workdir):
         return None
-    from ullage.slurm.batch_script import read_batch
+    from ullage.manager.slurm.batch_script import read_batch
 
     folder = os.path.abspath(task.workdir)
     trainings = read_batch(f"#!/bin/bash\n{task.run}", folder, {**os.environ, **(task.envs or {})}).trainings

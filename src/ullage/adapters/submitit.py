@@ -15,7 +15,7 @@ from typing import Any
 
 from ullage.adapters.service import Ask, MemoryNeed, ask_daemon, needs_of
 from ullage.errors import InvalidValue
-from ullage.slurm.comment import write_comment
+from ullage.manager.slurm.comment import write_comment
 from ullage.units import GIB, format_bytes
 
 

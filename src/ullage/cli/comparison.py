@@ -116,7 +116,7 @@ def compare(
 
 def _check(target: EstimateTarget) -> None:
     """A mistake that no estimator could do anything about is said once, before all of them are asked."""
-    from ullage.workloads.sources.names import model_names
+    from ullage.jobs.sources.names import model_names
 
     configuration = target.workload.configuration
     if configuration is None:

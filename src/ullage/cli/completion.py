@@ -17,14 +17,14 @@ def sources(incomplete: str) -> list[str]:
     >>> sources("torchv")
     ['torchvision:']
     """
-    from ullage.workloads.sources.names import model_names
+    from ullage.jobs.sources.names import model_names
 
     source, colon, name = incomplete.partition(":")
     if colon:
         known = {"tv": "torchvision"}.get(source, source)
         names = model_names(known) if known in ("torchvision", "timm", "hf") else ()
         if known == "hf":
-            from ullage.workloads.sources.hub import cached_ids
+            from ullage.jobs.sources.hub import cached_ids
 
             names = (*cached_ids(), *names)
         return [f"{source}:{model}" for model in names if model.startswith(name)]
@@ -101,7 +101,7 @@ def parallel(incomplete: str) -> list[tuple[str, str]]:
     >>> [name for name, _ in parallel("f")]
     ['fsdp2']
     """
-    from ullage.workloads.parallel import PARALLEL
+    from ullage.jobs.parallel import PARALLEL
 
     return [(name, words) for name, words in PARALLEL.items() if name.startswith(incomplete)]
 
@@ -209,7 +209,7 @@ def pythons(incomplete: str) -> list[str]:
     """
     import os
 
-    from ullage.isolation.conda import conda_names
+    from ullage.sandbox.conda import conda_names
 
     typed = Path(incomplete)
     folder, begun = (typed, "") if incomplete.endswith("/") else (typed.parent, typed.name)
@@ -223,7 +223,7 @@ def policies(incomplete: str) -> list[str]:
     >>> policies("mag")
     ['magm']
     """
-    from ullage.placement.policies import policies as all_policies
+    from ullage.manager.placement.policies import policies as all_policies
 
     named = [name for name in all_policies() if name.startswith(incomplete)]
     folder, slash, begun = incomplete.partition(":")[0].rpartition("/")
@@ -297,7 +297,7 @@ def parts_of_world(incomplete: str) -> list[str]:
     >>> parts_of_world("startup,inter")
     ['startup,interference']
     """
-    from ullage.simulation.scenario import PARTS_OF_WORLD
+    from ullage.manager.simulation.scenario import PARTS_OF_WORLD
 
     return _one_more(incomplete, lambda begun: [name for name in (*PARTS_OF_WORLD, "all") if name.startswith(begun)])
 
@@ -308,7 +308,7 @@ def targets(incomplete: str) -> list[str]:
     >>> targets("wait")
     ['waiting<=', 'waiting-p95<=']
     """
-    from ullage.simulation.measures import MEASURES
+    from ullage.manager.simulation.measures import MEASURES
 
     return [f"{name}<=" for name in MEASURES if name.startswith(incomplete)]
 
@@ -319,7 +319,7 @@ def trace_formats(incomplete: str) -> list[str]:
     >>> trace_formats("car")
     ['carma']
     """
-    from ullage.simulation.reading import FORMATS
+    from ullage.manager.simulation.reading import FORMATS
 
     return [name for name in FORMATS if name.startswith(incomplete)]
 
@@ -345,7 +345,7 @@ def _jobs(incomplete: str, over: bool) -> list[tuple[str, str]]:
         found = past + client.folded_queue(limit=1000)["rows"]
     except UllageError:
         return []
-    from ullage.job_words import reference
+    from ullage.manager.job_words import reference
 
     named = [(reference(job) if job["jobs"] > 1 else str(job["id"]), job) for job in found]
     return [(name, f"{job['name']}, {job['state']}") for name, job in named if name.startswith(incomplete)]
@@ -416,14 +416,14 @@ def optimizers(incomplete: str) -> list[str]:
     >>> optimizers("adamw")
     ['adamw', 'adamw_fused']
     """
-    from ullage.workloads.optimizers import OPTIMIZERS
+    from ullage.jobs.optimizers import OPTIMIZERS
 
     return [name for name in OPTIMIZERS if name.startswith(incomplete)]
 
 
 def precisions(incomplete: str) -> list[tuple[str, str]]:
     """Precisions and their meanings."""
-    from ullage.workloads.configuration import PRECISIONS
+    from ullage.jobs.configuration import PRECISIONS
 
     return [(name, precision.meaning) for name, precision in PRECISIONS.items() if name.startswith(incomplete)]
 
@@ -434,20 +434,20 @@ def dtypes(incomplete: str) -> list[str]:
     >>> dtypes("b")
     ['bfloat16']
     """
-    from ullage.workloads.configuration import DTYPES
+    from ullage.jobs.configuration import DTYPES
 
     return [name for name in DTYPES if name.startswith(incomplete)]
 
 
 def quantizations(incomplete: str) -> list[tuple[str, str]]:
     """Kinds of quantized weights and their meanings."""
-    from ullage.workloads.configuration import QUANTIZATIONS
+    from ullage.jobs.configuration import QUANTIZATIONS
 
     return [(name, meaning) for name, meaning in QUANTIZATIONS.items() if name.startswith(incomplete)]
 
 
 def attentions(incomplete: str) -> list[tuple[str, str]]:
     """Kinds of attention and their meanings."""
-    from ullage.workloads.configuration import ATTENTIONS
+    from ullage.jobs.configuration import ATTENTIONS
 
     return [(name, meaning) for name, meaning in ATTENTIONS.items() if name.startswith(incomplete)]

@@ -264,8 +264,8 @@ def measure(
         raise InvalidValue("--together is for memory alone: leave --utilization and --raw away")
     if readings > 1 and not utilization:
         raise InvalidValue("--readings says how often utilisation is read: add --utilization")
+    from ullage.jobs.configuration import read_rows
     from ullage.research.datasets.measuring import MeasurementSettings, measure_rows
-    from ullage.workloads.configuration import read_rows
 
     rows = list(read_rows(file))[::every]
     if not rows:

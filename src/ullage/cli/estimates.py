@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from ullage.estimation.result import Estimate
     from ullage.estimation.timeline.trace import Trace
     from ullage.hardware import GPU
+    from ullage.jobs import Configuration
     from ullage.performance.cost import TrainingPlan
-    from ullage.workloads import Configuration
 
 FITS, DOES_NOT_FIT, CANNOT_TELL = DONE, FAILED, WRONG  # exit codes of `ullage check`
 USUAL_TRIALS = 12  # of `ullage max-batch`, for its progress bar
@@ -358,7 +358,7 @@ def estimate(
 def _serve(target: EstimateTarget, answers: list[Estimate], options: Sequence[Option], opens: bool) -> None:
     """Show the answers as a page, with the question as its form has it."""
     from ullage.cli.page import serve_answer
-    from ullage.workloads.kinds import SCRIPT
+    from ullage.jobs.kinds import SCRIPT
 
     question: dict[str, Any] = {"gpu": [answer.gpu for answer in answers]}
     if target.workload.kind != SCRIPT:

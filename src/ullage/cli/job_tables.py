@@ -14,7 +14,7 @@ from typing import Any
 
 from ullage.cli.tables import aligned, text_width
 from ullage.errors import UnknownName
-from ullage.job_words import Job, memory, reference, why
+from ullage.manager.job_words import Job, memory, reference, why
 from ullage.text import plain
 from ullage.units import format_duration
 

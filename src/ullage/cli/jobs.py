@@ -18,7 +18,7 @@ from ullage.cli.job_tables import FORMAT_HELP, HISTORY, QUEUE, chosen, show
 from ullage.cli.options import Json
 from ullage.cli.tables import fitted, text_width
 from ullage.errors import UllageError
-from ullage.job_words import host_share, memory, named, promised, reference
+from ullage.manager.job_words import host_share, memory, named, promised, reference
 from ullage.text import plain, plain_values
 from ullage.units import format_duration, parse_duration
 

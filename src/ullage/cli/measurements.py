@@ -262,9 +262,9 @@ def _measure_together(
     args: list[str], plan: TogetherSettings, count: int, seed: int, dry_run: bool, as_json: bool
 ) -> None:
     """Measure sets of jobs, and say in the end how they went."""
+    from ullage.jobs import read_rows
     from ullage.research.measure.job_sets import draw_sets, sets_in
     from ullage.research.measure.together import measure_together
-    from ullage.workloads import read_rows
 
     if len(args) != 1:
         raise InvalidValue("needed one list of jobs after 'together': ullage measure together jobs.jsonl --sets 100")
@@ -306,9 +306,9 @@ def _measure_rates(
     as_json: bool,
 ) -> None:
     """Time operator calls, and write each row as it comes; with `workers`, without counters and the host's time."""
+    from ullage.jobs.configuration import rows_so_far
     from ullage.research.rates import listing, rounds, timing
     from ullage.research.rates.tensors import identity, packed
-    from ullage.workloads.configuration import rows_so_far
 
     source = _existing(args[0] if args else None)
     if not dry_run:
@@ -343,8 +343,8 @@ def _measure_profiles(
     args: list[str], out: Path, runs: int, seed: int, limit: float | None, dry_run: bool, as_json: bool
 ) -> None:
     """Profile training steps, and write each row as it comes."""
+    from ullage.jobs import read_rows
     from ullage.research.rates import listing
-    from ullage.workloads import read_rows
 
     source = _existing(args[0] if args else None)
     rows = listing.drawn_runs(runs, seed) if source is None else list(read_rows(source))
@@ -412,9 +412,9 @@ def _orders(
     what: Path | None, args: list[str], random: int, seed: int, avoid: Path | None, histories: Path | None,
     steps: int,
 ) -> list[RunRequest]:  # fmt: skip
+    from ullage.jobs import read_rows
     from ullage.research.measure.drawing import draw
     from ullage.research.measure.runs import RunRequest, read_runs
-    from ullage.workloads import read_rows
 
     if (what is None) == (random == 0):
         raise InvalidValue("needed either a file (configurations or a script) or --random COUNT")
@@ -431,7 +431,7 @@ def _orders(
 
 
 def _measured_before(out: Path) -> set[str]:
-    from ullage.workloads.configuration import rows_so_far
+    from ullage.jobs.configuration import rows_so_far
 
     return {str(row.get("id")) for row in rows_so_far(out)}
 
@@ -476,8 +476,8 @@ def diff(
 
       ullage diff d0149 --truth h200_train_steps.jsonl
     """
+    from ullage.jobs import Configuration, read_rows, train
     from ullage.research.measure.differences import first_difference, recorded_requests, virtual_requests
-    from ullage.workloads import Configuration, read_rows, train
 
     rows = {str(line.get("id")): line for line in read_rows(truth)}
     if row not in rows:

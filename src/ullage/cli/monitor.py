@@ -23,8 +23,8 @@ from ullage.text import plain
 from ullage.units import GIB, parse_duration
 
 if TYPE_CHECKING:
-    from ullage.monitor import Monitor
-    from ullage.monitor.readings import Source
+    from ullage.manager.monitor import Monitor
+    from ullage.manager.monitor.readings import Source
 
 
 _DCGM_SPEAKS = 2.5  # seconds; its first row after a start has no activity yet
@@ -64,7 +64,7 @@ def top(
       ullage top --interval 5s --record readings.jsonl
       ullage top --cards ~/.local/state/ullage/cards/serve
     """
-    from ullage.monitor import Monitor
+    from ullage.manager.monitor import Monitor
 
     seconds = parse_duration(interval)
     if not 0.1 <= seconds <= 3600:
@@ -88,7 +88,7 @@ def _go_on(
     monitor: Monitor, interval: float, limit: int | None, show: Callable[[dict[str, Any]], None], file: IO[str] | None
 ) -> None:
     """Look, show, wait; the first look only starts the counters that need two."""
-    from ullage.monitor.snapshot import snapshot
+    from ullage.manager.monitor.snapshot import snapshot
 
     monitor.look()
     first = interval if limit != 1 else _DCGM_SPEAKS if monitor.source.name == "dcgm" else min(interval, 1.0)
@@ -110,8 +110,8 @@ def _source(cards: Path | None, interval: float) -> Source:
     """As named; without a GPU the virtual cards of this home, if it has some: a daemon serves them."""
     from ullage.errors import NoGPUSource
     from ullage.home import home
-    from ullage.monitor import best_source
-    from ullage.monitor.readings import AT_EVERY_LOOK
+    from ullage.manager.monitor import best_source
+    from ullage.manager.monitor.readings import AT_EVERY_LOOK
 
     try:
         return best_source(cards, interval, rates=AT_EVERY_LOOK)

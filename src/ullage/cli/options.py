@@ -18,15 +18,15 @@ import typer
 
 from ullage.cli import completion
 from ullage.errors import InvalidValue
+from ullage.jobs.ranks import LAUNCHERS, NOT_FOLLOWED
 from ullage.units import parse_duration
 from ullage.virtual import releases
-from ullage.workloads.ranks import LAUNCHERS, NOT_FOLLOWED
 
 if TYPE_CHECKING:
     from ullage.estimation.jobs.command import ScriptCommand
     from ullage.estimation.result import Estimate
     from ullage.hardware import GPU
-    from ullage.workloads import Workload
+    from ullage.jobs import Workload
 
 RANKS = "Many GPUs"
 _DEFAULT = "local, where there is one, else H200"
@@ -237,7 +237,7 @@ def given_options(values: dict[str, Any]) -> dict[str, Any]:
     """
     given = {name: value for name, value in values.items() if value is not None and value is not False and value != []}
     if "input_shape" in given:
-        from ullage.workloads.configuration import parse_shape
+        from ullage.jobs.configuration import parse_shape
 
         given["input_shape"] = parse_shape(given["input_shape"], "--input-shape")
     if "lora_targets" in given:
@@ -316,14 +316,14 @@ def target_of(
     """What the command line describes; options that do not belong to this kind of source are refused."""
     if pytorch:  # children read the variable, so the whole command follows this release
         os.environ[releases.VARIABLE] = releases.named(pytorch).name
-    from ullage.workloads.kinds import SCRIPT, check_script, kind_of
+    from ullage.jobs.kinds import SCRIPT, check_script, kind_of
 
     if source.endswith(".py") and not module:
         check_script(source)  # at once: the rest takes longer to import
     from ullage.estimation.estimators.registry import check_name
     from ullage.estimation.jobs.command import EACH_GPU
-    from ullage.isolation.interpreter import active_environment
-    from ullage.workloads.workload import workload_of
+    from ullage.jobs.workload import workload_of
+    from ullage.sandbox.interpreter import active_environment
 
     check_name(estimator)
     by = _launched(source, args)

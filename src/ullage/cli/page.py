@@ -69,17 +69,17 @@ def check_page() -> None:
 
 def serve_answer(question: dict[str, Any], estimates: list[dict[str, Any]], advice: Any, opens: bool) -> None:
     """Keep an answer, and serve a page that shows it, until Ctrl-C."""
-    from ullage.page.questions import keep_estimates
+    from ullage.manager.page.questions import keep_estimates
 
     number = keep_estimates(home() / ESTIMATES, question, estimates, advice)
     _serve("0", parse_duration("12h"), "submit", None, f"/estimate/{number}", opens)
 
 
 def _serve(listen: str, lasts: float, scope: str, url: str | None, first: str = "/", opens: bool = False) -> None:
-    from ullage.page.kept_sessions import KeptSessions
-    from ullage.page.questions import OwnEstimates
-    from ullage.page.server import open_door, serve_page
-    from ullage.page.sessions import Sessions
+    from ullage.manager.page.kept_sessions import KeptSessions
+    from ullage.manager.page.questions import OwnEstimates
+    from ullage.manager.page.server import open_door, serve_page
+    from ullage.manager.page.sessions import Sessions
 
     here = None if url else OwnEstimates(home() / ESTIMATES)
     kept = KeptSessions(home() / SESSIONS, url or "") if first == "/" else None
@@ -108,10 +108,10 @@ def _serve_beside_daemon() -> None:
     import os
     from pathlib import Path
 
-    from ullage.isolation.kernel import die_with_parent, hide_memory
-    from ullage.page.kept_sessions import KeptSessions
-    from ullage.page.server import serve_page
-    from ullage.page.sessions import Sessions
+    from ullage.manager.page.kept_sessions import KeptSessions
+    from ullage.manager.page.server import serve_page
+    from ullage.manager.page.sessions import Sessions
+    from ullage.sandbox.kernel import die_with_parent, hide_memory
 
     die_with_parent(15)
     hide_memory()

@@ -73,7 +73,7 @@ def plan(
     from ullage.estimation.planning.asking import plan as make_plan
     from ullage.estimation.planning.clusters import read_gpus
     from ullage.estimation.planning.result import PlanRow, print_plan
-    from ullage.isolation.limits import room_for
+    from ullage.sandbox.limits import room_for
 
     read_gpus(gpus)
     checkpointing = False if no_checkpointing else True if options.pop("checkpointing") else None

@@ -17,7 +17,7 @@ from ullage.cli.jobs import client, print_json
 from ullage.cli.options import Json
 from ullage.cli.tables import aligned, text_width
 from ullage.errors import InvalidValue
-from ullage.report_words import COLUMNS, cells_of, csv_of, failures, moment, sums_of
+from ullage.manager.report_words import COLUMNS, cells_of, csv_of, failures, moment, sums_of
 from ullage.text import plain
 
 _MAY_BE_EMPTY = ("core hours", "energy")

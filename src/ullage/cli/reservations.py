@@ -47,7 +47,7 @@ def reserve(
       ullage reserve 0 1 --user ann --begin 2026-11-20T08:00 --for 4h --name demo
       ullage reserve 3 --group vision --for 2d
     """
-    from ullage.workloads.schedules import parse_start
+    from ullage.jobs.schedules import parse_start
 
     words = [word.strip() for given in gpus for word in given.split(",") if word.strip()]
     start = None if begin is None else parse_start(begin, time.time())

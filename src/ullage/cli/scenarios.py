@@ -19,8 +19,8 @@ from ullage.errors import InvalidValue, UnknownName
 from ullage.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
-    from ullage.simulation.scenario import Scenario
-    from ullage.simulation.sweep import TraceSource
+    from ullage.manager.simulation.scenario import Scenario
+    from ullage.manager.simulation.sweep import TraceSource
 
 RULES, WORLD, DRAWN = "Rules of placement", "The simulated world", "Drawn jobs"
 _RANGE = re.compile(r"\s*([0-9]+)\.\.([0-9]+)(?::([0-9]+))?\s*[x×*]\s*([^,]+)")
@@ -195,7 +195,7 @@ with_scenario_options = with_options(ScenarioOptions, TraceOptions, DrawnOptions
 def sources_of(traces: Sequence[Path], options: dict[str, Any]) -> list[TraceSource]:
     """The traces that were named, and the one that is to be drawn."""
     from ullage.hardware import gpu_list
-    from ullage.simulation.sweep import TraceSource
+    from ullage.manager.simulation.sweep import TraceSource
 
     found = [TraceSource(str(file), options["trace_format"], options["limit"], options["mix"]) for file in traces]
     if options["generate"] is not None:
@@ -206,7 +206,7 @@ def sources_of(traces: Sequence[Path], options: dict[str, Any]) -> list[TraceSou
 
 def drawn_source(jobs: int, gpus: int, options: dict[str, Any]) -> TraceSource:
     """A trace that is drawn, by the load of so many GPUs."""
-    from ullage.simulation.sweep import TraceSource
+    from ullage.manager.simulation.sweep import TraceSource
 
     if not 0 < options["load"] < math.inf:  # before a sweep begins; the other options have their limits
         raise InvalidValue(f"--load: needed a number above 0, such as 0.8; found {options['load']:g}")
@@ -216,8 +216,8 @@ def drawn_source(jobs: int, gpus: int, options: dict[str, Any]) -> TraceSource:
 
 def scenarios_of(options: dict[str, Any], seed: int) -> list[Scenario]:
     """Every combination of what was typed."""
-    from ullage.simulation.asking import variants
-    from ullage.simulation.scenario import Scenario
+    from ullage.manager.simulation.asking import variants
+    from ullage.manager.simulation.scenario import Scenario
 
     if not options["gpus"]:
         raise InvalidValue("needed the GPUs, such as --gpus 4xA100-40GB")
@@ -286,7 +286,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 def settings_of(options: dict[str, Any]) -> dict[str, Any]:
     """The settings that have one value each, where they were given."""
-    from ullage.simulation.scenario import PARTS_OF_WORLD
+    from ullage.manager.simulation.scenario import PARTS_OF_WORLD
 
     readers: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "unknown": ("unknown", str), "exclusive_after": ("exclusive_after", int),

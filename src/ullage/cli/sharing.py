@@ -109,7 +109,7 @@ def _target(text: str, pytorch: str | None, model: dict[str, Any]) -> EstimateTa
     if text.endswith(".json"):
         return _read(Path(text))
     from ullage.cli.main import typed
-    from ullage.workloads.kinds import SCRIPT, kind_of
+    from ullage.jobs.kinds import SCRIPT, kind_of
 
     try:
         words = shlex.split(text)

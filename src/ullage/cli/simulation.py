@@ -27,16 +27,16 @@ from ullage.cli.scenarios import (
 )
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue
-from ullage.report_words import moment
+from ullage.manager.report_words import moment
 from ullage.text import plain
 from ullage.units import format_moment
 
 if TYPE_CHECKING:
-    from ullage.simulation.measures import Target
-    from ullage.simulation.result import SimulationResult
-    from ullage.simulation.scenario import Scenario
-    from ullage.simulation.sweep import CaseOutcome, SweepRow, TargetAnswer
-    from ullage.simulation.trace import JobTrace
+    from ullage.manager.simulation.measures import Target
+    from ullage.manager.simulation.result import SimulationResult
+    from ullage.manager.simulation.scenario import Scenario
+    from ullage.manager.simulation.sweep import CaseOutcome, SweepRow, TargetAnswer
+    from ullage.manager.simulation.trace import JobTrace
 
 
 @with_scenario_options
@@ -101,10 +101,10 @@ def simulate(
       ullage simulate --from-history --since 30d --gpus 2..8xA100-40GB
       ullage simulate --from-history --database /mnt/old/var/lib/ullage --policy magm,ullage
     """
-    from ullage.simulation.formats.history import is_history, read_history, write_history
-    from ullage.simulation.pages import plots
-    from ullage.simulation.pages import runs as page
-    from ullage.simulation.result import check_results_file, read_results, write_results
+    from ullage.manager.simulation.formats.history import is_history, read_history, write_history
+    from ullage.manager.simulation.pages import plots
+    from ullage.manager.simulation.pages import runs as page
+    from ullage.manager.simulation.result import check_results_file, read_results, write_results
 
     if save is not None:
         check_results_file(save)
@@ -152,7 +152,7 @@ def simulate(
 
 def _simulate(jobs: JobTrace, scenarios: Sequence[Scenario], found: list[SimulationResult], going: Following) -> None:
     """Simulate scenarios one after the other; each is found as soon as it is done."""
-    from ullage.simulation import engine
+    from ullage.manager.simulation import engine
 
     going.begin("simulating", len(scenarios))
     for scenario in scenarios:
@@ -180,9 +180,9 @@ def _replay(
     going: Following,
 ) -> Sequence[str]:  # fmt: skip
     """Find what really happened, the same simulated, and what it is compared with; tell what was assumed."""
-    from ullage.policy_files import own_name
-    from ullage.simulation.asking import variants
-    from ullage.simulation.history import as_it_was, scenario_of_history, trace_of_history
+    from ullage.manager.policy_files import own_name
+    from ullage.manager.simulation.asking import variants
+    from ullage.manager.simulation.history import as_it_was, scenario_of_history, trace_of_history
 
     choices = choices_of(options)
     theirs = own_name(told["policy"])
@@ -251,10 +251,10 @@ def sweep(
       ullage sweep jobs.csv --gpus 4..16xA100-40GB --policy exclusive,ullage --target "waiting<=10m"
       ullage sweep a.csv b.csv --gpus 8xH200 --estimator ullage,none --seeds 10 --resume sweep.jsonl
     """
-    from ullage.simulation import sweep as sweeping
-    from ullage.simulation.measures import Target
-    from ullage.simulation.pages import plots
-    from ullage.simulation.pages import sweeps as page
+    from ullage.manager.simulation import sweep as sweeping
+    from ullage.manager.simulation.measures import Target
+    from ullage.manager.simulation.pages import plots
+    from ullage.manager.simulation.pages import sweeps as page
 
     if report is not None:
         plots.check_page(report)
@@ -297,7 +297,7 @@ _GIVE_WAY = ("memory", "smact", "slowdown", "running", "Δ energy", "waiting")
 
 
 def _table(runs: Sequence[SimulationResult]) -> str:
-    from ullage.simulation.measures import MEASURES, change
+    from ullage.manager.simulation.measures import MEASURES, change
 
     compared = ("total", "energy") if len(runs) > 1 else ()
     heads, rows = ["run"], [[plain(run.name)] for run in runs]
@@ -331,8 +331,8 @@ _SWEPT = ("total", "waiting", "completion", "slowdown", "ooms", "energy", "smact
 
 def _sweep_tables(rows: Sequence[SweepRow], changes: bool) -> list[str]:
     """The figures on each trace, and their changes against the first scenario."""
-    from ullage.simulation.measures import MEASURES
-    from ullage.simulation.pages.sweeps import change_text, interval_text
+    from ullage.manager.simulation.measures import MEASURES
+    from ullage.manager.simulation.pages.sweeps import change_text, interval_text
 
     found = []
     traces = dict.fromkeys(row.source for row in rows)
@@ -368,7 +368,7 @@ def _sweep_remarks(rows: Sequence[SweepRow], seeds: int, changes: bool) -> list[
 
 def _target_words(answer: TargetAnswer, target: Target) -> str:
     """How many GPUs are enough, in a sentence."""
-    from ullage.simulation.pages.sweeps import interval_text
+    from ullage.manager.simulation.pages.sweeps import interval_text
 
     where = f"{plain(answer.name)} on {plain(answer.trace)}"
 

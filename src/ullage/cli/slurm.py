@@ -23,7 +23,7 @@ from ullage.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
     from ullage.estimation.jobs.slurm_words import SbatchWords
-    from ullage.slurm.submission import Choices, SubmissionPlan
+    from ullage.manager.slurm.submission import Choices, SubmissionPlan
 
 slurm = typer.Typer(
     help="Jobs of a Slurm cluster that ask for as much of a GPU as they need.", no_args_is_help=True,
@@ -77,8 +77,8 @@ def submit(
       ullage slurm submit --partition gpu --time 2:00:00 job.sh --epochs 90
       ullage slurm submit --memory 12GiB job.sh
     """
-    from ullage.slurm import commands
-    from ullage.slurm.sbatch_options import with_options
+    from ullage.manager.slurm import commands
+    from ullage.manager.slurm.sbatch_options import with_options
 
     _sbatch_words(words)
     choices = _choices(gpu, memory, exclusive, estimate, network, timeout)
@@ -109,7 +109,7 @@ def sbatch(words: Words) -> None:
       ullage slurm sbatch --parsable --array 1-8 job.sh
       ullage slurm sbatch --wrap "python train.py"
     """
-    from ullage.slurm.sbatch_options import with_options
+    from ullage.manager.slurm.sbatch_options import with_options
 
     given = _sbatch_words(words)
     text = None if given.rest or "wrap" in given.values else sys.stdin.read()
@@ -155,7 +155,7 @@ def configure(
       ullage slurm configure 'n[1-3]=4xA100-40GB' --systemd /shared/ullage --write slurm-files
       ullage slurm configure --check /etc/slurm/slurm.conf
     """
-    from ullage.slurm import checking, configuration
+    from ullage.manager.slurm import checking, configuration
 
     if check is not None:
         found = checking.check(check)
@@ -184,7 +184,7 @@ def filter(options: Annotated[str, typer.Argument(help="What sbatch was told, as
 
       ullage slurm filter '{"gpus": "1", "argv": ["job.sh"]}'
     """
-    from ullage.slurm.filtering import answers
+    from ullage.manager.slurm.filtering import answers
 
     is_file = stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)  # sbatch has read a pipe to its end
     try:
@@ -213,8 +213,8 @@ def _sbatch_words(words: Sequence[str]) -> SbatchWords:
 def _choices(
     gpu: str | None, memory: str | None, exclusive: bool, estimate: bool, network: bool, timeout: str | None
 ) -> Choices:
-    from ullage.slurm.estimating import TIMEOUT
-    from ullage.slurm.submission import Choices
+    from ullage.manager.slurm.estimating import TIMEOUT
+    from ullage.manager.slurm.submission import Choices
 
     return Choices(
         gpu=gpu,
@@ -229,14 +229,14 @@ def _choices(
 def _planned(words: list[str], choices: Choices | None, text: str | None) -> SubmissionPlan:
     from rich.console import Console
 
-    from ullage.slurm.submission import plan_words
+    from ullage.manager.slurm.submission import plan_words
 
     with Console(stderr=True).status("reading the batch script ...") as status:
         return plan_words(words, choices, text, lambda doing: status.update(f"{doing} ..."))
 
 
 def _tell(plan: SubmissionPlan, where: TextIO | None = None) -> None:
-    from ullage.slurm.submission import plan_in_words
+    from ullage.manager.slurm.submission import plan_in_words
 
     for line in plan_in_words(plan):
         print(plain(line), file=where)

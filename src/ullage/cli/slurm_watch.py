@@ -63,9 +63,9 @@ def watch(
       ullage slurm watch --folder /shared/ullage --attempts 3
     """
     from ullage.home import home
-    from ullage.placement.recovery import RecoveryRules
-    from ullage.slurm.runs import RunStore
-    from ullage.slurm.watcher import Watcher, WatchTerms
+    from ullage.manager.placement.recovery import RecoveryRules
+    from ullage.manager.slurm.runs import RunStore
+    from ullage.manager.slurm.watcher import Watcher, WatchTerms
 
     rules = RecoveryRules(attempts=attempts, step=parse_bytes(step), exclusive_after=exclusive_after)
     terms = WatchTerms(rules, everybody=not me, every_job=every_job, spool=folder)
@@ -100,8 +100,8 @@ def history(
       ullage slurm history --json
     """
     from ullage.home import home
-    from ullage.slurm.runs import RunStore
-    from ullage.slurm.shared_history import told
+    from ullage.manager.slurm.runs import RunStore
+    from ullage.manager.slurm.shared_history import told
 
     found = None if folder is None else told(folder)
     if found is not None:
@@ -147,8 +147,8 @@ def monitor(
 
       ullage slurm monitor --folder /shared/ullage
     """
-    from ullage.monitor import best_source
-    from ullage.slurm.node_reports import NodeMonitor, check_node
+    from ullage.manager.monitor import best_source
+    from ullage.manager.slurm.node_reports import NodeMonitor, check_node
 
     name = node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
     source = best_source(cards)
@@ -177,7 +177,7 @@ def top(
       ullage slurm top --json
       ullage slurm top --prometheus > /var/lib/node_exporter/ullage_slurm.prom
     """
-    from ullage.slurm import overview as view
+    from ullage.manager.slurm import overview as view
 
     if as_json and prometheus:
         raise InvalidValue("needed --json or --prometheus; found both")
@@ -210,7 +210,10 @@ def epilog(folder: Annotated[Path, typer.Argument(help="The folder that all node
 
     if not folder.is_absolute() or "'" in str(folder):
         raise InvalidValue(f"needed an absolute path without quotes; found {str(folder)!r}")
-    print((files("ullage.slurm") / "files" / "watch_epilog.sh").read_text().replace("@SPOOL@", str(folder)), end="")
+    print(
+        (files("ullage.manager.slurm") / "files" / "watch_epilog.sh").read_text().replace("@SPOOL@", str(folder)),
+        end="",
+    )
 
 
 def _table(found: dict[str, Any]) -> str:

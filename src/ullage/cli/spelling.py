@@ -84,7 +84,7 @@ def with_launcher_apart(command: str, words: Sequence[str]) -> list[str]:
     found = list(words)
     end = found.index("--") if "--" in found else len(found)
     if command in _OF_SCRIPTS:
-        from ullage.workloads.ranks import LAUNCHERS, NOT_FOLLOWED
+        from ullage.jobs.ranks import LAUNCHERS, NOT_FOLLOWED
 
         for place, (before, word) in enumerate(pairwise(["", *found[:end]])):
             if before in _NAMES_FOLLOW:

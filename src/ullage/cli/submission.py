@@ -14,13 +14,13 @@ from ullage.cli.jobs import client, exit_code, print_json, tell, wait_for
 from ullage.cli.options import Json
 from ullage.cli.terminal import sit_down, umask_now
 from ullage.errors import InvalidValue, NoDaemon
-from ullage.job_words import memory, trial_words
+from ullage.manager.job_words import memory, trial_words
 from ullage.text import plain
 from ullage.units import parse_duration
 
 if TYPE_CHECKING:
+    from ullage.jobs.job_files import JobSpec
     from ullage.manager.client import Client
-    from ullage.workloads.job_files import JobSpec
 
 _JOB_FILES = (".toml", ".rad")
 _LOOK = 10.0  # seconds for which a person waits to see the estimate
@@ -246,7 +246,7 @@ def _expected(manager: Client, spec: JobSpec, patience: float) -> str | None:
 
 def _described(words: list[str], given: dict[str, Any]) -> JobSpec:
     """The job of a job file, a script or a command, with the options that were given."""
-    from ullage.workloads.job_files import make_job, read_job
+    from ullage.jobs.job_files import make_job, read_job
 
     if len(words) == 1 and words[0].endswith(_JOB_FILES):
         file = read_job(words[0])

@@ -22,7 +22,7 @@ import typer
 from ullage.cli import completion
 from ullage.cli.jobs import client
 from ullage.errors import InvalidValue
-from ullage.job_words import named
+from ullage.manager.job_words import named
 from ullage.text import plain
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def shell(
       ullage shell --memory 8GiB
       ullage shell --memory 8GiB --time-limit 2h
     """
-    from ullage.workloads.job_files import make_job
+    from ullage.jobs.job_files import make_job
 
     asked = {
         "command": [os.environ.get("SHELL") or "/bin/sh"], "name": name, "memory": memory, "gpus": gpus,
@@ -148,7 +148,7 @@ class _Sitting:
 
     def _pass_on(self, by_hand: bool) -> dict[str, Any] | None:
         """How the job ended; `None` if its user left it."""
-        from ullage.isolation.terminal import ENDED, PRINTED, frames
+        from ullage.sandbox.terminal import ENDED, PRINTED, frames
 
         arrived = bytearray()
         while True:
@@ -171,7 +171,7 @@ class _Sitting:
 
     def _type(self, data: bytes, by_hand: bool) -> bool:
         """Send what was typed; false if it says to leave. Input from a file ends as a person would end it."""
-        from ullage.isolation.terminal import TYPED, frame
+        from ullage.sandbox.terminal import TYPED, frame
 
         before, leave, _ = data.partition(DETACH) if by_hand else (data, b"", b"")
         self._typing = bool(data)
@@ -180,7 +180,7 @@ class _Sitting:
 
     @contextlib.contextmanager
     def _following_the_window(self) -> Iterator[None]:
-        from ullage.isolation.terminal import WINDOW, frame, window
+        from ullage.sandbox.terminal import WINDOW, frame, window
 
         def tell(number: int, at: FrameType | None) -> None:
             try:

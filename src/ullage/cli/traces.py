@@ -17,7 +17,7 @@ from ullage.text import plain
 from ullage.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from ullage.simulation.trace import JobTrace
+    from ullage.manager.simulation.trace import JobTrace
 
 trace = typer.Typer(
     help="Traces of jobs for 'ullage simulate' and 'ullage sweep': draw, look at and convert them.",
@@ -57,7 +57,7 @@ def generate(
       ullage trace generate 500 --gpus 8 --load 1.2 --out jobs.csv
       ullage trace generate 20000 --gpus 200 --burst 5 --daily 0.8 --tail pareto --spread 1.5 --out month.csv.gz
     """
-    from ullage.simulation.reading import write_trace
+    from ullage.manager.simulation.reading import write_trace
 
     made = drawn_source(jobs, gpus, drawn | {"mix": mix}).read(seed)
     write_trace(made, out)
@@ -83,7 +83,7 @@ def convert(file: File, out: Out, as_json: Json = False, seed: Seed = 0, **optio
       ullage trace convert helios/cluster_log.csv --out helios.csv.gz
       ullage trace convert pai/ --limit 5000 --mix heavy --seed 1 --out pai.json
     """
-    from ullage.simulation.reading import write_trace
+    from ullage.manager.simulation.reading import write_trace
 
     read = _read(file, seed, options)
     write_trace(read, out)
@@ -95,7 +95,7 @@ for command, shared in ((generate, DrawnOptions), (show, TraceOptions), (convert
 
 
 def _read(file: Path, seed: int, options: dict[str, Any]) -> JobTrace:
-    from ullage.simulation.reading import read_trace
+    from ullage.manager.simulation.reading import read_trace
 
     with following("reading the trace"):
         return read_trace(file, format=options["trace_format"], limit=options["limit"], mix=options["mix"], seed=seed)

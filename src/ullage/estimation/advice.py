@@ -11,8 +11,8 @@ from ullage.errors import UllageError
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU, gpus
 from ullage.hardware import gpu as find_gpu
+from ullage.jobs import Configuration
 from ullage.units import format_bytes, format_duration
-from ullage.workloads import Configuration
 
 Run = Callable[[Configuration, GPU], Estimate]
 Report = Callable[[str], Any]

@@ -12,11 +12,11 @@ from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.estimators.registry import check_name, estimators, find
 from ullage.hardware import GPU, default_gpu
 from ullage.hardware import gpu as find_gpu
+from ullage.jobs.kinds import MODEL, SCRIPT
+from ullage.jobs.workload import Workload, workload_of
 from ullage.performance.cost import PLAN_OPTIONS, TrainingPlan
 from ullage.performance.result import Utilization
 from ullage.virtual.releases import refuse_if_unserved
-from ullage.workloads.kinds import MODEL, SCRIPT
-from ullage.workloads.workload import Workload, workload_of
 
 if TYPE_CHECKING:
     from ullage.allocator import AllocatorConfig
@@ -229,7 +229,7 @@ def check_plan(plan: TrainingPlan, workload: Workload) -> None:
 def estimate_workload(workload: Workload, gpu: str | GPU | None, estimator: str = "ullage") -> Estimate:
     """The estimate of one workload on one GPU, by default this machine's own, else an H200.
 
-    >>> from ullage.workloads.configuration import Configuration
+    >>> from ullage.jobs.configuration import Configuration
     >>> mlp = Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2))
     >>> estimate_workload(mlp, "T4").fits
     True

@@ -21,10 +21,10 @@ from ullage.estimation.result import Estimate
 from ullage.estimation.scripts.parent import many_runs
 from ullage.hardware import GPU, default_gpu
 from ullage.hardware import gpu as find_gpu
+from ullage.jobs.configuration import Configuration
+from ullage.jobs.kinds import FUNCTION, MODEL, kind_of
+from ullage.jobs.workload import Workload, workload_of
 from ullage.units import format_bytes
-from ullage.workloads.configuration import Configuration
-from ullage.workloads.kinds import FUNCTION, MODEL, kind_of
-from ullage.workloads.workload import Workload, workload_of
 
 FIRST_GROWTH = 4
 MOST_GROWTH = 64  # times the largest number that fits so far: a line through two small numbers may be far off

@@ -16,13 +16,13 @@ from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.from_virtual_gpu import estimate_from
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
+from ullage.jobs.configuration import Configuration
+from ullage.jobs.training import train
+from ullage.jobs.workload import RunOptions
 from ullage.performance.step import StepCalls
 from ullage.virtual import VirtualGPU
 from ullage.virtual.kernels.cudnn.asked import asking
 from ullage.virtual.tracking.convergence import ConvergenceWatch, MemoryConverged
-from ullage.workloads.configuration import Configuration
-from ullage.workloads.training import train
-from ullage.workloads.workload import RunOptions
 
 T = TypeVar("T")
 _ITERATIONS = 5  # of the standard loop; three are watched, two more are there if the requests have not settled

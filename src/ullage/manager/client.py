@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ullage.errors import InvalidValue, NoDaemon
-from ullage.job_words import reference
+from ullage.manager.job_words import reference
 from ullage.manager.transport import HttpTransport, SocketTransport, Transport
 
 if TYPE_CHECKING:
-    from ullage.workloads.job_files import JobSpec
+    from ullage.jobs.job_files import JobSpec
 
     _What = JobSpec | Sequence[str] | str | os.PathLike[str]
 
@@ -101,7 +101,7 @@ class Client:
         return spec.with_changes(**values)
 
     def _spec(self, what: _What, options: dict[str, Any]) -> JobSpec:
-        from ullage.workloads.job_files import JobSpec, make_job, read_job
+        from ullage.jobs.job_files import JobSpec, make_job, read_job
 
         if isinstance(what, JobSpec):
             return what.with_changes(**options) if options else what
@@ -378,7 +378,7 @@ class Client:
         self, since: float | None = None, until: float | None = None, user: str | None = None, there: bool = False
     ) -> dict[str, Any]:
         """The jobs that were submitted between two times (seconds since 1970; by default the last seven days), with all
-        that a simulation needs to run them again: `ullage.simulation.history.trace_of_history` reads it. With `there`,
+        that a simulation needs to run them again (`ullage.manager.simulation.history.trace_of_history`). With `there`,
         those too that had been submitted before and were not over yet."""
         return dict(self.call("trace", since=since, until=until, user=user, there=there))
 

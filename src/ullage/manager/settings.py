@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from ullage.errors import InvalidValue
-from ullage.placement.recovery import RecoveryRules
-from ullage.policy_files import located
+from ullage.jobs.validation import Bytes, Seconds, checked
+from ullage.manager.placement.recovery import RecoveryRules
+from ullage.manager.policy_files import located
 from ullage.units import GIB
-from ullage.workloads.validation import Bytes, Seconds, checked
 
 _LARGEST_FILE = 1 << 20
 
@@ -22,7 +22,7 @@ class _Part(BaseModel):
 
 
 class PlacementSettings(_Part):
-    """When a job may be placed on a GPU (`ullage.placement.Rules`). `smact_limit = "off"` ignores how busy it is.
+    """When a job may be placed on a GPU (`ullage.manager.placement.Rules`). `smact_limit = "off"` ignores activity.
 
     `min_speed` is the share of its speed alone that a job keeps beside others whose owner did not say how much; without
     it placement does what serves all together."""
@@ -92,7 +92,7 @@ class RecoverySettings(_Part):
 
     @property
     def rules(self) -> RecoveryRules:
-        """The same for `ullage.placement`."""
+        """The same for `ullage.manager.placement`."""
         return RecoveryRules(self.attempts, self.others, self.step, self.exclusive_after)
 
 

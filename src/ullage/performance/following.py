@@ -5,14 +5,14 @@ from __future__ import annotations
 from ullage.errors import InvalidValue
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
+from ullage.jobs.workload import Workload
 from ullage.performance.step import StepCalls
-from ullage.workloads.workload import Workload
 
 
 def step_of(workload: Workload, gpu: str | GPU = "H200") -> StepCalls:
     """Follow a workload on a virtual GPU and return the calls of a steady training step.
 
-    >>> from ullage.workloads import Configuration
+    >>> from ullage.jobs import Configuration
     >>> step = step_of(Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2)))
     >>> step.steady, step.counts()["aten.addmm.default"]
     (True, 1)

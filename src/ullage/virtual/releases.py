@@ -11,7 +11,7 @@ import os
 from typing import NamedTuple
 
 from ullage.errors import InvalidValue, UnsupportedPlatform
-from ullage.isolation import boot
+from ullage.sandbox import boot
 from ullage.units import KIB
 
 VARIABLE = "ULLAGE_PYTORCH"

@@ -6,8 +6,8 @@ from ullage.estimation.estimators.dnnmem import TrainingWalk, record, states_of
 from ullage.estimation.estimators.graph import ComputationGraph, Operator
 from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
-from ullage.workloads import Configuration
-from ullage.workloads.workload import Workload
+from ullage.jobs import Configuration
+from ullage.jobs.workload import Workload
 
 MB = 1 << 20
 

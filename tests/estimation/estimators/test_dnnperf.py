@@ -24,9 +24,9 @@ from ullage.estimation.estimators.dnnperf import (
 )
 from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
+from ullage.jobs import Configuration
+from ullage.jobs.workload import Workload
 from ullage.research.training import dnnperf as training
-from ullage.workloads import Configuration
-from ullage.workloads.workload import Workload
 
 NAMES = list(KINDS)
 

@@ -9,8 +9,8 @@ from ullage.errors import InvalidValue
 from ullage.estimation.estimators.faketensor import MARGIN, EveryResult, Meter, propagate
 from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
-from ullage.workloads import Configuration
-from ullage.workloads.workload import Workload
+from ullage.jobs import Configuration
+from ullage.jobs.workload import Workload
 
 # MiB, as the evaluators published them for timm models on an A100
 PUBLISHED = [

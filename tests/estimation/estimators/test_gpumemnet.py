@@ -30,7 +30,7 @@ from ullage.estimation.estimators.registry import Workload, find
 from ullage.estimation.estimators.walknet import networks
 from ullage.estimation.estimators.weights import SHIPPED, ModelCard, probabilities
 from ullage.hardware import gpu
-from ullage.workloads import Configuration
+from ullage.jobs import Configuration
 
 GIB = 1 << 30
 HOME = Path(features.__file__).parent

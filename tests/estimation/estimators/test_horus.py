@@ -12,8 +12,8 @@ from ullage.estimation.estimators import horus
 from ullage.estimation.estimators.registry import find
 from ullage.estimation.estimators.summary import read_summary
 from ullage.hardware import gpu
-from ullage.workloads import Configuration
-from ullage.workloads.workload import Workload
+from ullage.jobs import Configuration
+from ullage.jobs.workload import Workload
 
 # Published with the evaluation: neurons in a layer, layers, GiB for a batch of 32 of MNIST
 FULLY_CONNECTED = {

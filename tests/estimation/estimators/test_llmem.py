@@ -7,8 +7,8 @@ from ullage.errors import InvalidValue
 from ullage.estimation.estimators import llmem
 from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
-from ullage.workloads import Configuration
-from ullage.workloads.workload import Workload
+from ullage.jobs import Configuration
+from ullage.jobs.workload import Workload
 
 PAGE = 2 << 20
 SIZES = (50_272 * 768, 768 * 768, 768)

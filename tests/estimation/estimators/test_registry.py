@@ -10,8 +10,8 @@ from ullage.estimation.estimators.answer import answer
 from ullage.estimation.estimators.registry import find
 from ullage.estimation.result import Estimate
 from ullage.hardware import gpu
-from ullage.workloads import Configuration
-from ullage.workloads.workload import Workload
+from ullage.jobs import Configuration
+from ullage.jobs.workload import Workload
 
 SMALL = Workload(configuration=Configuration(model="mlp:x", widths=[64, 32, 10], batch_size=4, optimizer="adam"))
 

@@ -10,8 +10,8 @@ from ullage.estimation.estimators.fast import trained as trained_fast
 from ullage.estimation.estimators.registry import find
 from ullage.estimation.estimators.walknet.networks import SHIPPED, load, shipped
 from ullage.hardware import gpu
-from ullage.workloads import Configuration
-from ullage.workloads.workload import Workload
+from ullage.jobs import Configuration
+from ullage.jobs.workload import Workload
 
 GIB = 1 << 30
 LEARNED = ("walknet", "walknet+transformer", "fast")

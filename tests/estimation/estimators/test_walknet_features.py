@@ -8,8 +8,8 @@ from torch import nn
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.walknet.features import closed_formula, closed_parts, features
+from ullage.jobs import Configuration
 from ullage.research.datasets.generate import generate
-from ullage.workloads import Configuration
 
 
 class Twice(nn.Module):

@@ -11,8 +11,8 @@ from ullage.errors import InvalidValue
 from ullage.estimation.estimators.walknet import features as walknet_features
 from ullage.estimation.estimators.walknet.features import features
 from ullage.estimation.estimators.walknet.meta_device import no_start, shortcuts
+from ullage.jobs import Configuration
 from ullage.research.datasets.generate import generate
-from ullage.workloads import Configuration
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

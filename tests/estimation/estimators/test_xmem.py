@@ -23,9 +23,9 @@ from ullage.estimation.estimators.xmem.replay import (
     simulate,
 )
 from ullage.hardware import gpu
-from ullage.workloads import Configuration
-from ullage.workloads.training import train
-from ullage.workloads.workload import Workload
+from ullage.jobs import Configuration
+from ullage.jobs.training import train
+from ullage.jobs.workload import Workload
 
 MLP = Configuration(model="mlp:x", widths=[128, 256, 10], batch_size=64, optimizer="sgdm")
 PARAMETERS = [128 * 256 * 4, 256 * 4, 256 * 10 * 4, 10 * 4]

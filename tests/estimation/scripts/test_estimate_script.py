@@ -12,8 +12,8 @@ from ullage.errors import InvalidValue, ScriptFailed
 from ullage.estimation.scripts import parent
 from ullage.estimation.scripts.parent import estimate_script
 from ullage.estimation.timeline.trace import Trace
-from ullage.isolation.parent import run
-from ullage.workloads.ranks import Rank
+from ullage.jobs.ranks import Rank
+from ullage.sandbox.parent import run
 
 pytestmark = pytest.mark.usefixtures("warm")
 TRAINING = """

@@ -11,7 +11,7 @@ import pytest
 from ullage.cli.options import target_of
 from ullage.errors import InvalidValue, MissingPackage, ScriptFailed
 from ullage.estimation.scripts.parent import estimate_script
-from ullage.isolation.interpreter import active_environment, environment_with, find_interpreter
+from ullage.sandbox.interpreter import active_environment, environment_with, find_interpreter
 from ullage.virtual.kernels.cudnn import workspaces
 
 TRAINING = """

@@ -8,7 +8,7 @@ from ullage.cli.options import target_of
 from ullage.cli.spelling import with_launcher_apart
 from ullage.errors import InvalidValue
 from ullage.estimation.jobs.launchers import launched
-from ullage.workloads.ranks import Rank
+from ullage.jobs.ranks import Rank
 
 TRAIN = """
     import os

@@ -15,7 +15,7 @@ from tests.hub import COMMIT, Hub, checkpoint, use
 from ullage.errors import ScriptFailed
 from ullage.estimation.scripts import parent
 from ullage.estimation.scripts.parent import estimate_script
-from ullage.isolation.guard import Private
+from ullage.sandbox.guard import Private
 from ullage.units import MIB
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")

@@ -8,8 +8,8 @@ import pytest
 from ullage.estimation.scripts import parent
 from ullage.estimation.scripts.request import ScriptRequest
 from ullage.hardware import gpu as find_gpu
-from ullage.isolation.guard import Private
-from ullage.isolation.interpreter import Interpreter
+from ullage.sandbox.guard import Private
+from ullage.sandbox.interpreter import Interpreter
 
 HEAD = """
 import copy, torch

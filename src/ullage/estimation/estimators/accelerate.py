@@ -18,10 +18,10 @@ from ullage.estimation.estimators.deepspeed import supports_names
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
+from ullage.jobs.sources.build import build
+from ullage.jobs.workload import Workload
 from ullage.units import format_bytes
 from ullage.virtual import VirtualGPU
-from ullage.workloads.sources.build import build
-from ullage.workloads.workload import Workload
 
 SHARES = {"float32": 1, "float16": 2, "bfloat16": 2, "int8": 4, "int4": 8}
 

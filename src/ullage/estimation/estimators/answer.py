@@ -8,7 +8,7 @@ from typing import Any
 from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.result import BREAKDOWN_WORDS, Estimate
 from ullage.hardware import GPU
-from ullage.workloads.workload import Workload
+from ullage.jobs.workload import Workload
 
 _FIELDS = {"allocated": "peak_allocated", "reserved": "peak_reserved", "process": "process_memory"}
 

@@ -18,10 +18,10 @@ from ullage.estimation.estimators.answer import answer, read_options
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
+from ullage.jobs.sources.build import build
+from ullage.jobs.workload import Workload
 from ullage.units import format_bytes
 from ullage.virtual import VirtualGPU
-from ullage.workloads.sources.build import build
-from ullage.workloads.workload import Workload
 
 BUFFER = 1.5  # DeepSpeed's factor to be on the safe side in CPU memory
 DEFAULTS: dict[str, Any] = {

@@ -23,12 +23,12 @@ from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.summary import moved
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
+from ullage.jobs.configuration import Configuration
+from ullage.jobs.optimizers import OPTIMIZER_ALIASES
+from ullage.jobs.sources.build import prepare
+from ullage.jobs.training import autocast_type, low_precision
+from ullage.jobs.workload import Workload
 from ullage.virtual import VirtualGPU
-from ullage.workloads.configuration import Configuration
-from ullage.workloads.optimizers import OPTIMIZER_ALIASES
-from ullage.workloads.sources.build import prepare
-from ullage.workloads.training import autocast_type, low_precision
-from ullage.workloads.workload import Workload
 
 
 def record(configuration: Configuration, gpu: GPU) -> ComputationGraph:

@@ -32,11 +32,11 @@ from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
+from ullage.jobs.configuration import Configuration
+from ullage.jobs.training import train
+from ullage.jobs.workload import Workload
 from ullage.units import format_duration
 from ullage.virtual import VirtualGPU
-from ullage.workloads.configuration import Configuration
-from ullage.workloads.training import train
-from ullage.workloads.workload import Workload
 
 WEIGHTS = Path(__file__).parent / "data" / "dnnperf.safetensors"
 MEASURED_ON = "H200"

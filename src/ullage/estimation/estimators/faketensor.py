@@ -24,12 +24,12 @@ from ullage.estimation.estimators.deepspeed import supports_names
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
+from ullage.jobs.configuration import Configuration
+from ullage.jobs.sources.build import prepare
+from ullage.jobs.tasks import Task
+from ullage.jobs.training import autocast_type, low_precision
+from ullage.jobs.workload import Workload
 from ullage.virtual import VirtualGPU
-from ullage.workloads.configuration import Configuration
-from ullage.workloads.sources.build import prepare
-from ullage.workloads.tasks import Task
-from ullage.workloads.training import autocast_type, low_precision
-from ullage.workloads.workload import Workload
 
 MARGIN = 4 << 30  # the paper's "+4 GB"
 _SOURCE = "PyTorch FakeTensor, as evaluated in arXiv 2602.17817 (itu-rad/GPUMemNet, Test_Pipeline)"

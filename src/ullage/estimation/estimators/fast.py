@@ -36,9 +36,9 @@ from ullage.estimation.estimators.walknet.inputs import row_of
 from ullage.estimation.estimators.weights import write_weights
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
+from ullage.jobs.workload import Workload
 from ullage.performance.trees import Trees
 from ullage.units import MIB
-from ullage.workloads.workload import Workload
 
 WORKSPACES = 66 * MIB  # cuBLAS in both passes on compute capability 9, and the smallest segments of the allocator
 _SIZES = ("batch_size", "input_elements", "sequence_length", "parameters", "activations", "depth")

@@ -16,7 +16,7 @@ from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.summary import LayerSummary, read_summary, summarize
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.workloads.workload import Workload
+from ullage.jobs.workload import Workload
 
 BYTES = 4
 OVERHEAD_MIB = 800

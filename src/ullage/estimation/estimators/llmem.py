@@ -28,9 +28,9 @@ from ullage.estimation.estimators.answer import answer, read_options
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
+from ullage.jobs.sources.build import prepare
+from ullage.jobs.workload import Workload
 from ullage.virtual import VirtualGPU
-from ullage.workloads.sources.build import prepare
-from ullage.workloads.workload import Workload
 
 PAGE = 2 << 20
 _DECODERS = ("ForCausalLM", "LMHeadModel")

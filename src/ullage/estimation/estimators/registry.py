@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ullage.errors import InvalidValue, UnknownName
+from ullage.jobs.workload import Workload
 from ullage.virtual.releases import refuse_if_unserved
-from ullage.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from ullage.estimation.result import Estimate

@@ -15,9 +15,9 @@ from torch import nn
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.hardware import GPU
+from ullage.jobs.configuration import Configuration
+from ullage.jobs.sources.build import prepare
 from ullage.virtual import VirtualGPU
-from ullage.workloads.configuration import Configuration
-from ullage.workloads.sources.build import prepare
 
 _NUMBER = re.compile(r"-?\d+")
 _TORCHSUMMARY = re.compile(r"^\s*([A-Za-z_]\w*)-\d+\s+(\[.*\])\s+([\d,]+)\s*$")

@@ -16,9 +16,9 @@ from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.xmem import estimator as xmem
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.workloads.configuration import Configuration
-from ullage.workloads.sources.build import build
-from ullage.workloads.workload import Workload
+from ullage.jobs.configuration import Configuration
+from ullage.jobs.sources.build import build
+from ullage.jobs.workload import Workload
 
 
 def supports(workload: Workload) -> str | None:

@@ -13,9 +13,9 @@ from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate, of_ranks
 from ullage.estimation.scripts.parent import DEFAULT_TIMEOUT, SeenOfRanks, estimate_script
 from ullage.hardware import GPU
-from ullage.isolation.collector import importing
-from ullage.workloads.parallel import PP
-from ullage.workloads.workload import RunOptions, Workload
+from ullage.jobs.parallel import PP
+from ullage.jobs.workload import RunOptions, Workload
+from ullage.sandbox.collector import importing
 
 
 def _supports(workload: Workload) -> str | None:
@@ -40,7 +40,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     much it would need.
 
     >>> from ullage.hardware import gpu
-    >>> from ullage.workloads.configuration import Configuration
+    >>> from ullage.jobs.configuration import Configuration
     >>> run(Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2)), gpu("T4")).figure_kind
     'process'
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from ullage.errors import InvalidValue, ScriptFailed, UllageError
 from ullage.estimation.jobs.command import ScriptCommand, python_of
-from ullage.isolation.conda import in_conda
-from ullage.isolation.environment import is_guest
+from ullage.sandbox.conda import in_conda
+from ullage.sandbox.environment import is_guest
 
 if TYPE_CHECKING:
     from ullage.estimation.advice import Budget
     from ullage.estimation.result import Estimate
     from ullage.hardware import GPU
-    from ullage.workloads.configuration import Configuration
+    from ullage.jobs.configuration import Configuration
 
 OWN = "ullage"  # the estimator that can tell what would help
 _FOR_ALL = 0.85  # of the time of an estimate: what it and all advice may take, so that the answer is not lost
@@ -145,7 +145,7 @@ def advise(
     of a script whose argument for it is known. What there is no time for is said."""
     from ullage.estimation import advice
     from ullage.estimation.asking import estimate_workload
-    from ullage.workloads.workload import workload_of
+    from ullage.jobs.workload import workload_of
 
     workload, found = workload_of(source, options), []
     budget = advice.Budget(seconds, longest=answer.seconds)

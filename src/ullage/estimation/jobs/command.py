@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ullage.errors import InvalidValue
-from ullage.isolation import recording
-from ullage.isolation.conda import in_conda
-from ullage.isolation.interpreter import Interpreter, find_interpreter
+from ullage.sandbox import recording
+from ullage.sandbox.conda import in_conda
+from ullage.sandbox.interpreter import Interpreter, find_interpreter
 
 _PYTHON = re.compile(r"(python|pythonw|pypy)(\d+(\.\d+)*)?")
 _FLAGS_WITH_VALUE = ("-X", "-W")

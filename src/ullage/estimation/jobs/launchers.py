@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ullage.estimation.jobs.command import EACH_GPU, ScriptCommand, script_of
 from ullage.estimation.jobs.slurm_words import first_number, read_words, tasks_and_nodes
-from ullage.workloads.ranks import MPI, NOT_FOLLOWED, SLURM
+from ullage.jobs.ranks import MPI, NOT_FOLLOWED, SLURM
 
 _CONTAINERS = ("apptainer", "singularity", "docker", "podman", "enroot", "shifter", "ch-run", "charliecloud")
 # Programs that run another one: their options with a value. What else begins with "-" is a flag.

@@ -11,10 +11,10 @@ from ullage.estimation.planning.clusters import Cluster, read_gpus
 from ullage.estimation.planning.filling import Filling
 from ullage.estimation.planning.result import ITS_OWN, ONE, GPUPlan, PlanRow
 from ullage.estimation.scripts.parent import many_runs
-from ullage.workloads.kinds import MODEL
-from ullage.workloads.parallel import PARALLEL, PP, check_parallel, data_ranks
-from ullage.workloads.ranks import Rank
-from ullage.workloads.workload import Workload, workload_of
+from ullage.jobs.kinds import MODEL
+from ullage.jobs.parallel import PARALLEL, PP, check_parallel, data_ranks
+from ullage.jobs.ranks import Rank
+from ullage.jobs.workload import Workload, workload_of
 
 
 def plan(

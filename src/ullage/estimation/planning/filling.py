@@ -23,13 +23,13 @@ from ullage.estimation.planning.clusters import Cluster
 from ullage.estimation.planning.result import PlanRow
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.isolation.child import end_with
-from ullage.isolation.process_identity import Process, this_process
+from ullage.jobs.kinds import MODEL, SCRIPT
+from ullage.jobs.parallel import DDP
+from ullage.jobs.workload import Workload
 from ullage.performance.step import StepCalls
+from ullage.sandbox.child import end_with
+from ullage.sandbox.process_identity import Process, this_process
 from ullage.virtual.nccl import Communicator
-from ullage.workloads.kinds import MODEL, SCRIPT
-from ullage.workloads.parallel import DDP
-from ullage.workloads.workload import Workload
 
 Progress = Callable[[PlanRow, int, int], Any]
 

@@ -14,8 +14,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ullage.estimation.result import Estimate
+from ullage.jobs.parallel import PP
 from ullage.units import format_bytes, format_duration
-from ullage.workloads.parallel import PP
 
 ONE, ITS_OWN = "one GPU", "its own"
 

@@ -35,7 +35,7 @@ from ullage.estimation.scripts.request import GRACE, ScriptRequest, packed
 from ullage.estimation.scripts.stand_ins import install_stand_ins
 from ullage.estimation.scripts.weights import Weights
 from ullage.estimation.scripts.when_to_stop import RunWatcher
-from ullage.isolation.child import give_answer, give_so_far, say_doing
+from ullage.sandbox.child import give_answer, give_so_far, say_doing
 from ullage.units import format_duration
 from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
 from ullage.virtual.kernels.cudnn.asked import Answers, may_ask, used

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch.distributed
 
+from ullage.jobs.ranks import Rank
 from ullage.virtual.replacements import Replacements
-from ullage.workloads.ranks import Rank
 
 _ALONE = "accelerate started one process, since nobody said how many: say --num_processes N"
 Follow = Callable[[], None]

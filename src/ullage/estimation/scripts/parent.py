@@ -21,17 +21,17 @@ from ullage.estimation.scripts.frameworks import framework_of, other_framework
 from ullage.estimation.scripts.request import GRACE, ScriptRequest, unpacked
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
-from ullage.isolation.environment import environment
-from ullage.isolation.guard import Private
-from ullage.isolation.interpreter import Interpreter, environment_with, find_interpreter
-from ullage.isolation.limits import Limits
-from ullage.isolation.parent import Outcome, run
-from ullage.isolation.warm import WarmProcesses
+from ullage.jobs.kinds import check_script
+from ullage.jobs.ranks import MPI, SLURM, TORCHRUN, Rank
+from ullage.jobs.workload import RunOptions
 from ullage.performance.step import StepCalls
+from ullage.sandbox.environment import environment
+from ullage.sandbox.guard import Private
+from ullage.sandbox.interpreter import Interpreter, environment_with, find_interpreter
+from ullage.sandbox.limits import Limits
+from ullage.sandbox.parent import Outcome, run
+from ullage.sandbox.warm import WarmProcesses
 from ullage.units import GIB
-from ullage.workloads.kinds import check_script
-from ullage.workloads.ranks import MPI, SLURM, TORCHRUN, Rank
-from ullage.workloads.workload import RunOptions
 
 DEFAULT_TIMEOUT = 300.0  # seconds
 _PATIENCE = 30.0  # seconds more for a script that does not let itself be stopped

@@ -20,6 +20,8 @@ from starlette.exceptions import HTTPException
 
 import ullage
 from ullage.errors import NoDaemon, NoSuchJob, NotAllowed, StoreFull, UllageError, UnknownName, nearest
+from ullage.jobs.questions import EstimateSpec
+from ullage.jobs.validation import first_problem
 from ullage.manager.api.encoding import encoded
 from ullage.manager.api.gate import BodyLimit, Gate, Whose, problem
 from ullage.manager.api.grafana import dashboard
@@ -53,8 +55,6 @@ from ullage.manager.api.shapes import (
     TrialRequest,
 )
 from ullage.manager.identity import Caller
-from ullage.workloads.questions import EstimateSpec
-from ullage.workloads.validation import first_problem
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": ProblemAnswer, "description": "what was asked for cannot be done"},

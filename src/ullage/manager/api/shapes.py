@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ullage.jobs.job_files import JobSpec
 from ullage.manager.storage.records import State
-from ullage.workloads.job_files import JobSpec
 
 
 class _Answer(BaseModel):

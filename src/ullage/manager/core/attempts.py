@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ullage.isolation.output import read_end
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.curves import MemoryCurve
 from ullage.manager.core.recovery import (
@@ -22,11 +21,12 @@ from ullage.manager.core.recovery import (
 )
 from ullage.manager.core.watchdog import MOST_CRASHES
 from ullage.manager.fault_injection import crash_point
+from ullage.manager.placement import HostShare
+from ullage.manager.placement.recovery import RetryDecision
 from ullage.manager.running.launcher import STDERR, STDOUT, AttemptStatus, read_record
 from ullage.manager.running.supervisor import STARTED, boot_now
 from ullage.manager.storage.records import INFRASTRUCTURE, MEMORY, STARTING, AttemptRecord, Cause, JobRecord, State
-from ullage.placement import HostShare
-from ullage.placement.recovery import RetryDecision
+from ullage.sandbox.output import read_end
 from ullage.units import format_bytes
 
 _TAIL = 64 << 10  # bytes of each output file that are read for the cause of an end

@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ullage.errors import InvalidValue
-from ullage.isolation.process_identity import Process, start_of
 from ullage.manager.core.curves import MemoryCurve
 from ullage.manager.core.energy import EnergyMeter
 from ullage.manager.core.fair_share import FairShare
 from ullage.manager.core.reservations import booking_of
 from ullage.manager.core.watchdog import Handled
 from ullage.manager.core.works import WorkMeter, Works
+from ullage.manager.monitor import Monitor
+from ullage.manager.monitor.readings import Device
+from ullage.manager.placement import Activity, Booking, Ledger, Slot, Waiting, claimed
+from ullage.manager.placement.policies import Policy
 from ullage.manager.running.cgroups import JOBS
 from ullage.manager.running.launcher import Launcher
 from ullage.manager.running.sharing import TimeSlicing
@@ -24,10 +27,7 @@ from ullage.manager.running.supervisor import TOKEN
 from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord, Reservation
-from ullage.monitor import Monitor
-from ullage.monitor.readings import Device
-from ullage.placement import Activity, Booking, Ledger, Slot, Waiting, claimed
-from ullage.placement.policies import Policy
+from ullage.sandbox.process_identity import Process, start_of
 
 _STUCK = 60.0  # seconds without a step after which a daemon is not well
 _MARK = f"{TOKEN}=".encode()

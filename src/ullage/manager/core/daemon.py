@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ullage.errors import NoGPUSource, NotAllowed, StoreDamaged, StoreFull, UllageError, UnknownName
+from ullage.jobs.validation import checked
 from ullage.manager.api.socket import SocketServer
 from ullage.manager.core.attempts import AttemptTracker, RunningJobGuard
 from ullage.manager.core.context import ManagerContext, ServiceState, SlotReader
@@ -35,6 +36,9 @@ from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.core.trace import site
 from ullage.manager.core.watchdog import Handled, Watchdog
 from ullage.manager.identity import SCOPES, Caller, this_user
+from ullage.manager.monitor import Monitor, Source, best_source
+from ullage.manager.placement import Ledger
+from ullage.manager.policy_files import load_policy
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.launcher import Launcher
 from ullage.manager.running.sharing import sharing_of
@@ -46,10 +50,6 @@ from ullage.manager.storage.questions import QuestionStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord
 from ullage.manager.storage.tokens import TokenStore
 from ullage.manager.transport import reachable, socket_file
-from ullage.monitor import Monitor, Source, best_source
-from ullage.placement import Ledger
-from ullage.policy_files import load_policy
-from ullage.workloads.validation import checked
 
 if TYPE_CHECKING:
     from ullage.manager.api.server import ApiServer

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from ullage.errors import InvalidValue, NoSuchJob
+from ullage.jobs.schedules import INDEX, MOST_DEPENDENCIES, Dependency
 from ullage.manager.identity import Caller
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import Need, State
-from ullage.workloads.schedules import INDEX, MOST_DEPENDENCIES, Dependency
 
 _ARRAY = re.compile(r"(\d{1,18})_(\d{1,10}|all|\{index\})")
 _AT_A_TIME = 500  # jobs that are settled in one transaction

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 from ullage.errors import InvalidValue, nearest
+from ullage.jobs.job_files import JobSpec
+from ullage.jobs.validation import checked
 from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies
@@ -17,8 +19,6 @@ from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import Caller
 from ullage.manager.storage.records import WAITING, JobRecord, Need, State
 from ullage.units import format_bytes
-from ullage.workloads.job_files import JobSpec
-from ullage.workloads.validation import checked
 
 EDITABLE = (
     "name", "gpus", "memory", "cores", "host_memory", "exclusive", "priority", "time_limit", "throttle", "after",

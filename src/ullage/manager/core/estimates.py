@@ -19,18 +19,18 @@ from typing import Any, Literal
 import ullage
 from ullage.estimation.jobs.command import script_of
 from ullage.estimation.result import BREAKDOWN_WORDS
-from ullage.isolation.environment import environment
-from ullage.isolation.guard import Private
-from ullage.isolation.limits import Limits, room_for
-from ullage.isolation.parent import Outcome, run
-from ullage.isolation.protocol import error_text
-from ullage.isolation.recording import Reads
-from ullage.isolation.warm import WarmProcesses
+from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.works import read_utilization
 from ullage.manager.settings import EstimateSettings
+from ullage.sandbox.environment import environment
+from ullage.sandbox.guard import Private
+from ullage.sandbox.limits import Limits, room_for
+from ullage.sandbox.parent import Outcome, run
+from ullage.sandbox.protocol import error_text
+from ullage.sandbox.recording import Reads
+from ullage.sandbox.warm import WarmProcesses
 from ullage.text import plain
 from ullage.units import GIB, format_duration
-from ullage.workloads.job_files import JobSpec
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ _ALONE = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # no GPU, and one
 NOT_ESTIMATED = "not estimated: "
 _ENTRY = "ullage.estimation.jobs.child:estimate_here"
 _PRELOAD = ["ullage.estimation.jobs.child", "ullage.estimation.asking", "ullage.estimation.scripts.child"]
-_COMPARE = "ullage.isolation.recording:first_that_holds"
+_COMPARE = "ullage.sandbox.recording:first_that_holds"
 _COMPARE_LIMITS = Limits(seconds=30.0, memory=GIB)
 _COMPARED_AT_ONCE = 4
 _MOST_KNOWN = 1000  # Pythons

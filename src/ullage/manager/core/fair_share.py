@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from ullage.manager.placement import Slot, held, part_of_gpu
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord
-from ullage.placement import Slot, held, part_of_gpu
 
 
 class FairShare:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ullage.manager.monitor.host import usable_cores, usable_memory
+from ullage.manager.placement import HostShare
 from ullage.manager.settings import HostSettings
-from ullage.monitor.host import usable_cores, usable_memory
-from ullage.placement import HostShare
 
 
 def host_of(settings: HostSettings) -> HostShare:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 from ullage.errors import InvalidValue, StoreFull
 from ullage.estimation.estimators.registry import estimators, find
 from ullage.estimation.jobs.command import script_of
-from ullage.isolation.recording import Reads
+from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.array_samples import ArraySamples
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies
@@ -32,8 +32,8 @@ from ullage.manager.identity import Caller, rights
 from ullage.manager.running.environment import estimate_environment
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import WAITING, JobRecord, Need, State, new_job
+from ullage.sandbox.recording import Reads
 from ullage.units import format_bytes
-from ullage.workloads.job_files import JobSpec
 
 NOBODY = "none"
 Commit = Callable[[Callable[[], Any]], Awaitable[Any]]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from ullage.errors import NotAllowed
+from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.identity import Caller, is_operator
 from ullage.manager.storage.records import JobRecord
 from ullage.units import format_bytes
-from ullage.workloads.job_files import JobSpec
 
 
 class UserLimits:

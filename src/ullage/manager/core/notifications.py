@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
+from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights
@@ -23,7 +24,6 @@ from ullage.manager.running.environment import least_environment
 from ullage.manager.settings import NotifySettings
 from ullage.manager.storage.job_store import EndNote
 from ullage.manager.storage.records import JobRecord, Notification, State
-from ullage.workloads.job_files import JobSpec
 
 _AT_ONCE = 4
 _LOOK = 5.0  # seconds between two looks for what is to be tried again

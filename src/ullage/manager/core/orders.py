@@ -21,7 +21,10 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 import ullage
 from ullage.errors import InvalidValue, NoSuchJob, NotAllowed, StoreDamaged, StoreFull, UllageError
-from ullage.isolation.output import end_of, read_piece
+from ullage.jobs.job_files import JobSpec
+from ullage.jobs.questions import EstimateSpec
+from ullage.jobs.schedules import parse_array
+from ullage.jobs.validation import checked
 from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.editing import JobEditor
@@ -34,6 +37,7 @@ from ullage.manager.core.trace import trace
 from ullage.manager.core.trials import Trials
 from ullage.manager.core.views import JobViews, attempt_shown, folded, gpu_shown
 from ullage.manager.identity import SCOPES, Caller, check_submitter, number_of_user
+from ullage.manager.placement.recovery import more_memory
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import output_paths
 from ullage.manager.running.launcher import STDERR, STDOUT
@@ -41,13 +45,9 @@ from ullage.manager.running.supervisor import TERMINAL
 from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
 from ullage.manager.storage.tokens import TokenRecord, TokenStore
 from ullage.manager.transport import PROTOCOL
-from ullage.placement.recovery import more_memory
+from ullage.sandbox.output import end_of, read_piece
 from ullage.text import plain
 from ullage.units import format_bytes
-from ullage.workloads.job_files import JobSpec
-from ullage.workloads.questions import EstimateSpec
-from ullage.workloads.schedules import parse_array
-from ullage.workloads.validation import checked
 
 if TYPE_CHECKING:
     from ullage.manager.api.server import ApiServer

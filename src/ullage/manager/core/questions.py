@@ -13,6 +13,7 @@ from ullage.errors import InvalidValue, NotAllowed, StoreFull
 from ullage.estimation.estimators.registry import estimators, find
 from ullage.estimation.result import Estimate
 from ullage.hardware import gpu as find_gpu
+from ullage.jobs.questions import SCRIPT, EstimateSpec
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.estimates import (
     NOT_ESTIMATED,
@@ -28,7 +29,6 @@ from ullage.manager.identity import Caller, rights
 from ullage.manager.running.environment import base_environment
 from ullage.manager.storage.questions import QuestionRecord, QuestionStore
 from ullage.text import plain
-from ullage.workloads.questions import SCRIPT, EstimateSpec
 
 MOST_OPEN = 20  # of one user
 _OF_OTHERS = ("script", "args", "command", "env", "cwd", "venv", "conda")  # is shown to who asked alone

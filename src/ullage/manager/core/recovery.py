@@ -7,9 +7,9 @@ import signal
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ullage.manager.placement.recovery import Failure, RecoveryRules, RetryDecision, after_failure
 from ullage.manager.running.supervisor import CHECKPOINT_EXIT
 from ullage.manager.storage.records import INFRASTRUCTURE, AttemptRecord, Cause, JobRecord
-from ullage.placement.recovery import Failure, RecoveryRules, RetryDecision, after_failure
 from ullage.units import parse_bytes
 
 # What PyTorch, TensorFlow, JAX, CUDA and Python print when memory or a GPU is gone.

@@ -8,8 +8,8 @@ import pwd
 from collections.abc import Callable, Iterable, Sequence
 
 from ullage.errors import InvalidValue
+from ullage.manager.placement import Booking
 from ullage.manager.storage.records import JobRecord, Reservation
-from ullage.placement import Booking
 from ullage.units import format_moment
 
 LONGEST = 366 * 86400.0  # seconds

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ullage.errors import Overbooked, PolicyFailed
+from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies, waits_for
 from ullage.manager.core.host import share_of
@@ -18,15 +19,14 @@ from ullage.manager.core.limits import UserLimits
 from ullage.manager.core.reservations import usable_by
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights
+from ullage.manager.placement import Decision, Job, Keeping, PassOutcome, Rules, Running, decide, part_of_gpu
+from ullage.manager.placement.fairness import waited
+from ullage.manager.placement.own_policies import forgiving
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import gpu_variables, job_environment, output_paths
 from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.records import STARTING, AttemptRecord, Cause, JobRecord, Reservation, State
-from ullage.placement import Decision, Job, Keeping, PassOutcome, Rules, Running, decide, part_of_gpu
-from ullage.placement.fairness import waited
-from ullage.placement.own_policies import forgiving
 from ullage.units import format_bytes, format_moment
-from ullage.workloads.job_files import JobSpec
 
 _TO_THE_END = (Cause.SLOT_ENDED, Cause.REQUEUED)  # who had a turn stands behind those who had none
 _MOST_ENDS = 8  # of running jobs that are thought through for a submission that is only tried

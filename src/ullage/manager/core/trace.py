@@ -1,4 +1,4 @@
-"""What jobs really did, job by job: enough to run them again in a simulation (`ullage.simulation.history`)."""
+"""What jobs really did, job by job: enough to run them again in a simulation (`ullage.manager.simulation.history`)."""
 
 from __future__ import annotations
 

@@ -6,15 +6,15 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies, waits_for
 from ullage.manager.core.intake import Intake, what_runs
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.identity import Caller
+from ullage.manager.placement import Decision, Slot
 from ullage.manager.storage.records import JobRecord, State
-from ullage.placement import Decision, Slot
 from ullage.units import format_moment
-from ullage.workloads.job_files import JobSpec
 
 _TO_ESTIMATE = "its memory is estimated first; 'ullage estimate' shows how much it needs, and --memory says it"
 _MOST_TRIED = 1000  # jobs of an array

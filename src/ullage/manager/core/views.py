@@ -13,9 +13,9 @@ from ullage.manager.core.host import share_of
 from ullage.manager.core.intake import Intake
 from ullage.manager.core.watchdog import MOST_CRASHES
 from ullage.manager.identity import Caller
+from ullage.manager.monitor import GPUReading
+from ullage.manager.placement import HostShare, Ledger, Slot
 from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
-from ullage.monitor import GPUReading
-from ullage.placement import HostShare, Ledger, Slot
 
 HIDDEN = "only its owner and operators see this"
 

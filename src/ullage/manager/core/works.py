@@ -18,12 +18,12 @@ from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.hardware import gpu as find_gpu
+from ullage.manager.monitor import Monitor
+from ullage.manager.placement import Slot, Speeds
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import RUNNING, AttemptRecord, WorkRecord
-from ullage.monitor import Monitor
 from ullage.performance.result import Utilization
 from ullage.performance.sharing import share_of
-from ullage.placement import Slot, Speeds
 from ullage.units import GIB
 
 _SHARES = ("gract", "smact", "smocc", "drama", "tensor")  # of the time, 0 to 1
@@ -230,7 +230,7 @@ class Works:
         return None
 
     def predict(self, works: Sequence[str], slot: Slot) -> Speeds | None:
-        """What works keep of their speeds side by side (`ullage.placement.Rules.predict`). Any thread may ask."""
+        """Predict the speeds of works that share a GPU (`ullage.manager.placement.Rules.predict`). Thread-safe."""
         known, alone = self._together, [self._numbered(work, slot.name) for work in works]
         alike = dict(alone)
         numbers = sorted([number for number, _ in alone])

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from ullage.errors import InvalidValue
-from ullage.isolation.environment import environment
-from ullage.isolation.limits import Limits
-from ullage.isolation.parent import run
 from ullage.manager.settings import NotifySettings
+from ullage.sandbox.environment import environment
+from ullage.sandbox.limits import Limits
+from ullage.sandbox.parent import run
 from ullage.units import GIB, format_duration
 
 _LARGEST_ANSWER = 1 << 16
 _BUSY = (408, 425, 429)  # answers of 400 and more that ask to try again
-_COMMAND = "ullage.isolation.command:run_command"
+_COMMAND = "ullage.sandbox.command:run_command"
 
 
 class DeliveryResult(NamedTuple):

@@ -7,9 +7,9 @@ import pwd
 import re
 from collections.abc import Mapping, Sequence
 
+from ullage.jobs.job_files import JobSpec
 from ullage.manager.running.supervisor import CHECKPOINT_EXIT, TOKEN
 from ullage.manager.storage.records import AttemptRecord, JobRecord
-from ullage.workloads.job_files import JobSpec
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 # The submitter's own view of GPUs and of the virtual ones must not leak into a job.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ullage.hardware.mps import MISSING, MpsService, MpsUnavailable
+from ullage.jobs.job_files import JobSpec
 from ullage.units import MIB
-from ullage.workloads.job_files import JobSpec
 
 _BETWEEN_LOOKS = 2.0  # seconds
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ullage.manager.placement import Account
 from ullage.manager.storage.records import (
     ATTEMPT_COLUMNS,
     JOB_COLUMNS,
@@ -20,7 +21,6 @@ from ullage.manager.storage.records import (
     WorkRecord,
     stored,
 )
-from ullage.placement import Account
 
 _Rows = Sequence[Sequence[Any]]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from ullage.errors import DamagedRecord
+from ullage.manager.placement import Account
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.records import (
     OVER,
@@ -21,7 +22,6 @@ from ullage.manager.storage.records import (
     job_from_row,
     spec_from_text,
 )
-from ullage.placement import Account
 
 _Record = TypeVar("_Record", JobRecord, AttemptRecord)
 _AT_ONCE = 20  # notifications of one user and kind that are read at once

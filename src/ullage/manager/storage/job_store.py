@@ -15,6 +15,7 @@ from typing import Any
 
 from ullage.errors import DamagedRecord, NoSuchJob, UllageError
 from ullage.manager.fault_injection import crash_point
+from ullage.manager.placement import Account
 from ullage.manager.storage.changes import Changes
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.history import JobHistory
@@ -35,7 +36,6 @@ from ullage.manager.storage.records import (
     work_from_row,
 )
 from ullage.manager.storage.spec_use import SpecUse
-from ullage.placement import Account
 
 EndNote = tuple[str, dict[str, Any], dict[str, Any]]
 """By what the end of a job is told, where to, and the facts."""

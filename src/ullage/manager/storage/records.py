@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from ullage.errors import DamagedRecord, InvalidValue
-from ullage.placement import by_slot
+from ullage.manager.placement import by_slot
 
 
 class State(StrEnum):

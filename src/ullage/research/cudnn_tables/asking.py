@@ -23,13 +23,13 @@ from ullage.errors import UnknownName
 from ullage.estimation.scripts.parent import convolutions_of_script
 from ullage.hardware import gpu
 from ullage.hardware.catalogue import ARCHITECTURE_CARDS
+from ullage.jobs.configuration import rows_so_far
 from ullage.research.cudnn_tables.collect import arbitrary_configurations, random_layer
 from ullage.research.cudnn_tables.tasks import LAYOUTS, TYPES, ConvolutionLayer, layout_strides, read_tasks
 from ullage.virtual.kernels.cudnn.candidates import Cudnn, CudnnError
 from ullage.virtual.kernels.cudnn.convolution import backward_plan, forward_plan
 from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem, Workspace
 from ullage.virtual.kernels.cudnn.layouts import Operand, settings_of
-from ullage.workloads.configuration import rows_so_far
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _AT_ONCE = 32  # problems that a process is given

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ullage.jobs.configuration import read_rows
 from ullage.research.cudnn_tables.collect import BATCHES
 from ullage.research.cudnn_tables.table import (
     DIRECTIONS,
@@ -52,7 +53,6 @@ from ullage.virtual.kernels.cudnn.terms import (
     transforms,
 )
 from ullage.virtual.kernels.cudnn.workspaces import MULTIPROCESSORS, OTHERS, TRANSFORM, TRIAL_TABLE, TRIAL_TREES
-from ullage.workloads.configuration import read_rows
 
 
 class LargestPlans(NamedTuple):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import UllageError
+from ullage.jobs.configuration import Configuration
 from ullage.research.datasets.measured_files import (
     DUPLICATE,
     FAILED,
@@ -24,7 +25,6 @@ from ullage.research.datasets.measured_files import (
     too_little,
 )
 from ullage.research.datasets.model_families import family_of, is_for_testing
-from ullage.workloads.configuration import Configuration
 
 # The features of many runs as columns of a data set, in several processes where there are many.
 
@@ -68,7 +68,7 @@ def _begin() -> None:
 def feature_row(configuration: str) -> dict[str, Any] | str:
     """The columns of one configuration, or why there are none."""
     from ullage.estimation.estimators.walknet.inputs import row_of
-    from ullage.workloads.configuration import Configuration
+    from ullage.jobs.configuration import Configuration
 
     try:
         return row_of(Configuration.from_row(json.loads(configuration)))

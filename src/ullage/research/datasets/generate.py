@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UnknownName
+from ullage.jobs.configuration import PRECISIONS
+from ullage.jobs.optimizers import OPTIMIZERS
 from ullage.units import GIB, format_bytes
-from ullage.workloads.configuration import PRECISIONS
-from ullage.workloads.optimizers import OPTIMIZERS
 
 MLP_FORMS = ("pyramid", "uniform", "bottleneck", "gradual")
 CNN_FORMS = ("pyramid", "uniform", "bottleneck", "gradual", "hourglass", "residual", "dense")

@@ -14,9 +14,9 @@ from typing import Any
 
 from ullage.errors import InvalidValue, UllageError, UnknownName
 from ullage.hardware import gpu
+from ullage.jobs.configuration import FILE_KEYS, Configuration, read_rows
 from ullage.research.datasets.schema import COUNTED
 from ullage.units import MIB, format_bytes
-from ullage.workloads.configuration import FILE_KEYS, Configuration, read_rows
 
 # Why a measured line does not come into a data set, and the account of all that were dropped.
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
+from ullage.jobs.configuration import Configuration, read_rows, rows_so_far
 from ullage.research.datasets.parallel_runs import ParallelRuns, RunKind
 from ullage.units import GIB, MIB
-from ullage.workloads.configuration import Configuration, read_rows, rows_so_far
 
 SPARE = 2 * GIB  # of the card, left for the driver and whatever else is there
 BASE = 800 * MIB  # a process that has a context and has not trained yet

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ullage.jobs import Configuration, train
+from ullage.jobs.sources.build import prepare
+from ullage.jobs.training import low_precision
 from ullage.research.measure.single_run import ProcessMemory
 from ullage.units import parse_bytes
-from ullage.workloads import Configuration, train
-from ullage.workloads.sources.build import prepare
-from ullage.workloads.training import low_precision
 
 # Makes new networks start from cheap weights: how much memory training takes does not depend on them.
 #

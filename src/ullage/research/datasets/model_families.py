@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ullage.workloads.configuration import PREFIXES
+from ullage.jobs.configuration import PREFIXES
 
 KINDS = ("cnn", "transformer", "mlp")
 TEST_SHARE = 0.25

@@ -12,10 +12,10 @@ import random
 from typing import Any
 
 from ullage.errors import InvalidValue
+from ullage.jobs.configuration import Configuration
 from ullage.research.datasets.generate import Cost, DrawingLimits
 from ullage.research.datasets.model_families import family_of
 from ullage.research.measure.drawing import draw_t5, draw_transformer
-from ullage.workloads.configuration import Configuration
 
 FAMILY = "real"
 # Models of a family by name; sides of images that they take where they take several.

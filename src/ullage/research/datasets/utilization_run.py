@@ -28,14 +28,14 @@ from typing import Any
 import torch
 
 from ullage.errors import UllageError
-from ullage.monitor.activity import ActivityBetween, activity_between
-from ullage.monitor.host import LoadSince
+from ullage.jobs import Configuration, train
+from ullage.jobs.sources.build import prepare
+from ullage.jobs.training import low_precision
+from ullage.manager.monitor.activity import ActivityBetween, activity_between
+from ullage.manager.monitor.host import LoadSince
 from ullage.research.datasets.memory_run import EnoughSteps, cheap_start, emptied, on_gpu, out_of_memory
 from ullage.research.datasets.schema import quartiles
 from ullage.research.measure.single_run import ProcessMemory
-from ullage.workloads import Configuration, train
-from ullage.workloads.sources.build import prepare
-from ullage.workloads.training import low_precision
 
 LEAST_WARMING_TIME, MOST_WARMING = 0.15, 0.3  # seconds; the GPU's counters lag by a tenth
 LEAST_WARMING = 3  # steps

@@ -11,7 +11,7 @@ from ullage.errors import UllageError
 from ullage.estimation.asking import estimate
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.workloads import Configuration, train
+from ullage.jobs import Configuration, train
 
 FIGURES = ("allocated", "reserved", "process")
 

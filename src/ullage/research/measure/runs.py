@@ -19,9 +19,9 @@ from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.hardware import GPU, local_gpus
-from ullage.isolation.environment import environment
-from ullage.isolation.limits import Limits
-from ullage.isolation.parent import run
+from ullage.sandbox.environment import environment
+from ullage.sandbox.limits import Limits
+from ullage.sandbox.parent import run
 from ullage.units import GIB
 
 UNKNOWN_NEED = 30 * GIB  # kept free for a run that could not be estimated
@@ -85,7 +85,7 @@ def apart(
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     """In the child process: the figures of the estimate that a file of measured runs keeps."""
     from ullage.estimation.asking import estimate_workload
-    from ullage.workloads.workload import RunOptions, Workload
+    from ullage.jobs.workload import RunOptions, Workload
 
     if request["script"]:
         how = RunOptions(module=request["module"])

@@ -23,7 +23,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ullage.hardware.local import driver_version, pynvml
-from ullage.workloads import Configuration, train
+from ullage.jobs import Configuration, train
 
 # What NVML says of the process that asks: its memory on one GPU. `None` where it says nothing.
 

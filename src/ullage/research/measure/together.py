@@ -33,15 +33,15 @@ from typing import Any
 from ullage.errors import UnknownName
 from ullage.hardware.local import pynvml
 from ullage.hardware.mps import MISSING, MpsService, MpsUnavailable
-from ullage.isolation.forking import ForkedHere, Pause
-from ullage.monitor.activity import activity_between
-from ullage.monitor.host import LoadSince
+from ullage.jobs.configuration import Configuration, rows_so_far
+from ullage.manager.monitor.activity import activity_between
+from ullage.manager.monitor.host import LoadSince
 from ullage.research.datasets.measuring import SPARE, appending, import_models, last_header, look_at_gpu
 from ullage.research.datasets.schema import quartiles
 from ullage.research.measure.job_sets import RESIDENTS, JobSet, Round, room, rounds
 from ullage.research.measure.turns import joined, phases, slowdowns, step_alone_at
+from ullage.sandbox.forking import ForkedHere, Pause
 from ullage.units import GIB, format_bytes
-from ullage.workloads.configuration import Configuration, rows_so_far
 
 Row = dict[str, Any]
 HOWS = {
@@ -179,9 +179,9 @@ def _prepare(row: Row) -> Any:
 
 
 def _run(prepared: Any, after_step: Callable[[], None]) -> None:
+    from ullage.jobs.training import low_precision, train
     from ullage.research.datasets.memory_run import on_gpu
     from ullage.research.datasets.utilization_run import ENDLESS
-    from ullage.workloads.training import low_precision, train
 
     (model, task), prepared.made = prepared.made, None
     made = on_gpu(model, low_precision(prepared.configuration), drawn=True), task

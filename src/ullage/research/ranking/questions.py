@@ -13,9 +13,9 @@ from threading import Event, Lock
 from typing import Any
 
 from ullage.errors import InvalidValue
+from ullage.jobs.configuration import FILE_KEYS, Configuration, rows_so_far
 from ullage.research.ranking.truth import MeasuredRun, TruthSet, sample
 from ullage.research.ranking.worker import Ask, Record, ask_apart
-from ullage.workloads.configuration import FILE_KEYS, Configuration, rows_so_far
 
 _FIELDS = {spec.name for spec in fields(Record)}
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue
+from ullage.jobs.configuration import PREFIXES, Configuration, read_rows
+from ullage.jobs.sources.names import model_names
 from ullage.research.datasets.schema import read_parquet
 from ullage.research.ranking.worker import Record
 from ullage.units import MIB
-from ullage.workloads.configuration import PREFIXES, Configuration, read_rows
-from ullage.workloads.sources.names import model_names
 
 _COLUMNS = ("id", "configuration", "peak_allocated", "peak_reserved", "process_memory", "context")
 FAMILIES = {"hf": "transformers", "mlp": "MLPs"}

@@ -17,15 +17,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ullage.estimation.result import Estimate
-from ullage.isolation.child import function_named
-from ullage.isolation.forking import start_from_server
-from ullage.isolation.limits import Limits, limit_address_space, machine_memory
-from ullage.isolation.protocol import error_text
+from ullage.sandbox.child import function_named
+from ullage.sandbox.forking import start_from_server
+from ullage.sandbox.limits import Limits, limit_address_space, machine_memory
+from ullage.sandbox.protocol import error_text
 
 Ask = Callable[[str, dict[str, Any], str], "Estimate | str"]  # estimator, row, GPU; a text says why it is not supported
 
 PRELOAD = (
-    "ullage.research.ranking.worker", "ullage.workloads.sources.build", "ullage.workloads.training",
+    "ullage.research.ranking.worker", "ullage.jobs.sources.build", "ullage.jobs.training",
     "ullage.research.ranking.packages",
 )  # fmt: skip
 MEMORY_SHARE = 0.8  # of the machine's memory that one estimate may take

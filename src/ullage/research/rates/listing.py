@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
+from ullage.jobs import Configuration, Workload, read_rows
 from ullage.performance.following import step_of
 from ullage.performance.step import runs_kernels
 from ullage.research.datasets.generate import FAMILIES, DrawingLimits, generate
@@ -21,7 +22,6 @@ from ullage.research.measure.drawing import draw
 from ullage.research.rates.rarer_models import rarer_runs
 from ullage.research.rates.tensors import bytes_of, identity, unpacked
 from ullage.units import GIB
-from ullage.workloads import Configuration, Workload, read_rows
 
 Each = Callable[[Iterable[dict[str, Any]], int], Iterable[dict[str, Any]]]
 MOST_CALLS = 6000

@@ -27,10 +27,10 @@ from typing import Any
 
 import torch
 
+from ullage.jobs import Configuration, train
+from ullage.jobs.sources.build import prepare
+from ullage.jobs.training import low_precision
 from ullage.research.datasets.memory_run import EnoughSteps, cheap_start, on_gpu
-from ullage.workloads import Configuration, train
-from ullage.workloads.sources.build import prepare
-from ullage.workloads.training import low_precision
 
 _WARM_STEPS, _WARM_SECONDS = 4, 0.15
 _TIMED_STEPS, _TIMED_SECONDS, _MOST_TIMED = 6, 0.12, 60

@@ -28,7 +28,7 @@ import torch
 
 from ullage.errors import InvalidValue
 from ullage.hardware.local import pynvml
-from ullage.monitor.activity import activity_between
+from ullage.manager.monitor.activity import activity_between
 from ullage.performance.step import runs_kernels
 from ullage.research.measure.single_run import ProcessMemory
 from ullage.research.rates.tensors import bytes_of, identity, packed, prepared, tensors_of

@@ -21,7 +21,7 @@ from torch.nn import functional
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.dnnperf import GraphNetwork, GraphTensors, folded, graph_of, joined, tensors_of
 from ullage.estimation.estimators.weights import write_weights
-from ullage.workloads.configuration import Configuration
+from ullage.jobs.configuration import Configuration
 
 SEED = 20
 FOLDS = 5

@@ -18,11 +18,11 @@ from ullage.errors import InvalidValue, MissingPackage, UllageError
 from ullage.estimation.estimators.fast import NAMES, Fast, vector_of
 from ullage.estimation.estimators.walknet.inputs import row_of
 from ullage.hardware import gpu as find_gpu
+from ullage.jobs.configuration import Configuration
 from ullage.performance.trees import Trees
 from ullage.research.ranking.questions import Question
 from ullage.research.ranking.truth import MeasuredRun, read_truth
 from ullage.research.ranking.worker import Record
-from ullage.workloads.configuration import Configuration
 
 Floats = npt.NDArray[np.float64]
 HIGH, SURE, FOLDS = 0.98, 0.99, 5

@@ -19,6 +19,7 @@ from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu as find_gpu
+from ullage.jobs.configuration import read_rows as read_lines
 from ullage.performance.alone import utilization_of
 from ullage.performance.contention import SharingRules
 from ullage.performance.rates import Rates
@@ -28,7 +29,6 @@ from ullage.performance.step import StepCalls
 from ullage.research.datasets.model_families import family_of, is_for_testing
 from ullage.research.measure.turns import slowdowns as middle_slowdowns
 from ullage.research.training.utilization.runs import follow as follow_runs
-from ullage.workloads.configuration import read_rows as read_lines
 
 Row = Mapping[str, Any]
 Reading = tuple[int, str, str]  # in which session, by which way of sharing, and the job's id

@@ -23,7 +23,7 @@ from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu_list
-from ullage.isolation.process_identity import Process, is_alive, this_process
+from ullage.sandbox.process_identity import Process, is_alive, this_process
 
 VARIABLE = "ULLAGE_CARDS"  # names the folder to a job
 STARTUP = Path(__file__).parent / "startup"  # first on a job's PYTHONPATH

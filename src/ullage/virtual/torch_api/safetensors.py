@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ullage.isolation import recording
+from ullage.sandbox import recording
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.torch_api.saving import gpu_in_use
 

@@ -1,7 +1,7 @@
 """Ullage's own training loop: its last step that is watched is foreseen, not followed.
 
 A loop is stopped when a step asks for the same memory as the one before it. In a script only a further step can tell.
-The standard loop (`ullage.workloads.training`) does the same in each iteration, so only the model can differ. Where the
+The standard loop (`ullage.jobs.training`) does the same in each iteration, so only the model can differ. Where the
 second iteration made the same calls as the first, and nothing is left behind that a third one could differ by, the
 third step is the second one once more: its requests are made without running the model.
 

@@ -20,8 +20,8 @@ from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.weights import ModelCard, probabilities
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
+from ullage.jobs.workload import Workload
 from ullage.units import GIB, format_bytes, parse_bytes
-from ullage.workloads.workload import Workload
 
 SOURCE = (
     "Yousefzadeh-Asl-Miandoab et al., GPUMemNet, arXiv 2602.17817, 2026; trained here "

@@ -23,7 +23,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.workloads.configuration import Configuration
+from ullage.jobs.configuration import Configuration
 
 FAMILIES = ("mlp", "cnn", "transformer")
 COUNTED = {
@@ -195,7 +195,7 @@ def summary_of(configuration: Configuration) -> ModelSummary:
 
 
 def _summarized(configuration: Configuration, run: Configuration, device: str) -> ModelSummary:
-    from ullage.workloads.sources.build import prepare
+    from ullage.jobs.sources.build import prepare
 
     layers: list[tuple[str, int, int]] = []
     counted: set[int] = set()

@@ -21,8 +21,8 @@ from ullage.estimation.estimators.walknet.inputs import family_of, inputs_of, ro
 from ullage.estimation.estimators.walknet.networks import ModelCard, batched, probabilities, shipped, trained
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
+from ullage.jobs.workload import Workload
 from ullage.units import format_bytes, parse_bytes
-from ullage.workloads.workload import Workload
 
 SOURCE = (
     "this project, after GPUMemNet (Yousefzadeh-Asl-Miandoab et al., 2025): networks over features from a walk through "

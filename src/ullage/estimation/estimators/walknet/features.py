@@ -22,10 +22,10 @@ from torch import nn
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.estimators.summary import tensors_in
 from ullage.estimation.estimators.walknet.meta_device import cheap_kernels, no_start, shortcuts
-from ullage.workloads.configuration import Configuration
-from ullage.workloads.optimizers import optimizer_class
-from ullage.workloads.sources.build import prepare
-from ullage.workloads.tasks import Task
+from ullage.jobs.configuration import Configuration
+from ullage.jobs.optimizers import optimizer_class
+from ullage.jobs.sources.build import prepare
+from ullage.jobs.tasks import Task
 
 # Names and choices that the learned estimators share: kinds of layers, optimizers, precisions, widths.
 

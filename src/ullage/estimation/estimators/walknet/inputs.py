@@ -44,9 +44,9 @@ from ullage.estimation.estimators.walknet.walk import (
     Ways,
     typed,
 )
+from ullage.jobs.configuration import Configuration
 from ullage.units import MIB
 from ullage.virtual.kernels.reductions import Kind, buffer_sizes, iterate
-from ullage.workloads.configuration import Configuration
 
 # The layers of a row of a data set as a walk takes them, and what the walks of a job come to.
 

@@ -34,14 +34,14 @@ from ullage.estimation.estimators.xmem.replay import (
 )
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.isolation.child import function_named
-from ullage.isolation.environment import environment
-from ullage.isolation.limits import Limits, machine_memory
-from ullage.isolation.parent import run as run_child
-from ullage.isolation.protocol import error_text
+from ullage.jobs.configuration import Configuration
+from ullage.jobs.workload import Workload
+from ullage.sandbox.child import function_named
+from ullage.sandbox.environment import environment
+from ullage.sandbox.limits import Limits, machine_memory
+from ullage.sandbox.parent import run as run_child
+from ullage.sandbox.protocol import error_text
 from ullage.units import format_duration, parse_bytes, parse_duration
-from ullage.workloads.configuration import Configuration
-from ullage.workloads.workload import Workload
 
 ITERATIONS = 3  # as in the papers: the first one also sets things up, the others show what lasts
 TIMEOUT = 600.0  # seconds
@@ -166,7 +166,7 @@ def profiled(train: Callable[[], Any]) -> CpuTrace:
 def _training(request: dict[str, Any]) -> Callable[[], Any]:
     """What the request asks to train, as a function without arguments."""
     if request["configuration"] is not None:
-        from ullage.workloads.training import train
+        from ullage.jobs.training import train
 
         configuration = Configuration(**request["configuration"])
         return lambda: train(configuration, ITERATIONS, device="cpu")
@@ -183,7 +183,7 @@ NOTES = (
 def supports(workload: Workload) -> str | None:
     """Training that runs on a CPU as it would on a GPU; autocast to CUDA does not.
 
-    >>> from ullage.workloads import Configuration
+    >>> from ullage.jobs import Configuration
     >>> supports(Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2, inference=True)))
     'it follows training steps; this is inference'
     """
@@ -273,7 +273,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     """Estimate by three steps on the CPU.
 
     >>> from ullage.hardware import gpu
-    >>> from ullage.workloads import Configuration
+    >>> from ullage.jobs import Configuration
     >>> workload = Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2))
     >>> run(workload, gpu("T4")).peak_reserved
     2097152

@@ -12,14 +12,14 @@ from typing import Any, TextIO
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.hardware.work import Work, work_of
+from ullage.jobs.configuration import Configuration, read_rows, rows_so_far
+from ullage.jobs.workload import Workload
 from ullage.performance.alone import StepWork, host_word
 from ullage.performance.following import step_of
 from ullage.performance.rates import SHARES, measured_gpu
 from ullage.performance.step import StepCalls, runs_kernels
 from ullage.research.datasets.model_families import family_of, is_for_testing
 from ullage.research.rates.tensors import identity, packed, unpacked
-from ullage.workloads.configuration import Configuration, read_rows, rows_so_far
-from ullage.workloads.workload import Workload
 
 Notify = Callable[[str], None]
 _MEASURED = ("graph", "loop")

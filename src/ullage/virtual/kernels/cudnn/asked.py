@@ -25,12 +25,12 @@ import torch
 from ullage.errors import UllageError
 from ullage.hardware import GPU
 from ullage.home import cache
-from ullage.isolation import boot
-from ullage.isolation.environment import environment
-from ullage.isolation.handover import Line, pair
-from ullage.isolation.interpreter import Interpreter
-from ullage.isolation.process_identity import this_process
-from ullage.isolation.starting import Started, as_file, kill_group, started
+from ullage.sandbox import boot
+from ullage.sandbox.environment import environment
+from ullage.sandbox.handover import Line, pair
+from ullage.sandbox.interpreter import Interpreter
+from ullage.sandbox.process_identity import this_process
+from ullage.sandbox.starting import Started, as_file, kill_group, started
 from ullage.virtual.kernels.cudnn.formulas import (
     ITEM_BYTES,
     CandidatePlan,
@@ -96,7 +96,7 @@ class CudnnAsker:
     def _start(self) -> None:
         self._line, theirs = pair()
         number, ours = theirs.fileno(), self._python is None
-        program = [sys.executable, "-P", "-m", "ullage.isolation"] if ours else [str(self._python), boot.__file__]
+        program = [sys.executable, "-P", "-m", "ullage.sandbox"] if ours else [str(self._python), boot.__file__]
         told = {"parent": this_process(), "record": None, "redirect": None, "network": None}
         env = environment(self._env, ours=ours) | {"CUDA_VISIBLE_DEVICES": self._uuid}
         try:

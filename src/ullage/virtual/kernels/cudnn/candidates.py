@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ullage.errors import UllageError
-from ullage.isolation.handover import Line
+from ullage.sandbox.handover import Line
 from ullage.virtual import current
 from ullage.virtual.kernels.cudnn.formulas import DATA, FILTER, FORWARD, CandidatePlan, ConvolutionProblem
 from ullage.virtual.kernels.cudnn.layouts import strides_of

@@ -1,8 +1,0 @@
-"""`python -P -m ullage.isolation MODULE:FUNCTION CHANNEL TOLD`: how `parent.start` starts a child."""
-
-import sys
-
-from ullage.isolation.child import main
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

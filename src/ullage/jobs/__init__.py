@@ -1,0 +1,31 @@
+"""What a job is: workloads, configurations of training runs, job files, and the loop that trains a configuration.
+
+The names below are loaded on first use, because the command line needs the words of its options without PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ullage.jobs.configuration import Configuration, read_rows
+    from ullage.jobs.sources.build import build
+    from ullage.jobs.training import train
+    from ullage.jobs.workload import Workload
+
+_HOMES = {
+    "Configuration": "configuration",
+    "Workload": "workload",
+    "build": "sources.build",
+    "read_rows": "configuration",
+    "train": "training",
+}
+
+__all__ = ["Configuration", "Workload", "build", "read_rows", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"ullage.jobs.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'ullage.jobs' has no attribute {name!r}")

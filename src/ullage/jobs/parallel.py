@@ -1,0 +1,153 @@
+"""How a model by name is spread over the ranks of a job: by PyTorch's own DDP, FSDP2, tensor parallelism and pipelines.
+
+Nothing is imported from PyTorch before a model is spread, because shell completion needs the names at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ullage.errors import InvalidValue, ModelLacks, UnknownName
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ullage.jobs.configuration import Configuration
+    from ullage.jobs.ranks import Rank
+
+DDP, FSDP2, TP, PP = "ddp", "fsdp2", "tp", "pp"
+PARALLEL = {
+    DDP: "a whole model on each GPU (DistributedDataParallel)",
+    FSDP2: "weights, gradients and optimizer state in pieces over all GPUs (fully_shard), block by block",
+    TP: "each layer in pieces over the GPUs of a machine (parallelize_module by the model's own plan), and between "
+    "machines as fsdp2",
+    PP: "the layers in stages, one on each GPU (torch.distributed.pipelining, 1F1B)",
+}
+_PLAIN_STYLES = ("replicated", "isolated", "local")  # of a plan of transformers: layers that are whole on each GPU
+
+
+def check_parallel(name: str) -> str:
+    """The same name, if it is one of these."""
+    if name not in PARALLEL:
+        raise UnknownName("way to spread a model", name, PARALLEL, hint="one of " + ", ".join(PARALLEL))
+    return name
+
+
+def data_ranks(how: str, rank: Rank) -> int:
+    """How many ranks have samples of their own; the others share theirs.
+
+    >>> from ullage.jobs.ranks import Rank
+    >>> [data_ranks(how, Rank(16, nodes=2)) for how in ("fsdp2", "tp", "pp")]
+    [16, 2, 1]
+    """
+    return {TP: rank.nodes, PP: 1}.get(how, rank.world_size)
+
+
+def spread(model: nn.Module, how: str, configuration: Configuration, device: str) -> nn.Module:
+    """The model on the GPU of this rank, as it trains with the others. It comes from the CPU, in its types."""
+    import torch
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+
+    join_ranks(how, configuration)
+    if how == DDP:
+        return torch.nn.parallel.DistributedDataParallel(model.to(device))
+    ranks = distributed.get_world_size()
+    if how == FSDP2:
+        return _shard(model, init_device_mesh(device, (ranks,)), configuration, device)
+    on_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    mesh = init_device_mesh(device, (ranks // on_node, on_node), mesh_dim_names=("data", "tensor"))
+    model = _split(model, mesh["tensor"], configuration)
+    return _shard(model, mesh["data"], configuration, device) if on_node < ranks else model.to(device)
+
+
+def join_ranks(how: str, configuration: Configuration) -> int:
+    """Join the other ranks, on the GPU of this one; returns its number on this machine."""
+    import torch
+
+    if configuration.quantize is not None:
+        raise InvalidValue(f"quantized weights are not spread over ranks by name; estimate a script ({how})")
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("nccl")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    torch.cuda.set_device(local)
+    return local
+
+
+def casts_itself(how: str | None, ranks_on_node: int, ranks: int) -> bool:
+    """Whether sharded weights are cast as they are gathered, so that autocast is not needed.
+
+    >>> casts_itself("fsdp2", 8, 8), casts_itself("ddp", 8, 8), casts_itself("tp", 8, 16)
+    (True, False, True)
+    """
+    return how == FSDP2 or (how == TP and ranks_on_node < ranks)
+
+
+def _shard(model: nn.Module, mesh: Any, configuration: Configuration, device: str) -> nn.Module:
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    cast = configuration.types.autocast
+    policy = (
+        MixedPrecisionPolicy()
+        if cast is None
+        else MixedPrecisionPolicy(param_dtype=getattr(torch, cast), reduce_dtype=torch.float32)
+    )
+    for block in repeated_blocks(model):
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model.to(device)
+
+
+def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The blocks of a model that come several times in a row, the outermost ones: each is gathered by itself.
+
+    >>> from torch import nn
+    >>> block = lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    >>> len(list(repeated_blocks(nn.Sequential(nn.Linear(2, 2), nn.Sequential(block(), block())))))
+    2
+    """
+    from torch import nn
+
+    for child in model.children():
+        kinds = [type(item) for item in child.children() if next(item.parameters(), None) is not None]
+        if isinstance(child, nn.ModuleList | nn.Sequential) and len(kinds) > 1 and len(set(kinds)) == 1:
+            yield from child.children()
+        else:
+            yield from repeated_blocks(child)
+
+
+def _split(model: Any, mesh: Any, configuration: Configuration) -> nn.Module:
+    """Tensor parallelism by the plan that comes with a model of transformers."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    given = getattr(model, "_tp_plan", None) or {}
+    styles: dict[str, Any] = {
+        "colwise": ColwiseParallel,
+        "rowwise": RowwiseParallel,
+        "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
+        "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+        "rowwise_rep": RowwiseParallel,
+        "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
+    }
+    wanted = {name: style for name, style in given.items() if not str(style).startswith(_PLAIN_STYLES)}
+    unknown = sorted({str(style) for style in wanted.values()} - set(styles))
+    if not wanted or unknown:
+        found = f"a plan with {', '.join(unknown)}" if unknown else "none"
+        raise ModelLacks(
+            f"{configuration.model}: tensor parallelism needs a plan that comes with the model (tp_plan of "
+            f"transformers); found {found}"
+        )
+    _check_heads(model, mesh.size())
+    return parallelize_module(model, mesh, {name: styles[str(style)]() for name, style in wanted.items()})
+
+
+def _check_heads(model: Any, ranks: int) -> None:
+    config = getattr(model.config, "text_config", None) or model.config
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, name, None)
+        if isinstance(heads, int) and heads % ranks:
+            raise InvalidValue(f"tensor parallelism over {ranks} GPUs needs {name} that it divides; found {heads}")

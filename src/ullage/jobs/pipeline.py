@@ -1,0 +1,185 @@
+"""A model by name as stages of a pipeline: its blocks are cut into rows, each stage has one of them.
+
+What comes before the blocks is on the first stage, what comes after them on the last. A stage runs the model's own code
+with its blocks; what it does not have hands on what it is given. So only models whose code takes the output of the
+stage before in the place of embeddings (`inputs_embeds` of transformers) are cut.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ullage.errors import InvalidValue, ModelLacks
+from ullage.jobs.configuration import Configuration
+from ullage.jobs.tasks import Task, assume
+
+_MOST_IN_A_STAGE = 4  # micro-batches for each stage: a bubble of a quarter at most
+
+
+def microbatches(samples: int, stages: int) -> int:
+    """Into how many micro-batches a step is cut: at least as many as stages, which 1F1B needs, and up to four times as
+    many, so that the bubble is small.
+
+    >>> microbatches(64, 4), microbatches(6, 4), microbatches(37, 8)
+    (16, 6, 37)
+    """
+    even = [count for count in range(stages, samples + 1) if samples % count == 0]
+    if not even:
+        raise InvalidValue(f"a pipeline of {stages} stages needs as many samples in a step; found {samples}")
+    return max((count for count in even if count <= _MOST_IN_A_STAGE * stages), default=even[0])
+
+
+def layers_of_stages(layers: int, stages: int) -> list[range]:
+    """Which layers each stage has; those that are left over go to the stages after the first, which has embeddings.
+
+    >>> layers_of_stages(10, 4)
+    [range(0, 2), range(2, 5), range(5, 8), range(8, 10)]
+    """
+    each, more = divmod(layers, stages)
+    found, begin = [], 0
+    for number in range(stages):
+        end = begin + each + (1 <= number <= more)
+        found.append(range(begin, end))
+        begin = end
+    return found
+
+
+class Stage(nn.Module):
+    """A stage of a model: it takes ids or the output of the stage before, and gives its own output or the loss."""
+
+    def __init__(self, model: Any, task: Task, number: int, stages: int, cast: torch.dtype | None) -> None:
+        super().__init__()
+        self.model = model
+        self.is_first, self.is_last = number == 0, number == stages - 1
+        self._task, self._cast = task, cast
+
+    def forward(self, given: torch.Tensor, **targets: torch.Tensor) -> torch.Tensor:
+        """One micro-batch."""
+        inputs = {"input_ids" if self.is_first else "inputs_embeds": given}
+        with torch.autocast("cuda", dtype=self._cast, enabled=self._cast is not None):
+            if self.is_last:
+                loss: torch.Tensor = self._task.forward(self.model, inputs, targets)
+                return torch.stack([loss.float()])  # no view: PyTorch 2.6 detaches it in place
+            out: torch.Tensor = _inner(self.model).base_model(**inputs)[0]
+            return out
+
+
+def cut(model: Any, task: Task, number: int, stages: int, configuration: Configuration) -> Stage:
+    """One of the stages of a model, which is changed: it loses all that the others have."""
+    inner = _inner(model)
+    body = getattr(inner, "base_model", None)
+    takes = inspect.signature(body.forward).parameters if isinstance(body, nn.Module) else {}
+    if not {"input_ids", "inputs_embeds"} <= set(takes) or getattr(inner.config, "is_encoder_decoder", False):
+        raise ModelLacks(
+            f"{configuration.model}: stages need a model of transformers that takes text (input_ids, inputs_embeds), "
+            "not an encoder with a decoder; cut it by hand in a script"
+        )
+    assert isinstance(body, nn.Module)
+    path = _path_to_blocks(body, configuration)
+    names = path.split(".")
+    blocks = body.get_submodule(path)
+    assert isinstance(blocks, nn.ModuleList)
+    if len(blocks) < stages:
+        raise InvalidValue(f"{stages} stages of a pipeline need as many layers; found {len(blocks)}")
+    own = layers_of_stages(len(blocks), stages)[number]
+    tied = getattr(inner.config, "tie_word_embeddings", False) and 0 < number == stages - 1
+    cast = configuration.types.autocast
+    made = Stage(model, task, number, stages, None if cast is None else getattr(torch, cast))
+    for parent, kept in _beside(body, names):
+        for name, child in parent.named_children():
+            if name != kept and (stand_in := _stand_in(name, child, made)) is not None:
+                setattr(parent, name, stand_in)
+    if body is not inner and not made.is_last:
+        for name, child in inner.named_children():
+            if child is not body:
+                setattr(inner, name, _Handed())
+    parent = body.get_submodule(".".join(names[:-1]))
+    setattr(parent, names[-1], nn.ModuleList(blocks[place] for place in own))
+    assume(f"pp: layers {own.start} to {own.stop - 1} of {len(blocks)} on this stage, 1F1B")
+    if tied:
+        assume("pp: the embeddings are on the first and on the last stage; their gradients are not summed")
+    return made
+
+
+def schedule_of(stage: Stage, example: torch.Tensor, number: int, stages: int, count: int, device: Any) -> Any:
+    """PyTorch's 1F1B of a stage with so many micro-batches; `example` is a micro-batch of ids on the meta device."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    config, weights = _inner(stage.model).config, next(iter(_floats(stage.model)))
+    width = (getattr(config, "text_config", None) or config).hidden_size
+    passed = torch.empty(*example.shape, width, dtype=weights.dtype, device="meta", requires_grad=True)
+    given = example if stage.is_first else passed
+    out = torch.empty(1, device="meta", requires_grad=True) if stage.is_last else passed
+    made = PipelineStage(stage, number, stages, device, input_args=given, output_args=out)
+    return Schedule1F1B(made, n_microbatches=count, loss_fn=_sum)
+
+
+def _sum(loss: torch.Tensor, target: Any) -> torch.Tensor:
+    return loss.sum()
+
+
+def _floats(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Weights of the model itself: adapters may be in another type."""
+    for name, weights in model.named_parameters():
+        if weights.is_floating_point() and "lora_" not in name:
+            yield weights
+
+
+def _inner(model: Any) -> Any:
+    """The model itself, without adapters around it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _path_to_blocks(body: nn.Module, configuration: Configuration) -> str:
+    lists = {name: part for name, part in body.named_modules() if isinstance(part, nn.ModuleList) and name}
+    outer = {
+        name: sum(weights.numel() for weights in part.parameters())
+        for name, part in lists.items()
+        if not any(name.startswith(f"{other}.") for other in lists)
+    }
+    if not outer:
+        raise ModelLacks(f"{configuration.model}: stages need a list of layers (nn.ModuleList); found none")
+    found: str = max(outer, key=lambda name: outer[name])
+    return found
+
+
+def _beside(body: nn.Module, path: list[str]) -> Iterator[tuple[nn.Module, str]]:
+    parent = body
+    for name in path:
+        yield parent, name
+        parent = parent.get_submodule(name)
+
+
+def _stand_in(name: str, child: nn.Module, stage: Stage) -> nn.Module | None:
+    """What is in the place of a part that another stage has; `None` where it stays, as parts without weights do."""
+    if next(child.parameters(), None) is None:
+        return None
+    embeds = any(isinstance(part, nn.Embedding) for part in child.modules())
+    if embeds or "emb" in name or name == "project_in":
+        return None if stage.is_first else _Embedded() if embeds else _Handed()
+    return None if stage.is_last else _Handed()
+
+
+class _Handed(nn.Module):
+    """Hands on what it is given."""
+
+    def forward(self, given: Any, *others: Any, **options: Any) -> Any:
+        """The same."""
+        return given
+
+
+class _Embedded(nn.Module):
+    """Embeddings that the first stage has added: hands on what it is given as such, else adds nothing."""
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """The activations, or zero."""
+        found = [value for value in (named.get("inputs_embeds"), *given) if isinstance(value, torch.Tensor)]
+        for value in found:
+            if value.is_floating_point() and value.dim() == 3:
+                return value
+        return torch.zeros((), device=found[0].device if found else None)

@@ -1,0 +1,145 @@
+"""Models of your own: `package.module:factory`, `path/to/file.py:factory`, and `mlp:NAME` from a list of widths."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from ullage.errors import InvalidValue, UllageError, UnknownName, nearest
+from ullage.jobs.configuration import PREFIXES, Configuration
+from ullage.jobs.sources.transformers import TransformersTask, is_transformers_model
+from ullage.jobs.tasks import OwnTask, Task
+
+
+def build_own(configuration: Configuration) -> nn.Module:
+    """The model that the factory returns; `--set` and `--num-classes` become its arguments."""
+    place, _, name = configuration.model.rpartition(":")
+    module = _module(place)
+    if not hasattr(module, name):
+        callables = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
+        raise UnknownName(f"factory in {place}", name, callables)
+    factory = getattr(module, name)
+    if isinstance(factory, nn.Module):
+        return factory
+    if not callable(factory):
+        raise InvalidValue(
+            f"{configuration.model} is {type(factory).__name__}; needed a callable that returns an nn.Module"
+        )
+    try:
+        model = factory(**_arguments(configuration, factory))
+    except UllageError:
+        raise
+    except Exception as error:
+        raise InvalidValue(f"{configuration.model} raised {_last_line(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise InvalidValue(f"{configuration.model} returned {type(model).__name__}; needed an nn.Module")
+    return model
+
+
+def _arguments(configuration: Configuration, factory: Any) -> dict[str, Any]:
+    arguments = dict(configuration.settings)
+    if configuration.num_classes is not None:
+        try:
+            parameters = inspect.signature(factory).parameters
+        except (TypeError, ValueError):
+            parameters = {}  # type: ignore[assignment]
+        if "num_classes" in parameters:
+            arguments.setdefault("num_classes", configuration.num_classes)
+    return arguments
+
+
+def _module(place: str) -> ModuleType:
+    try:
+        if place.endswith(".py"):
+            return _module_of_file(Path(place))
+        here = str(Path.cwd())  # as `python -m` does
+        if here not in sys.path:
+            sys.path.insert(0, here)
+        return importlib.import_module(place)
+    except UllageError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
+            if nearest(place, PREFIXES):
+                raise UnknownName("source of models", place, PREFIXES) from None
+            raise InvalidValue(
+                f"no module named {place!r} for a factory; a model's name begins with torchvision:, timm: or hf:, "
+                "and a file's factory is written path/to/file.py:factory"
+            ) from None
+        raise InvalidValue(f"importing {place} raised {_last_line(error)}") from error
+    except Exception as error:
+        raise InvalidValue(f"importing {place} raised {_last_line(error)}") from error
+
+
+def _module_of_file(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise InvalidValue(f"no file {file}; needed a Python file with the factory")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None  # a name that ends in .py always has one
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.parent.resolve()))  # as running the file does
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+    return f"{type(error).__name__}: {lines[-1]}"
+
+
+def own_task(configuration: Configuration, model: nn.Module) -> Task:
+    """Inputs of the given shape or length; a transformers model knows what it takes."""
+    if configuration.input_shape is not None:
+        return OwnTask(configuration.input_shape, None, None)
+    if is_transformers_model(model):
+        return TransformersTask(configuration, model)
+    if configuration.sequence_length is None:
+        raise InvalidValue(
+            f"{configuration.model} needs the shape of its input: --input-shape 3,224,224 (without the batch), "
+            "or --sequence-length 512 if it takes integer ids"
+        )
+    embeddings = [part for part in model.modules() if isinstance(part, nn.Embedding)]
+    if not embeddings:
+        raise InvalidValue(
+            f"{configuration.model} has no nn.Embedding, so the number of ids is unknown; "
+            "give the shape of its input: --input-shape 512,80"
+        )
+    return OwnTask(None, configuration.sequence_length, embeddings[0].num_embeddings)
+
+
+def build_perceptron(configuration: Configuration) -> nn.Module:
+    """`mlp:NAME`: linear layers of the given widths, with batch norm and dropout if the configuration has them.
+
+    >>> build_perceptron(Configuration(model="mlp:x", widths=[8, 4], batch_size=2))
+    Sequential(
+      (0): Linear(in_features=8, out_features=4, bias=True)
+    )
+    """
+    widths = configuration.widths or []
+    layers: list[nn.Module] = []
+    for place, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
+        layers.append(nn.Linear(inputs, outputs))
+        if place == len(widths) - 2:
+            break
+        if configuration.bn:
+            layers.append(nn.BatchNorm1d(outputs))
+        layers.append(getattr(nn, configuration.act)())
+        if configuration.drop:
+            layers.append(nn.Dropout(0.3))
+    return nn.Sequential(*layers)
+
+
+def perceptron_task(configuration: Configuration, model: nn.Module) -> Task:
+    """Classification of vectors."""
+    widths = configuration.widths or [1]
+    return Task([widths[0]], widths[-1])

@@ -1,0 +1,263 @@
+"""The standard training loop for a configuration, the same on a real GPU and on a virtual one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ullage.errors import InvalidValue
+from ullage.jobs.configuration import Configuration
+from ullage.jobs.optimizers import make_optimizer
+from ullage.jobs.parallel import PP, casts_itself, join_ranks, spread
+from ullage.jobs.pipeline import cut, microbatches, schedule_of
+from ullage.jobs.sources.build import prepare
+from ullage.jobs.sources.hub import is_checkpoint
+from ullage.jobs.tasks import Task, assume
+from ullage.virtual.gpu import current
+
+_ATTENTION_KERNELS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def train(
+    configuration: Configuration,
+    iterations: int = 5,
+    device: str = "cuda",
+    after_iteration: Callable[[], Any] | None = None,
+    prepared: tuple[nn.Module, Task] | None = None,
+    parallel: str | None = None,
+) -> None:
+    """Train for some iterations, or run the forward pass for inference; `after_iteration` is called after each.
+
+    `prepared` is the result of `ullage.jobs.sources.build.prepare`, if the model was built beforehand. `parallel`
+    says how the model is spread over the ranks of which this process is one (`ullage.jobs.parallel`).
+
+    >>> train(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, optimizer="sgd"), iterations=1, device="cpu")
+    """
+    model, task = prepared or prepare(configuration)
+    low = low_precision(configuration)
+    if low is not None and not _has_its_types(configuration):
+        model = model.to(low)
+    if parallel == PP:
+        with _switches(configuration):
+            _train_stage(configuration, model, task, iterations, device, after_iteration or _nothing)
+        return
+    if parallel is not None:
+        model = spread(_in_layout(model, configuration), parallel, configuration, device)
+        configuration = _as_spread(configuration, parallel)
+    else:
+        model = _in_layout(model.to(device) if configuration.quantize is None else model, configuration)
+    run = _infer if configuration.inference else _train
+    with _switches(configuration):
+        run(configuration, model, task, iterations, device, after_iteration or _nothing)
+
+
+def _in_layout(model: nn.Module, configuration: Configuration) -> nn.Module:
+    if not configuration.channels_last:
+        return model
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def _as_spread(configuration: Configuration, parallel: str) -> Configuration:
+    """What is left to the loop: FSDP2 casts weights as it gathers them, instead of autocast."""
+    ranks = torch.distributed.get_world_size()
+    on_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    if configuration.types.autocast != "bfloat16" or not casts_itself(parallel, on_node, ranks):
+        return configuration
+    return replace(configuration, precision="fp32")
+
+
+def _has_its_types(configuration: Configuration) -> bool:
+    """Whether a model was made in its types: saved weights, which keep what is in 32 bits, and adapters beside them."""
+    return configuration.lora is not None or configuration.source == "hf" and is_checkpoint(configuration.name)
+
+
+def low_precision(configuration: Configuration) -> torch.dtype | None:
+    """The type that weights are cast to; `None` if they stay in 32 bits, with autocast or without.
+
+    >>> low_precision(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, precision="bf16"))
+    torch.bfloat16
+    """
+    weights: torch.dtype = getattr(torch, configuration.types.weights)
+    return None if weights is torch.float32 else weights
+
+
+def autocast_type(configuration: Configuration) -> torch.dtype | None:
+    """The type that autocast uses; `None` without autocast.
+
+    >>> autocast_type(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, precision="amp_fp16"))
+    torch.float16
+    """
+    name = configuration.types.autocast
+    return None if name is None else getattr(torch, name)
+
+
+@contextmanager
+def _foreseen(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], None]]:
+    """A virtual GPU foresees iterations that are like the one before. Gives what to call at the begin of each."""
+    card = current()
+    if card is None:
+        yield lambda: None
+        return
+    loop = card.begin_own_loop(model, optimizer)
+    try:
+        yield loop.begin_iteration
+    finally:
+        loop.end()
+
+
+def _train(
+    configuration: Configuration,
+    model: nn.Module,
+    task: Task,
+    iterations: int,
+    device: str,
+    after_iteration: Callable[[], Any],
+) -> None:
+    """The same order of operations, and the same tensors alive, as in the loop that was measured."""
+    model.train()
+    optimizer = make_optimizer(configuration.optimizer, _trainable(model))
+    inputs, targets = _batch(configuration, task)
+    cast = autocast_type(configuration)
+    scaler = torch.amp.GradScaler("cuda") if configuration.types.grad_scaler else None
+    parts = configuration.gradient_accumulation
+    with _foreseen(model, optimizer) as begin_iteration:
+        for _ in range(iterations):
+            begin_iteration()
+            for part in range(parts):
+                on_device = _moved(inputs, device)
+                wanted = _moved(targets, device)
+                if configuration.channels_last:
+                    on_device = _channels_last(on_device)
+                if part == 0:
+                    optimizer.zero_grad(set_to_none=True)
+                with torch.autocast("cuda", dtype=cast, enabled=cast is not None):
+                    out = task.forward(model, on_device, wanted)  # alive through the backward pass, as in most loops
+                    loss = task.loss(out, wanted)
+                if parts > 1:
+                    loss = loss / parts
+                (loss if scaler is None else scaler.scale(loss)).backward()
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+            after_iteration()
+
+
+def _train_stage(
+    configuration: Configuration,
+    model: nn.Module,
+    task: Task,
+    iterations: int,
+    device: str,
+    after_iteration: Callable[[], Any],
+) -> None:
+    """The loop of one stage of a pipeline; the loss is computed inside of the last one."""
+    if configuration.inference or configuration.types.grad_scaler:
+        raise InvalidValue("stages of a pipeline by name are trained, and not with precision amp_fp16")
+    own = torch.device(device, join_ranks(PP, configuration))
+    number, stages = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    samples = configuration.batch_size * configuration.gradient_accumulation
+    count = microbatches(samples, stages)
+    stage = cut(model, task, number, stages, configuration).to(own).train()
+    optimizer = make_optimizer(configuration.optimizer, _trainable(stage))
+    inputs, targets = _batch(replace(configuration, batch_size=samples), task)
+    ids = inputs["input_ids"]
+    schedule = schedule_of(stage, ids[: samples // count].to("meta"), number, stages, count, own)
+    assume(f"pp: {count} micro-batches of {samples // count} samples")
+    with _foreseen(stage, optimizer) as begin_iteration:
+        for _ in range(iterations):
+            begin_iteration()
+            optimizer.zero_grad(set_to_none=True)
+            given = [ids.to(own)] if stage.is_first else []
+            wanted = {**_moved(targets, device), "target": torch.zeros(samples)} if stage.is_last else {}
+            schedule.step(*given, **wanted)
+            optimizer.step()
+            after_iteration()
+
+
+def _infer(
+    configuration: Configuration,
+    model: nn.Module,
+    task: Task,
+    iterations: int,
+    device: str,
+    after_iteration: Callable[[], Any],
+) -> None:
+    model.eval()
+    inputs, targets = _batch(configuration, task)
+    cast = autocast_type(configuration)
+    for _ in range(iterations):
+        on_device = _moved(inputs, device)
+        wanted = _moved(targets, device)
+        if configuration.channels_last:
+            on_device = _channels_last(on_device)
+        with torch.no_grad(), torch.autocast("cuda", dtype=cast, enabled=cast is not None):
+            out = task.predict(model, on_device, wanted)  # noqa: F841  stays alive until the next one exists
+        after_iteration()
+
+
+def _trainable(model: nn.Module) -> list[Any]:
+    """What is trained. Weights that are in pieces and whole ones are in groups of their own: optimizers take each group
+    at once, and no operator takes both."""
+    kinds: dict[bool, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            kinds.setdefault(hasattr(parameter, "device_mesh"), []).append(parameter)
+    groups = list(kinds.values())
+    return [{"params": group} for group in groups] if len(groups) > 1 else sum(groups, [])
+
+
+def _batch(configuration: Configuration, task: Task) -> tuple[Any, Any]:
+    inputs, targets = task.batch(configuration.batch_size)
+    low = low_precision(configuration)
+    if low is None:
+        return inputs, targets
+    return _each(inputs, lambda tensor: tensor.to(low) if tensor.is_floating_point() else tensor), targets
+
+
+def _moved(batch: Any, device: str) -> Any:
+    return _each(batch, lambda tensor: tensor.to(device))
+
+
+def _channels_last(batch: Any) -> Any:
+    return _each(batch, lambda tensor: tensor.to(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor)
+
+
+def _each(batch: Any, act: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The batch with `act` applied to every tensor in it."""
+    if isinstance(batch, torch.Tensor):
+        return act(batch)
+    if isinstance(batch, dict):
+        return {key: _each(value, act) for key, value in batch.items()}
+    if isinstance(batch, list):
+        return [_each(value, act) for value in batch]
+    return batch
+
+
+@contextmanager
+def _switches(configuration: Configuration) -> Iterator[None]:
+    """Set PyTorch's global switches for TensorFloat-32 and attention kernels during the run."""
+    with ExitStack() as stack:
+        if configuration.types.tensor_float_32:
+            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("high")
+        if configuration.attention in _ATTENTION_KERNELS:
+            stack.enter_context(sdpa_kernel(_ATTENTION_KERNELS[configuration.attention]))
+        yield
+
+
+def _nothing() -> None:
+    """The default for `after_iteration`."""

@@ -1,0 +1,194 @@
+"""How busy a GPU was between two moments: the means of a stretch of work, from two looks at the GPU's own counters."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ullage.errors import UnknownName
+from ullage.hardware.local import nvml_text, pynvml
+from ullage.manager.monitor.nvml import INSTALL, SHORTEST, Busy, GpmCounter, gpm_supported
+
+
+@dataclass
+class ActivityBetween:
+    """Filled in when the `with` of `activity_between` ends; `None` is unknown, and `unknown_because` says why.
+
+    Shares are from 0 to 1 (1 = all of it, all the time), traffic is in bytes a second, energy in joules. The clock is
+    that of the SMs, the mean of what it was at the beginning and at the end.
+
+    >>> ActivityBetween(device="GPU-0").smact is None
+    True
+    """
+
+    device: str
+    seconds: float | None = None
+    gract: float | None = None
+    smact: float | None = None
+    smocc: float | None = None
+    drama: float | None = None
+    tensor: float | None = None
+    pcie_rx_bps: float | None = None
+    pcie_tx_bps: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    clock_mhz: float | None = None
+    unknown_because: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, ready for JSON.
+
+        >>> ActivityBetween(device="GPU-0").to_dict()["device"]
+        'GPU-0'
+        """
+        return asdict(self)
+
+
+@contextlib.contextmanager
+def activity_between(
+    device_id: str | int = 0, nvml: Any = None, clock: Callable[[], float] = time.monotonic
+) -> Iterator[ActivityBetween]:
+    """Measure one GPU over the enclosed time: mean GRACT, SMACT, SMOCC, DRAMA, tensor activity, PCIe and power.
+
+    `device_id` is the UUID of a GPU or MIG instance, or NVML's index. It costs two looks and nothing in between. All
+    work on the GPU counts, whoever did it; kernels run behind the CPU's back, so synchronize before the end:
+
+        with activity_between(uuid) as activity:
+            train()
+            torch.cuda.synchronize()
+        print(activity.smact, activity.power_w)
+
+    The GPU's counters lag by up to a tenth of a second: let the work run for as long before a short stretch.
+
+    On a machine without a driver, on GPUs before Hopper and over less than 0.1 s the shares are `None`. Not covered:
+    DCGM. Power is the GPU's energy over the time, so a MIG instance, which has no counter of its own, has none.
+    """
+    found = ActivityBetween(device=str(device_id))
+    module = nvml or pynvml()
+    reason = _no_driver(module)
+    if reason is not None:
+        found.unknown_because = reason
+        began = clock()
+        try:
+            yield found
+        finally:
+            found.seconds = clock() - began
+        return
+    try:
+        stretch = _Stretch(module, device_id, clock)
+        try:
+            yield found
+        finally:
+            stretch.end(found)
+    finally:
+        with contextlib.suppress(module.NVMLError):
+            module.nvmlShutdown()
+
+
+class _Stretch:
+    """What was read at the beginning, until the end."""
+
+    def __init__(self, nvml: Any, device_id: str | int, clock: Callable[[], float]) -> None:
+        self.nvml, self.clock = nvml, clock
+        self.handle = _handle(nvml, device_id)
+        self.parent, self.instance = _mig_place(nvml, self.handle)
+        self.reason: str | None = None
+        self.counter: GpmCounter | None = None
+        counted = self.parent if self.parent is not None else self.handle
+        if gpm_supported(nvml, counted):
+            try:
+                self.counter = GpmCounter(nvml, counted, self.instance, clock)
+            except nvml.NVMLError as error:
+                self.reason = f"NVML's GPM counters cannot be read: {error}"
+        else:
+            self.reason = "NVML gives activity (GPM) on Hopper and later only; this GPU or its driver has none"
+        self.clocks = [self._clock_mhz()]
+        self.energy = self._energy_mj()
+        self.began = clock()
+
+    def end(self, found: ActivityBetween) -> None:
+        found.seconds = self.clock() - self.began
+        busy, reason = self._busy(found.seconds)
+        for field in fields(Busy):
+            setattr(found, field.name, getattr(busy, field.name))
+        found.unknown_because = reason
+        energy = self._energy_mj()
+        if energy is not None and self.energy is not None and energy >= self.energy:  # a reset driver counts from 0
+            found.energy_j = (energy - self.energy) / 1000
+            found.power_w = found.energy_j / found.seconds if found.seconds >= SHORTEST else None
+        self.clocks.append(self._clock_mhz())
+        seen = [value for value in self.clocks if value is not None]
+        found.clock_mhz = sum(seen) / len(seen) if seen else None
+        try:
+            found.device = nvml_text(self.nvml.nvmlDeviceGetUUID(self.handle))
+        except self.nvml.NVMLError as error:
+            found.unknown_because = f"the GPU could not be read at the end: {error}"
+
+    def _busy(self, seconds: float) -> tuple[Busy, str | None]:
+        if self.counter is None:
+            return Busy(), self.reason
+        try:
+            if seconds < SHORTEST:
+                return Busy(), f"the stretch took {seconds:.3f} s; the counters need {SHORTEST} s at least"
+            return self.counter.read(), None
+        except self.nvml.NVMLError as error:
+            return Busy(), f"NVML's GPM counters cannot be read: {error}"
+        finally:
+            self.counter.close()
+
+    def _energy_mj(self) -> int | None:
+        if self.instance is not None:
+            return None  # NVML would answer for the whole card
+        try:
+            return int(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle))
+        except self.nvml.NVMLError:
+            return None
+
+    def _clock_mhz(self) -> int | None:
+        card = self.parent if self.parent is not None else self.handle
+        try:
+            return int(self.nvml.nvmlDeviceGetClockInfo(card, self.nvml.NVML_CLOCK_SM))
+        except self.nvml.NVMLError:
+            return None
+
+
+def _no_driver(nvml: Any) -> str | None:
+    """Start NVML; a reason where it does not start."""
+    if nvml is None:
+        return INSTALL
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return f"no NVIDIA driver answers: {error}"
+    return None
+
+
+def _handle(nvml: Any, device_id: str | int) -> Any:
+    try:
+        if isinstance(device_id, int):
+            return nvml.nvmlDeviceGetHandleByIndex(device_id)
+        return nvml.nvmlDeviceGetHandleByUUID(device_id)
+    except nvml.NVMLError:
+        raise UnknownName("GPU on this machine", str(device_id), _uuids(nvml)) from None
+
+
+def _uuids(nvml: Any) -> list[str]:
+    found = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        with contextlib.suppress(nvml.NVMLError):
+            found.append(nvml_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))))
+    return found
+
+
+def _mig_place(nvml: Any, handle: Any) -> tuple[Any, int | None]:
+    """The parent's handle and the number of the GPU instance; nothing for a whole GPU."""
+    try:
+        is_instance = nvml.nvmlDeviceIsMigDeviceHandle(handle)
+        if not getattr(is_instance, "value", is_instance):  # pynvml gives a c_uint, which is always true
+            return None, None
+        return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle), int(nvml.nvmlDeviceGetGpuInstanceId(handle))
+    except nvml.NVMLError:
+        return None, None  # drivers from before MIG

@@ -1,0 +1,478 @@
+"""Readings from NVML, through pynvml (package nvidia-ml-py), which need not be installed.
+
+Activity comes from GPM, on Hopper and later: counters in the hardware that tell how busy the parts of a GPU were
+between two readings. Each value is read at its own rate (`readings.RATES`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ullage.errors import DeviceLost, NoGPUSource
+from ullage.hardware.local import nvml_text, pynvml
+from ullage.manager.monitor.readings import RATES, Device, GPUReading, due
+from ullage.units import MIB
+
+# The driver refreshes its counters about every 100 ms (NVML reference, nvmlGpmMetricsGet): over less they say nothing.
+SHORTEST = 0.1
+# Counters are read one after another, so a full unit may come out a little over 100 %. Beyond this it is no reading.
+_OVER_FULL = 1.05
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Means over the time between two looks: shares from 0 to 1, traffic in bytes a second, `None` where unknown.
+
+    >>> Busy(smact=0.4).smocc is None
+    True
+    """
+
+    gract: float | None = None
+    smact: float | None = None
+    smocc: float | None = None
+    drama: float | None = None
+    tensor: float | None = None
+    pcie_rx_bps: float | None = None
+    pcie_tx_bps: float | None = None
+
+
+# Field, name of NVML's metric, what one of its units is in ours (percent; MiB a second).
+_METRICS = (
+    ("gract", "NVML_GPM_METRIC_GRAPHICS_UTIL", 0.01),
+    ("smact", "NVML_GPM_METRIC_SM_UTIL", 0.01),
+    ("smocc", "NVML_GPM_METRIC_SM_OCCUPANCY", 0.01),
+    ("drama", "NVML_GPM_METRIC_DRAM_BW_UTIL", 0.01),
+    ("tensor", "NVML_GPM_METRIC_ANY_TENSOR_UTIL", 0.01),
+    ("pcie_rx_bps", "NVML_GPM_METRIC_PCIE_RX_PER_SEC", float(MIB)),
+    ("pcie_tx_bps", "NVML_GPM_METRIC_PCIE_TX_PER_SEC", float(MIB)),
+)
+
+
+class GpmCounter:
+    """The counters of one GPU or MIG instance: each `read()` gives the means since the one before.
+
+    `nvml` is the module `pynvml`; `handle` is the GPU's, for a MIG instance its parent's, with `instance` the GPU
+    instance's number. Make one only where `gpm_supported` says so. Not covered: several threads at once.
+
+        counter = GpmCounter(pynvml, handle)
+        train()
+        counter.read().smact
+    """
+
+    def __init__(
+        self, nvml: Any, handle: Any, instance: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._nvml, self._handle, self._instance, self._clock = nvml, handle, instance, clock
+        self._samples: list[Any] = []
+        try:
+            for _ in range(2):
+                self._samples.append(nvml.nvmlGpmSampleAlloc())
+            self._request = self._prepared()
+            self._look(self._samples[0])
+        except BaseException:
+            self.close()
+            raise
+        self._since = clock()
+        self._last = Busy()
+
+    def read(self) -> Busy:
+        """Means since the last read. Within 0.1 s of it the counters have not moved on, and the last means stand."""
+        if self._clock() - self._since < SHORTEST:
+            return self._last
+        before, now = self._samples
+        self._look(now)
+        self._since = self._clock()
+        self._samples = [now, before]  # also where what follows fails: the next read starts from here
+        self._last = Busy()
+        self._request.sample1, self._request.sample2 = before, now
+        self._nvml.nvmlGpmMetricsGet(self._request)
+        found = (self._value(place, scale) for place, (_, _, scale) in enumerate(_METRICS))
+        self._last = Busy(**{field: value for (field, _, _), value in zip(_METRICS, found, strict=True)})
+        return self._last
+
+    def close(self) -> None:
+        """Give NVML its buffers back."""
+        for sample in self._samples:
+            try:
+                self._nvml.nvmlGpmSampleFree(sample)
+            except self._nvml.NVMLError:
+                continue  # the GPU is gone, and its buffers with it
+        self._samples = []
+
+    def _prepared(self) -> Any:
+        request = self._nvml.c_nvmlGpmMetricsGet_t()
+        request.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = len(_METRICS)
+        for place, (_, name, _) in enumerate(_METRICS):
+            request.metrics[place].metricId = getattr(self._nvml, name)
+        return request
+
+    def _look(self, sample: Any) -> None:
+        if self._instance is None:
+            self._nvml.nvmlGpmSampleGet(self._handle, sample)
+        else:
+            self._nvml.nvmlGpmMigSampleGet(self._handle, self._instance, sample)
+
+    def _value(self, place: int, scale: float) -> float | None:
+        metric = self._request.metrics[place]
+        if metric.nvmlReturn != self._nvml.NVML_SUCCESS:
+            return None
+        value = float(metric.value) * scale
+        if not math.isfinite(value) or value < 0:
+            return None
+        if scale < 1:  # a share
+            return min(value, 1.0) if value <= _OVER_FULL else None
+        return value
+
+
+def gpm_supported(nvml: Any, handle: Any) -> bool:
+    """Whether this GPU, this driver and this pynvml have GPM; asked of the parent for a MIG instance.
+
+    >>> gpm_supported(object(), None)  # a pynvml from before GPM
+    False
+    """
+    ask = getattr(nvml, "nvmlGpmQueryDeviceSupport", None)
+    if ask is None:
+        return False
+    try:
+        return bool(ask(handle).isSupportedDevice)
+    except nvml.NVMLError:
+        return False
+
+
+_Values = dict[str, Any]
+
+
+class Asking:
+    """Asks NVML: `None` where it has no answer, whatever the reason, unless the GPU is gone.
+
+    Asking(pynvml).ask("nvmlDeviceGetPowerUsage", handle)
+    """
+
+    def __init__(self, nvml: Any) -> None:
+        self.nvml = nvml
+        self._gone_codes = {
+            nvml.NVML_ERROR_GPU_IS_LOST,
+            getattr(nvml, "NVML_ERROR_RESET_REQUIRED", 16),
+            getattr(nvml, "NVML_ERROR_GPU_NOT_FOUND", 28),
+        }
+
+    def ask(self, name: str, *args: Any) -> Any:
+        """The answer of one of NVML's functions; that a GPU is gone is raised as NVML's error."""
+        function = getattr(self.nvml, name, None)  # an older pynvml lacks newer calls
+        if function is None:
+            return None
+        try:
+            return function(*args)
+        except self.nvml.NVMLError as error:
+            self.raise_if_gone(error)
+            return None
+
+    def memory(self, handle: Any) -> tuple[int | None, int | None]:
+        """Used and usable bytes. The second version of the call keeps what the driver reserves out of both."""
+        second = getattr(self.nvml, "nvmlMemory_v2", None)
+        info = self.ask("nvmlDeviceGetMemoryInfo", handle, second) if second is not None else None
+        if info is not None:
+            return int(info.used), int(info.total - info.reserved)
+        info = self.ask("nvmlDeviceGetMemoryInfo", handle)
+        return (None, None) if info is None else (int(info.used), int(info.total))
+
+    def raise_if_gone(self, error: Any) -> None:
+        """Raise an error of NVML again if it says that the GPU is gone."""
+        if error.value in self._gone_codes:
+            raise error
+
+
+class NVMLValues:
+    """What is known of one device from one look to the next; `read` asks for what is due and repeats the rest.
+
+    `counter` is GPM's, where the device has one: activity and PCIe traffic come from it, or are unknown. A MIG instance
+    has memory and activity only; the rest belongs to its parent.
+    """
+
+    def __init__(
+        self, asking: Asking, handle: Any, counter: GpmCounter | None, mig: bool,
+        rates: Mapping[str, float], clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self.handle, self.counter = handle, counter
+        self._asking, self._rates, self._clock = asking, rates, clock
+        groups: dict[str, Callable[[], _Values]] = {"memory": self._memory}
+        if counter is not None:
+            groups["activity"] = self._activity
+        if not mig:
+            groups |= {
+                "power": self._power,
+                "energy": self._energy,
+                "temperature": self._temperature,
+                "clocks": self._clocks,
+                "utilization": self._utilization,
+            }
+        if not mig and counter is None:
+            groups["pcie"] = self._pcie
+        self._groups = groups
+        self._kept: dict[str, tuple[float, _Values]] = {}
+        self._traffic: tuple[float, int, int] | None = None  # when, bytes received, bytes sent
+
+    def read(self) -> GPUReading:
+        """One look."""
+        now = self._clock()
+        found: _Values = {}
+        ages: dict[str, float] = {}
+        for group, ask in self._groups.items():
+            kept = self._kept.get(group)
+            if kept is None or due(self._rates[group], now - kept[0]):
+                self._kept.pop(group, None)  # what is asked for and not answered is unknown, not the last value
+                values = ask()
+                if values:  # else it was the first look at a counter, and the next look has a rate
+                    self._kept[group] = (now, values)
+            else:
+                values = kept[1]
+                ages |= {field: now - kept[0] for field, value in values.items() if value is not None}
+            found |= values
+        return GPUReading(time=time.time(), ages=ages, **found)
+
+    # One method for each row of the table of rates.
+
+    def _memory(self) -> _Values:
+        used, total = self._asking.memory(self.handle)
+        return {"memory_used": used, "memory_total": total}
+
+    def _activity(self) -> _Values:
+        assert self.counter is not None
+        try:
+            busy = self.counter.read()
+        except self._asking.nvml.NVMLError as error:
+            self._asking.raise_if_gone(error)
+            busy = Busy()
+        return vars(busy)
+
+    def _power(self) -> _Values:
+        return {"power_w": _scaled(self._ask("nvmlDeviceGetPowerUsage"))}
+
+    def _energy(self) -> _Values:
+        return {"energy_j": _scaled(self._ask("nvmlDeviceGetTotalEnergyConsumption"))}
+
+    def _temperature(self) -> _Values:
+        return {"temperature_c": self._ask("nvmlDeviceGetTemperature", self._asking.nvml.NVML_TEMPERATURE_GPU)}
+
+    def _clocks(self) -> _Values:
+        nvml = self._asking.nvml
+        return {
+            "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+        }
+
+    def _utilization(self) -> _Values:
+        rates = self._ask("nvmlDeviceGetUtilizationRates")
+        return {"utilization": None if rates is None else rates.gpu / 100}
+
+    def _pcie(self) -> _Values:
+        """Bytes a second since the last look, from counters; NVML's own rates would take 20 ms a call."""
+        nvml = self._asking.nvml
+        wanted = [getattr(nvml, f"NVML_FI_DEV_PCIE_COUNT_{way}_BYTES", None) for way in ("RX", "TX")]
+        values = self._ask("nvmlDeviceGetFieldValues", wanted) if None not in wanted else None
+        if values is None or any(value.nvmlReturn != nvml.NVML_SUCCESS for value in values):
+            return {"pcie_rx_bps": None, "pcie_tx_bps": None}
+        now = (self._clock(), int(values[0].value.ullVal), int(values[1].value.ullVal))
+        before, self._traffic = self._traffic, now
+        if before is None or now[0] <= before[0] or now[1] < before[1] or now[2] < before[2]:
+            return {}
+        seconds = now[0] - before[0]
+        return {"pcie_rx_bps": (now[1] - before[1]) / seconds, "pcie_tx_bps": (now[2] - before[2]) / seconds}
+
+    def _ask(self, name: str, *args: Any) -> Any:
+        return self._asking.ask(name, self.handle, *args)
+
+
+def _scaled(thousandths: int | None) -> float | None:
+    return None if thousandths is None else thousandths / 1000
+
+
+INSTALL = "needed the package nvidia-ml-py to ask NVML; type: pip install nvidia-ml-py"
+
+
+_LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+)
+
+
+@dataclass
+class _Known:
+    """What is kept of a device from one look to the next."""
+
+    device: Device
+    values: NVMLValues
+
+
+class NvmlSource:
+    """The GPUs of this machine and their MIG instances, by NVML.
+
+    `nvml` is the module `pynvml` (package nvidia-ml-py) or one like it; `rates` are seconds that replace those of
+    `RATES`, by their names. GPUs before Hopper have no activity here; DCGM
+    has (`DcgmSource`). Of a MIG instance NVML gives memory, processes and, with GPM, activity; power, temperature and
+    clocks belong to its parent.
+
+        source = NvmlSource()
+        for device in source.devices():
+            print(device.name, source.read(device.id).memory_used)
+    """
+
+    name = "nvml"
+
+    def __init__(
+        self, nvml: Any = None, rates: Mapping[str, float] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._nvml = nvml or pynvml()
+        if self._nvml is None:
+            raise NoGPUSource(INSTALL)
+        try:
+            self._nvml.nvmlInit()
+        except self._nvml.NVMLError as error:
+            raise NoGPUSource(
+                f"needed an NVIDIA driver; NVML says: {error}. 'nvidia-smi' shows whether the driver is there"
+            ) from None
+        self._asking, self.rates, self._clock = Asking(self._nvml), {**RATES, **(rates or {})}, clock
+        self._known: dict[str, _Known] = {}
+        self._lock = threading.RLock()  # two threads in one pair of GPM's buffers end the process
+
+    def devices(self) -> list[Device]:
+        """Cards in NVML's order, each followed by its MIG instances. A card that does not answer is left out."""
+        with self._lock:
+            return self._devices()
+
+    def _devices(self) -> list[Device]:
+        found: dict[str, _Known] = {}
+        for index in range(self._count()):
+            with contextlib.suppress(self._nvml.NVMLError):
+                for known in self._card(index):
+                    found[known.device.id] = known
+        for id, old in self._known.items():
+            if found.get(id) is not old and old.values.counter is not None:
+                old.values.counter.close()
+        self._known = found
+        return [known.device for known in found.values()]
+
+    def read(self, device_id: str) -> GPUReading:
+        """One look; a value that NVML refuses is `None`, and a GPU that is lost raises `DeviceLost`.
+
+        What is not due yet is repeated from the last look that read it, with its age in `GPUReading.ages`.
+        """
+        with self._lock, self._watching_for_loss(device_id):
+            return self._find(device_id).values.read()
+
+    def processes(self, device_id: str) -> dict[int, int | None] | None:
+        """Bytes by pid: compute, MPS clients and graphics together; `None` where NVML gives none of its lists."""
+        found: dict[int, int | None] = {}
+        answered = False
+        with self._lock, self._watching_for_loss(device_id):
+            handle = self._find(device_id).values.handle
+            for name in _LISTS:
+                listed = self._asking.ask(name, handle)
+                if listed is None:
+                    continue
+                answered = True
+                for process in listed:
+                    memory = process.usedGpuMemory
+                    before = found.get(process.pid)  # a process with graphics too is in two lists with one figure
+                    found[process.pid] = memory if before is None else max(before, memory or 0)
+        return found if answered else None
+
+    @property
+    def hint(self) -> str | None:
+        """What would give activity, where NVML has none."""
+        if self.all_active:
+            return None
+        return "NVML gives activity on Hopper and later only; DCGM (its program dcgmi) would give it on older GPUs"
+
+    @property
+    def all_active(self) -> bool:
+        """Whether every GPU has GPM, so that nothing else is needed for activity."""
+        if not self._known:
+            self.devices()
+        return all(known.values.counter is not None for known in self._known.values() if known.device.takes_jobs)
+
+    def close(self) -> None:
+        """Give NVML's buffers back and end it."""
+        with self._lock:
+            for known in self._known.values():
+                if known.values.counter is not None:
+                    known.values.counter.close()
+            self._known = {}
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+
+    def _count(self) -> int:
+        try:
+            return int(self._nvml.nvmlDeviceGetCount())
+        except self._nvml.NVMLError as error:
+            raise NoGPUSource(f"NVML cannot list this machine's GPUs: {error}") from None
+
+    def _card(self, index: int) -> Iterator[_Known]:
+        nvml = self._nvml
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        id = nvml_text(nvml.nvmlDeviceGetUUID(handle))
+        places = self._mig_places(handle)
+        divided = places is not None
+        # A card in MIG mode is not counted as a whole: its instances are.
+        yield self._kept(id, index, handle, divided) or self._new(
+            Device(
+                id, index, nvml_text(nvml.nvmlDeviceGetName(handle)), self._asking.memory(handle)[1], divided=divided
+            ),
+            handle, handle,
+        )  # fmt: skip
+        for place in range(places or 0):
+            with contextlib.suppress(nvml.NVMLError):  # an empty place
+                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+                part_id, instance = nvml_text(nvml.nvmlDeviceGetUUID(part)), int(nvml.nvmlDeviceGetGpuInstanceId(part))
+                yield self._kept(part_id, index, part, instance=instance) or self._new(
+                    Device(
+                        part_id, index, nvml_text(nvml.nvmlDeviceGetName(part)), self._asking.memory(part)[1],
+                        mig=True, parent=id, instance=instance,
+                    ),
+                    part, handle,
+                )  # fmt: skip
+
+    def _kept(
+        self, id: str, index: int, handle: Any, divided: bool = False, instance: int | None = None
+    ) -> _Known | None:
+        """A device that was there before keeps its counter and its last values; its name is not asked again."""
+        old = self._known.get(id)
+        if old is None or (old.device.index, old.device.divided, old.device.instance) != (index, divided, instance):
+            return None
+        old.values.handle = handle
+        return old
+
+    def _new(self, device: Device, handle: Any, card: Any) -> _Known:
+        counter = None
+        if not device.divided and gpm_supported(self._nvml, card):
+            with contextlib.suppress(self._nvml.NVMLError):
+                counter = GpmCounter(self._nvml, card, device.instance)
+        return _Known(device, NVMLValues(self._asking, handle, counter, device.mig, self.rates, self._clock))
+
+    def _mig_places(self, handle: Any) -> int | None:
+        mode = self._asking.ask("nvmlDeviceGetMigMode", handle)
+        if mode is None or not mode[0]:
+            return None
+        return int(self._asking.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
+
+    def _find(self, device_id: str) -> _Known:
+        if device_id not in self._known:
+            self.devices()
+        if device_id not in self._known:
+            raise DeviceLost(device_id, "NVML does not list it")
+        return self._known[device_id]
+
+    @contextlib.contextmanager
+    def _watching_for_loss(self, device_id: str) -> Iterator[None]:
+        try:
+            yield
+        except self._nvml.NVMLError as error:
+            raise DeviceLost(device_id, str(error)) from None

@@ -1,0 +1,316 @@
+"""The monitor: a thread that reads every GPU regularly, and the window of its latest readings."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from ullage.errors import DeviceLost, InvalidValue, UnknownName
+from ullage.manager.monitor.host import HostReading, HostWatch
+from ullage.manager.monitor.readings import FIELDS, RATES, Device, GPUReading, ProcessReading, Source, due
+
+
+class Window:
+    """A look at a sliding window: means, percentiles and ages, field by field; `None` where nothing is known.
+
+    `looks` are pairs of a moment and a reading, oldest first, and `now` is a moment of the same clock. Unknown values
+    are left out of a mean, and `count` tells how many are in it. A late look counts as much as one in time, and a value
+    that looks repeat counts once, in the look that read it.
+
+    >>> readings = [GPUReading(0.0, smact=0.2), GPUReading(1.0, smact=0.6), GPUReading(2.0)]
+    >>> window = Window([(reading.time, reading) for reading in readings], now=3.0)
+    >>> window.mean("smact"), window.count("smact"), window.age("smact"), window.mean("drama")
+    (0.4, 2, 2.0, None)
+    """
+
+    def __init__(self, looks: Sequence[tuple[float, GPUReading]], now: float) -> None:
+        self._looks, self._now = looks, now
+
+    def __len__(self) -> int:
+        return len(self._looks)
+
+    def values(self, field: str) -> list[float]:
+        """What is known of a field, oldest first."""
+        if field not in FIELDS:
+            raise UnknownName("field of a reading", field, FIELDS)
+        found = (getattr(reading, field) for _, reading in self._looks if field not in reading.ages)
+        return [value for value in found if value is not None]
+
+    def count(self, field: str) -> int:
+        """How many looks read the field and know it."""
+        return len(self.values(field))
+
+    def mean(self, field: str) -> float | None:
+        """The mean of what is known."""
+        values = self.values(field)
+        return sum(values) / len(values) if values else None
+
+    def percentile(self, field: str, percent: float) -> float | None:
+        """The smallest known value that at least so many percent of the known values do not exceed.
+
+        >>> looks = [(0.0, GPUReading(0.0, power_w=watts)) for watts in (300, 100, 200, 400)]
+        >>> Window(looks, now=0.0).percentile("power_w", 50)
+        200
+        """
+        values = sorted(self.values(field))
+        if not values:
+            return None
+        return values[min(len(values), max(1, math.ceil(percent / 100 * len(values)))) - 1]
+
+    def age(self, field: str | None = None) -> float | None:
+        """Seconds since the newest look, or since the newest known value of `field` was read."""
+        for moment, reading in reversed(self._looks):
+            if field is None or getattr(reading, field) is not None:
+                return max(0.0, self._now - moment) + (reading.ages.get(field, 0.0) if field else 0.0)
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Mean, median, 95th percentile, age and count of each field, ready for JSON.
+
+        >>> Window([], 0.0).to_dict()["smact"]
+        {'mean': None, 'p50': None, 'p95': None, 'age': None, 'count': 0}
+        """
+        return {
+            field: {
+                "mean": self.mean(field),
+                "p50": self.percentile(field, 50),
+                "p95": self.percentile(field, 95),
+                "age": self.age(field),
+                "count": self.count(field),
+            }
+            for field in FIELDS
+        }
+
+
+def forget_old(looks: deque[tuple[float, GPUReading]], oldest: float) -> None:
+    """Drop looks from before a moment.
+
+    >>> looks = deque([(1.0, GPUReading(1.0)), (5.0, GPUReading(5.0))]); forget_old(looks, 2.0); len(looks)
+    1
+    """
+    while looks and looks[0][0] < oldest:
+        looks.popleft()
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Who held how much, when, and what the GPU said was used then."""
+
+    moment: float
+    used: int | None
+    by_pid: dict[int, int | None] | None
+
+
+class Monitor:
+    """Samples a source at an interval over a sliding window, in a thread of its own.
+
+        with Monitor(best_source(), interval=1.0, window=90.0) as monitor:
+            ...
+            monitor.window(gpu).mean("smact"), monitor.processes(gpu), monitor.host(pid)
+
+    Nothing that a source does stops it: a look that fails is counted (`failures`, `last_error`), one that comes late
+    makes the next ones keep to the interval, a GPU that does not answer is `lost` until it is listed and read again.
+    Values of a lost GPU are unknown, not the last ones. Ages are by a clock that nobody sets. CPU and RAM of processes
+    are looked at every `host_interval` seconds, for processes on the GPUs and for those that `follow` named.
+    """
+
+    def __init__(
+        self, source: Source, interval: float = 1.0, window: float = 90.0, host_interval: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        if not 0.05 <= interval <= window:
+            raise InvalidValue(f"needed an interval from 0.05 s to the window's {window:g} s; found {interval:g} s")
+        self.source, self.interval, self.seconds = source, interval, window
+        self.failures = 0
+        self.last_error: str | None = None
+        self._host_interval, self._clock = host_interval, clock
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._devices: dict[str, Device] = {}
+        self._looks: dict[str, deque[tuple[float, GPUReading]]] = {}
+        self._held: dict[str, _Held] = {}
+        self._lost: dict[str, str] = {}
+        self._watch = HostWatch(clock)
+        self._hosts: dict[int, HostReading] = {}
+        self._followed: set[int] = set()
+        self._listed: float | None = None
+        self._next_host = clock()
+
+    # What it knows.
+
+    def devices(self) -> list[Device]:
+        """All that were ever listed, cards before their MIG instances; `lost` tells which are gone."""
+        with self._lock:
+            return list(self._devices.values())
+
+    def lost(self, device_id: str) -> str | None:
+        """Why a device counts as lost; `None` if it answers."""
+        with self._lock:
+            self._check(device_id)
+            return self._lost.get(device_id)
+
+    def latest(self, device_id: str) -> GPUReading | None:
+        """The newest reading; `None` before the first one and for a lost device. `window(id).age()` is its age."""
+        with self._lock:
+            looks = self._known_looks(device_id)
+            return looks[-1][1] if looks else None
+
+    def window(self, device_id: str) -> Window:
+        """The readings of the last `window` seconds; empty for a lost device."""
+        with self._lock:
+            now = self._clock()
+            looks = self._known_looks(device_id)
+            return Window([look for look in looks if look[0] >= now - self.seconds], now)
+
+    def processes(self, device_id: str) -> dict[int, int | None] | None:
+        """Bytes by pid when they were last listed; `None` where it is not known who is there."""
+        with self._lock:
+            self._check(device_id)
+            held = self._held.get(device_id)
+            return None if held is None or held.by_pid is None else dict(held.by_pid)
+
+    def processes_age(self, device_id: str) -> float | None:
+        """Seconds since the processes were listed; `None` where it is not known who is there."""
+        with self._lock:
+            self._check(device_id)
+            held = self._held.get(device_id)
+            return None if held is None or held.by_pid is None else max(0.0, self._clock() - held.moment)
+
+    def process_readings(self, device_id: str) -> list[ProcessReading]:
+        """The processes, most memory first; empty where unknown."""
+        held = self.processes(device_id) or {}
+        return [ProcessReading(*item) for item in sorted(held.items(), key=lambda item: -(item[1] or 0))]
+
+    def host(self, pid: int) -> HostReading | None:
+        """CPU and RAM of a process and all it started; `None` if it was not seen at the last look."""
+        with self._lock:
+            return self._hosts.get(pid)
+
+    def follow(self, pids: Iterable[int]) -> None:
+        """Look at the CPU and RAM of these processes too, instead of those named before."""
+        with self._lock:
+            self._followed = set(pids)
+
+    # What it does.
+
+    def start(self) -> Monitor:
+        """List the devices, take the first look, and go on in a thread. Raises what the source raises at the start."""
+        if self._thread is not None:
+            raise InvalidValue("the monitor runs already")
+        self._list()
+        self.look()
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._run, name="ullage monitor", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self, patience: float = 5.0) -> None:
+        """End the thread and close the source. A source that hangs is left behind after `patience` seconds."""
+        self._stop.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(patience)
+            if thread.is_alive():
+                return
+        self.source.close()
+
+    def look(self) -> None:
+        """One look at everything, as the thread does it; for use without the thread."""
+        now = self._clock()
+        rate = self.source.rates.get("devices", RATES["devices"])
+        if due(rate, None if self._listed is None else now - self._listed):
+            self._guarded(self._list)
+        for device in self.devices():
+            self._guarded(partial(self._look_at, device))
+        if now >= self._next_host:
+            self._next_host = now + self._host_interval
+            self._guarded(self._look_at_hosts)
+
+    def __enter__(self) -> Monitor:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        due = self._clock() + self.interval
+        while not self._stop.wait(max(0.0, due - self._clock())):
+            self.look()
+            missed = max(0, int((self._clock() - due) / self.interval))
+            due += self.interval * (missed + 1)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:  # whatever a driver or a library does, the next look comes
+            with self._lock:
+                self.failures += 1
+                self.last_error = f"{type(error).__name__}: {error}"
+
+    def _list(self) -> None:
+        self._listed = self._clock()
+        listed = {device.id: device for device in self.source.devices()}
+        with self._lock:
+            for id in self._devices:
+                if id not in listed:
+                    self._lose(id, "it is not listed any more")
+            for id in listed:
+                self._lost.pop(id, None)
+            self._devices = {**listed, **{id: old for id, old in self._devices.items() if id not in listed}}
+
+    def _look_at(self, device: Device) -> None:
+        with self._lock:
+            if device.id in self._lost:
+                return
+        try:
+            reading = self.source.read(device.id)
+            moment = self._clock()
+            held = self._held_now(device.id, reading.memory_used, moment)
+        except DeviceLost as lost:
+            with self._lock:
+                self._lose(device.id, lost.reason)
+            return
+        with self._lock:
+            looks = self._looks.setdefault(device.id, deque())
+            looks.append((moment, reading))
+            forget_old(looks, moment - self.seconds)
+            self._held[device.id] = held
+
+    def _held_now(self, device_id: str, used: int | None, moment: float) -> _Held:
+        """The list of processes: a new one if it is due, which it is sooner where the GPU's used memory has moved."""
+        old, rates = self._held.get(device_id), self.source.rates
+        if old is not None and used is not None:
+            rate = rates.get("processes" if used == old.used else "processes moving", 0.0)
+            if not due(rate, moment - old.moment):
+                return old
+        return _Held(moment, used, self.source.processes(device_id))
+
+    def _lose(self, device_id: str, reason: str) -> None:
+        self._lost.setdefault(device_id, reason)
+        self._looks.pop(device_id, None)
+        self._held.pop(device_id, None)
+
+    def _look_at_hosts(self) -> None:
+        with self._lock:
+            pids = self._followed.union(*(held.by_pid for held in self._held.values() if held.by_pid))
+        found = self._watch.look(sorted(pids))
+        with self._lock:
+            self._hosts = found
+
+    def _known_looks(self, device_id: str) -> deque[tuple[float, GPUReading]]:
+        self._check(device_id)
+        return self._looks.get(device_id) or deque()
+
+    def _check(self, device_id: str) -> None:
+        if device_id not in self._devices:
+            raise UnknownName("GPU", device_id, self._devices)

@@ -1,0 +1,97 @@
+"""Which source of readings to use on this machine, and the source for virtual GPUs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ullage.errors import DeviceLost, InvalidValue, NoGPUSource
+from ullage.manager.monitor.dcgm import DcgmSource, dcgm_installed
+from ullage.manager.monitor.nvml import NvmlSource
+from ullage.manager.monitor.readings import Device, GPUReading, Source
+
+if TYPE_CHECKING:
+    from ullage.virtual.shared_card.cards import Card
+
+
+class VirtualSource:
+    """The virtual cards of a folder, seen like GPUs: device ids are their UUIDs, `total` is what jobs can use.
+
+        source = VirtualSource("/srv/ullage/cards/default")
+
+    Only memory and who holds it are known: nothing is computed on a virtual GPU, so power, temperature, clocks, traffic
+    and activity are unknown.
+    """
+
+    name = "virtual"
+    rates: Mapping[str, float] = {}  # a small file is read: all of it always
+    hint = "virtual cards: nothing is computed on them, so only memory and processes are known"
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = folder
+        self._cards: dict[str, Card] = {}
+        self.devices()
+
+    def devices(self) -> list[Device]:
+        """The cards that the folder has now."""
+        from ullage.virtual.shared_card.cards import Cards
+
+        try:
+            self._cards = {card.uuid: card for card in Cards.open(self._folder).cards}
+        except InvalidValue as error:
+            raise NoGPUSource(f"{error}; 'ullage serve --virtual 4xA100-40GB' makes some") from None
+        return [Device(card.uuid, card.index, card.name, card.total) for card in self._cards.values()]
+
+    def read(self, device_id: str) -> GPUReading:
+        """Memory that living processes hold now."""
+        used = sum(self._held(device_id).values())
+        return GPUReading(time=time.time(), memory_used=used, memory_total=self._cards[device_id].total)
+
+    def processes(self, device_id: str) -> dict[int, int | None] | None:
+        """Bytes by pid."""
+        return dict(self._held(device_id))
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _held(self, device_id: str) -> dict[int, int]:
+        card = self._cards.get(device_id)
+        if card is None:
+            raise DeviceLost(device_id, f"{self._folder} has no such virtual card")
+        try:
+            return card.processes()
+        except InvalidValue as error:
+            raise DeviceLost(device_id, str(error)) from None
+
+
+def best_source(
+    virtual: str | os.PathLike[str] | None = None, interval: float = 1.0, nvml: Any = None, dcgmi: str = "dcgmi",
+    rates: Mapping[str, float] | None = None,
+) -> Source:  # fmt: skip
+    """The source that knows most: virtual cards if a folder is named, else NVML, with DCGM where NVML lacks activity.
+
+    NVML alone is enough where all GPUs have GPM (Hopper and later). DCGM that is installed but does not answer is left
+    aside. `rates` replace those of `ullage.manager.monitor.readings`. Without a driver `NoGPUSource` says what was
+    tried and what to type.
+
+        monitor = Monitor(best_source())
+    """
+    if virtual is not None:
+        return VirtualSource(virtual)
+    try:
+        source = NvmlSource(nvml, rates)
+    except NoGPUSource as error:
+        raise NoGPUSource(
+            f"no GPU can be watched here: {error}. Virtual cards can be, without a GPU: add --cards FOLDER"
+        ) from None
+    if not source.devices():
+        source.close()
+        raise NoGPUSource("NVML answers but lists no GPU; 'nvidia-smi -L' shows what the driver sees")
+    try:
+        if source.all_active or not dcgm_installed(dcgmi):
+            return source
+        return DcgmSource(source, interval, dcgmi)
+    except NoGPUSource:
+        return source

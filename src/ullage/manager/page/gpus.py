@@ -1,0 +1,134 @@
+"""The page of the GPUs: a card each, with what is promised, what is used, and how busy it was in the last minutes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nicegui import ui
+
+from ullage.manager.job_words import promised_on, reference
+from ullage.manager.page.elements import box, curve, percent_of, set_prop, words
+from ullage.manager.page.frame import Frame
+from ullage.manager.page.readings import DaemonReading, Readings
+from ullage.manager.page.sessions import Session
+from ullage.units import format_bytes
+
+_COLOURS = 6  # classes job-0 to job-5 of page.css
+_MOST_JOBS = 12  # that a card lists by name
+_LEGEND = {"used": "used", "promised": "promised", "beyond": "more than promised", "free": "free",
+           "foreign": "of others"}  # fmt: skip
+
+
+async def show_gpus(session: Session) -> None:
+    """Build the page."""
+    frame = Frame(session, "GPUs", "/")
+    with frame.main:
+        summary = words("p", "", "summary")
+        with box("p", "legend"):
+            for kind, text in _LEGEND.items():
+                box("span", f"dot {kind}").props["aria-hidden"] = "true"
+                words("span", text)
+        with box("div", "cards") as shelf:
+            pass
+    cards: dict[str, GPUCard] = {}
+
+    async def refresh(reading: DaemonReading) -> None:
+        summary.set_text(_summary(reading))
+        if list(cards) != [gpu["id"] for gpu in reading.gpus]:
+            cards.clear()
+            shelf.clear()
+            with shelf:
+                cards.update({gpu["id"]: GPUCard(gpu, reading.places[gpu["id"]]) for gpu in reading.gpus})
+        for gpu in reading.gpus:
+            cards[gpu["id"]].show(gpu, reading.on_gpu(gpu["id"]), session.readings)
+
+    await frame.from_the_first(refresh)
+
+
+def _summary(reading: DaemonReading) -> str:
+    counts = [f"{number:,} {state}" for state, number in reading.states.items()]
+    about = reading.about
+    return f"{about['gpus']} GPUs{' (virtual)' if about['virtual'] else ''}, policy {about['policy']}. Jobs: " + (
+        ", ".join(counts) or "none"
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.0%}"
+
+
+def _colours(jobs: list[int]) -> list[int]:
+    """A colour for each job: by its number, so that it stays the same, but another one where that is taken.
+
+    >>> _colours([1, 7, 8])
+    [1, 2, 3]
+    """
+    chosen: list[int] = []
+    for job in jobs:
+        wanted = [(job + more) % _COLOURS for more in range(_COLOURS)]
+        chosen.append(next((colour for colour in wanted if colour not in chosen), wanted[0]))
+    return chosen
+
+
+class GPUCard(ui.element, component="static/gpu_card.js"):
+    """One GPU, or one MIG instance. All of a card is one element, since a server may have hundreds of parts of them."""
+
+    def __init__(self, gpu: dict[str, Any], name: str) -> None:
+        super().__init__()
+        self._title = f"{'MIG instance' if gpu['mig'] else 'GPU'} {name}"
+
+    def show(self, gpu: dict[str, Any], jobs: list[dict[str, Any]], readings: Readings) -> None:
+        """What the GPU does now."""
+        state = "lost" if gpu["lost"] else "drained" if gpu["drained"] else "alone" if gpu["alone"] else ""
+        why = gpu["drain_reason"] if state == "drained" and gpu["drain_reason"] else ""
+        text = {"lost": "lost: it does not answer", "drained": "drained", "alone": "one job alone"}.get(state, "")
+        watts, activity = gpu["power_w"], gpu["activity"]
+        series = {"SMACT": readings.series("smact", gpu["id"]), "DRAMA": readings.series("drama", gpu["id"]),
+                  "power": readings.series("power_w", gpu["id"])}  # fmt: skip
+        highest = max((value for _, value in series["power"] if value is not None), default=0.0)
+        tops = {"SMACT": 1.0, "DRAMA": 1.0, "power": max(100.0, highest)}
+        now = {"SMACT": _percent(activity["smact"]), "DRAMA": _percent(activity["drama"]),
+               "power": "unknown" if watts is None else f"{watts:.0f} W"}  # fmt: skip
+        missing = [name for name, figures in series.items() if all(value is None for _, value in figures)]
+        colours = [f"job-{number}" for number in _colours([job["id"] for job in jobs])]
+        set_prop(self, "card", {
+            "title": self._title, "model": f"{gpu['name']}, {format_bytes(gpu['total'])}", "state": state,
+            "badge": f"{text}: {why}" if why else text, "memory": _memory(gpu),
+            "bands": [_band(gpu, job, colour) for job, colour in zip(jobs, colours, strict=True)],
+            "foreign": percent_of(gpu["foreign"] / (gpu["total"] or 1)),
+            "jobs": [_line(gpu, job, colour) for job, colour in zip(jobs[:_MOST_JOBS], colours, strict=False)],
+            "more": f"and {len(jobs) - _MOST_JOBS} more" if len(jobs) > _MOST_JOBS else "",
+            "curves": [curve(name, figures, tops[name], now[name]) for name, figures in series.items()
+                       if name not in missing],
+            "unknown": f"Not measured here: {', '.join(missing)}." if missing else "",
+        })  # fmt: skip
+
+
+def _memory(gpu: dict[str, Any]) -> str:
+    figures = [] if gpu["used"] is None else [f"{format_bytes(gpu['used'])} used"]
+    figures += [f"{format_bytes(gpu['promised'])} promised"]
+    figures += [f"{format_bytes(gpu['foreign'])} of others"] if gpu["foreign"] else []
+    return f"{', '.join(figures)}, {format_bytes(gpu['free'])} free"
+
+
+def _band(gpu: dict[str, Any], job: dict[str, Any], colour: str) -> dict[str, Any]:
+    """What a job was promised and takes, as parts of the GPU's memory."""
+    total = gpu["total"] or 1
+    known = promised_on(job, gpu["id"])
+    promise = total if gpu["alone"] or known is None else known
+    most = max(promise, job["used"] or 0)
+    return {
+        "id": job["id"], "colour": colour, "title": f"job {reference(job)}", "width": percent_of(most / total),
+        "used": percent_of((job["used"] or 0) / most if most else 0.0),
+        "beyond": percent_of(1 - promise / most if most and job["over_promise"] else 0.0),
+    }  # fmt: skip
+
+
+def _line(gpu: dict[str, Any], job: dict[str, Any], colour: str) -> dict[str, Any]:
+    """A job in the card's list."""
+    used = "" if job["used"] is None else f"{format_bytes(job['used'])} of "
+    return {
+        "id": job["id"], "colour": colour, "href": f"/job/{int(job['id'])}", "name": f"{reference(job)} {job['name']}",
+        "user": job["user"], "figures": f"{used}{format_bytes(promised_on(job, gpu['id']))} promised",
+        "over": bool(job["over_promise"]),
+    }  # fmt: skip

@@ -1,0 +1,360 @@
+"""The page of one job: what it runs, what it was promised and takes, its attempts, its output, and what can be done."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from nicegui import ui
+
+from ullage.errors import UllageError
+from ullage.estimation.result import BREAKDOWN_WORDS
+from ullage.manager.job_words import memory, named, promised, reference, why
+from ullage.manager.page.answer import show_bands, show_parts
+from ullage.manager.page.charts import FAINT, LINES, on_axis, tooltip, use_charts
+from ullage.manager.page.elements import box, set_prop, set_width, words
+from ullage.manager.page.frame import Frame
+from ullage.manager.page.readings import DaemonReading
+from ullage.manager.page.sessions import Session
+from ullage.text import plain
+from ullage.units import GIB, format_bytes, format_duration, parse_bytes
+
+_SHOWN = 32 << 10  # characters of the output
+_EVERY = 5.0  # seconds between two questions about the memory over time
+_STREAMS = {"output": "stdout", "errors": "stderr"}
+# By order: in which states it makes sense, and what to ask before; "" asks nothing.
+_ORDERS = {
+    "cancel": (("estimating", "queued", "held", "starting", "running"), "Cancel this job? If it runs, it is stopped."),
+    "hold": (("estimating", "queued"), ""),
+    "release": (("held",), ""),
+    "requeue": (("running", "done", "failed", "cancelled"), "Put this job into the queue again, from its beginning?"),
+}
+_NO_VARIABLES = "Its environment variables were not kept after its end, so it runs without them."
+
+
+def show_job(session: Session, number: int) -> None:
+    """Build the page."""
+    frame = Frame(session, f"Job {number}", "")
+    use_charts()
+    with frame.main:
+        problem = words("p", "", "problem").props('role="alert"')
+        with box("div", "columns") as sheet:
+            view = JobSheet(session, number)
+    sheet.set_visibility(False)
+
+    async def refresh(reading: DaemonReading) -> None:
+        if reading.trouble:
+            return
+        try:
+            job = await session.readings.job(number)
+        except UllageError as error:
+            problem.set_text(plain(str(error)))
+            return
+        problem.set_text("")
+        frame.call(f"Job {reference(job)}")
+        sheet.set_visibility(True)
+        await view.show(job, reading)
+
+    frame.every_reading(refresh)
+
+
+class JobSheet:
+    """The parts of the page."""
+
+    def __init__(self, session: Session, number: int) -> None:
+        self._session, self._number = session, number
+        self._stream, self._tail = "stdout", LogTail(session.ask, number, "stdout")
+        self._facts: dict[str, Any] = {}
+        self._job: dict[str, Any] = {}
+        self._next_curve = 0.0
+        self._parts: dict[str, int] | None = None
+        self._attempts: list[dict[str, Any]] = []
+        with box("div"):
+            with box("section", "card"):
+                self._name = words("h2")
+                self._list = box("dl", "facts")
+                with box("div", "tools"):
+                    self._buttons = {order: self._button(order) for order in _ORDERS}
+                    self._more = words("button", "Rerun with more memory", "quiet").props('type="button"')
+                    self._more.on("click", self._asked_for_more)
+            with box("section", "card"):
+                words("h2", "Memory")
+                with box("div", "bands"), box("div", "band job-0 whole"):
+                    self._used, self._beyond = box("div", "used"), box("div", "beyond")
+                self._memory = words("p", "", "figures")
+                self._chart = ui.echart(_options()).classes("over-time").props('role="img"')
+                self._chart.set_visibility(False)
+            self._estimate = box("section", "card answer")
+            with box("section", "card"):
+                words("h2", "Attempts")
+                self._none = words("p", "None yet: it has not started.", "figures")
+                self._table = box("ol", "attempts")
+        with box("section", "card log"):
+            with box("div", "head"):
+                words("h2", "Output")
+                chosen = ui.toggle(list(_STREAMS), value="output").props('no-caps unelevated aria-label="Which output"')
+            self._where = words("p", "", "figures")
+            with box("div", "tail").props(
+                'tabindex="0" role="log" aria-live="off" aria-label="Output of the job"'
+            ) as self._out:
+                self._text = words("pre")
+
+        def choose() -> None:
+            self._tail = LogTail(session.ask, number, _STREAMS[str(chosen.value)])
+            self._text.set_text("")
+
+        chosen.on_value_change(choose)
+
+    async def show(self, job: dict[str, Any], reading: DaemonReading) -> None:
+        """What the job is now."""
+        self._job = job
+        self._name.set_text(f"{job['name']}: {job['state']}")
+        places = [reading.places.get(place, place) for place in job["gpus_used"]]
+        self._show_facts(_facts(job | {"places": places}))
+        may = "command" in job and reading.about["scope"] in ("submit", "operate")
+        for order, button in self._buttons.items():
+            button.set_visibility(may and job["state"] in _ORDERS[order][0])
+        self._more.set_visibility(may and job["more_memory"] is not None)
+        self._show_memory(job)
+        self._show_estimate(job)
+        await self._show_over_time()
+        self._none.set_visibility(not job["attempts"])
+        if job["attempts"] != self._attempts:
+            self._attempts = job["attempts"]
+            self._table.clear()
+            with self._table:
+                for attempt in job["attempts"]:
+                    words("li", _attempt(attempt, reading.places))
+        try:
+            changed = await self._tail.more()
+        except UllageError as error:
+            self._where.set_text(plain(str(error)))
+            return
+        self._where.set_text(self._tail.note)
+        if changed:
+            self._text.set_text(self._tail.text)
+        self._out.set_visibility(bool(self._text.text))
+
+    def _show_facts(self, facts: dict[str, str]) -> None:
+        if list(facts) != list(self._facts):
+            self._list.clear()
+            with self._list:
+                self._facts = {name: (words("dt", name), words("dd"))[1] for name in facts}
+        for name, text in facts.items():
+            self._facts[name].set_text(text)
+
+    def _show_memory(self, job: dict[str, Any]) -> None:
+        used = job["used"]
+        most = max([used or 0, *(one["used"] or 0 for one in job["attempts"])])
+        top = max(filter(None, (job["promise"], used, most)), default=0)
+        set_width(self._used, (used or 0) / top if top else 0.0)
+        beyond = (used or 0) - (job["promise"] or 0) if job["over_promise"] else 0
+        set_width(self._beyond, beyond / top if top else 0.0)
+        over = " It takes more than it was promised." if job["over_promise"] else ""
+        self._memory.classes(replace="figures over" if over else "figures")
+        figures = [] if used is None else [f"{memory(used)} used now"]
+        figures += [f"{memory(most)} at most"] if most else []
+        self._memory.set_text(f"{', '.join([*figures, memory(job['promise']) + ' promised'])}.{over}")
+
+    def _show_estimate(self, job: dict[str, Any]) -> None:
+        """What the estimate is made of, if that is known and this user's to see."""
+        parts: dict[str, int] = job.get("breakdown") or {}
+        self._estimate.set_visibility(bool(parts))
+        if parts == self._parts:
+            return
+        self._parts = parts
+        self._estimate.clear()
+        total = sum(parts.values())
+        with self._estimate:
+            words("h2", "Estimate")
+            words("p", job["estimate"] or "", "figures")
+            show_bands(parts, max(total, 1), total)
+            show_parts(parts, BREAKDOWN_WORDS.__getitem__)
+            words(
+                "p",
+                f"{format_bytes(total)} in all, at the peak. The promise has something on top, to be safe.",
+                "figures",
+            )
+
+    async def _show_over_time(self) -> None:
+        """The memory from the start of the first attempt on, against the promise."""
+        if time.monotonic() < self._next_curve:
+            return
+        self._next_curve = time.monotonic() + _EVERY
+        try:
+            found = (await self._session.ask("memory", job=self._number))["attempts"]
+        except UllageError:
+            return  # the next reading says what is wrong
+        used, promised = _lines(found)
+        self._chart.set_visibility(bool(used))
+        if used:
+            most = max(value for _, value in used if value is not None)
+            set_prop(self._chart, "aria-label", f"Memory over time: {most:.1f} GiB at most")
+            self._chart.run_chart_method("setOption", {"series": [{"data": used}, {"data": promised}]})
+            self._chart.run_chart_method("resize")
+
+    def _button(self, order: str) -> Any:
+        return words("button", order.capitalize(), f"quiet {order}").props('type="button"').on(
+            "click", lambda: self._asked(order)
+        )  # fmt: skip
+
+    async def _asked(self, order: str) -> None:
+        question = _ORDERS[order][1] + (self._without_variables if order == "requeue" else "")
+        if question and not await _confirmed(question, order):
+            return
+        more: dict[str, Any] = {"hold": False, "env": None} if order == "requeue" else {}
+        await self._order(order, **more)
+
+    async def _asked_for_more(self) -> None:
+        """Run it again with more memory: as much as the daemon proposes, or as somebody types."""
+        with _question() as dialog, box("div", "card question"):
+            words("p", f"Put this job into the queue again, with more memory?{self._without_variables}")
+            proposed = format_bytes(self._job["more_memory"] or 0)
+            size = ui.input("GPU memory on each GPU", value=proposed).props("outlined dense autofocus")
+            with box("div", "tools"):
+                for text, answer in (("Rerun", True), ("Leave it", False)):
+                    words("button", text, "quiet").props('type="button"').on(
+                        "click", lambda answer=answer: dialog.submit(answer)
+                    )
+        if await dialog:
+            try:
+                wanted = parse_bytes(str(size.value))
+            except UllageError as error:
+                ui.notify(plain(str(error)), type="negative")
+                return
+            await self._order("requeue", hold=False, env=None, memory=wanted)
+
+    async def _order(self, order: str, **more: Any) -> None:
+        """Do it, and say what was done."""
+        try:
+            answers = await self._session.ask(order, jobs=[self._number], **more)
+        except UllageError as error:
+            ui.notify(plain(str(error)), type="negative", timeout=10_000)
+            return
+        for one in answers:
+            kind: Any = "positive" if one["done"] else "negative"
+            ui.notify(f"job {named(one)} {one['text']}", type=kind, timeout=10_000)
+        self._session.readings.forget(self._number)
+
+    @property
+    def _without_variables(self) -> str:
+        over = self._job.get("ended") is not None
+        return f" {_NO_VARIABLES}" if over and self._job.get("env") else ""
+
+
+def _question() -> ui.dialog:
+    """A dialog that is gone once it is closed and who has the keyboard is where they were before."""
+    made = ui.dialog()
+    return made.on("hide", made.delete)
+
+
+async def _confirmed(question: str, order: str) -> bool:
+    with _question() as dialog, box("div", "card question"):
+        words("p", question)
+        with box("div", "tools"):
+            words("button", order.capitalize(), "quiet").props('type="button"').on("click", lambda: dialog.submit(True))
+            words("button", "Leave it", "quiet").props('type="button" autofocus').on("click", dialog.close)
+    return bool(await dialog)
+
+
+def _facts(job: dict[str, Any]) -> dict[str, str]:
+    ending = "Ended" if job["ended"] is not None else "Runs" if job["alone"] is not None else "Waits"
+    facts = {"Job": str(job["id"])} if job["array_id"] is None else {"Job": reference(job), "Number": str(job["id"])}
+    facts |= {ending: why(job), "User": f"{job['user']}, priority {job['priority']}"}
+    if job.get("command"):
+        facts |= {"Command": shlex.join(job["command"]), "Folder": job["cwd"]}
+    number = f"{job['gpus']} GPU{'' if job['gpus'] == 1 else 's'}" + (", alone" if job["exclusive"] else "")
+    facts["Promise"] = f"{promised(job)} on {number}" if job["gpus"] else "no GPU"
+    facts["Estimate"] = job["estimate"] or "under way"
+    facts |= {"Submitted": _moment(job["submitted"]), "Waited": format_duration(job["waited"])}
+    return facts | ({"Ran": format_duration(job["ran"])} if job["ran"] else {})
+
+
+def _attempt(attempt: dict[str, Any], names: dict[str, str]) -> str:
+    where = ", ".join(f"GPU {names.get(slot, slot)}" for slot in attempt["slots"]) or "no GPU"
+    ended = attempt["cause"] or attempt["state"]
+    begin = attempt["started"] or attempt["placed"]
+    ran = "" if attempt["elapsed"] is None else f", ran {format_duration(attempt['elapsed'])}"
+    detail = "" if attempt["detail"] in (None, "exit code 0", attempt["cause"]) else f" ({attempt['detail']})"
+    told = attempt["exit_code"] in (None, 0) or "exit code" in detail
+    code = "" if told else f", exit code {attempt['exit_code']}"
+    used = "" if attempt["used"] is None else f", used {memory(attempt['used'])} at most"
+    return f"{_moment(begin)} on {where}{ran}, {promised(attempt)} promised{used}: {ended}{code}{detail}"
+
+
+def _moment(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _lines(attempts: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
+    """What attempts held and what they were promised: points of milliseconds and GiB, with a gap after each attempt.
+
+    >>> used, promised = _lines([{"begin": 0.0, "step": 2.0, "values": [1 << 30, None], "promise": 2 << 30}])
+    >>> [value for _, value in used], [value for _, value in promised]
+    ([1.0, None, None], [2.0, 2.0, None])
+    """
+    used: list[Any] = []
+    promised: list[Any] = []
+    for each in attempts:
+        begin, step = on_axis(each["begin"]), 1000 * each["step"]
+        end = begin + step * len(each["values"])
+        sizes = [None if value is None else round(value / GIB, 3) for value in each["values"]]
+        used += [*([begin + place * step, size] for place, size in enumerate(sizes)), [end, None]]
+        if each["promise"] is not None:
+            promised += [*([at, round(each["promise"] / GIB, 3)] for at in (begin, end)), [end, None]]
+    return used, promised
+
+
+def _options() -> dict[str, Any]:
+    """The chart of the memory, without its data."""
+    in_gib = {":valueFormatter": "value => value == null ? '' : value.toFixed(2) + ' GiB'"}
+    return {
+        "animation": False, "useUTC": True, "legend": {"top": 0, "textStyle": FAINT},
+        "grid": {"left": 8, "right": 16, "top": 34, "bottom": 8, "containLabel": True},
+        "tooltip": tooltip(trigger="axis", **in_gib),
+        "xAxis": {"type": "time", "axisLabel": {**FAINT, "hideOverlap": True}},
+        "yAxis": {"type": "value", "min": 0, "splitLine": LINES,
+                  "axisLabel": {**FAINT, ":formatter": "value => value + ' GiB'"}},
+        "series": [
+            {"name": "used", "type": "line", "data": [], "showSymbol": False, "step": "end",
+             "areaStyle": {"opacity": 0.25}, ":color": "ullage.tints[0]"},
+            {"name": "promised", "type": "line", "data": [], "showSymbol": False, ":color": "ullage.css('--warn')",
+             "lineStyle": {"type": "dashed"}},
+        ],
+    }  # fmt: skip
+
+
+class LogTail:
+    """The end of a job's output, as it grows."""
+
+    def __init__(self, ask: Callable[..., Awaitable[Any]], job: int, stream: str) -> None:
+        self._ask, self._job, self._stream = ask, job, stream
+        self._attempt: int | None = None
+        self._offset: int | None = None  # unknown: begin with the end
+        self._raw = ""
+        self.note = ""
+
+    @property
+    def text(self) -> str:
+        """What is to be shown: of a line that was written over, the last state; no characters that control anything."""
+        return "\n".join(plain(line.rstrip("\r").rpartition("\r")[2]) for line in self._raw.split("\n"))
+
+    async def more(self) -> bool:
+        """Ask for what came since; whether there was something."""
+        where = {"tail": _SHOWN} if self._offset is None else {"offset": self._offset}
+        piece = await self._ask("logs", job=self._job, stream=self._stream, **where)
+        if self._offset is not None and piece["attempt"] != self._attempt:
+            self._raw, self._offset = "", None  # a new attempt begins a new file
+            return await self.more()
+        cut = self._offset is None and len(piece["text"]) >= _SHOWN // 2 and piece["offset"] > _SHOWN
+        self._attempt, self._offset = piece["attempt"], piece["offset"]
+        whole = self._raw + (piece["text"].partition("\n")[2] if cut else piece["text"])
+        changed, self._raw = bool(piece["text"]), whole[-_SHOWN:]
+        number = "" if self._attempt is None else f"of attempt {self._attempt}"
+        file = f", which also writes to {plain(piece['file'])}" if piece["file"] else ""
+        what = "The end of the output" if self._raw else "Nothing was written in the output"
+        self.note = f"{what} {number}{file}." if number else "It has not started yet."
+        return changed

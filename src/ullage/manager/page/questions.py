@@ -1,0 +1,143 @@
+"""Where questions for an estimate go: to the daemon, or, where none answers, to processes of the page's own user.
+
+Both give the same answers, and keep them: `id`, `state`, `question`, `reason`, `estimates` and `advice`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import InvalidValue, NoDaemon, UnknownName
+from ullage.hardware import default_gpu
+from ullage.jobs.questions import EstimateSpec
+from ullage.jobs.validation import checked
+from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates
+from ullage.manager.core.questions import known_gpus, reason_of, request_of
+from ullage.manager.settings import EstimateSettings
+
+Answer = dict[str, Any]
+
+HERE = "here-"  # what the id of an answer begins with that is kept here
+_ID = re.compile(r"here-[0-9a-f]{32}")
+_MOST_OPEN = 20
+
+
+class SessionQuestions:
+    """The questions of one session. `here` is for who may also ask without a daemon."""
+
+    def __init__(self, ask: Callable[..., Awaitable[Any]], here: OwnEstimates | None) -> None:
+        self._ask, self._here = ask, here
+
+    async def ask(self, question: dict[str, Any]) -> Answer:
+        """Ask; the answer may still be to come."""
+        try:
+            return dict(await self._ask("estimate", question=question))
+        except NoDaemon:
+            if self._here is None:
+                raise
+            return self._here.ask(question)
+
+    async def look(self, number: str) -> Answer:
+        """A question as it is now."""
+        if number.startswith(HERE):
+            return self._own(number).one(number)
+        return dict(await self._ask("estimated", estimate=number))
+
+    async def give_up(self, number: str) -> None:
+        """Cancel what has no answer yet."""
+        if number.startswith(HERE):
+            self._own(number).give_up(number)
+        else:
+            await self._ask("cancel_estimate", estimate=number)
+
+    def _own(self, number: str) -> OwnEstimates:
+        if self._here is None:
+            raise UnknownName("estimate", number[:80], [])
+        return self._here
+
+
+class OwnEstimates:
+    """Estimates for the user of this process, made as the daemon makes them, and kept in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[str, Answer] = {}
+        self._estimates = Estimates(EstimateSettings(), self._answered)
+
+    def ask(self, question: dict[str, Any]) -> Answer:
+        """Begin an estimate."""
+        if len(self._open) >= _MOST_OPEN:
+            raise InvalidValue(f"{_MOST_OPEN} estimates are under way; ask again when one is done")
+        spec = checked(EstimateSpec, question, "the question")
+        gpus = known_gpus(spec) or [default_gpu()]
+        answer = _new(question | {"gpu": gpus})
+        env = {name: value for name, value in os.environ.items() if name != "PATH"}  # Python is Ullage's own
+        spec = spec.model_copy(update={"gpu": gpus, "env": env})
+        self._open[answer["id"]] = answer
+        self._estimates.want(answer["id"], request_of(answer["id"], spec, os.getuid(), os.getgid()))
+        return self.one(answer["id"])
+
+    def one(self, number: str) -> Answer:
+        """A question as it is now."""
+        if number in self._open:
+            return self._open[number] | {"reason": self._estimates.standing(number)}
+        try:
+            if _ID.fullmatch(number):
+                return dict(json.loads((self._folder / f"{number}.json").read_text()))
+        except (OSError, ValueError):
+            pass
+        raise UnknownName("estimate", number[:80], [])
+
+    def give_up(self, number: str) -> None:
+        """Cancel what has no answer yet."""
+        if number in self._open:
+            self._estimates.give_up([number])
+            self._keep(self._open.pop(number) | {"state": "failed", "reason": "it was cancelled"})
+
+    def close(self) -> None:
+        """Give up all."""
+        for number in list(self._open):
+            self.give_up(number)
+
+    def _answered(self, numbers: Sequence[int | str], request: EstimateRequest, answer: EstimateAnswer) -> None:
+        state = "done" if answer.estimates else "failed"
+        found = {"state": state, "reason": reason_of(answer), "estimates": answer.estimates, "advice": answer.advice}
+        for number in map(str, numbers):
+            self._keep(self._open.pop(number) | found)
+
+    def _keep(self, answer: Answer) -> None:
+        keep(self._folder, answer | {"answered": time.time()})
+
+
+def keep(folder: Path, answer: Answer) -> None:
+    """Write an answer down, for its user alone."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file = folder / f"{answer['id']}.json"
+    part = file.with_suffix(".part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w") as written:
+        json.dump(answer, written)
+    part.replace(file)
+
+
+def keep_estimates(
+    folder: Path, question: dict[str, Any], estimates: list[dict[str, Any]], advice: Answer | None
+) -> str:
+    """Keep an answer that was made elsewhere, such as by the command line; its id."""
+    answer = _new(question) | {"state": "done", "answered": time.time(), "estimates": estimates, "advice": advice}
+    keep(folder, answer)
+    return str(answer["id"])
+
+
+def _new(question: dict[str, Any]) -> Answer:
+    return {
+        "id": f"{HERE}{secrets.token_hex(16)}", "state": "waiting", "asked": time.time(), "answered": None,
+        "question": question, "reason": None, "estimates": [], "advice": None,
+    }  # fmt: skip

@@ -1,0 +1,251 @@
+"""Who has signed in: a session is a random number in a cookie and, only in this process's memory, a token."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ullage.errors import NoDaemon, NotAllowed, UllageError
+from ullage.manager.api.gate import NO_TOKEN
+from ullage.manager.client import Client
+from ullage.manager.page.kept_sessions import KeptSessions
+from ullage.manager.page.questions import OwnEstimates, SessionQuestions
+from ullage.manager.page.readings import DaemonReading, Readings, SharedReadings
+from ullage.text import plain_values
+
+CODE_LASTS = 600.0  # seconds in which a link can be used, once
+LONGEST_IDLE = 1800.0  # seconds after which a session ends of which no page is open
+MOST_SESSIONS = 1000
+_CHECK = 3.0  # seconds after which a session's own token is tried again
+_TIMEOUT = 10.0  # seconds that the daemon may take to answer
+_WINDOW, _EACH, _ALL = 60.0, 10, 200  # failures to sign in within so many seconds: from one address, from everywhere
+_AS_IT_IS = ("logs", "estimate", "estimated")  # answers with lines of text in them
+_WHO = "that is no token of this daemon; `ullage token create` prints one"
+
+
+MakeToken = Callable[[], tuple[str, Callable[[], None]]]
+"""Makes a token for the user of this process, with what revokes it."""
+
+
+class Session:
+    """Somebody who has signed in, with a token for the daemon and what it answered last.
+
+    `make_token` makes the token when the daemon is first asked: a page can be opened where no daemon runs. `here` is
+    where its user asks for estimates then. `first` is the page that is shown first.
+    """
+
+    def __init__(
+        self, url: Callable[[], str], make_token: MakeToken, lasts: float, clock: Callable[[], float],
+        here: OwnEstimates | None = None, first: str = "/", number: str | None = None,
+        shared: SharedReadings | None = None,
+    ) -> None:  # fmt: skip
+        self.id, self.first = number or secrets.token_urlsafe(32), first
+        self.readings, self.questions = Readings(self), SessionQuestions(self.ask, here)
+        self._shared, self._checked, self._checking = shared or SharedReadings(), -_CHECK, asyncio.Lock()
+        self._url, self._make_token, self._clock = url, make_token, clock
+        self._token, self._forget = "", _nothing
+        self._ends, self._seen, self._over = clock() + lasts, clock(), False
+        self._client: Client | None = None
+        self._turn = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "page")
+
+    @property
+    def token(self) -> str:
+        """What it asks the daemon with; nothing once it has ended."""
+        return self._token
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended: signed out, its time is over, or its token is worth nothing any more."""
+        now = self._clock()
+        return self._over or now > self._ends or now > self._seen + LONGEST_IDLE
+
+    @property
+    def busy(self) -> bool:
+        """Whether it waits for an answer."""
+        return self._turn.locked()
+
+    def seen(self) -> None:
+        """Note that somebody has a page open."""
+        self._seen = self._clock()
+
+    def end(self) -> None:
+        """Forget the token."""
+        if not self._over:
+            self._over, self._token, self._client, forget = True, "", None, self._forget
+            self._thread.shutdown(wait=False)
+            forget()
+
+    async def check(self) -> None:
+        """Learn from the daemon, by this session's own token, who it is: its readings are theirs."""
+        about = await self.ask("ping")
+        self._checked = time.monotonic()
+        self._show(self._shared.of(self, about))
+
+    async def reading(self) -> DaemonReading:
+        """What the daemon told last. Another session may have asked, but only this one's own token lets it see that."""
+        async with self._checking:
+            if self.over or time.monotonic() > self._checked + _CHECK:
+                try:
+                    await self.check()
+                except NotAllowed:
+                    self._show(Readings(self))
+                except UllageError:
+                    pass  # the reading says that the daemon does not answer
+        return await self.readings.latest()
+
+    def _show(self, readings: Readings) -> None:
+        if readings is not self.readings:
+            self.readings.leave(self)
+            self.readings = readings
+
+    async def ask(self, verb: str, **arguments: Any) -> Any:
+        """What the daemon answers to an order of this user. One question at a time, so a page cannot flood it."""
+        async with self._turn:
+            if self.over:
+                raise NotAllowed("you are signed out")
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._thread, self._asked, verb, arguments)
+            except NotAllowed as error:
+                if str(error).startswith(NO_TOKEN[:40]):
+                    self.end()
+                raise
+
+    def _asked(self, verb: str, arguments: dict[str, Any]) -> Any:
+        if not self._token:
+            self._token, self._forget = self._make_token()
+        if self._client is None:
+            self._client = Client(url=self._url(), token=self._token, timeout=_TIMEOUT)
+        try:
+            answer = self._client.call(verb, **arguments)
+            return answer if verb in _AS_IT_IS else plain_values(answer)
+        except NoDaemon:
+            self._client = None  # the next daemon may have another address
+            raise
+
+
+def _nothing() -> None:
+    """What is to be done for a token of somebody's own when the session ends."""
+
+
+class Sessions:
+    """Lets people sign in. `url` is where the API is now; `make_token` makes one for the user of this process, who asks
+    `here` for estimates where no daemon runs; `kept` is where sessions stay for the process after this one."""
+
+    def __init__(
+        self,
+        url: Callable[[], str],
+        lasts: float,
+        make_token: MakeToken | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        here: OwnEstimates | None = None,
+        kept: KeptSessions | None = None,
+    ) -> None:
+        self._url, self._lasts, self._make_token, self._clock, self._here = url, lasts, make_token, clock, here
+        self._kept, self._shared = kept, SharedReadings()
+        self._sessions: dict[str, Session] = {}
+        self._codes: dict[str, tuple[float, str]] = {}
+        self._failures: dict[str, deque[float]] = defaultdict(deque)
+
+    def new_code(self, first: str = "/") -> str:
+        """What a link signs its reader in with: once, and for some minutes, as the user of this process; the page that
+        is shown first comes with it."""
+        code = secrets.token_urlsafe(24)
+        self._codes[code] = self._clock() + CODE_LASTS, first
+        return code
+
+    def find(self, number: str | None) -> Session | None:
+        """The session of a cookie, unless it has ended."""
+        self._clean()
+        if number is not None and number not in self._sessions and self._kept is not None:
+            known = self._kept.find(number)
+            if known is not None:
+                lasts, here = known.ends - time.time(), self._here if known.own else None
+                make = self._make_token if known.own and not known.token else None
+                make = make or (lambda: (known.token, _nothing))
+                self._add(Session(self._url, make, lasts, self._clock, here, number=number, shared=self._shared))
+        return self._sessions.get(number or "")
+
+    async def sign_in(self, address: str, token: str = "", code: str = "") -> Session:
+        """A new session, for a token or for the code of a link. Raises `NotAllowed` for anything else."""
+        self._check_rate(address)
+        try:
+            session = await (self._by_code(code) if code else self._by_token(token.strip()))
+        except NotAllowed:
+            self._failures[address].append(self._clock())
+            raise
+        self._clean()
+        self._add(session)
+        if self._kept is not None:
+            self._kept.keep(session.id, session.token, time.time() + self._lasts, own=bool(code))
+        return session
+
+    def end_all(self) -> None:
+        """Sign everybody out whose session is not kept for the next process."""
+        while self._sessions and self._kept is None:
+            self.end(next(iter(self._sessions.values())))
+        if self._here is not None:
+            self._here.close()
+
+    def _add(self, session: Session) -> None:
+        while len(self._sessions) >= MOST_SESSIONS:
+            self.end(next(iter(self._sessions.values())))
+        self._sessions[session.id] = session
+
+    def end(self, session: Session) -> None:
+        """Sign somebody out."""
+        self._sessions.pop(session.id, None)
+        session.end()
+        if self._kept is not None:
+            self._kept.drop(session.id)
+
+    async def _by_code(self, code: str) -> Session:
+        until, first = self._codes.pop(code, (-1.0, "/"))
+        if self._make_token is None or self._clock() > until:
+            raise NotAllowed("this link was used already, or its time is over; sign in with a token")
+        session = Session(self._url, self._make_token, self._lasts, self._clock, self._here, first, shared=self._shared)
+        try:
+            await session.check()
+        except NoDaemon:
+            if self._here is None:
+                self._codes[code] = until, first  # it did not work, so it was not used
+                raise
+            session.first = first if first != "/" else "/estimate"
+        except UllageError:
+            self._codes[code] = until, first
+            raise
+        return session
+
+    async def _by_token(self, token: str) -> Session:
+        if not token.isascii() or not token.isprintable() or not 0 < len(token) < 500:
+            raise NotAllowed(_WHO)
+        session = Session(self._url, lambda: (token, _nothing), self._lasts, self._clock, shared=self._shared)
+        try:
+            await session.check()
+        except NotAllowed:
+            raise NotAllowed(_WHO) from None
+        return session
+
+    def _check_rate(self, address: str) -> None:
+        now = self._clock()
+        for each in list(self._failures):
+            while self._failures[each] and self._failures[each][0] < now - _WINDOW:
+                self._failures[each].popleft()
+            if not self._failures[each]:
+                del self._failures[each]
+        if len(self._failures.get(address, ())) >= _EACH or sum(map(len, self._failures.values())) >= _ALL:
+            raise TooManyTries("too many tries; wait a minute")
+
+    def _clean(self) -> None:
+        for session in list(self._sessions.values()):
+            if session.over:
+                self.end(session)
+
+
+class TooManyTries(UllageError):
+    """Somebody failed to sign in too often."""

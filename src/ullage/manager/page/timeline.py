@@ -1,0 +1,421 @@
+"""The page of the timeline: which job was on which GPU when, and the figures of a part of that time.
+
+The jobs are those of the daemon, or of a simulated run whose file somebody opens. The figures are a simulation's for
+both (`SimulationResult.figures_between`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import gzip
+import io
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from nicegui import events, ui
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.manager.job_words import reference
+from ullage.manager.page.charts import FAINT, LINES, on_axis, tooltip, use_charts
+from ullage.manager.page.elements import box, scrolled, words
+from ullage.manager.page.frame import Frame
+from ullage.manager.page.readings import DaemonReading, place_names
+from ullage.manager.page.sessions import Session
+from ullage.manager.simulation.history import RUNNING, as_it_is
+from ullage.manager.simulation.measures import MEASURES
+from ullage.manager.simulation.pages.plots import LaneBar, in_lanes
+from ullage.manager.simulation.result import Figures, SimulatedJob, SimulationResult, results_of
+from ullage.text import plain
+from ullage.units import format_bytes, format_duration, parse_duration
+
+HERE = "this daemon"
+LASTS = {"last hour": 3600.0, "last 6 hours": 6 * 3600.0, "last day": 86400.0, "last week": 7 * 86400.0,
+         "last 4 weeks": 28 * 86400.0}  # fmt: skip
+_EVERY, _REST = 5.0, 20.0  # seconds between two questions, and times as long as an answer took
+_LARGEST_FILE, _LARGEST_UNPACKED = 64 << 20, 512 << 20  # bytes
+_MOST_BARS, _MOST_ROWS, _MOST_LISTED = 5000, 400, 100  # that are drawn, and attempts in the table
+_FINE = frozenset({"finished", "cancelled", "requeued", "time slot ended", RUNNING})
+_SHOWN = ("total", "waiting", "running", "completion", "smact", "memory", "energy", "ooms", "lost")
+_NAMES = {"total": "Makespan", "smact": "SM activity", "ooms": "Out of memory", "lost": "GPU lost"}
+_MEANT = {"total": "the part of this span in which there were jobs"}
+
+
+@dataclass(frozen=True)
+class TimelineRun:
+    """What is drawn. Times on the page are those of the result plus `begin`: seconds since 1970 for the daemon."""
+
+    result: SimulationResult
+    begin: float
+    first: float
+    last: float
+    gpus: list[str]
+    notes: list[str]
+    real: bool
+    names: dict[int, str] = field(default_factory=dict)  # of jobs that are not called by their numbers
+
+    def name(self, job: SimulatedJob) -> str:
+        """How a job is called."""
+        return self.names.get(job.id, str(job.id))
+
+    def figures(self, span: tuple[float, float]) -> Figures:
+        """Those of a part of the time."""
+        return self.result.figures_between(span[0] - self.begin, span[1] - self.begin)
+
+    def moment(self, at: float) -> str:
+        """A time in words."""
+        if not self.real:
+            return format_duration(round(at, 3)) if at else "0 s"
+        return datetime.datetime.fromtimestamp(at).isoformat(" ", "seconds")
+
+    def typed(self, at: float) -> str:
+        """A time as `parsed` reads it."""
+        return self.moment(at) if self.real else f"{round(at, 3):.12g}s"
+
+    def parsed(self, text: str) -> float:
+        """What somebody typed as a time."""
+        if not self.real:
+            return parse_duration(text.strip())
+        try:
+            return datetime.datetime.fromisoformat(text.strip()).timestamp()
+        except (ValueError, OverflowError, OSError):
+            raise InvalidValue(f"needed a time such as {self.moment(self.first)}; found {text[:40]!r}") from None
+
+    def on_axis(self, at: float) -> float:
+        """A time as the chart has it, in milliseconds."""
+        return on_axis(at) if self.real else round(1000 * at, 3)
+
+
+def show_timeline(session: Session) -> None:
+    """Build the page."""
+    frame = Frame(session, "Timeline", "/timeline")
+    use_charts()
+    with frame.main:
+        view = Timeline(session)
+    frame.every_reading(view.refresh)
+
+
+class Timeline:
+    """The parts of the page, and which part of the time is chosen."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._runs = session, dict[str, TimelineRun]()
+        self._shown: TimelineRun | None = None
+        self._span: tuple[float, float] | None = None  # none is chosen: all of it
+        self._next, self._chosen_runs = 0.0, 0
+        self._listed: list[tuple[Any, ...]] = []
+        with box("div", "tools"):
+            self._source = ui.select([HERE], value=HERE, label="Jobs of").props("outlined dense").classes("pick")
+            self._last = ui.select(list(LASTS), value="last 6 hours", label="When").props("outlined dense")
+            self._last.classes("pick")
+            opener = ui.upload(
+                auto_upload=True, max_file_size=_LARGEST_FILE, on_upload=self._opened,
+                on_rejected=lambda: ui.notify("This file is too large.", type="negative"),
+            ).props('accept=".json,.gz"').classes("hidden")  # fmt: skip
+            words("button", "Open a simulated run", "quiet").props('type="button"').on(
+                "click", js_handler=f"() => getElement({opener.id}).$refs.qRef.pickFiles()"
+            )
+        self._problem = words("p", "", "problem").props('role="alert"')
+        with box("section", "card").props('aria-label="Jobs on GPUs"'):
+            self._chart = ui.echart(_options()).classes("gantt").props('aria-hidden="true"')
+            words("p", "Drag over the chart to choose a span. × failed, ↻ tried again. A click opens a job.", "figures")
+        self._chart.on("chart:datazoom", self._zoomed, throttle=0.2, leading_events=False,
+                       js_handler=f"() => emit(ullage.shown({self._chart.id}))")  # fmt: skip
+        self._chart.on_point_click(self._opened_job)
+        with box("form", "tools span").props('aria-label="The span of time"').on("submit.prevent", self._typed):
+            self._from, self._to = (ui.input(name).props("outlined dense").classes("pick") for name in ("From", "To"))
+            words("button", "Show", "quiet").props('type="submit"')
+            for name in ("Earlier", "Later", "Closer", "Wider", "All"):
+                words("button", name, "quiet").props('type="button"').on("click", lambda name=name: self._moved(name))
+        with box("section", "card"):
+            words("h2", "Figures of this span")
+            self._counts = words("p", "Asks the daemon.", "figures")
+            with box("dl", "facts spread"):
+                self._figures = {name: _term(name) for name in (*_SHOWN[:4], "busy", *_SHOWN[4:])}
+            self._note = words("p", "", "figures")
+        with box("section", "card"):
+            words("h2", "Attempts in this span")
+            self._rows_note = words("p", "", "figures")
+            self._table = scrolled("Attempts")
+        self._source.on_value_change(self._chosen)
+        self._last.on_value_change(self._chosen)
+
+    async def refresh(self, reading: DaemonReading) -> None:
+        """Draw the daemon's jobs again, if something may have changed."""
+        if self._source.value != HERE or time.monotonic() < self._next or reading.trouble:
+            return
+        began = time.monotonic()
+        try:
+            told = await self._session.readings.trace(LASTS[self._last.value])
+            run = await asyncio.to_thread(_of_daemon, told)
+        except UllageError as error:
+            self._problem.set_text(plain(str(error)))
+            self._next = time.monotonic() + _EVERY
+            return
+        self._next = time.monotonic() + max(_EVERY, _REST * (time.monotonic() - began))
+        if self._source.value == HERE:
+            self._draw(run)
+
+    def _chosen(self) -> None:
+        self._span, self._next = None, 0.0
+        self._chosen_runs += 1
+        self._last.set_visibility(self._source.value == HERE)
+        if self._source.value != HERE:
+            self._draw(self._runs[str(self._source.value)])
+
+    async def _opened(self, event: events.UploadEventArguments) -> None:
+        try:
+            found = await asyncio.to_thread(_runs_of, await event.file.read())
+        except UllageError as error:
+            ui.notify(plain(f"{event.file.name}: {error}")[:300], type="negative")
+            return
+        for run in found:
+            name, number = plain(run.result.name)[:80], 2
+            while name in self._runs or name == HERE:
+                name, number = f"{plain(run.result.name)[:80]} ({number})", number + 1
+            self._runs[name] = run
+        self._source.set_options([HERE, *self._runs], value=list(self._runs)[-len(found)] if found else HERE)
+
+    def _draw(self, run: TimelineRun) -> None:
+        self._shown = run
+        self._problem.set_text("")
+        bars, lanes = in_lanes(run.result.jobs, len(run.gpus))
+        inside = [bar for bar in bars if run.begin + bar.attempt.end >= run.first]
+        tops = [sum(lanes[:place]) for place in range(len(lanes))]
+        rows = min(sum(lanes), _MOST_ROWS)
+        drawn = [bar for bar in inside if tops[bar.gpu] + bar.lane < rows][-_MOST_BARS:]
+        left_out = [f"of {len(inside):,} bars {len(drawn):,} are drawn"] if len(drawn) < len(inside) else []
+        self._note.set_text(" ".join(f"{note[:1].upper()}{note[1:]}." for note in (*run.notes, *left_out)))
+        height = max(220, 26 * rows + 120)
+        self._chart.style(f"height: {height}px")
+        labels = [
+            name if lane == 0 else "" for name, count in zip(run.gpus, lanes, strict=True) for lane in range(count)
+        ]
+        ends = {"min": run.on_axis(run.first), "max": run.on_axis(run.last)}
+        self._chart.run_chart_method("setOption", {
+            "title": {"text": str(self._chosen_runs)}, "xAxis": ends, "yAxis": {"data": labels[:rows]},
+            "series": [
+                {"data": [[top, count] for top, count in zip(tops, lanes, strict=True)]},
+                {"data": [_bar(run, bar, tops[bar.gpu]) for bar in drawn]},
+            ],
+        })  # fmt: skip
+        times = "null" if run.real else "ullage.elapsed"
+        self._chart.run_chart_method(":setOption", f"{{xAxis: {{axisLabel: {{formatter: {times}}}}}}}")
+        self._chart.run_chart_method("resize")
+        cursor = {"type": "takeGlobalCursor", "key": "dataZoomSelect", "dataZoomSelectActive": True}
+        self._chart.run_chart_method("dispatchAction", cursor)  # dragging chooses
+        self._show_zoom()
+        self._show_span()
+
+    @property
+    def _now_shown(self) -> tuple[float, float]:
+        assert self._shown is not None
+        first, last = self._shown.first, self._shown.last
+        if self._span is None:
+            return first, last
+        begin = min(max(self._span[0], first), last)
+        return begin, max(begin, min(self._span[1], last))
+
+    def _show_zoom(self) -> None:
+        if self._shown is not None:
+            begin, end = (self._shown.on_axis(at) for at in self._now_shown)
+            self._chart.run_chart_method("dispatchAction", {"type": "dataZoom", "startValue": begin, "endValue": end})
+
+    def _zoomed(self, event: events.GenericEventArguments) -> None:
+        """What the mouse has chosen, unless that was on a chart of other jobs, whose word comes late."""
+        if self._shown is None or event.args.get("run") != str(self._chosen_runs):
+            return
+        try:
+            begin, end = (float(event.args[name]) for name in ("begin", "end"))
+        except (TypeError, KeyError, ValueError):
+            return
+        shift = self._shown.on_axis(self._shown.last) / 1000 - self._shown.last
+        span = begin / 1000 - shift, end / 1000 - shift
+        slack = 0.002 + (self._shown.last - self._shown.first) * 1e-4
+        if max(abs(one - other) for one, other in zip(span, self._now_shown, strict=True)) > slack:
+            self._choose(*span, zoom=False)
+
+    def _typed(self) -> None:
+        if self._shown is None:
+            return
+        try:
+            begin, end = (self._shown.parsed(str(field.value)) for field in (self._from, self._to))
+        except UllageError as error:
+            ui.notify(plain(str(error)), type="negative")
+            return
+        if begin >= end:
+            ui.notify("Needed a beginning that is before the end.", type="negative")
+            return
+        self._choose(begin, end)
+
+    def _moved(self, how: str) -> None:
+        if self._shown is None:
+            return
+        begin, end = self._now_shown
+        part = (end - begin) / 4
+        left, right = {"Earlier": (-part, -part), "Later": (part, part), "Closer": (part, -part),
+                       "Wider": (-2 * part, 2 * part), "All": (-float("inf"), float("inf"))}[how]  # fmt: skip
+        first, last = self._shown.first, self._shown.last
+        inside = max(first - begin, min(left, last - end)) if how in ("Earlier", "Later") else None
+        self._choose(begin + (left if inside is None else inside), end + (right if inside is None else inside))
+
+    def _choose(self, begin: float, end: float, zoom: bool = True) -> None:
+        assert self._shown is not None
+        whole = begin <= self._shown.first and end >= self._shown.last
+        self._span = None if whole else (begin, end)
+        if zoom:
+            self._show_zoom()
+        self._show_span()
+
+    def _show_span(self) -> None:
+        run, span = self._shown, self._now_shown
+        assert run is not None
+        for typed, at in ((self._from, span[0]), (self._to, span[1])):
+            typed.set_value(run.typed(at))
+        found = run.figures(span)
+        open_now = found.jobs - found.done - found.failed
+        self._counts.set_text(
+            f"{found.jobs:,} jobs were there; {found.done:,} became done, {found.failed:,} failed or were cancelled, "
+            f"{open_now:,} were not over at its end. Times are means over those that became done."
+        )
+        for name in _SHOWN:
+            self._figures[name].set_text(MEASURES[name].text(MEASURES[name].of(found)))
+        lasts = len(run.result.gpus) * (span[1] - span[0])
+        share = None if found.busy_s is None or not lasts else found.busy_s / lasts
+        self._figures["busy"].set_text("unknown" if share is None else f"{share:.0%}")
+        self._list(run, span)
+
+    def _list(self, run: TimelineRun, span: tuple[float, float]) -> None:
+        begin, end = (at - run.begin for at in span)
+        inside = [
+            (job, number, attempt)
+            for job in run.result.jobs
+            for number, attempt in enumerate(job.attempts, 1)
+            if attempt.begin <= end and attempt.end >= begin
+        ]
+        inside.sort(key=lambda row: row[2].begin, reverse=True)
+        shown = [
+            (job.id, f"{run.name(job)} {job.kind}", job.user, ", ".join(run.gpus[place] for place in attempt.gpus),
+             run.moment(run.begin + attempt.begin), format_duration(attempt.end - attempt.begin), number, attempt.cause)
+            for job, number, attempt in inside[:_MOST_LISTED]
+        ]  # fmt: skip
+        more = f" The last {_MOST_LISTED} of them:" if len(inside) > _MOST_LISTED else ""
+        self._rows_note.set_text(f"{len(inside):,} attempts.{more}")
+        if [row[:5] + row[6:] for row in shown] == self._listed:
+            return  # only times of what runs have changed
+        self._listed = [row[:5] + row[6:] for row in shown]
+        self._table.clear()
+        with self._table, box("table"):
+            with box("thead"), box("tr"):
+                for head in ("Job", "User", "GPU", "Begin", "Lasted", "Attempt", "Ended"):
+                    words("th", head).props('scope="col"')
+            with box("tbody"):
+                for number, name, *cells in shown:
+                    with box("tr", "" if cells[-1] in _FINE else "failed"):
+                        with box("td"):
+                            if run.real:
+                                ui.link(name, f"/job/{int(number)}")
+                            else:
+                                words("span", name)
+                        for cell in cells:
+                            words("td", str(cell))
+
+    def _opened_job(self, event: events.EChartPointClickEventArguments) -> None:
+        if self._shown is not None and self._shown.real and isinstance(event.data, dict):
+            job = event.data.get("job")
+            if isinstance(job, int):
+                ui.navigate.to(f"/job/{job}")
+
+
+def _term(name: str) -> Any:
+    measure = MEASURES.get(name)
+    text = "GPUs with a job" if measure is None else _NAMES.get(name, name.capitalize())
+    meaning = "the share of the GPUs' time" if measure is None else _MEANT.get(name, measure.meaning)
+    with box("div"):
+        words("dt", text).props["title"] = meaning
+        return words("dd")
+
+
+def _of_daemon(told: dict[str, Any]) -> TimelineRun:
+    now = float(told["until"])
+    found = as_it_is(told, now)
+    notes = [] if told["all"] else ["only your own jobs are shown"]
+    names = [f"GPU {name}" for name in place_names(told["gpus"]).values()]
+    first = max(float(told["since"]), found.begin if found.begin < now else now - 60.0)
+    notes += [note for note in found.notes if "only your own" not in note]
+    parts = {job["id"]: reference(job) for job in told["jobs"] if job.get("array_id") is not None}
+    return TimelineRun(found.result, found.begin, first, now, names, notes, True, parts)
+
+
+def _runs_of(content: bytes) -> list[TimelineRun]:
+    """The runs of a file that somebody opened, who may have written anything into it."""
+    if content[:2] == b"\x1f\x8b":
+        try:
+            with gzip.open(io.BytesIO(content)) as packed:
+                content = packed.read(_LARGEST_UNPACKED + 1)
+        except (OSError, EOFError):
+            raise InvalidValue("it cannot be unpacked") from None
+        if len(content) > _LARGEST_UNPACKED:
+            raise InvalidValue(f"needed at most {format_bytes(_LARGEST_UNPACKED)}; found more")
+    try:
+        return [_of_result(result) for result in results_of(content)]
+    except (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError) as error:
+        if isinstance(error, InvalidValue):
+            raise
+        raise InvalidValue("it holds a run that makes no sense") from None
+
+
+def _of_result(result: SimulationResult) -> TimelineRun:
+    attempts = [attempt for job in result.jobs for attempt in job.attempts]
+    gpus = max([len(result.gpus), *(int(place) + 1 for attempt in attempts for place in attempt.gpus)])
+    if gpus > 100_000:
+        raise InvalidValue(f"needed a run of at most 100,000 GPUs; found {gpus}")
+    first = min((float(job.arrival) for job in result.jobs), default=0.0)
+    last = max((float(attempt.end) for attempt in attempts), default=first + 1.0)
+    run = TimelineRun(result, 0.0, first, last, [f"GPU {place}" for place in range(gpus)], [], False)
+    run.figures((first, last))
+    return TimelineRun(result, 0.0, first, last, run.gpus, [f"the trace is {plain(result.trace)[:80]}"], False)
+
+
+def _bar(run: TimelineRun, bar: LaneBar, top: int) -> dict[str, Any]:
+    job, attempt = bar.job, bar.attempt
+    failed, again = attempt.cause not in _FINE, attempt is not job.attempts[0]
+    begin, end = (run.on_axis(run.begin + at) for at in (attempt.begin, attempt.end))
+    label = f"{run.name(job)} {job.kind}"
+    waited = format_duration(max(0.0, job.attempts[0].begin - job.arrival))
+    number = job.attempts.index(attempt) + 1
+    return {
+        "value": [top + bar.lane, begin, end, job.id, int(failed), int(again), label[:80]], "job": job.id,
+        "about": [
+            label[:200], f"of {job.user}, waited {waited}", f"attempt {number} on {run.gpus[bar.gpu]}",
+            f"{format_bytes(attempt.promise)} promised" if attempt.promise else "no promise known",
+            f"from {run.moment(run.begin + attempt.begin)}, {format_duration(attempt.end - attempt.begin)}",
+            attempt.cause,
+        ],
+    }  # fmt: skip
+
+
+def _options() -> dict[str, Any]:
+    """The chart without its data."""
+    dimensions: list[Any] = ["row", "begin", "end", "tint", "failed", "again", {"name": "label", "type": "ordinal"}]
+    return {
+        "animation": False, "useUTC": True, "title": {"show": False, "text": ""},
+        "grid": {"left": 70, "right": 24, "top": 14, "bottom": 70},
+        "tooltip": tooltip(),
+        "xAxis": {"type": "time", "axisLabel": {**FAINT, "hideOverlap": True}, "splitLine": LINES},
+        "yAxis": {"type": "category", "inverse": True, "data": [], "axisTick": {"show": False},
+                  "axisLabel": {**FAINT, "interval": 0}},
+        "toolbox": {"show": True, "itemSize": 0, "feature": {"dataZoom": {"yAxisIndex": "none"}}},
+        "dataZoom": [{"type": "slider", "filterMode": "none", "bottom": 12, "showDataShadow": False,
+                      "height": 22, "labelFormatter": "", ":borderColor": "ullage.css('--line')",
+                      ":fillerColor": "ullage.css('--accent') + '33'", "brushSelect": False,
+                      "handleStyle": {":color": "ullage.css('--sheet')", ":borderColor": "ullage.css('--accent')"},
+                      "moveHandleSize": 0}],
+        "series": [
+            {"type": "custom", ":renderItem": "ullage.ground", "data": [], "silent": True, "z": 0,
+             "encode": {"y": 0, "x": -1}},
+            {"type": "custom", ":renderItem": "ullage.bar", "data": [], "dimensions": dimensions, "clip": True,
+             "encode": {"y": 0, "x": [1, 2]}, "z": 2},
+        ],
+    }  # fmt: skip

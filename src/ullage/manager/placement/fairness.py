@@ -1,0 +1,249 @@
+"""The order of the queue: priority, recovery, fair share, arrival; and what users have used of late."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
+
+from ullage.manager.placement.rules import Rules
+from ullage.manager.placement.snapshot import Job
+
+_ID, _SUBMITTED, _USER = attrgetter("id"), attrgetter("submitted"), attrgetter("user")
+_KIND = attrgetter("recovery", "priority")
+_LEAST_PART = 1 / 16  # of a GPU, that any job counts for: each takes its turn
+_USUAL_SPEED = 0.5  # of its speed alone, that a job may be left with before it keeps others away
+_COMPARED = 64  # jobs of a user that change turns with each other
+_LONGEST = 100  # half-lives between two beginnings
+
+
+def came(job: Job) -> float:
+    """When a job came into the queue, this time."""
+    return job.submitted if job.queued is None else job.queued
+
+
+def waited(job: Job, now: float) -> float:
+    """How long a job has been in the queue, this time.
+
+    >>> waited(Job(1, "ada", submitted=0.0, queued=40.0), now=100.0)
+    60.0
+    """
+    return now - came(job)
+
+
+def effective_priority(job: Job, rules: Rules, now: float) -> int:
+    """The priority, one higher for every `rules.ageing` seconds of waiting, so that nobody waits for ever."""
+    return job.priority + (0 if rules.ageing is None else max(int(waited(job, now) / rules.ageing), 0))
+
+
+def fair_order(jobs: Sequence[Job], rules: Rules, now: float, usage: Mapping[str, float] | None = None) -> list[Job]:
+    """Jobs in the order in which they may choose: by priority, then recovery first, fair share and arrival.
+
+    Fair share: every user has an account that starts at his recent `usage` (GPU-seconds). His jobs, in his own
+    order, each stand at the account's level divided by his share, and raise it by `rules.turn` for each GPU, or for the
+    `part` of it that the job will hold. So users with equal shares alternate, eight jobs that share a GPU are one turn,
+    one with twice the share has two turns, and one who used much lately comes later.
+
+    >>> queue = [Job(1, "ada", 0.0), Job(2, "ada", 1.0), Job(3, "bob", 2.0)]
+    >>> [job.id for job in fair_order(queue, Rules(), now=10.0)]
+    [1, 3, 2]
+    """
+    if len(jobs) < 2:
+        return list(jobs)
+    queue = sorted(jobs, key=_ID)
+    queue.sort(key=_SUBMITTED)
+    # The queue is sorted by arrival, so its first job tells whether any can have aged: most often none has.
+    aged = rules.ageing is not None and now - queue[0].submitted >= rules.ageing
+    classes: dict[tuple[int, bool], list[Job]] = defaultdict(list)
+    if not aged and len(set(map(_KIND, queue))) == 1:  # as most queues are; thousands of jobs need not be asked twice
+        classes[0, False] = queue
+    else:
+        for job in queue:
+            priority = effective_priority(job, rules, now) if aged else job.priority
+            classes[-priority, not job.recovery].append(job)
+    accounts = dict(usage or {})
+    ordered: list[Job] = []
+    for rank in sorted(classes):
+        ordered += _taking_turns(classes[rank], accounts, rules.turn) if rules.fair else classes[rank]
+    return ordered
+
+
+def _taking_turns(queue: list[Job], accounts: dict[str, float], turn: float) -> list[Job]:
+    """One class of the queue by the level at which each job stands; equal levels stay in the order of arrival."""
+    users = set(map(_USER, queue))
+    if len(users) == 1:  # his own order is that of the queue
+        user = users.pop()
+        accounts[user] = accounts.get(user, 0.0) + turn * sum([(job.gpus or 1) * job.part for job in queue])
+        return queue
+    levels = []
+    for job in queue:
+        account = accounts.get(job.user, 0.0)
+        accounts[job.user] = account + turn * (job.gpus or 1) * job.part  # one without a GPU has a turn too
+        levels.append(account / job.share)
+    return [queue[number] for number in sorted(range(len(queue)), key=levels.__getitem__)]
+
+
+def in_order(
+    waiting: Sequence[Job], arrays: Mapping[int | None, int], rules: Rules, now: float,
+    usage: Mapping[str, float] | None,
+) -> list[Job]:  # fmt: skip
+    """Jobs in the fair order; those at the end that could go only in the place of another one of their array."""
+    first, later = _by_throttle(waiting, arrays)
+    return fair_order(first, rules, now, usage) + fair_order(later, rules, now, usage)
+
+
+def suited_first(
+    queue: Sequence[Job], rules: Rules, now: float, cost: Callable[[Job], float], patience: Callable[[Job], float]
+) -> list[Job]:
+    """The queue, in which a user's jobs that stand side by side change turns: who costs less goes first.
+
+    One whose cost is infinite fits nowhere and keeps its turn. No other user's job comes between, and none is passed by
+    one that came more than its `patience`, or `rules.pairing`, after it: it is passed by a few, and not for ever.
+
+    >>> queue = [Job(1, "ada", 0.0), Job(2, "ada", 1.0), Job(3, "bob", 2.0), Job(4, "ada", 3.0)]
+    >>> found = suited_first(queue, Rules(), 10.0, cost=lambda job: -job.id, patience=lambda job: 300.0)
+    >>> [job.id for job in found]
+    [2, 1, 3, 4]
+    """
+    ordered: list[Job] = []
+    for _, jobs in groupby(queue, lambda job: (job.user, job.recovery, effective_priority(job, rules, now))):
+        run = list(jobs)
+        costs = [cost(job) for job in run[:_COMPARED]] if len(run) > 1 else []
+        able = [place for place, each in enumerate(costs) if each < math.inf]
+        if len({costs[place] for place in able}) > 1:
+            window = min(rules.pairing, *(patience(run[place]) for place in able))
+            first = min(map(came, run))
+            near = [place for place in able if came(run[place]) <= first + window]
+            best = [run[place] for place in sorted(near, key=costs.__getitem__)]
+            for place, job in zip(near, best, strict=True):
+                run[place] = job
+        ordered += run
+    return ordered
+
+
+def _by_throttle(waiting: Sequence[Job], arrays: Mapping[int | None, int]) -> tuple[Sequence[Job], Sequence[Job]]:
+    """Jobs that could go, and those of throttled arrays that have to wait for others of their array.
+
+    The latter have their turns at the end, so that a long array does not use up the turns of its user.
+    """
+    throttled = [job for job in waiting if job.throttle is not None]
+    if not throttled:
+        return waiting, ()
+    counts, later = Counter(arrays), set()
+    for job in sorted(throttled, key=lambda job: (not job.recovery, -job.priority, job.submitted, job.id)):
+        counts[job.array] += 1
+        if counts[job.array] > (job.throttle or 0):
+            later.add(job.id)
+    return [job for job in waiting if job.id not in later], [job for job in throttled if job.id in later]
+
+
+def part_of_gpu(promise: int | None, total: int, alone: bool, busy: float = 0.0) -> float:
+    """The part of a GPU that a job holds, 0 to 1: of its memory or of its computing, whichever is more.
+
+    Memory counts as promised, since nobody else can have it. `busy` is the job's part of the GPU's activity, or what it
+    claims of it: a job that needs little memory and keeps the GPU busy leaves others no room either. A job whose GPU is
+    its own holds all of it.
+
+    >>> part_of_gpu(5 << 30, 40 << 30, alone=False), part_of_gpu(5 << 30, 40 << 30, alone=False, busy=0.6)
+    (0.125, 0.6)
+    """
+    if alone or promise is None or not total:
+        return 1.0
+    return min(1.0, max(promise / total, busy, _LEAST_PART))
+
+
+def claimed(min_speed: float | None, usual: float | None) -> float:
+    """The part of a GPU, 0 to 1, that a job claims by wanting to keep more of its speed than is usual: it keeps others
+    away. None says nothing, so it is as usual; where nothing is usual, half of its speed is.
+
+    >>> claimed(1.0, usual=0.8), claimed(0.5, usual=0.8), claimed(None, usual=0.8)
+    (1.0, 0.0, 0.0)
+    """
+    usual = _USUAL_SPEED if usual is None else usual
+    if min_speed is None or usual >= 1.0:
+        return 0.0
+    return max(0.0, (min_speed - usual) / (1.0 - usual))
+
+
+def faded(used: float, seconds: float, half_life: float) -> float:
+    """What counts of GPU-seconds some time after they were used: half of them after a half-life.
+
+    >>> faded(100.0, seconds=7200.0, half_life=3600.0)
+    25.0
+    """
+    return used * float(0.5 ** (max(seconds, 0.0) / half_life))
+
+
+def held(gpus: float, seconds: float, half_life: float) -> float:
+    """What counts, at its end, of a time in which so many GPUs were held: each second faded for itself.
+
+    >>> round(held(2.0, seconds=1.0, half_life=3600.0), 3), round(held(1.0, seconds=1e9, half_life=3600.0) / 3600, 3)
+    (2.0, 1.443)
+    """
+    return gpus * half_life / math.log(2.0) * (1.0 - faded(1.0, seconds, half_life))
+
+
+class Account(NamedTuple):
+    """What a user has used: so many GPU-seconds, as they counted `at` a time.
+
+    >>> Account(100.0, at=0.0).charged(50.0, at=3600.0, half_life=3600.0)
+    Account(used=100.0, at=3600.0)
+    """
+
+    used: float
+    at: float
+
+    def worth(self, now: float, half_life: float) -> float:
+        """What of it counts now."""
+        return faded(self.used, now - self.at, half_life)
+
+    def charged(self, used: float, at: float, half_life: float) -> Account:
+        """With GPU-seconds added, as they count at a time; both have faded to the later of the two times."""
+        late = max(at, self.at)
+        return Account(self.worth(late, half_life) + faded(used, late - at, half_life), late)
+
+
+class UsageAccounts:
+    """What users have used of late, for whoever knows at any time what each of them holds.
+
+    Charges as `Account` does with what is `held`, but a change costs the same however many jobs run, and `usage` one
+    multiplication for each user: who holds `g` GPUs nears the level `g * half_life / ln 2`, and how far he is from it
+    fades, for all users at the same rate.
+
+    >>> accounts = UsageAccounts(half_life=86400.0)
+    >>> accounts.hold("ada", 2.0, now=0.0)
+    >>> accounts.hold("ada", -2.0, now=60.0)
+    >>> round(accounts.usage(60.0)["ada"], 1), round(accounts.usage(86460.0)["ada"], 1)
+    (120.0, 60.0)
+    """
+
+    def __init__(self, half_life: float) -> None:
+        self._half_life = half_life
+        self._level = half_life / math.log(2.0)  # of one who has held one GPU for ever
+        self._begin = 0.0
+        self._gpus: dict[str, float] = {}
+        self._away: dict[str, float] = {}  # how far from his level, as it would have been at the beginning
+
+    def hold(self, user: str, gpus: float, now: float) -> None:
+        """From now on a user holds so many GPUs more, or parts of them; fewer where it is below 0."""
+        if now - self._begin > _LONGEST * self._half_life:
+            self._begin_again(now)
+        self._gpus[user] = self._gpus.get(user, 0.0) + gpus
+        self._away[user] = self._away.get(user, 0.0) - gpus * self._level / self._fading(now)
+
+    def usage(self, now: float, users: Iterable[str] | None = None) -> dict[str, float]:
+        """What counts now, by user, in GPU-seconds; of all who used something, or of these among them."""
+        fading, level, gpus, away = self._fading(now), self._level, self._gpus, self._away
+        asked = away if users is None else away.keys() & users
+        return {user: max(0.0, gpus[user] * level + away[user] * fading) for user in asked}
+
+    def _fading(self, now: float) -> float:
+        return faded(1.0, now - self._begin, self._half_life)
+
+    def _begin_again(self, now: float) -> None:
+        """The same accounts, before the numbers grow too large."""
+        fading, self._begin = self._fading(now), now
+        self._away = {user: away * fading for user, away in self._away.items()}

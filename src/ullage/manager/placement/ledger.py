@@ -1,0 +1,253 @@
+"""The promise ledger: the only place where memory is promised.
+
+On each slot this much counts as taken:
+
+    what foreign processes use
+    + for each job the larger of what it was promised and the most it was seen to use
+    + what is used and nobody accounts for (a process that could not be attributed)
+
+so bytes that a job was promised and has not touched yet are not free, and neither are those that it took beyond its
+promise. A promise is made only out of what is left, for all slots of a job or for none.
+
+Cores and host memory are promised beside it, out of what jobs may have together. Nobody measures there: what counts as
+taken are the promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ullage.errors import Overbooked
+from ullage.manager.placement.outcome import Decision
+from ullage.manager.placement.snapshot import NO_SHARE, HostShare, Slot
+from ullage.units import format_bytes
+
+
+@dataclass(slots=True)
+class _Held:
+    """A job on a slot: what it was promised, what it uses (None: not seen yet), and the most it was seen to use.
+
+    `before` is what others used when it came: that much of the used memory cannot be its.
+    """
+
+    promise: int
+    exclusive: bool
+    before: int = 0
+    used: int | None = None
+    most: int = 0
+
+    @property
+    def counted(self) -> int:
+        # The most, not the latest: what a job used once it is likely to use again.
+        return max(self.promise, self.most)
+
+
+class Ledger:
+    """Who was promised what, and what is left.
+
+    >>> gib = 1 << 30
+    >>> ledger = Ledger([Slot("GPU-1", 0, "A100-40GB", total=40 * gib, used=0)])
+    >>> ledger.promise(1, {"GPU-1": 30 * gib})
+    >>> ledger.free("GPU-1") // gib
+    10
+    >>> ledger.promise(2, {"GPU-1": 11 * gib})
+    Traceback (most recent call last):
+    ullage.errors.Overbooked: job 2 needs 11.0 GiB on GPU-1; 10.0 GiB of 40.0 GiB are left
+    """
+
+    def __init__(self, slots: Iterable[Slot] = (), host: HostShare | None = None) -> None:
+        self.host = host
+        """What all jobs together may have of the host; None: it is not counted."""
+        self._on_host: dict[int, HostShare] = {}
+        self._slots: dict[str, Slot] = {}
+        self._held: dict[str, dict[int, _Held]] = {}
+        self._where: dict[int, set[str]] = {}  # by job
+        self.last: str | None = None
+        """The slot that was promised last: round-robin goes on from there."""
+        self.see(slots)
+
+    def copy(self) -> Ledger:
+        """The same ledger, to try things on."""
+        other = Ledger(host=self.host)
+        other._on_host = dict(self._on_host)
+        other._slots = dict(self._slots)
+        other._held = {
+            slot: {job: replace(held) for job, held in holders.items()} for slot, holders in self._held.items()
+        }
+        other._where = {job: set(slots) for job, slots in self._where.items()}
+        other.last = self.last
+        return other
+
+    def see(self, slots: Iterable[Slot]) -> None:
+        """Take over what was measured: totals, foreign memory, memory in use. Promises stay as they are."""
+        for slot in slots:
+            self.see_again(slot)
+
+    def see_again(self, slot: Slot) -> None:
+        """The same of one slot."""
+        self._slots[slot.id] = slot
+
+    def promise(self, job: int, memory: Mapping[str, int], exclusive: bool = False, host: HostShare = NO_SHARE) -> None:
+        """Promise a job memory on slots and a share of the host: all of it, or `Overbooked` and nothing."""
+        before = {slot: self._check(job, slot, promise, exclusive) for slot, promise in memory.items()}
+        self._check_host(job, host)
+        self.adopt(job, memory, exclusive, host)
+        for slot in memory:
+            self._held[slot][job].before = before[slot]
+
+    def accept(self, decision: Decision) -> None:
+        """Make the promise that a decision asks for."""
+        self.promise(decision.job, decision.memory, decision.exclusive, decision.host)
+
+    def adopt(self, job: int, memory: Mapping[str, int], exclusive: bool = False, host: HostShare = NO_SHARE) -> None:
+        """Write down a job that already runs, whether there is room or not: it is there. (After a restart.)"""
+        if host != NO_SHARE or not memory:
+            self._on_host[job] = host
+        for slot, promise in memory.items():
+            self._held.setdefault(slot, {})[job] = _Held(promise, exclusive)
+            self._where.setdefault(job, set()).add(slot)
+            self.last = slot
+
+    def release(self, job: int) -> bool:
+        """The job is gone from all its slots and from the host; whether it held any. Twice is no error."""
+        on_host = self._on_host.pop(job, None) is not None
+        places = self._where.pop(job, ())
+        for slot in places:
+            del self._held[slot][job]
+        return bool(places) or on_host
+
+    def observe(self, job: int, slot: str, used: int | None) -> None:
+        """What the job was seen to use on a slot (None: it could not be seen). Of a job that is not there: nothing."""
+        held = self._held.get(slot, {}).get(job)
+        if held is not None:
+            held.used, held.most = used, max(held.most, used or 0)
+
+    def seen(self, job: int, slot: str) -> bool:
+        """Whether it is known what the job uses on the slot."""
+        held = self._held.get(slot, {}).get(job)
+        return held is not None and held.used is not None
+
+    def slots(self, job: int) -> dict[str, int]:
+        """What a job was promised, by slot."""
+        return {slot: self._held[slot][job].promise for slot in self._held if slot in self._where.get(job, ())}
+
+    def jobs(self) -> set[int]:
+        """All jobs that hold a promise."""
+        return set(self._where).union(self._on_host)
+
+    def holders(self, slot: str) -> tuple[int, ...]:
+        """The jobs on a slot."""
+        return tuple(self._held.get(slot, ()))
+
+    def exclusive(self, slot: str) -> int | None:
+        """The job that has the slot to itself, if one has."""
+        for job, held in self._held.get(slot, {}).items():
+            if held.exclusive:
+                return job
+        return None
+
+    def promised(self, slot: str) -> int:
+        """The sum of the promises on a slot."""
+        return sum(held.promise for held in self._held.get(slot, {}).values())
+
+    def counted(self, slot: str) -> dict[int, int]:
+        """For each job on a slot what counts as its: the larger of its promise and the most it was seen to use."""
+        return {job: held.counted for job, held in self._held.get(slot, {}).items()}
+
+    def others(self, slot: str) -> int:
+        """What is used on the slot and belongs to none of our jobs, as far as it can be told.
+
+        A job that was not seen yet may have taken up to its promise, so that much of the used memory may be its; but
+        not of what was used before it came.
+        """
+        known = self._slots.get(slot)
+        if known is None:
+            return 0
+        if known.used is None:
+            return known.foreign
+        held = self._held.get(slot)
+        if not held:
+            return max(known.foreign, known.used)
+        left, unseen, before = known.used, 0, 0
+        for each in held.values():
+            if each.used is None:
+                unseen += each.promise
+                before = max(before, each.before)
+            else:
+                left -= each.used
+        return max(known.foreign, left - unseen, min(before, left))
+
+    def standing(self, slot: str) -> tuple[dict[int, int], int, bool]:
+        """All that a placement asks of a slot: `counted`, `others`, and whether a job has it to itself."""
+        held = self._held.get(slot)
+        if not held:
+            return {}, self.others(slot), False
+        exclusive, counted = False, {}
+        for job, each in held.items():
+            exclusive = exclusive or each.exclusive
+            counted[job] = each.promise if each.promise > each.most else each.most
+        return counted, self.others(slot), exclusive
+
+    def committed(self, slot: str) -> int:
+        """All that counts as taken on a slot; more than its total where jobs took more than they were promised."""
+        return self.others(slot) + sum(self.counted(slot).values())
+
+    def free(self, slot: str) -> int:
+        """What can still be promised on a slot; 0 on one that was never seen."""
+        known = self._slots.get(slot)
+        return 0 if known is None else max(known.total - self.committed(slot), 0)
+
+    def on_host(self) -> dict[int, HostShare]:
+        """For each job that holds a share of the host, or no GPU, that share."""
+        return dict(self._on_host)
+
+    def free_on_host(self) -> HostShare | None:
+        """What can still be promised of the host, never below zero; None where it is not counted."""
+        if self.host is None:
+            return None
+        held = sum_shares(self._on_host.values())
+        return HostShare(max(self.host.cores - held.cores, 0), max(self.host.memory - held.memory, 0))
+
+    def _check_host(self, job: int, asked: HostShare) -> None:
+        if job in self._on_host:
+            raise Overbooked(f"job {job} already holds a share of the host; release it first")
+        if asked is NO_SHARE:
+            return
+        if min(asked) < 0:
+            raise Overbooked(f"job {job} cannot be promised {tuple(asked)} of the host")
+        free = self.free_on_host()
+        if free is not None and not free.holds(asked):
+            raise Overbooked(f"job {job} needs {asked.text}; {free.text or 'nothing'} are left")
+
+    def _check(self, job: int, slot: str, promise: int, exclusive: bool) -> int:
+        """Refuse what cannot be promised; what others use there."""
+        known = self._slots.get(slot)
+        if known is None or known.lost or known.drained:
+            state = "not there" if known is None else "lost" if known.lost else "drained"
+            raise Overbooked(f"job {job} cannot be promised memory on {slot}: it is {state}")
+        counted, others, taken = self.standing(slot)
+        if job in counted:
+            raise Overbooked(f"job {job} already holds a promise on {slot}; release it first")
+        if promise < 0:
+            raise Overbooked(f"job {job} cannot be promised {promise} bytes on {slot}")
+        if taken:
+            raise Overbooked(f"job {job} cannot join on {slot}: job {self.exclusive(slot)} has it to itself")
+        if counted and (exclusive or known.mig):
+            what = "a MIG instance takes one job" if known.mig else "it asks to be alone"
+            raise Overbooked(f"job {job} cannot join job {next(iter(counted))} on {slot}: {what}")
+        free = max(known.total - others - sum(counted.values()), 0)
+        if promise > free:
+            left = f"{format_bytes(free)} of {format_bytes(known.total)} are left"
+            raise Overbooked(f"job {job} needs {format_bytes(promise)} on {slot}; {left}")
+        return others
+
+
+def sum_shares(shares: Iterable[HostShare]) -> HostShare:
+    """All of them together.
+
+    >>> sum_shares([HostShare(1, 5), HostShare(2, 0)])
+    HostShare(cores=3, memory=5)
+    """
+    found = list(shares)
+    return HostShare(sum(share.cores for share in found), sum(share.memory for share in found))

@@ -1,0 +1,197 @@
+"""Policies of one's own: a function that is asked for each job where it should go.
+
+    def choose(job, gpus, now):
+        return max(gpus, key=lambda gpu: gpu.free)
+
+It gets the job, the GPUs that may take it, and the time; it answers with one of them, with several (best first), or
+with None: the job waits. What keeps memory safe is not in its hands: only GPUs are offered where the job fits by the
+ledger and by the rules, so it can choose badly, but not wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from ullage.errors import InvalidValue, PolicyFailed
+from ullage.manager.placement.candidates import Candidate
+from ullage.manager.placement.policies import Policy
+from ullage.manager.placement.rules import Rules, SlotRequest
+from ullage.manager.placement.snapshot import Job, Slot
+
+TRAITS = {"oracle": False, "alone": False, "backfills": True, "predicts": True}
+"""What a function can have as attributes (`choose.backfills = False`), and what counts where it has none."""
+
+Choice = Callable[["JobView", Sequence["GpuView"], float], Any]
+"""A policy as its author writes it."""
+
+
+class JobView(NamedTuple):
+    """A job as a policy of one's own sees it.
+
+    `promise` is the memory in bytes that it needs on each of its `gpus` (None: not known; then it gets a GPU to itself
+    or the site's floor). `exclusive`: nobody else may be on its GPUs. `work` names what it does, so jobs of one name do
+    the same; `busy` is the SM activity that it causes alone, 0 to 1. Both are None where they are not known.
+    `min_speed` is the share of its speed that it wants to keep beside others (None: its owner did not say).
+    `time_limit` is in seconds. `queued` is when it came into the queue: it has waited for `now - job.queued` seconds.
+    """
+
+    id: int
+    user: str
+    gpus: int
+    promise: int | None
+    exclusive: bool
+    work: str | None
+    busy: float | None
+    min_speed: float | None
+    time_limit: float | None
+    priority: int
+    queued: float
+
+
+class GpuView:
+    """A GPU, or a MIG instance, as a policy of one's own sees it. It can be read, not changed.
+
+    `index`, `name` and `total` (bytes) say which one it is. `free` are the bytes that are promised to nobody. `count`
+    jobs are there; `jobs` are those of which more is known (`JobView`). `idle`: none is there, and hardly any memory is
+    in use. `load` is the SM activity to expect now, None where it is not known.
+    """
+
+    __slots__ = ("_candidate", "_rules")
+
+    def __init__(self, candidate: Candidate, rules: Rules) -> None:
+        self._candidate, self._rules = candidate, rules
+
+    index = property(attrgetter("_candidate.slot.index"))
+    name = property(attrgetter("_candidate.slot.name"))
+    total = property(attrgetter("_candidate.slot.total"))
+    free = property(attrgetter("_candidate.free"))
+    count = property(attrgetter("_candidate.count"))
+    load = property(attrgetter("_candidate.load"))
+
+    @property
+    def idle(self) -> bool:
+        """No job is there, and others use hardly any memory."""
+        return self._candidate.idle(self._rules)
+
+    @property
+    def jobs(self) -> tuple[JobView, ...]:
+        """The jobs there whose description is known."""
+        return tuple([_view(job, job.promise, job.exclusive) for job in self._candidate.jobs])
+
+    def speeds(self, *more: JobView) -> list[float] | None:
+        """What each job keeps of its speed alone, 0 to 1, with these ones added: those of `jobs` first, then `more`.
+
+        None where it cannot be predicted: it is not known what one of the jobs does.
+        """
+        here: Sequence[Job | JobView] = [*self._candidate.jobs, *more]
+        works = [job.work for job in here if job.work is not None]
+        if self._candidate.count != len(self._candidate.jobs) or len(works) < len(here) or self._rules.predict is None:
+            return None
+        if len(works) < 2:
+            return [1.0] * len(works)
+        found = self._rules.predict(works, self._candidate.slot)
+        return None if found is None else list(found.shares)
+
+    def __repr__(self) -> str:
+        slot: Slot = self._candidate.slot
+        return f"GpuView(index={slot.index}, name={slot.name!r}, free={self.free}, count={self.count})"
+
+
+def own_policy(name: str, function: Choice) -> Policy:
+    """The policy that a function makes. Its first line of documentation is the summary.
+
+    >>> def choose(job, gpus, now):
+    ...     "The fullest GPU."
+    ...     return min(gpus, key=lambda gpu: gpu.free)
+    >>> choose.backfills = False
+    >>> own_policy("mine.py:choose", choose).summary
+    'The fullest GPU.'
+    """
+    given = {trait: value for trait, value in vars(function).items() if not trait.startswith("_")}
+    for trait, value in given.items():
+        if trait not in TRAITS or not isinstance(value, bool):
+            valid = ", ".join(TRAITS)
+            raise InvalidValue(f"needed True or False for {valid}; {name} has the attribute {trait} = {value!r}")
+    summary = (function.__doc__ or "").strip().partition("\n")[0] or "a policy of one's own"
+    return Policy(name, summary, _by_position, choose=_Chooser(name, function), **TRAITS | given)
+
+
+def forgiving(policy: Policy, failed: Callable[[PolicyFailed], None]) -> Policy:
+    """The same policy for one who must go on: where it fails the job waits, and the failure is told."""
+    ask = policy.choose
+    if ask is None:
+        return policy
+
+    def choose(
+        job: Job, request: SlotRequest, suited: Sequence[Candidate], rules: Rules, now: float
+    ) -> Sequence[Candidate]:
+        try:
+            return ask(job, request, suited, rules, now)
+        except PolicyFailed as failure:
+            failed(failure)
+            return ()
+
+    return replace(policy, choose=choose)
+
+
+def _by_position(candidate: Candidate, last: int) -> tuple[Any, ...]:
+    return (candidate.position,)
+
+
+class _Chooser:
+    """Asks the function, and checks its answer. What it cannot follow is one clear message."""
+
+    def __init__(self, name: str, function: Choice) -> None:
+        self._name, self._function = name, function
+        self._views: dict[int, GpuView] = {}  # by position
+
+    def __call__(
+        self, job: Job, request: SlotRequest, suited: Sequence[Candidate], rules: Rules, now: float
+    ) -> list[Candidate]:
+        gpus = [self._view(candidate, rules) for candidate in suited]
+        view = _view(job, request.promise if request.known else None, request.alone)
+        try:
+            answer = self._function(view, tuple(gpus), now)
+        except (Exception, SystemExit) as error:  # whatever it does, it must not end those who ask
+            raise PolicyFailed(self._name, job.id, _told(error)) from error
+        if answer is None:
+            return []
+        if isinstance(answer, GpuView) and request.gpus > 1:
+            reason = f"it gave one GPU; the job asks for {request.gpus}, so needed a list of them"
+            raise PolicyFailed(self._name, job.id, reason)
+        by_view = {id(gpu): candidate for gpu, candidate in zip(gpus, suited, strict=True)}
+        chosen = list(answer) if isinstance(answer, list | tuple) else [answer]
+        found = [by_view.pop(id(gpu), None) for gpu in chosen]
+        if None in found:
+            wanted = "one of the GPUs that it was given, a list of them, each once, or None"
+            raise PolicyFailed(self._name, job.id, f"it gave {repr(answer)[:200]}; needed {wanted}")
+        return [candidate for candidate in found if candidate is not None]
+
+    def _view(self, candidate: Candidate, rules: Rules) -> GpuView:
+        known = self._views.get(candidate.position)
+        if known is None or known._candidate is not candidate or known._rules is not rules:
+            known = self._views[candidate.position] = GpuView(candidate, rules)
+        return known
+
+
+def _view(job: Job, promise: int | None, exclusive: bool) -> JobView:
+    queued = job.submitted if job.queued is None else job.queued
+    return JobView(
+        job.id, job.user, job.gpus, promise, exclusive, job.work, job.busy, job.min_speed, job.time_limit, job.priority,
+        queued,
+    )  # fmt: skip
+
+
+def _told(error: BaseException) -> str:
+    """What went wrong in the function, in one line, and where in its file."""
+    text = " ".join(str(error).split())
+    inside = error.__traceback__ and error.__traceback__.tb_next
+    own, line = inside and inside.tb_frame.f_code.co_filename, 0
+    while inside is not None:
+        line = inside.tb_lineno if inside.tb_frame.f_code.co_filename == own else line
+        inside = inside.tb_next
+    place = f" (line {line} of {own})" if own else ""
+    return f"{type(error).__name__}: {text}"[:300] + place

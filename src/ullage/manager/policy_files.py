@@ -1,0 +1,103 @@
+"""Policies by what a user types: a name (`magm`), or a function in a Python file (`my_policy.py:choose`).
+
+The function is code that runs as whoever loads it. What it may do is in `ullage.manager.placement.own_policies`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import stat
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from ullage.errors import InvalidValue, NotAllowed, UllageError, UnknownName
+from ullage.manager.placement.own_policies import own_policy
+from ullage.manager.placement.policies import Policy, find_policy
+
+_SUFFIX = ".py"
+
+
+def load_policy(reference: str, guarded: bool = False) -> Policy:
+    """The policy of that name, or the one that a function in a file makes.
+
+    With `guarded` the file must be such that nobody but root and this user can change it.
+
+    >>> load_policy("magm").name
+    'magm'
+    >>> load_policy("my_policy.py")
+    Traceback (most recent call last):
+    ullage.errors.InvalidValue: needed the function, too: my_policy.py:choose
+    """
+    place, _, name = reference.rpartition(":")
+    if reference.endswith(_SUFFIX):
+        raise InvalidValue(f"needed the function, too: {reference}:choose")
+    if not place.endswith(_SUFFIX):
+        return find_policy(reference)
+    file = Path(place).expanduser()
+    if not file.is_file():
+        raise InvalidValue(f"no file {file}; needed a Python file with the function {name} (job, gpus, now)")
+    if guarded:
+        _guard(file.resolve())
+    module = _module(file)
+    functions = [known for known, value in vars(module).items() if inspect.isfunction(value) and known[:1] != "_"]
+    function = getattr(module, name, None)
+    if not inspect.isfunction(function):
+        raise UnknownName(f"function in {file}", name, functions)
+    try:
+        inspect.signature(function).bind("job", "gpus", "now")
+    except TypeError as error:
+        raise InvalidValue(f"needed {name}(job, gpus, now) in {file}: {error}") from None
+    return own_policy(str(own_name(reference)), function)
+
+
+def own_name(reference: str) -> str | None:
+    """What a policy from a file is called, wherever the file is; None for one that comes with Ullage.
+
+    >>> own_name("/etc/ullage/my_policy.py:choose"), own_name("magm")
+    ('my_policy.py:choose', None)
+    """
+    place, _, name = reference.rpartition(":")
+    return f"{Path(place).name}:{name}" if place.endswith(_SUFFIX) else None
+
+
+def located(reference: str, folder: Path) -> str:
+    """The same policy, where its file is looked for in a folder if its path is relative.
+
+    >>> located("my_policy.py:choose", Path("/etc/ullage")), located("magm", Path("/etc/ullage"))
+    ('/etc/ullage/my_policy.py:choose', 'magm')
+    """
+    place, colon, name = reference.rpartition(":")
+    return f"{folder / Path(place).expanduser()}{colon}{name}" if place.endswith(_SUFFIX) else reference
+
+
+def _module(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"_policy_{file.stem}", file)
+    assert spec is not None and spec.loader is not None  # a name that ends in .py always has one
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses look for themselves there
+    sys.path.insert(0, str(file.parent.resolve()))  # as running the file does
+    try:
+        spec.loader.exec_module(module)
+    except UllageError:
+        raise
+    except (Exception, SystemExit) as error:
+        told = " ".join(str(error).split())
+        raise InvalidValue(f"cannot load the policy in {file}: {type(error).__name__}: {told}") from error
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def _guard(file: Path) -> None:
+    """Refuse a file that others can change or replace: they would run code as this user."""
+    for path in (file, file.parent):
+        found = path.stat()
+        others = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+        group = found.st_mode & stat.S_IWGRP and found.st_gid not in (0, os.getegid())
+        if found.st_uid not in (0, os.geteuid()):
+            raise NotAllowed(f"{path} belongs to another user; a policy runs as the daemon, so keep a copy of your own")
+        if others or group:
+            raise NotAllowed(f"others can change {path}; a policy runs as the daemon, so type: chmod go-w {path}")

@@ -1,0 +1,160 @@
+"""`ullage.simulate`: a simulation as people ask for it; and many scenarios from a few lists of choices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ullage.manager.placement.own_policies import Choice, own_policy
+from ullage.manager.policy_files import load_policy
+from ullage.manager.simulation import engine
+from ullage.manager.simulation.formats.history import read_history
+from ullage.manager.simulation.history import as_it_was, scenario_of_history, trace_of_history
+from ullage.manager.simulation.reading import read_trace
+from ullage.manager.simulation.result import SimulationResult
+from ullage.manager.simulation.scenario import Scenario
+from ullage.manager.simulation.sweep import SweepRow, TraceSource, cases, run_cases, summarize
+from ullage.manager.simulation.trace import JobTrace
+from ullage.units import format_bytes, format_duration
+
+
+def simulate(
+    trace: str | Path | JobTrace,
+    *,
+    gpus: str,
+    policy: str | Choice = "ullage",
+    estimator: str = "ullage",
+    sharing: str = "mps",
+    seed: int = 0,
+    format: str | None = None,
+    mix: str = "mixed",
+    progress: engine.Progress | None = None,
+    **settings: Any,
+) -> SimulationResult:
+    """Simulate a trace of jobs on shared GPUs: the decisions are made by the code that `ullage serve` runs.
+
+    Args:
+        trace: A file of any form that is known, or a `JobTrace`.
+        gpus: Such as "4xA100-40GB", or "8xH200, 4xT4".
+        policy: How GPUs are chosen for jobs; `ullage serve` has the same. A name, "FILE.py:FUNCTION", or a function
+            `choose(job, gpus, now)`.
+        estimator: Whose estimates are promised: "ullage" or another one, "oracle" for true memory, or "none". What the
+            trace does not have is asked of the estimator itself.
+        sharing: How jobs share a GPU: "mps", "timeslice", "mig" (or with the instances, "mig:2g.10gb") or "off".
+        seed: The seed of everything that is drawn.
+        format: The form of the file; recognised by default.
+        mix: For traces that do not say what their jobs train: the mix of known workloads.
+        progress: Called now and then with the number of jobs that are over, and of all.
+        **settings: Any other setting of a scenario, of its rules or of its world, by its name, such as `smact_limit`,
+            `free_floor`, `margin`, `unknown`, `min_speed`, `pairing`, `interference`, `startup_s` or `label`.
+
+    Returns:
+        What became of every job and every GPU; its `figures` sum it up.
+
+    >>> result = ullage.simulate("jobs.csv", gpus="4xA100-40GB", policy="magm", smact_limit=0.8)   # doctest: +SKIP
+    >>> result.figures.total_s, result.figures.ooms                                                # doctest: +SKIP
+    """
+    chosen = load_policy(policy) if isinstance(policy, str) else own_policy(policy.__name__, policy)
+    name = policy if isinstance(policy, str) else chosen.name
+    scenario = Scenario(gpus=gpus, policy=name, estimator=estimator, sharing=sharing, seed=seed).but(**settings)
+    jobs = trace if isinstance(trace, JobTrace) else read_trace(trace, format=format, mix=mix, seed=seed)
+    return engine.simulate(jobs, scenario, progress, chosen)
+
+
+def replay(history: str | Path | Mapping[str, Any], **settings: Any) -> tuple[SimulationResult, SimulationResult]:
+    """Simulate again what a manager ran. GPUs, policy, rules and promises are the manager's unless others are given.
+
+    Args:
+        history: What `Client.trace()` gave, or a file that `ullage simulate --from-history --save-history` wrote.
+        **settings: As for `simulate`: `gpus`, `policy`, `sharing`, `estimator` ("promised", "oracle" or "none"),
+            `smact_limit`, `startup_s` and so on.
+
+    Returns:
+        What really happened, and the simulation.
+
+    >>> with ullage.Client() as manager:                                                       # doctest: +SKIP
+    ...     was, now = ullage.replay(manager.trace(), policy="magm", sharing="mps")
+    >>> now.figures.total_s / was.figures.total_s                                              # doctest: +SKIP
+    """
+    told = history if isinstance(history, Mapping) else read_history(Path(history))
+    scenario = scenario_of_history(told, settings.get("policy")).but(**settings)
+    startup_s = scenario.world.startup_s
+    return as_it_was(told, startup_s=startup_s), engine.simulate(trace_of_history(told, startup_s=startup_s), scenario)
+
+
+def sweep(
+    traces: str | Path | Mapping[str, Any] | Sequence[str | Path | Mapping[str, Any]],
+    *,
+    gpus: str | Sequence[str],
+    seeds: int = 1,
+    seed: int = 0,
+    workers: int = 1,
+    kept: str | Path | None = None,
+    **settings: Any,
+) -> list[SweepRow]:
+    """Simulate every combination of settings on the same traces and seeds, with confidence intervals over the seeds.
+
+    Args:
+        traces: Files of any form that is known, or arguments of `generate_trace` without the seed.
+        gpus: As for `simulate`; a list stands for several choices.
+        seeds: How many seeds; each is that of the trace and of the simulated world.
+        seed: The first of them.
+        workers: How many processes; above 1 a script needs `if __name__ == "__main__":`.
+        kept: A file of figures, which are not computed again; new ones are added to it.
+        **settings: As for `simulate`; a list stands for several choices.
+
+    Returns:
+        A row for each scenario on each trace: `figures` and `changes` against the first scenario, as intervals.
+
+    >>> rows = ullage.sweep("jobs.csv", gpus="4xA100-40GB", policy=["exclusive", "magm"], seeds=10)  # doctest: +SKIP
+    >>> rows[1].changes["total"].mean, rows[1].changes["total"].half                                 # doctest: +SKIP
+    """
+    given = [traces] if isinstance(traces, str | Path | Mapping) else traces
+    sources = [TraceSource(drawn=tuple(each.items())) if isinstance(each, Mapping) else TraceSource(str(each))
+               for each in given]  # fmt: skip
+    choices = {name: value if isinstance(value, list | tuple) else [value]
+               for name, value in (settings | {"gpus": gpus}).items()}  # fmt: skip
+    scenarios = variants(Scenario(gpus=choices["gpus"][0]), choices)
+    wanted = cases(sources, scenarios, range(seed, seed + seeds))
+    return summarize(wanted, run_cases(wanted, workers, None if kept is None else Path(kept)))
+
+
+# What makes no difference to a policy that gives each job a GPU of its own.
+_OF_SHARING = ("estimator", "sharing", "smact_limit", "free_floor", "margin", "min_speed", "pairing")
+_SHORT = {
+    "smact_limit": "SMACT {}", "free_floor": "{} free", "margin": "margin {}", "min_speed": "speed {}",
+    "pairing": "pairing {}",
+}  # fmt: skip
+_BYTES, _SECONDS = ("free_floor", "margin", "fragmentation"), ("pairing",)
+
+
+def variants(base: Scenario, choices: Mapping[str, Sequence[Any]]) -> list[Scenario]:
+    """Every combination of choices, each a list of values of a setting. Those that can make no difference are left out:
+    policies that know true memory have no estimator, those that never share have no way of sharing.
+
+    >>> found = variants(Scenario(gpus="H200"), {"policy": ["exclusive", "magm"], "estimator": ["ullage", "none"]})
+    >>> [scenario.name for scenario in found]
+    ['exclusive', 'magm, ullage', 'magm, none']
+    >>> [scenario.name for scenario in variants(Scenario(gpus="H200"), {"pairing": [0.0, 600.0]})]
+    ['pairing off', 'pairing 10 min']
+    """
+    found: dict[tuple[Any, ...], Scenario] = {}
+    for values in itertools.product(*choices.values()):
+        settings = dict(zip(choices, values, strict=True))
+        policy = load_policy(settings.get("policy", base.policy))
+        if policy.oracle:
+            settings["estimator"] = "oracle"
+        given = [name for name in choices if not (policy.alone and name in _OF_SHARING)]
+        settings |= {name: choices[name][0] for name in choices if name not in given}
+        told = [_told(name, settings[name]) for name in given if len(choices[name]) > 1]
+        label = ", ".join(told) if told and base.label is None else base.label
+        found.setdefault(tuple(settings.values()), base.but(**settings, label=label))
+    return list(found.values())
+
+
+def _told(name: str, value: Any) -> str:
+    written = format_bytes if name in _BYTES else format_duration if name in _SECONDS else str
+    text = "off" if value is None or name in _SECONDS and not value else written(value)
+    return _SHORT.get(name, "{}").format(text)

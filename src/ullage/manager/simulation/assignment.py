@@ -1,0 +1,129 @@
+"""Which known workload a job is, where a trace does not say what its jobs train: mixes, and a seeded choice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ullage.errors import InvalidValue, UnknownName
+from ullage.manager.simulation.known import SIZES, KnownWorkload, known_workloads
+from ullage.manager.simulation.trace import JobKind, JobTrace, TraceJob
+from ullage.performance.result import Utilization
+
+# The shares of light, medium and large jobs in the dissertation's two traces (its section 6.3.2).
+MIXES: Mapping[str, Mapping[str, float]] = {
+    "mixed": {"light": 0.65, "medium": 0.27, "large": 0.08},
+    "heavy": {"medium": 0.83, "large": 0.17},
+}
+Mix = str | Mapping[str, float]
+
+
+def shares_of(mix: Mix) -> Mapping[str, float]:
+    """The shares that a mix means: the name of one, or shares by sizes or by known workloads, which need not sum to 1.
+
+    >>> shares_of("heavy")
+    {'medium': 0.83, 'large': 0.17}
+    >>> shares_of({"resnet50 b128": 1, "light": 3})
+    {'resnet50 b128': 0.25, 'light': 0.75}
+    """
+    if isinstance(mix, str):
+        if mix not in MIXES:
+            raise UnknownName("mix of workloads", mix, MIXES)
+        return MIXES[mix]
+    for name, share in mix.items():
+        if name not in SIZES and name not in known_workloads():
+            raise UnknownName("known workload", name, [*SIZES, *known_workloads()])
+        if not 0 <= share < math.inf:
+            raise InvalidValue(f"needed a share of 0 or more; {name} has {share}")
+    if not any(mix.values()):
+        raise InvalidValue("needed a mix of workloads with a share above 0; found none")
+    return {name: share / sum(mix.values()) for name, share in mix.items()}
+
+
+def workloads_of(size: str) -> list[KnownWorkload]:
+    """The workloads of Table 6.2 that are of a size, or the one of this name.
+
+    >>> len(workloads_of("light")), [one.name for one in workloads_of("resnet50 b32")]
+    (12, ['resnet50 b32'])
+    """
+    if size in SIZES:
+        return [known for known in known_workloads().values() if known.size == size and known.in_table]
+    return [known_workloads()[size]]
+
+
+def drawn(mix: Mix, count: int, random: np.random.Generator) -> tuple[list[KnownWorkload], Any]:
+    """Known workloads, and which of them each of `count` draws is: a share by the mix, all of one size alike."""
+    chances: dict[str, float] = {}
+    for size, share in shares_of(mix).items():
+        alike = workloads_of(size)
+        for known in alike:
+            chances[known.name] = chances.get(known.name, 0.0) + share / len(alike)
+    workloads = [known_workloads()[name] for name in chances]
+    return workloads, random.choice(
+        len(workloads), size=count, p=np.array(list(chances.values())) / sum(chances.values())
+    )
+
+
+class PublicJob(NamedTuple):
+    """A job of a public trace, which says when it came and how long it ran on how many GPUs, or on which share of one,
+    and not what it trained."""
+
+    arrival: float
+    run_s: float
+    gpus: float
+    user: str = "user"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """How jobs of public traces are given known workloads: a `mix` of sizes by rank, and a `seed` for the rest."""
+
+    mix: Mix = "mixed"
+    seed: int = 0
+    limit: int | None = None
+
+    def trace(self, name: str, found: Sequence[PublicJob], notes: Sequence[str] = ()) -> JobTrace:
+        """The jobs with a workload each. Of the work (GPUs times run time) the least is given light workloads, the most
+        large ones, so that their shares are those of the mix; which one of its size is drawn."""
+        found = sorted(found, key=lambda job: job.arrival)[: self.limit]
+        kinds = self._kinds([job.run_s * job.gpus for job in found])
+        first = found[0].arrival if found else 0.0
+        jobs = [
+            TraceJob(number, job.arrival - first, kind, job.run_s, max(1, math.ceil(job.gpus)), job.user)
+            for number, (job, kind) in enumerate(zip(found, kinds, strict=True), 1)
+        ]
+        shares = ", ".join(f"{100 * share:.0f} % {size}" for size, share in shares_of(self.mix).items())
+        said = [
+            f"the trace does not say what its jobs train: known workloads by GPUs times run time, {shares} "
+            f"(seed {self.seed}), with their memory on each GPU",
+            "the run time in the trace is taken as the work of a job that has its GPUs to itself",
+        ]
+        return JobTrace(name, jobs, [*said, *notes])
+
+    def _kinds(self, demands: Sequence[float]) -> list[JobKind]:
+        shares = shares_of(self.mix)
+        order = [size for size in (*SIZES, *shares) if size in shares]
+        random = np.random.default_rng(self.seed)
+        ranks = np.argsort(np.argsort(np.array(demands), kind="stable"), kind="stable")
+        bounds = np.cumsum([shares[size] for size in dict.fromkeys(order)]) * len(demands)
+        places = np.searchsorted(bounds[:-1], ranks, side="right")
+        choices = [[known.kind for known in workloads_of(size)] for size in dict.fromkeys(order)]
+        picks = random.random(len(demands))
+        return [
+            choices[place][int(pick * len(choices[place]))]
+            for place, pick in zip(places.tolist(), picks.tolist(), strict=True)
+        ]
+
+
+def similar_alone(memory: int) -> tuple[Mapping[str, Utilization], str]:
+    """What the known workload does whose memory is nearest, and its name.
+
+    >>> similar_alone(13 << 30)[1]
+    'resnet50 b128'
+    """
+    known = min(known_workloads().values(), key=lambda one: abs(one.kind.memory - memory))
+    return known.kind.alone, known.name

@@ -1,0 +1,504 @@
+"""The virtual clock: jobs come, are placed, take memory, work, slow each other down, and end.
+
+Every decision is made by `placement`: the same board, ledger, policies, recovery and fair order that the manager has.
+What is simulated is what happens outside it: the jobs, the GPUs, and what a monitor sees of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import attrgetter
+
+from ullage.errors import InvalidValue
+from ullage.manager.placement import (
+    Activity,
+    Board,
+    Decision,
+    Failure,
+    Job,
+    Ledger,
+    Running,
+    UsageAccounts,
+    after_failure,
+    fair_order,
+    part_of_gpu,
+    place,
+)
+from ullage.manager.placement.policies import Policy
+from ullage.manager.policy_files import load_policy
+from ullage.manager.simulation.card import SimulatedCard, SimulatedRun, cards_of
+from ullage.manager.simulation.estimates import promise_of
+from ullage.manager.simulation.interference import Interference
+from ullage.manager.simulation.result import (
+    DONE,
+    FAILED,
+    FINISHED,
+    GPU_LOST,
+    MOST_SERIES,
+    OUT_OF_MEMORY,
+    TIME_LIMIT,
+    WAITING,
+    SimulatedAttempt,
+    SimulatedJob,
+    SimulationResult,
+)
+from ullage.manager.simulation.scenario import Scenario
+from ullage.manager.simulation.trace import JobTrace, TraceJob
+from ullage.sandbox.collector import without_collector
+
+Progress = Callable[[int, int], None]
+"""Told now and then how many jobs are over, and how many there are."""
+
+_MEASURED_ERRORS = {"mps": 0.4, "timeslice": 0.2}
+_WAYS = ("mps", "timeslice", "mig", "off")
+_TOLD_EVERY = 1000  # jobs
+_KIND = attrgetter("kind")
+_DRIFT = 18  # the activity of a GPU on which something changed is looked at so many times a window
+
+
+def simulate(
+    trace: JobTrace, scenario: Scenario, progress: Progress | None = None, policy: Policy | None = None
+) -> SimulationResult:
+    """What becomes of a trace in a scenario; under the policy that it names, unless one is given.
+
+    >>> from ullage.manager.simulation.trace import JobKind
+    >>> from ullage.units import GIB
+    >>> jobs = [TraceJob(number, 0.0, JobKind("toy", memory=30 * GIB), work_s=60.0) for number in (1, 2)]
+    >>> scenario = Scenario(gpus="A100-40GB", estimator="oracle").but(startup_s=10.0, monitor_delay_s=0.0)
+    >>> found = simulate(JobTrace("toy", jobs), scenario)
+    >>> [(job.state, job.attempts[0].begin, job.attempts[0].end) for job in found.jobs]
+    [('done', 0.0, 70.0), ('done', 70.0, 140.0)]
+    """
+    with without_collector():  # a run leaves no cycles behind, and looking for some takes a tenth of its time
+        return _Engine(trace, scenario, progress, policy or load_policy(scenario.policy)).run()
+
+
+class _Waiting:
+    """What is kept of a job between its attempts."""
+
+    __slots__ = ("attempts", "exclusive", "lost", "memory_failures", "promise", "queued", "state")
+
+    def __init__(self, promise: int | None, exclusive: bool) -> None:
+        self.promise, self.exclusive = promise, exclusive
+        self.queued: float | None = None
+        self.memory_failures = self.lost = 0
+        self.attempts: list[SimulatedAttempt] = []
+        self.state = WAITING
+
+
+class _Engine:
+    def __init__(self, trace: JobTrace, scenario: Scenario, progress: Progress | None, policy: Policy) -> None:
+        self.trace, self.scenario, self.world, self.progress = trace, scenario, scenario.world, progress
+        way = scenario.sharing.partition(":")[0]
+        if way not in _WAYS:
+            raise InvalidValue(f"needed a way of sharing: {', '.join(_WAYS)}; found {scenario.sharing!r}")
+        self.policy = policy
+        self.cards = cards_of(scenario.gpus, scenario.sharing, self.world.node_gpus, MOST_SERIES)
+        self.by_id = {card.id: card for card in self.cards}
+        self.kinds = trace.kinds
+        how = way if way == "timeslice" else "mps"
+        error, on = self.world.interference_error, self.world.interference
+        error = _MEASURED_ERRORS[how] if error is None else error
+        self.interference = Interference(self.kinds, how, error, scenario.seed, on)
+        self.numbers = self.interference.numbers
+        self.largest = max(card.spec.usable for card in self.cards)
+        self.promises = [promise_of(kind, scenario.estimator) for kind in self.kinds]
+        self.busy = self._busy_alone({card.whole.name for card in self.cards})
+        rules = replace(scenario.rules, predict=self.interference.predict if scenario.foresight else None)
+        if way == "off":
+            rules = replace(rules, max_jobs_per_gpu=1)
+        self.rules = rules
+        slots = [card.slot() for card in self.cards]
+        self.board = Board(self.policy, rules, slots, Ledger(slots), (), 0.0)
+        self.accounts = UsageAccounts(scenario.half_life_s) if rules.fair else None
+        self.horizon = rules.window + self.world.monitor_delay_s + (self.world.reading_s or 0.0)  # how far back it sees
+        self.reads_every = self._reads_every()
+        self.now = 0.0
+        self.events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self.order = itertools.count()
+        self.kept: dict[int, _Waiting] = {}
+        self.queue: dict[int, Job] = {}
+        self.asked: dict[int, TraceJob] = {}
+        self.runs: dict[int, SimulatedRun] = {}
+        self.hot: list[tuple[float, int]] = []  # a heap: when to look again at cards on which readings still change
+        self.wanted: float | None = None  # when the next pass is to be made
+        self.last_pass = -math.inf
+        self.returning = 0  # jobs that come back into the queue after a pause
+        self.passes = self.over = 0
+        self.draw = random.Random(f"nodes {scenario.seed}")
+
+    # What is known of kinds.
+
+    def _busy_alone(self, names: set[str]) -> list[float | None]:
+        """The SM activity to expect of each kind, on the GPU that it keeps busiest; None where it is not known."""
+        if not self.scenario.foresight:
+            return [None] * len(self.kinds)
+        known = [[kind.alone[name].smact for name in names if name in kind.alone] for kind in self.kinds]
+        return [max(found, default=None) for found in known]
+
+    def _reads_every(self) -> float:
+        if self.world.reading_s is not None:
+            return self.world.reading_s
+        return 1.0 if len(self.cards) <= MOST_SERIES else 30.0
+
+    # The clock.
+
+    def run(self) -> SimulationResult:
+        """From the first arrival until nothing happens any more."""
+        jobs = self.trace.jobs
+        if any(later.arrival < sooner.arrival for sooner, later in itertools.pairwise(jobs)):
+            jobs = sorted(jobs, key=lambda job: job.arrival)
+        self.now = jobs[0].arrival if jobs else 0.0
+        for card in self.cards:
+            card.at = self.now
+            card.changed(self.now, self.horizon)
+        self._plan_failures()
+        coming = 0
+        while coming < len(jobs) or self.runs or self.queue or self.wanted is not None or self.returning:
+            moment = jobs[coming].arrival if coming < len(jobs) else math.inf
+            moment = min(moment, self.events[0][0] if self.events else math.inf)
+            if self.wanted is not None and self.wanted < moment:
+                self.now, self.wanted = self.wanted, None
+                self._pass()
+                continue
+            if moment == math.inf or (coming == len(jobs) and not self.runs and not self.returning and self._stuck()):
+                break
+            self.now = moment
+            while coming < len(jobs) and jobs[coming].arrival == moment:
+                self._arrive(jobs[coming])
+                coming += 1
+            while self.events and self.events[0][0] == moment:
+                _, _, what, values = heapq.heappop(self.events)
+                what(*values)
+        return self._result(jobs)
+
+    def _at(self, moment: float, what: Callable[..., None], *values: object) -> None:
+        heapq.heappush(self.events, (moment, next(self.order), what, values))
+
+    def _stuck(self) -> bool:
+        """Nothing runs, nothing comes, and nobody in the queue could be placed; lost GPUs may come back."""
+        return self.wanted is None and not any(card.lost for card in self.cards)
+
+    def _want_pass(self, moment: float) -> None:
+        moment = max(moment, self.last_pass + self.scenario.pause_s, self.now)
+        self.wanted = moment if self.wanted is None else min(self.wanted, moment)
+
+    # Jobs.
+
+    def _arrive(self, job: TraceJob) -> None:
+        number = self.numbers[id(job.kind)]
+        promise = self.promises[number]
+        self.kept[job.id] = _Waiting(promise, exclusive=False)
+        self.asked[job.id] = job
+        self._enqueue(job, recovery=False)
+
+    def _enqueue(self, job: TraceJob, recovery: bool) -> None:
+        number, kept = self.numbers[id(job.kind)], self.kept[job.id]
+        busy = self.busy[number]
+        exclusive = kept.exclusive or (kept.promise or 0) > self.largest  # no GPU has as much: a whole one, then
+        promise = kept.promise if kept.promise is None else min(kept.promise, self.largest)
+        self.queue[job.id] = Job(
+            job.id, job.user, job.arrival, job.gpus, promise, job.kind.memory, exclusive, job.priority, recovery, busy,
+            work=None if busy is None else str(number), min_speed=0.0 if busy is None else self.scenario.min_speed,
+            time_limit=job.time_limit, queued=kept.queued,
+            part=part_of_gpu(promise, self.largest, exclusive, busy or 0.0),
+        )  # fmt: skip
+        self._want_pass(self.now)
+
+    def _back(self, job: TraceJob) -> None:
+        self.returning -= 1
+        self.kept[job.id].queued = self.now
+        self._enqueue(job, recovery=True)
+
+    # A pass over the queue.
+
+    def _pass(self) -> None:
+        self.last_pass = self.now
+        self._read_cards()
+        if self.queue:
+            self.passes += 1
+            waiting, most = list(self.queue.values()), self.scenario.at_a_time
+            alone = len(waiting) == 1  # nobody to be fair to
+            users = {job.user for job in waiting}
+            usage = None if self.accounts is None or alone else self.accounts.usage(self.now, users)
+            if most is not None:
+                waiting = fair_order(waiting, self.rules, self.now, usage)[:most]
+            for decision in place(self.board, waiting, self.now, usage):
+                self._start(decision.job, decision.slots, decision.promise, decision.exclusive)
+                if not self.scenario.bookkeeping:
+                    self._forget(decision)
+                if most is not None and self.queue:
+                    self._want_pass(self.now)
+        if self.queue and self.hot:
+            self._want_pass(self.now + max(self.reads_every, self.rules.window / _DRIFT))
+
+    def _start(self, number: int, slots: Sequence[str], promise: int, exclusive: bool) -> None:
+        job, asked = self.queue.pop(number), self.asked[number]
+        cards = [self.by_id[slot] for slot in slots]
+        running = Running(job, tuple(slots), self.now)
+        kind = self.numbers[id(asked.kind)]
+        pace = self._pace(asked, cards[0])
+        run = SimulatedRun(asked, kind, cards, promise, exclusive, self.now, running, pace, asked.work_s, self.now)
+        self.runs[number] = run
+        for card in cards:
+            card.count(self.now)
+            card.runs[number], card.running[number] = run, running
+            card.changed(self.now, self.horizon)
+            self._heat(card)
+        if self.accounts is not None:
+            self.accounts.hold(job.user, job.part * job.gpus, self.now)
+        own, usual = asked.kind.startup_s, self.world.startup_s
+        self._at(self.now + (usual if own is None or not usual else own), self._take_memory, run)
+        if asked.time_limit is not None:
+            self._at(self.now + asked.time_limit, self._time_over, run)
+
+    def _forget(self, decision: Decision) -> None:
+        """Nobody remembers what was promised: that the job is there is all that can be seen of it until it has taken
+        its memory and the monitor has looked."""
+        ledger = self.board.ledger
+        ledger.release(decision.job)
+        ledger.adopt(decision.job, dict.fromkeys(decision.slots, 0), exclusive=self.policy.alone)
+        for name in decision.slots:
+            card = self.by_id[name]
+            self.board.put(self.board.slot(name), card.running, self.now)
+
+    def _take_memory(self, run: SimulatedRun) -> None:
+        """The job begins: it takes all its memory, or there is too little and it fails."""
+        if self.runs.get(run.asked.id) is not run:
+            return
+        need = run.asked.kind.memory
+        room = min(card.spec.usable - self.world.fragmentation - card.used for card in run.cards)
+        if all(not card.started for card in run.cards):
+            room += self.world.fragmentation  # alone there are no pieces of others in its way
+        if need > room:
+            self._end(run, OUT_OF_MEMORY)
+            self._recover(run, Failure(
+                "memory", self.kept[run.asked.id].memory_failures, run.promise or None, max(room, 0), None,
+                self.kept[run.asked.id].exclusive, run.exclusive,
+            ))  # fmt: skip
+            return
+        run.started = self.now
+        for card in run.cards:
+            card.count(self.now)
+            card.used += need
+            card.started.append(run)
+        self._settle(run.cards)
+
+    def _finish(self, run: SimulatedRun, turn: int) -> None:
+        if run.turn == turn and self.runs.get(run.asked.id) is run:
+            self._end(run, FINISHED)
+            self._leave(run.asked.id, DONE)
+
+    def _time_over(self, run: SimulatedRun) -> None:
+        if self.runs.get(run.asked.id) is run:
+            self._end(run, TIME_LIMIT)
+            self._leave(run.asked.id, FAILED)
+
+    def _leave(self, job: int, state: str) -> None:
+        self.kept[job].state = state
+        self.over += 1
+        if self.progress is not None and self.over % _TOLD_EVERY == 0:
+            self.progress(self.over, len(self.trace.jobs))
+
+    def _end(self, run: SimulatedRun, cause: str) -> None:
+        """The attempt is over, and what it held is free."""
+        number = run.asked.id
+        del self.runs[number]
+        self.board.ledger.release(number)
+        for card in run.cards:
+            card.count(self.now)
+            del card.runs[number], card.running[number]
+            card.speeds.pop(number, None)
+            if run.started is not None:
+                card.used -= run.asked.kind.memory
+                card.started.remove(run)
+        self._settle(run.cards)
+        for card in run.cards:
+            self._read(card)
+        gpus = tuple(card.index for card in run.cards)
+        self.kept[number].attempts.append(SimulatedAttempt(run.placed, self.now, gpus, run.promise, cause))
+        if self.accounts is not None:
+            self.accounts.hold(run.job.user, -run.job.part * run.job.gpus, self.now)
+        if self.queue:
+            self._want_pass(self.now)
+
+    def _recover(self, run: SimulatedRun, failure: Failure) -> None:
+        """Another attempt, as placement's rules have it, or the end."""
+        kept, found = self.kept[run.asked.id], after_failure(failure, self.largest, self.scenario.recovery)
+        if failure.kind == "system":
+            kept.lost += 1
+        else:
+            kept.memory_failures += 1
+        if not found.again:
+            self._leave(run.asked.id, FAILED)
+            return
+        kept.promise, kept.exclusive = found.promise, found.exclusive
+        self.returning += 1
+        self._at(self.now + self.world.retry_s, self._back, run.asked)
+
+    # GPUs.
+
+    def _settle(self, cards: Sequence[SimulatedCard]) -> None:
+        """Who is on these cards has changed, so those who are there have other speeds now, and all cards that they are
+        on do something else. `count` came before."""
+        hastened: dict[int, SimulatedRun] = {}
+        for card in cards:
+            started = sorted(card.started, key=_KIND)
+            if card.mig:
+                speeds = [self.interference.on_instance(run.kind, card.spec, card.whole) for run in started]
+            else:
+                speeds = self.interference.true(card.spec.name, tuple([run.kind for run in started]))
+            for run, speed in zip(started, speeds, strict=True):
+                number = run.asked.id
+                card.speeds[number] = speed
+                hastened.pop(number, None)
+                hastened[number] = run
+        shown = {card.index: card for card in cards}
+        for run in hastened.values():
+            self._hasten(run)
+            for card in run.cards:
+                shown[card.index] = card
+        for card in shown.values():
+            card.count(self.now)
+            self._show(card)
+
+    def _show(self, card: SimulatedCard) -> None:
+        """What the card does now, by the speeds of those on it."""
+        smact, power, name = 0.0, card.waiting_w if card.started else card.resting_w, card.spec.name
+        for run in card.started:
+            alone = self.interference.alone(run.kind, name)
+            smact += alone.smact * run.speed / card.part
+            power += max(0.0, alone.power_w - card.base_w) * run.speed
+        limit = card.spec.power_w
+        card.smact, card.power_w = min(1.0, smact), min(power, limit) if limit else power
+        card.changed(self.now, self.horizon)
+        self._heat(card)
+
+    def _hasten(self, run: SimulatedRun) -> None:
+        """The job goes on at the speed of the slowest of its cards."""
+        run.left -= (self.now - run.at) * run.speed
+        run.at = self.now
+        number = run.asked.id
+        run.speed = min([card.speeds.get(number, 1.0) for card in run.cards]) * run.pace
+        run.turn += 1
+        self._at(self.now + max(run.left, 0.0) / run.speed, self._finish, run, run.turn)
+
+    def _pace(self, asked: TraceJob, card: SimulatedCard) -> float:
+        """How much faster a job is on this kind of GPU than on the one for which its work was told."""
+        reference, name = self.trace.gpu, card.whole.name
+        alone = asked.kind.alone
+        if reference is None or reference == name or reference not in alone or name not in alone:
+            return 1.0
+        return alone[reference].step_s / alone[name].step_s
+
+    # The monitor.
+
+    def _heat(self, card: SimulatedCard) -> None:
+        """What a monitor says of the card changes from now on, until its window has passed."""
+        cold, card.hot_until = card.hot_until is None, self.now + self.horizon
+        if cold:  # look again as soon as there is a new reading, or the last that differs
+            heapq.heappush(self.hot, (min(card.read + self.reads_every, card.hot_until), card.index))
+
+    def _read_cards(self) -> None:
+        """Hand new readings to placement, of cards on which something has changed."""
+        now, looked, every, hot, later = self.now, self._looked(), self.reads_every, self.hot, []
+        while hot and hot[0][0] <= now:
+            card = self.cards[hot[0][1]]
+            if card.hot_until is None or now >= card.hot_until:
+                heapq.heappop(hot)
+                self._read(card, drift=True)
+                card.hot_until = None
+                continue
+            if looked - card.read >= every:
+                self._read(card, drift=True)
+            moment = min(card.read + every, card.hot_until)
+            if moment > now:
+                heapq.heapreplace(hot, (moment, card.index))
+            else:  # the monitor has not looked since; once a pass is enough
+                heapq.heappop(hot)
+                later.append((moment, card.index))
+        for entry in later:
+            heapq.heappush(hot, entry)
+
+    def _looked(self) -> float:
+        """When the monitor last looked."""
+        every = self.world.reading_s
+        return self.now - self.now % every if every else self.now
+
+    def _read(self, card: SimulatedCard, drift: bool = False) -> None:
+        """Hand a reading to placement; `drift`: since the last one nothing but time and memory has changed."""
+        delay = self.world.monitor_delay_s
+        card.read = self._looked()
+        delay += self.now - card.read if drift else 0.0  # that a job has gone is seen at once
+        moment = self.now - delay
+        used, smact = card.reading(moment, self.rules.window)
+        if drift and used == card.shown:
+            self.board.drift(card.id, smact, delay, self.now)
+            return
+        if used != card.shown:
+            card.shown = used
+            for number, run in card.runs.items():
+                taken = run.started is not None and run.started <= moment
+                self.board.ledger.observe(number, card.id, run.asked.kind.memory if taken else None)
+        slot = self.board.seen[card.index].slot.read_again(used, Activity(smact=smact, age=delay))
+        self.board.put(replace(slot, lost=card.lost) if slot.lost != card.lost else slot, card.running, self.now)
+
+    # Failures of nodes.
+
+    def _plan_failures(self) -> None:
+        if self.world.node_mtbf_s is not None:
+            for node in sorted({card.node for card in self.cards}):
+                self._at(self.now + self.draw.expovariate(1 / self.world.node_mtbf_s), self._lose, node)
+
+    def _lose(self, node: int) -> None:
+        """All GPUs of a node are lost, and with them the attempts that use one."""
+        cards = [card for card in self.cards if card.node == node]
+        for card in cards:
+            card.lost = True
+        for run in list({id(run): run for card in cards for run in card.runs.values()}.values()):
+            self._end(run, GPU_LOST)
+            kept = self.kept[run.asked.id]
+            self._recover(run, Failure("system", kept.lost, kept.promise, None, None, kept.exclusive, run.exclusive))
+        for card in cards:
+            self._read(card)
+        self._at(self.now + self.world.node_repair_s, self._repair, node)
+
+    def _repair(self, node: int) -> None:
+        for card in self.cards:
+            if card.node == node:
+                card.lost = False
+                self._read(card)
+        self._want_pass(self.now)
+        if self.world.node_mtbf_s is not None:
+            self._at(self.now + self.draw.expovariate(1 / self.world.node_mtbf_s), self._lose, node)
+
+    # The result.
+
+    def _result(self, jobs: Sequence[TraceJob]) -> SimulationResult:
+        for card in self.cards:
+            card.count(self.now)
+            card.changed(self.now, self.horizon)
+        found = []
+        for job in jobs:
+            kept = self.kept[job.id]
+            found.append(SimulatedJob(
+                job.id, job.kind.name, job.user, job.arrival, job.work_s, job.gpus, kept.state, tuple(kept.attempts)
+            ))  # fmt: skip
+        seconds = self.now - jobs[0].arrival if jobs else 0.0
+        whole = seconds * len(self.cards) or 1.0
+        return SimulationResult(
+            scenario=self.scenario,
+            trace=self.trace.name,
+            jobs=found,
+            gpus=[card.figures() for card in self.cards if card.series],
+            energy_j=sum(card.energy_j for card in self.cards),
+            busy_s=sum(card.busy_s for card in self.cards),
+            smact=sum(card.smact_s for card in self.cards) / whole,
+            memory=sum(card.byte_s / card.spec.usable for card in self.cards) / whole,
+            passes=self.passes,
+        )

@@ -1,0 +1,433 @@
+"""What a manager really ran, to be simulated again: under another policy, with another estimator, on other GPUs.
+
+    with ullage.Client() as manager:
+        told = manager.trace()
+    simulate(trace_of_history(told), scenario_of_history(told).but(policy="magm"))
+
+`as_it_was(told)` is what really happened, in the form of a simulation's result; `as_it_is(told, now)` has what is not
+over too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ullage.errors import InvalidValue
+from ullage.hardware import gpu
+from ullage.manager.placement import Rules
+from ullage.manager.policy_files import own_name
+from ullage.manager.simulation.formats.files import jobs_are
+from ullage.manager.simulation.interference import Interference
+from ullage.manager.simulation.result import (
+    DONE,
+    FAILED,
+    MOST_SERIES,
+    WAITING,
+    GpuSeries,
+    SimulatedAttempt,
+    SimulatedJob,
+    SimulationResult,
+)
+from ullage.manager.simulation.scenario import Scenario, World
+from ullage.manager.simulation.trace import JobKind, JobTrace, TraceJob
+from ullage.performance.result import Utilization, resting_w, waiting_w
+from ullage.text import plain
+
+PROMISED = "promised"  # the estimator whose estimates are what the manager promised
+RUNNING = "running"  # instead of the cause of an end, which is still to come
+# In attempts that ended so a job did its work; what others did was lost, and is done again.
+_WORK = frozenset({"finished", "failed by itself", "time limit", "time slot ended", "cancelled", RUNNING})
+_OVER = frozenset({"done", "failed", "cancelled"})
+_HOWS = {"mps": "mps", "time-slicing": "timeslice"}
+
+
+def trace_of_history(told: Mapping[str, Any], name: str = "history", startup_s: float = 0.0) -> JobTrace:
+    """The jobs of `Client.trace()` as a trace.
+
+    A job comes when it might have started: after its estimate, or after it was released. Its work is the time that it
+    ran, times the speed that it is expected to have had beside its neighbours. Attempts that ended for want of memory,
+    or because something of the machine was lost, did no work. Jobs that are not over, that never did anything or that
+    have no GPU are left out; what a job did before it failed or was cancelled is its work. It takes the memory that was
+    measured; what it was promised first is the estimate called "promised".
+
+    With `startup_s`, the first seconds of each attempt are start-up and no work, as they are in a simulation with that
+    start-up.
+    """
+    history = _History(told, startup_s)
+    jobs = [
+        TraceJob(
+            id=job["id"], arrival=history.arrival(job) - history.begin, kind=history.kinds[job["id"]],
+            work_s=history.works[job["id"]], gpus=job["gpus"], user=job["user"], priority=job["priority"],
+            time_limit=job["time_limit"],
+        )
+        for job in history.jobs
+    ]  # fmt: skip
+    ordered = sorted(jobs, key=lambda job: (job.arrival, job.id))
+    return JobTrace(name, ordered, history.notes, history.names[0] if len(set(history.names)) == 1 else None)
+
+
+def scenario_of_history(told: Mapping[str, Any], policy: str | None = None) -> Scenario:
+    """A simulation of the manager as it is: its GPUs, policy, rules and way of sharing, and the promises that it made.
+
+    Readings are as old as they are on average. A `policy` takes the place of the manager's. It has to be given where
+    that is a function of its own: nobody runs code because a history names it.
+    """
+    own = own_name(told["policy"])
+    if policy is None and own is not None:
+        name = plain(own)
+        raise InvalidValue(f"the manager's policy is {name}, a file of its own; name your copy: --policy {name}")
+    return _scenario(told, told["policy"] if policy is None else policy)
+
+
+def _scenario(told: Mapping[str, Any], policy: str) -> Scenario:
+    if not told["gpus"]:
+        raise InvalidValue("needed a manager that has GPUs; found none")
+    counts = Counter(gpu(each["name"]).name for each in told["gpus"])
+    return Scenario(
+        gpus=", ".join(f"{count}x{name}" for name, count in counts.items()), policy=policy,
+        estimator=PROMISED, sharing=_HOWS[told["sharing"]], min_speed=told["min_speed"], rules=Rules(**told["rules"]),
+        world=World(
+            reading_s=told["reading_s"], monitor_delay_s=told["reading_s"] / 2, startup_s=0.0, interference_error=0.0
+        ),
+    )  # fmt: skip
+
+
+def as_it_was(told: Mapping[str, Any], name: str = "history", startup_s: float = 0.0) -> SimulationResult:
+    """What really became of the jobs of `trace_of_history`, in the form of a simulation's result.
+
+    Times and the energy of attempts were measured. Activity is what is known of the jobs, at the speeds that they are
+    expected to have had; so is the power where none was measured, and of a GPU without a job.
+    """
+    return _result(_History(told, startup_s), name)
+
+
+class UnfinishedRun(NamedTuple):
+    """What happened until now, with times from `begin` on (seconds since 1970), and what was assumed, in sentences."""
+
+    result: SimulationResult
+    begin: float
+    notes: list[str]
+
+
+def as_it_is(told: Mapping[str, Any], now: float) -> UnfinishedRun:
+    """The same as `as_it_was`, with jobs that run (as far as they are: the end of an attempt is `now`) and jobs that
+    wait. Both have the state "waiting", which says that they are not over."""
+    history = _History(told, 0.0, now)
+    return UnfinishedRun(_result(history, "history"), history.begin, history.notes)
+
+
+def _result(history: _History, name: str) -> SimulationResult:
+    told = history.told
+    jobs = [
+        SimulatedJob(
+            job["id"], job["name"], job["user"], history.arrival(job) - history.begin,
+            history.works.get(job["id"], 0.0), job["gpus"],
+            DONE if job["state"] == "done" else FAILED if job["state"] in _OVER else WAITING,
+            tuple(history.shown(each) for each in history.attempts.get(job["id"], ())),
+        )
+        for job in (*history.jobs, *history.waiting)
+    ]  # fmt: skip
+    series = history.series
+    whole = (history.end - history.begin) * len(series) or 1.0
+    return SimulationResult(
+        scenario=_scenario(told, told["policy"]).but(label="as it was"), trace=name, jobs=jobs,
+        gpus=series if len(series) <= MOST_SERIES else (), energy_j=sum(_sum(each, each.power_w) for each in series),
+        busy_s=sum(_sum(each, [jobs > 0 for jobs in each.jobs]) for each in series),
+        smact=sum(_sum(each, each.smact) for each in series) / whole,
+        memory=sum(_sum(each, each.memory) / each.total for each in series) / whole, passes=0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """When and where a job ran, by numbers of GPUs."""
+
+    job: int
+    begin: float
+    end: float
+    gpus: tuple[int, ...]
+    promise: int | None
+    used: int | None
+    energy: float | None
+    cause: str
+
+    @property
+    def did_work(self) -> bool:
+        """Whether it was not in vain."""
+        return self.cause in _WORK
+
+    @property
+    def watts(self) -> float | None:
+        """What it drew on each of its GPUs, as a mean, where its energy was measured."""
+        return None if self.energy is None else self.energy / (self.end - self.begin) / len(self.gpus)
+
+    @property
+    def id(self) -> tuple[int, float]:
+        """No other one has it."""
+        return self.job, self.begin
+
+
+@dataclass
+class _Company:
+    """Who is on a GPU, summed up: `working` and `unmeasured` by kind, the second without a measured energy."""
+
+    count: int = 0
+    memory: int = 0
+    watts: float = 0.0  # that were measured
+    without_watts: int = 0
+    working: Counter[int] = field(default_factory=Counter)
+    unmeasured: Counter[int] = field(default_factory=Counter)
+
+    def add(self, attempt: _Attempt, one: int) -> None:
+        """Somebody comes (1) or goes (-1)."""
+        self.count += one
+        self.memory += one * (attempt.used or attempt.promise or 0)
+        if attempt.watts is None:
+            self.without_watts += one
+        else:
+            self.watts += one * attempt.watts
+
+    def work(self, attempt: _Attempt, kind: int, one: int) -> None:
+        """Somebody begins to work (1) or ends (-1)."""
+        self.working[kind] += one
+        self.unmeasured[kind] += one * (attempt.watts is None)
+        if not self.working[kind]:
+            del self.working[kind], self.unmeasured[kind]
+
+
+class _History:
+    """What was told, with numbers for GPUs and kinds for jobs: what each did, as far as it was measured."""
+
+    def __init__(self, told: Mapping[str, Any], startup_s: float, now: float | None = None) -> None:
+        self.told, self._startup_s, self._now = told, startup_s, now
+        self.numbers = {each["id"]: number for number, each in enumerate(told["gpus"])}
+        self.names = [gpu(each["name"]).name for each in told["gpus"]]
+        self._resting_w = {name: resting_w(name) for name in self.names}
+        self._waiting_w = {name: waiting_w(name) for name in self.names}
+        self.left_out: Counter[str] = Counter()
+        counted = [job for job in told["jobs"] if self._counts(job)]
+        self.jobs = [job for job in counted if job["attempts"]]
+        self.waiting = [job for job in counted if not job["attempts"]]
+        self.attempts = {job["id"]: [self._attempt(job["id"], each) for each in job["attempts"]] for job in self.jobs}
+        self.begin = min((self.arrival(job) for job in counted), default=now or 0.0)
+        self.end = max((each.end for each in self._all_attempts), default=self.begin) if now is None else now
+        self.kinds = self._kinds()
+        kinds = list({id(kind): kind for kind in self.kinds.values()}.values())
+        self._model = Interference(kinds, _HOWS[told["sharing"]])
+        self.works = dict.fromkeys(self.attempts, 0.0)
+        self._first_doing: dict[str, int] = {}
+        self._first_alike: dict[tuple[int, str], int] = {}
+        self._speeds: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(
+            list
+        )  # by GPU and kind, from when on
+        self.series = self._follow_all()
+
+    def _counts(self, job: Mapping[str, Any]) -> bool:
+        """Whether a job is one of the trace."""
+        reason, over = None, job["state"] in _OVER
+        if not over and self._now is None:
+            reason = "not over"
+        elif job["gpus"] == 0:
+            reason = "without a GPU"
+        elif over and not self._did_something(job):
+            reason = "cancelled or given up before they did anything"
+        elif any(slot not in self.numbers for each in job["attempts"] for slot in each["slots"]):
+            reason = "on GPUs that are no longer there"
+        if reason is not None:
+            self.left_out[reason] += 1
+        return reason is None
+
+    def _did_something(self, job: Mapping[str, Any]) -> bool:
+        """Work, or where all is told that there is: anything."""
+        if self._now is not None:
+            return bool(job["attempts"])
+        return any(each["cause"] in _WORK and each["started"] is not None for each in job["attempts"])
+
+    def _attempt(self, job: int, told: Mapping[str, Any]) -> _Attempt:
+        """An attempt; its length is by a clock that nobody sets."""
+        end = float(self._now or 0.0 if told["ended"] is None else told["ended"])
+        begin = told["started"] or told["placed"] if told["elapsed"] is None else end - told["elapsed"]
+        return _Attempt(
+            job, min(float(begin), end), end, tuple(self.numbers[slot] for slot in told["slots"]), told["promise"],
+            told["used"], told["energy"], RUNNING if told["ended"] is None else str(told["cause"]),
+        )  # fmt: skip
+
+    @property
+    def _all_attempts(self) -> Iterator[_Attempt]:
+        for found in self.attempts.values():
+            yield from found
+
+    def arrival(self, job: Mapping[str, Any]) -> float:
+        """When a job might have started."""
+        came = float(job["queued"] or job["submitted"])
+        attempts = self.attempts.get(job["id"])
+        return min(came, attempts[0].begin) if attempts else came
+
+    def shown(self, attempt: _Attempt) -> SimulatedAttempt:
+        """An attempt as a simulation tells it."""
+        begin, end = attempt.begin - self.begin, attempt.end - self.begin
+        return SimulatedAttempt(begin, end, attempt.gpus, attempt.promise or 0, attempt.cause)
+
+    def _used(self, job: int) -> int | None:
+        """The most memory that was seen where it did its work."""
+        return max((each.used for each in self.attempts[job] if each.did_work and each.used), default=None)
+
+    def _kinds(self) -> dict[int, JobKind]:
+        """The kind of each job. Those of one work with one promise are of one kind, and take what the largest took."""
+        same: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+        for job in self.jobs:
+            alike = (job["name"], self._used(job["id"])) if job["work"] is None else None
+            first = job["attempts"][0]  # before recovery made its promise larger
+            promise = job["promise"] if first["exclusive"] else first["promise"]  # alone it was promised a whole GPU
+            same[job["work"], job["gpus"], promise, alike].append(job)
+        found: dict[int, JobKind] = {}
+        for (work, _, promise, _), jobs in same.items():
+            measured = [used for job in jobs if (used := self._used(job["id"])) is not None]
+            memory = max(measured, default=promise)
+            if memory is None:  # it had its GPU to itself and may have needed all of it
+                memory = min(self.told["gpus"][number]["total"] for number in self.attempts[jobs[0]["id"]][0].gpus)
+            told = self.told["works"].get(work, {})
+            alone = {gpu(name).name: Utilization.from_dict(each) for name, each in told.items()}
+            kind = JobKind(jobs[0]["name"], int(memory), alone, {PROMISED: promise})
+            found |= {job["id"]: kind for job in jobs}
+        return found
+
+    def _follow(self, number: int, here: Sequence[_Attempt]) -> GpuSeries:
+        """A GPU over time, with nobody on it in the beginning and in the end. What those `here` do is added up by what
+        they do alone, since those who do the same are as fast: there may be thousands at once."""
+        name, total = self.names[number], self.told["gpus"][number]["total"]
+        changes = sorted(
+            [(each.begin, 1, each) for each in here]
+            + [(min(each.begin + self._startup_s, each.end), 2, each) for each in here]
+            + [(each.end, 3, each) for each in here],
+            key=lambda change: change[:2],
+        )
+        there, before = _Company(), self.begin
+        speeds: dict[int, float] = {}
+        worked: Counter[int] = Counter()  # seconds of work alone that each kind has done here until now
+        at_start: dict[tuple[int, float], float] = {}
+        spread: Counter[int] = Counter()  # who works on other GPUs, too, by kind
+        rows = [(0.0, 0, 0, 0.0, self._resting_w[name])]
+        for moment, at_once in itertools.groupby(changes, key=lambda change: change[0]):
+            for kind, speed in speeds.items():
+                worked[kind] += speed * (moment - before)
+            before = moment
+            for _, step, attempt in at_once:
+                kind = self._alike(attempt, name)
+                if step == 1:
+                    there.add(attempt, 1)
+                elif step == 2:
+                    there.work(attempt, kind, 1)
+                    at_start[attempt.id] = worked[kind]
+                    spread[kind] += len(attempt.gpus) > 1
+                else:
+                    there.add(attempt, -1)
+                    there.work(attempt, kind, -1)
+                    spread[kind] -= len(attempt.gpus) > 1
+                    if len(attempt.gpus) == 1 and attempt.did_work:
+                        self.works[attempt.job] += worked[kind] - at_start[attempt.id]
+            speeds = self._model.together(name, there.working)
+            for kind, count in spread.items():
+                if count:
+                    self._speeds[number, kind].append((moment, speeds[kind]))
+            rows.append((moment - self.begin, there.count, there.memory, *self._activity(there, speeds, name)))
+        rows.append((self.end - self.begin, 0, 0, 0.0, self._resting_w[name]))
+        times, jobs, memory, smact, power = zip(*rows, strict=True)
+        return GpuSeries(number, name, total, times, jobs, memory, smact, power)
+
+    def _activity(self, there: _Company, speeds: Mapping[int, float], name: str) -> tuple[float, float]:
+        """SMACT and watts of a GPU. What was measured of an attempt's energy is its mean; where nothing was, it draws
+        its share of an idle GPU and what it is predicted to draw beyond that."""
+        if not there.count:
+            return 0.0, self._resting_w[name]
+        alone, base = {kind: self._model.alone(kind, name) for kind in speeds}, self._waiting_w[name]
+        smact = sum(alone[kind].smact * speed * there.working[kind] for kind, speed in speeds.items())
+        beyond = sum(
+            max(0.0, alone[kind].power_w - base) * speed * there.unmeasured[kind] for kind, speed in speeds.items()
+        )
+        return min(1.0, smact), there.watts + base * there.without_watts / there.count + beyond
+
+    def _alike(self, attempt: _Attempt, name: str) -> int:
+        """The number of a kind that does the same alone on a GPU: the first such."""
+        number = self._model.numbers[id(self.kinds[attempt.job])]
+        if (number, name) not in self._first_alike:
+            first = self._first_doing.setdefault(f"{name} {self._model.alone(number, name)!r}", number)
+            self._first_alike[number, name] = first
+        return self._first_alike[number, name]
+
+    def _follow_all(self) -> list[GpuSeries]:
+        """Each GPU over time; `works` has the seconds of work alone by job then."""
+        here: list[list[_Attempt]] = [[] for _ in self.names]
+        for each in self._all_attempts:
+            if each.end > each.begin:
+                for number in set(each.gpus):
+                    here[number].append(each)
+        series = [self._follow(number, attempts) for number, attempts in enumerate(here)]
+        alike: dict[tuple[tuple[int, int], ...], list[_Attempt]] = defaultdict(list)
+        for each in self._all_attempts:
+            if len(each.gpus) > 1 and each.did_work and each.end > each.begin:
+                alike[
+                    tuple((number, self._alike(each, self.names[number])) for number in sorted(set(each.gpus)))
+                ].append(each)
+        for places, attempts in alike.items():
+            begins = [min(each.begin + self._startup_s, each.end) for each in attempts]
+            works = _work([self._speeds[place] for place in places], begins, [each.end for each in attempts])
+            for each, work in zip(attempts, works, strict=True):
+                self.works[each.job] += work
+        return series
+
+    @property
+    def notes(self) -> list[str]:
+        """What was assumed, in sentences."""
+        found = [f"{jobs_are(count)} left out: {reason}" for reason, count in sorted(self.left_out.items())]
+        unknown = sum(not kind.alone for kind in self.kinds.values())
+        if unknown:
+            found.append(
+                f"of {unknown} jobs it is not known what they do: they are taken to keep a GPU busy all the time"
+            )
+        guessed = sum(self._used(job) is None for job in self.attempts)
+        if guessed:
+            found.append(
+                f"the memory of {guessed} jobs was not measured: they are taken to use what they were promised"
+            )
+        estimated = sum(each.energy is None and each.cause != RUNNING for each in self._all_attempts)
+        if estimated:
+            found.append(f"the energy of {estimated} attempts was not measured, and is predicted")
+        if not self.told["all"]:
+            found.append("only your own jobs are seen: those of others were beside them")
+        return found
+
+
+def _work(
+    places: Sequence[Sequence[tuple[float, float]]], begins: Sequence[float], ends: Sequence[float]
+) -> list[float]:
+    """Seconds of work alone that jobs on the same GPUs do, each between two times: for each GPU, from when on a job of
+    their kind had which speed there. On several GPUs it is as slow as on the slowest.
+
+    >>> _work([[(0.0, 0.5)], [(0.0, 1.0), (4.0, 0.25)]], [0.0, 2.0], [10.0, 4.0])
+    [3.5, 1.0]
+    """
+    times = np.unique([moment for changes in places for moment, _ in changes])
+    slowest = np.full(len(times), np.inf)
+    for changes in places:
+        moments, speeds = np.array(changes).T
+        slowest = np.minimum(slowest, speeds[np.maximum(np.searchsorted(moments, times, "right") - 1, 0)])
+    so_far = np.append(0.0, np.cumsum(slowest[:-1] * np.diff(times)))
+
+    def until(moments: Sequence[float]) -> Any:
+        last = np.maximum(np.searchsorted(times, moments, "right") - 1, 0)
+        return so_far[last] + slowest[last] * (np.asarray(moments) - times[last])
+
+    return [float(work) for work in until(ends) - until(begins)]
+
+
+def _sum(series: GpuSeries, values: Iterable[float]) -> float:
+    """Values of a series over its time."""
+    spans = (until - moment for moment, until in itertools.pairwise(series.times))
+    return sum(span * value for span, value in zip(spans, values, strict=False))

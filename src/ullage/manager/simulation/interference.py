@@ -1,0 +1,123 @@
+"""How fast jobs run side by side on a simulated GPU: as it is predicted, and as it truly is."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+
+from ullage.hardware import GPU, gpu
+from ullage.manager.placement import Slot, Speeds
+from ullage.manager.simulation.trace import JobKind
+from ullage.performance.contention import in_company, on_part
+from ullage.performance.result import Utilization
+from ullage.performance.sharing import load, share_of_gpu
+
+_Set = tuple[str, tuple[int, ...]]  # the GPU, and the numbers of the kinds in order
+_MOST_KNOWN = 1_000_000
+
+
+class Interference:
+    """The speeds of kinds of jobs that share a GPU by `how` ("mps" or "timeslice"), each 1 where it is alone.
+
+    A kind of which nothing is known on a GPU is taken to keep it busy all the time. True speeds differ from predicted
+    ones: for each set of kinds the loss is another one, by a factor whose logarithm has the standard deviation `error`;
+    it is drawn by `seed`, once for all. With `on=False` nobody truly loses anything.
+    """
+
+    def __init__(self, kinds: Sequence[JobKind], how: str, error: float = 0.0, seed: int = 0, on: bool = True) -> None:
+        self.kinds, self._how, self._error, self._seed, self._on = kinds, how, error, seed, on
+        self.numbers = {id(kind): number for number, kind in enumerate(kinds)}
+        self._alone: dict[tuple[str, int], Utilization] = {}
+        self._predicted: dict[_Set, list[float]] = {}
+        self._told: dict[tuple[str, ...], Speeds | None] = {}
+        self._true: dict[_Set, list[float]] = {}
+        self._together: dict[tuple[str, tuple[tuple[int, int], ...]], dict[int, float]] = {}
+
+    def alone(self, number: int, name: str) -> Utilization:
+        """What a kind does on a GPU of this name that it has to itself."""
+        found = self._alone.get((name, number))
+        if found is None:
+            kind, card = self.kinds[number], gpu(name)
+            if name in kind.alone:
+                found = kind.alone[name]
+            elif card.parent is not None and card.parent in kind.alone:
+                found = kind.alone[card.parent]
+            else:
+                found = _always_busy(card)
+            self._alone[name, number] = found
+        return found
+
+    def predict(self, works: Sequence[str], slot: Slot) -> Speeds | None:
+        """What placement is told; works are the numbers of kinds. None where nothing is known of one of them."""
+        key = (slot.name, *works)
+        if key not in self._told:
+            if len(self._told) > _MOST_KNOWN:
+                self._told.clear()
+            numbers = [int(work) for work in works]
+            known = all(slot.name in self.kinds[number].alone for number in numbers)
+            there = tuple(sorted(numbers))
+            speeds = dict(zip(there, self._shares(slot.name, there), strict=True)) if known else {}
+            self._told[key] = Speeds([speeds[number] for number in numbers]) if known else None
+        return self._told[key]
+
+    def true(self, name: str, there: tuple[int, ...]) -> list[float]:
+        """The true speeds of kinds on a GPU, given and told in the order of their numbers."""
+        key = (name, there)
+        found = self._true.get(key)
+        if found is None:
+            if len(self._true) > _MOST_KNOWN:
+                self._true.clear()
+            found = self._true[key] = self._with_error(name, there) if self._on else [1.0] * len(there)
+        return found
+
+    def together(self, name: str, counts: Mapping[int, int]) -> dict[int, float]:
+        """The predicted speeds of kinds on a GPU, of which so many each are there."""
+        key = (name, tuple(sorted(counts.items())))
+        found = self._together.get(key)
+        if found is None:
+            alone = {number: self.alone(number, name) for number, _ in key[1]}
+            steps = in_company(list(alone.values()), self._how, load(), [count for _, count in key[1]])
+            found = self._together[key] = {
+                number: min(1.0, job.step_s / step.step_s)
+                for (number, job), step in zip(alone.items(), steps, strict=True)
+            }
+        return found
+
+    def _shares(self, name: str, there: tuple[int, ...]) -> list[float]:
+        found = self._predicted.get((name, there))
+        if found is None:
+            if len(self._predicted) > _MOST_KNOWN:
+                self._predicted.clear()
+            found = self._predicted[name, there] = self._in_company(name, there)
+        return found
+
+    def _in_company(self, name: str, there: tuple[int, ...]) -> list[float]:
+        if len(there) < 2:
+            return [1.0] * len(there)
+        alone = [self.alone(number, name) for number in there]
+        steps = in_company(alone, self._how, load())
+        return [min(1.0, job.step_s / step.step_s) for job, step in zip(alone, steps, strict=True)]
+
+    def _with_error(self, name: str, there: tuple[int, ...]) -> list[float]:
+        shares = self._shares(name, there)
+        if not self._error or len(there) < 2:
+            return shares
+        names = "|".join(self.kinds[number].name for number in there)
+        draw = random.Random(f"{self._seed}|{name}|{names}")
+        return [1 / (1 + (1 / share - 1) * math.exp(draw.gauss(0.0, self._error))) for share in shares]
+
+    def on_instance(self, number: int, part: GPU, whole: GPU) -> float:
+        """The speed of a kind on a MIG instance, against the whole GPU."""
+        if not self._on:
+            return 1.0
+        job = self.alone(number, whole.name)
+        return min(1.0, job.step_s / on_part(job, *share_of_gpu(part, whole), load()).step_s)
+
+
+def _always_busy(card: GPU) -> Utilization:
+    return Utilization(
+        gpu=card.name, step_s=1.0, gpu_s=1.0, host_s=0.0, smact=1.0, smocc=0.5, drama=0.5, tensor=0.0,
+        power_w=card.power_w or 300.0, energy_j=card.power_w or 300.0, flops=0.0, bytes=0.0, kernels=1000,
+        steady=True, measured=False,
+    )  # fmt: skip

@@ -1,0 +1,125 @@
+"""Training jobs whose memory and times were published: what traces that name no model are filled with.
+
+`data/known_workloads.toml` has the published figures and how Ullage names the same training;
+`data/known_workloads.json` has what Ullage says of each: its memory by several estimators, as they are built here, and
+what it does on a GPU that it has to itself.
+benchmarks/training/known_workloads.py writes the second from the first.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any
+
+from ullage.errors import UnknownName
+from ullage.manager.simulation.trace import JobKind
+from ullage.performance.result import Utilization, waiting_w
+from ullage.units import MIB
+
+SIZES = ("light", "medium", "large")
+MEASURED_ON = "A100-40GB"
+
+
+@dataclass(frozen=True, eq=False)
+class KnownWorkload:
+    """A training job that was measured: its `kind`, its `size` ("light", "medium" or "large"), the GPUs it needs, how
+    long an epoch takes and how many of them its jobs run. `training` are the options of `ullage.estimate` for it,
+    `step_s` is how long a step took, and `prepares_data` whether the host has to make its batches meanwhile.
+    `published` and `batch_size` are what the authors' traces call it; `in_table` says whether Table 6.2 has it.
+    """
+
+    kind: JobKind
+    size: str
+    gpus: int
+    epoch_s: float
+    epochs: tuple[int, ...]
+    step_s: float
+    prepares_data: bool
+    published: str
+    batch_size: int
+    in_table: bool
+    training: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+
+@functools.cache
+def known_workloads() -> Mapping[str, KnownWorkload]:
+    """The known workloads by their names.
+
+    >>> resnet = known_workloads()["resnet50 b128"]
+    >>> resnet.size, resnet.gpus, round(resnet.epoch_s / 60)
+    ('medium', 1, 35)
+    """
+    followed = json.loads(_data("known_workloads.json"))["workloads"]
+    return {found.name: _with_figures(found, followed[found.name]) for found in published_workloads()}
+
+
+def known_workload(name: str) -> KnownWorkload:
+    """The known workload of this name.
+
+    >>> known_workload("bert_large b8").size
+    'large'
+    """
+    found = known_workloads().get(name)
+    if found is None:
+        raise UnknownName("known workload", name, list(known_workloads()))
+    return found
+
+
+def published_workloads() -> list[KnownWorkload]:
+    """The known workloads with their published figures alone."""
+    tables = tomllib.loads(_data("known_workloads.toml"))
+    return [
+        _published(table, batch, tables["data"][table["data"]])
+        for table in tables["workload"]
+        for batch in table["batches"]
+    ]
+
+
+def with_step(found: Utilization, step_s: float) -> Utilization:
+    """The same job where a step really takes `step_s` seconds: a longer one waits for its data, in a shorter one the
+    GPU works at most all the time."""
+    cut = min(1.0, step_s / found.gpu_s) if found.gpu_s else 1.0
+    share = found.step_s * cut / step_s
+    energy = found.energy_j * cut + (step_s - found.step_s * cut) * min(waiting_w(found.gpu), found.power_w)
+    shares = {name: min(1.0, share * getattr(found, name)) for name in ("smact", "smocc", "drama", "tensor")}
+    return replace(
+        found, step_s=step_s, gpu_s=found.gpu_s * cut, host_s=min(found.host_s, step_s), **shares, energy_j=energy,
+        power_w=energy / step_s, input_s=step_s if step_s > found.step_s else None,
+    )  # fmt: skip
+
+
+def _published(table: Mapping[str, Any], batch: Mapping[str, Any], data: Mapping[str, Any]) -> KnownWorkload:
+    gpus, per_gpu = table.get("gpus", 1), batch.get("per_gpu", batch["size"])
+    epoch_s = 60 * batch["epoch_min"]
+    return KnownWorkload(
+        kind=JobKind(f"{table['name']} b{batch['size']}", memory=batch["memory_mib"] * MIB),
+        size=table["size"],
+        gpus=gpus,
+        epoch_s=epoch_s,
+        epochs=tuple(table["epochs"]),
+        step_s=epoch_s / math.ceil(data["samples"] / (gpus * per_gpu)),
+        prepares_data=not data.get("prepared", False),
+        published=table["published"],
+        batch_size=batch["size"],
+        in_table="table_mib" in batch,
+        training={**table["training"], "batch_size": per_gpu},
+    )
+
+
+def _with_figures(found: KnownWorkload, figures: Mapping[str, Any]) -> KnownWorkload:
+    alone = {gpu: Utilization.from_dict({"gpu": gpu, **values}) for gpu, values in figures["alone"].items()}
+    return replace(found, kind=replace(found.kind, alone=alone, estimates=figures["estimates"]))
+
+
+def _data(name: str) -> str:
+    return (resources.files("ullage.manager.simulation") / "data" / name).read_text()

@@ -1,0 +1,151 @@
+"""The figures of a run by the names that people type and read, and targets such as "waiting<=10m"."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ullage.errors import InvalidValue, UnknownName
+from ullage.manager.simulation.result import Figures
+from ullage.units import energy_unit, format_duration, parse_duration, parse_energy
+
+_TARGET = re.compile(r"\s*([a-z0-9-]+)\s*(<=|>=|<|>)\s*(.+?)\s*")
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure: what it is called, its attribute of `Figures`, what it means, and its unit.
+
+    >>> MEASURES["waiting"].text(75.0), MEASURES["smact"].text(0.5), MEASURES["energy"].text(33.2e6)
+    ('1 min 15 s', '50 %', '33.2 MJ')
+    """
+
+    name: str
+    attribute: str
+    meaning: str
+    unit: str
+
+    def of(self, figures: Figures) -> float | None:
+        """Its value among the figures of a run; None where it is not known."""
+        value = getattr(figures, self.attribute)
+        return None if value is None else float(value)
+
+    def text(self, value: float | None) -> str:
+        """A value for people."""
+        if value is not None and self.unit == "time":
+            return format_duration(value) if value >= 0.0005 else "0 s"
+        return self.short(value)
+
+    def short(self, value: float | None, half: float | None = None) -> str:
+        """The same for a narrow table, with how far the true one may be from it.
+
+        >>> MEASURES["waiting"].short(4500.0), MEASURES["energy"].short(33.2e6, 1.5e6), MEASURES["ooms"].short(2.0)
+        ('75.0 min', '33.2 ± 1.5 MJ', '2')
+        """
+        if value is None:
+            return "–"
+        factor, digits, name = self._scale(value, bool(half))
+        more = f" ± {half / factor:,.{digits}f}" if half else ""
+        return f"{value / factor:,.{digits}f}{more} {name}".rstrip()
+
+    def _scale(self, value: float, uncertain: bool) -> tuple[float, int, str]:
+        """What a value is divided by, how many digits follow the point, and the unit."""
+        if self.unit == "time":
+            larger = ((unit, 1, name) for unit, name in ((86400, "d"), (3600, "h"), (60, "min")) if value >= 2 * unit)
+            return next(larger, (1, 1, "s"))
+        if self.unit == "energy":
+            factor, name = energy_unit(value)
+            return factor, 1 if value < 1e9 else 0, name
+        if self.unit == "share":
+            return 0.01, 0, "%"
+        return 1, 0 if self.unit == "count" and value == round(value) and not uncertain else 2, ""
+
+    def value(self, text: str) -> float:
+        """What somebody wrote, in the unit of the figure.
+
+        >>> MEASURES["waiting"].value("10m"), MEASURES["energy"].value("30MJ"), MEASURES["smact"].value("80%")
+        (600.0, 30000000.0, 0.8)
+        """
+        if self.unit == "time":
+            return parse_duration(text)
+        if self.unit == "energy":
+            return parse_energy(text)
+        number, factor = text, 1.0
+        if self.unit == "share" and text.endswith("%"):
+            number, factor = text.removesuffix("%"), 0.01
+        try:
+            return float(number) * factor
+        except ValueError:
+            example = "80%" if self.unit == "share" else "2"
+            raise InvalidValue(f"{self.name}: needed a number such as {example}; found {text!r}") from None
+
+
+MEASURES = {
+    measure.name: measure
+    for measure in (
+        Measure("total", "total_s", "from the first arrival to the last end", "time"),
+        Measure("waiting", "waiting_s", "mean time on no GPU, of jobs that are done", "time"),
+        Measure("running", "running_s", "mean time on a GPU, with failed attempts", "time"),
+        Measure("completion", "completion_s", "mean time from arrival to end", "time"),
+        Measure("waiting-p95", "waiting_p95_s", "what 95 % of the jobs wait at most", "time"),
+        Measure("completion-p95", "completion_p95_s", "what 95 % of the jobs take at most", "time"),
+        Measure("slowdown", "slowdown", "mean of completion time against the work alone", "ratio"),
+        Measure("slowdown-median", "slowdown_median", "the median of it", "ratio"),
+        Measure("slowdown-p95", "slowdown_p95", "what 95 % of the jobs stay below", "ratio"),
+        Measure("ooms", "ooms", "attempts that ran out of GPU memory", "count"),
+        Measure("lost", "lost", "attempts whose GPU was lost", "count"),
+        Measure("failed", "failed", "jobs that were given up", "count"),
+        Measure("unplaced", "unplaced", "jobs that no GPU could take", "count"),
+        Measure("energy", "energy_j", "of all GPUs", "energy"),
+        Measure("smact", "smact", "mean SM activity over GPUs and time", "share"),
+        Measure("memory", "memory", "mean share of the memory in use", "share"),
+        Measure("fairness", "fairness", "Jain's index over the users' mean slowdowns", "ratio"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A condition on a figure.
+
+    >>> target = Target.parse("waiting <= 10m")
+    >>> str(target), target.met(540.0), target.met(None)
+    ('waiting <= 10m', True, False)
+    """
+
+    measure: Measure
+    comparison: str
+    limit: float
+    typed: str
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """From what somebody typed."""
+        match = _TARGET.fullmatch(text)
+        if match is None:
+            raise InvalidValue(f"needed a target such as 'waiting<=10m' or 'ooms<=0'; found {text!r}")
+        if match[1] not in MEASURES:
+            raise UnknownName("figure", match[1], MEASURES, hint="figures: " + ", ".join(MEASURES))
+        measure = MEASURES[match[1]]
+        return cls(measure, match[2], measure.value(match[3]), match[3])
+
+    def met(self, value: float | None) -> bool:
+        """Whether a value meets it; one that is not known does not."""
+        return value is not None and _COMPARISONS[self.comparison](value, self.limit)
+
+    def __str__(self) -> str:
+        return f"{self.measure.name} {self.comparison} {self.typed}"
+
+
+def change(value: float | None, base: float | None) -> str:
+    """How much more or less than something else, in percent; empty where that says nothing.
+
+    >>> change(70.0, 100.0), change(100.0, 100.0), change(1.0, 0.0)
+    ('-30.0 %', '+0.0 %', '')
+    """
+    return "" if value is None or not base else f"{100 * (value / base - 1):+.1f} %"

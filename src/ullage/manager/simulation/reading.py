@@ -1,0 +1,82 @@
+"""`read_trace`: a trace from a file of any form that is known here; `write_trace`: a file in Ullage's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from ullage.errors import InvalidValue, UnknownName
+from ullage.manager.simulation.assignment import Assignment, Mix
+from ullage.manager.simulation.formats import alibaba2020, alibaba2023, carma, helios, history, own, philly
+from ullage.manager.simulation.formats.files import head
+from ullage.manager.simulation.formats.own import write_trace
+from ullage.manager.simulation.trace import JobTrace
+
+__all__ = ["FORMATS", "read_trace", "write_trace"]
+
+
+class TraceFormat(Protocol):
+    """What a module of `formats` has."""
+
+    NAME: str
+    TITLE: str
+    FILES: tuple[str, ...]
+
+    def recognises(self, text: str) -> bool: ...
+
+    def read(self, path: Path, assignment: Assignment) -> JobTrace: ...
+
+
+_MODULES: tuple[TraceFormat, ...] = (own, carma, philly, alibaba2020, alibaba2023, helios, history)
+FORMATS = {module.NAME: module for module in _MODULES}
+
+
+def read_trace(
+    path: str | Path, *, format: str | None = None, limit: int | None = None, mix: Mix = "mixed", seed: int = 0
+) -> JobTrace:
+    """Read a trace of jobs.
+
+    Args:
+        path: The file, which may be packed (.gz, .xz), or the folder of a public trace.
+        format: The form of the file. By default it is recognised by how the file begins.
+        limit: Only so many jobs, those that come first.
+        mix: For traces that do not say what their jobs train: the mix of known workloads that they are given.
+        seed: The seed of that choice.
+
+    Returns:
+        The jobs in the order of their arrival. `notes` say what was assumed.
+    """
+    path = Path(path)
+    if format is not None and format not in FORMATS:
+        raise UnknownName("form of traces", format, FORMATS)
+    if limit is not None and limit < 1:
+        raise InvalidValue(f"limit: needed 1 or more; found {limit}")
+    file = _file_in(path, format) if path.is_dir() else path
+    module = FORMATS[format] if format else _recognised(file)
+    trace = module.read(file, Assignment(mix, seed, limit))
+    if not trace.jobs:
+        raise InvalidValue(f"{file} has no jobs on GPUs whose run time is known")
+    return replace(trace, jobs=sorted(trace.jobs, key=lambda job: job.arrival)[:limit])
+
+
+def _file_in(folder: Path, format: str | None) -> Path:
+    names = [name for module in FORMATS.values() if format in (None, module.NAME) for name in module.FILES]
+    for name in names:
+        for packed in ("", ".gz", ".xz"):
+            if (folder / (name + packed)).is_file():
+                return folder / (name + packed)
+    needed = f"one of {', '.join(names)}" if names else "a file"
+    raise InvalidValue(f"{folder} is a folder: needed {needed} in it")
+
+
+def _recognised(path: Path) -> TraceFormat:
+    text = head(path)
+    if not text.strip():
+        raise InvalidValue(f"{path} is empty; needed a trace of jobs (CSV or JSON)")
+    for module in FORMATS.values():
+        if module.recognises(text):
+            return module
+    known = "; ".join(f"{name}: {module.TITLE}" for name, module in FORMATS.items())
+    named = "name it with --trace-format (in Python, format=)"
+    raise InvalidValue(f"{path} is in no known form of traces; {named}, or see what is needed: {known}")

@@ -1,0 +1,420 @@
+"""What became of a trace: each job with its attempts, each GPU over time, and the figures that sum them up."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ullage.errors import InvalidValue
+from ullage.manager.simulation.scenario import Scenario
+from ullage.units import format_duration, format_energy
+
+FINISHED, OUT_OF_MEMORY, GPU_LOST, TIME_LIMIT = "finished", "out of GPU memory", "GPU lost", "time limit"
+DONE, FAILED, WAITING = "done", "failed", "waiting"
+MOST_SERIES = 64  # GPUs that are kept with all their changes
+_BEGINNING = b'{"runs": ['  # of a file of runs
+
+
+class SimulatedAttempt(NamedTuple):
+    """An attempt of a job: placed at `begin`, over at `end`, on these GPUs (by number) with this promise in bytes.
+
+    `cause` is "finished", "out of GPU memory", "GPU lost" or "time limit".
+    """
+
+    begin: float
+    end: float
+    gpus: tuple[int, ...]
+    promise: int
+    cause: str
+
+
+class SimulatedJob(NamedTuple):
+    """A job of the trace and what became of it; `state` is "done", "failed" or "waiting" (it could never be placed)."""
+
+    id: int
+    kind: str
+    user: str
+    arrival: float
+    work_s: float
+    gpus: int
+    state: str
+    attempts: tuple[SimulatedAttempt, ...]
+
+    @property
+    def running_s(self) -> float:
+        """How long it was on GPUs, in all its attempts."""
+        return sum(attempt.end - attempt.begin for attempt in self.attempts)
+
+    @property
+    def over_at(self) -> float:
+        """The end of its last attempt; its arrival where it had none."""
+        return self.attempts[-1].end if self.attempts else self.arrival
+
+    @property
+    def completion_s(self) -> float:
+        """From its arrival to the end of its last attempt."""
+        return self.over_at - self.arrival
+
+    @property
+    def waiting_s(self) -> float:
+        """The part of its completion time in which it was on no GPU."""
+        return self.completion_s - self.running_s
+
+
+@dataclass(frozen=True)
+class GpuSeries:
+    """A GPU over time: from each of `times` on (seconds), until the next, it has so many jobs, bytes in use, SM
+    activity (0 to 1) and watts. The last one is the end."""
+
+    index: int
+    name: str
+    total: int
+    times: Sequence[float]
+    jobs: Sequence[int]
+    memory: Sequence[int]
+    smact: Sequence[float]
+    power_w: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserFigures:
+    """A user's jobs: how many are done, and their mean waiting, completion time and slowdown; None where none is."""
+
+    user: str
+    jobs: int
+    done: int
+    waiting_s: float | None
+    completion_s: float | None
+    slowdown: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFigures:
+    """A GPU over the whole time: the share in which it has jobs, means of memory (a share), SM activity and power, the
+    most memory in use (bytes), the most jobs at once, and the energy."""
+
+    index: int
+    name: str
+    busy: float
+    memory: float
+    smact: float
+    power_w: float
+    memory_peak: int
+    jobs_peak: int
+    energy_j: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """The figures of a simulation.
+
+    - `total_s`: from the first arrival to the last end.
+    - `waiting_s`, `running_s`, `completion_s`: means over the jobs that are done. A job waits while it is on no GPU,
+      also between two attempts; it runs while it is on one, also in attempts that fail and while it starts. Both make
+      up its completion time. `..._p95` is what 95 % of the jobs stay below.
+    - `slowdown`: the completion time against the work alone: 1 is a job that starts at once and is never slowed down.
+    - `ooms`, `lost`: attempts that ran out of GPU memory, or whose GPU was lost. `failed`: jobs that were given up.
+      `unplaced`: jobs that were not over at the end, because no GPU could take them.
+    - `energy_j` of all GPUs; `smact` and `memory`: means over GPUs and time, 0 to 1; `busy_s`: GPU-seconds with a job.
+    - `fairness`: Jain's index over the users' mean slowdowns: 1 if all are the same, 1/n if one of n has it all.
+
+    What is not known is None.
+    """
+
+    jobs: int
+    done: int
+    failed: int
+    unplaced: int
+    ooms: int
+    lost: int
+    total_s: float
+    waiting_s: float | None
+    waiting_p95_s: float | None
+    running_s: float | None
+    completion_s: float | None
+    completion_p95_s: float | None
+    slowdown: float | None
+    slowdown_median: float | None
+    slowdown_p95: float | None
+    energy_j: float | None
+    busy_s: float | None
+    smact: float | None
+    memory: float | None
+    fairness: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The attributes as a dictionary of plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Figures:
+        """Read what `to_dict` gave; keys of later versions are ignored."""
+        return cls(**_known(cls, values, "no figures of a simulation"))
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """The outcome of one simulation. `gpus` has every GPU over time, or nothing for clusters larger than 64 GPUs;
+    `energy_j`, `busy_s` (GPU-seconds with a job), `smact` and `memory` (means over GPUs and time, shares 0 to 1) are
+    there for all."""
+
+    scenario: Scenario
+    trace: str
+    jobs: Sequence[SimulatedJob]
+    gpus: Sequence[GpuSeries]
+    energy_j: float
+    busy_s: float
+    smact: float
+    memory: float
+    passes: int
+
+    @property
+    def name(self) -> str:
+        """What the run is called."""
+        return self.scenario.name
+
+    @functools.cached_property
+    def figures(self) -> Figures:
+        """What the run comes to."""
+        return self._summed(-math.inf, math.inf, self.energy_j, self.busy_s, self.smact, self.memory)
+
+    def figures_between(self, begin: float, end: float) -> Figures:
+        """The figures of a part of the time. Jobs count that were there meanwhile, and attempts that ended then.
+
+        Means are over the jobs that became done then, each with all its waiting and running. `total_s` is the time with
+        jobs, within that part. Without the GPUs over time, their means and the energy are not known.
+        """
+        if not self.gpus:
+            return self._summed(begin, end, None, None, None, None)
+        parts = [_cut(series, begin, end) for series in self.gpus]
+        rows = [_of_gpu(part) for part in parts]
+        busy = sum(row.busy * (part.times[-1] - part.times[0]) for row, part in zip(rows, parts, strict=True))
+        means = [sum(values) / len(rows) for values in ([row.smact for row in rows], [row.memory for row in rows])]
+        return self._summed(begin, end, sum(row.energy_j for row in rows), busy, *means)
+
+    def _summed(
+        self, begin: float, end: float, energy_j: float | None, busy_s: float | None, smact: float | None,
+        memory: float | None,
+    ) -> Figures:  # fmt: skip
+        there = [job for job in self.jobs if job.arrival <= end and (job.state == WAITING or job.over_at >= begin)]
+        over = [job for job in there if job.state != WAITING and job.over_at <= end]
+        done = [job for job in over if job.state == DONE]
+        completion = np.array([job.completion_s for job in done])
+        running = np.array([job.running_s for job in done])
+        slowdown = np.array([job.completion_s / job.work_s for job in done if job.work_s > 0])
+        causes = [attempt.cause for job in there for attempt in job.attempts if begin <= attempt.end <= end]
+        first = min((max(job.arrival, begin) for job in there), default=0.0)
+        last = max((min(job.over_at, end) for job in there if job.attempts), default=first)
+        return Figures(
+            jobs=len(there),
+            done=len(done),
+            failed=len(over) - len(done),
+            unplaced=sum(job.state == WAITING for job in there),
+            ooms=causes.count(OUT_OF_MEMORY),
+            lost=causes.count(GPU_LOST),
+            total_s=last - first,
+            waiting_s=_mean(completion - running),
+            waiting_p95_s=_quantile(completion - running, 0.95),
+            running_s=_mean(running),
+            completion_s=_mean(completion),
+            completion_p95_s=_quantile(completion, 0.95),
+            slowdown=_mean(slowdown),
+            slowdown_median=_quantile(slowdown, 0.5),
+            slowdown_p95=_quantile(slowdown, 0.95),
+            energy_j=energy_j,
+            busy_s=busy_s,
+            smact=smact,
+            memory=memory,
+            fairness=jain([row.slowdown for row in _of_users(done) if row.slowdown is not None]),
+        )
+
+    @functools.cached_property
+    def users(self) -> list[UserFigures]:
+        """A row for each user, in the order of their names."""
+        return _of_users(self.jobs)
+
+    @property
+    def per_gpu(self) -> list[GpuFigures]:
+        """A row for each GPU that there is a series of."""
+        return [_of_gpu(series) for series in self.gpus]
+
+    def __str__(self) -> str:
+        f = self.figures
+        times = [f"{name} {format_duration(value)}" for name, value in
+                 (("waiting", f.waiting_s), ("running", f.running_s), ("completion", f.completion_s))]  # fmt: skip
+        return (
+            f"{self.name}: {f.done} of {f.jobs} jobs done in {format_duration(f.total_s)}; "
+            f"on average {', '.join(times)}; {f.ooms} out of memory; {format_energy(self.energy_j)}"
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The scenario and the figures as a dictionary of plain values, without single jobs and moments."""
+        rows = {"users": [asdict(row) for row in self.users], "per_gpu": [asdict(row) for row in self.per_gpu]}
+        return {"scenario": self.scenario.to_dict(), "trace": self.trace, "figures": self.figures.to_dict(), **rows}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as a dictionary of plain values; `from_dict` reads it."""
+        jobs = [job._asdict() | {"attempts": [attempt._asdict() for attempt in job.attempts]} for job in self.jobs]
+        gpus = [
+            {spec.name: _plain(getattr(series, spec.name)) for spec in fields(series)} for series in self.gpus
+        ]  # the series may be arrays
+        means = {name: getattr(self, name) for name in ("energy_j", "busy_s", "smact", "memory", "passes")}
+        return self.summary() | means | {"jobs": jobs, "gpus": gpus}
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Everything as JSON; the keys are the attributes' names."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SimulationResult:
+        """Read what `to_dict` gave; keys of later versions are ignored."""
+        known = _known(cls, values, "no result of a simulation")
+        jobs = [SimulatedJob(**_known(SimulatedJob, job, "no job of one") | {"attempts": _attempts(job)})
+                for job in known["jobs"]]  # fmt: skip
+        gpus = [GpuSeries(**_known(GpuSeries, series, "no GPU of one")) for series in known["gpus"]]
+        return cls(**known | {"scenario": Scenario.from_dict(known["scenario"]), "jobs": jobs, "gpus": gpus})
+
+
+def jain(values: Sequence[float]) -> float | None:
+    """Jain's fairness index: 1 if all values are the same, 1/n if one of n has everything.
+
+    >>> jain([2.0, 2.0]), jain([1.0, 0.0])
+    (1.0, 0.5)
+    """
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else None
+
+
+def check_results_file(file: Path) -> None:
+    """Refuse a file that runs cannot be written to: one that is something else is left alone."""
+    if not file.parent.is_dir():
+        raise InvalidValue(f"cannot write the runs to {file}: there is no folder {file.parent}")
+    if file.exists():
+        try:
+            with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content:
+                ours = content.read(len(_BEGINNING)) == _BEGINNING
+        except (OSError, EOFError):
+            ours = False
+        if not ours:
+            raise InvalidValue(f"{file} holds no runs of 'ullage simulate --save'; it is left as it is")
+
+
+def write_results(file: Path, results: Sequence[SimulationResult]) -> None:
+    """Write runs to a file, packed where its name ends in .gz; a file that is something else is left alone."""
+    check_results_file(file)
+    text = json.dumps({"runs": [result.to_dict() for result in results]}).encode()
+    try:
+        file.write_bytes(gzip.compress(text) if file.suffix == ".gz" else text)
+    except OSError as error:
+        raise InvalidValue(f"cannot write the runs to {file}: {error.strerror}") from None
+
+
+def read_results(file: Path) -> list[SimulationResult]:
+    """The runs that `write_results` wrote."""
+    try:
+        content = file.read_bytes()
+        return results_of(gzip.decompress(content) if file.suffix == ".gz" else content)
+    except (OSError, EOFError) as error:
+        raise InvalidValue(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    except InvalidValue:
+        raise InvalidValue(f"{file} holds no runs of 'ullage simulate --save'; it is left as it is") from None
+
+
+def results_of(content: bytes) -> list[SimulationResult]:
+    """The runs that a file of `write_results` holds, unpacked."""
+    try:
+        return [SimulationResult.from_dict(run) for run in json.loads(content)["runs"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InvalidValue("this is no file of runs ('ullage simulate --save FILE' writes one)") from None
+
+
+def _of_users(jobs: Sequence[SimulatedJob]) -> list[UserFigures]:
+    by_user: dict[str, list[SimulatedJob]] = {}
+    for job in jobs:
+        by_user.setdefault(job.user, []).append(job)
+    return [_of_user(user, by_user[user]) for user in sorted(by_user)]
+
+
+def _of_user(user: str, jobs: Sequence[SimulatedJob]) -> UserFigures:
+    done = [job for job in jobs if job.state == DONE]
+    return UserFigures(
+        user=user,
+        jobs=len(jobs),
+        done=len(done),
+        waiting_s=_mean([job.waiting_s for job in done]),
+        completion_s=_mean([job.completion_s for job in done]),
+        slowdown=_mean([job.completion_s / job.work_s for job in done if job.work_s > 0]),
+    )
+
+
+def _cut(series: GpuSeries, begin: float, end: float) -> GpuSeries:
+    """A GPU over a part of the time; nothing lasts where it was not followed.
+
+    >>> whole = GpuSeries(0, "H200", 9, [0.0, 4.0, 9.0], [1, 2, 0], [1, 2, 0], [0.1, 0.2, 0.0], [5.0, 6.0, 0.0])
+    >>> _cut(whole, 2.0, 6.0).times
+    [2.0, 4.0, 6.0]
+    """
+    times = np.asarray(series.times, dtype=float)
+    first, last = (float(np.clip(moment, times[0], times[-1])) for moment in (begin, end))
+    inside = np.flatnonzero((times > first) & (times < last))
+    places = [int(np.searchsorted(times, first, side="right")) - 1, *inside.tolist()]
+    places.append(places[-1])
+    values: dict[str, Any] = {name: [getattr(series, name)[place] for place in places]
+                              for name in ("jobs", "memory", "smact", "power_w")}  # fmt: skip
+    return replace(series, times=[first, *times[inside].tolist(), last], **values)
+
+
+def _of_gpu(series: GpuSeries) -> GpuFigures:
+    lasting = np.diff(np.asarray(series.times, dtype=float))
+    length = float(lasting.sum()) or 1.0
+
+    def over_time(values: Any) -> float:
+        return float(np.asarray(values, dtype=float)[: len(lasting)] @ lasting)
+
+    return GpuFigures(
+        index=series.index,
+        name=series.name,
+        busy=over_time(np.asarray(series.jobs) > 0) / length,
+        memory=over_time(series.memory) / length / (series.total or 1),
+        smact=over_time(series.smact) / length,
+        power_w=over_time(series.power_w) / length,
+        memory_peak=int(max(series.memory, default=0)),
+        jobs_peak=int(max(series.jobs, default=0)),
+        energy_j=over_time(series.power_w),
+    )
+
+
+def _mean(values: Any) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def _quantile(values: Any, share: float) -> float | None:
+    return float(np.quantile(values, share)) if len(values) else None
+
+
+def _plain(value: Any) -> Any:
+    """A value, or the plain values of a series."""
+    return value if isinstance(value, str | int | float) else np.asarray(value).tolist()
+
+
+def _attempts(job: Mapping[str, Any]) -> tuple[SimulatedAttempt, ...]:
+    rows = [_known(SimulatedAttempt, row, "no attempt of one") for row in job["attempts"]]
+    return tuple(SimulatedAttempt(**row | {"gpus": tuple(row["gpus"])}) for row in rows)
+
+
+def _known(kind: Any, values: Mapping[str, Any], otherwise: str) -> dict[str, Any]:
+    """The values that a class has fields for; all of them are needed."""
+    names = kind._fields if hasattr(kind, "_fields") else [spec.name for spec in fields(kind)]
+    found = {name: values[name] for name in names if name in values}
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise InvalidValue(f"this is {otherwise}: {', '.join(missing)} missing")
+    return found

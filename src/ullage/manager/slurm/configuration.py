@@ -1,0 +1,176 @@
+"""What a site adds to its Slurm so that jobs share GPUs by memory: lines of slurm.conf and gres.conf, and files."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from ullage.errors import InvalidValue
+from ullage.hardware import GPU, gpu_list, local_gpus
+from ullage.manager.slurm.site import HOWS, SITE_FILE
+from ullage.units import GIB
+
+_MPS_FOLDER = "/run/ullage-mps"
+_CONTROL = "nvidia-cuda-mps-control"
+_SCRIPTS = {"Prolog": "mps_prolog.sh", "Epilog": "mps_epilog.sh", "TaskProlog": "mps_task_prolog.sh"}
+UNITS = ("ullage-slurm-watch.service", "ullage-slurm-monitor.service")
+LUA = {"JobSubmitPlugins": "job_submit.lua", "CliFilterPlugins": "cli_filter.lua"}
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Nodes that have the same GPUs."""
+
+    nodes: str
+    count: int
+    gpu: GPU
+
+    @property
+    def type(self) -> str:
+        """Slurm's name for the GPU."""
+        return self.gpu.name.lower()
+
+    @property
+    def shards_per_gpu(self) -> int:
+        """One for each GiB that programs can get."""
+        return self.gpu.usable // GIB
+
+    @property
+    def shards(self) -> int:
+        """Of a node."""
+        return self.count * self.shards_per_gpu
+
+
+def node_group(text: str) -> NodeGroup:
+    """Nodes and their GPUs as a person writes them.
+
+    >>> group = node_group("n[1-3]=4xA100-40GB")
+    >>> group.nodes, group.count, group.type, group.shards
+    ('n[1-3]', 4, 'a100-40gb', 156)
+    """
+    nodes, equals, cards = text.partition("=")
+    if not equals or not re.fullmatch(r"[\w.\[\],-]+", nodes):
+        raise InvalidValue(f"needed nodes and their GPUs, such as 'n[1-3]=4xA100-40GB'; found {text!r}")
+    found = gpu_list(cards)
+    if len(set(found)) != 1:
+        raise InvalidValue(f"needed GPUs of one kind on a node, such as 4xA100-40GB; found {cards!r}")
+    return NodeGroup(nodes, len(found), found[0])
+
+
+def this_node() -> NodeGroup:
+    """This machine with the GPUs that NVML finds."""
+    found = local_gpus()
+    if not found:
+        raise InvalidValue(
+            "needed the nodes and their GPUs, such as 'n[1-3]=4xA100-40GB'; found none in the command, and no GPU on "
+            "this machine"
+        )
+    return NodeGroup(socket.gethostname().partition(".")[0], len(found), found[0])
+
+
+def slurm_conf(groups: Sequence[NodeGroup], sharing: str, folder: str) -> str:
+    """Lines for slurm.conf. What a node has besides its GPUs is left to the site."""
+    lines = [
+        "GresTypes=gpu,shard",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core_Memory",
+        "JobSubmitPlugins=lua",
+        "CliFilterPlugins=lua",
+    ]
+    if sharing == "mps":
+        lines += [f"{name}={folder}/{script}" for name, script in _SCRIPTS.items()]
+    lines += [
+        "# Slurm before 23.11.5 gives GPUs of which jobs have shards to jobs that ask for GPUs: for jobs of several",
+        "# GPUs, keep nodes without shards, in a partition of their own.",
+        "# Add these to the lines of the nodes that you have:",
+    ]
+    lines += [f"NodeName={each.nodes} Gres=gpu:{each.type}:{each.count},shard:{each.shards}" for each in groups]
+    return "\n".join(lines) + "\n"
+
+
+def gres_conf(groups: Sequence[NodeGroup]) -> str:
+    """Lines for gres.conf."""
+    lines = []
+    for each in groups:
+        files = "/dev/nvidia0" if each.count == 1 else f"/dev/nvidia[0-{each.count - 1}]"
+        lines += [
+            f"NodeName={each.nodes} Name=gpu Type={each.type} File={files}",
+            f"NodeName={each.nodes} Name=shard Count={each.shards}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def site_toml(groups: Sequence[NodeGroup], sharing: str) -> str:
+    """The file that says which GPUs Slurm's types are."""
+    lines = [f'sharing = "{sharing}"', "", "[gpus]"]
+    lines += dict.fromkeys(f'"{each.type}" = "{each.gpu.name}"' for each in groups)
+    return "\n".join(lines) + "\n"
+
+
+def files(
+    groups: Sequence[NodeGroup], sharing: str = "timeslice", folder: str = "/etc/slurm", systemd: str | None = None
+) -> dict[str, str]:
+    """All files of a site by name. `slurm.conf.ullage` and `gres.conf.ullage` have lines for the site's own files. With
+    `systemd`, a folder that all nodes share, there are units for the watcher and the monitors."""
+    if sharing not in HOWS:
+        raise InvalidValue(f"--sharing: needed {' or '.join(HOWS)}; found {sharing!r}")
+    if systemd is not None and not re.fullmatch(r"/[^\s\"'\\$]*", systemd):
+        raise InvalidValue(f"--systemd: needed the path of a folder that all nodes share; found {systemd!r}")
+    by_type = {each.type: each.shards_per_gpu for each in groups}
+    most = {"": max(by_type.values()), **by_type}
+    largest = max((each.gpu for each in groups), key=lambda card: card.usable)
+    values = {
+        "ULLAGE": _ullage(),
+        "SHARDS": "{" + ", ".join(f'["{name}"] = {count}' for name, count in most.items()) + "}",
+        "GPUS": str(max(each.count for each in groups)),
+        "MEMORY": str(largest.usable),
+        "CONTROL": shutil.which(_CONTROL) or f"/usr/bin/{_CONTROL}",
+        "FOLDER": _MPS_FOLDER,
+        "SHARD_MIB": "1024",
+        "SHARED": (systemd or "").replace("%", "%%"),
+    }
+    found = {
+        "slurm.conf.ullage": slurm_conf(groups, sharing, folder),
+        "gres.conf.ullage": gres_conf(groups),
+        SITE_FILE: site_toml(groups, sharing),
+    }
+    scripts = _SCRIPTS.values() if sharing == "mps" else ()
+    units = UNITS if systemd else ()
+    return found | {name: _filled(name, values) for name in (*LUA.values(), *scripts, *units)}
+
+
+def _ullage() -> str:
+    """The command by which every user of the cluster reaches this Ullage."""
+    beside = Path(sys.executable).parent / "ullage"
+    return str(beside) if beside.exists() else f"{sys.executable} -m ullage"
+
+
+def _filled(name: str, values: Mapping[str, str]) -> str:
+    text = (resources.files("ullage.manager.slurm") / "files" / name).read_text()
+    return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], text)
+
+
+def write_files(found: Mapping[str, str], folder: Path) -> list[Path]:
+    """Write files into a folder. If one of them is there already, none is written."""
+    there = [name for name in found if (folder / name).exists()]
+    if there:
+        raise InvalidValue(f"{folder} has {', '.join(there)} already; nothing was written. Name an empty folder")
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in found.items():
+            with open(folder / name, "x") as file:
+                file.write(text)
+            if name.endswith(".sh"):
+                os.chmod(folder / name, 0o755)
+            written.append(folder / name)
+    except OSError as error:
+        raise InvalidValue(f"cannot write to {folder}: {error.strerror}") from None
+    return written

@@ -1,0 +1,111 @@
+"""The ends of what a run of a job printed: from its files, or as the epilog kept them on the node.
+
+A job that is started again may append to its files. So it is remembered where each of them ended, and by which bytes:
+what stands before that place is of an earlier run, unless the file was begun anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ullage.manager.slurm import commands
+from ullage.manager.slurm.commands import SlurmJob
+
+_TAIL = 1 << 16  # bytes
+_MARK = 256  # bytes by which a place in a file is known again
+ENDED = "ended"  # the folder, in that of the epilog
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The last bytes of a file, how long it is, and when it was written to last, in seconds since 1970."""
+
+    size: int
+    tail: bytes
+    changed: int
+
+    def since(self, size: int, mark: bytes, started: int) -> bytes:
+        """What a run that began then has printed, given the size of the file before it, and its last bytes then.
+
+        >>> Stream(9, b"old error", 5).since(4, b"old ", 3)  # appended
+        b'error'
+        >>> Stream(9, b"new error", 5).since(4, b"old ", 3)  # begun anew
+        b'new error'
+        >>> Stream(4, b"old ", 2).since(4, b"old ", 3), Stream(4, b"old ", 5).since(4, b"old ", 3)  # nothing; the same
+        (b'', b'old ')
+        """
+        cut = len(self.tail) - (self.size - size)
+        if size > self.size or cut <= 0 or not mark.endswith(self.tail[max(0, cut - _MARK) : cut]):
+            return self.tail
+        return self.tail if size == self.size and self.changed >= started else self.tail[cut:]
+
+
+def read_streams(job: SlurmJob, spool: Path | None = None) -> list[Stream]:
+    """The ends of a job's outputs, those of errors last."""
+    kept = [] if spool is None else sorted((spool / ENDED).glob(f"{job.id}.{job.restarts}.*"))
+    found = [stream for file in kept if (stream := _kept(file)) is not None]
+    return found or [stream for path in _paths(job) if (stream := _of_file(path)) is not None]
+
+
+def forget_kept(spool: Path, jobs: Collection[int]) -> None:
+    """Remove what the epilog kept of these jobs."""
+    names = {str(job) for job in jobs}
+    for file in (spool / ENDED).glob("*.*"):
+        if file.name.split(".")[0] in names:
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+
+def text_of(streams: Sequence[Stream], before: str | None = None, started: int = 0) -> str:
+    """What a run that began then has printed, given where the outputs of the run before ended (`marks_of`)."""
+    marks = [(size, bytes.fromhex(mark)) for size, mark in json.loads(before or "[]")]
+    parts = []
+    for place, stream in enumerate(streams):
+        new = stream.since(*marks[place], started) if place < len(marks) else stream.tail
+        parts.append(new.decode(errors="replace"))
+    return "\n".join(parts)
+
+
+def marks_of(streams: Sequence[Stream]) -> str:
+    """Where outputs ended, as JSON."""
+    return json.dumps([(stream.size, stream.tail[-_MARK:].hex()) for stream in streams])
+
+
+def _paths(job: SlurmJob) -> list[str]:
+    """The files, as Slurm has filled in their names; the one of errors last."""
+    shown = commands.run("scontrol", "--oneliner", "show", "job", str(job.id))
+    found = [re.search(rf" {name}=(.*?)(?= \w+=| *$)", shown, re.M) for name in ("StdOut", "StdErr")]
+    return list(dict.fromkeys(match[1] for match in found if match and match[1] != "/dev/null"))
+
+
+def _of_file(path: str) -> Stream | None:
+    """Of a plain file; nothing else is read, for it might never end."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        tail = os.pread(descriptor, _TAIL, max(0, status.st_size - _TAIL))
+        return Stream(status.st_size, tail, int(status.st_mtime))
+    finally:
+        os.close(descriptor)
+
+
+def _kept(file: Path) -> Stream | None:
+    """Of the epilog: a line with the size of the file and when it was written to, and its last bytes."""
+    try:
+        line, _, tail = file.read_bytes()[: _TAIL + 64].partition(b"\n")
+    except OSError:
+        return None
+    found = re.fullmatch(rb"(\d+) (\d+)", line)
+    return Stream(int(found[1]), tail, int(found[2])) if found else None

@@ -1,0 +1,94 @@
+"""The options of a job in its batch script and on the command line of sbatch, and what it asks for with them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ullage.errors import InvalidValue
+from ullage.estimation.jobs.slurm_words import first_number, read_words, tasks_and_nodes
+from ullage.manager.slurm.commands import parse_gres
+
+GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
+
+
+def with_options(words: Sequence[str], added: Sequence[str]) -> list[str]:
+    """A command line of sbatch with more options, which count more than those that it has.
+
+    >>> with_options(["--gpus=1", "job.sh", "--lr", "1"], ["--gpus=0"])
+    ['--gpus=1', '--gpus=0', 'job.sh', '--lr', '1']
+    """
+    rest = read_words(words).rest
+    head = list(words[: len(words) - len(rest)])
+    end = ["--"] if head[-1:] == ["--"] else []
+    return [*head[: len(head) - len(end)], *added, *end, *rest]
+
+
+def read_directives(text: str) -> dict[str, str]:
+    """The options in the `#SBATCH` lines of a batch script, which sbatch reads up to the first command.
+
+    >>> read_directives("#!/bin/bash\\n#SBATCH -n 2 --gres=gpu:1  # one\\n\\necho\\n#SBATCH -n 3")
+    {'ntasks': '2', 'gres': 'gpu:1'}
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("#SBATCH"):
+            try:
+                found |= read_words(shlex.split(line.removeprefix("#SBATCH"), comments=True)).values
+            except (ValueError, InvalidValue) as error:
+                raise InvalidValue(f"line {number}: '{line.strip()}' cannot be read: {error}") from None
+        elif line.strip() and not line.startswith("#"):
+            break
+    return found
+
+
+@dataclass(frozen=True)
+class GpuRequest:
+    """The GPUs that a job asks for on each of its nodes, of which type, and how many nodes; or shards by itself."""
+
+    per_node: int | None = None
+    type: str | None = None
+    nodes: int = 1
+    shards: int | None = None
+    options: tuple[str, ...] = ()  # of sbatch that say so
+
+
+def gpu_request(values: Mapping[str, str]) -> GpuRequest:
+    """What the options of a job say about GPUs; `per_node` is `None` where they say nothing.
+
+    >>> gpu_request({"gpus": "a100:4", "nodes": "2"})
+    GpuRequest(per_node=2, type='a100', nodes=2, shards=None, options=('gpus',))
+    >>> gpu_request({"gres": "gpu:1"}).per_node, gpu_request({"gres": "shard:12"}).shards
+    (1, 12)
+    """
+    tasks, nodes = tasks_and_nodes(values)
+    on_node = -(-tasks // nodes)
+    gres = parse_gres(values.get("gres", ""))
+    shards = next((each.count for each in gres if each.name == "shard"), None)
+    per_node = sum(each.count for each in gres if each.name == "gpu") or None
+    kinds = [each.type for each in gres if each.name in ("gpu", "shard") and each.type]
+    factors = {"gpus": 1 / nodes, "gpus-per-node": 1.0, "gpus-per-task": float(on_node), "gpus-per-socket": 1.0}
+    given = tuple(name for name in GPU_OPTIONS if values.get(name) not in (None, "", "0"))
+    for name in given:
+        count, kind = _count_and_type(values[name])
+        kinds += [kind] if kind else []
+        per_node = max(per_node or 0, -int(-count * factors[name] // 1))
+    if not gres and not given:
+        return GpuRequest(nodes=nodes)
+    return GpuRequest(per_node, kinds[0] if kinds else None, nodes, shards, given)
+
+
+def _count_and_type(text: str) -> tuple[int, str | None]:
+    """`2`, `a100:2`, or several with commas."""
+    found = parse_gres(",".join(f"gpu:{part}" for part in text.split(",")))
+    return sum(each.count for each in found), next((each.type for each in found if each.type), None)
+
+
+def first_index(array: str) -> int | None:
+    """The first index of `--array`.
+
+    >>> first_index("3-9%2"), first_index("5,7"), first_index("x")
+    (3, 5, None)
+    """
+    return first_number(array)

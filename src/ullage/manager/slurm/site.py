@@ -1,0 +1,145 @@
+"""The GPUs of a cluster: what Slurm calls them, which ones they are, and how large a shard of each is."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ullage.errors import InvalidValue, SlurmFailed, UnknownName
+from ullage.hardware import GPU
+from ullage.hardware import gpu as find_gpu
+from ullage.manager.slurm import commands
+from ullage.manager.slurm.commands import SlurmNode
+from ullage.units import GIB
+
+SITE_FILE = "ullage.toml"  # beside slurm.conf
+HOWS = ("mps", "timeslice")
+_COUNTS_GPUS = (23, 11, 5)  # "Fix issue where you could have a gpu allocated as well as a shard on that gpu", it says
+
+
+@dataclass(frozen=True)
+class GpuKind:
+    """GPUs of one type: what Slurm calls it, the GPU, how many shards one has, and how many a node has at most."""
+
+    type: str | None
+    gpu: GPU
+    shards: int
+    per_node: int
+
+    @property
+    def shard(self) -> float:
+        """Bytes of a shard: all shards of a GPU are all of its memory."""
+        return self.gpu.usable / self.shards if self.shards else float(self.gpu.usable)
+
+    def shards_for(self, memory: int) -> int:
+        """How many shards are at least so many bytes."""
+        return max(1, -int(-memory // self.shard))
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster as `ullage slurm` sees it: its kinds of GPUs, how jobs share one, and its Slurm's release."""
+
+    kinds: tuple[GpuKind, ...]
+    sharing: str = "timeslice"
+    release: tuple[int, ...] = ()
+
+    @property
+    def gives_gpus_twice(self) -> bool:
+        """Whether a job that asks for GPUs may get some of which others have shards."""
+        return gives_gpus_twice(self.release) and any(kind.shards for kind in self.kinds)
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """What `ullage.toml` beside slurm.conf says: GPUs by Slurm's types, and how jobs share one."""
+
+    gpus: dict[str, str]
+    sharing: str = "timeslice"
+
+
+def read_site_file(path: Path | None = None) -> SiteFile:
+    """Read `ullage.toml`; an empty one if there is none."""
+    path = path or _beside_slurm_conf()
+    try:
+        values = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return SiteFile({})
+    except (OSError, ValueError) as error:
+        raise InvalidValue(f"{path} cannot be read: {error}") from None
+    gpus, sharing = values.pop("gpus", {}), values.pop("sharing", "timeslice")
+    if values or not isinstance(gpus, dict) or not all(isinstance(name, str) for name in gpus.values()):
+        raise InvalidValue(f'{path}: needed [gpus] with lines such as a100 = "A100-40GB", and sharing')
+    if sharing not in HOWS:
+        raise InvalidValue(f"{path}: sharing: needed {' or '.join(HOWS)}; found {sharing!r}")
+    return SiteFile({name.casefold(): str(gpu) for name, gpu in gpus.items()}, sharing)
+
+
+def _beside_slurm_conf() -> Path:
+    named = os.environ.get("SLURM_CONF") or commands.configuration().get("SLURM_CONF", "/etc/slurm/slurm.conf")
+    return Path(named).parent / SITE_FILE
+
+
+def gives_gpus_twice(release: tuple[int, ...]) -> bool:
+    """Whether a release of Slurm takes a GPU for free when one of several jobs with shards of it has ended.
+
+    >>> gives_gpus_twice((22, 5, 8)), gives_gpus_twice((23, 11, 5)), gives_gpus_twice(())
+    (True, False, False)
+    """
+    return () < release < _COUNTS_GPUS
+
+
+def read_site(partition: str | None = None, gpu_type: str | None = None, gpu: str | None = None) -> Site:
+    """The GPUs that a job can get in a partition (by default the cluster's default one), of one type if it names one.
+
+    `gpu` is a GPU that the user named: only those are taken, and types of which nothing is known are taken for it.
+    """
+    wanted = partition or commands.default_partition()
+    names = wanted.split(",") if wanted else None
+    nodes = [node for node in commands.nodes() if node.gpus]
+    found = [node for node in nodes if names is None or set(names) & set(node.partitions)]
+    if not found:
+        where = f"the partition {wanted}" if names and nodes else "this cluster"
+        raise SlurmFailed(f"needed nodes with GPUs; {where} has none (sinfo --Format=nodelist,gres shows them)")
+    own = read_site_file()
+    kinds = _kinds(found, gpu_type, find_gpu(gpu) if gpu else None, own)
+    if not kinds:
+        types = ", ".join(sorted({node.gpu_type or "without a type" for node in found}))
+        raise InvalidValue(f"needed a GPU {gpu or gpu_type}; found GPUs of these types: {types}")
+    return Site(tuple(kinds), own.sharing, commands.version())
+
+
+def _kinds(nodes: Sequence[SlurmNode], wanted: str | None, gpu: GPU | None, own: SiteFile) -> list[GpuKind]:
+    groups: dict[tuple[str | None, int], list[SlurmNode]] = {}
+    for node in nodes:
+        if wanted is None or (node.gpu_type or "").casefold() == wanted.casefold():
+            groups.setdefault((node.gpu_type, node.shards_per_gpu), []).append(node)
+    found = []
+    for (name, shards), of_kind in groups.items():
+        card = _named(name, shards, own, gpu)
+        if gpu is None or card.name == gpu.name:
+            found.append(GpuKind(name, card, shards, max(node.gpus for node in of_kind)))
+    return sorted(found, key=lambda kind: kind.gpu.usable)
+
+
+def _named(name: str | None, shards: int, own: SiteFile, taken: GPU | None) -> GPU:
+    """Which GPU Slurm means by a type. Of several with that name it is the one that has a GiB for each shard."""
+    try:
+        if name is None:
+            raise UnknownName("GPU", "", [])
+        return find_gpu(own.gpus.get(name.casefold(), name))
+    except UnknownName as error:
+        alike = [find_gpu(each) for each in error.near]
+        as_large = [card for card in alike if abs(card.usable / GIB - shards) < 2]
+        if len(as_large) == 1:
+            return as_large[0]
+        if taken is not None:
+            return taken
+        called = "without a type" if name is None else f"that Slurm calls {name!r}"
+        raise InvalidValue(
+            f"needed to know which GPUs those are {called}; name one with '#ULLAGE gpu=NAME' or --gpu NAME, "
+            f"or for all users in {SITE_FILE} beside slurm.conf, which 'ullage slurm configure' writes"
+        ) from None

@@ -1,0 +1,105 @@
+"""How many shards of a GPU a job asks for, from what it takes at most; a whole GPU; or that it can never run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ullage.errors import InvalidValue
+from ullage.manager.slurm.sbatch_options import GpuRequest
+from ullage.manager.slurm.site import GpuKind, Site
+from ullage.performance.result import Utilization
+from ullage.performance.sharing import share_of
+from ullage.units import format_bytes
+
+
+@dataclass(frozen=True)
+class GpuNeed:
+    """What a job needs on each GPU of one kind. `upper` is `None` where it is not known, and `why` says why."""
+
+    kind: GpuKind
+    upper: int | None
+    utilization: Utilization | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """What a job asks Slurm for on each node: shards of one GPU, all of them if it is to have it to itself, or GPUs;
+    and why."""
+
+    name: str  # "shard" or "gpu"
+    count: int
+    type: str | None
+    why: str
+    need: GpuNeed | None = None
+
+    @property
+    def gres(self) -> str:
+        """As sbatch takes it."""
+        return ":".join([self.name, *([self.type] if self.type else []), str(self.count)])
+
+
+def size(
+    needs: Sequence[GpuNeed], request: GpuRequest, site: Site, ranks: int = 1, exclusive: bool = False,
+    min_speed: float | None = None,
+) -> Sizing:  # fmt: skip
+    """What to ask for, given what the job needs on each kind of GPU; `InvalidValue` if it can never run. A job that
+    says nothing about GPUs has one for each of its `ranks` on a node."""
+    gpus = request.per_node or ranks
+    unknown = next((need for need in needs if need.upper is None), None)
+    if unknown is not None:
+        return _whole(site, request, gpus, unknown.why)
+    fitting = [need for need in needs if need.upper is not None and need.upper <= need.kind.gpu.usable]
+    if not fitting:
+        raise InvalidValue(_never(needs[-1]))
+    largest = max(fitting, key=lambda need: need.upper or 0)
+    pinned = request.type or (None if len(fitting) == len(needs) else largest.kind.type)
+    if exclusive:
+        return _whole(site, request, gpus, "the job wants GPUs of its own", largest, pinned)
+    if gpus > 1:
+        return _whole(site, request, gpus, "Slurm cannot promise shards of several GPUs on one node", largest, pinned)
+    shared = [need for need in fitting if need.kind.shards]
+    if not shared:
+        why = "the GPUs of this cluster have no shards ('ullage slurm configure' says how)"
+        return _whole(site, request, gpus, why, largest, pinned)
+    if hurt := _hurts(shared, site.sharing, min_speed):
+        return _whole(site, request, gpus, hurt, largest, pinned)
+    taken = max(shared, key=lambda need: need.kind.shards_for(need.upper or 0))
+    count = taken.kind.shards_for(taken.upper or 0)
+    return Sizing("shard", count, pinned, f"{count} of a GPU's {taken.kind.shards} shards", taken)
+
+
+def _whole(
+    site: Site, request: GpuRequest, gpus: int, why: str, need: GpuNeed | None = None, kind: str | None = None
+) -> Sizing:  # fmt: skip
+    """GPUs of the job's own. One of them is asked for as all of its shards, where all GPUs that it can get have the
+    same number: Slurm 22.05 gives GPUs away while some of their shards are in use, but counts shards rightly."""
+    kind = kind or request.type
+    shards = {each.shards for each in site.kinds if kind is None or each.type == kind}
+    if gpus == 1 and len(shards) == 1 and (count := shards.pop()):
+        return Sizing("shard", count, kind, f"all {count} shards of a GPU, since {why}", need)
+    return Sizing("gpu", gpus, kind, why, need)
+
+
+def _never(need: GpuNeed) -> str:
+    gpu = need.kind.gpu
+    return (
+        f"the job can never run: it needs up to {format_bytes(need.upper)} on one GPU, and the largest that it can "
+        f"get, {gpu.name}, has {format_bytes(gpu.usable)}. Make its batch smaller ('ullage max-batch' finds the "
+        "largest that fits), name a partition with larger GPUs, or submit it as it is with '#ULLAGE no-estimate'"
+    )
+
+
+def _hurts(needs: Sequence[GpuNeed], how: str, min_speed: float | None) -> str | None:
+    """Why the job should not share a GPU, judged by how two of it do on one; `None` if it should, or nobody knows."""
+    for need in needs:
+        if need.utilization is None:
+            continue
+        found = share_of([need.utilization, need.utilization], need.kind.gpu, how)
+        if found.throughput < 1:
+            share = f"{found.throughput:.2f} times what they do one after the other"
+            return f"two such jobs on one {found.gpu} do {share}"
+        if min_speed is not None and found.slowest < min_speed:
+            return f"beside another such job it would have {found.slowest:.0%} of its speed"
+    return None

@@ -1,0 +1,212 @@
+"""A job on its way to Slurm: what is read from its script, what it will ask for, and the words for sbatch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ullage.errors import InvalidValue
+from ullage.estimation.jobs.slurm_words import read_words
+from ullage.manager.slurm.batch_script import BatchScript, Hints, Training, read_batch, read_file
+from ullage.manager.slurm.comment import read_comment, write_comment
+from ullage.manager.slurm.estimating import TIMEOUT, ScriptAnswer, estimate_training
+from ullage.manager.slurm.sbatch_options import GpuRequest, gpu_request
+from ullage.manager.slurm.site import GpuKind, Site, read_site
+from ullage.manager.slurm.sizing import GpuNeed, Sizing, size
+from ullage.units import format_bytes
+
+_MOST_SCRIPTS = 8  # of one batch script that are estimated
+_GIVEN_TWICE = (
+    "this Slurm may give it GPUs of which other jobs have shards; name a partition whose nodes have no shards "
+    "(Slurm 23.11.5 and later count GPUs rightly)"
+)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user says besides the script; it counts more than the script's `#ULLAGE` lines."""
+
+    gpu: str | None = None
+    memory: int | None = None
+    exclusive: bool = False
+    estimate: bool = True
+    network: bool = False
+    timeout: float = TIMEOUT
+
+    def over(self, hints: Hints) -> Hints:
+        """Both together."""
+        return Hints(
+            gpu=self.gpu or hints.gpu,
+            memory=self.memory if self.memory is not None else hints.memory,
+            exclusive=self.exclusive or hints.exclusive,
+            estimate=self.estimate and hints.estimate,
+            network=self.network or hints.network,
+            min_speed=hints.min_speed,
+        )
+
+
+@dataclass(frozen=True)
+class SubmissionPlan:
+    """What becomes of a job. `options` are set for sbatch, by their long names, over those that it has."""
+
+    options: Mapping[str, str] = field(default_factory=dict)
+    sizing: Sizing | None = None
+    trainings: tuple[str, ...] = ()
+    estimate: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+    left_alone: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The options as words of a command line."""
+        return [f"--{name}={value}" for name, value in self.options.items()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "gres": self.sizing.gres if self.sizing else None,
+            "why": self.sizing.why if self.sizing else self.left_alone,
+            "options": dict(self.options),
+            "scripts": list(self.trainings),
+            "estimate": dict(self.estimate) if self.estimate else None,
+            "notes": list(self.notes),
+        }
+
+
+def plan_words(
+    words: Sequence[str], choices: Choices | None = None, text: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> SubmissionPlan:  # fmt: skip
+    """The plan for `sbatch WORDS`. `text` is the script, where the words name none: it comes on standard input."""
+    given = read_words(words)
+    arguments: Sequence[str] = given.rest[1:]
+    if "wrap" in given.values:
+        text, arguments = f"#!/bin/sh\n{given.values['wrap']}\n", ()
+    elif given.rest:
+        text = read_file(given.rest[0])
+    elif text is None:
+        raise InvalidValue("needed a batch script, such as job.sh, or --wrap COMMAND; found none")
+    return plan_job(text, given.values, arguments, choices, progress)
+
+
+def plan_job(
+    text: str, options: Mapping[str, str], arguments: Sequence[str] = (), choices: Choices | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> SubmissionPlan:  # fmt: skip
+    """The plan for a batch script and the options that sbatch is given besides it."""
+    choices = choices or Choices()
+    batch = read_batch(text, os.getcwd(), os.environ, options, arguments)
+    hints = choices.over(batch.hints)
+    request = gpu_request(batch.options)
+    if read_comment(batch.options.get("comment", "")) is not None:
+        return SubmissionPlan(left_alone="it was sized before")
+    if request.shards is not None:
+        others = dict.fromkeys(request.options, "0")  # Slurm gives shards or GPUs, not both
+        return SubmissionPlan(others, left_alone=f"it asks for {request.shards} shards itself")
+    site = read_site(batch.options.get("partition"), request.type, hints.gpu)
+    ranks = max((each.ranks_per_node for each in batch.trainings), default=1)
+    gpus = request.per_node or ranks
+    if gpus > max(kind.per_node for kind in site.kinds):
+        most = max(kind.per_node for kind in site.kinds)
+        raise InvalidValue(
+            f"the job can never run: it asks for {gpus} GPUs on a node, and a node has at most {most}. "
+            "Ask for fewer, or for more nodes with --nodes"
+        )
+    if request.per_node is not None and not hints.estimate and hints.memory is None:
+        notes = (_GIVEN_TWICE,) if site.gives_gpus_twice else ()
+        return SubmissionPlan(left_alone="no estimate is wanted", notes=notes)
+    needs, answers = _needs(batch, hints, site, choices.timeout, progress)
+    sizing = size(needs, request, site, ranks, hints.exclusive, hints.min_speed)
+    return _plan(batch, request, sizing, answers, _GIVEN_TWICE if site.gives_gpus_twice else None)
+
+
+def _needs(
+    batch: BatchScript, hints: Hints, site: Site, timeout: float, progress: Callable[[str], None] | None
+) -> tuple[list[GpuNeed], list[ScriptAnswer]]:
+    """What the job needs on each kind of GPU, and the answers that say so."""
+    if hints.memory is not None:
+        return [GpuNeed(kind, hints.memory) for kind in site.kinds], []
+    why = "" if hints.estimate else "no estimate is wanted"
+    why = why or (f"it cannot be estimated: {batch.refusal}" if batch.refusal else "")
+    if len(batch.trainings) > _MOST_SCRIPTS:
+        why = f"it cannot be estimated: it runs {len(batch.trainings)} different scripts"
+    if why:
+        return [GpuNeed(site.kinds[-1], None, why=why)], []
+    found, needs = [], []
+    for kind in site.kinds:
+        answers = []
+        for training in batch.trainings:
+            if progress is not None:
+                progress(f"running {training.command.source} on a virtual {kind.gpu.name}")
+            answers.append(estimate_training(training, kind.gpu.name, hints.network, timeout))
+        found += answers
+        needs.append(_need(kind, batch.trainings, answers))
+        if needs[-1].upper is None:
+            break
+    return needs, found
+
+
+def _need(kind: GpuKind, trainings: Sequence[Training], answers: Sequence[ScriptAnswer]) -> GpuNeed:
+    """Scripts that run one after the other need as much as the largest; those that run at once, the sum."""
+    pairs = [pair for pair in zip(trainings, answers, strict=True) if not pair[1].uses_no_gpu]
+    if not pairs:
+        return GpuNeed(kind, None, why=f"it cannot be estimated: {answers[0].failure}")
+    for _, answer in pairs:
+        if answer.upper is None:
+            first = (answer.failure or "").splitlines()[0]
+            return GpuNeed(kind, None, why=f"it cannot be estimated: {first}")
+    taken = [(training.at_once, (answer.upper or 0) * training.on_each_gpu) for training, answer in pairs]
+    at_once = sum(upper for together, upper in taken if together)
+    alone = max((upper for together, upper in taken if not together), default=0)
+    known = [answer.utilization for training, answer in pairs if training.on_each_gpu == 1]
+    return GpuNeed(kind, at_once + alone, known[0] if len(pairs) == len(known) == 1 else None)
+
+
+def _plan(
+    batch: BatchScript, request: GpuRequest, sizing: Sizing, answers: Sequence[ScriptAnswer], of_gpus: str | None
+) -> SubmissionPlan:
+    """The plan; `of_gpus` is what a job is to know that asks for GPUs."""
+    options: dict[str, str] = {}
+    notes = [*batch.notes, *([of_gpus] if of_gpus and sizing.name == "gpu" else [])]
+    if sizing.name == "shard" or request.per_node is None or sizing.type != request.type:
+        others = [word for word in batch.options.get("gres", "").split(",") if not _is_gpu(word)]
+        options["gres"] = ",".join([sizing.gres, *filter(None, others)])
+        options |= dict.fromkeys(request.options, "0")
+    need = sizing.need
+    estimate = None
+    if need is not None and need.upper is not None:
+        estimate = {
+            "upper": need.upper, "gpu": need.kind.gpu.name, "seconds": round(sum(each.seconds for each in answers), 1),
+            "kept": bool(answers) and all(each.kept for each in answers),
+            "world_size": max((each.ranks.get("world_size", 1) for each in batch.trainings), default=1),
+        }  # fmt: skip
+        told: dict[str, Any] = {"upper": need.upper, "gpu": need.kind.gpu.name, f"{sizing.name}s": sizing.count}
+        options["comment"] = write_comment(told, batch.options.get("comment", ""))
+    if request.nodes > 1 and sizing.name == "shard":
+        notes.append(f"each of its {request.nodes} nodes is asked for {sizing.gres}")
+    return SubmissionPlan(options, sizing, tuple(each.shown for each in batch.trainings), estimate, tuple(notes))
+
+
+def _is_gpu(word: str) -> bool:
+    name = word.strip().removeprefix("gres:").removeprefix("gres/").partition(":")[0].partition("=")[0]
+    return name in ("gpu", "shard")
+
+
+def plan_in_words(plan: SubmissionPlan) -> list[str]:
+    """What was found and what is asked for, a line each."""
+    if plan.sizing is None:
+        return [f"left as it is: {plan.left_alone}", *(f"note: {note}" for note in plan.notes)]
+    lines = []
+    if plan.estimate is not None:
+        what = "; ".join(plan.trainings) or "the job"
+        spent = "kept from before" if plan.estimate["kept"] else f"{plan.estimate['seconds']:g} s, without a GPU"
+        ranks = plan.estimate["world_size"]
+        rank = f", as one of {ranks} ranks" if ranks > 1 else ""
+        memory = f"at most {format_bytes(plan.estimate['upper'])} on {plan.estimate['gpu']}{rank}"
+        lines.append(f"{what}: {memory}" + (f" ({spent})" if plan.trainings else ""))
+    own = f"{plan.sizing.gres}, as the job asks for itself"
+    asked = f"--gres={plan.options['gres']}" if "gres" in plan.options else own
+    lines.append(f"{asked}: {plan.sizing.why}")
+    return lines + [f"note: {note}" for note in plan.notes]

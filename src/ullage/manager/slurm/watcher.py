@@ -1,0 +1,172 @@
+"""Starts jobs of Slurm again that ran out of GPU memory: held, with more shards, released. Never twice for one end.
+
+What is to be done follows from what Slurm says of a job now and from what was decided about its last end, which is on
+disk before anything is done. So a watcher that was killed between any two steps, and a controller that forgot the last
+one, are taken up where they are: a job that Slurm still shows at that end has not been started again, whatever was
+done about it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ullage.errors import InvalidValue, SlurmFailed
+from ullage.manager.fault_injection import crash_point
+from ullage.manager.placement.recovery import RecoveryRules
+from ullage.manager.slurm import commands
+from ullage.manager.slurm.commands import SlurmJob, SlurmNode
+from ullage.manager.slurm.comment import read_comment, write_comment
+from ullage.manager.slurm.node_reports import peak_of
+from ullage.manager.slurm.outputs import forget_kept, marks_of, read_streams, text_of
+from ullage.manager.slurm.recovery import ENDS, gres_text, how_it_ended, what_next
+from ullage.manager.slurm.runs import DECIDED, HELD, LET_GO, LOST, OVER, RELEASED, UPDATED, RunRecord, RunStore
+from ullage.manager.slurm.shared_history import MOST, tell_user
+
+# Where a test may end the watcher (`ULLAGE_CRASH_AT`), in the order in which a job meets them.
+CRASH_POINTS = (
+    "slurm-before-decision", "slurm-decided", "slurm-requeued", "slurm-held", "slurm-more", "slurm-updated",
+    "slurm-let-go", "slurm-noted",
+)  # fmt: skip
+# A node refuses a job that is started in the second in which its last run ended ("already killed, do not launch"), and
+# Slurm takes that for a run that failed.
+_SOON = "now+2seconds"
+_SETTLED = 15.0  # seconds after which slurmctld has written down what it was told
+
+
+@dataclass(frozen=True)
+class WatchTerms:
+    """Whose jobs are watched, and how. `every_job`: also jobs that asked for shards without Ullage."""
+
+    rules: RecoveryRules = RecoveryRules()
+    everybody: bool = True
+    every_job: bool = False
+    spool: Path | None = None
+
+
+class Watcher:
+    """Looks at Slurm's jobs, as often as it is told to."""
+
+    def __init__(self, store: RunStore, terms: WatchTerms, say: Callable[[str], None] = print) -> None:
+        self._store, self._terms, self._say = store, terms, say
+        self._told = 0.0  # up to when users have been told what became of their jobs
+
+    def run(self, interval: float, ending: threading.Event) -> None:
+        """Look again and again until it is to end; a controller that does not answer is asked again."""
+        trouble = None
+        while not ending.is_set():
+            try:
+                self.look()
+                trouble = None
+            except SlurmFailed as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    self._say(trouble)
+            ending.wait(interval)
+
+    def look(self) -> None:
+        """Once over all jobs that Slurm knows."""
+        jobs = [job for job in commands.jobs(everybody=self._terms.everybody) if self._is_ours(job)]
+        nodes: list[SlurmNode] = []
+        decided = set()
+        failed: SlurmFailed | None = None
+        for job in jobs:
+            known = self._store.of(job.id)
+            last = known[-1] if known else None
+            try:
+                if job.state in ENDS:
+                    if last is None or (last.started, last.restarts) != (job.started, job.restarts):
+                        nodes = nodes or commands.nodes()
+                        last = self._decide(job, known, nodes)
+                    decided.add(job.id)
+                    if last.again:
+                        self._start_again(job, last)
+                elif last is not None and last.again and last.step not in (RELEASED, LOST):
+                    self._go_on(job, last)
+            except SlurmFailed as error:  # the others go on; it is tried again at the next look
+                failed = error
+        if self._terms.spool is not None:  # at each look: an epilog may be late
+            forget_kept(self._terms.spool, decided)
+        self._give_up({job.id for job in jobs})
+        self._tell_users()
+        if failed is not None:
+            raise failed
+
+    def _tell_users(self) -> None:
+        """Where root watches all jobs: give each user what was seen of theirs."""
+        if self._terms.spool is None or not self._terms.everybody or os.getuid():
+            return
+        now = time.time()
+        try:
+            for user in self._store.users(self._told):
+                tell_user(self._terms.spool, user, self._store.of_user(user, MOST))
+            self._told = now
+        except (OSError, InvalidValue) as error:  # tried again at the next look
+            self._say(f"users cannot be told what became of their jobs: {error}")
+
+    def _is_ours(self, job: SlurmJob) -> bool:
+        return read_comment(job.comment) is not None or self._terms.every_job and job.shards is not None
+
+    def _decide(self, job: SlurmJob, known: Sequence[RunRecord], nodes: Sequence[SlurmNode]) -> RunRecord:
+        before = [run for run in known if run.restarts < job.restarts and (run.user, run.name) == (job.user, job.name)]
+        streams = read_streams(job, self._terms.spool)
+        ended = how_it_ended(job, text_of(streams, before[-1].streams if before else None, job.started))
+        used = None if self._terms.spool is None else peak_of(job.id, job.started, self._terms.spool)
+        following = what_next(job, ended, before, used, nodes, self._terms.rules)
+        crash_point("slurm-before-decision")
+        now = time.time()
+        run = RunRecord(
+            job=job.id, started=job.started, restarts=job.restarts, user=job.user, name=job.name, ended=job.ended,
+            nodes=job.nodes, gres=gres_text(job.requested), exit_code=job.exit_code, cause=ended.cause,
+            detail=ended.detail, used=used, next_gres=following.gres, next_text=following.text,
+            streams=marks_of(streams), step=DECIDED if following.gres else OVER, decided=now, changed=now,
+        )  # fmt: skip
+        self._store.add(run)
+        crash_point("slurm-decided")
+        if run.again or ended.cause != "finished":
+            self._say(f"job {job.id} of {job.user}: {ended.cause}; {following.text}")
+        return run
+
+    def _start_again(self, job: SlurmJob, run: RunRecord) -> None:
+        commands.run("scontrol", "requeuehold", str(job.id))
+        crash_point("slurm-requeued")
+        run = self._store.step(run, HELD)
+        crash_point("slurm-held")
+        for now in commands.jobs([job.id]):
+            self._go_on(now, run)
+
+    def _go_on(self, job: SlurmJob, run: RunRecord) -> None:
+        """A job after the end that was decided about: give it more if it is held, or see that it was let go."""
+        if job.restarts <= run.restarts or job.state not in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING"):
+            return  # it is on its way there
+        if job.state == "PENDING" and job.restarts == run.restarts + 1 and job.reason.startswith("JobHeld"):
+            self._update(job, run)
+            crash_point("slurm-more")
+            run = self._store.step(run, UPDATED)
+            crash_point("slurm-updated")
+            commands.run("scontrol", "release", str(job.id))
+            crash_point("slurm-let-go")
+            self._store.step(run, LET_GO)
+            crash_point("slurm-noted")
+        elif time.time() - run.changed > _SETTLED:
+            self._store.step(run, RELEASED)
+
+    def _update(self, job: SlurmJob, run: RunRecord) -> None:
+        told = (read_comment(job.comment) or {}) | {"attempt": run.restarts + 2, "before": run.cause}
+        count = re.search(r"shard:(?:\w+:)?(\d+)", run.next_gres or "")
+        told |= {"shards": int(count[1])} if count else {}
+        words = [f"Gres={run.next_gres}"] if run.next_gres != gres_text(job.requested) else []
+        comment = [f"Comment={write_comment(told, job.comment)}"] if read_comment(job.comment) is not None else []
+        commands.run("scontrol", "update", f"JobId={job.id}", *words, f"StartTime={_SOON}", *comment)
+
+    def _give_up(self, known: set[int]) -> None:
+        """What Slurm has forgotten cannot be started again."""
+        for run in self._store.unfinished():
+            if run.job not in known:
+                self._store.step(run, LOST, "Slurm forgot it before it was started again (MinJobAge in slurm.conf)")
+                self._say(f"job {run.job} of {run.user}: Slurm forgot it before it was started again")

@@ -1,0 +1,75 @@
+"""The beginning of a child in another Python than Ullage's own: `PYTHON boot.py MODULE:FUNCTION CHANNEL TOLD`.
+
+It says that this is a Python, looks whether it will do, and puts the package `ullage` into it: that package alone. What
+lies beside it, such as the packages that Ullage itself needs, stays out of reach. Pythons from 3.6 on can read this
+file, so that one that is too old can say so.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+
+OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 6)
+HELLO = "python"  # what the child says first
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def begin(entry: str, channel: str, told: str) -> None:
+    """Look at this Python, then go on as any child does."""
+    _say(channel, {"at": HELLO})
+    found = problem()
+    if found:
+        _say(channel, {"error": found})
+        sys.exit(1)
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # this file's folder
+    _load_package()
+    from ullage.sandbox.child import main
+
+    main(entry, channel, told)
+
+
+def problem() -> str:
+    """Why this Python will not do, or nothing."""
+    here = sys.executable
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        return f"needed Python {dotted(OLDEST_PYTHON)} or newer; {here} is Python {dotted(sys.version_info[:3])}"
+    if importlib.util.find_spec("torch") is None:
+        return f"needed PyTorch; {here} has none. Type: {here} -m pip install torch"
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("torch")
+    except PackageNotFoundError:  # a build that was not installed: its own words will tell
+        return ""
+    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_TORCH:
+        wanted = f"'torch>={dotted(OLDEST_TORCH)}'"
+        return (
+            f"needed PyTorch {dotted(OLDEST_TORCH)} or newer; {here} has {found}. Type: {here} -m pip install {wanted}"
+        )
+    return ""
+
+
+def dotted(version: tuple) -> str:  # type: ignore[type-arg]
+    """A version as it is written."""
+    return ".".join(str(part) for part in version)
+
+
+def _load_package() -> None:
+    spec = importlib.util.spec_from_file_location(
+        "ullage", os.path.join(PACKAGE, "__init__.py"), submodule_search_locations=[PACKAGE]
+    )
+    assert spec is not None and spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["ullage"] = package
+    package.is_guest = True  # type: ignore[attr-defined]  # see `environment`
+    spec.loader.exec_module(package)
+
+
+def _say(channel: str, message: dict) -> None:  # type: ignore[type-arg]
+    os.write(int(channel), json.dumps(message).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    begin(*sys.argv[1:])

@@ -1,0 +1,127 @@
+"""The inside of a child process: it ends with who asked for it, calls one function, and answers on its channel."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from ullage.sandbox import world
+from ullage.sandbox.collector import importing
+from ullage.sandbox.process_identity import Process, is_alive
+from ullage.sandbox.protocol import Channel
+
+_EVERY = 0.2  # seconds between two looks at the parent
+
+_channel: Channel | None = None
+
+
+def main(entry: str, channel: str, told: str) -> None:
+    """The life of a child that `parent.start` started. What shuts it in comes first, then the caller's code.
+
+    It is told (in JSON) which `parent` to end with, where to `record` what it reads, to which folder to `redirect` what
+    it writes, and whether it has the `network`.
+    """
+    options = json.loads(told)
+    if options["parent"] is not None:
+        end_with(Process(*options["parent"]))
+    if options["redirect"] is not None:
+        from ullage.sandbox import redirection
+
+        redirection.start(options["redirect"], network=options["network"])
+    elif world.is_private():
+        world.mend_renames()
+    with open(0, "rb", closefd=False) as given:
+        if given.seekable():
+            given.seek(0)  # it is shared with a child that was to be this one and may have read it
+        request = json.load(given)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)  # what the function runs must not read our request
+    if options["record"] is not None:
+        from ullage.sandbox import recording
+
+        recording.start(options["record"], own=options["redirect"])
+    answer(Channel(int(channel)), lambda: _imported(entry)(request))
+
+
+def answer(channel: Channel, work: Callable[[], dict[str, Any] | None]) -> None:
+    """Do the work and give what it returns as the answer, or its exception as the error."""
+    global _channel
+    _channel = channel
+    try:
+        found = work()
+        if found is not None:
+            channel.answer(found)
+    except Exception as error:
+        traceback.print_exc()
+        channel.error(error)
+
+
+def give_answer(found: dict[str, Any]) -> None:
+    """For a function that goes on after its answer, or is left from another thread: answer now, once."""
+    assert _channel is not None, "not in a child process"
+    _channel.answer(found)
+
+
+def give_so_far(found: dict[str, Any]) -> None:
+    """Say what the answer would be now: it counts if this process ends without one."""
+    assert _channel is not None, "not in a child process"
+    _channel.so_far(found)
+
+
+def say_doing(what: str) -> None:
+    """Say what takes long now; nothing when it is done."""
+    assert _channel is not None, "not in a child process"
+    _channel.doing(what)
+
+
+def end(code: int) -> None:
+    """End this process, which was forked, as Python ends one that was started; what forked it is left alone."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # it waits for threads that are no daemons
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _imported(entry: str) -> Callable[..., Any]:
+    with importing():
+        return function_named(entry)
+
+
+def function_named(entry: str) -> Callable[..., Any]:
+    """The function that `MODULE:FUNCTION` names.
+
+    >>> function_named("os.path:join")("a", "b")
+    'a/b'
+    """
+    module, _, name = entry.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]
+
+
+def end_with(parent: Process) -> None:
+    """End this process's group soon after that process is gone, however it ended: nobody waits for the answer.
+
+    The kernel could kill this process itself (PR_SET_PDEATHSIG), but not what it has started, and it would do so when
+    the thread that started it ends.
+    """
+
+    def watch() -> None:
+        while is_alive(parent):
+            time.sleep(_EVERY)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True, name="ullage-parent").start()

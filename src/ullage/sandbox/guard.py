@@ -1,0 +1,454 @@
+"""The process between who asks for a child and the child: it shuts the child in, and ends with it all that it started.
+
+    asker ── guard ── first process of the private world ── child
+
+`python -I -S` runs the guard, with the rights of the child's user, from this package and the standard library alone: no
+variable of the user (PYTHONPATH, a sitecustomize) has any say before the world is shut. The child is then started in it
+as a Python of the user. The guard ends the child when the asker is gone, and by that everything in the world. It
+imports little, since every child waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from ullage.errors import InvalidValue, MissingPackage
+from ullage.sandbox import kernel, world
+from ullage.sandbox.handover import Line
+from ullage.sandbox.process_identity import Process, is_alive
+from ullage.sandbox.protocol import Channel, Exceeded, encode, error_text
+
+_EVERY = 0.1  # seconds between two looks
+COVERED, REDIRECTED = "overlays", "redirection"  # how a child's files are kept
+_SIGNALS = {signal.SIGCHLD, signal.SIGTERM}
+SPACES = ("pid", "ipc", "mnt")  # what a child that waited joins, beside the network where that is one of its own
+BOOT = "import sys; sys.path.append(sys.argv[1]); from ullage.sandbox.guard import main; main(sys.argv[2])"
+
+
+class Private(NamedTuple):
+    """A child's private world: it reads what its user can read, and all that it writes is gone with it.
+
+    Only with `network` does it reach more than a loopback address of its own. Its files are covered by overlays, unless
+    that is refused or `overlays=False`; then its writes are redirected. Processes and network are kept apart by
+    namespaces, unless these are refused or `namespaces=False`; then Python does what it can.
+    """
+
+    network: bool = False
+    overlays: bool = True
+    namespaces: bool = True
+
+
+class Order(NamedTuple):
+    """What the guard is to do. `command` is the child's; `told` is what the child is told, as its last argument.
+
+    Where there are no overlays, what the child writes goes to `folder`, which does not exist yet. `line` leads to a
+    process that waits (`waiting`) and will be the child; where that does not come about, one is started. `waits`: the
+    child is to be such a process itself.
+    """
+
+    command: list[str]
+    told: dict[str, Any]
+    channel: int
+    parent: Process
+    cwd: str | None
+    private: Private | None
+    written: int
+    folder: str
+    line: int | None = None
+    waits: bool = False
+
+    def to_text(self) -> str:
+        """As one argument of a command line."""
+        return json.dumps({**self._asdict(), "private": self.private and self.private._asdict()})
+
+    @classmethod
+    def from_text(cls, text: str) -> Order:
+        """What `to_text` gave."""
+        values = json.loads(text)
+        private = values["private"] and Private(**values["private"])
+        return cls(**{**values, "parent": Process(*values["parent"]), "private": private})
+
+
+def main(text: str) -> None:
+    """The life of the guard."""
+    order = Order.from_text(text)
+    channel = Channel(order.channel)
+    try:
+        if order.private is None:
+            _become(order)
+        code = _guard_waiting(order) if order.waits else _guard(order, channel)
+    except OSError as error:
+        channel.error(error)
+        code = 1
+    _leave(code)
+
+
+def _guard(order: Order, channel: Channel) -> int:
+    """Start the child in a private world and wait for its end; returns how it ended."""
+    assert order.private is not None
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    if sys.platform == "linux":
+        kernel.adopt_orphans()
+    try:
+        if sys.platform == "linux" and order.private.namespaces:
+            for spaces in _worlds(order):
+                found = spaces.start()
+                if found is not None:
+                    first, how = found
+                    channel.private(how)
+                    return spaces.watch(first, channel)
+        channel.private(REDIRECTED)
+        return _redirect(order, channel)
+    finally:
+        _remove(order.folder)
+
+
+def _guard_waiting(order: Order) -> int:
+    """Start a process that waits, and end it when its asker is gone; with it ends all that it has started."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    kernel.adopt_orphans()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            _cover(order)
+            _become(order)
+        finally:
+            os._exit(1)
+    try:
+        while _reap(child) is None and not _wait_a_moment() and is_alive(order.parent):
+            pass
+    finally:
+        _end_all()
+    return 0
+
+
+def _become(order: Order, **told: Any) -> None:
+    """Go on as the child, in its folder."""
+    enter(order.cwd, order.channel)
+    os.set_inheritable(order.channel, True)
+    os.execv(order.command[0], [*order.command, json.dumps({**order.told, **told})])
+
+
+def enter(folder: str | None, channel: int) -> None:
+    """Enter the child's folder, or say on its channel why not and end."""
+    try:
+        if folder is not None:
+            os.chdir(folder)
+    except OSError as error:
+        Channel(channel).error(InvalidValue(f"cannot enter the folder {folder}: {error.strerror}"))
+        os._exit(1)
+
+
+def _cover(order: Order) -> None:
+    """Give this process files and a network of its own, and let it keep the right to enter worlds of the same users."""
+    entered, say = os.pipe()
+    process = os.getpid()
+    mapper = os.fork()
+    if mapper == 0:
+        os.read(entered, 1)
+        _map_users(process)
+        os._exit(0)
+    assert order.private is not None
+    kernel.enter_namespaces(network=order.private.network, processes=False)
+    os.write(say, b"e")
+    if os.waitpid(mapper, 0)[1]:
+        raise PermissionError("users cannot be mapped")
+    for descriptor in (entered, say):
+        os.close(descriptor)
+    if world.build(order.written, order.cwd, _near(), only_imports=True) is None:
+        raise PermissionError("files cannot be covered")
+    kernel.keep_rights_to_join()
+    kernel.gain_no_rights()
+
+
+def _leave(code: int) -> None:
+    """End as the child did."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+class _Refused(Exception):
+    """The system does not let us make a private world."""
+
+
+def _worlds(order: Order) -> Iterator[_Namespaces]:
+    """The worlds to try, one after the other: one whose child was waiting, and one whose child is started."""
+    if order.line is not None:
+        line = Line(order.line)
+        while not select.select([line], [], [], _EVERY)[0]:
+            if signal.SIGTERM in signal.sigpending() or not is_alive(order.parent):
+                _leave(-signal.SIGKILL)
+        if found := line.receive():
+            yield _Namespaces(order, found[1][0], line)
+    yield _Namespaces(order)
+
+
+class _Namespaces:
+    """A world made by the kernel; its child is started, or comes from the process at the other end of the line."""
+
+    def __init__(self, order: Order, users: int | None = None, line: Line | None = None) -> None:
+        self._order, self._users, self._line = order, users, line
+        self._life, self._words = os.pipe(), os.pipe()  # the world ends when `_life` is closed; it speaks on `_words`
+        self._torn = b""
+
+    def start(self) -> tuple[int, str] | None:
+        """Start the world; returns the pid of its first process and how files are kept, `None` where it is refused."""
+        helper = self._fork(self._enter)
+        for descriptor in (self._life[0], self._words[1]):
+            os.close(descriptor)
+        try:
+            self._hear("entered")
+            if self._users is None:
+                _map_users(helper)
+            os.write(self._life[1], b"m")
+            first = int(self._hear("first"))
+            os.waitpid(helper, 0)  # this process is the parent of the first one now
+            os.write(self._life[1], b"g")
+            how = str(self._hear("ready"))
+        except (_Refused, OSError):
+            os.close(self._life[1])
+            return None
+        return first, how
+
+    def _fork(self, life: Callable[[], None]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                life()
+            except BaseException as error:
+                self._say({"refused": error_text(error)})
+            finally:
+                os._exit(1)
+        return pid
+
+    def _enter(self) -> None:
+        """In the helper: leave the namespaces of this system, and start the first process of the new ones."""
+        for descriptor in (self._life[1], self._words[0]):
+            os.close(descriptor)
+        assert self._order.private is not None
+        kernel.enter_namespaces(network=self._order.private.network, users=self._users)
+        self._say({"entered": True})
+        if os.read(self._life[0], 1):
+            self._say({"first": self._fork(self._first)})
+
+    def _first(self) -> None:
+        """The first process of the world: it makes the world, and when it ends the kernel ends everything in it."""
+        if not os.read(self._life[0], 1):
+            return
+        kernel.die_with_parent(signal.SIGKILL)
+        order = self._order
+        assert order.private is not None
+        if not order.private.network:
+            kernel.raise_loopback()
+        memory = world.build(order.written, order.cwd, _near(), order.private.overlays)
+        self._say({"ready": REDIRECTED if memory is None else COVERED})
+        child = self._call_child() if memory is not None and self._line is not None else None
+        if child is None:
+            child = self._fork(lambda: self._child(memory is None))
+        taken = partial(_taken, order.folder) if memory is None else partial(world.written, memory)
+        os.close(order.channel)
+        for stream in (0, 1, 2):
+            os.close(stream)
+        end = None
+        while end is None and not select.select([self._life[0]], [], [], 0)[0]:
+            end = _reap(child)
+            if end is None and taken() <= order.written:
+                _wait_a_moment()
+            else:
+                self._say({"end": [end, taken()]})
+                return
+
+    def _call_child(self) -> int | None:
+        """Let the process that waits be the child; its number, or `None` if it did not come."""
+        order = self._order
+        assert self._line is not None and order.private is not None
+        record = order.told["record"]
+        streams = [0, 1, 2, order.channel, *([] if record is None else [record])]
+        spaces = kernel.namespaces(*SPACES, *([] if order.private.network else ["net"]))
+        message = {
+            "entry": order.command[-2], "told": order.told, "env": dict(os.environ), "cwd": order.cwd,
+            "streams": len(streams),
+        }  # fmt: skip
+        try:
+            self._line.send(message, [*streams, *spaces])
+            answer = self._line.receive()
+        except OSError:
+            return None
+        finally:
+            self._line.close()
+            for space in spaces:
+                os.close(space)
+        return int(answer[0]["child"]) if answer else None
+
+    def _child(self, redirect: bool) -> None:
+        for descriptor in (self._life[0], self._words[1]):
+            os.close(descriptor)
+        kernel.drop_capabilities()
+        kernel.gain_no_rights()
+        _begin(self._order, redirect)
+
+    def watch(self, first: int, channel: Channel) -> int:
+        """Wait until the world has ended, or end it; returns how the child ended."""
+        order = self._order
+        while os.waitpid(first, os.WNOHANG)[0] == 0:
+            if _wait_a_moment() or not is_alive(order.parent):
+                os.kill(first, signal.SIGKILL)
+                os.waitpid(first, 0)
+                return -signal.SIGKILL
+        try:
+            end, written = self._hear("end")
+        except _Refused:  # somebody has killed it
+            return -signal.SIGKILL
+        if written > order.written:
+            channel.limit(_wrote_too_much(order))
+        return -signal.SIGKILL if end is None else int(end)
+
+    def _say(self, word: dict[str, Any]) -> None:
+        os.write(self._words[1], encode(word))
+
+    def _hear(self, name: str) -> Any:
+        """The next word of the processes that were started here, which should be this one."""
+        while b"\n" not in self._torn:
+            part = os.read(self._words[0], 4096)
+            if not part:
+                raise _Refused
+            self._torn += part
+        line, _, self._torn = self._torn.partition(b"\n")
+        word = json.loads(line)
+        if name not in word:
+            raise _Refused(word)
+        return word[name]
+
+
+def _redirect(order: Order, channel: Channel) -> int:
+    """Start the child without namespaces, wait for its end or end it; returns how it ended."""
+    end, child = None, os.fork()
+    if child == 0:
+        _begin(order, redirect=True)
+    try:
+        while end is None:
+            if _wait_a_moment() or not is_alive(order.parent):
+                return -signal.SIGKILL
+            end = _reap(child)
+            if _taken(order.folder) > order.written:
+                channel.limit(_wrote_too_much(order))
+                return -signal.SIGKILL
+        return end
+    finally:
+        _end_all()
+
+
+def _begin(order: Order, redirect: bool) -> None:
+    """In the child: shut what is left open, and become it. With `redirect` it will see to its writes itself."""
+    assert order.private is not None
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    if redirect:
+        os.mkdir(order.folder, 0o700)
+        most = order.written + world.WRITTEN_UNNOTICED
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        if sys.platform == "linux":
+            kernel.confine(order.folder)
+        _become(order, redirect=order.folder, network=order.private.network)
+    _become(order)
+
+
+def _end_all() -> None:
+    """End whatever this process's descendants have started; what they leave behind is this process's child."""
+    from ullage.sandbox.limits import family
+
+    with suppress(MissingPackage):
+        while others := family(os.getpid()).keys() - {os.getpid()}:
+            for pid in others:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            _reap(0)
+            time.sleep(0.001)
+
+
+def _taken(folder: str) -> int:
+    """Bytes on the disk that the files in a folder take."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
+    return total
+
+
+def _remove(folder: str) -> None:
+    if os.path.lexists(folder):
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wrote_too_much(order: Order) -> Exceeded:
+    from ullage.units import format_bytes
+
+    return Exceeded("written", f"wrote more than {format_bytes(order.written)}")
+
+
+def _wait_a_moment() -> bool:
+    """Wait a moment, or until a child has ended; returns whether this process is to end."""
+    if sys.platform != "linux":
+        time.sleep(_EVERY / 10)
+        return signal.SIGTERM in signal.sigpending()
+    found = signal.sigtimedwait(_SIGNALS, _EVERY)
+    return found is not None and found.si_signo == signal.SIGTERM
+
+
+def _reap(child: int) -> int | None:
+    """Take leave of processes that have ended; returns how the child ended, if it has."""
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == child:
+                return os.waitstatus_to_exitcode(status)
+            if pid == 0:
+                break
+    return None
+
+
+def _map_users(pid: int) -> None:
+    """Users have the same numbers in the world: all of them for root, for others their own alone."""
+    for name, own in (("uid", os.getuid()), ("gid", os.getgid())):
+        with open(f"/proc/self/{name}_map") as file:
+            known = [line.split() for line in file]
+        try:
+            _write(f"/proc/{pid}/{name}_map", "".join(f"{here} {here} {count}\n" for here, _, count in known))
+        except PermissionError:
+            if name == "gid":
+                _write(f"/proc/{pid}/setgroups", "deny")
+            _write(f"/proc/{pid}/{name}_map", f"{own} {own} 1\n")
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _near() -> list[str]:
+    """Places where a child is likely to write, beside its folder."""
+    named = (value for value in os.environ.values() if value.startswith("/") and ":" not in value)
+    return ["/tmp", "/var/tmp", *named]

@@ -1,0 +1,60 @@
+"""Messages with open files between two processes, each a line of JSON. It imports little: the guard uses it."""
+
+from __future__ import annotations
+
+import _socket  # the module around it takes long to import
+import json
+import os
+import struct
+from typing import Any
+
+from ullage.sandbox.protocol import encode
+
+_MOST_FILES = 16
+_SIZE = struct.calcsize("i")
+
+
+class Line:
+    """One end of a line between two processes."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = _socket.socket(fileno=descriptor)
+        self._torn = b""
+
+    def fileno(self) -> int:
+        """For `select`."""
+        return self._socket.fileno()
+
+    def send(self, message: dict[str, Any], files: list[int] | None = None) -> None:
+        """Send a message, and descriptors of files with it."""
+        rights = struct.pack(f"{len(files)}i", *files) if files else b""
+        attached = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if files else []
+        data = encode(message)
+        self._socket.sendall(data[self._socket.sendmsg([data], attached) :])
+
+    def receive(self) -> tuple[dict[str, Any], list[int]] | None:
+        """The next message, with the files that came with it; `None` if the other end is closed."""
+        files: list[int] = []
+        while b"\n" not in self._torn:
+            try:
+                part, attached, _, _ = self._socket.recvmsg(1 << 16, _socket.CMSG_SPACE(_MOST_FILES * _SIZE))
+            except ConnectionResetError:  # it was closed before all was read there
+                return None
+            for _, _, rights in attached:
+                files += struct.unpack(f"{len(rights) // _SIZE}i", rights)
+            if not part:
+                return None
+            self._torn += part
+        line, _, self._torn = self._torn.partition(b"\n")
+        for file in files:
+            os.set_inheritable(file, False)
+        return json.loads(line), files
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._socket.close()
+
+
+def pair() -> tuple[Line, Line]:
+    """Both ends of a new line."""
+    return tuple(Line(end.detach()) for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM))  # type: ignore

@@ -1,0 +1,128 @@
+"""Which Python a script runs in: one that the user names, the environment that is active, or Ullage's own.
+
+Nothing is started here. Whether a file is a Python, and one that will do, is told by itself (`boot`).
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ullage.errors import InvalidValue
+from ullage.sandbox.conda import in_conda
+
+_PYTHON = re.compile(r"(python|pypy)\d*(\.\d+)*t?")
+_ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
+_BESIDE = (".venv", "venv", "env")  # the usual names of an environment in a project's folder
+
+
+class Interpreter(NamedTuple):
+    """A Python, and the variables for what runs in it."""
+
+    path: str
+    env: dict[str, str]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is the very Python that runs this; another environment may use the same program by a link."""
+        here, there = os.path.abspath(sys.executable), os.path.abspath(self.path)
+        same_place = os.path.realpath(os.path.dirname(here)) == os.path.realpath(os.path.dirname(there))
+        return same_place and os.path.realpath(here) == os.path.realpath(there)
+
+
+def find_interpreter(named: str, env: Mapping[str, str] | None = None) -> Interpreter:
+    """The Python that a user named: by its path or command, by an environment's folder, or by conda's name for one.
+
+    >>> find_interpreter(sys.executable).is_ours
+    True
+    >>> find_interpreter("/no/such/python")
+    Traceback (most recent call last):
+    ...
+    ullage.errors.InvalidValue: needed a Python; there is no file /no/such/python
+    """
+    env = dict(os.environ if env is None else env)
+    path = os.path.expanduser(named)
+    if os.path.isdir(path):
+        folder = os.path.abspath(path)
+        if os.path.isdir(os.path.join(folder, "conda-meta")):
+            env = in_conda(folder, env)
+        return _checked(os.path.join(folder, "bin", "python"), env)
+    if os.sep in path or os.path.isfile(path):
+        return _checked(os.path.abspath(path), env)
+    found = shutil.which(named, path=env.get("PATH")) if _PYTHON.fullmatch(named) else None
+    if found is not None:
+        return _checked(os.path.abspath(found), env)
+    try:
+        env = in_conda(named, env)
+    except LookupError:
+        raise InvalidValue(
+            "needed a Python: the path of one, the folder of an environment, or the name of a conda environment; "
+            f"found none for {named!r}"
+        ) from None
+    return _checked(os.path.join(env["CONDA_PREFIX"], "bin", "python"), env)
+
+
+def _checked(path: str, env: dict[str, str]) -> Interpreter:
+    if not os.path.isfile(path):
+        raise InvalidValue(f"needed a Python; there is no file {path}")
+    if not os.access(path, os.X_OK):
+        raise InvalidValue(f"needed a Python; {path} is not a program")
+    return Interpreter(path, env)
+
+
+def active_environment(env: Mapping[str, str] | None = None) -> str | None:
+    """The folder of the environment that is active in the user's shell, if that is not Ullage's and has PyTorch.
+
+    >>> active_environment({}), active_environment({"VIRTUAL_ENV": sys.prefix})
+    (None, None)
+    """
+    env = os.environ if env is None else env
+    folders = [env[name] for name in _ACTIVE if env.get(name)]
+    path = env.get("PATH", "").split(os.pathsep)
+    first = [folder for place in path for folder in folders if os.path.join(folder, "bin") == place]
+    folder = next(iter(first + folders), None)  # of two the one whose programs come first
+    if folder is None or os.path.realpath(folder) == os.path.realpath(sys.prefix):
+        return None
+    return folder if has_package(folder, "torch") else None
+
+
+def environment_with(package: str, script: str, env: Mapping[str, str] | None = None) -> str | None:
+    """An environment near at hand that has a package: the active one, or one in the script's folder or above it."""
+    env = os.environ if env is None else env
+    here = os.path.dirname(os.path.abspath(script))
+    folders = [env.get(name, "") for name in _ACTIVE]
+    while True:
+        folders += [os.path.join(here, name) for name in _BESIDE]
+        if here == os.path.dirname(here) or os.path.exists(os.path.join(here, ".git")):
+            break
+        here = os.path.dirname(here)
+    return next((folder for folder in folders if folder and has_package(folder, package)), None)
+
+
+def has_package(folder: str, package: str) -> bool:
+    """Whether the environment in a folder has a package, as far as its files tell.
+
+    >>> has_package(sys.prefix, "torch"), has_package("/nowhere", "torch")
+    (True, False)
+    """
+    if not os.path.exists(os.path.join(folder, "bin", "python")):
+        return False
+    prefixes = [folder]
+    try:
+        with open(os.path.join(folder, "pyvenv.cfg")) as file:
+            settings = file.read()
+        home = re.search(r"^home\s*=\s*(.+?)\s*$", settings, re.M)
+        if home and re.search(r"^include-system-site-packages\s*=\s*true", settings, re.M | re.I):
+            prefixes.append(os.path.dirname(home[1]))
+    except (OSError, ValueError):
+        pass  # conda's have none
+    return any(
+        glob.glob(f"{glob.escape(prefix)}/lib/python3*/*-packages/{package}{end}")
+        for prefix in prefixes
+        for end in ("", ".py")
+    )

@@ -1,0 +1,322 @@
+"""Starts a child process that calls one function, watches it, and says in one sentence how it ended.
+
+    outcome = run("ullage.research.measure.runs:estimate_here", {"gpu": "T4"}, limits=Limits(seconds=300))
+    print(outcome.answer or outcome.failure)
+
+The function gets the request (plain values) and returns the answer (a dict of plain values). What it prints is kept
+apart: the last part of it is in the outcome. When the wait is over, for whatever reason, the child is gone and its
+whole process group with it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import os
+import selectors
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from ullage.sandbox import boot, recording, redirection, waiting
+from ullage.sandbox.environment import environment, is_guest
+from ullage.sandbox.guard import Order, Private
+from ullage.sandbox.limits import MOST_WRITTEN, NO_LIMITS, Limits, Watch
+from ullage.sandbox.process_identity import this_process
+from ullage.sandbox.protocol import Exceeded, LimitKind, Messages
+from ullage.sandbox.recording import Reads, reads_of
+from ullage.sandbox.starting import Forked, Rights, Started, as_file, end_guard, kill_group, start_guard, started
+from ullage.sandbox.warm import WarmProcesses
+from ullage.sandbox.world import is_private
+from ullage.units import format_bytes
+
+_LOOK, _LAST_LOOK = 0.05, 0.005  # seconds: between two looks at a child, and at one that has closed its channel
+_CHUNK = 1 << 16
+_KEPT = 1 << 16  # bytes of a child's output, the last ones
+_MOST_NOTED = 1 << 28  # bytes
+_PIPE = 1 << 20  # bytes: the most that a pipe holds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a child: its answer, or why there is none.
+
+    `failure` goes on after "the process" ("was ended by SIGKILL") except for an `"error"` that the function raised,
+    which is told as it is ("ValueError: no such layer"). `private` says how the files of a private
+    world are kept: by "overlays", or by "redirection" of what is written. `reads` is what the run depended on, where
+    that was recorded. `so_far` is what a child without an answer said last that its answer would be.
+    """
+
+    answer: dict[str, Any] | None = None
+    failure: str | None = None
+    reason: Literal["error", "died"] | LimitKind | None = None
+    output: str = ""
+    private: str | None = None
+    reads: Reads | None = None
+    so_far: dict[str, Any] | None = None
+
+    def last_lines(self, count: int) -> str:
+        """The end of what the child printed, without empty lines."""
+        lines = self.output.replace("\r", "\n").splitlines()
+        return "\n".join([line for line in lines if line.strip()][-count:])
+
+
+def run(
+    entry: str,
+    request: dict[str, Any],
+    *,
+    limits: Limits = NO_LIMITS,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    rights: Rights | None = None,
+    private: Private | None = None,
+    record: bool = False,
+    python: str | None = None,
+    warm: WarmProcesses | None = None,
+    show: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | None = None,
+    stop: threading.Event | None = None,
+) -> Outcome:
+    """Call a function (`MODULE:FUNCTION`) in a fresh process and wait for its answer; see `start` and `Child.wait`."""
+    child = start(
+        entry, request, env=env, cwd=cwd, rights=rights, private=private, written=limits.written, record=record,
+        python=python, warm=warm,
+    )  # fmt: skip
+    return child.wait(limits, show=show, progress=progress, stop=stop)
+
+
+def start(
+    entry: str,
+    request: dict[str, Any],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    rights: Rights | None = None,
+    private: Private | None = None,
+    written: int | None = None,
+    record: bool = False,
+    python: str | None = None,
+    warm: WarmProcesses | None = None,
+) -> Child:
+    """Start a fresh process for a function. `env` defaults to `environment()`.
+
+    `rights` (`uid`, `gid` and `user`) makes it another user's process, which only root may do; it has these rights
+    before it enters `cwd`. With `private` it has a private world, in which it may write so many bytes (`written`). A
+    process that is in a private world itself has the same one for its children. With `record` the outcome says what
+    the run depended on. `python` is another Python than this one for it, which has PyTorch and need not have Ullage.
+    With `warm` a child in a private world is forked from a process that has imported already, where that is possible;
+    a child of such a child is forked from it.
+    """
+    inside = redirection.current()
+    if inside is not None or private is not None and is_private():
+        private = None
+    given = environment() if env is None else dict(env)
+    answers, child_answers = os.pipe()
+    output, child_output = os.pipe()
+    noted = tempfile.TemporaryFile(buffering=0) if record else None  # noqa: SIM115
+    here = recording.descriptor() if noted is None else noted.fileno()
+    parent = this_process()
+    told = {
+        "parent": None if private else parent, "record": here,
+        "redirect": inside and inside.folder, "network": inside and inside.network,
+    }  # fmt: skip
+    python = sys.executable if python is None and is_guest() else python
+    program = [sys.executable, "-P", "-m", "ullage.sandbox"] if python is None else [python, boot.__file__]
+    command = [*program, entry, str(child_answers)]
+    folder = os.path.join(tempfile.gettempdir(), f"ullage-{uuid.uuid4().hex}")
+    passed = [child_answers, *([] if here is None else [here])]
+    line = None
+    process: Started
+    try:
+        with as_file(request) as file:
+            if private is not None or rights:
+                if warm is not None and private is not None:
+                    line = warm.line(program, given, cwd, rights, private.network)
+                order = Order(
+                    command=command, told=told, channel=child_answers, parent=parent,
+                    cwd=os.getcwd() if cwd is None and not rights else cwd, private=private,
+                    written=written or MOST_WRITTEN, folder=folder, line=None if line is None else line.fileno(),
+                )  # fmt: skip
+                passed += [] if line is None else [line.fileno()]
+                process = start_guard(order, file, child_output, given, passed, rights)
+            elif python in (None, sys.executable) and waiting.can_fork():
+                standard = [file.fileno(), child_output, child_output]
+                process = Forked(entry, child_answers, told, standard, given, cwd, [answers, output])
+            else:
+                process = started([*command, json.dumps(told)], file, child_output, given, passed, cwd)
+    except BaseException:
+        os.close(answers)
+        os.close(output)
+        if noted is not None:
+            noted.close()
+        raise
+    finally:
+        os.close(child_answers)
+        os.close(child_output)
+        if line is not None:
+            line.close()
+    guarded = None if private is None else _Guarded(folder, is_ours=not rights)
+    reads = None if noted is None else _Noted(noted, given)
+    return Child(process, answers, output, guarded=guarded, noted=reads, python=python)
+
+
+class _Guarded(NamedTuple):
+    """A child that has a guard, and the folder that the guard may have made for it, to be removed if it is ours."""
+
+    folder: str
+    is_ours: bool
+
+
+class _Noted(NamedTuple):
+    """Where a child notes what it reads, and the variables that it was given."""
+
+    file: io.FileIO
+    env: Mapping[str, str]
+
+
+class Child:
+    """A child process at work, to be waited for once."""
+
+    def __init__(
+        self,
+        process: Started,
+        answers: int,
+        output: int,
+        *,
+        guarded: _Guarded | None = None,
+        noted: _Noted | None = None,
+        python: str | None = None,
+    ) -> None:
+        self.pid = process.pid
+        self._guarded, self._noted, self._python = guarded, noted, python
+        self._process, self._answers, self._output = process, answers, output
+        self._messages, self._printed = Messages(), bytearray()
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def wait(
+        self,
+        limits: Limits = NO_LIMITS,
+        *,
+        show: Callable[[str], None] | None = None,
+        progress: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Outcome:
+        """Follow the child to its end, or end it at a limit or when another thread sets `stop`.
+
+        `show` gets its output as it comes, `progress` what it says that takes long: nothing when that is done.
+        """
+        watch = Watch(self.pid, limits)
+        exceeded, doing = None, ""
+        try:
+            try:
+                with selectors.DefaultSelector() as selector:
+                    for descriptor in (self._answers, self._output):
+                        os.set_blocking(descriptor, False)
+                        selector.register(descriptor, selectors.EVENT_READ)
+                    while self._process.poll() is None and exceeded is None and not (stop and stop.is_set()):
+                        self._listen(selector, show)
+                        if progress is not None and self._messages.doing != doing:
+                            doing = self._messages.doing
+                            progress(doing)
+                        exceeded = watch.exceeded(self._messages.pending) or self._noted_too_much()
+            finally:
+                self._end()
+            for descriptor in (self._answers, self._output):
+                self._read_rest(descriptor, show)
+        finally:
+            os.close(self._answers)
+            os.close(self._output)
+            reads = self._reads()
+        outcome = outcome_of(self._messages, self._process.poll(), exceeded, self._printed.decode(errors="replace"))
+        if self._python is not None and outcome.reason == "died" and self._messages.at != boot.HELLO:
+            failure = f"needed Python {boot.dotted(boot.OLDEST_PYTHON)} or newer; {self._python} is none"
+            outcome = replace(outcome, reason="error", failure=failure, output="")
+        return replace(outcome, reads=reads)
+
+    def _noted_too_much(self) -> Exceeded | None:
+        """Only a child that writes to its notes itself has so many of them."""
+        if self._noted is None or os.fstat(self._noted.file.fileno()).st_size <= _MOST_NOTED:
+            return None
+        return Exceeded("written", f"wrote more than {format_bytes(_MOST_NOTED)} about what it read")
+
+    def _reads(self) -> Reads | None:
+        if self._noted is None:
+            return None
+        with self._noted.file as file:
+            return reads_of(file.fileno(), self._noted.env)
+
+    def _end(self) -> None:
+        """End the process and its group, if they have not ended by themselves. A guard ends what it guards first."""
+        if self._guarded is not None:
+            end_guard(self._process)
+        kill_group(self._process)
+        if self._guarded is not None and self._guarded.is_ours:
+            shutil.rmtree(self._guarded.folder, ignore_errors=True)
+
+    def _listen(self, selector: selectors.BaseSelector, show: Callable[[str], None] | None) -> None:
+        """Read for a moment. A child whose channel is closed is about to end; its worker processes may keep it open."""
+        for key, _ in selector.select(_LOOK if self._answers in selector.get_map() else _LAST_LOOK):
+            if self._read(key.fd, show) == b"":
+                selector.unregister(key.fd)
+
+    def _read(self, descriptor: int, show: Callable[[str], None] | None) -> bytes | None:
+        """Take what is there: `None` if there is nothing now, no bytes at the end of the pipe."""
+        try:
+            part = os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            return None
+        if descriptor == self._answers:
+            self._messages.add(part)
+            return part
+        self._printed += part
+        del self._printed[:-_KEPT]
+        if show is not None and (text := self._decoder.decode(part)):
+            show(text)
+        return part
+
+    def _read_rest(self, descriptor: int, show: Callable[[str], None] | None) -> None:
+        """What an ended child left in a pipe; never more, since a process that left its group may write for ever."""
+        for _ in range(_PIPE // _CHUNK):
+            if not self._read(descriptor, show):
+                return
+
+
+def outcome_of(messages: Messages, code: int | None, exceeded: Exceeded | None = None, output: str = "") -> Outcome:
+    """What came of a child that has ended: an answer that was given counts, however the process ended then."""
+    common: dict[str, Any] = {"output": output, "private": messages.private}
+    if messages.answer is not None:
+        return Outcome(answer=messages.answer, **common)
+    common["so_far"] = messages.so_far
+    if messages.error is not None:
+        return Outcome(failure=messages.error, reason="error", **common)
+    if messages.limit is not None:
+        exceeded = messages.limit
+    if exceeded is not None:
+        return Outcome(failure=exceeded.message, reason=exceeded.kind, **common)
+    return Outcome(failure=how_it_ended(code, output), reason="died", **common)
+
+
+def how_it_ended(code: int | None, output: str = "") -> str:
+    """The end of a process that gave no answer, in words that go on after "the process".
+
+    >>> how_it_ended(-9), how_it_ended(3, "loading\\nno such file\\n")
+    ('was ended by SIGKILL (was memory short?)', 'ended without an answer, with exit code 3: no such file')
+    """
+    if code is not None and code < 0:
+        return f"was ended by {_signal_name(-code)}" + (" (was memory short?)" if code == -signal.SIGKILL else "")
+    last = Outcome(output=output).last_lines(1)[:400]
+    return f"ended without an answer, with exit code {code}" + (f": {last}" if last else "")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

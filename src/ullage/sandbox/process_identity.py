@@ -1,0 +1,82 @@
+"""Which process is which: a pid and the time at which that process started, and whether it lives."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import NamedTuple
+
+from ullage.sandbox.process_tree import stat_fields
+
+
+class Process(NamedTuple):
+    """One process; its pid may be another's later, but not with the same start time.
+
+    >>> this_process().pid == os.getpid(), is_alive(this_process())
+    (True, True)
+    >>> is_alive(this_process()._replace(start=1))
+    False
+    """
+
+    pid: int
+    start: int  # on Linux clock ticks since the machine's start, elsewhere hundredths of a second
+
+
+def this_process() -> Process:
+    """The calling process."""
+    return _this()
+
+
+@functools.cache
+def _this() -> Process:
+    start = start_of(os.getpid())
+    return Process(os.getpid(), 0 if start is None else start)
+
+
+os.register_at_fork(after_in_child=_this.cache_clear)
+
+
+def is_alive(process: Process) -> bool:
+    """Whether that process lives; one that has ended and was not waited for (a zombie) does not."""
+    start = start_of(process.pid)
+    return start is not None and start in (process.start, 0)
+
+
+def start_of(pid: int) -> int | None:
+    """When the process of that pid started: `None` if there is none, 0 if it lives and nothing more can be known."""
+    fields = stat_fields(pid)
+    if fields:
+        return None if fields[0] in ("Z", "X", "x") else int(fields[19])
+    return None if os.path.exists("/proc/self/stat") and not _hidden(pid) else _start_without_proc(pid)
+
+
+def _hidden(pid: int) -> bool:
+    """/proc can be told to hide the processes of other users."""
+    return _may_signal(pid) is False
+
+
+def _may_signal(pid: int) -> bool | None:
+    """Whether this process may send signals to that one; `None` if there is none."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return False
+    except (OSError, OverflowError):
+        return None
+    return True
+
+
+def _start_without_proc(pid: int) -> int | None:
+    if os.path.exists("/proc/self/stat"):
+        return 0
+    try:
+        import psutil
+    except ImportError:
+        return None if _may_signal(pid) is None else 0
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time() * 100)
+    except psutil.AccessDenied:
+        return 0
+    except psutil.Error:
+        return None

@@ -1,0 +1,214 @@
+"""A pseudo-terminal for a job, and the Unix socket by which its owner sits down at it.
+
+Frames go both ways: a letter, the length as four bytes, then the bytes. To the job: `d` is what was typed, `w` the size
+of the window. From the job: `d` is what it printed, `e` how it ended, as JSON. Who comes later sees the last of what
+was printed. Only the standard library: the program that watches a job uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import selectors
+import socket
+import struct
+import termios
+from collections.abc import Iterator
+from typing import Any
+
+from ullage.sandbox.output import OutputFile, OutputTaker
+
+TYPED = PRINTED = b"d"
+WINDOW, ENDED = b"w", b"e"
+_HEAD = struct.Struct(">cI")
+_LARGEST_FRAME, _REPLAYED, _MOST_BEHIND = 1 << 16, 1 << 13, 1 << 20  # bytes
+_MOST_GUESTS = 8
+
+
+def frame(kind: bytes, data: bytes) -> bytes:
+    """One frame as it goes over the line.
+
+    >>> list(frames(bytearray(frame(TYPED, b"ls") + b"d")))
+    [(b'd', b'ls')]
+    """
+    return _HEAD.pack(kind, len(data)) + data
+
+
+def frames(arrived: bytearray) -> Iterator[tuple[bytes, bytes]]:
+    """Take the whole frames off what has arrived."""
+    while len(arrived) >= _HEAD.size:
+        kind, size = _HEAD.unpack_from(arrived)
+        if size > _LARGEST_FRAME:
+            raise ValueError("a frame that is too long")
+        if len(arrived) < _HEAD.size + size:
+            return
+        data = bytes(arrived[_HEAD.size : _HEAD.size + size])
+        del arrived[: _HEAD.size + size]
+        yield kind, data
+
+
+def window(rows: int, columns: int) -> bytes:
+    """The size of a window as a frame tells it."""
+    return struct.pack(">HH", rows, columns)
+
+
+class _Guest:
+    """Somebody who sits at the terminal: what came from them, and what they have not taken yet."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self.line, self.arrived, self.waiting = line, bytearray(), bytearray()
+
+
+class Terminal(OutputTaker):
+    """The supervisor's side: what the job prints goes to its log and to all who are connected."""
+
+    def __init__(self, file: str, log: OutputFile, owner: tuple[int, int] | None) -> None:
+        super().__init__()
+        self._master, self.slave = os.openpty()
+        self._file, self._log, self._owner = file, log, owner
+        if owner is not None:
+            os.fchown(self.slave, *owner)
+        os.fchmod(self.slave, 0o620)
+        os.set_blocking(self._master, False)
+        self._resize(window(24, 80))
+        self._listening = self._listen()
+        self._told, self._wake = os.pipe()
+        self._ended: bytes | None = None
+        self._recent, self._typed = bytearray(), bytearray()
+        self._guests: dict[int, _Guest] = {}
+        self._selector = selectors.DefaultSelector()
+        for source in (self._master, self._listening, self._told):
+            self._selector.register(source, selectors.EVENT_READ)
+
+    def _listen(self) -> socket.socket:
+        """The socket belongs to the job's user, and nobody else may connect (root may)."""
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            listening.bind(self._file)
+        finally:
+            os.umask(before)
+        if self._owner is not None:
+            os.chown(self._file, *self._owner, follow_symlinks=False)
+        listening.listen(_MOST_GUESTS)
+        listening.setblocking(False)
+        return listening
+
+    def finish(self, ended: dict[str, Any]) -> None:
+        """The job is over: what it printed last is passed on, then everybody is told."""
+        self._ended = json.dumps(ended).encode()
+        os.close(self._wake)
+
+    def run(self) -> None:
+        """Until the job is over and everybody has been told."""
+        while self._ended is None:
+            for key, events in self._selector.select():
+                if key.fd == self._master:
+                    if events & selectors.EVENT_WRITE:
+                        self._type()
+                    if events & selectors.EVENT_READ:
+                        self._pass_on()
+                elif key.fileobj is self._listening:
+                    self._welcome()
+                elif key.fd in self._guests:
+                    self._serve(self._guests[key.fd], events)
+        while self._pass_on():
+            pass
+        for guest in list(self._guests.values()):
+            guest.waiting += frame(ENDED, self._ended)
+            guest.line.settimeout(1.0)
+            with contextlib.suppress(OSError):
+                guest.line.sendall(guest.waiting)
+            guest.line.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._file)
+        self._log.close()
+
+    def _pass_on(self) -> bool:
+        """From the job to its log and its guests; false if there was nothing."""
+        try:
+            data = os.read(self._master, _LARGEST_FRAME)
+        except BlockingIOError:
+            return False
+        except OSError:  # nobody has the terminal open any more
+            data = b""
+        if not data:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._master)
+            return False
+        self._log.write(data)
+        self._recent = (self._recent + data)[-_REPLAYED:]
+        for guest in list(self._guests.values()):
+            self._send(guest, frame(PRINTED, data))
+        return True
+
+    def _welcome(self) -> None:
+        with contextlib.suppress(OSError):
+            line, _ = self._listening.accept()
+            if len(self._guests) >= _MOST_GUESTS:
+                line.close()
+                return
+            line.setblocking(False)
+            self._guests[line.fileno()] = guest = _Guest(line)
+            self._selector.register(line, selectors.EVENT_READ)
+            self._send(guest, frame(PRINTED, bytes(self._recent)))
+
+    def _serve(self, guest: _Guest, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                self._send(guest, b"")
+            if events & selectors.EVENT_READ:
+                data = guest.line.recv(_LARGEST_FRAME)
+                if not data:
+                    raise ConnectionResetError
+                guest.arrived += data
+                for kind, content in frames(guest.arrived):
+                    self._obey(kind, content)
+        except BlockingIOError:
+            pass
+        except (OSError, ValueError):
+            self._dismiss(guest)
+
+    def _obey(self, kind: bytes, content: bytes) -> None:
+        if kind == WINDOW and len(content) == 4:
+            self._resize(content)
+        elif kind == TYPED:
+            self._typed = (self._typed + content)[:_MOST_BEHIND]  # a job that reads nothing gets no more than this
+            self._type()
+
+    def _type(self) -> None:
+        """As much of what was typed as the terminal takes now."""
+        with contextlib.suppress(OSError):
+            while self._typed:
+                del self._typed[: os.write(self._master, self._typed)]
+        with contextlib.suppress(KeyError):
+            more = selectors.EVENT_WRITE if self._typed else 0
+            self._selector.modify(self._master, selectors.EVENT_READ | more)
+
+    def _resize(self, size: bytes) -> None:
+        rows, columns = struct.unpack(">HH", size)
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def _send(self, guest: _Guest, data: bytes) -> None:
+        """As much as the guest takes now; one that stays far behind is dismissed."""
+        guest.waiting += data
+        try:
+            del guest.waiting[: guest.line.send(guest.waiting)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._dismiss(guest)
+            return
+        if len(guest.waiting) > _MOST_BEHIND:
+            self._dismiss(guest)
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if guest.waiting else 0)
+        self._selector.modify(guest.line, wanted)
+
+    def _dismiss(self, guest: _Guest) -> None:
+        if self._guests.pop(guest.line.fileno(), None) is not None:
+            self._selector.unregister(guest.line)
+            guest.line.close()

@@ -1,0 +1,316 @@
+"""A private world: every path is where it was, and whatever is written there goes to memory that nobody else sees.
+
+Each folder of the system is covered by an overlay whose upper layer lies on one tmpfs of limited size. The mounts
+belong to a mount namespace and are gone with its last process, however that ends: there is nothing to clean up, and no
+file of the user was touched. All this is done by `build`, in a process that has entered namespaces of its own and is
+the first of its pid namespace. It imports little, since it is imported for every child.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import wraps
+from itertools import islice
+from typing import Any, NamedTuple
+
+from ullage.sandbox import kernel
+
+_NAME = "ullage"  # the source of our mounts, by which a process knows that it is in a private world
+_ORIGINAL = "/.original"  # large files that could not be covered, read-only
+_LARGEST_COPY = 8 << 20  # bytes
+_MOST_FILES = 1_000_000
+_MOST_LOOKED_AT = 2_000
+WRITTEN_UNNOTICED = 256 << 20  # bytes beyond the limit, until it is noticed
+_NO_FILES = {  # file systems in which nobody keeps files; `overlay` could not cover them
+    "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs",
+    "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs",
+    "tracefs",
+}  # fmt: skip
+_NEVER_WRITTEN = ("/sys/", "/proc/")
+_KERNEL = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")
+
+
+class Mount(NamedTuple):
+    """A line of /proc/self/mountinfo."""
+
+    path: str
+    kind: str
+    writable: bool
+    source: str
+
+
+def mounts() -> list[Mount]:
+    """What is mounted here, in the order in which it was.
+
+    >>> any(mount.path == "/" for mount in mounts())
+    True
+    """
+    found = []
+    with open("/proc/self/mountinfo", "rb") as file:
+        for line in file:
+            first, _, last = line.partition(b" - ")
+            path, options = first.split()[4:6]
+            kind, source, settings = last.split()[:3]
+            writable = b"ro" not in options.split(b",") and b"ro" not in settings.split(b",")
+            name = os.fsdecode(path.decode("unicode_escape").encode("latin-1"))  # it has \040 for a space
+            found.append(Mount(name, kind.decode(), writable, os.fsdecode(source)))
+    return found
+
+
+def is_private() -> bool:
+    """Whether this process is in a private world already."""
+    try:
+        return any(mount.source == _NAME for mount in mounts())
+    except OSError:
+        return False
+
+
+def mend_renames() -> None:
+    """In a private world, let this process rename folders: an overlay wants them copied, as between two disks."""
+
+    def mended(rename: Callable[..., None]) -> Callable[..., None]:
+        @wraps(rename)
+        def call(source: Any, target: Any, **options: Any) -> None:
+            try:
+                rename(source, target, **options)
+            except OSError as error:
+                if error.errno != errno.EXDEV or options or not os.path.isdir(source):
+                    raise
+                import shutil
+
+                if os.path.isdir(target):
+                    os.rmdir(target)
+                shutil.copytree(source, target, symlinks=True)
+                shutil.rmtree(source)
+
+        return call
+
+    os.rename, os.replace = mended(os.rename), mended(os.replace)
+
+
+def build(
+    limit: int, cwd: str | None, near: Iterable[str], overlays: bool = True, only_imports: bool = False
+) -> int | None:
+    """Cover everything; returns a descriptor of the memory that it is written to, for `written`.
+
+    `near` are places where something is likely to be written, beside the folder `cwd`. Returns `None`, with nothing
+    covered, without `overlays` and where they are not good enough. A process that
+    `only_imports` has no processes of its own, and need not be able to write to every file.
+    """
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    if only_imports:
+        return _cover(limit, cwd, near, processes=False)
+    memory = _cover(limit, cwd, near) if overlays and not _has_files_of_others(cwd or "/") else None
+    if memory is None:
+        _show_processes("/proc")
+    return memory
+
+
+def _cover(limit: int, cwd: str | None, near: Iterable[str], processes: bool = True) -> int | None:
+    there = mounts()
+    place = next(folder for folder in ("/tmp", "/mnt", "/run", "/var") if os.path.isdir(folder))
+    size = f"size={limit + WRITTEN_UNNOTICED},nr_inodes={_MOST_FILES},mode=0755"
+    kernel.mount(_NAME, place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
+    if not _has_attributes(place):
+        kernel.unmount(place)
+        return None
+    for name in ("old", "new"):
+        os.mkdir(f"{place}/{name}")
+    kernel.swap_root(place, "old")
+    memory = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    kernel.mount("/new", "/new", flags=kernel.MS_BIND)
+    cover = _Cover(there)
+    cover.cover("/")
+    for path in [*filter(None, [cwd]), *near]:
+        cover.cover_near(path)
+    if processes:
+        _show_processes("/new/proc")
+    for path in _KERNEL:
+        with suppress(FileNotFoundError):
+            kernel.mount(f"/new{path}", f"/new{path}", flags=kernel.MS_BIND)
+            kernel.make_read_only(f"/new{path}")
+    with suppress(OSError):
+        kernel.make_read_only("/new/sys")
+    kernel.enter_root("/new")
+    return memory
+
+
+def written(memory: int) -> int:
+    """Bytes that a world has taken for what was written in it."""
+    found = os.fstatvfs(memory)
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+def _show_processes(path: str) -> None:
+    """Those of this pid namespace."""
+    kernel.mount("proc", path, "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+
+
+def _has_attributes(place: str) -> bool:
+    """Without them (before Linux 6.6) an overlay cannot replace a folder or rename one."""
+    try:
+        os.setxattr(place, "user.ullage", b"1")
+        os.removexattr(place, "user.ullage")
+    except OSError:
+        return False
+    return True
+
+
+def _has_files_of_others(folder: str) -> bool:
+    """Whether there are files that this user may write to and an overlay could not (see `_Cover.cover_near`)."""
+    if os.getuid() == 0:
+        return False
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in islice(entries, _MOST_LOOKED_AT):
+            if _is_foreign(entry.stat(follow_symlinks=False)) and os.access(entry.path, os.W_OK):
+                return True
+    return False
+
+
+def _is_foreign(found: os.stat_result) -> bool:
+    return (found.st_uid, found.st_gid) != (os.getuid(), os.getgid())
+
+
+class _Cover:
+    """Builds the new root at /new from the old one at /old."""
+
+    def __init__(self, there: list[Mount]) -> None:
+        self._mounts = {mount.path: mount for mount in there}  # the last of those at one place is the one that is seen
+        self._covered: list[str] = []  # by overlays
+        self._made = 0
+
+    def cover(self, path: str) -> None:
+        """Make /new/PATH, a folder, look as /old/PATH."""
+        mount = self._mounts.get(path)
+        if mount is not None and (mount.kind in _NO_FILES or not mount.writable):
+            self._show(path)
+        elif not self._below(path):
+            self._overlay(path)
+        else:
+            self._split(path)
+
+    def cover_near(self, path: str) -> None:
+        """A folder of another user is not written to through the overlay of one above it, but through one of its own.
+
+        What is written to first is copied up with its owner, and only the owner is known by name in our namespace.
+        """
+        path = os.path.normpath(path)
+        parts = path.split("/")[1:]
+        for folder in ("/" + "/".join(parts[:count]) for count in range(1, len(parts) + 1)):
+            try:
+                found = os.lstat(f"/old{folder}")
+            except OSError:
+                return
+            if not stat.S_ISDIR(found.st_mode):
+                return
+            if (
+                _is_foreign(found)
+                and folder not in self._covered
+                and not self._below(folder)
+                and self._is_under_overlay(folder)
+            ):
+                self._overlay(folder)
+
+    def _is_under_overlay(self, folder: str) -> bool:
+        while folder != "/":
+            folder = os.path.dirname(folder)
+            if folder in self._covered:
+                return True
+        return False
+
+    def _below(self, path: str) -> list[str]:
+        start = path.rstrip("/") + "/"
+        return [other for other in self._mounts if other.startswith(start) and other != path]
+
+    def _show(self, path: str) -> None:
+        """The folder itself, with all that is mounted below; what can be written there is covered."""
+        kernel.mount(f"/old{path}", f"/new{path}", flags=kernel.MS_BIND | kernel.MS_REC)
+        covered: list[str] = []
+        for other in sorted(self._below(path)):
+            mount = self._mounts[other]
+            inside = other.startswith(_NEVER_WRITTEN) or any(other.startswith(f"{done}/") for done in covered)
+            if mount.kind not in _NO_FILES and mount.writable and not inside and os.path.isdir(f"/old{other}"):
+                self.cover(other)
+                covered.append(other)
+
+    def _overlay(self, path: str) -> None:
+        try:
+            upper, work = self._fresh("upper", path), self._fresh("work")
+            self._covered.append(path)
+            os.chdir(f"/old{path}")  # any other way of naming it would have to be quoted
+            options = f"lowerdir=.,upperdir={upper},workdir={work},userxattr"
+            kernel.mount(_NAME, f"/new{path}", "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+        except PermissionError:  # a folder that this user cannot enter
+            self._bind(path)
+        finally:
+            os.chdir("/")
+
+    def _fresh(self, name: str, path: str | None = None) -> str:
+        """An empty folder in our memory, with the rights of the one that it stands for."""
+        self._made += 1
+        folder = f"/{name}{self._made}"
+        os.mkdir(folder)
+        if path is not None:
+            _look_like(folder, os.stat(f"/old{path}"))
+        return folder
+
+    def _bind(self, path: str) -> None:
+        kernel.mount(f"/old{path}", f"/new{path}", flags=kernel.MS_BIND | kernel.MS_REC)
+        kernel.make_read_only(f"/new{path}")
+
+    def _split(self, path: str) -> None:
+        """A folder with mounts below it cannot be covered as a whole (the kernel guards what they hide): its entries.
+
+        A file that is too large for a copy becomes a link to the original, which can be read and replaced.
+        """
+        try:
+            entries = sorted(os.scandir(f"/old{path}"), key=lambda entry: entry.name)
+        except PermissionError:
+            self._bind(path)
+            return
+        if path != "/":
+            kernel.mount(self._fresh("new", path), f"/new{path}", flags=kernel.MS_BIND)
+        for entry in entries:
+            inside = f"{path.rstrip('/')}/{entry.name}"
+            target = f"/new{inside}"
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue  # a mount that only its user can see, or whose server is gone
+            if stat.S_ISLNK(found.st_mode):
+                os.symlink(os.readlink(entry.path), target)
+            elif stat.S_ISDIR(found.st_mode):
+                os.mkdir(target)
+                _look_like(target, found)
+                self.cover(inside)
+            elif stat.S_ISREG(found.st_mode) and found.st_size <= _LARGEST_COPY and os.access(entry.path, os.R_OK):
+                _copy(entry.path, target, found)
+            elif stat.S_ISREG(found.st_mode):
+                os.symlink(f"{self._original()}{inside}", target)
+            else:
+                os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+                kernel.mount(entry.path, target, flags=kernel.MS_BIND)
+
+    def _original(self) -> str:
+        if not os.path.exists(f"/new{_ORIGINAL}"):
+            os.mkdir(f"/new{_ORIGINAL}")
+            kernel.mount("/old", f"/new{_ORIGINAL}", flags=kernel.MS_BIND | kernel.MS_REC)
+            kernel.make_read_only(f"/new{_ORIGINAL}")
+        return _ORIGINAL
+
+
+def _copy(source: str, target: str, found: os.stat_result) -> None:
+    with open(source, "rb") as file, open(target, "wb") as copy:
+        copy.write(file.read())
+    _look_like(target, found)
+
+
+def _look_like(path: str, found: os.stat_result) -> None:
+    with suppress(OSError):  # an owner that has no name in this namespace
+        os.chown(path, found.st_uid, found.st_gid)
+    os.chmod(path, stat.S_IMODE(found.st_mode))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))

@@ -1,0 +1,300 @@
+"""Job files: TOML and `.rad`, and what is said of bad ones."""
+
+import csv
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.jobs.job_files import LARGEST_FILE, JobSpec, read_job
+
+LISTING = """\
+# assumption is that model.txt file is in the same directory
+conda activate tf # specifying the conda environment
+python resnet.py --b 128 # command to execute
+model: resnet.txt # model summary file name
+batch_size: 128 # batch size
+policy: exclusive/ collocation
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, content):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def message(path):
+    with pytest.raises(InvalidValue) as caught:
+        read_job(path)
+    text = str(caught.value)
+    assert "\n" not in text and str(path) in text
+    return text.replace(str(path), "FILE")
+
+
+def test_everything_that_a_toml_file_can_say(write, tmp_path):
+    job = read_job(
+        write(
+            "job.toml",
+            """
+            command = ["python", "train.py", "--name", "a b"]
+            name = "resnet, wide"
+            cwd = "project"
+            venv = "/opt/venv"
+            gpus = 2
+            memory = "12GiB"
+            host_memory = 1000000
+            model = "torchvision:resnet50"
+            batch_size = 64
+            estimator = "horus"
+            policy = "exclusive"
+            priority = -5
+            time_limit = "1.5h"
+            resumable = true
+            checkpoint_signal = "USR2"
+            checkpoint_lead = "5m"
+            array = "1-3,10%2"
+            after = [17, "any:18", "12_all", "any:12_{index}", "prepare"]
+            begin = 2026-11-20T08:00:00Z
+            retries = 3
+            hold = true
+            min_speed = 0.9
+            mps_threads = 50
+            mps_memory = "4GiB"
+            [env]
+            OMP_NUM_THREADS = 4
+            WORD = "x=y"
+            [estimate]
+            optimizer = "adamw"
+            """,
+        )
+    ).spec
+    assert job.command == ["python", "train.py", "--name", "a b"]
+    assert job.cwd == str(tmp_path / "project")
+    assert job.said() == {
+        "command": ["python", "train.py", "--name", "a b"],
+        "name": "resnet, wide",
+        "cwd": str(tmp_path / "project"),
+        "venv": "/opt/venv",
+        "gpus": 2,
+        "memory": 12 << 30,
+        "host_memory": 1000000,
+        "model": "torchvision:resnet50",
+        "batch_size": 64,
+        "estimator": "horus",
+        "exclusive": True,
+        "priority": -5,
+        "time_limit": 5400.0,
+        "resumable": True,
+        "checkpoint_signal": "USR2",
+        "checkpoint_lead": 300.0,
+        "array": [1, 2, 3, 10],
+        "throttle": 2,
+        "after": [
+            {"kind": "ok", "job": 17},
+            {"kind": "any", "job": 18},
+            {"kind": "ok", "job": "12_all"},
+            {"kind": "any", "job": "12_{index}"},
+            {"kind": "ok", "job": "prepare"},
+        ],
+        "begin": 1795161600.0,
+        "retries": 3,
+        "hold": True,
+        "min_speed": 0.9,
+        "mps_threads": 50,
+        "mps_memory": 4 << 30,
+        "env": {"OMP_NUM_THREADS": "4", "WORD": "x=y"},
+        "estimate": {"optimizer": "adamw"},
+    }
+
+
+def test_a_command_in_one_line_is_split_and_no_shell_is_involved(write):
+    job = read_job(write("job.toml", "command = \"python train.py --word 'a b; rm -rf $HOME' > out\"")).spec
+    assert job.command == ["python", "train.py", "--word", "a b; rm -rf $HOME", ">", "out"]
+    assert job.said() == {"command": job.command}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "FILE: needed a command; found none"),
+        ("command = []", "FILE, line 1: command: list should have at least 1 item after validation, not 0; found []"),
+        ("command = ''", "FILE, line 1: command: list should have at least 1 item after validation, not 0; found []"),
+        ('command = "python \'x"', "FILE, line 1: command: needed a command whose quotes match; "),
+        ('command = ["a\\u0000"]', "FILE, line 1: command.0: "),
+        ("command = 'a'\n\nmemry = 3", "FILE, line 3: there is no 'memry'; did you mean 'memory'?"),
+        ("command = 'a'\nmemory = 'much'", "FILE, line 2: memory: needed a size such as 512MiB, 40GB or 1.5GiB; found"),
+        (f"command = 'a'\nmemory = '{'9' * 400}'", "FILE, line 2: memory: needed a size such as 512MiB, "),
+        ("command = 'a'\nmemory = 0", "FILE, line 2: memory: input should be greater than 0; found 0"),
+        ("command = 'a'\ngpus = true\n", "FILE, line 2: gpus: needed a number; found true"),
+        ("command = 'a'\ngpus = 2.5", "FILE, line 2: gpus: "),
+        ("command = 'a'\ntime_limit = nan", "FILE, line 2: time_limit: "),
+        ("command = 'a'\narray = '5-1'", "FILE, line 2: array: needed indices such as 1-20, 0-10:2 or 1,5,7; found"),
+        ("command = 'a'\narray = '0-999999999'", "FILE, line 2: array: needed at most 10000 indices; found more in"),
+        ("command = 'a'\narray = [1, 1]", "FILE, line 2: array: needed different indices"),
+        (
+            "command = 'a'\nafter = [1.5]",
+            "FILE, line 2: after.0: needed jobs such as 17, 12_3, 12_all, a name, ok:17 or any:17; found '1.5'",
+        ),
+        ("command = 'a'\nthrottle = 2", "FILE: throttle: needed an array whose jobs it limits; found none"),
+        ("command = 'a'\narray = '1-3%0'", "FILE: throttle: input should be greater than or equal to 1; found '0'"),
+        ("command = 'a'\nbegin = 'soon'", "FILE, line 2: begin: needed a time such as 2026-11-20T08:00, 22:00 or now"),
+        ("command = 'a'\nretries = 1\nrequeue = false", "FILE: requeue: a job that is never started twice cannot"),
+        ("command = 'a'\nafter = 0", "FILE, line 2: after.0: needed jobs such as 17"),
+        ("command = 'a'\npolicy = 'magm'", "FILE, line 2: needed the policy exclusive or collocation; found 'magm'"),
+        ("command = 'a'\nnotes = ['x']", "FILE, line 2: there is no 'notes'"),
+        ("command = 'a'\nname = ''", "FILE, line 2: name: "),
+        ("command = 'a'\n[env]\n'A=B' = 'c'", "FILE, line 2: env: needed names of variables, without ="),
+        ("command = 'a'\nvenv = 'v'\nconda = 'c'", "FILE: needed a venv or a conda environment; found both"),
+        ("command = 'a'\ncommand = 'b'", "FILE: needed TOML; Cannot overwrite a value (at the end, line 2)"),
+        ("command =", "FILE: needed TOML; Invalid value (at the end, line 1)"),
+        ("x = " + "[" * 5000, "FILE: needed TOML; "),
+        ("x = " + "9" * 5000, "FILE: needed TOML; "),
+        (b"command = 'a'\nname = '\xff'", "FILE, line 2: needed text in UTF-8; found the byte 0xff"),
+        (b"#" * (LARGEST_FILE + 1), "needed a job file of at most 256 KiB; FILE is larger"),
+    ],
+)
+def test_a_bad_toml_file_gets_one_message_with_its_line(write, content, said):
+    assert message(write("job.toml", content)).startswith(said)
+
+
+def test_what_is_no_job_file(tmp_path, write):
+    assert "is not there" in message(tmp_path / "none.toml")
+    assert "ends in .toml or .rad" in message(write("job.yaml", "command: a"))
+    (tmp_path / "folder.rad").mkdir()
+    assert "is a folder" in message(tmp_path / "folder.rad")
+    with pytest.raises(InvalidValue, match=r"needed a job file|cannot be read"):
+        read_job("nul\x00.toml")
+
+
+def test_the_listing_of_the_dissertation(write, tmp_path):
+    file = read_job(write("job.rad", LISTING))
+    assert file.spec.said() == {
+        "conda": "tf",
+        "model": str(tmp_path / "resnet.txt"),
+        "command": ["python", "resnet.py", "--b", "128"],
+        "batch_size": 128,
+        "exclusive": False,  # the listing names both
+    }
+    assert file.notes == ()
+
+
+@pytest.mark.parametrize(("policy", "exclusive"), [("exclusive", True), ("collocation", False), ("Exclusive ", True)])
+def test_the_policy_of_the_keyed_form(write, policy, exclusive):
+    job = read_job(
+        write("job.rad", f"python a.py\nbatch_size:8\npolicy:{policy}\ngpus:2\nmodel: torchvision:resnet50\n")
+    ).spec
+    assert (job.exclusive, job.gpus, job.batch_size, job.model) == (exclusive, 2, 8, "torchvision:resnet50")
+
+
+def test_the_positional_form(write, tmp_path):
+    text = "# as it is\nsource venv/bin/activate\npython 'a b.py' -b 8  # run\nm.model\n/data\n128\nexclusive\n2\n"
+    text += "100\n1.5\n3\n4"
+    file = read_job(write("job.rad", text.replace("\n", "\r\n")))
+    job = file.spec
+    assert job.command == ["python", "a b.py", "-b", "8"] and job.venv == str(tmp_path / "venv")
+    assert (job.batch_size, job.gpus, job.exclusive) == (128, 2, False)
+    assert (job.model, file.dataset) == (str(tmp_path / "m.model"), "/data")
+    assert file.recorded == {"measured": 100 << 20, "horus": 3 << 19, "faketensor": 3 << 20, "gpumemnet": 4 << 20}
+    assert file.notes == (
+        "policy 'exclusive' was not followed: in this form of .rad files the site decides",
+        "the file says batch size 128, its command 8",
+    )
+    assert read_job(write("short.rad", "python a.py")).spec.said() == {"command": ["python", "a.py"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "FILE: needed the command to run"),
+        ("# only\n\nconda activate tf", "FILE: needed the command to run after the environment; found none"),
+        ("conda activate tf\nmodel: x", "FILE, line 2: needed the command to run"),
+        ("python a\nmodle: x.txt", "FILE, line 2: there is no 'modle'; did you mean 'model'?"),
+        ("python a\ngpus: 2\nx.txt", "FILE, line 3: needed a line such as 'gpus: 2'; found 'x.txt'"),
+        ("python a\ngpus: 2\n\ngpus: 3", "FILE, line 4: gpus is there twice; it is in line 2 too"),
+        ("python a\ngpus: many", "FILE, line 2: gpus: "),
+        ("python a\npolicy: exclusive/ collocation\npolicy: exclusive", "FILE, line 3: exclusive is there twice"),
+        ("python a\nx\ndata\nmany", "FILE, line 4: batch_size: "),
+        ("python a\nx\ndata\n1\nfirst", "FILE, line 5: needed the policy exclusive or collocation; found 'first'"),
+        ("python a\nx\ndata\n1\nexclusive\n1\nnan", "FILE, line 7: needed the figure measured in MiB; found 'nan'"),
+        ("python a\n" + "x\n" * 12, "FILE, line 11: needed at most 9 lines after the command"),
+        ("python 'a", "FILE, line 1: command: needed a command whose quotes match"),
+        (b"python a\n\xfe", "FILE, line 2: needed text in UTF-8"),
+    ],
+)
+def test_a_bad_rad_file_gets_one_message_with_its_line(write, content, said):
+    assert message(write("job.rad", content)).startswith(said)
+
+
+def test_the_published_job_files(write, reference):
+    """Written anew from their table, as they were published: environment, command, then a value a line."""
+    with reference("reference/rad_files.csv").open() as source:
+        rows = list(csv.DictReader(source))
+    assert len(rows) == 52
+    fields = ("model_file", "dataset", "batch_size", "rm_policy", "gpus", "mem_mib", "horus", "faketensor", "gpumemnet")
+    differing = set()
+    for row in rows:
+        values = [row[name] for name in fields if row[name]]
+        file = read_job(write("job.rad", "\n".join(["# a line", "conda activate tf", row["command"], *values])))
+        job = file.spec
+        assert job.command == row["command"].split()
+        assert (os.path.basename(job.model), file.dataset) == (os.path.basename(row["model_file"]), row["dataset"])
+        assert (job.batch_size, job.gpus, job.conda) == (int(row["batch_size"]), int(row["gpus"]), "tf")
+        assert file.recorded.get("measured") == (int(row["mem_mib"]) << 20 if row["mem_mib"] else None)
+        if any("batch size" in note for note in file.notes):
+            differing.add(row["rad"])
+    assert differing == {"maskrcnn.rad"}  # those of UNet and XLNet differ from their programs' own defaults
+
+
+_PIECES = st.sampled_from(
+    ["command", "=", "'a b'", '"', "'", "[", "]", "\n", "\n", "gpus", "array", "1-9", "9" * 30, "env", ".", "{", "}",
+     "memory", "12GiB", "policy: ", "exclusive", "conda activate x", "source y/activate", "# ", "model:", "python", " ",
+     "after", "true", "nan", "\r", "\x00", "batch_size", "-1", "[env]", "\ufeff", "\u2028", "checkpoint_lead", "1e99"]
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    content=st.one_of(
+        st.binary(max_size=300), st.lists(_PIECES, max_size=25).map(lambda parts: "".join(parts).encode())
+    ),
+    suffix=st.sampled_from([".toml", ".rad"]),
+)
+def test_any_bytes_are_a_job_or_an_error_of_ours(tmp_path_factory, content, suffix):
+    path = tmp_path_factory.getbasetemp() / f"any{suffix}"
+    path.write_bytes(content)
+    try:
+        job = read_job(path).spec
+    except UllageError as error:
+        assert len(str(error)) < 1000
+    else:
+        assert isinstance(job, JobSpec) and job.command
+        assert JobSpec.model_validate(job.model_dump()) == job
+        job.said()
+
+
+WITHOUT_PYDANTIC = """
+import sys
+sys.modules["pydantic"] = None  # as if it were not installed
+import ullage
+from ullage.estimation.asking import estimate  # needs no job files
+for name in ("ullage.manager.client", "ullage.jobs.job_files"):
+    try:
+        __import__(name)
+    except ullage.UllageError as error:
+        print(error)
+"""
+
+
+def test_without_pydantic_estimates_work_and_job_files_say_what_to_install():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_PYDANTIC], capture_output=True, text=True, timeout=120)
+    install = "need the package pydantic; type: pip install 'ullage[manager]'\n"
+    assert (done.stdout, done.stderr) == (f"the manager and its client {install}job files {install}", "")

@@ -1,0 +1,64 @@
+"""Virtual cards as a source: real files, real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ullage.errors import DeviceLost, NoGPUSource
+from ullage.manager.monitor import Monitor, VirtualSource, best_source
+from ullage.virtual.shared_card.cards import Cards
+
+TAKES = "import sys; from ullage.virtual.shared_card.cards import Cards; card = Cards.open(sys.argv[1]).cards[0]; "
+TAKES += "print(card.take(int(sys.argv[2])), flush=True); sys.stdin.read()"
+
+
+def test_memory_and_processes_are_known_and_activity_is_not(tmp_path: Path) -> None:
+    card = Cards.create(tmp_path, "2xA100-40GB").cards[1]
+    card.take(3 << 30)
+    source = VirtualSource(tmp_path)
+    one, two = source.devices()
+    reading = source.read(two.id)
+    assert (one.index, two.index, two.id, two.name, two.total) == (0, 1, card.uuid, "A100-40GB", card.total)
+    assert (reading.memory_used, reading.memory_total) == (3 << 30, card.total)
+    assert source.processes(two.id) == {os.getpid(): 3 << 30}
+    assert source.processes(one.id) == {}
+    assert source.read(one.id).memory_used == 0
+    unknown = ("gract", "smact", "smocc", "drama", "tensor", "power_w", "energy_j", "temperature_c", "pcie_rx_bps")
+    assert {getattr(reading, name) for name in unknown} == {None}
+    card.give(3 << 30)
+
+
+def test_a_killed_process_holds_nothing_any_more(tmp_path: Path) -> None:
+    card = Cards.create(tmp_path, "T4").cards[0]
+    job = subprocess.Popen(
+        [sys.executable, "-c", TAKES, str(tmp_path), str(1 << 30)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert job.stdout is not None and job.stdout.readline() == b"True\n"
+    source = VirtualSource(tmp_path)
+    assert source.processes(card.uuid) == {job.pid: 1 << 30}
+    os.kill(job.pid, signal.SIGKILL)
+    job.wait()
+    assert source.processes(card.uuid) == {}
+    assert source.read(card.uuid).memory_used == 0
+
+
+def test_a_card_whose_file_vanishes_is_lost_and_the_others_go_on(tmp_path: Path) -> None:
+    one, two = Cards.create(tmp_path, "2xT4").cards
+    monitor = Monitor(best_source(virtual=tmp_path))
+    monitor.look()
+    two.path.unlink()
+    monitor.look()
+    assert "No such file" in str(monitor.lost(two.uuid))
+    assert monitor.latest(two.uuid) is None
+    assert monitor.latest(one.uuid) is not None
+    with pytest.raises(DeviceLost):
+        monitor.source.read(two.uuid)
+
+
+def test_a_folder_without_cards_says_what_to_type(tmp_path: Path) -> None:
+    with pytest.raises(NoGPUSource, match="ullage serve --virtual"):
+        best_source(virtual=tmp_path / "nothing")

@@ -1,0 +1,321 @@
+"""Each policy's order, the conditions on a slot, and the table of names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from ullage.errors import InvalidValue, UnknownName
+from ullage.manager.placement import Activity, Job, Ledger, PassOutcome, Rules, Running, Slot, Speeds, decide, policies
+from ullage.manager.placement.policies import policy
+
+GIB = 1 << 30
+# Four GPUs that differ: (used, SM activity). 0 is nearly full and lightly used, 3 is idle.
+FOUR = [(30, 0.10), (10, 0.70), (20, 0.40), (0, 0.00)]
+
+
+def gpus(measured: list[tuple[int | None, float | None]], total: int = 40, **more: object) -> list[Slot]:
+    return [
+        Slot(f"GPU-{index}", index, "A100-40GB", total * GIB, None if used is None else used * GIB,
+             Activity(smact=smact, age=1.0), foreign=(used or 0) * GIB, **more)  # type: ignore[arg-type]
+        for index, (used, smact) in enumerate(measured)
+    ]  # fmt: skip
+
+
+def job(number: int, promise: int | None = None, **more: object) -> Job:
+    known = None if promise is None else promise * GIB
+    return Job(number, "ada", float(number), promise=known, true=known, **more)  # type: ignore[arg-type]
+
+
+def chosen(policy: str, slots: list[Slot], jobs: list[Job], rules: Rules | None = None) -> list[tuple[str, ...]]:
+    rules = rules or Rules(margin=2 * GIB, fresh_busy=0.0)
+    return [each.slots for each in decide(policy, jobs, [], slots, Ledger(), rules, now=100.0).placed]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("exclusive", "GPU-3"),  # the only idle one
+        ("round-robin", "GPU-0"),
+        ("magm", "GPU-3"),
+        ("lug", "GPU-3"),
+        ("mug", "GPU-1"),
+        ("first-fit", "GPU-0"),
+        ("best-fit", "GPU-0"),
+        ("worst-fit", "GPU-3"),
+        ("least-utilized", "GPU-3"),
+        ("ullage", "GPU-3"),
+    ],
+)
+def test_where_a_small_job_goes(name: str, expected: str) -> None:
+    assert chosen(name, gpus(FOUR), [job(1, promise=4)]) == [(expected,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("magm", "GPU-1"), ("lug", "GPU-2"), ("mug", "GPU-1"), ("first-fit", "GPU-1"), ("best-fit", "GPU-2"),
+     ("worst-fit", "GPU-1"), ("least-utilized", "GPU-2"), ("ullage", "GPU-2")],
+)  # fmt: skip
+def test_where_a_job_goes_that_does_not_fit_on_the_first(name: str, expected: str) -> None:
+    """15 GiB and a margin of 2 do not fit into the 10 GiB of GPU 0; GPU 3 is out of the game."""
+    assert chosen(name, gpus(FOUR[:3]), [job(1, promise=15)]) == [(expected,)]
+
+
+def test_ullage_takes_the_tightest_room_among_gpus_that_are_equally_busy() -> None:
+    large, small = gpus([(0, 0.0)], total=80)[0], Slot("small", 1, "A100-40GB", 40 * GIB, 0, Activity(smact=0.0))
+    assert chosen("ullage", [large, small], [job(1, promise=10)]) == [("small",)]
+
+
+def test_round_robin_goes_round_from_the_slot_that_was_promised_last() -> None:
+    slots, ledger = gpus([(0, 0.0)] * 3), Ledger()
+    rules = Rules(fresh_busy=0.0)
+    where = []
+    for number in range(5):
+        (decision,) = decide("round-robin", [job(number, promise=1)], [], slots, ledger, rules, now=10.0).placed
+        ledger.see(slots)
+        ledger.accept(decision)
+        where += decision.slots
+    assert where == ["GPU-0", "GPU-1", "GPU-2", "GPU-0", "GPU-1"]
+    assert chosen("round-robin", slots, [job(number, promise=1) for number in range(4)]) == [
+        ("GPU-0",), ("GPU-1",), ("GPU-2",), ("GPU-0",)]  # fmt: skip
+
+
+def test_exclusive_gives_each_job_a_gpu_and_the_next_one_waits() -> None:
+    jobs = [job(1, promise=4), job(2, promise=4), job(3, promise=4)]
+    outcome = decide("exclusive", jobs, [], gpus([(0, 0.0), (0, 0.0)]), Ledger(), Rules(), now=10.0)
+    assert [(each.slots, each.exclusive) for each in outcome.placed] == [(("GPU-0",), True), (("GPU-1",), True)]
+    assert outcome.placed[0].promise == 40 * GIB, "the whole GPU is its"
+    assert [each.job for each in outcome.waiting] == [3]
+
+
+def test_the_activity_limit_closes_a_gpu_and_can_be_moved_or_switched_off() -> None:
+    busy = gpus([(10, 0.81)])
+    assert chosen("magm", busy, [job(1, promise=4)]) == []
+    assert chosen("magm", busy, [job(1, promise=4)], Rules(smact_limit=0.85)) == [("GPU-0",)]
+    assert chosen("magm", busy, [job(1, promise=4)], Rules(smact_limit=None)) == [("GPU-0",)]
+    assert chosen("magm", gpus([(10, 0.80)]), [job(1, promise=4)]) == [("GPU-0",)]
+
+
+def test_the_margin_stays_free_beside_others_but_a_job_alone_may_have_all() -> None:
+    assert chosen("magm", gpus([(20, 0.1)]), [job(1, promise=19)], Rules(margin=2 * GIB)) == []
+    assert chosen("magm", gpus([(20, 0.1)]), [job(1, promise=18)], Rules(margin=2 * GIB)) == [("GPU-0",)]
+    assert chosen("magm", gpus([(0, 0.0)]), [job(1, promise=40)], Rules(margin=2 * GIB)) == [("GPU-0",)]
+
+
+def test_jobs_per_gpu_can_be_limited() -> None:
+    jobs = [job(number, promise=1) for number in range(4)]
+    assert len(chosen("magm", gpus([(0, 0.0)]), jobs, Rules(max_jobs_per_gpu=2))) == 2
+
+
+def test_jobs_that_the_window_has_not_seen_count_as_busy() -> None:
+    jobs = [job(number, promise=1) for number in range(6)]
+    assert len(chosen("magm", gpus([(0, 0.0)]), jobs, Rules(fresh_busy=0.3))) == 3, "0.0, 0.3, 0.6, then 0.9"
+    predicted = [job(number, promise=1, busy=0.5) for number in range(6)]
+    assert len(chosen("magm", gpus([(0, 0.0)]), predicted, Rules(fresh_busy=0.3))) == 2, "0.0, 0.5, then 1.0"
+    seen = [Running(job(9, promise=1), ("GPU-0",), since=0.0)]
+    ledger = Ledger()
+    ledger.adopt(9, {"GPU-0": GIB})
+    slots = gpus([(0, 0.5)])
+    fresh = decide("magm", jobs, seen, slots, ledger, Rules(fresh_busy=0.4, window=90.0), now=0.0)
+    settled = decide("magm", jobs, seen, slots, ledger, Rules(fresh_busy=0.4, window=90.0), now=90.0)
+    assert (len(fresh.placed), len(settled.placed)) == (0, 1)
+
+
+def test_an_idle_gpu_is_not_kept_empty_by_a_job_that_has_just_ended() -> None:
+    """The window's mean still shows it, but nobody is there."""
+    slot = Slot("GPU-0", 0, "A100-40GB", 40 * GIB, 0, Activity(smact=0.95, age=1.0))
+    assert chosen("ullage", [slot], [job(1, promise=4)]) == [("GPU-0",)]
+    assert chosen("exclusive", [slot], [job(1, promise=4)]) == [("GPU-0",)]
+
+
+SPEEDS = {"heavy": 0.55, "middling": 0.8, "light": 0.95}  # of both, of a heavy work beside another one
+
+
+def beside(works: Sequence[str], slot: Slot) -> Speeds:
+    """The slowest work slows all."""
+    return Speeds([min(SPEEDS[work] for work in works)] * len(works), "both keep the memory bandwidth busy")
+
+
+def test_a_partner_that_slows_a_job_below_what_its_owner_accepts_is_refused_in_words() -> None:
+    rules, slots = Rules(smact_limit=None, predict=beside), gpus([(0, 0.0)])
+    asks = partial(job, 1, promise=2, work="light")
+
+    def outcome(new: Job, there: Job, policy: str = "ullage") -> PassOutcome:
+        return decide(policy, [new], [Running(there, ("GPU-0",), 0.0)], slots, Ledger(), rules, 5.0)
+
+    heavy = job(12, promise=8, work="heavy", min_speed=0.5)
+    assert outcome(asks(min_speed=0.5), heavy).placed
+    assert outcome(asks(min_speed=0.55), heavy).placed, "as much as it asks for is enough"
+    assert outcome(asks(min_speed=0.8), heavy, "lug").placed, "only ullage heeds it"
+    assert outcome(asks(min_speed=0.8), heavy).waiting[0].reason == (
+        "needs 2.00 GiB on a GPU; on GPU 0 it would run at 55% of its speed beside job 12 "
+        "(both keep the memory bandwidth busy); its --min-speed is 80%"
+    )
+    strict = dataclasses.replace(heavy, min_speed=0.9)
+    assert outcome(asks(min_speed=0.5), strict).waiting[0].reason == (
+        "needs 2.00 GiB on a GPU; on GPU 0 job 12 would run at 55% of its speed beside it "
+        "(both keep the memory bandwidth busy); its --min-speed is 90%"
+    )
+    assert outcome(asks(min_speed=0.8, work=None), strict).placed, "of an unknown work nothing is foretold"
+    assert outcome(asks(min_speed=0.8), dataclasses.replace(strict, work=None)).placed
+
+
+TOGETHER = {
+    ("short", "long"): (0.36, 0.82),
+    ("same", "same"): (0.55, 0.55),
+    ("long", "long"): (0.9, 0.2),
+    ("short", "short", "short"): (0.4, 0.4, 0.4),
+}
+
+
+def uneven(works: Sequence[str], slot: Slot) -> Speeds:
+    """Many short kernels suffer beside long ones; those who are not listed keep two thirds of their speeds."""
+    order = sorted(works, reverse=True)
+    shares = dict(zip(order, TOGETHER.get(tuple(order), (0.66,) * len(works)), strict=True))
+    return Speeds([shares[work] if len(works) > 1 else 1.0 for work in works], "they take turns")
+
+
+@pytest.mark.parametrize(
+    ("there", "new", "starts"),
+    [
+        ([("long", None)], ("short", None), True),  # 36 % and 82 %: 18 % more than one after the other
+        ([("short", None)], ("long", None), True),
+        ([("long", None)], ("short", 0.5), False),  # his owner wants half
+        ([("short", 0.5)], ("long", None), False),
+        ([("long", 0.8)], ("short", 0.3), True),  # both owners accept it
+        ([("same", None)], ("same", None), False),  # 55 % each: only 10 % more
+        ([("same", 0.5)], ("same", 0.5), True),  # but both owners accept that
+        ([("same", None)], ("same", 0.5), False),  # one of them has not said so
+        ([("same", 0.5)], ("same", None), False),
+        ([("long", None)], ("long", None), False),  # 110 %, and one at a fifth
+        ([("short", None), ("short", None)], ("short", None), False),  # 120 % where it was 132 %
+    ],
+)
+def test_jobs_whose_owners_say_nothing_share_a_gpu_where_together_they_get_more_done(
+    there: Sequence[tuple[str, float | None]], new: tuple[str, float | None], starts: bool
+) -> None:
+    rules = Rules(smact_limit=None, predict=uneven)
+    here = [job(7 + each, promise=1, work=work, min_speed=least) for each, (work, least) in enumerate(there)]
+    asked = job(1, promise=2, work=new[0], min_speed=new[1])
+    running = [Running(each, ("GPU-0",), 0.0) for each in here]
+    outcome = decide("ullage", [asked], running, gpus([(0, 0.0)]), Ledger(), rules, 5.0)
+    assert bool(outcome.placed) == starts
+    assert decide("lug", [asked], running, gpus([(0, 0.0)]), Ledger(), rules, 5.0).placed, "only ullage heeds it"
+
+
+def test_a_job_that_would_be_slowed_too_much_is_told_so_where_nobody_said_how_much() -> None:
+    rules, long = Rules(smact_limit=None, predict=uneven), partial(job, promise=2, work="long", min_speed=None)
+    there = [Running(long(12), ("GPU-0",), 0.0)]
+    outcome = decide("ullage", [long(1)], there, gpus([(0, 0.0)]), Ledger(), rules, 5.0)
+    assert outcome.waiting[0].reason.endswith("; every job keeps at least 25%")
+
+
+def test_a_job_that_would_gain_too_little_is_told_so() -> None:
+    rules, same = Rules(smact_limit=None, predict=uneven), partial(job, promise=2, work="same", min_speed=None)
+    there = [Running(same(12), ("GPU-0",), 0.0)]
+    outcome = decide("ullage", [same(1)], there, gpus([(0, 0.0)]), Ledger(), rules, 5.0)
+    assert outcome.waiting[0].reason == (
+        "needs 2.00 GiB on a GPU; on GPU 0 it would run at 55% of its speed beside job 12 (they take turns); "
+        "the GPU would hardly get more done"
+    )
+    free = decide("ullage", [same(1)], there, gpus([(0, 0.0), (0, 0.0)]), Ledger(), rules, 5.0)
+    assert free.placed[0].slots == ("GPU-1",), "on an idle one it costs nobody anything"
+    bold = dataclasses.replace(rules, gain=0.1)
+    assert decide("ullage", [same(1)], there, gpus([(0, 0.0)]), Ledger(), bold, 5.0).placed
+
+
+def test_a_job_of_which_nothing_is_known_does_not_open_a_gpu_to_others() -> None:
+    rules, same = Rules(smact_limit=None, predict=uneven), partial(job, promise=2, work="same", min_speed=None)
+    there = [Running(same(12), ("GPU-0",), 0.0), Running(same(13, work=None), ("GPU-0",), 0.0)]
+    assert not decide("ullage", [same(1)], there, gpus([(0, 0.0)]), Ledger(), rules, 5.0).placed
+    assert decide("ullage", [same(1)], there[1:], gpus([(0, 0.0)]), Ledger(), rules, 5.0).placed
+
+
+def test_nobody_is_slowed_below_a_quarter_whatever_is_gained() -> None:
+    def starved(works: Sequence[str], slot: Slot) -> Speeds:
+        return Speeds([0.24 if work == "weak" else 1.0 for work in works])
+
+    rules, strong = Rules(smact_limit=None, predict=starved), job(1, promise=2, work="strong", min_speed=None)
+    for least, starts in ((None, False), (0.2, True)):
+        there = [Running(job(7, promise=1, work="weak", min_speed=least), ("GPU-0",), 0.0)]
+        assert bool(decide("ullage", [strong], there, gpus([(0, 0.0)]), Ledger(), rules, 5.0).placed) == starts
+
+
+def test_of_the_gpus_with_room_the_one_is_chosen_where_least_speed_is_lost() -> None:
+    rules, slots = Rules(smact_limit=None, predict=beside), gpus([(0, 0.0), (0, 0.0), (0, 0.0)])
+    works = ["heavy", None, "middling"]
+    there = [job(7 + each, promise=1 + each, work=work, min_speed=0.5) for each, work in enumerate(works)]
+    running = [Running(each, (f"GPU-{number}",), 0.0) for number, each in enumerate(there)]
+
+    def goes_to(here: Sequence[Running]) -> list[tuple[str, ...]]:
+        new = job(1, promise=2, work="light", min_speed=0.5)
+        return [each.slots for each in decide("ullage", [new], here, slots, Ledger(), rules, 5.0).placed]
+
+    assert goes_to(running) == [("GPU-2",)], "what is not known counts as the worst that is accepted"
+    assert goes_to(running[:2]) == [("GPU-2",)], "on an idle one nothing is lost"
+    spoilt = Running(job(40, promise=1, work="heavy"), ("GPU-2",), 0.0)
+    assert goes_to([*running, spoilt]) == [("GPU-2",)], "those there are slow already; it takes nothing more from them"
+
+
+def test_where_speeds_are_foretold_they_decide_and_not_how_busy_the_gpu_is() -> None:
+    busy = Slot("GPU-0", 0, "A100-40GB", 40 * GIB, GIB, Activity(smact=0.95, age=1.0))
+    known, rules = job(9, promise=1, work="light", min_speed=0.8), Rules(predict=beside)
+
+    def outcome(new: Job, there: Job = known, slot: Slot = busy, policy: str = "ullage") -> PassOutcome:
+        ledger = Ledger()
+        ledger.adopt(9, {"GPU-0": GIB})
+        return decide(policy, [new], [Running(there, ("GPU-0",), 0.0)], [slot], ledger, rules, 500.0)
+
+    light = job(1, promise=2, work="light", min_speed=0.8)
+    assert outcome(light).placed and outcome(dataclasses.replace(light, work="middling")).placed
+    over = "free but has an SM activity of 95%, over the limit of 80%; GPU 0 will have room when job 9 ends"
+    for refused in (
+        outcome(dataclasses.replace(light, work=None)),
+        outcome(light, there=dataclasses.replace(known, work=None)),
+        outcome(light, policy="lug"),
+    ):
+        assert not refused.placed and refused.waiting[0].reason.endswith(over)
+    strangers = dataclasses.replace(busy, used=5 * GIB, foreign=4 * GIB)
+    assert "over the limit" in outcome(light, slot=strangers).waiting[0].reason, "nobody knows what they do"
+    heavy = outcome(dataclasses.replace(light, work="heavy"))
+    assert "would run at 55% of its speed beside" in heavy.waiting[0].reason
+
+
+def test_oracles_go_by_true_memory_and_the_others_by_the_promise_asked_for() -> None:
+    lying = Job(1, "ada", 0.0, promise=39 * GIB, true=5 * GIB)
+    assert chosen("worst-fit", gpus([(20, 0.1)]), [lying]) == [("GPU-0",)]
+    assert chosen("magm", gpus([(20, 0.1)]), [lying]) == []
+
+
+def test_an_unknown_policy_is_answered_with_all_of_them() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'magm'") as error:
+        decide("magn", [], [], [], Ledger(), Rules(), now=0.0)
+    assert all(name in str(error.value) for name in policies())
+    assert set(policies()) == {
+        "exclusive", "round-robin", "magm", "lug", "mug", "first-fit", "best-fit", "worst-fit", "least-utilized",
+        "ullage",
+    }  # fmt: skip
+
+
+def test_a_name_cannot_be_registered_twice() -> None:
+    with pytest.raises(ValueError, match="'magm' is already registered"):
+        policy("magm", "another one")(lambda place, last: ())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"unknown": "guess"},
+        {"unmeasured": "yes"},
+        {"margin": -1},
+        {"smact_limit": float("nan")},
+        {"window": 0},
+        {"max_jobs_per_gpu": 0},
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidValue, match=f"needed {next(iter(wrong))}"):
+        Rules(**wrong)  # type: ignore[arg-type]

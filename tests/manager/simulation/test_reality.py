@@ -1,0 +1,58 @@
+"""The manager's recorded runs on a real GPU, simulated again from what was known before them."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "gpu"))
+import simulated_reality  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def found():
+    return list(simulated_reality.compared())
+
+
+def off(rows, names):
+    return [abs(ours.makespan_s / real.makespan_s - 1) for recorded, _, real, ours in rows if recorded.name in names]
+
+
+def test_makespans_are_those_that_were_measured(found):
+    errors = off(found, ("h200_trace", "h200_trace_long"))
+    assert len(errors) == 9 and max(errors) < 0.10
+    later = off(found, ("h200_trace_detail",))
+    earlier = "in two of them, starts took longer than alone, and ullage+mps decided by earlier figures of sharing"
+    assert len(later) == 4 and max(later) < 0.21 and sorted(later)[-2] < 0.16, earlier
+
+
+def test_policies_have_the_order_that_was_measured(found):
+    assert simulated_reality.disagreements(found) == []
+    runs = {(recorded.name, run): ours.makespan_s for recorded, run, _, ours in found}
+    for name in ("h200_trace", "h200_trace_long"):
+        assert runs[name, "exclusive"] > 2 * runs[name, "magm"], "sharing is what saves time"
+
+
+def test_jobs_are_placed_in_the_order_in_which_they_were():
+    recorded = next(each for each in simulated_reality.RECORDED if each.name == "h200_trace_detail")
+    assert recorded.runs
+    for run in recorded.runs:
+        same, pairs = simulated_reality.same_order(recorded, run)
+        least = 0.92 if run["run"] == "ullage+mps" else 0.97  # its manager decided by earlier figures of sharing
+        assert pairs > 100 and same >= least * pairs, run["run"]
+
+
+def test_a_history_tells_what_another_way_of_sharing_would_have_done():
+    found = list(simulated_reality.replays())
+    same_policy = [ours / real - 1 for known, wanted, real, ours in found if known[:4] == wanted[:4]]
+    assert len(found) == 16 and len(same_policy) == 8 and max(map(abs, same_policy)) < 0.13
+    for history in ("ullage", "ullage+mps", "magm", "magm+mps"):
+        makespans = {wanted: ours for known, wanted, _, ours in found if known == history}
+        assert max(makespans["magm"], makespans["magm+mps"]) < makespans["ullage+mps"] < makespans["ullage"]
+
+
+def test_the_slowdown_of_neighbours_is_a_part_of_the_truth(found):
+    """Without it, the runs in which the GPU is full come out far too short."""
+    deaf = list(simulated_reality.compared(replace(simulated_reality.WORLD, interference=False)))
+    assert max(off(deaf, ("h200_trace_long",))) > 0.10 > max(off(found, ("h200_trace_long",)))

@@ -1,0 +1,141 @@
+"""`ullage simulate`, typed in this process, on a trace of six jobs."""
+
+import json
+
+import pytest
+from tests.commands import typed_in
+
+import ullage
+
+HEAD = "task,arrival_s,inter_arrival_s,rad,model,batch_size,gpus,mem_mib,horus_mib,faketensor_mib,gpumemnet_mib,"
+HEAD += "epochs_in_cmd,duration_min_mapper,duration_min_from_sept_summary,command\n"
+ROW = "{0},{1},{1},resnet18_cifar100_50e_1.rad,resnet18_cifar100,32,1,788,2231.6,53.99,8000,50.0,16.42,24.176,"
+ROW += "python workloads/resnet18_cifar100.py --batch_size 32 --epochs 50\n"
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Six jobs that come within a minute."""
+    file = tmp_path / "jobs.csv"
+    file.write_text(HEAD + "".join(ROW.format(number, 10.0 * number) for number in range(6)))
+    return file
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys):
+    return typed_in(monkeypatch, capsys)
+
+
+def test_policies_are_compared(typed, trace):
+    code, out, err = typed(
+        "simulate", trace, "--gpus", "2xA100-40GB", "--policy", "exclusive,magm", "-e", "oracle,horus"
+    )
+    assert code == 0, err
+    lines = out.splitlines()
+    assert lines[0].split()[:3] == ["run", "total", "Δ"]
+    assert [line.split("  ")[0] for line in lines[1:4]] == ["exclusive", "magm, oracle", "magm, horus"]
+    assert "  -" in lines[2] and "  -" in lines[3]  # sharing is quicker
+
+
+def test_json_has_what_the_python_function_gives(typed, trace):
+    code, out, _ = typed("simulate", trace, "--gpus", "A100-40GB", "--policy", "magm", "--estimator", "oracle",
+                         "--smact-limit", "off", "--without", "all", "--label", "mine", "--pairing", "1h",
+                         "--json")  # fmt: skip
+    (run,) = json.loads(out)["runs"]
+    assert code == 0 and run["scenario"]["label"] == "mine" and run["scenario"]["rules"]["smact_limit"] is None
+    assert run["scenario"]["rules"]["pairing"] == 3600
+    result = ullage.simulate(
+        trace, gpus="A100-40GB", policy="magm", estimator="oracle", smact_limit=None, interference=False,
+        interference_error=0.0, startup_s=0.0, fragmentation=0, monitor_delay_s=0.0, retry_s=0.0,
+    )  # fmt: skip
+    assert run["figures"] == json.loads(json.dumps(result.figures.to_dict())) and result.figures.done == 6
+
+
+def test_saved_runs_are_shown_beside_others(typed, trace, tmp_path):
+    saved, page = tmp_path / "runs.json.gz", tmp_path / "runs.html"
+    assert typed("simulate", trace, "--gpus", "A100-40GB", "--save", saved, "--label", "before")[0] == 0
+    code, out, err = typed("simulate", trace, "--gpus", "2xA100-40GB", "--beside", saved, "--report", page)
+    assert code == 0, err
+    assert [line.split("  ")[0] for line in out.splitlines()[1:3]] == ["before", "ullage, ullage, mps"]
+    assert "before" in page.read_text() and "<rect" in page.read_text()
+    code, out, _ = typed("simulate", "--beside", saved, "--json")
+    assert code == 0 and len(json.loads(out)["runs"]) == 1
+
+
+def test_after_ctrl_c_the_runs_that_are_done_are_printed(typed, trace, tmp_path, monkeypatch):
+    from ullage.manager.simulation import engine
+
+    real, asked = engine.simulate, []
+
+    def simulate(jobs, scenario, progress):
+        asked.append(scenario)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return real(jobs, scenario, progress)
+
+    monkeypatch.setattr(engine, "simulate", simulate)
+    saved = tmp_path / "runs.json"
+    code, out, _ = typed("simulate", trace, "--gpus", "2xA100-40GB", "--policy", "magm,lug,mug", "--save", saved)
+    assert code == 130 and "magm" in out and "lug" not in out
+    assert len(json.loads(saved.read_text())["runs"]) == 1
+
+
+def test_unknown_memory_is_told(typed, trace):
+    _, out, _ = typed("simulate", trace, "--gpus", "A100-40GB", "--policy", "magm", "--estimator", "none")
+    assert "each job had a GPU to itself; see --unknown floor" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "needed the GPUs, such as --gpus 4xA100-40GB"),
+        (("--gpus", "4xA100"), "no GPU named 'A100'"),
+        (("--gpus", "8..4xT4"), "needed a range such as 4..16xA100-40GB"),
+        (("--gpus", "T4", "--policy", "magn"), "did you mean 'magm'"),
+        (("--gpus", "T4", "--estimator", "hors"), "did you mean 'horus'"),
+        (("--gpus", "T4", "--sharing", "mpx"), "needed a way of sharing"),
+        (("--gpus", "T4", "--without", "gravity"), "no part of the simulated world named 'gravity'"),
+        (("--gpus", "T4", "--label", "a", "--label", "b"), "needed a --label for each of 1 runs"),
+        (("--gpus", "T4", "--smact-limit", "x"), "needed a share such as 0.8"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(typed, trace, words, said):
+    code, out, err = typed("simulate", trace, *words)
+    assert (code, out) == (2, "") and said in err and "Traceback" not in err
+    assert len([line for line in err.splitlines() if line.startswith("ullage: ")]) == 1
+
+
+def test_a_trace_and_files_that_are_something_else_are_told_and_left(typed, trace, tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    for option in ("--save", "--report", "--beside"):
+        code, _, err = typed("simulate", trace, "--gpus", "T4", option, mine)
+        assert code == 2 and str(mine) in err and mine.read_text() == "mine"
+        assert "simulating" not in err  # it is told at once, not after an hour
+    assert typed("simulate", mine, "--gpus", "T4")[0] == 2
+    assert typed("simulate")[0] == 2
+
+
+def test_a_policy_of_ones_own_is_compared_and_its_mistakes_are_told(typed, trace, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def choose(job, gpus, past):\n    return gpus[0]\n\n\ndef wrong(job, gpus, past):\n    return gpus.none\n"
+    )
+    code, out, err = typed("simulate", trace, "--gpus", "2xA100-40GB", "--policy", f"magm,{file}:choose")
+    assert code == 0 and f"{file}:choose" in out, err
+    code, _, err = typed("simulate", trace, "--gpus", "2xA100-40GB", "--policy", f"{file}:wrong")
+    assert code in (1, 2) and "AttributeError" in err and "Traceback" not in err
+
+
+def test_the_help_tells_the_defaults_of_the_world():
+    from ullage.cli import all_commands
+    from ullage.manager.simulation.scenario import Scenario, World
+    from ullage.units import parse_bytes, parse_duration
+
+    shown = {param.name: param.show_default for param in all_commands().commands["simulate"].params}
+    told = [parse_duration(shown[name]) for name in ("startup", "monitor_delay", "retry", "node_repair")]
+    told += [parse_bytes(shown["fragmentation"]), int(shown["node_gpus"])]
+    world = World()
+    assert told == [world.startup_s, world.monitor_delay_s, world.retry_s, world.node_repair_s, world.fragmentation,
+                    world.node_gpus]  # fmt: skip
+    assert shown["min_speed"] == "what serves all together" and Scenario(gpus="H200").min_speed is None
