@@ -27,6 +27,9 @@ _nursery = None
 def begin():
     """Fork the nursery of this process, which must have no other threads."""
     global _nursery
+    from tests.paths import enter_own_mounts  # by name: it imports Ullage
+
+    enter_own_mounts()
     _nursery = Nursery()
 
 

@@ -14,6 +14,20 @@ from ullage.sandbox import kernel
 
 ROOT = Path(__file__).resolve().parents[1]
 _CLONE_NEWNS = 0x00020000
+_has_own_mounts = False
+
+
+def enter_own_mounts() -> None:
+    """As root, give this process a mount namespace, so that a test can mount without changing the system.
+
+    Call it before the nursery is forked: commands of a nursery in another namespace would not see these mounts.
+    """
+    global _has_own_mounts
+    with suppress(OSError):
+        if os.geteuid() == 0:
+            kernel.call("unshare", _CLONE_NEWNS)
+            kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+            _has_own_mounts = True
 
 
 @functools.cache
@@ -25,7 +39,7 @@ def public_python() -> tuple[str, str] | None:
     """
     places = [ROOT / "src", Path(sysconfig.get_path("purelib")), Path(sys.base_prefix)]
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for shown in (lambda: places, lambda: _shown_to_all(places)):
+    for shown in (lambda: places, lambda: shown_to_all(places)):
         try:
             source, packages, base = shown()
         except OSError:
@@ -48,10 +62,10 @@ def _is_for_all(python: str | Path, path: str) -> bool:
     return done.returncode == 0
 
 
-def _shown_to_all(places: list[Path]) -> list[Path]:
-    """The folders at a place that every user can enter: for this process and what it starts, and to read only."""
-    kernel.call("unshare", _CLONE_NEWNS)
-    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+def shown_to_all(places: list[Path]) -> list[Path]:
+    """The folders, read-only, at a place that every user can enter. Only the tests' processes see that place."""
+    if not _has_own_mounts:
+        raise PermissionError("no mount namespace for the tests")
     public = Path(tempfile.mkdtemp(prefix="ull", dir="/tmp"))
     public.chmod(0o755)
     atexit.register(_suppressed, public.rmdir)

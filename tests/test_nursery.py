@@ -5,8 +5,10 @@ import signal
 import subprocess
 import sys
 
+import pytest
+from tests import nursery
 from tests.manager.conftest import until
-from tests.paths import ROOT
+from tests.paths import ROOT, shown_to_all
 
 from ullage.sandbox.process_tree import stat_field
 
@@ -30,3 +32,15 @@ def test_neither_it_nor_its_commands_outlive_a_run_that_is_killed(tmp_path):
     run.wait()
     run.stdout.close()
     until(lambda: all(stat_field(pid, 0) in (None, "Z") for pid in started), "both to end")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")
+def test_commands_see_what_a_test_mounts_later(tmp_path):
+    try:
+        shown_to_all([tmp_path])  # as other tests of this process do, if the clone is in a closed folder
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", tmp_path], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this system refuses mounts")
+    (tmp_path / "file").touch()
+    assert nursery.current().run([], {}, str(tmp_path), program="import os; os.stat('file')").returncode == 0
+    subprocess.run(["umount", "-l", tmp_path], check=True)
