@@ -9,6 +9,14 @@ from ullage.hardware.lookup import default_gpu, gpu, gpu_list, nobody_named, own
 from ullage.hardware.specification import GPU, generation_of
 
 __all__ = [
-    "GPU", "default_gpu", "generation_of", "gpu", "gpu_list", "gpus", "local_gpus", "nobody_named", "own_gpus",
+    "GPU",
+    "default_gpu",
+    "generation_of",
+    "gpu",
+    "gpu_list",
+    "gpus",
+    "local_gpus",
+    "nobody_named",
+    "own_gpus",
     "select_gpus",
-]  # fmt: skip
+]

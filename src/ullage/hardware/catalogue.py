@@ -30,9 +30,14 @@ _KEYS = sorted(
 )
 # A card that stands for each architecture.
 ARCHITECTURE_CARDS = {
-    "sm_75": "T4", "sm_80": "A100-40GB", "sm_86": "RTX-3090", "sm_89": "RTX-4090", "sm_90": "H200", "sm_100": "B200",
+    "sm_75": "T4",
+    "sm_80": "A100-40GB",
+    "sm_86": "RTX-3090",
+    "sm_89": "RTX-4090",
+    "sm_90": "H200",
+    "sm_100": "B200",
     "sm_120": "RTX-5090",
-}  # fmt: skip
+}
 
 
 @cache

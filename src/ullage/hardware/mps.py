@@ -71,9 +71,15 @@ class MpsService:
     def _run(self, command: list[str], text: str | None) -> subprocess.CompletedProcess[str] | None:
         try:
             return subprocess.run(
-                command, input=text, text=True, capture_output=True, timeout=_ANSWER, check=False,
-                env={**os.environ, **self.environment}, start_new_session=True,
-            )  # fmt: skip
+                command,
+                input=text,
+                text=True,
+                capture_output=True,
+                timeout=_ANSWER,
+                check=False,
+                env={**os.environ, **self.environment},
+                start_new_session=True,
+            )
         except (subprocess.TimeoutExpired, OSError):
             return None
 

@@ -55,14 +55,21 @@ def _ethernet(gigabits: int) -> Network:
 NETWORKS = {
     network.name: network
     for network in (
-        _nvlink(1, 4, 18.0, "P100"), _nvlink(2, 6, 20.0, "V100"), _nvlink(3, 12, 20.0, "A100"),
-        _nvlink(4, 18, 20.6, "H100 and H200"), _nvlink(5, 18, 40.1, "B200"),
-        Network("pcie3", PCIE, 12.0, "PCIe 3.0 x16"), Network("pcie4", PCIE, 24.0, "PCIe 4.0 x16"),
+        _nvlink(1, 4, 18.0, "P100"),
+        _nvlink(2, 6, 20.0, "V100"),
+        _nvlink(3, 12, 20.0, "A100"),
+        _nvlink(4, 18, 20.6, "H100 and H200"),
+        _nvlink(5, 18, 40.1, "B200"),
+        Network("pcie3", PCIE, 12.0, "PCIe 3.0 x16"),
+        Network("pcie4", PCIE, 24.0, "PCIe 4.0 x16"),
         Network("pcie5", PCIE, 48.0, "PCIe 5.0 x16"),
-        _infiniband("edr", 100), _infiniband("hdr", 200), _infiniband("ndr", 400), _infiniband("xdr", 800),
+        _infiniband("edr", 100),
+        _infiniband("hdr", 200),
+        _infiniband("ndr", 400),
+        _infiniband("xdr", 800),
         *map(_ethernet, (10, 25, 100, 200, 400)),
     )
-}  # fmt: skip
+}
 
 # What machines are sold with: NVIDIA's DGX and HGX systems of each generation; cards that plug in have PCIe.
 _SOCKETED = re.compile(r"SXM|HBM3|H200$|H20$|B200|B300|GH200|GB200")

@@ -14,10 +14,13 @@ from typing import Any, NamedTuple
 
 # Threads of a block, and seconds of a round on an H200: where tensors stay in its cache, and where they do not.
 _INTERPOLATING = {
-    "upsample_linear1d": (1024, 0.17e-6, 0.25e-6), "upsample_linear1d_backward": (1024, 0.17e-6, 0.3e-6),
-    "upsample_bilinear2d": (1024, 0.175e-6, 0.33e-6), "upsample_bicubic2d": (512, 0.29e-6, 0.52e-6),
-    "upsample_trilinear3d": (512, 0.26e-6, 0.28e-6), "upsample_trilinear3d_backward": (256, 0.58e-6, 0.58e-6),
-}  # fmt: skip
+    "upsample_linear1d": (1024, 0.17e-6, 0.25e-6),
+    "upsample_linear1d_backward": (1024, 0.17e-6, 0.3e-6),
+    "upsample_bilinear2d": (1024, 0.175e-6, 0.33e-6),
+    "upsample_bicubic2d": (512, 0.29e-6, 0.52e-6),
+    "upsample_trilinear3d": (512, 0.26e-6, 0.28e-6),
+    "upsample_trilinear3d_backward": (256, 0.58e-6, 0.58e-6),
+}
 _CACHED = 12_000_000  # bytes
 # Gradients are added up in memory. Of bicubic interpolation, a block can add so fast; of bilinear, the whole GPU.
 _ADDED_BY_BLOCK_S, _ADDED_S = 0.3e-9, 3e-12
@@ -27,9 +30,11 @@ _SAMPLE_S, _BY_WINDOW, _OF_A_LAUNCH = 1.3e-6, 0.6, 0.22
 _BLOCK = 1024  # threads of a block of im2col
 # Seconds for each number of a channel at least, and which argument says that the statistics are those of the batch.
 _NORMS = {
-    "native_batch_norm": (0.8e-9, 5), "native_batch_norm_backward": (1.5e-9, 7), "cudnn_batch_norm": (0.5e-9, 5),
+    "native_batch_norm": (0.8e-9, 5),
+    "native_batch_norm_backward": (1.5e-9, 7),
+    "cudnn_batch_norm": (0.5e-9, 5),
     "cudnn_batch_norm_backward": (1e-9, None),
-}  # fmt: skip
+}
 
 
 class Serial(NamedTuple):

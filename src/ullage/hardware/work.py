@@ -14,10 +14,14 @@ from typing import Any
 from ullage.hardware.serial import Serial, serial_of
 from ullage.hardware.specification import GPU
 
-_SIZES = {
-    "float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "uint32": 4, "float16": 2,
-    "bfloat16": 2, "int16": 2, "uint16": 2, "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
+_NAMES_BY_SIZE = {
+    16: "complex128",
+    8: "float64 int64 complex64",
+    4: "float32 int32 uint32",
+    2: "float16 bfloat16 int16 uint16",
+    1: "bool uint8 int8 float8_e4m3fn float8_e5m2",
+}
+_SIZES = {name: size for size, names in _NAMES_BY_SIZE.items() for name in names.split()}
 _NARROW = ("float16", "bfloat16")
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "_scaled_mm": 0, "addbmm": 1, "_addmm_activation": 1}
 _CONVOLUTIONS = ("convolution", "_convolution", "convolution_overrideable")
@@ -28,9 +32,7 @@ REACHED = 0.8  # of what data sheets say, at best
 SHORTEST = 1.2e-6  # seconds of a kernel
 _UNKNOWN_TFLOPS, _UNKNOWN_BANDWIDTH = 20.0, 1000.0  # where the catalogue has nothing
 
-KINDS = (
-    "product", "convolution", "convolution_backward", "attention", "recurrent", "lists", "transfer", "other"
-)  # fmt: skip
+KINDS = ("product", "convolution", "convolution_backward", "attention", "recurrent", "lists", "transfer", "other")
 Tensor = Mapping[str, Any]
 
 
@@ -136,12 +138,12 @@ def _kind(
 def _product(left: Tensor, right: Tensor, bias: bool) -> tuple[float, dict[str, float]]:
     rows, inner = left["shape"][-2:]
     columns, batch = right["shape"][-1], math.prod(left["shape"][:-2])
+    tiles = batch * -(-rows // 128) * -(-columns // 128)
     return 2 * batch * rows * columns * inner, {
-        "rows": log2(rows), "columns": log2(columns), "inner": log2(inner), "batch": log2(batch), "bias": float(bias),
-        "left_turned": float(layout_of(left)), "right_turned": float(layout_of(right)),
-        "even_rows": evenness(rows), "even_columns": evenness(columns), "even_inner": evenness(inner),
-        "tiles": log2(batch * -(-rows // 128) * -(-columns // 128)), "smaller": log2(min(rows, columns)),
-    }  # fmt: skip
+        **_logs(rows=rows, columns=columns, inner=inner, batch=batch, tiles=tiles, smaller=min(rows, columns)),
+        **_floats(bias=bias, left_turned=layout_of(left), right_turned=layout_of(right)),
+        **_floats(even_rows=evenness(rows), even_columns=evenness(columns), even_inner=evenness(inner)),
+    }
 
 
 def _convolution(
@@ -154,17 +156,17 @@ def _convolution(
     inner, outer = source["shape"][1], result["shape"][1]
     window, places = math.prod(weight["shape"][2:]), math.prod(result["shape"][2:])
     flops = 2 * numel(source if transposed else result) * math.prod(weight["shape"][1:]) * passes
+    batch, source_places = source["shape"][0], math.prod(source["shape"][2:])
+    wants_source, wants_weight, wants_bias = map(bool, wanted[:3])
     return flops, {
-        "batch": log2(source["shape"][0]), "inner": log2(inner), "outer": log2(outer), "places": log2(places),
-        "source_places": log2(math.prod(source["shape"][2:])), "window": log2(window), "stride": float(max(stride)),
-        "dilation": float(max(dilation)), "groups": log2(groups), "depthwise": float(groups == inner > 1),
-        "transposed": float(bool(transposed)),
-        "layout": float(layout_of(source)), "of_weight": float(layout_of(weight)),
-        "even_inner": evenness(inner // groups), "even_outer": evenness(outer // groups),
-        "dimensions": float(len(weight["shape"]) - 2), "wants_source": float(bool(wanted[0])),
-        "wants_weight": float(bool(wanted[1])), "wants_bias": float(bool(wanted[2])),
-        "rows": log2(source["shape"][0] * places), "depth": log2(inner // groups * window),
-    }  # fmt: skip
+        **_logs(batch=batch, inner=inner, outer=outer, places=places, source_places=source_places, window=window),
+        **_logs(groups=groups, rows=batch * places, depth=inner // groups * window),
+        **_floats(stride=max(stride), dilation=max(dilation), dimensions=len(weight["shape"]) - 2),
+        **_floats(depthwise=groups == inner > 1, transposed=bool(transposed)),
+        **_floats(layout=layout_of(source), of_weight=layout_of(weight)),
+        **_floats(even_inner=evenness(inner // groups), even_outer=evenness(outer // groups)),
+        **_floats(wants_source=wants_source, wants_weight=wants_weight, wants_bias=wants_bias),
+    }
 
 
 def _attention(name: str, given: list[Tensor], args: Sequence[Any]) -> tuple[float, dict[str, float]]:
@@ -175,18 +177,19 @@ def _attention(name: str, given: list[Tensor], args: Sequence[Any]) -> tuple[flo
     batch = math.prod(query["shape"][:-2])
     flops = 4 * batch * length * others * width * (2.5 if backward else 1)
     return flops, {
-        "batch": log2(batch), "length": log2(length), "others": log2(others), "width": log2(width),
-        "backward": float(backward), "flash": float("flash" in name), "efficient": float("efficient" in name),
-        "cudnn": float("cudnn" in name), "causal": float(any(value is True for value in args)),
-    }  # fmt: skip
+        **_logs(batch=batch, length=length, others=others, width=width),
+        **_floats(flash="flash" in name, efficient="efficient" in name, cudnn="cudnn" in name),
+        **_floats(backward=backward, causal=any(value is True for value in args)),
+    }
 
 
 def _lists(call: Mapping[str, Any], given: list[Tensor]) -> dict[str, float]:
     sizes = [numel(tensor) for tensor in given if not tensor.get("cpu")]
+    lists = sum(isinstance(value, list) for value in call["args"])
     return {
-        "tensors": log2(len(sizes)), "largest": log2(max(sizes, default=0)), "same": float("same" in call),
-        "numbers": log2(sum(sizes)), "lists": float(sum(isinstance(value, list) for value in call["args"])),
-    }  # fmt: skip
+        **_logs(tensors=len(sizes), largest=max(sizes, default=0), numbers=sum(sizes)),
+        **_floats(same="same" in call, lists=lists),
+    }
 
 
 def _recurrent(
@@ -201,11 +204,12 @@ def _recurrent(
     backward = "backward" in name
     flops = 2 * length * batch * numbers * (2 if backward else 1)
     hidden = max((tensor["shape"][-1] for tensor in weights), default=1)
+    steps = length * max(len(weights) // 2, 1)
     return flops, {
-        "length": log2(length), "batch": log2(batch), "width": log2(source["shape"][-1]), "inner": log2(hidden),
-        "tensors": log2(len(weights)), "backward": float(backward), "numbers": log2(numbers),
-        "steps": log2(length * max(len(weights) // 2, 1)),
-    }  # fmt: skip
+        **_logs(length=length, batch=batch, width=source["shape"][-1], inner=hidden),
+        **_logs(tensors=len(weights), numbers=numbers, steps=steps),
+        **_floats(backward=backward),
+    }
 
 
 def _elementwise(call: Mapping[str, Any], given: list[Tensor], made: list[Tensor]) -> dict[str, float]:
@@ -218,18 +222,25 @@ def _elementwise(call: Mapping[str, Any], given: list[Tensor], made: list[Tensor
     shape = largest["shape"] or [1]
     alike = {tuple(tensor.get("stride", ())) for tensor in everything if tensor["shape"] == shape}
     windows = [math.prod(value) for value in call["args"] if isinstance(value, list) and value and _are_sizes(value)]
+    second = shape[1] if len(shape) > 1 else 1
+    last_of_result = result["shape"][-1] if result["shape"] else 1
     return {
-        "result": log2(numel(result)), "source": log2(read), "ratio": log2(16 * read / max(numel(result), 1)),
-        "last": log2(shape[-1]), "first": log2(shape[0]), "second": log2(shape[1] if len(shape) > 1 else 1),
-        "last_of_result": log2(result["shape"][-1] if result["shape"] else 1), "dimensions": float(len(shape)),
-        "layout": float(max((layout_of(tensor) for tensor in given), default=0)),
-        "of_result": float(layout_of(result)), "orders": float(len(alike)), "tensors": float(len(given)),
-        "spread": float(any(numel(tensor) != numel(result) for tensor in given if tensor["shape"])),
-        "width": float(_SIZES.get(largest["dtype"], 4)),
-        "each": log2(numel(largest) / max(shape[1] if len(shape) > 1 else 1, 1)),
-        "window": log2(abs(windows[0])) if windows else 0.0, "stride": float(_last_stride(largest)),
-        "even_last": evenness(shape[-1]),
-    }  # fmt: skip
+        **_logs(result=numel(result), source=read, ratio=16 * read / max(numel(result), 1)),
+        **_logs(first=shape[0], second=second, last=shape[-1], last_of_result=last_of_result),
+        **_logs(each=numel(largest) / max(second, 1), window=abs(windows[0]) if windows else 1),
+        **_floats(dimensions=len(shape), orders=len(alike), tensors=len(given), even_last=evenness(shape[-1])),
+        **_floats(layout=max(map(layout_of, given), default=0), of_result=layout_of(result)),
+        **_floats(width=_SIZES.get(largest["dtype"], 4), stride=_last_stride(largest)),
+        **_floats(spread=any(numel(tensor) != numel(result) for tensor in given if tensor["shape"])),
+    }
+
+
+def _logs(**numbers: float) -> dict[str, float]:
+    return {name: log2(number) for name, number in numbers.items()}
+
+
+def _floats(**numbers: float) -> dict[str, float]:
+    return {name: float(number) for name, number in numbers.items()}
 
 
 def _are_sizes(values: list[Any]) -> bool:

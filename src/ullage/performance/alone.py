@@ -50,9 +50,13 @@ class StepWork:
         works: list[Work] = []
         counts, places = [], {}
         host: Counter[str] = Counter(
-            forward=1, modules=step.modules, forward_nodes=step.nodes, backward_nodes=step.nodes,
-            optimizer_steps=step.optimizer_steps, cpu_bytes=step.cpu_bytes,
-        )  # fmt: skip
+            forward=1,
+            modules=step.modules,
+            forward_nodes=step.nodes,
+            backward_nodes=step.nodes,
+            optimizer_steps=step.optimizer_steps,
+            cpu_bytes=step.cpu_bytes,
+        )
         host_calls: dict[str, float] = defaultdict(float)
         lengths: Counter[str] = Counter()
         launches: dict[int, Launch] = {}
@@ -94,9 +98,18 @@ class StepWork:
         host["waits"], host["parameters"] = waits, max(lengths.values(), default=0)
         parts = {**host, "checkpointed_nodes": step.nodes * _made_again(host_calls)}
         return cls(
-            works, np.array(counts, dtype=np.float64), parts, dict(host_calls), Launches.of(launches, step.order),
-            copied, step.steady, waits, Exchange.of(step), places, step.interconnect,
-        )  # fmt: skip
+            works=works,
+            counts=np.array(counts, dtype=np.float64),
+            host=parts,
+            host_calls=dict(host_calls),
+            launches=Launches.of(launches, step.order),
+            copied=copied,
+            steady=step.steady,
+            waits=waits,
+            exchange=Exchange.of(step),
+            places=places,
+            interconnect=step.interconnect,
+        )
 
 
 def _made_again(calls: Mapping[str, float]) -> float:
@@ -156,14 +169,27 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
     power_w = rates.idle_w + sum(rates.power[name] * share for name, share in found.items())
     power_w = min(power_w * power_ratio(gpu), gpu.power_w or np.inf)
     return Utilization(
-        gpu=gpu.name, step_s=step_s, gpu_s=gpu_s, host_s=copy_s + host_s, power_w=power_w, energy_j=power_w * step_s,
+        gpu=gpu.name,
+        step_s=step_s,
+        gpu_s=gpu_s,
+        host_s=copy_s + host_s,
+        power_w=power_w,
+        energy_j=power_w * step_s,
         flops=float(sum(count * one.flops for one, count in zip(work.works, work.counts, strict=True))),
         bytes=float(sum(count * one.bytes for one, count in zip(work.works, work.counts, strict=True))),
-        kernels=int(work.counts.sum()), steady=work.steady, measured=measured, waits=work.waits, copy_s=copy_s,
-        smact=found["smact"], smocc=found["smocc"], drama=found["drama"], tensor=found["tensor"], bubble_s=bubble_s,
+        kernels=int(work.counts.sum()),
+        steady=work.steady,
+        measured=measured,
+        waits=work.waits,
+        copy_s=copy_s,
+        smact=found["smact"],
+        smocc=found["smocc"],
+        drama=found["drama"],
+        tensor=found["tensor"],
+        bubble_s=bubble_s,
         kernel_groups=groups_of(work.works, work.counts, times, np.maximum(shares["smact"], shares["drama"])),
         **network,
-    )  # fmt: skip
+    )
 
 
 def _exchanged(work: StepWork, exchange: Exchange, times: Floats, gpu: GPU) -> dict[str, Any]:

@@ -192,9 +192,16 @@ def _as_busy(job: Utilization, gpu_s: float) -> list[KernelGroup]:
 # What calls are on average, where no more is known than how many there are: kernels of a call, from a sixteenth of its
 # mean length to sixteen times it, each with its part of the time, and that times the SMs that it fills.
 _USUAL = (
-    (0.364, 0.024, 0.013), (0.247, 0.045, 0.026), (0.303, 0.108, 0.058), (0.295, 0.205, 0.112), (0.166, 0.225, 0.148),
-    (0.075, 0.207, 0.159), (0.020, 0.102, 0.081), (0.004, 0.044, 0.035), (0.002, 0.040, 0.033),
-)  # fmt: skip
+    (0.364, 0.024, 0.013),
+    (0.247, 0.045, 0.026),
+    (0.303, 0.108, 0.058),
+    (0.295, 0.205, 0.112),
+    (0.166, 0.225, 0.148),
+    (0.075, 0.207, 0.159),
+    (0.020, 0.102, 0.081),
+    (0.004, 0.044, 0.035),
+    (0.002, 0.040, 0.033),
+)
 
 
 class _SideBySide:

@@ -162,9 +162,15 @@ class TrainingPlan:
         cost = None if prices is None else prices.of(step.gpu, hours, kwh)
         notes = [f"{prices.source} has no price for {step.gpu}"] if prices is not None and cost is None else []
         return TrainingCost(
-            epochs=epochs, samples=None if epochs is None else samples, steps=steps, hours=hours, kwh=kwh, cost=cost,
-            currency=None if prices is None or cost is None else prices.currency, notes=notes,
-        )  # fmt: skip
+            epochs=epochs,
+            samples=None if epochs is None else samples,
+            steps=steps,
+            hours=hours,
+            kwh=kwh,
+            cost=cost,
+            currency=None if prices is None or cost is None else prices.currency,
+            notes=notes,
+        )
 
 
 PLAN_OPTIONS = tuple(spec.name for spec in fields(TrainingPlan))

@@ -30,18 +30,18 @@ from ullage.performance.trees import Trees
 SHIPPED = Path(__file__).parent / "data" / "rates.safetensors"
 SHARES = ("smact", "smocc", "drama", "tensor")
 _TYPES = ("float32", "bfloat16", "float16", "float64", "complex64", "int")
-_SHAPE = (
-    "rows", "columns", "inner", "outer", "batch", "bias", "left_turned", "right_turned", "even_rows", "even_columns",
-    "even_inner", "even_outer", "tiles", "smaller", "places", "source_places", "window", "stride", "dilation", "groups",
-    "depthwise", "transposed", "layout", "of_weight", "dimensions", "wants_source", "wants_weight", "wants_bias",
-    "depth", "length", "others", "width", "backward", "flash", "efficient", "cudnn", "causal", "tensors", "largest",
-    "same", "numbers", "lists", "steps", "result", "source", "ratio", "last", "first", "second", "last_of_result",
-    "of_result", "orders", "spread", "each", "even_last", "to_host",
-)  # fmt: skip
-FEATURES = (
-    "kind", "type", "tf32", "read", "written", "flops", "intensity", "least_time", "operator",
-    *(f"shape_{name}" for name in _SHAPE),
-)  # fmt: skip
+_SHAPE = (  # the order is that of the file
+    *("rows", "columns", "inner", "outer", "batch", "bias", "left_turned", "right_turned"),
+    *("even_rows", "even_columns", "even_inner", "even_outer", "tiles", "smaller"),
+    *("places", "source_places", "window", "stride", "dilation", "groups", "depthwise", "transposed"),
+    *("layout", "of_weight", "dimensions", "wants_source", "wants_weight", "wants_bias", "depth"),
+    *("length", "others", "width", "backward", "flash", "efficient", "cudnn", "causal"),
+    *("tensors", "largest", "same", "numbers", "lists", "steps"),
+    *("result", "source", "ratio", "last", "first", "second", "last_of_result", "of_result"),
+    *("orders", "spread", "each", "even_last", "to_host"),
+)
+_OF_EACH_CALL = ("kind", "type", "tf32", "read", "written", "flops", "intensity", "least_time", "operator")
+FEATURES = (*_OF_EACH_CALL, *(f"shape_{name}" for name in _SHAPE))
 # What the trees of shares read beside.
 SHARE_FEATURES = (*FEATURES, "time", "factor")
 _MISSING = -1.0
@@ -61,8 +61,11 @@ EVEN_S = 0.02  # the host's part of a step for which a machine is as slow as its
 # an operator on the CPU writes, into memory that is new most of the time; what is said above of compiled programs; and
 # the hooks of a checkpoint, which are Python's, for each tensor that a node saves.
 KNOWN_PARTS: Mapping[str, float] = {
-    "cpu_bytes": 1 / 3.2e9, "compiled": 0.37e-3, "compiled_kernels": 23e-6, "checkpointed_nodes": 11e-6,
-}  # fmt: skip
+    "cpu_bytes": 1 / 3.2e9,
+    "compiled": 0.37e-3,
+    "compiled_kernels": 23e-6,
+    "checkpointed_nodes": 11e-6,
+}
 
 Floats = npt.NDArray[np.float64]
 
@@ -120,14 +123,14 @@ class Rates:
         return np.array([self._vector(work) for work in works]).reshape(len(works), len(FEATURES))
 
     def _vector(self, work: Work) -> list[float]:
-        kind = float(_TYPES.index(work.dtype)) if work.dtype in _TYPES else float(len(_TYPES))
+        kind = float(KINDS.index(work.kind))
+        type_ = float(_TYPES.index(work.dtype)) if work.dtype in _TYPES else float(len(_TYPES))
+        read, written = math.log2(work.read + 1), math.log2(work.written + 1)
         flops, moved = math.log2(work.flops + 1), math.log2(work.bytes + 1)
-        shape = work.shape
-        return [
-            float(KINDS.index(work.kind)), kind, float(work.tf32), math.log2(work.read + 1),
-            math.log2(work.written + 1), flops, flops - moved, math.log2(1e6 * work.least_time(measured_gpu())),
-            self.operators.get(work.operator, self.usual), *[shape.get(name, _MISSING) for name in _SHAPE],
-        ]  # fmt: skip
+        least = math.log2(1e6 * work.least_time(measured_gpu()))
+        operator = self.operators.get(work.operator, self.usual)
+        of_shape = [work.shape.get(name, _MISSING) for name in _SHAPE]
+        return [kind, type_, float(work.tf32), read, written, flops, flops - moved, least, operator, *of_shape]
 
     def times(self, works: Sequence[Work], vectors: Floats) -> Floats:
         """Seconds of each call on the GPU that was measured."""
@@ -178,10 +181,11 @@ def serial_times(works: Sequence[Work]) -> Floats:
 def _most_active(works: Sequence[Work], times: Floats) -> Floats:
     """The share of SMs that have a block, of calls that work one after the other and take as long as that; else 1."""
     sms = measured_gpu().sms or 1
-    return np.array([
-        min(1.0, work.serial.blocks / sms) if work.serial is not None and taken <= work.serial.seconds else 1.0
-        for work, taken in zip(works, times.tolist(), strict=True)
-    ])  # fmt: skip
+    found = np.ones(len(works))
+    for place, (work, taken) in enumerate(zip(works, times.tolist(), strict=True)):
+        if work.serial is not None and taken <= work.serial.seconds:
+            found[place] = min(1.0, work.serial.blocks / sms)
+    return found
 
 
 def share_vectors(works: Sequence[Work], vectors: Floats, times: Floats) -> Floats:
@@ -210,6 +214,10 @@ def measured_gpu() -> GPU:
     return find_gpu("H200")
 
 
+_TIMES = ("starts", "operators", "usual", "gap_s", "gaps", "host", "host_calls", "copied", "stretch")
+_FACTS = (*_TIMES, "idle_w", "power", "card")
+
+
 def packed(rates: Rates) -> bytes:
     """Rates as a file holds them; `load` gives them back."""
     from safetensors.numpy import save
@@ -217,9 +225,7 @@ def packed(rates: Rates) -> bytes:
     arrays = rates.time.arrays("time")
     for name, trees in rates.shares.items():
         arrays |= trees.arrays(name)
-    names = ("starts", "operators", "usual", "gap_s", "gaps", "host", "host_calls", "copied", "stretch", "idle_w",
-             "power", "card")  # fmt: skip
-    facts = {name: getattr(rates, name) for name in names}
+    facts = {name: getattr(rates, name) for name in _FACTS}
     return bytes(save(arrays, {"facts": json.dumps(facts), "features": " ".join(SHARE_FEATURES)}))
 
 

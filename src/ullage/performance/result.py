@@ -127,11 +127,9 @@ class Utilization:
         step_s = max(self.step_s, input_s)
         share = self.step_s / step_s if step_s else 1.0
         energy = self.energy_j + (step_s - self.step_s) * min(waiting_w(self.gpu), self.power_w)
-        return replace(
-            self, step_s=step_s, input_s=input_s, smact=share * self.smact, smocc=share * self.smocc,
-            drama=share * self.drama, tensor=share * self.tensor, energy_j=energy,
-            power_w=energy / step_s if step_s else self.power_w,
-        )  # fmt: skip
+        slower = {name: share * getattr(self, name) for name in ("smact", "smocc", "drama", "tensor")}
+        power_w = energy / step_s if step_s else self.power_w
+        return replace(self, step_s=step_s, input_s=input_s, energy_j=energy, power_w=power_w, **slower)
 
     # In words.
 

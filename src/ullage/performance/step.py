@@ -66,10 +66,8 @@ class StepCalls:
 
 
 # Allocations, and shapes that are changed in place.
-_NO_KERNEL = (
-    "empty", "new_empty", "_reshape_alias", "set_.", "resize_.", "as_strided_.", "t_.", "transpose_.", "squeeze_.",
-    "unsqueeze_.",
-)  # fmt: skip
+_IN_PLACE = ("set_.", "resize_.", "as_strided_.", "t_.", "transpose_.", "squeeze_.", "unsqueeze_.")
+_NO_KERNEL = ("empty", "new_empty", "_reshape_alias", *_IN_PLACE)
 
 
 def runs_kernels(call: dict[str, Any]) -> bool:

@@ -95,26 +95,27 @@ def argument_at(place: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 # Operators that make one element of each: from tensors of one size, row after row, and one type, another such tensor.
+_WITH_NUMBER = ("add", "mul", "div", "lerp")
+_WITH_TENSOR = ("add", "sub", "mul", "div")
+_OF_ONE_OVERLOAD = (
+    *("addcmul", "addcdiv", "clamp", "clamp_min", "neg", "exp", "sqrt", "rsqrt", "tanh", "sigmoid", "relu", "silu"),
+    *("hardswish", "hardsigmoid", "leaky_relu"),
+)
+_GRADIENTS = ("tanh", "sigmoid", "threshold", "gelu", "silu", "hardswish", "hardsigmoid")
+
+
+def _named(ending: str) -> set[str]:
+    """The operators that have a form in place, too, with this ending of their names."""
+    overloads = {"Tensor": _WITH_TENSOR, "Scalar": _WITH_NUMBER, "default": _OF_ONE_OVERLOAD}
+    return {f"aten.{name}{ending}.{overload}" for overload, names in overloads.items() for name in names}
+
+
 _ELEMENTWISE = {
-    f"aten.{name}"
-    for name in (
-        "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "add.Scalar", "mul.Scalar", "div.Scalar",
-        "pow.Tensor_Scalar", "lerp.Scalar", "addcmul.default", "addcdiv.default", "clamp.default", "clamp_min.default",
-        "neg.default", "exp.default", "log.default", "sqrt.default", "rsqrt.default", "tanh.default",
-        "sigmoid.default", "relu.default", "gelu.default", "silu.default", "hardswish.default", "hardsigmoid.default",
-        "leaky_relu.default", "tanh_backward.default", "sigmoid_backward.default", "threshold_backward.default",
-        "gelu_backward.default", "silu_backward.default", "hardswish_backward.default", "hardsigmoid_backward.default",
-    )
-}  # fmt: skip
-_IN_PLACE = {
-    f"aten.{name}"
-    for name in (
-        "add_.Tensor", "sub_.Tensor", "mul_.Tensor", "div_.Tensor", "add_.Scalar", "mul_.Scalar", "div_.Scalar",
-        "pow_.Scalar", "lerp_.Scalar", "addcmul_.default", "addcdiv_.default", "clamp_.default", "clamp_min_.default",
-        "neg_.default", "exp_.default", "sqrt_.default", "rsqrt_.default", "tanh_.default", "sigmoid_.default",
-        "relu_.default", "silu_.default", "hardswish_.default", "hardsigmoid_.default", "leaky_relu_.default",
-    )
-}  # fmt: skip
+    *_named(""),
+    *(f"aten.{name}_backward.default" for name in _GRADIENTS),
+    *("aten.pow.Tensor_Scalar", "aten.log.default", "aten.gelu.default"),
+}
+_IN_PLACE = {*_named("_"), "aten.pow_.Scalar"}
 # Operators that reduce dimensions to one element each, with the place of the dimensions among the arguments.
 _REDUCTIONS = {"aten.linalg_vector_norm.default": 2, "aten.mean.dim": 1, "aten.sum.dim_IntList": 1}
 SIMPLE = _ELEMENTWISE | _IN_PLACE | _REDUCTIONS.keys()

@@ -33,33 +33,26 @@ LARGEST_MASK = 1 << 19  # flags and whole numbers that are computed: a mask of 7
 LARGEST_COPIED = 4096  # numbers with a fraction: times, schedules and thresholds are smaller, data is larger
 LARGEST_HELD = 1 << 24  # whole numbers of a text, or edges of a graph: kept, and known where a part of them is taken
 _HELD = (torch.int64, torch.int32)  # not bytes, which are pictures
-_OVERWRITING = {
-    torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor,
-}  # fmt: skip
+_aten = torch.ops.aten
+_OVERWRITING = {_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor}
 
-_ZEROS = frozenset({
-    torch.ops.aten.zeros.default, torch.ops.aten.zeros_like.default, torch.ops.aten.new_zeros.default,
-})  # fmt: skip
-_EITHER = frozenset({
-    torch.ops.aten.bitwise_or.Tensor, torch.ops.aten.logical_or.default, torch.ops.aten.cat.default,
-})  # fmt: skip
+_ZEROS = frozenset({_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default})
+_EITHER = frozenset({_aten.bitwise_or.Tensor, _aten.logical_or.default, _aten.cat.default})
 MAKE_MARKS = _ZEROS | _EITHER
-_WRITE_MARKS = frozenset({torch.ops.aten.index_put_.default, torch.ops.aten._index_put_impl_.default})
+_WRITE_MARKS = frozenset({_aten.index_put_.default, _aten._index_put_impl_.default})
 WRITE_KNOWN = _WRITE_MARKS | _OVERWRITING  # what is written by all others is known only if all that they read is
 
 _COMPARISONS = frozenset(
-    getattr(getattr(torch.ops.aten, name), overload)
+    getattr(getattr(_aten, name), overload)
     for name in ("eq", "ne", "lt", "le", "gt", "ge")
     for overload in ("Scalar", "Tensor")
-) | {torch.ops.aten.isnan.default, torch.ops.aten.isinf.default}  # fmt: skip
-_ORDERS = frozenset(getattr(torch.ops.aten, name).Scalar for name in ("lt", "le", "gt", "ge"))
-_ALL = torch.ops.aten.all.default
-_TOPK = torch.ops.aten.topk.default
-_TAKE_PARTS = frozenset({
-    torch.ops.aten.index.Tensor, torch.ops.aten.index_select.default, torch.ops.aten.gather.default,
-    torch.ops.aten.clone.default, torch.ops.aten.cat.default, torch.ops.aten.stack.default,
-})  # fmt: skip
-DRAWN = frozenset({torch.ops.aten.randint.default, torch.ops.aten.randint.low})  # whole numbers between two known ones
+) | {_aten.isnan.default, _aten.isinf.default}
+_ORDERS = frozenset(getattr(_aten, name).Scalar for name in ("lt", "le", "gt", "ge"))
+_BY_PLACES = ("index_select", "gather", "clone", "cat", "stack")
+_ALL = _aten.all.default
+_TOPK = _aten.topk.default
+_TAKE_PARTS = frozenset({_aten.index.Tensor, *(getattr(_aten, name).default for name in _BY_PLACES)})
+DRAWN = frozenset({_aten.randint.default, _aten.randint.low})  # whole numbers between two known ones
 ANSWERED = _COMPARISONS | {_ALL, _TOPK}  # also for numbers without data
 
 _CPU = torch.device("cpu")  # named, because the script may have set another default
@@ -165,7 +158,7 @@ class KnownValues:
         if func in _ZEROS:
             self._set_marks(result, 0)
             return
-        joined = func is torch.ops.aten.cat.default
+        joined = func is _aten.cat.default
         parts = args[0] if joined else args[:2]
         known = [self.marks(each) for each in parts if joined or each.shape == result.shape]
         if len(known) == len(parts) and None not in known:
@@ -174,7 +167,7 @@ class KnownValues:
     def _marks_after(self, func: Any, args: tuple[Any, ...]) -> int | None:
         """The marks of memory into which an operator writes."""
         target = args[0]
-        if func is torch.ops.aten.zero_.default and _is_whole(target):
+        if func is _aten.zero_.default and _is_whole(target):
             return 0
         before = self.marks(target) if func in _WRITE_MARKS else None
         return None if before is None else before + _places(target, args[1])
@@ -370,7 +363,7 @@ class KnownValues:
             self._note("readings" if tensor.is_floating_point() else "values", _asked(tensor, "values"))
         call = self._host.call
         flags = dtype is torch.bool and (tensor.dim() < 2 or tensor.shape[-1] == 1)
-        fill = torch.ops.aten.zeros.default if flags else torch.ops.aten.ones.default
+        fill = _aten.zeros.default if flags else _aten.ones.default
         out: torch.Tensor = call(fill, (list(tensor.shape),), {"dtype": dtype})
         return out
 

@@ -20,8 +20,11 @@ _ODD_SIZES = 0.55  # of that, where a size is no multiple of 16 bytes
 _STRIDED = 2  # times as long takes a copy that is not contiguous
 _UNKNOWN_RATE = 50.0  # TFLOPS
 _PRODUCTS = {
-    "aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1,
-}  # fmt: skip
+    "aten::mm": 0,
+    "aten::bmm": 0,
+    "aten::addmm": 1,
+    "aten::baddbmm": 1,
+}
 UNKNOWN = 1.0  # seconds of a kernel of Triton's: what PyTorch has itself is taken before it
 
 

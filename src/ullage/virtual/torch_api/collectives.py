@@ -75,17 +75,20 @@ def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return None if returned == 0 else done if returned == 1 else (args[0], done)
 
 
-# What a collective is called in NCCL, by the beginning of its name here.
+# By the name of a collective in NCCL, how its names here begin.
 _OPERATIONS = {
-    "allreduce": "all_reduce", "all_reduce": "all_reduce", "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter": "reduce_scatter", "reduce": "reduce", "allgather": "all_gather", "_allgather": "all_gather",
-    "all_gather": "all_gather", "broadcast": "broadcast", "alltoall": "all_to_all", "all_to_all": "all_to_all",
-    "gather": "gather", "scatter": "scatter", "send": "send", "recv": "recv",
-}  # fmt: skip
+    "all_reduce": ("allreduce", "all_reduce"),
+    "reduce_scatter": ("reduce_scatter", "_reduce_scatter"),
+    "reduce": ("reduce",),
+    "all_gather": ("allgather", "_allgather", "all_gather"),
+    "broadcast": ("broadcast",),
+    "all_to_all": ("alltoall", "all_to_all"),
+    **{name: (name,) for name in ("gather", "scatter", "send", "recv")},
+}
 
 
 def _operation(name: str) -> str | None:
-    return next((operation for begin, operation in _OPERATIONS.items() if name.startswith(begin)), None)
+    return next((operation for operation, begins in _OPERATIONS.items() if name.startswith(begins)), None)
 
 
 def _exchange(gpu: GPUState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], group: Any) -> None:

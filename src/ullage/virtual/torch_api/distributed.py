@@ -181,19 +181,23 @@ class Groups:
         self._gpu.memory.held_back = sum(span.size for span in spans.values())
 
     def exchange(
-        self, name: str, group: Any, size: int, until_backward_ends: bool = False, *, peer: int = -1,
+        self,
+        name: str,
+        group: Any,
+        size: int,
+        until_backward_ends: bool = False,
+        *,
+        peer: int = -1,
         of_activations: bool = False,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """A collective of so many bytes begins among several ranks, or with one `peer`; returns its number."""
         ranks, nodes = self._place_of(group)
         if name == "all_to_all":
             for peer in set(range(ranks)) - {group.rank()}:
                 self._connect(group, peer)
-        return self._gpu.communication.begin(
-            name, group.group_name, size, ranks=ranks, nodes=nodes, ranks_per_node=self._ranks_per_node(),
-            stream=self._gpu.memory.stream, until_backward_ends=until_backward_ends, peer=peer,
-            of_activations=of_activations,
-        )  # fmt: skip
+        numbers = {"bytes": size, "ranks": ranks, "nodes": nodes, "ranks_per_node": self._ranks_per_node()}
+        numbers |= {"joins": int(until_backward_ends), "peer": peer, "activations": int(of_activations)}
+        return self._gpu.communication.begin(name, group.group_name, self._gpu.memory.stream, **numbers)
 
     def _ranks_per_node(self) -> int:
         given = self._gpu.environment.get("LOCAL_WORLD_SIZE")

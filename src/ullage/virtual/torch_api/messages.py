@@ -161,11 +161,9 @@ def object_collectives(gpu: GPUState, groups: Any, home: Any) -> dict[str, Any]:
         source = ranks[place] if place is not None else options.get("src") or 0
         return source, f"{what} {source} {ranks[0]}-{ranks[-1]}/{len(ranks)}"
 
-    made = (
-        all_gather_object, gather_object, broadcast_object_list, scatter_object_list, send_object_list,
-        recv_object_list,
-    )  # fmt: skip
-    return {each.__name__: _while_groups_stand(groups, home, each) for each in made}
+    whole = (all_gather_object, gather_object)
+    of_lists = (broadcast_object_list, scatter_object_list, send_object_list, recv_object_list)
+    return {each.__name__: _while_groups_stand(groups, home, each) for each in (*whole, *of_lists)}
 
 
 def _while_groups_stand(groups: Any, home: Any, here: Any) -> Any:

@@ -36,7 +36,7 @@ class Communication:
 
     >>> calls = OperatorCalls()
     >>> order = Communication(calls)
-    >>> _ = order.begin("all_reduce", "world", 8, ranks=2, nodes=1, ranks_per_node=2, stream=0)
+    >>> _ = order.begin("all_reduce", "world", stream=0, bytes=8, ranks=2, nodes=1, ranks_per_node=2)
     >>> order.wait_for(0, order.count)
     >>> [call["operator"] for call in calls.step()["calls"]]
     ['collective.all_reduce', 'collective.wait']
@@ -50,20 +50,14 @@ class Communication:
         self._streams: dict[int, Reached] = {}
         self._writing: OrderedDict[int, int] = OrderedDict()  # the collective that wrote an allocation last
 
-    def begin(
-        self, name: str, group: str, size: int, *, ranks: int, nodes: int, ranks_per_node: int, stream: int,
-        until_backward_ends: bool = False, peer: int = -1, of_activations: bool = False,
-    ) -> int:  # fmt: skip
-        """A collective begins, called on a stream; returns its number."""
+    def begin(self, name: str, group: str, stream: int, **numbers: int) -> int:
+        """A collective begins, called on a stream; returns its number. `numbers` are those of `network.Collective`."""
         self.count += 1
         _remember(self._group_of, self.count, group)
         here = self._calls.position
         begins = here if stream == 0 else max(self.reached(stream).after, self._calls.step_begins)
-        self._calls.add_values(
-            f"collective.{name}", group=self._groups.setdefault(group, len(self._groups)), bytes=size, ranks=ranks,
-            nodes=nodes, ranks_per_node=ranks_per_node, lead=here - begins, joins=int(until_backward_ends),
-            peer=peer, activations=int(of_activations),
-        )  # fmt: skip
+        place = self._groups.setdefault(group, len(self._groups))
+        self._calls.add_values(f"collective.{name}", group=place, lead=here - begins, **numbers)
         return self.count
 
     def remember(self, spans: Iterable[Any], number: int) -> None:

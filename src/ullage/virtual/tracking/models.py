@@ -137,10 +137,8 @@ class Model:
         rows: dict[str, dict[str, Any]] = {}
         for number, path in self.paths.items():
             depth = path.count(".") + 1 if path else 0
-            rows[path] = {
-                "model": self.name, "path": path, "class": self.classes[number], "depth": depth,
-                "output": shapes.get(number), "parameters": 0, "trainable": 0, "kept": 0,
-            }  # fmt: skip
+            where = {"model": self.name, "path": path, "class": self.classes[number], "depth": depth}
+            rows[path] = {**where, "output": shapes.get(number), "parameters": 0, "trainable": 0, "kept": 0}
         for number, path in self.paths.items():
             own = self.weights.get(number, [])
             for place in _upwards(path):

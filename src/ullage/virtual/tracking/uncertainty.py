@@ -157,9 +157,12 @@ def meanings_of(
     [{'what': 'data-dependent shapes at their maximum', 'count': 3, 'covered': True, 'adds': 0}]
     """
     added = {
-        NOTHING: 0, A_TWENTIETH: reserved // UNMEASURED_SHARE, THE_ACTIVATIONS: activations,
-        OTHER_CONNECTIONS: connections, WHAT_IS_CACHED: max(cached, reserved // UNMEASURED_SHARE),
-    }  # fmt: skip
+        NOTHING: 0,
+        A_TWENTIETH: reserved // UNMEASURED_SHARE,
+        THE_ACTIVATIONS: activations,
+        OTHER_CONNECTIONS: connections,
+        WHAT_IS_CACHED: max(cached, reserved // UNMEASURED_SHARE),
+    }
     found: dict[str, dict[str, Any]] = {}
     for (kind, _), count in notes.items():
         meaning = NOTE_MEANINGS.get(kind)
