@@ -48,7 +48,6 @@ ROOMS = [
     "manager",
     "manager.page",
     "manager.slurm",
-    "adapters",
     "research",
     "cli",
     "__main__",
