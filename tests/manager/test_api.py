@@ -342,7 +342,7 @@ _VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
     max_leaves=8,
 )
-_NAMES = ("command", "cwd", "env", "gpus", "memory", "array", "after", "time_limit", "name", "estimate_options", "venv")
+_NAMES = ("command", "cwd", "env", "gpus", "memory", "array", "after", "time_limit", "name", "estimate", "venv")
 
 
 @FUZZ

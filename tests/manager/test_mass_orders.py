@@ -1,21 +1,16 @@
 """Orders for thousands of jobs: one transaction each, and others are answered meanwhile."""
 
 import asyncio
-import contextlib
 import signal
-import sqlite3
 import threading
 
 import pytest
 
 from ullage.errors import NoDaemon
 from ullage.manager.core import scheduler
-from ullage.manager.storage import database as database_module
 from ullage.manager.storage import group_commit
-from ullage.manager.storage.database import Database
 from ullage.manager.storage.group_commit import GroupCommit
 from ullage.manager.storage.history import JobHistory
-from ullage.manager.storage.migrations import MIGRATIONS, SHARED_SPECS
 from ullage.manager.storage.records import State
 
 MANY = 300
@@ -95,25 +90,6 @@ def test_one_of_an_array_can_ask_for_something_else(store):
     store.update(first, spec={"asked": {"command": ["b"]}})
     for jobs in (list(store.jobs.values()), JobHistory(store.database).not_over()):
         assert [job.request["command"] for job in jobs] == [["b"], ["a", "2"]]
-
-
-def test_rows_of_an_older_database_share_what_was_asked_for(tmp_path, monkeypatch):
-    before = MIGRATIONS.index(SHARED_SPECS)
-    monkeypatch.setattr(database_module, "MIGRATIONS", MIGRATIONS[:before])
-    Database(tmp_path).close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as old:
-        for number, (key, asked) in enumerate([("a", "[1]"), ("a", "[1]"), ("a", "[2]"), ("b", "[1]")]):
-            old.execute(
-                "INSERT INTO jobs (submission, part, user, uid, gid, name, state, submitted, priority, exclusive, spec)"
-                " VALUES (?, ?, 'ada', 1, 1, 'x', 'held', 0.0, 0, 0, ?)",
-                (key, number, f'{{"asked": {{"command": {asked}}}}}'),
-            )
-        old.commit()
-    monkeypatch.undo()
-    with contextlib.closing(Database(tmp_path)) as database:
-        jobs = JobHistory(database).not_over()
-        assert [job.spec["asked"]["command"] for job in jobs] == [[1], [1], [2], [1]]
-        assert jobs[0].spec is jobs[1].spec and len({job.spec_id for job in jobs}) == 3
 
 
 @pytest.mark.parametrize(("point", "after"), [("order-before-commit", "queued"), ("order-before-answer", "held")])

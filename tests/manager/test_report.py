@@ -5,7 +5,6 @@ import datetime
 import io
 import json
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -182,7 +181,7 @@ def test_a_user_sees_nobody_else_unless_the_site_says_so(make_here):
     assert [each["user"] for each in ask_as(here, "stranger", by=["user"])["rows"]] == ["others"]
 
 
-def test_the_report_as_a_table_csv_json_and_a_picture(common):
+def test_the_report_as_a_table_csv_and_json(common):
     common.wait(common.script("true", name="<b>&good"))
     common.wait(common.script("exit 3", name="bad"))
     shown = common.cli("report", "--by", "user,name")
@@ -191,9 +190,6 @@ def test_the_report_as_a_table_csv_json_and_a_picture(common):
     assert {each["name"] for each in made["rows"]} >= {"<b>&good", "bad"}
     as_csv = list(csv.DictReader(io.StringIO(common.cli("report", "--by", "name", "--csv"))))
     assert {each["name"]: each["failures"] for each in as_csv}["bad"] == "failed by itself: 1"
-    common.cli("report", "--by", "day,name", "--plot", "hours.svg", "--csv")
-    picture = ElementTree.parse(common.work / "hours.svg")
-    assert any("<b>&good" in text for text in picture.getroot().itertext())
     nothing = common.cli("report", "--since", "2020-01-01", "--until", "2020-02-01")
     assert nothing == "no jobs ran from 2020-01-01 00:00 to 2020-02-01 00:00\n"
 
@@ -213,7 +209,6 @@ def test_a_narrow_terminal_gets_whole_words_and_fewer_columns():
         (["--by", "usr"], "needed one or more of user, day, name and gpu, each once; found 'usr'"),
         (["--since", "soon"], "2026-11-01T08:00, or 7d for seven days ago; found 'soon'"),
         (["--since", "1h", "--until", "2h"], "needed a time to report from that is before the one to report until"),
-        (["--plot", "hours.png"], "--plot: needed the name of an SVG file; found 'hours.png'"),
         (["--csv", "--json"], "needed --csv or --json; found both"),
     ],
 )  # fmt: skip

@@ -1,24 +1,16 @@
 """The database: durable, checked, restorable; a full disk refuses and does not break."""
 
 import contextlib
-import json
 import os
 import shutil
 import sqlite3
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from tests.manager.conftest import JOB
 
 from ullage.errors import DamagedRecord, StoreDamaged, StoreFull
-from ullage.jobs.job_files import JobSpec
-from ullage.manager.running.launcher import Launcher
-from ullage.manager.storage import database as database_module
 from ullage.manager.storage.database import Database
-from ullage.manager.storage.history import JobHistory
-from ullage.virtual.shared_card.cards import Cards
 
 
 def test_a_transaction_is_all_or_nothing(tmp_path):
@@ -232,125 +224,30 @@ def test_the_promise_of_a_running_job_that_cannot_be_read_is_kept_until_it_ends(
     assert served.log() == [f"start {number} 1", f"end {number} 1"]
 
 
-def test_an_older_database_is_migrated_and_a_newer_one_refused(tmp_path, monkeypatch):
-    Database(tmp_path).close()
-    newer = (*database_module.MIGRATIONS, "CREATE TABLE new (x);")
-    monkeypatch.setattr(database_module, "MIGRATIONS", newer)
-    database = Database(tmp_path)
-    assert database.rows("PRAGMA user_version")[0][0] == len(newer) and database.rows("SELECT * FROM new") == []
-    assert (tmp_path / f"backups/state-before-version-{len(newer)}.db").exists()
-    database.close()
-    monkeypatch.undo()
-    with pytest.raises(StoreDamaged, match="newer Ullage"):
-        Database(tmp_path)
-
-
-def test_a_migration_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
-    Database(tmp_path).close()
-    monkeypatch.setattr(database_module, "MIGRATIONS", (*database_module.MIGRATIONS, "CREATE TABLE a (x); BROKEN;"))
-    with pytest.raises(sqlite3.OperationalError):
-        Database(tmp_path)
-    monkeypatch.undo()
-    assert Database(tmp_path).rows("PRAGMA user_version")[0][0] == len(database_module.MIGRATIONS)
-
-
-def test_a_database_of_version_1_is_taken_over_with_all_its_jobs(home):
-    """The file is what a daemon of version 0.1.0 left behind; its held jobs run under this one."""
-    folder = home.folder / "manager"
-    folder.mkdir(parents=True)
-    with contextlib.closing(sqlite3.connect(folder / "state.db")) as old:
-        old.executescript((Path(__file__).parent / "state_version_1.sql").read_text())
-        old.execute("PRAGMA user_version = 1")
-    home.start()
-    finished, failed, unknown = (home.job(number) for number in (1, 2, 3))
-    assert (finished["state"], finished["promise"], finished["attempts"][0]["promise"]) == ("done", 3 << 30, 3 << 30)
-    assert (failed["state"], failed["promise"], failed["exit_code"]) == ("failed", 2 << 30, 1)
-    assert unknown["promise"] is None and unknown["attempts"][0]["exclusive"]
-    assert [job["promise"] for job in home.client.queue()] == [5 << 30, 5 << 30, 1 << 30]
-    home.client.release("4_all", 6)
-    assert [home.wait(number)["state"] for number in (4, 5, 6)] == ["done"] * 3
-    assert home.client.logs("4_2") == "2\n" and home.client.logs(6) == "hello\n"
-    assert (folder / f"backups/state-before-version-{len(database_module.MIGRATIONS)}.db").exists()
-    home.stop()
-    with contextlib.closing(Database(folder)) as database:
-        [job] = JobHistory(database).numbered([6])
-        assert database.rows("SELECT count(*) AS specs FROM specs")[0]["specs"] == 6, "commands differ"
-    assert JobSpec.model_validate(job.request).estimate == {"optimizer": "sgd"}
-
-
-_SPEC = {
-    "asked": {
-        "command": ["sh"], "cwd": "/tmp", "name": "alive", "env": {"MINE": "swordfish"}, "venv": None, "conda": None,
-        "gpus": 1, "memory": 7 << 30, "host_memory": None, "model": None, "batch_size": None, "estimate_options": {},
-        "exclusive": False, "priority": 0, "time_limit": None, "resumable": False, "checkpoint_signal": None,
-        "checkpoint_lead": None, "estimator": None, "mps_threads": None, "mps_memory": None, "umask": 18,
-    },
-    "gpus": 1, "time_limit": None, "limits": {},
-}  # fmt: skip
-
-
-def test_a_running_job_of_version_1_is_adopted_after_all_migrations(home):
-    """With the process that watches it, its promise, its events and a kept estimate; nothing runs again."""
-    folder, token = home.folder / "manager", "0123456789abcdef0123456789abcdef"
-    [card, _] = Cards.create(home.folder / "cards/serve", "2xA100-40GB").cards
-    folder.mkdir(parents=True)
-    launcher = Launcher(folder, home.folder / "run/wake.sock")
-    command = ["/bin/sh", "-c", JOB, "job", str(home.work), "proceed"]
-    env = {"PATH": os.environ["PATH"], "ULLAGE_JOB_ID": "7", "ULLAGE_ATTEMPT_NUMBER": "1", "ULLAGE_ATTEMPT": token}
-    launcher.start(launcher.folder(7, 1), {"token": token, "command": command, "cwd": str(home.work), "env": env})
-    home.until(home.log, "the job to begin without a daemon")
-    with contextlib.closing(sqlite3.connect(folder / "state.db")) as old:
-        old.executescript((Path(__file__).parent / "state_version_1.sql").read_text())
-        job = {
-            "id": 7,
-            "submission": "a key of version 1",
-            "part": 0,
-            "user": "root",
-            "uid": 0,
-            "gid": 0,
-            "name": "alive",
-            "state": "running",
-            "submitted": time.time(),
-            "started": time.time(),
-            "priority": 0,
-            "spec": json.dumps(_SPEC),
-            "need": 7 << 30,
-            "exclusive": 0,
-            "estimate_note": "as its submitter says",
-        }
-        attempt = {
-            "job": 7,
-            "number": 1,
-            "token": token,
-            "state": "running",
-            "slots": json.dumps([card.uuid]),
-            "promised": 7 << 30,
-            "exclusive": 0,
-            "placed": time.time(),
-            "started": time.time(),
-        }
-        for table, row in (("jobs", job), ("attempts", attempt)):
-            names, marks = ", ".join(row), ", ".join("?" * len(row))
-            old.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", list(row.values()))
-        old.execute("INSERT INTO events (time, kind, job, text) VALUES (1.0, 'running', 7, '')")
-        old.execute("INSERT INTO estimates VALUES ('a key', 5, 'a note', 1.0, 1.0)")
-        old.execute("PRAGMA user_version = 1")
-        old.commit()
-    home.start()
-    assert "1 running jobs were adopted" in home.said()
-    alive = home.job(7)
-    assert (alive["state"], alive["promise"], alive["env"]) == ("running", 7 << 30, ["MINE"])
-    assert [gpu["promised"] for gpu in home.client.gpus()] == [7 << 30, 0]
-    home.go()
-    assert home.wait(7)["attempts"][0]["cause"] == "finished"
-    assert home.log() == ["start 7 1", "end 7 1"]
-    assert [event["kind"] for event in home.client.events() if event["job"] == 7] == ["running", "done"]
-    assert home.script("true", hold=True) == 8
-    home.stop()
-    with contextlib.closing(Database(folder)) as database:
-        assert database.rows("PRAGMA user_version")[0][0] == len(database_module.MIGRATIONS) > 2
-        assert database.rows("PRAGMA foreign_key_check") == []
-    assert "swordfish" not in (folder / "state.db").read_bytes().decode(errors="replace")
+@pytest.mark.parametrize("written_by", ["version 0.1.0", "a newer one", "another program"])
+def test_a_database_of_another_version_is_refused_and_left_alone(served, written_by):
+    served.stop()
+    file = served.folder / "manager/state.db"
+    if written_by == "a newer one":
+        damage(served, "PRAGMA user_version = 1000000")
+    else:
+        file.unlink()
+        with contextlib.closing(sqlite3.connect(file)) as old:
+            if written_by == "version 0.1.0":  # what a daemon of that version left behind
+                old.executescript((Path(__file__).parent / "state_version_1.sql").read_text())
+                old.execute("PRAGMA user_version = 1")
+            else:
+                old.execute("CREATE TABLE theirs (x)")
+                old.commit()
+    before = file.read_bytes()
+    said = served.cli("serve", *served.options, code=1)
+    assert said.startswith(f"ullage: {file} is no database of this version of Ullage") and said.count("\n") == 1
+    assert "nothing was changed" in said and file.read_bytes() == before
+    subprocess.run(["sh", "-c", said.partition("or begin anew: ")[2].partition(" && ullage")[0]], check=True)
+    served.options += ["--new-database"]
+    served.start()
+    served.options.remove("--new-database")
+    assert served.answers() and served.client.queue() == []
 
 
 def test_no_room_is_one_message_and_nothing_happened(tmp_path):

@@ -158,14 +158,6 @@ def submit(
         str | None, typer.Option(help="Run this command at the job's end, with what became of it as JSON on its "
                                  "standard input.", metavar="COMMAND", rich_help_panel=TELL)
     ] = None,
-    webhook: Annotated[
-        str | None, typer.Option(help="POST what became of the job to this URL, if the server's settings allow it.",
-                                 metavar="URL", rich_help_panel=TELL)
-    ] = None,
-    mail: Annotated[
-        str | None, typer.Option(help="Send you a mail at the job's end (end), or only if it failed (fail).",
-                                 metavar="end|fail", rich_help_panel=TELL, autocompletion=lambda: ["end", "fail"])
-    ] = None,
     mps_threads: Annotated[
         int | None, typer.Option(help="With 'ullage serve --sharing mps': the job's percentage of the GPU's threads.",
                                  metavar="PERCENT", rich_help_panel=RUN)
@@ -203,7 +195,7 @@ def submit(
         "priority": priority, "hold": hold or None, "time_limit": time_limit, "venv": venv, "conda": conda, "cwd": cwd,
         "output": output, "error": error, "interactive": interactive or None, "resumable": resumable,
         "begin": begin, "retries": retries, "requeue": requeue,
-        "on_end": on_end, "webhook": webhook, "mail": mail,
+        "on_end": on_end,
         "mps_threads": mps_threads, "mps_memory": mps_memory,
     }  # fmt: skip
     spec = _described(list(command), {name: value for name, value in given.items() if value is not None})

@@ -17,7 +17,6 @@ from ullage.units import MIB
 
 try:
     from pydantic import (
-        AliasChoices,
         BaseModel,
         BeforeValidator,
         ConfigDict,
@@ -84,8 +83,7 @@ class JobSpec(BaseModel):
     host_memory: Bytes | None = Field(None, gt=0, le=1 << 60)
     model: _Text | None = None
     batch_size: Int | None = Field(None, ge=1, le=1 << 40)
-    # Called `estimate_options` in submissions of version 0.1 and in their database.
-    estimate: dict[_Text, Any] = Field({}, validation_alias=AliasChoices("estimate", "estimate_options"))
+    estimate: dict[_Text, Any] = {}
     estimator: _Name | None = None
     exclusive: bool = False
     min_speed: float | None = Field(None, ge=0, le=1)
@@ -104,17 +102,10 @@ class JobSpec(BaseModel):
     mps_threads: Int | None = Field(None, ge=1, le=100)
     mps_memory: Bytes | None = Field(None, gt=0, le=1 << 50)
     on_end: list[_Text] | None = Field(None, min_length=1, max_length=MOST_WORDS)
-    webhook: _Text | None = None
-    mail: list[Literal["end", "fail"]] = []
     umask: Int = Field(0o022, ge=0, le=0o777)
     output: _Text | None = None
     error: _Text | None = None
     interactive: bool = False
-
-    @field_validator("mail", mode="before")
-    @classmethod
-    def _kinds(cls, value: Any) -> Any:
-        return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
     @field_validator("command", "on_end", mode="before")
     @classmethod
@@ -268,7 +259,7 @@ POSITIONS = ("model", "dataset", "batch_size", "policy", "gpus", "measured", "ho
 KEYS = (
     "model", "batch_size", "policy", "gpus", "dataset", "memory", "name", "cwd", "venv", "conda", "priority",
     "time_limit", "array", "throttle", "after", "begin", "retries", "requeue", "estimator", "cores", "host_memory",
-    "resumable", "hold", "checkpoint_signal", "checkpoint_lead", "on_end", "webhook", "mail", "min_speed",
+    "resumable", "hold", "checkpoint_signal", "checkpoint_lead", "on_end", "min_speed",
 )  # fmt: skip
 _FIGURES = POSITIONS[5:]
 _KEYED = re.compile(r"([A-Za-z_][A-Za-z_ -]*?)\s*:(\s.*|)", re.DOTALL)

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from ullage.errors import InvalidValue
 from ullage.jobs.validation import Bytes, Seconds, checked
@@ -117,8 +117,7 @@ class FairnessSettings(_Part):
     slot: Seconds | None = Field(default=None, gt=0)
     checkpoint_lead: Seconds = Field(default=600.0, ge=0)
     checkpoint_extension: Seconds = Field(default=600.0, ge=0)
-    # Called `usage_window` in settings of version 0.1.
-    half_life: Seconds = Field(default=86400.0, gt=0, validation_alias=AliasChoices("half_life", "usage_window"))
+    half_life: Seconds = Field(default=86400.0, gt=0)
 
 
 class AccessSettings(_Part):
@@ -148,38 +147,12 @@ class LimitSettings(_Part):
 
 
 class NotifySettings(_Part):
-    """How the ends of jobs are told: a command of the site's own, and what jobs may ask for.
-
-    `webhooks` are how URLs may begin; none is allowed by default. Mails go to `USER@mail_domain`, or to `USER`.
-    """
+    """How the ends of jobs are told: a command of the site's own, and those that jobs may ask for."""
 
     hook: list[str] | None = Field(default=None, min_length=1)
     hook_timeout: Seconds = Field(default=30.0, gt=0, le=3600)
     commands: bool = True
     command_timeout: Seconds = Field(default=60.0, gt=0, le=3600)
-    webhooks: list[Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.:\[\]-]+(/[!-~]*)?$")]] = []
-    webhook_timeout: Seconds = Field(default=10.0, gt=0, le=300)
-    smtp: str | None = Field(default=None, pattern=r"^[A-Za-z0-9.:-]+:[0-9]{1,5}$")
-    smtp_tls: bool = False
-    sendmail: str | None = Field(default=None, pattern=r"^/")
-    sender: str = Field(default="ullage@localhost", pattern=r"^[!-~]+@[!-~]+$")
-    mail_domain: str | None = Field(default=None, pattern=r"^[A-Za-z0-9.-]+$")
-    mail_timeout: Seconds = Field(default=30.0, gt=0, le=300)
-    retry_after: Seconds = Field(default=10.0, gt=0)
-    give_up_after: Seconds = Field(default=86400.0, ge=0)
-
-    @property
-    def mails(self) -> bool:
-        """Whether mails can be sent."""
-        return self.smtp is not None or self.sendmail is not None
-
-    def address(self, user: str) -> str:
-        """Where mails to a user go.
-
-        >>> NotifySettings(mail_domain="example.org").address("ann")
-        'ann@example.org'
-        """
-        return user if self.mail_domain is None else f"{user}@{self.mail_domain}"
 
 
 class ApiSettings(_Part):

@@ -19,25 +19,20 @@ from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights
-from ullage.manager.running.deliveries import DeliveryResult, allowed_url, by_command, by_mail, by_webhook
+from ullage.manager.running.deliveries import DeliveryResult, by_command
 from ullage.manager.running.environment import least_environment
 from ullage.manager.settings import NotifySettings
 from ullage.manager.storage.job_store import EndNote
-from ullage.manager.storage.records import JobRecord, Notification, State
+from ullage.manager.storage.records import JobRecord, Notification
 
 _AT_ONCE = 4
-_LOOK = 5.0  # seconds between two looks for what is to be tried again
-_LONGEST_PAUSE = 3600.0
+_LOOK = 5.0  # seconds between two looks, should the disk have been full
 
 Commit = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 def check_notifications(spec: JobSpec, settings: NotifySettings) -> None:
     """Refuse a job that asks to be told of in a way that this site does not have."""
-    if spec.webhook is not None:
-        allowed_url(spec.webhook, settings.webhooks)
-    if spec.mail and not settings.mails:
-        raise InvalidValue("needed no mail: this site sends none (notify.smtp or notify.sendmail in the settings)")
     if spec.on_end is not None and not settings.commands:
         raise InvalidValue("needed no command at the end: this site runs none (notify.commands in the settings)")
 
@@ -59,9 +54,8 @@ class Notifier:
         self._woken = asyncio.Event()
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._busy: dict[tuple[int, str], asyncio.Task[None]] = {}  # who is being told by what
-        self._results: dict[
-            int, DeliveryResult
-        ] = {}  # of what is not crossed out yet: a full disk is no second telling
+        # Of what is not crossed out yet: a full disk is no second telling.
+        self._results: dict[int, DeliveryResult] = {}
 
     def of_end(self, job: JobRecord) -> Iterator[EndNote]:
         """By what the end of a job is to be told, and where to; for the transaction that ends it."""
@@ -70,11 +64,6 @@ class Notifier:
             found.append(("hook", {}))
         if job.asked("on_end"):
             found.append(("command", {"command": job.asked("on_end"), "cwd": job.asked("cwd")}))
-        if job.asked("webhook"):
-            found.append(("webhook", {"url": job.asked("webhook")}))
-        wanted = job.asked("mail") or []
-        if "end" in wanted or "fail" in wanted and job.state is State.FAILED:
-            found.append(("mail", {"address": self._settings.address(job.user)}))
         if found:
             self._context.store.afterwards(self._woken.set)
         facts = facts_of(job)
@@ -85,7 +74,7 @@ class Notifier:
         while True:
             self._woken.clear()
             try:
-                due = await asyncio.to_thread(self._context.store.history.due_notifications, self._context.clock())
+                due = await asyncio.to_thread(self._context.store.history.notifications)
             except Exception as error:  # what is wrong with the disk is said by the step
                 due = {}
                 if not isinstance(error, UllageError):
@@ -124,12 +113,6 @@ class Notifier:
 
     def _by_kind(self, each: Notification) -> DeliveryResult:
         settings, facts = self._settings, {"id": f"{each.job}-{each.id}", **each.facts}
-        if each.kind == "webhook":
-            return by_webhook(each.target["url"], facts, settings)
-        if each.kind == "mail":
-            if not settings.mails:
-                return DeliveryResult(False, "this site sends no mail any more")
-            return by_mail(each.target["address"], facts, settings)
         if each.kind == "command":
             env, given = least_environment(each.uid), rights(each.uid, each.gid)
             command, cwd = each.target["command"], each.target["cwd"]
@@ -139,15 +122,9 @@ class Notifier:
         return by_command(settings.hook, facts, least_environment(os.getuid()), None, {}, settings.hook_timeout)
 
     def _settle(self, each: Notification, result: DeliveryResult) -> None:
-        """Cross it out, or say when to try again; with an event either way."""
-        now = self._context.clock()
-        if result.again and now - each.made < self._settings.give_up_after:
-            pause = min(_LONGEST_PAUSE, self._settings.retry_after * 2.0**each.tries)
-            self._context.store.postpone_notification(each, now + pause)
-            return
-        given_up = " (given up)" if result.again else ""
+        """Cross it out, with an event."""
         kind = "notified" if result.done else "not notified"
-        self._context.store.settle_notification(each, kind, f"{each.kind}: {result.text}{given_up}")
+        self._context.store.settle_notification(each, kind, f"{each.kind}: {result.text}")
 
 
 async def _in_thread(work: Callable[[], DeliveryResult]) -> DeliveryResult:

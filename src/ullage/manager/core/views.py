@@ -46,7 +46,7 @@ def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine:
     if whole and mine:
         names = ("command", "cwd", "venv", "conda", "memory", "host_memory", "model", "batch_size", "time_limit",
                  "resumable", "mps_threads", "mps_memory", "begin", "retries", "requeue",
-                 "on_end", "webhook", "mail")  # fmt: skip
+                 "on_end")  # fmt: skip
         variables = asked.get("env") or job.spec.get("variables", [])
         shown |= {name: asked.get(name) for name in names} | {"env": sorted(variables)}
         shown["breakdown"] = None if job.breakdown is None else json.loads(job.breakdown)

@@ -38,7 +38,7 @@ class Changes:
         self.specs: dict[int, dict[str, Any]] = {}
         self.submissions: dict[str, list[JobRecord]] = {}
         self.events: list[tuple[float, str, int | None, int | None, str]] = []  # time, kind, job, attempt, text
-        self.notifications: list[tuple[int, str, str, str, float, float]] = []  # job, kind, target, facts, made, due
+        self.notifications: list[tuple[int, str, str, str]] = []  # job, kind, target, facts
         self.come: Counter[int] = Counter()  # jobs that come into the queue, by user
         self.last_job = 0  # the highest number of a new one
         self.afterwards: list[Callable[[], None]] = []
@@ -116,8 +116,7 @@ class Changes:
             yield "INSERT OR REPLACE INTO works VALUES (?, ?, ?, ?)", works
         yield from self._others
         if self.notifications:
-            columns = "job, kind, target, facts, made, due"
-            yield f"INSERT INTO notifications ({columns}) VALUES (?, ?, ?, ?, ?, ?)", self.notifications
+            yield "INSERT INTO notifications (job, kind, target, facts) VALUES (?, ?, ?, ?)", self.notifications
         if self.events:
             yield "INSERT INTO events (time, kind, job, attempt, text) VALUES (?, ?, ?, ?, ?)", self.events
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, StoreDamaged, StoreFull
-from ullage.manager.storage.migrations import MIGRATIONS
+from ullage.manager.storage.schema import TABLES, VERSION
 
 FILE, BACKUPS, JOBS = "state.db", "backups", "jobs"
 LOGS = ("-wal", "-shm")  # what SQLite keeps beside the file
@@ -26,7 +26,7 @@ NEWEST_KEPT, DAYS_KEPT, WEEKS_KEPT = 3, 7, 4
 
 
 class Database:
-    """Opens, checks and migrates the database of a folder; `transaction` is the only way to write.
+    """Opens and checks the database of a folder; `transaction` is the only way to write.
 
     >>> import tempfile
     >>> with contextlib.closing(Database(Path(tempfile.mkdtemp()))) as store:
@@ -53,7 +53,7 @@ class Database:
             else:
                 self._check_nothing_was_lost(new)
             self._connection = self._connect()
-            self._migrate()
+            self._make_tables()
             self._identity = self._on_disk()
 
     def _check_nothing_was_lost(self, new: bool) -> None:
@@ -92,21 +92,20 @@ class Database:
             )
         with contextlib.closing(sqlite3.connect(f"{self.file.resolve().as_uri()}?mode=ro", uri=True)) as reader:
             found = str(reader.execute("PRAGMA integrity_check(1)").fetchone()[0])
+            version = reader.execute("PRAGMA user_version").fetchone()[0]
+            is_empty = reader.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
         if found != "ok":
             raise self._damaged(found.splitlines()[-1])
-
-    def _migrate(self) -> None:
-        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > len(MIGRATIONS):
+        if version != VERSION and not is_empty:
             raise StoreDamaged(
-                f"{self.file} was written by a newer Ullage (its version {version}, this one reads up to "
-                f"{len(MIGRATIONS)}); nothing was changed. Install that version again"
+                f"{self.file} is no database of this version of Ullage (its version {version}, this one reads "
+                f"{VERSION}); nothing was changed. Install the version that wrote it, or begin anew: "
+                f"{self._aside()} && ullage serve --new-database"
             )
-        if 0 < version < len(MIGRATIONS):
-            self.back_up(f"before-version-{len(MIGRATIONS)}")
-        for number in range(version, len(MIGRATIONS)):
-            script = f"BEGIN IMMEDIATE; {MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;"
-            self._connection.executescript(script)
+
+    def _make_tables(self) -> None:
+        if self._connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+            self._connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -205,10 +204,10 @@ class Database:
             f"that it knew is in {copy}. To go on with that: {self._aside()} && {self._back(copy)}"
         )
 
-    def back_up(self, label: str | None = None) -> Path:
+    def back_up(self) -> Path:
         """A consistent copy beside the database; of the others, those are kept that `kept_copies` names."""
         self.backups.mkdir(mode=0o700, exist_ok=True)
-        target = self.backups / f"state-{label or _stamp()}.db"
+        target = self.backups / f"state-{_stamp()}.db"
         unfinished = target.with_suffix(".new")
         with self._explained():
             copy = sqlite3.connect(unfinished)

@@ -206,16 +206,16 @@ class JobHistory:
             found.append(Reservation(**{**dict(row), **lists}))
         return found
 
-    def due_notifications(self, now: float) -> dict[tuple[int, str], list[Notification]]:
-        """What is to be told now, the oldest first, a few for each user and kind; the site's hook is one of them."""
+    def notifications(self) -> dict[tuple[int, str], list[Notification]]:
+        """What is to be told, the oldest first, a few for each user and kind; the site's hook is one of them."""
         rows = self._database.rows(
             "SELECT * FROM (SELECT n.*, j.uid, j.gid, row_number() OVER (PARTITION BY j.uid, n.kind ORDER BY n.id) "
-            "AS place FROM notifications n JOIN jobs j ON j.id = n.job WHERE n.due <= ?) WHERE place <= ? ORDER BY id",
-            (now, _AT_ONCE),
+            "AS place FROM notifications n JOIN jobs j ON j.id = n.job) WHERE place <= ? ORDER BY id",
+            (_AT_ONCE,),
         )
         found: dict[tuple[int, str], list[Notification]] = {}
         for row in rows:
-            values = {name: row[name] for name in ("id", "job", "uid", "gid", "kind", "made", "tries")}
+            values = {name: row[name] for name in ("id", "job", "uid", "gid", "kind")}
             contents = {name: json.loads(row[name]) for name in ("target", "facts")}
             found.setdefault((row["uid"], row["kind"]), []).append(Notification(**values, **contents))
         return found

@@ -328,17 +328,11 @@ class JobStore:
 
     def _note_end(self, job: JobRecord) -> None:
         """What is to be told of an end, in the transaction that ends the job."""
-        now = self._clock()
         for kind, target, facts in self.on_end(job):
-            self._now.notifications.append((job.id, kind, stored(target), stored(facts), now, now))
-
-    def postpone_notification(self, each: Notification, due: float) -> None:
-        """It could not be told; try again then."""
-        with self.transaction():
-            self._now.add("UPDATE notifications SET tries = tries + 1, due = ? WHERE id = ?", (due, each.id))
+            self._now.notifications.append((job.id, kind, stored(target), stored(facts)))
 
     def settle_notification(self, each: Notification, kind: str, text: str) -> None:
-        """It was told, or is given up."""
+        """It was told, or cannot be."""
         with self.transaction():
             self._now.add("DELETE FROM notifications WHERE id = ?", (each.id,))
             self._now.events.append((self._clock(), kind, each.job, None, text))
@@ -391,7 +385,7 @@ class JobStore:
                 "reads": json.loads(zlib.decompress(row["reads"])),
                 "own_failure": bool(row["own_failure"]),
                 "utilization": json.loads(row["utilization"]),
-                "breakdown": json.loads(row["breakdown"] or "{}"),
+                "breakdown": json.loads(row["breakdown"]),
                 "by_rank": tuple(json.loads(row["by_rank"])),
             }
             for row in map(dict, rows)

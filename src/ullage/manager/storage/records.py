@@ -283,7 +283,7 @@ class Reservation:
 
 @dataclass(frozen=True, kw_only=True)
 class Notification:
-    """That the end of a job is to be told: by what (hook, command, webhook, mail), where to, and the facts."""
+    """That the end of a job is to be told: by what (hook, command), which command where, and the facts."""
 
     id: int
     job: int
@@ -292,8 +292,6 @@ class Notification:
     kind: str
     target: dict[str, Any]
     facts: dict[str, Any]
-    made: float
-    tries: int
 
 
 STARTING, RUNNING, ENDED = "starting", "running", "over"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from ullage.manager.storage.changes import Changes
 from ullage.manager.storage.database import Database
-from ullage.manager.storage.migrations import DROP_ENVIRONMENT
 from ullage.manager.storage.records import JobRecord, stored
+from ullage.manager.storage.schema import DROP_ENVIRONMENT
 
 
 class SpecUse:
@@ -46,7 +46,7 @@ class SpecUse:
         left |= {spec_id for spec_id, number in more.items() if number < 0}
         over = [(spec_id,) for spec_id in left if self._live[spec_id] + more[spec_id] == 0]
         if over:
-            changes.add(f"{DROP_ENVIRONMENT} id = ?", *over)
+            changes.add(DROP_ENVIRONMENT, *over)
             changes.add(
                 "DELETE FROM specs WHERE id = ? AND NOT EXISTS (SELECT 1 FROM jobs WHERE spec_id = specs.id)", *over
             )
