@@ -114,9 +114,9 @@ def _needed_by(name, seen=None):
 
 @pytest.fixture(scope="session")
 def _warm_processes():
-    from ullage.sandbox.warm import WarmProcesses
+    from ullage.sandbox.worker_pool import WorkerPool
 
-    warm = WarmProcesses(["ullage.estimation.scripts.child"])
+    warm = WorkerPool(["ullage.estimation.scripts.child"])
     yield warm
     warm.close()
 

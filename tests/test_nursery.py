@@ -10,7 +10,7 @@ from tests import nursery
 from tests.manager.conftest import until
 from tests.paths import ROOT, shown_to_all
 
-from ullage.sandbox.process_tree import stat_field
+from ullage.sandbox.process_identity import stat_field
 
 STARTS = """
 import os, sys, time

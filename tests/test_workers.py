@@ -10,7 +10,7 @@ import pytest
 from tests.manager.conftest import until
 from tests.paths import ROOT
 
-from ullage.sandbox.process_tree import stat_field
+from ullage.sandbox.process_identity import stat_field
 
 CONFTEST = 'pytest_plugins = ["tests.workers"]\nfrom tests import workers\nworkers.GRACE = 2.0\n'
 GOOD = "import pytest\n@pytest.mark.parametrize('n', range(20))\ndef test_good(n):\n    pass\n"

@@ -11,7 +11,7 @@ import ullage
 from ullage.errors import InvalidValue, ScriptFailed, UnknownName
 from ullage.estimation.planning.clusters import read_gpus
 from ullage.estimation.scripts.parent import many_runs
-from ullage.sandbox.guard import Private
+from ullage.sandbox.guard import Sandbox
 from ullage.sandbox.parent import run
 
 LLAMA = {
@@ -245,7 +245,7 @@ def test_a_script_that_fails_on_some_numbers_of_gpus_says_so_there(of_script):
 def test_a_script_that_fails_on_all_is_an_error_and_each_row_was_forked_from_a_process_with_pytorch(of_script):
     with pytest.raises(ScriptFailed, match="train.py fails: ValueError: I need two GPUs") as told:
         of_script("broken")
-    if "forked: False" in str(told.value) and run("os.path:split", {}, private=Private()).private != "overlays":
+    if "forked: False" in str(told.value) and run("os.path:split", {}, private=Sandbox()).private != "overlays":
         pytest.skip("this system refuses namespaces or overlays")
     assert "forked: True" in str(told.value)
 

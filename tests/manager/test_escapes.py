@@ -12,7 +12,7 @@ import pytest
 from tests.manager.conftest import SOURCE
 
 from ullage.manager.running.cgroups import Cgroups, own_root
-from ullage.sandbox.process_tree import remove_cgroup
+from ullage.manager.running.process_tree import remove_cgroup
 
 # Leaves a process with another parent, session and name, no open file and no environment, and stays. The next attempt
 # writes down whether that one still lives.
@@ -117,7 +117,7 @@ def test_what_a_process_takes_that_dropped_its_marks_counts_as_its_jobs(served):
 AS_NOBODY = """
 import os, pwd, signal, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
-from ullage.sandbox.process_tree import cgroup_members, kill_cgroup
+from ullage.manager.running.process_tree import cgroup_members, kill_cgroup
 from ullage.manager.running.cgroups import Cgroups
 user = pwd.getpwnam("nobody")
 os.setgroups([]); os.setgid(user.pw_gid); os.setuid(user.pw_uid)

@@ -30,7 +30,7 @@ from ullage.manager.core.estimates import (
 )
 from ullage.manager.settings import EstimateSettings
 from ullage.sandbox import parent
-from ullage.sandbox.guard import Private
+from ullage.sandbox.guard import Sandbox
 from ullage.sandbox.parent import Outcome
 from ullage.sandbox.process_identity import start_of
 from ullage.sandbox.recording import Reads
@@ -175,7 +175,7 @@ def for_all_users(monkeypatch):
     if found is None:
         pytest.skip("needs a Python that every user can run")
     monkeypatch.setattr(sys, "executable", found[0])
-    monkeypatch.setattr("ullage.sandbox.starting.HOME", found[1].partition(os.pathsep)[0])
+    monkeypatch.setattr("ullage.sandbox.spawn.HOME", found[1].partition(os.pathsep)[0])
     monkeypatch.setenv("PYTHONPATH", found[1])
     return found[1]
 
@@ -466,7 +466,7 @@ def test_the_next_estimate_is_forked_from_a_process_that_waits(tmp_path, other_p
     notes = [answer.note for _, answer in make_all(requests, at_once=1)]
     why = "(line 3 of train.py: raise ValueError('ullage.estimation.jobs.child' in sys.modules))"
     forked = notes[1].startswith("not estimated: train.py fails: ValueError: True")
-    if not forked and parent.run("os.path:split", {}, private=Private(), cwd=str(tmp_path)).private != "overlays":
+    if not forked and parent.run("os.path:split", {}, private=Sandbox(), cwd=str(tmp_path)).private != "overlays":
         pytest.skip("this system refuses namespaces or overlays")
     assert notes == [f"not estimated: train.py fails: ValueError: {seen} {why}" for seen in (False, True)]
     assert not (tmp_path / "made").exists()

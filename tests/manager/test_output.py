@@ -9,7 +9,7 @@ import sys
 import pytest
 from tests.manager.test_users import as_user, shared  # noqa: F401
 
-from ullage.sandbox.output import OutputFile, parts_of, read_end, read_piece
+from ullage.manager.running.output import OutputFile, parts_of, read_end, read_piece
 
 
 def test_the_first_part_and_the_newest_ones_are_kept_and_places_stay(tmp_path):

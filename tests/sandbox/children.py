@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 
 from ullage.errors import InvalidValue
-from ullage.sandbox import child, waiting
-from ullage.sandbox.guard import Private
+from ullage.sandbox import child
+from ullage.sandbox.guard import Sandbox
 from ullage.sandbox.limits import Limits
 from ullage.sandbox.parent import run
+from ullage.sandbox.spawn import can_fork
 
 
 def echo(request):
@@ -242,14 +243,14 @@ def saves_for_ever(request):
 
 
 def asks_a_nested_one(request):
-    outcome = run("children:changes_files", request, private=Private())
+    outcome = run("children:changes_files", request, private=Sandbox())
     return {**(outcome.answer or {"failure": outcome.failure}), "nested": outcome.private, "pid": os.getpid()}
 
 
 def where(request):
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
-        "folder": os.getcwd(), "user": os.getuid(), "groups": os.getgroups(), "forked": waiting.can_fork(),
+        "folder": os.getcwd(), "user": os.getuid(), "groups": os.getgroups(), "forked": can_fork(),
         "capabilities": sum(int(status[kind], 16) for kind in ("CapEff", "CapPrm", "CapInh", "CapAmb")),
     }  # fmt: skip
 

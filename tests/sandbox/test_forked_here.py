@@ -136,7 +136,7 @@ child = ForkedHere(starts_another(Path({pids!r})))
 if {still}:
     while not Path({pids!r}).exists():
         time.sleep(0.01)
-    child.hold_still()
+    child.set_suspended()
     Path({pids!r} + ".still").touch()
 child.read()
 """

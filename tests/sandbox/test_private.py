@@ -10,32 +10,32 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ullage.sandbox import world
-from ullage.sandbox.guard import Private
+from ullage.sandbox import overlay
+from ullage.sandbox.guard import Sandbox
 from ullage.sandbox.limits import Limits
 from ullage.sandbox.parent import run, start
-from ullage.sandbox.warm import WarmProcesses
+from ullage.sandbox.worker_pool import WorkerPool
 
 PRELOADED = "wave"  # nothing else imports it
 MODES = {
-    "overlays": Private(),
-    "forked": Private(),  # as the one before, but from a process that waits
-    "redirection": Private(overlays=False),
-    "without the kernel": Private(overlays=False, namespaces=False),
+    "overlays": Sandbox(),
+    "forked": Sandbox(),  # as the one before, but from a process that waits
+    "redirection": Sandbox(overlays=False),
+    "without the kernel": Sandbox(overlays=False, namespaces=False),
 }
 
 
 @pytest.fixture(scope="module")
 def possible(tmp_path_factory):
     """The means that this system lets us use."""
-    tried = run("os.path:split", {}, private=Private(), cwd=str(tmp_path_factory.mktemp("tried")))
+    tried = run("os.path:split", {}, private=Sandbox(), cwd=str(tmp_path_factory.mktemp("tried")))
     more = ["forked", "redirection"] if tried.private == "overlays" else []
     return {tried.private, "without the kernel", *more}
 
 
 @pytest.fixture(scope="module")
 def warm():
-    processes = WarmProcesses([PRELOADED])
+    processes = WorkerPool([PRELOADED])
     yield processes
     processes.close()
 
@@ -107,13 +107,13 @@ from pathlib import Path
 sys.path.insert(0, {here!r})
 from ullage.sandbox import kernel
 from ullage.sandbox.environment import environment
-from ullage.sandbox.guard import Private
+from ullage.sandbox.guard import Sandbox
 from ullage.sandbox.parent import run
 kernel.call("unshare", 0x00020000)
 kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
 kernel.mount("none", "data", "tmpfs")
 Path("data/file").write_text("of another disk")
-outcome = run("children:writes_beside_a_mount", {{}}, env=environment(import_from=sys.path), private=Private())
+outcome = run("children:writes_beside_a_mount", {{}}, env=environment(import_from=sys.path), private=Sandbox())
 print(outcome.private, outcome.answer or outcome, Path("data/file").read_text())
 """
 
@@ -178,13 +178,13 @@ def test_everything_ends_with_a_killed_parent(private, folder, env, until):
     code = f"""
 import sys
 sys.path.insert(0, {sys.path[0]!r})
-from ullage.sandbox.guard import Private
+from ullage.sandbox.guard import Sandbox
 from ullage.sandbox.environment import environment
 from ullage.sandbox.parent import run
-from ullage.sandbox.warm import WarmProcesses
+from ullage.sandbox.worker_pool import WorkerPool
 request = {{"code": "import time; mark = '{mark}'; time.sleep(600)", "file": "last.pt"}}
 run("children:saves_for_ever", request, env=environment(import_from=sys.path), private={private!r},
-    warm={"WarmProcesses([])" if run.__kwdefaults__["warm"] else None})
+    warm={"WorkerPool([])" if run.__kwdefaults__["warm"] else None})
 """
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=folder)
     until(lambda: running(mark) or parent.poll() is not None, "the child has begun")
@@ -266,7 +266,7 @@ def test_the_users_own_code_runs_in_the_world_and_not_before(private, tmp_path, 
 
 
 def test_this_process_is_in_no_world():
-    assert not world.is_private()
+    assert not overlay.is_private()
 
 
 def test_a_process_that_waits_saves_the_imports_and_keeps_nothing(possible, warm, env, folder):
@@ -275,7 +275,7 @@ def test_a_process_that_waits_saves_the_imports_and_keeps_nothing(possible, warm
     seen = []
     for number in range(2):
         given = {**env, "SSH_TTY": f"/dev/pts/{number}", "NOT_READ_ON_IMPORT": str(number)}
-        outcome = run("children:leaves_a_trace", {"module": PRELOADED}, env=given, private=Private(), warm=warm)
+        outcome = run("children:leaves_a_trace", {"module": PRELOADED}, env=given, private=Sandbox(), warm=warm)
         seen.append(outcome.answer)
     assert [each["loaded"] for each in seen] == [True, True]
     assert [each["terminal"] for each in seen] == ["/dev/pts/0", "/dev/pts/1"]
@@ -286,17 +286,17 @@ def test_what_changes_what_is_imported_is_imported_anew(possible, warm, env, tmp
     if "forked" not in possible:
         pytest.skip("this system refuses namespaces or overlays")
     module = tmp_path / "of_the_user.py"
-    own = WarmProcesses([module.stem])
+    own = WorkerPool([module.stem])
     try:
         for text in ("first", "second and longer"):
             module.write_text(f"text = {text!r}")
             given = {**env, "PYTHONPATH": f"{tmp_path}:{env['PYTHONPATH']}"}
-            outcome = run("children:text_of", {"module": module.stem}, env=given, private=Private(), warm=own)
+            outcome = run("children:text_of", {"module": module.stem}, env=given, private=Sandbox(), warm=own)
             assert outcome.answer == {"text": text}
         module.write_text("import os; text = os.environ['TEXT']")
         for text in ("by a variable", "by another"):
             outcome = run(
-                "children:text_of", {"module": module.stem}, env={**given, "TEXT": text}, private=Private(), warm=own
+                "children:text_of", {"module": module.stem}, env={**given, "TEXT": text}, private=Sandbox(), warm=own
             )
             assert outcome.answer == {"text": text}
     finally:

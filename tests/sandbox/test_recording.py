@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ullage.sandbox.guard import Private
+from ullage.sandbox.guard import Sandbox
 from ullage.sandbox.parent import run
 from ullage.sandbox.recording import Reads, digest, signature
 
@@ -18,7 +18,7 @@ def project(tmp_path):
     return tmp_path
 
 
-@pytest.fixture(params=[Private(), None], ids=["private", "open"])
+@pytest.fixture(params=[Sandbox(), None], ids=["private", "open"])
 def recorded(request, env, project):
     given = {**env, "PYTHONPATH": f"{project}:{env['PYTHONPATH']}", "BATCH": "8", "OTHER": "1", "CUDA_X": "1"}
     outcome = run(

@@ -14,13 +14,13 @@ from tests.paths import public_python
 ANN, BOB = "games", "daemon"
 RUN = """
 import json, sys
-from ullage.sandbox.guard import Private
+from ullage.sandbox.guard import Sandbox
 from ullage.sandbox.parent import run
-from ullage.sandbox.warm import WarmProcesses
+from ullage.sandbox.worker_pool import WorkerPool
 order = json.loads(sys.argv[1])
-private = None if order["private"] is None else Private(**order["private"])
+private = None if order["private"] is None else Sandbox(**order["private"])
 outcome = run("children:" + order["name"], order["request"], env=order["env"], cwd=order["cwd"],
-              rights=order["rights"], private=private, warm=WarmProcesses([]) if order["forked"] else None)
+              rights=order["rights"], private=private, warm=WorkerPool([]) if order["forked"] else None)
 print(json.dumps([outcome.answer, outcome.failure, outcome.private, outcome.output]))
 """
 PRIVATE = {"overlays": {}, "forked": {}, "redirection": {"overlays": False, "namespaces": False}, "open": None}

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ullage.sandbox.handover import Line
+from ullage.sandbox.fd_channel import FdChannel
 
 
 def network(num_classes: int = 10) -> Any:
@@ -23,7 +23,7 @@ def network(num_classes: int = 10) -> Any:
 
 def serve(request: dict[str, Any]) -> None:
     told = json.loads(Path(os.environ["ULLAGE_ANSWERS"]).read_text())
-    line = Line(request["line"])
+    line = FdChannel(request["line"])
     with open(told["log"], "a") as log:
         log.write(f"start {os.environ['CUDA_VISIBLE_DEVICES']}\n")
         log.flush()

@@ -148,7 +148,7 @@ class _Sitting:
 
     def _pass_on(self, by_hand: bool) -> dict[str, Any] | None:
         """How the job ended; `None` if its user left it."""
-        from ullage.sandbox.terminal import ENDED, PRINTED, frames
+        from ullage.manager.running.terminal import ENDED, PRINTED, frames
 
         arrived = bytearray()
         while True:
@@ -171,7 +171,7 @@ class _Sitting:
 
     def _type(self, data: bytes, by_hand: bool) -> bool:
         """Send what was typed; false if it says to leave. Input from a file ends as a person would end it."""
-        from ullage.sandbox.terminal import TYPED, frame
+        from ullage.manager.running.terminal import TYPED, frame
 
         before, leave, _ = data.partition(DETACH) if by_hand else (data, b"", b"")
         self._typing = bool(data)
@@ -180,7 +180,7 @@ class _Sitting:
 
     @contextlib.contextmanager
     def _following_the_window(self) -> Iterator[None]:
-        from ullage.sandbox.terminal import WINDOW, frame, window
+        from ullage.manager.running.terminal import WINDOW, frame, window
 
         def tell(number: int, at: FrameType | None) -> None:
             try:

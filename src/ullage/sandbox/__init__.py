@@ -1,9 +1,7 @@
 """Child processes for Ullage's own work: private worlds, limits, messages, death with the parent, and what was read.
 
-`parent` starts and watches a child, `child` is what runs inside it, `forking` saves the imports by forking. `guard`
-shuts a child in: into a `world` made by the `kernel`, or by `redirection`. `recording` notes what it read. Callers
-bring a function and a request; everything about the process itself belongs here.
-
-`process_tree`, `job_watch`, `output`, `terminal` and `conda` are what a job's supervisor is made of. It runs without
-installed packages, so these need the standard library only.
+In: a function (`MODULE:FUNCTION`) and a request of plain values. Out: its answer, or one sentence that says how it
+ended. Whatever the function does, nothing of it is left outside, and nothing that it starts outlives its asker.
+`parent` starts and watches a child, `child` is what runs inside it, `spawn` and `worker_pool` start or fork it. `guard`
+shuts it in: into an `overlay` made by the `kernel`, or by `redirection`. `recording` notes what it read.
 """

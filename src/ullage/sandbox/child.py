@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -14,8 +15,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ullage.sandbox import world
-from ullage.sandbox.collector import importing
+from ullage.sandbox import overlay
+from ullage.sandbox.gc_control import importing
 from ullage.sandbox.process_identity import Process, is_alive
 from ullage.sandbox.protocol import Channel
 
@@ -37,8 +38,8 @@ def main(entry: str, channel: str, told: str) -> None:
         from ullage.sandbox import redirection
 
         redirection.start(options["redirect"], network=options["network"])
-    elif world.is_private():
-        world.mend_renames()
+    elif overlay.is_private():
+        overlay.patch_renames()
     with open(0, "rb", closefd=False) as given:
         if given.seekable():
             given.seek(0)  # it is shared with a child that was to be this one and may have read it
@@ -110,6 +111,17 @@ def function_named(entry: str) -> Callable[..., Any]:
     for part in name.split("."):
         found = getattr(found, part)
     return found  # type: ignore[no-any-return]
+
+
+def run_command(request: dict[str, Any]) -> dict[str, Any]:
+    """An entry: run `command` in `env` with `text` on its standard input; return its exit code or why it failed."""
+    command, nothing = request["command"], subprocess.DEVNULL
+    try:
+        text = request["text"].encode()
+        done = subprocess.run(command, input=text, env=request["env"], check=False, stdout=nothing, stderr=nothing)
+    except OSError as error:
+        return {"failed": f"cannot run {command[0]}: {error.strerror}"}
+    return {"code": done.returncode}
 
 
 def end_with(parent: Process) -> None:

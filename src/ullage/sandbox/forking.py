@@ -137,7 +137,7 @@ class ForkedHere:
         """End it, with what it has started."""
         self._signal(signal.SIGKILL)
 
-    def hold_still(self, still: bool = True) -> None:
+    def set_suspended(self, still: bool = True) -> None:
         """Stop it, with what it has started, wherever it is; or let it go on from there."""
         if self._code is None:
             self._signal(signal.SIGSTOP if still else signal.SIGCONT)

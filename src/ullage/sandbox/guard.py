@@ -23,8 +23,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ullage.errors import InvalidValue, MissingPackage
-from ullage.sandbox import kernel, world
-from ullage.sandbox.handover import Line
+from ullage.sandbox import kernel, overlay
+from ullage.sandbox.fd_channel import FdChannel
 from ullage.sandbox.process_identity import Process, is_alive
 from ullage.sandbox.protocol import Channel, Exceeded, encode, error_text
 
@@ -35,7 +35,7 @@ SPACES = ("pid", "ipc", "mnt")  # what a child that waited joins, beside the net
 BOOT = "import sys; sys.path.append(sys.argv[1]); from ullage.sandbox.guard import main; main(sys.argv[2])"
 
 
-class Private(NamedTuple):
+class Sandbox(NamedTuple):
     """A child's private world: it reads what its user can read, and all that it writes is gone with it.
 
     Only with `network` does it reach more than a loopback address of its own. Its files are covered by overlays, unless
@@ -51,9 +51,8 @@ class Private(NamedTuple):
 class Order(NamedTuple):
     """What the guard is to do. `command` is the child's; `told` is what the child is told, as its last argument.
 
-    Where there are no overlays, what the child writes goes to `folder`, which does not exist yet. `line` leads to a
-    process that waits (`waiting`) and will be the child; where that does not come about, one is started. `waits`: the
-    child is to be such a process itself.
+    Without overlays, the child's writes go to `folder`, which does not exist yet. `pool` leads to a process that waits
+    (`worker_pool`) and forks the child; if that fails, the guard starts one. `waits`: the child is such a process.
     """
 
     command: list[str]
@@ -61,10 +60,10 @@ class Order(NamedTuple):
     channel: int
     parent: Process
     cwd: str | None
-    private: Private | None
+    private: Sandbox | None
     written: int
     folder: str
-    line: int | None = None
+    pool: int | None = None
     waits: bool = False
 
     def to_text(self) -> str:
@@ -75,7 +74,7 @@ class Order(NamedTuple):
     def from_text(cls, text: str) -> Order:
         """What `to_text` gave."""
         values = json.loads(text)
-        private = values["private"] and Private(**values["private"])
+        private = values["private"] and Sandbox(**values["private"])
         return cls(**{**values, "parent": Process(*values["parent"]), "private": private})
 
 
@@ -167,7 +166,7 @@ def _cover(order: Order) -> None:
         raise PermissionError("users cannot be mapped")
     for descriptor in (entered, say):
         os.close(descriptor)
-    if world.build(order.written, order.cwd, _near(), only_imports=True) is None:
+    if overlay.build(order.written, order.cwd, _near(), only_imports=True) is None:
         raise PermissionError("files cannot be covered")
     kernel.keep_rights_to_join()
     kernel.gain_no_rights()
@@ -184,29 +183,29 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-class _Refused(Exception):
+class NamespacesUnavailable(Exception):
     """The system does not let us make a private world."""
 
 
 def _worlds(order: Order) -> Iterator[_Namespaces]:
     """The worlds to try, one after the other: one whose child was waiting, and one whose child is started."""
-    if order.line is not None:
-        line = Line(order.line)
-        while not select.select([line], [], [], _EVERY)[0]:
+    if order.pool is not None:
+        pool = FdChannel(order.pool)
+        while not select.select([pool], [], [], _EVERY)[0]:
             if signal.SIGTERM in signal.sigpending() or not is_alive(order.parent):
                 _leave(-signal.SIGKILL)
-        if found := line.receive():
-            yield _Namespaces(order, found[1][0], line)
+        if found := pool.receive():
+            yield _Namespaces(order, found[1][0], pool)
     yield _Namespaces(order)
 
 
 class _Namespaces:
-    """A world made by the kernel; its child is started, or comes from the process at the other end of the line."""
+    """A world made by the kernel; its child is started, or forked by the process at the other end of `pool`."""
 
-    def __init__(self, order: Order, users: int | None = None, line: Line | None = None) -> None:
-        self._order, self._users, self._line = order, users, line
+    def __init__(self, order: Order, users: int | None = None, pool: FdChannel | None = None) -> None:
+        self._order, self._users, self._pool = order, users, pool
         self._life, self._words = os.pipe(), os.pipe()  # the world ends when `_life` is closed; it speaks on `_words`
-        self._torn = b""
+        self._buffer = b""
 
     def start(self) -> tuple[int, str] | None:
         """Start the world; returns the pid of its first process and how files are kept, `None` where it is refused."""
@@ -222,7 +221,7 @@ class _Namespaces:
             os.waitpid(helper, 0)  # this process is the parent of the first one now
             os.write(self._life[1], b"g")
             how = str(self._hear("ready"))
-        except (_Refused, OSError):
+        except (NamespacesUnavailable, OSError):
             os.close(self._life[1])
             return None
         return first, how
@@ -257,12 +256,12 @@ class _Namespaces:
         assert order.private is not None
         if not order.private.network:
             kernel.raise_loopback()
-        memory = world.build(order.written, order.cwd, _near(), order.private.overlays)
+        memory = overlay.build(order.written, order.cwd, _near(), order.private.overlays)
         self._say({"ready": REDIRECTED if memory is None else COVERED})
-        child = self._call_child() if memory is not None and self._line is not None else None
+        child = self._call_child() if memory is not None and self._pool is not None else None
         if child is None:
             child = self._fork(lambda: self._child(memory is None))
-        taken = partial(_taken, order.folder) if memory is None else partial(world.written, memory)
+        taken = partial(_taken, order.folder) if memory is None else partial(overlay.written, memory)
         os.close(order.channel)
         for stream in (0, 1, 2):
             os.close(stream)
@@ -278,21 +277,24 @@ class _Namespaces:
     def _call_child(self) -> int | None:
         """Let the process that waits be the child; its number, or `None` if it did not come."""
         order = self._order
-        assert self._line is not None and order.private is not None
+        assert self._pool is not None and order.private is not None
         record = order.told["record"]
         streams = [0, 1, 2, order.channel, *([] if record is None else [record])]
         spaces = kernel.namespaces(*SPACES, *([] if order.private.network else ["net"]))
         message = {
-            "entry": order.command[-2], "told": order.told, "env": dict(os.environ), "cwd": order.cwd,
+            "entry": order.command[-2],
+            "told": order.told,
+            "env": dict(os.environ),
+            "cwd": order.cwd,
             "streams": len(streams),
-        }  # fmt: skip
+        }
         try:
-            self._line.send(message, [*streams, *spaces])
-            answer = self._line.receive()
+            self._pool.send(message, [*streams, *spaces])
+            answer = self._pool.receive()
         except OSError:
             return None
         finally:
-            self._line.close()
+            self._pool.close()
             for space in spaces:
                 os.close(space)
         return int(answer[0]["child"]) if answer else None
@@ -314,7 +316,7 @@ class _Namespaces:
                 return -signal.SIGKILL
         try:
             end, written = self._hear("end")
-        except _Refused:  # somebody has killed it
+        except NamespacesUnavailable:  # somebody has killed it
             return -signal.SIGKILL
         if written > order.written:
             channel.limit(_wrote_too_much(order))
@@ -325,15 +327,15 @@ class _Namespaces:
 
     def _hear(self, name: str) -> Any:
         """The next word of the processes that were started here, which should be this one."""
-        while b"\n" not in self._torn:
+        while b"\n" not in self._buffer:
             part = os.read(self._words[0], 4096)
             if not part:
-                raise _Refused
-            self._torn += part
-        line, _, self._torn = self._torn.partition(b"\n")
+                raise NamespacesUnavailable
+            self._buffer += part
+        line, _, self._buffer = self._buffer.partition(b"\n")
         word = json.loads(line)
         if name not in word:
-            raise _Refused(word)
+            raise NamespacesUnavailable(word)
         return word[name]
 
 
@@ -362,7 +364,7 @@ def _begin(order: Order, redirect: bool) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     if redirect:
         os.mkdir(order.folder, 0o700)
-        most = order.written + world.WRITTEN_UNNOTICED
+        most = order.written + overlay.WRITTEN_UNNOTICED
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         if sys.platform == "linux":
             kernel.confine(order.folder)

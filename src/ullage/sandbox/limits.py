@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import MissingPackage
-from ullage.sandbox.process_tree import stat_fields
+from ullage.sandbox.process_identity import stat_fields
 from ullage.sandbox.protocol import Exceeded
 from ullage.units import GIB, format_bytes, format_duration
 

@@ -25,16 +25,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from ullage.sandbox import boot, recording, redirection, waiting
+from ullage.sandbox import boot, recording, redirection
 from ullage.sandbox.environment import environment, is_guest
-from ullage.sandbox.guard import Order, Private
+from ullage.sandbox.guard import Order, Sandbox
 from ullage.sandbox.limits import MOST_WRITTEN, NO_LIMITS, Limits, Watch
+from ullage.sandbox.overlay import is_private
 from ullage.sandbox.process_identity import this_process
 from ullage.sandbox.protocol import Exceeded, LimitKind, Messages
 from ullage.sandbox.recording import Reads, reads_of
-from ullage.sandbox.starting import Forked, Rights, Started, as_file, end_guard, kill_group, start_guard, started
-from ullage.sandbox.warm import WarmProcesses
-from ullage.sandbox.world import is_private
+from ullage.sandbox.spawn import (
+    Forked,
+    ProcessHandle,
+    Rights,
+    can_fork,
+    end_guard,
+    kill_group,
+    request_file,
+    start_guard,
+    start_process,
+)
+from ullage.sandbox.worker_pool import WorkerPool
 from ullage.units import format_bytes
 
 _LOOK, _LAST_LOOK = 0.05, 0.005  # seconds: between two looks at a child, and at one that has closed its channel
@@ -76,19 +86,27 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     rights: Rights | None = None,
-    private: Private | None = None,
+    private: Sandbox | None = None,
     record: bool = False,
     python: str | None = None,
-    warm: WarmProcesses | None = None,
+    warm: WorkerPool | None = None,
     show: Callable[[str], None] | None = None,
     progress: Callable[[str], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Outcome:
     """Call a function (`MODULE:FUNCTION`) in a fresh process and wait for its answer; see `start` and `Child.wait`."""
     child = start(
-        entry, request, env=env, cwd=cwd, rights=rights, private=private, written=limits.written, record=record,
-        python=python, warm=warm,
-    )  # fmt: skip
+        entry,
+        request,
+        env=env,
+        cwd=cwd,
+        rights=rights,
+        private=private,
+        written=limits.written,
+        record=record,
+        python=python,
+        warm=warm,
+    )
     return child.wait(limits, show=show, progress=progress, stop=stop)
 
 
@@ -99,11 +117,11 @@ def start(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     rights: Rights | None = None,
-    private: Private | None = None,
+    private: Sandbox | None = None,
     written: int | None = None,
     record: bool = False,
     python: str | None = None,
-    warm: WarmProcesses | None = None,
+    warm: WorkerPool | None = None,
 ) -> Child:
     """Start a fresh process for a function. `env` defaults to `environment()`.
 
@@ -124,33 +142,41 @@ def start(
     here = recording.descriptor() if noted is None else noted.fileno()
     parent = this_process()
     told = {
-        "parent": None if private else parent, "record": here,
-        "redirect": inside and inside.folder, "network": inside and inside.network,
-    }  # fmt: skip
+        "parent": None if private else parent,
+        "record": here,
+        "redirect": inside and inside.folder,
+        "network": inside and inside.network,
+    }
     python = sys.executable if python is None and is_guest() else python
     program = [sys.executable, "-P", "-m", "ullage.sandbox"] if python is None else [python, boot.__file__]
     command = [*program, entry, str(child_answers)]
     folder = os.path.join(tempfile.gettempdir(), f"ullage-{uuid.uuid4().hex}")
     passed = [child_answers, *([] if here is None else [here])]
-    line = None
-    process: Started
+    pool = None
+    process: ProcessHandle
     try:
-        with as_file(request) as file:
+        with request_file(request) as file:
             if private is not None or rights:
                 if warm is not None and private is not None:
-                    line = warm.line(program, given, cwd, rights, private.network)
+                    pool = warm.channel(program, given, cwd, rights, private.network)
                 order = Order(
-                    command=command, told=told, channel=child_answers, parent=parent,
-                    cwd=os.getcwd() if cwd is None and not rights else cwd, private=private,
-                    written=written or MOST_WRITTEN, folder=folder, line=None if line is None else line.fileno(),
-                )  # fmt: skip
-                passed += [] if line is None else [line.fileno()]
+                    command=command,
+                    told=told,
+                    channel=child_answers,
+                    parent=parent,
+                    cwd=os.getcwd() if cwd is None and not rights else cwd,
+                    private=private,
+                    written=written or MOST_WRITTEN,
+                    folder=folder,
+                    pool=None if pool is None else pool.fileno(),
+                )
+                passed += [] if pool is None else [pool.fileno()]
                 process = start_guard(order, file, child_output, given, passed, rights)
-            elif python in (None, sys.executable) and waiting.can_fork():
+            elif python in (None, sys.executable) and can_fork():
                 standard = [file.fileno(), child_output, child_output]
                 process = Forked(entry, child_answers, told, standard, given, cwd, [answers, output])
             else:
-                process = started([*command, json.dumps(told)], file, child_output, given, passed, cwd)
+                process = start_process([*command, json.dumps(told)], file, child_output, given, passed, cwd)
     except BaseException:
         os.close(answers)
         os.close(output)
@@ -160,10 +186,10 @@ def start(
     finally:
         os.close(child_answers)
         os.close(child_output)
-        if line is not None:
-            line.close()
+        if pool is not None:
+            pool.close()
     guarded = None if private is None else _Guarded(folder, is_ours=not rights)
-    reads = None if noted is None else _Noted(noted, given)
+    reads = None if noted is None else _ReadLog(noted, given)
     return Child(process, answers, output, guarded=guarded, noted=reads, python=python)
 
 
@@ -174,7 +200,7 @@ class _Guarded(NamedTuple):
     is_ours: bool
 
 
-class _Noted(NamedTuple):
+class _ReadLog(NamedTuple):
     """Where a child notes what it reads, and the variables that it was given."""
 
     file: io.FileIO
@@ -186,12 +212,12 @@ class Child:
 
     def __init__(
         self,
-        process: Started,
+        process: ProcessHandle,
         answers: int,
         output: int,
         *,
         guarded: _Guarded | None = None,
-        noted: _Noted | None = None,
+        noted: _ReadLog | None = None,
         python: str | None = None,
     ) -> None:
         self.pid = process.pid

@@ -6,7 +6,23 @@ import functools
 import os
 from typing import NamedTuple
 
-from ullage.sandbox.process_tree import stat_fields
+
+def stat_fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name: 0 is the state, 1 the parent, 19 the start in ticks since boot.
+
+    Return an empty list if there is no such process, or this one may not see it.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].decode().split()
+    except OSError:
+        return []
+
+
+def stat_field(pid: int, field: int) -> str | None:
+    """Return one of these fields, or `None` if there is no such process."""
+    fields = stat_fields(pid)
+    return fields[field] if fields else None
 
 
 class Process(NamedTuple):

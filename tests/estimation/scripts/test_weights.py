@@ -15,7 +15,7 @@ from tests.hub import COMMIT, Hub, checkpoint, use
 from ullage.errors import ScriptFailed
 from ullage.estimation.scripts import parent
 from ullage.estimation.scripts.parent import estimate_script
-from ullage.sandbox.guard import Private
+from ullage.sandbox.guard import Sandbox
 from ullage.units import MIB
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
@@ -138,7 +138,7 @@ timm.create_model("test_vit", pretrained=True, num_classes=7).cuda()
 @pytest.mark.slow
 @pytest.mark.parametrize("namespaces", [True, False])
 def test_where_writes_are_redirected_the_cache_stays_as_it_is(script, monkeypatch, namespaces):
-    monkeypatch.setattr(parent, "Private", partial(Private, overlays=False, namespaces=namespaces))
+    monkeypatch.setattr(parent, "Sandbox", partial(Sandbox, overlays=False, namespaces=namespaces))
     known = in_cache(script.cache, "org/known", **{"config.json": config(dtype="bfloat16")})
     real = checkpoint(SHAPES, "float16")
     whole = in_cache(script.cache, "org/here", **{"config.json": config(), "model.safetensors": real})
@@ -152,7 +152,7 @@ def test_where_writes_are_redirected_the_cache_stays_as_it_is(script, monkeypatc
 @pytest.mark.parametrize(("overlays", "namespaces"), [(True, True), (False, True), (False, False)])
 def test_of_a_folder_without_weights_the_configuration_is_enough(script, tmp_path, monkeypatch, overlays, namespaces):
     """Also where an index names pieces that are not there, and where it is not said which class was saved."""
-    monkeypatch.setattr(parent, "Private", partial(Private, overlays=overlays, namespaces=namespaces))
+    monkeypatch.setattr(parent, "Sandbox", partial(Sandbox, overlays=overlays, namespaces=namespaces))
     files = {
         "plain": {"config.json": config(dtype="bfloat16")},
         "pieces": {name: content for name, content in sharded().items() if name.endswith(".json")},

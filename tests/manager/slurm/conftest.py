@@ -11,7 +11,7 @@ import pytest
 from tests.manager.slurm.private_slurm import PrivateSlurm, missing
 
 from ullage.manager.slurm import estimating
-from ullage.sandbox.warm import WarmProcesses
+from ullage.sandbox.worker_pool import WorkerPool
 
 # On a GPU, be it a virtual one, it trains; in a job it only says what Slurm gave it.
 TRAINING = """
@@ -71,15 +71,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def _warm_estimates() -> Iterator[WarmProcesses]:
-    warm = WarmProcesses(
-        ["ullage.estimation.jobs.child", "ullage.estimation.asking", "ullage.estimation.scripts.child"]
-    )
+def _warm_estimates() -> Iterator[WorkerPool]:
+    warm = WorkerPool(["ullage.estimation.jobs.child", "ullage.estimation.asking", "ullage.estimation.scripts.child"])
     yield warm
     warm.close()
 
 
 @pytest.fixture
-def warm_estimates(_warm_estimates: WarmProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+def warm_estimates(_warm_estimates: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimates in this process are forked from one that has imported PyTorch, as the daemon has it done."""
     monkeypatch.setattr(estimating, "run", functools.partial(estimating.run, warm=_warm_estimates))

@@ -273,7 +273,7 @@ def _make_device(path: Path) -> None:
 
 def guard() -> None:
     """Start and end daemons as ordered on standard input; at its end, end everything that came of them."""
-    from ullage.sandbox.process_tree import kill_tree
+    from ullage.manager.running.process_tree import kill_tree
 
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: who leaves their parents becomes a child of this process
     started: dict[str, subprocess.Popen[bytes]] = {}

@@ -15,7 +15,7 @@ from ullage.estimation.scripts.parent import DEFAULT_TIMEOUT, SeenOfRanks, estim
 from ullage.hardware import GPU
 from ullage.jobs.parallel import PP
 from ullage.jobs.workload import RunOptions, Workload
-from ullage.sandbox.collector import importing
+from ullage.sandbox.gc_control import importing
 
 
 def _supports(workload: Workload) -> str | None:

@@ -31,9 +31,16 @@ def script_request(
     """What `estimate_here` is asked for one script on one GPU, as one of its `ranks` (`ScriptCommand.ranks`)."""
     question = {**command._asdict(), "launcher": list(command.launcher), "options": dict(ranks), "text": None}
     return {
-        "estimator": OWN, "gpus": [gpu], "whole": None, "advice": False, "timeout": timeout, "questions": [question],
-        "cwd": cwd, "conda": None, "network": network,
-    }  # fmt: skip
+        "estimator": OWN,
+        "gpus": [gpu],
+        "whole": None,
+        "advice": False,
+        "timeout": timeout,
+        "questions": [question],
+        "cwd": cwd,
+        "conda": None,
+        "network": network,
+    }
 
 
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
@@ -91,9 +98,17 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
     upper = min(worst.bound, worst.gpu_memory) if worst.fits else worst.bound
     known = {name: found.utilization.to_dict() for name, found in answers.items() if found.utilization is not None}
     ranks = options.get("world_size")
-    return {"upper": upper, "figure": worst.figure, "fits": worst.fits, "gpu": gpu, "utilization": known,
-            "breakdown": worst.breakdown, "world_size": ranks, "rank": worst.rank,
-            "by_rank": _by_rank(list(answers.values()), upper, ranks or 1)}  # fmt: skip
+    return {
+        "upper": upper,
+        "figure": worst.figure,
+        "fits": worst.fits,
+        "gpu": gpu,
+        "utilization": known,
+        "breakdown": worst.breakdown,
+        "world_size": ranks,
+        "rank": worst.rank,
+        "by_rank": _by_rank(list(answers.values()), upper, ranks or 1),
+    }
 
 
 def _by_rank(answers: list[Estimate], upper: int, ranks: int) -> list[int] | None:
@@ -102,8 +117,10 @@ def _by_rank(answers: list[Estimate], upper: int, ranks: int) -> list[int] | Non
     if not any(answer.ranks for answer in answers):
         return None
     bounds = [{each["rank"]: each["upper"] for each in answer.ranks} for answer in answers]
-    return [min(upper, max(bound.get(_same_stage(rank, sorted(bound), ranks), upper) for bound in bounds))
-            for rank in range(ranks)]  # fmt: skip
+    return [
+        min(upper, max(bound.get(_same_stage(rank, sorted(bound), ranks), upper) for bound in bounds))
+        for rank in range(ranks)
+    ]
 
 
 def _same_stage(rank: int, stages: list[int], ranks: int) -> int:

@@ -14,10 +14,17 @@ from ullage.jobs.ranks import MPI, NOT_FOLLOWED, SLURM
 _CONTAINERS = ("apptainer", "singularity", "docker", "podman", "enroot", "shifter", "ch-run", "charliecloud")
 # Programs that run another one: their options with a value. What else begins with "-" is a flag.
 _WRAPPERS = {
-    "time": ("-f", "-o"), "nohup": (), "nice": ("-n",), "ionice": ("-c", "-n"), "setsid": (),
-    "stdbuf": ("-i", "-o", "-e"), "numactl": (), "catchsegv": (), "unbuffer": (),
+    "time": ("-f", "-o"),
+    "nohup": (),
+    "nice": ("-n",),
+    "ionice": ("-c", "-n"),
+    "setsid": (),
+    "stdbuf": ("-i", "-o", "-e"),
+    "numactl": (),
+    "catchsegv": (),
+    "unbuffer": (),
     "xvfb-run": ("-s", "-n"),
-}  # fmt: skip
+}
 _MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun")
 _PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|env|\S+\.py")
 _VALUES_OF_MPI = {"x": 1, "genv": 2, "env": 2, "mca": 2, "pmixmca": 2, "prtemca": 2}  # options of two words, and `-x`

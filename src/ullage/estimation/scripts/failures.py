@@ -17,9 +17,17 @@ from ullage.units import format_duration
 _DATA_ERRORS = ("FileNotFoundError", "NotADirectoryError", "DatasetNotFoundError", "LocalEntryNotFoundError")
 _NETWORK_ERRORS = ("URLError", "gaierror", "MaxRetryError", "NameResolutionError", "OfflineModeIsEnabled")
 _NETWORK_WORDS = (
-    "urlopen error", "connection", "network", "offline", "resolve", "couldn't reach", "can't load", "max retries",
-    "name resolution", "name or service not known",
-)  # fmt: skip
+    "urlopen error",
+    "connection",
+    "network",
+    "offline",
+    "resolve",
+    "couldn't reach",
+    "can't load",
+    "max retries",
+    "name resolution",
+    "name or service not known",
+)
 _DATA_WORDS = (
     "dataset not found",
     "not found or corrupted",
@@ -34,10 +42,20 @@ _LONGEST = 500  # characters of an exception's text; all of it is in the script'
 _ASKS_DRIVER = re.compile(r"nvidia-smi|NVML|libnvidia|libcuda\b|NVIDIA driver", re.I)
 _NO_OPERATOR = re.compile(r"'_OpNamespace' '(\w+)' object has no attribute '(\w+)'")
 _PIP_NAMES = {  # of packages that are imported by another name
-    "cv2": "opencv-python", "sklearn": "scikit-learn", "skimage": "scikit-image", "PIL": "pillow", "yaml": "pyyaml",
-    "dotenv": "python-dotenv", "hydra": "hydra-core", "ignite": "pytorch-ignite", "git": "gitpython",
-    "patoolib": "patool", "skvideo": "scikit-video", "umap": "umap-learn", "pkg_resources": "setuptools",
-}  # fmt: skip
+    "cv2": "opencv-python",
+    "sklearn": "scikit-learn",
+    "skimage": "scikit-image",
+    "PIL": "pillow",
+    "yaml": "pyyaml",
+    "dotenv": "python-dotenv",
+    "hydra": "hydra-core",
+    "ignite": "pytorch-ignite",
+    "git": "gitpython",
+    "patoolib": "patool",
+    "skvideo": "scikit-video",
+    "umap": "umap-learn",
+    "pkg_resources": "setuptools",
+}
 _COMPILED_FOR_GPUS = ("flash_attn", "flash_attn_interface", "apex", "mamba_ssm", "causal_conv1d", "transformer_engine")
 _LACKS_CUDA = re.compile(r"lib(c10_cuda|torch_cuda|cu\w+|nv\w+)[-\w.]*\.so|undefined symbol: \w*(cuda|c10)", re.I)
 _ABOUT_GPUS = re.compile(r"cuda|gpus?\b|nvidia|nvml", re.I)  # what a machine with other GPUs may answer otherwise
@@ -389,9 +407,11 @@ def _package(failure: dict[str, Any], shown: str, seconds: float) -> str:
 
 
 def _no_gpu(failure: dict[str, Any], shown: str, seconds: float) -> str:
-    text = f"{shown} never used the GPU in {failure['steps']} optimizer steps" if failure["steps"] else (
-        f"{shown} ran to its end and never used the GPU"
-    )  # fmt: skip
+    text = (
+        f"{shown} never used the GPU in {failure['steps']} optimizer steps"
+        if failure["steps"]
+        else (f"{shown} ran to its end and never used the GPU")
+    )
     commands = failure.get("commands") or []
     if commands:
         return f"{text}; it started another program ({commands[0][:200]}): estimate that one instead"

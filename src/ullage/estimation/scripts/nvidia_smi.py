@@ -12,8 +12,12 @@ from typing import Any
 MIB = 1 << 20
 UNKNOWN = "[N/A]"
 UNITS = (
-    ("memory.", "MiB"), ("utilization.", "%"), ("power.", "W"), ("clocks.", "MHz"), ("fan.", "%"),
-)  # fmt: skip
+    ("memory.", "MiB"),
+    ("utilization.", "%"),
+    ("power.", "W"),
+    ("clocks.", "MHz"),
+    ("fan.", "%"),
+)
 ANSWERED = re.compile(r"--(?:query-gpu|query-compute-apps|format|id)=|-(?:L|i)$|--(?:list-gpus|id)$")
 
 

@@ -26,11 +26,11 @@ from ullage.jobs.ranks import MPI, SLURM, TORCHRUN, Rank
 from ullage.jobs.workload import RunOptions
 from ullage.performance.step import StepCalls
 from ullage.sandbox.environment import environment
-from ullage.sandbox.guard import Private
+from ullage.sandbox.guard import Sandbox
 from ullage.sandbox.interpreter import Interpreter, environment_with, find_interpreter
 from ullage.sandbox.limits import Limits
 from ullage.sandbox.parent import Outcome, run
-from ullage.sandbox.warm import WarmProcesses
+from ullage.sandbox.worker_pool import WorkerPool
 from ullage.units import GIB
 
 DEFAULT_TIMEOUT = 300.0  # seconds
@@ -124,9 +124,15 @@ class SeenOfRanks:
 def convolutions_of_script(path: str | os.PathLike[str], args: Sequence[str] = ()) -> list[list[Any]]:
     """The fields of each `ConvolutionProblem` that a script gives to cuDNN on an H200, followed as for an estimate."""
     request = ScriptRequest(
-        path=str(path), args=[str(value) for value in args], module=False, gpu=find_gpu("H200"), steps=3,
-        timeout=DEFAULT_TIMEOUT, limited=True, convolutions=True,
-    )  # fmt: skip
+        path=str(path),
+        args=[str(value) for value in args],
+        module=False,
+        gpu=find_gpu("H200"),
+        steps=3,
+        timeout=DEFAULT_TIMEOUT,
+        limited=True,
+        convolutions=True,
+    )
     answer, _, _ = _followed(request, find_interpreter(sys.executable), network=False, show_output=False)
     found: list[list[Any]] = answer["convolutions"]
     return found
@@ -135,10 +141,16 @@ def convolutions_of_script(path: str | os.PathLike[str], args: Sequence[str] = (
 def step_of_script(path: str | os.PathLike[str], args: Sequence[str], gpu: GPU, how: RunOptions) -> dict[str, Any]:
     """The operator calls of a training step of a script, followed as for an estimate: `OperatorCalls.step()`."""
     request = ScriptRequest(
-        path=str(path), args=[str(value) for value in args], module=how.module, gpu=gpu, steps=how.steps,
-        timeout=DEFAULT_TIMEOUT if how.timeout is None else how.timeout, limited=True, config=how.allocator_config,
+        path=str(path),
+        args=[str(value) for value in args],
+        module=how.module,
+        gpu=gpu,
+        steps=how.steps,
+        timeout=DEFAULT_TIMEOUT if how.timeout is None else how.timeout,
+        limited=True,
+        config=how.allocator_config,
         launcher=_asked(how.launcher),
-    )  # fmt: skip
+    )
     python = find_interpreter(sys.executable if how.python is None else os.fspath(how.python))
     rank = how.as_rank
     answer, _, _ = _followed(request, _started_as(rank, python), how.network, how.show_output, rank=rank)
@@ -177,7 +189,7 @@ def _followed(
         check_script(path, module)
     if framework := other_framework(path, module):
         raise ScriptFailed(only_pytorch(shown, framework))
-    private = Private(network=network)
+    private = Sandbox(network=network)
     notes = [] if interpreter.is_ours else [f"the script ran in {interpreter.path}"]
     answer = _run(request, interpreter, private, show_output, progress)
     if is_launcher_missing(answer):
@@ -228,7 +240,7 @@ def _folder_with(package: str, path: str) -> str | None:
 def _run(
     request: ScriptRequest,
     python: Interpreter,
-    private: Private,
+    private: Sandbox,
     show_output: bool,
     progress: Callable[[str], None] | None,
 ) -> dict[str, Any]:
@@ -292,7 +304,7 @@ def _ask_cudnn(
 
 
 class _ManyRuns(NamedTuple):
-    warm: WarmProcesses
+    warm: WorkerPool
     stop: threading.Event
 
 
@@ -300,13 +312,13 @@ _many: list[_ManyRuns] = []
 
 
 @contextmanager
-def many_runs(of_ranks: bool = False, warm: WarmProcesses | None = None) -> Iterator[threading.Event]:
+def many_runs(of_ranks: bool = False, warm: WorkerPool | None = None) -> Iterator[threading.Event]:
     """Inside, the processes of scripts are forked from one that has imported PyTorch, where that is possible: for a
     search that runs a script again and again, `of_ranks` as one rank of many. Processes that are given (`warm`), or
     those of another one around this one, serve. The event that it gives ends all that other threads have under way."""
     if warm is None and not _many:
         preload = [*_PRELOAD, *([_OF_RANKS] if of_ranks else [])]
-        made = WarmProcesses(preload, limits=Limits(processes=_LIMITS["processes"]))
+        made = WorkerPool(preload, limits=Limits(processes=_LIMITS["processes"]))
         with closing(made), many_runs(warm=made) as stop:
             yield stop
         return

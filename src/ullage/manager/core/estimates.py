@@ -23,12 +23,12 @@ from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.works import read_utilization
 from ullage.manager.settings import EstimateSettings
 from ullage.sandbox.environment import environment
-from ullage.sandbox.guard import Private
+from ullage.sandbox.guard import Sandbox
 from ullage.sandbox.limits import Limits, room_for
 from ullage.sandbox.parent import Outcome, run
 from ullage.sandbox.protocol import error_text
 from ullage.sandbox.recording import Reads
-from ullage.sandbox.warm import WarmProcesses
+from ullage.sandbox.worker_pool import WorkerPool
 from ullage.text import plain
 from ullage.units import GIB, format_duration
 
@@ -231,7 +231,7 @@ class Estimates:
         self._comparers = ThreadPoolExecutor(_COMPARED_AT_ONCE, "compare")
         limits = Limits(memory=rules.memory, processes=rules.processes)
         self._pythons: dict[str, str | None] = {}  # that scripts ran in; `None` is Ullage's own
-        self._warm = WarmProcesses(_PRELOAD, most=max(_WARM_AT_LEAST, self.at_once), limits=limits)
+        self._warm = WorkerPool(_PRELOAD, most=max(_WARM_AT_LEAST, self.at_once), limits=limits)
 
     def want(self, job: int | str, request: EstimateRequest, done: Done | None = None) -> None:
         """Ask for an estimate, for a job or for a question, of which `done` is told. The same that has not begun yet is
@@ -417,7 +417,7 @@ class Estimates:
         )  # fmt: skip
         ask = partial(
             run, _ENTRY, request, limits=limits, cwd=wanted.cwd, rights=wanted.rights,
-            private=Private(network=rules.network), record=True, stop=work.stop,
+            private=Sandbox(network=rules.network), record=True, stop=work.stop,
         )  # fmt: skip
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask_warm_or_cold, wanted, ask)
 

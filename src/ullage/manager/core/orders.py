@@ -41,11 +41,11 @@ from ullage.manager.placement.recovery import more_memory
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import output_paths
 from ullage.manager.running.launcher import STDERR, STDOUT
+from ullage.manager.running.output import end_of, read_piece
 from ullage.manager.running.supervisor import TERMINAL
 from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
 from ullage.manager.storage.tokens import TokenRecord, TokenStore
 from ullage.manager.transport import PROTOCOL
-from ullage.sandbox.output import end_of, read_piece
 from ullage.text import plain
 from ullage.units import format_bytes
 

@@ -13,7 +13,7 @@ from ullage.sandbox.limits import Limits
 from ullage.sandbox.parent import run
 from ullage.units import GIB
 
-_COMMAND = "ullage.sandbox.command:run_command"
+_COMMAND = "ullage.sandbox.child:run_command"
 
 
 class DeliveryResult(NamedTuple):

@@ -29,9 +29,9 @@ from typing import Any
 
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.running import supervisor
+from ullage.manager.running.process_tree import kill_cgroup, remove_cgroup
 from ullage.manager.storage.database import sync
 from ullage.sandbox.process_identity import Process, is_alive, start_of
-from ullage.sandbox.process_tree import kill_cgroup, remove_cgroup
 
 
 def processes_of(token: str) -> list[Process]:

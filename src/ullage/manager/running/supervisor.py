@@ -30,11 +30,12 @@ from typing import Any, NoReturn
 if __name__ == "__main__":  # run as a file: Ullage itself is found from here, installed packages are not looked for
     sys.path.append(os.path.abspath(f"{__file__}/../../../.."))
 
+from ullage.manager.running.job_watch import LOOK, WATCHED, JobWatch
+from ullage.manager.running.output import OutputFile, OutputPump, OutputTaker
+from ullage.manager.running.process_tree import kill_cgroup, kill_tree, remove_cgroup
 from ullage.sandbox.conda import in_conda
-from ullage.sandbox.job_watch import LOOK, WATCHED, JobWatch
 from ullage.sandbox.kernel import adopt_orphans, die_with_parent
-from ullage.sandbox.output import OutputFile, OutputPump, OutputTaker
-from ullage.sandbox.process_tree import kill_cgroup, kill_tree, remove_cgroup, stat_field
+from ullage.sandbox.process_identity import stat_field
 
 LOCK, ORDER, STARTED, EXIT, STOP, REVOKED = "lock", "order.json", "started.json", "exit.json", "stop.json", "revoked"
 TERMINAL = "terminal"  # the socket of an interactive job
@@ -203,7 +204,7 @@ def _ending_of(status: int) -> tuple[int | None, int | None]:
 def _open_streams(order: dict[str, Any]) -> tuple[OutputTaker, list[int]]:
     """What the job reads from and prints to, and who takes what it prints."""
     if order.get("interactive"):
-        from ullage.sandbox.terminal import Terminal  # most jobs need none
+        from ullage.manager.running.terminal import Terminal  # most jobs need none
 
         terminal = Terminal(TERMINAL, _output_file(order, "stdout"), _owner(order))
         return terminal, [terminal.slave] * 3

@@ -49,7 +49,7 @@ from ullage.manager.simulation.result import (
 )
 from ullage.manager.simulation.scenario import Scenario
 from ullage.manager.simulation.trace import JobTrace, TraceJob
-from ullage.sandbox.collector import without_collector
+from ullage.sandbox.gc_control import gc_disabled
 
 Progress = Callable[[int, int], None]
 """Told now and then how many jobs are over, and how many there are."""
@@ -74,7 +74,7 @@ def simulate(
     >>> [(job.state, job.attempts[0].begin, job.attempts[0].end) for job in found.jobs]
     [('done', 0.0, 70.0), ('done', 70.0, 140.0)]
     """
-    with without_collector():  # a run leaves no cycles behind, and looking for some takes a tenth of its time
+    with gc_disabled():  # a run leaves no cycles behind, and looking for some takes a tenth of its time
         return _Engine(trace, scenario, progress, policy or load_policy(scenario.policy)).run()
 
 

@@ -22,7 +22,7 @@ from ullage.home import home
 from ullage.manager.slurm.batch_script import Training
 from ullage.performance.result import Utilization
 from ullage.sandbox.environment import environment
-from ullage.sandbox.guard import Private
+from ullage.sandbox.guard import Sandbox
 from ullage.sandbox.limits import Limits
 from ullage.sandbox.parent import Outcome, run
 from ullage.sandbox.recording import Reads
@@ -64,7 +64,7 @@ def estimate_training(training: Training, gpu: str, network: bool = False, timeo
     try:
         outcome = run(
             _ENTRY, request, limits=Limits(seconds=timeout + _GRACE, processes=512, written=4 * GIB), env=variables,
-            cwd=training.folder, private=Private(network=network), record=True,
+            cwd=training.folder, private=Sandbox(network=network), record=True,
         )  # fmt: skip
     except OSError as error:
         return ScriptAnswer(None, failure=f"it cannot run in {training.folder}: {error.strerror}")

@@ -196,7 +196,7 @@ class ParallelRuns:
             self._hold_still(True)
             following = min(paused, key=lambda run: (run.turns, run.since))
             following.turns += 1
-            following.child.hold_still(False)
+            following.child.set_suspended(False)
             self._let(following, "reading")
             return
         self._hold_still(False)
@@ -210,10 +210,10 @@ class ParallelRuns:
         if still and not self._is_still:
             self._stopped = self._in("preparing", "running")
             for run in self._stopped:
-                run.child.hold_still()
+                run.child.set_suspended()
         elif not still:
             for run in self._stopped:  # some have said since that they are ready, or pause
-                run.child.hold_still(False)
+                run.child.set_suspended(False)
             self._stopped = []
         self._is_still = still
 

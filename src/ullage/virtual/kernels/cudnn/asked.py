@@ -27,10 +27,10 @@ from ullage.hardware import GPU
 from ullage.home import cache
 from ullage.sandbox import boot
 from ullage.sandbox.environment import environment
-from ullage.sandbox.handover import Line, pair
+from ullage.sandbox.fd_channel import FdChannel, channel_pair
 from ullage.sandbox.interpreter import Interpreter
 from ullage.sandbox.process_identity import this_process
-from ullage.sandbox.starting import Started, as_file, kill_group, started
+from ullage.sandbox.spawn import ProcessHandle, kill_group, request_file, start_process
 from ullage.virtual.kernels.cudnn.formulas import (
     ITEM_BYTES,
     CandidatePlan,
@@ -65,8 +65,8 @@ class CudnnAsker:
 
     def __init__(self, uuid: str, python: str | None = None, env: Mapping[str, str] | None = None) -> None:
         self._uuid, self._python, self._env = uuid, python, env
-        self._process: Started | None = None
-        self._line: Line | None = None
+        self._process: ProcessHandle | None = None
+        self._line: FdChannel | None = None
         self.cudnn = 0
 
     def ask(self, problems: Sequence[ConvolutionProblem]) -> list[Plans | None]:
@@ -94,15 +94,15 @@ class CudnnAsker:
             self._process = None
 
     def _start(self) -> None:
-        self._line, theirs = pair()
+        self._line, theirs = channel_pair()
         number, ours = theirs.fileno(), self._python is None
         program = [sys.executable, "-P", "-m", "ullage.sandbox"] if ours else [str(self._python), boot.__file__]
         told = {"parent": this_process(), "record": None, "redirect": None, "network": None}
         env = environment(self._env, ours=ours) | {"CUDA_VISIBLE_DEVICES": self._uuid}
         try:
-            with as_file({"line": number}) as file:
+            with request_file({"line": number}) as file:
                 command = [*program, ENTRY, str(number), json.dumps(told)]
-                self._process = started(command, file, subprocess.DEVNULL, env, [number], None)
+                self._process = start_process(command, file, subprocess.DEVNULL, env, [number], None)
         except OSError as error:
             raise CannotAsk(f"the process that asks did not start: {error.strerror}") from None
         finally:

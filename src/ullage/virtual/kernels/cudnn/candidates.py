@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ullage.errors import UllageError
-from ullage.sandbox.handover import Line
+from ullage.sandbox.fd_channel import FdChannel
 from ullage.virtual import current
 from ullage.virtual.kernels.cudnn.formulas import DATA, FILTER, FORWARD, CandidatePlan, ConvolutionProblem
 from ullage.virtual.kernels.cudnn.layouts import strides_of
@@ -236,7 +236,7 @@ def _loaded_library() -> ctypes.CDLL:
 def serve(request: dict[str, Any]) -> None:
     """The life of a process that asks for another one (`asked.CudnnAsker`): it says which cuDNN and card it has, and
     answers lists of problems until the line is closed."""
-    line, cudnn = Line(request["line"]), Cudnn()
+    line, cudnn = FdChannel(request["line"]), Cudnn()
     line.send({"cudnn": cudnn.version, "gpu": torch.cuda.get_device_name()})
     while (asked := line.receive()) is not None:
         line.send({"answers": [_answer(cudnn, ConvolutionProblem.of(values)) for values in asked[0]["problems"]]})

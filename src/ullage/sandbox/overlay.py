@@ -26,10 +26,28 @@ _MOST_FILES = 1_000_000
 _MOST_LOOKED_AT = 2_000
 WRITTEN_UNNOTICED = 256 << 20  # bytes beyond the limit, until it is noticed
 _NO_FILES = {  # file systems in which nobody keeps files; `overlay` could not cover them
-    "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs",
-    "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs",
+    "autofs",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "fusectl",
+    "hugetlbfs",
+    "mqueue",
+    "nsfs",
+    "proc",
+    "pstore",
+    "rpc_pipefs",
+    "securityfs",
+    "selinuxfs",
+    "sysfs",
     "tracefs",
-}  # fmt: skip
+}
 _NEVER_WRITTEN = ("/sys/", "/proc/")
 _KERNEL = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")
 
@@ -69,7 +87,7 @@ def is_private() -> bool:
         return False
 
 
-def mend_renames() -> None:
+def patch_renames() -> None:
     """In a private world, let this process rename folders: an overlay wants them copied, as between two disks."""
 
     def mended(rename: Callable[..., None]) -> Callable[..., None]:

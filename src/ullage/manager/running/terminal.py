@@ -18,13 +18,13 @@ import termios
 from collections.abc import Iterator
 from typing import Any
 
-from ullage.sandbox.output import OutputFile, OutputTaker
+from ullage.manager.running.output import OutputFile, OutputTaker
 
 TYPED = PRINTED = b"d"
 WINDOW, ENDED = b"w", b"e"
 _HEAD = struct.Struct(">cI")
 _LARGEST_FRAME, _REPLAYED, _MOST_BEHIND = 1 << 16, 1 << 13, 1 << 20  # bytes
-_MOST_GUESTS = 8
+_MOST_CLIENTS = 8
 
 
 def frame(kind: bytes, data: bytes) -> bytes:
@@ -54,7 +54,7 @@ def window(rows: int, columns: int) -> bytes:
     return struct.pack(">HH", rows, columns)
 
 
-class _Guest:
+class _Client:
     """Somebody who sits at the terminal: what came from them, and what they have not taken yet."""
 
     def __init__(self, line: socket.socket) -> None:
@@ -77,7 +77,7 @@ class Terminal(OutputTaker):
         self._told, self._wake = os.pipe()
         self._ended: bytes | None = None
         self._recent, self._typed = bytearray(), bytearray()
-        self._guests: dict[int, _Guest] = {}
+        self._clients: dict[int, _Client] = {}
         self._selector = selectors.DefaultSelector()
         for source in (self._master, self._listening, self._told):
             self._selector.register(source, selectors.EVENT_READ)
@@ -92,7 +92,7 @@ class Terminal(OutputTaker):
             os.umask(before)
         if self._owner is not None:
             os.chown(self._file, *self._owner, follow_symlinks=False)
-        listening.listen(_MOST_GUESTS)
+        listening.listen(_MOST_CLIENTS)
         listening.setblocking(False)
         return listening
 
@@ -112,22 +112,22 @@ class Terminal(OutputTaker):
                         self._pass_on()
                 elif key.fileobj is self._listening:
                     self._welcome()
-                elif key.fd in self._guests:
-                    self._serve(self._guests[key.fd], events)
+                elif key.fd in self._clients:
+                    self._serve(self._clients[key.fd], events)
         while self._pass_on():
             pass
-        for guest in list(self._guests.values()):
-            guest.waiting += frame(ENDED, self._ended)
-            guest.line.settimeout(1.0)
+        for client in list(self._clients.values()):
+            client.waiting += frame(ENDED, self._ended)
+            client.line.settimeout(1.0)
             with contextlib.suppress(OSError):
-                guest.line.sendall(guest.waiting)
-            guest.line.close()
+                client.line.sendall(client.waiting)
+            client.line.close()
         with contextlib.suppress(OSError):
             os.unlink(self._file)
         self._log.close()
 
     def _pass_on(self) -> bool:
-        """From the job to its log and its guests; false if there was nothing."""
+        """From the job to its log and its clients; false if there was nothing."""
         try:
             data = os.read(self._master, _LARGEST_FRAME)
         except BlockingIOError:
@@ -140,36 +140,36 @@ class Terminal(OutputTaker):
             return False
         self._log.write(data)
         self._recent = (self._recent + data)[-_REPLAYED:]
-        for guest in list(self._guests.values()):
-            self._send(guest, frame(PRINTED, data))
+        for client in list(self._clients.values()):
+            self._send(client, frame(PRINTED, data))
         return True
 
     def _welcome(self) -> None:
         with contextlib.suppress(OSError):
             line, _ = self._listening.accept()
-            if len(self._guests) >= _MOST_GUESTS:
+            if len(self._clients) >= _MOST_CLIENTS:
                 line.close()
                 return
             line.setblocking(False)
-            self._guests[line.fileno()] = guest = _Guest(line)
+            self._clients[line.fileno()] = client = _Client(line)
             self._selector.register(line, selectors.EVENT_READ)
-            self._send(guest, frame(PRINTED, bytes(self._recent)))
+            self._send(client, frame(PRINTED, bytes(self._recent)))
 
-    def _serve(self, guest: _Guest, events: int) -> None:
+    def _serve(self, client: _Client, events: int) -> None:
         try:
             if events & selectors.EVENT_WRITE:
-                self._send(guest, b"")
+                self._send(client, b"")
             if events & selectors.EVENT_READ:
-                data = guest.line.recv(_LARGEST_FRAME)
+                data = client.line.recv(_LARGEST_FRAME)
                 if not data:
                     raise ConnectionResetError
-                guest.arrived += data
-                for kind, content in frames(guest.arrived):
+                client.arrived += data
+                for kind, content in frames(client.arrived):
                     self._obey(kind, content)
         except BlockingIOError:
             pass
         except (OSError, ValueError):
-            self._dismiss(guest)
+            self._dismiss(client)
 
     def _obey(self, kind: bytes, content: bytes) -> None:
         if kind == WINDOW and len(content) == 4:
@@ -192,23 +192,23 @@ class Terminal(OutputTaker):
         with contextlib.suppress(OSError):
             fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def _send(self, guest: _Guest, data: bytes) -> None:
-        """As much as the guest takes now; one that stays far behind is dismissed."""
-        guest.waiting += data
+    def _send(self, client: _Client, data: bytes) -> None:
+        """As much as the client takes now; one that stays far behind is dismissed."""
+        client.waiting += data
         try:
-            del guest.waiting[: guest.line.send(guest.waiting)]
+            del client.waiting[: client.line.send(client.waiting)]
         except BlockingIOError:
             pass
         except OSError:
-            self._dismiss(guest)
+            self._dismiss(client)
             return
-        if len(guest.waiting) > _MOST_BEHIND:
-            self._dismiss(guest)
+        if len(client.waiting) > _MOST_BEHIND:
+            self._dismiss(client)
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if guest.waiting else 0)
-        self._selector.modify(guest.line, wanted)
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.waiting else 0)
+        self._selector.modify(client.line, wanted)
 
-    def _dismiss(self, guest: _Guest) -> None:
-        if self._guests.pop(guest.line.fileno(), None) is not None:
-            self._selector.unregister(guest.line)
-            guest.line.close()
+    def _dismiss(self, client: _Client) -> None:
+        if self._clients.pop(client.line.fileno(), None) is not None:
+            self._selector.unregister(client.line)
+            client.line.close()

@@ -1,4 +1,4 @@
-"""Messages with open files between two processes, each a line of JSON. It imports little: the guard uses it."""
+"""Messages between two processes, each a line of JSON that may carry open files. It imports little for the guard."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _MOST_FILES = 16
 _SIZE = struct.calcsize("i")
 
 
-class Line:
-    """One end of a line between two processes."""
+class FdChannel:
+    """One end of a channel between two processes."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = _socket.socket(fileno=descriptor)
-        self._torn = b""
+        self._buffer = b""
 
     def fileno(self) -> int:
         """For `select`."""
         return self._socket.fileno()
 
     def send(self, message: dict[str, Any], files: list[int] | None = None) -> None:
-        """Send a message, and descriptors of files with it."""
+        """Send a message and, with it, descriptors of open files."""
         rights = struct.pack(f"{len(files)}i", *files) if files else b""
         attached = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if files else []
         data = encode(message)
         self._socket.sendall(data[self._socket.sendmsg([data], attached) :])
 
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
-        """The next message, with the files that came with it; `None` if the other end is closed."""
+        """Return the next message and the files that came with it, or `None` if the other end is closed."""
         files: list[int] = []
-        while b"\n" not in self._torn:
+        while b"\n" not in self._buffer:
             try:
                 part, attached, _, _ = self._socket.recvmsg(1 << 16, _socket.CMSG_SPACE(_MOST_FILES * _SIZE))
             except ConnectionResetError:  # it was closed before all was read there
@@ -44,17 +44,17 @@ class Line:
                 files += struct.unpack(f"{len(rights) // _SIZE}i", rights)
             if not part:
                 return None
-            self._torn += part
-        line, _, self._torn = self._torn.partition(b"\n")
+            self._buffer += part
+        line, _, self._buffer = self._buffer.partition(b"\n")
         for file in files:
             os.set_inheritable(file, False)
         return json.loads(line), files
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close this end."""
         self._socket.close()
 
 
-def pair() -> tuple[Line, Line]:
-    """Both ends of a new line."""
-    return tuple(Line(end.detach()) for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM))  # type: ignore
+def channel_pair() -> tuple[FdChannel, FdChannel]:
+    """Return both ends of a new channel."""
+    return tuple(FdChannel(end.detach()) for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM))  # type: ignore

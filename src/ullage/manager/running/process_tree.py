@@ -10,23 +10,7 @@ import os
 import signal
 from collections.abc import Iterable
 
-
-def stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name: 0 is the state, 1 the parent, 19 the start in ticks since boot.
-
-    Empty where there is no such process, or none that can be seen.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].decode().split()
-    except OSError:
-        return []
-
-
-def stat_field(pid: int, field: int) -> str | None:
-    """One of them."""
-    fields = stat_fields(pid)
-    return fields[field] if fields else None
+from ullage.sandbox.process_identity import stat_field, stat_fields
 
 
 def descendants(root: int) -> dict[int, int]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ullage.sandbox.process_tree import descendants, listeners, signal_in, written
+from ullage.manager.running.process_tree import descendants, listeners, signal_in, written
 
 _BETWEEN_SAMPLES = 1.0  # seconds between two looks at what a job writes that was asked to save itself
 _SAVING = 1 << 20  # bytes written between two looks that are more than lines of a log
@@ -28,9 +28,13 @@ class JobWatch:
     """
 
     def __init__(
-        self, order: dict[str, Any], child: int, began: float, stop_order: Callable[[], dict[str, Any] | None],
+        self,
+        order: dict[str, Any],
+        child: int,
+        began: float,
+        stop_order: Callable[[], dict[str, Any] | None],
         named: Callable[[], int | None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.child, self._stop_order, self._named = child, stop_order, named
         self.reason: str | None = None
         self.sent: list[str] = []

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def without_collector() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Inside this `with` no garbage is looked for.
 
-    >>> with without_collector():
+    >>> with gc_disabled():
     ...     gc.isenabled()
     False
     """
@@ -30,6 +30,6 @@ def without_collector() -> Iterator[None]:
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
     """Imports of many modules. Their functions and classes stay until the process ends: they are never looked at."""
-    with without_collector():
+    with gc_disabled():
         yield
         gc.freeze()

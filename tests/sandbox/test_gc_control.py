@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from ullage.sandbox.collector import importing, without_collector
+from ullage.sandbox.gc_control import gc_disabled, importing
 
 
 def test_what_is_imported_is_not_looked_at():
@@ -21,7 +21,7 @@ def test_the_collector_is_as_before_when_an_import_fails():
     assert gc.isenabled() and any(thing is kept for thing in gc.get_objects())
     gc.disable()
     try:
-        with without_collector():
+        with gc_disabled():
             pass
         assert not gc.isenabled()
     finally:

@@ -1,0 +1,173 @@
+"""Processes that are started with a request, with a user's rights or by a fork, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, Protocol
+
+from ullage.sandbox import child, recording
+from ullage.sandbox.boot import HELLO
+from ullage.sandbox.environment import HOME
+from ullage.sandbox.guard import BOOT, Order, enter
+from ullage.sandbox.protocol import Channel, encode
+
+Rights = Mapping[str, int | str]  # `uid`, `gid` and `user`
+
+_LOOK = 0.005  # seconds between two looks at a guard that is about to end
+_PATIENCE = 5.0  # seconds for a guard to end what it guards
+_is_fork = False  # whether this process is a child that `run_child` made
+
+
+class ProcessHandle(Protocol):
+    """A process, however it was started."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> Any: ...
+
+
+def _as_user(rights: Rights | None) -> dict[str, Any]:
+    if not rights:
+        return {}
+    groups = os.getgrouplist(str(rights["user"]), int(rights["gid"]))
+    return {"user": rights["uid"], "group": rights["gid"], "extra_groups": groups}
+
+
+def start_guard(
+    order: Order, stdin: IO[bytes], output: int, env: Mapping[str, str], passed: list[int], rights: Rights | None
+) -> subprocess.Popen[bytes]:
+    """Start the guard of a child, with the rights of the child's user."""
+    command = [sys.executable, "-I", "-S", "-c", BOOT, HOME, order.to_text()]
+    return start_process(command, stdin, output, env, passed, "/", **_as_user(rights))
+
+
+def end_guard(guard: ProcessHandle) -> None:
+    """Tell a guard to end what it guards, and itself, and wait until it has, or for a while."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(guard.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _PATIENCE
+    while guard.poll() is None and time.monotonic() < deadline:
+        time.sleep(_LOOK)
+
+
+def kill_group(process: ProcessHandle) -> None:
+    """Kill a process and its group, if they have not ended by themselves, and wait for it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.poll() is None:  # it had not come to be a group of its own, or is about to be gone
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def start_process(
+    command: list[str],
+    stdin: IO[bytes],
+    output: int,
+    env: Mapping[str, str],
+    passed: list[int],
+    cwd: str | None,
+    **user: Any,
+) -> subprocess.Popen[bytes]:
+    """Start a program that leads a group and a session of its own."""
+    user |= {"cwd": cwd, "env": env, "pass_fds": passed}
+    with recording.paused():
+        return subprocess.Popen(command, stdin=stdin, stdout=output, stderr=output, start_new_session=True, **user)
+
+
+@contextlib.contextmanager
+def request_file(request: dict[str, Any]) -> Iterator[IO[bytes]]:
+    """Open a file with a request for a child; a pipe would block on a long one."""
+    content = encode(request)
+    with recording.paused():
+        file = tempfile.TemporaryFile()  # noqa: SIM115
+        file.write(content)
+        file.seek(0)
+    with file:
+        yield file
+
+
+class Forked:
+    """A child that is forked from this process, which must have one thread (`can_fork`)."""
+
+    def __init__(
+        self,
+        entry: str,
+        channel: int,
+        told: dict[str, Any],
+        standard: list[int],
+        env: Mapping[str, str],
+        cwd: str | None,
+        ours: list[int],
+    ) -> None:
+        self._code: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            for descriptor in ours:
+                os.close(descriptor)
+            run_child(entry, channel, told, standard, env, cwd)
+
+    def poll(self) -> int | None:
+        """Return how it ended, or `None` while it runs."""
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        if self._code is None:
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def can_fork() -> bool:
+    """Return whether this process was forked for a request, and can be forked for a child of its own."""
+    return _is_fork and count_threads() == 1
+
+
+def count_threads() -> int:
+    """Count the threads of this process."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def run_child(
+    entry: str, channel: int, told: dict[str, Any], standard: list[int], env: Mapping[str, str], cwd: str | None
+) -> None:
+    """In a process that was forked: go on as a child that was started would; never returns."""
+    global _is_fork
+    code = 1
+    try:
+        os.setsid()
+        for stream, file in enumerate(standard):
+            os.dup2(file, stream)
+        for file in set(standard) - {0, 1, 2}:
+            os.close(file)
+        with recording.paused():
+            os.environ.clear()
+            os.environ.update(env)
+            if told["record"] is None:
+                recording.leave()
+        tempfile.tempdir = None
+        sys.argv[1:] = [entry, str(channel), json.dumps(told)]
+        _is_fork = True
+        Channel(channel).at(HELLO)
+        enter(cwd, channel)
+        child.main(*sys.argv[1:])
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        child.end(code)

@@ -1,0 +1,213 @@
+"""Processes that have imported what many children need, and are forked for each of them.
+
+    pool = WorkerPool(["torch"])
+    run("ullage.estimation.jobs.child:estimate_here", request, private=Sandbox(), pool=pool)
+
+    asker ── guard ── first process of the private world ── child, forked from the process that waits
+
+A process that waits has the rights and the variables of the children's user, runs in their Python, can write no file
+and reach no other machine: its imports change nothing. For a child it forks a process that enters the world which the
+child's guard has made, and goes on there as a started child would. It never runs a request itself, so no request leaves
+anything to the next one. It ends with its asker, when nobody has asked for a while, and when a file that it imported
+has changed. If anything is in the way (the system refuses namespaces, an import fails or starts threads), the guard
+starts the child.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ullage.sandbox import kernel, recording
+from ullage.sandbox.fd_channel import FdChannel, channel_pair
+from ullage.sandbox.guard import Order, Sandbox
+from ullage.sandbox.limits import Limits, Watch
+from ullage.sandbox.process_identity import this_process
+from ullage.sandbox.recording import matters_at_start
+from ullage.sandbox.spawn import (
+    Rights,
+    count_threads,
+    end_guard,
+    kill_group,
+    request_file,
+    run_child,
+    start_guard,
+)
+
+_ENTRY = "ullage.sandbox.worker_pool:wait_for_children"
+_IDLE = 300.0  # seconds
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # NumPy would start others on import, and a fork has one of them only
+_MOST_WRITTEN = 1 << 26  # bytes, while it imports
+_OFTEN, _SELDOM, _YOUNG = 0.1, 5.0, 10.0  # seconds between two looks at a worker, in its first seconds and later
+
+
+class WorkerPool:
+    """At most `most` processes that wait, each for one user, one Python and the variables that matter when it starts.
+
+    Other variables count if the imports read them: for a child with another value, the guard starts a process.
+    `limits` are those of a process that waits, while it imports and later.
+    """
+
+    def __init__(
+        self, preload: Sequence[str], *, most: int = 4, idle: float = _IDLE, limits: Limits | None = None
+    ) -> None:
+        self._request, self._most, self._limits = {"preload": list(preload), "idle": idle}, most, limits or Limits()
+        self._known: dict[Any, _Worker] = {}  # the one that was asked last comes last
+        self._lock = threading.Lock()
+
+    def channel(
+        self, program: list[str], env: Mapping[str, str], cwd: str | None, rights: Rights | None, network: bool
+    ) -> FdChannel | None:
+        """Connect a guard to a process that waits, and start one if there is none."""
+        places = env.get("PYTHONPATH", "").split(os.pathsep)
+        cwd = "/" if all(os.path.isabs(place) for place in places if place) else cwd  # it imports from there
+        variables = tuple(sorted((name, value) for name, value in env.items() if matters_at_start(name)))
+        key = (*program, cwd, network, variables, tuple(sorted((rights or {}).items())))
+        with self._lock:
+            worker = self._known.pop(key, None)
+            channel = None if worker is None else worker.channel()
+            if worker is None or channel is None:
+                worker = _Worker(program, env, cwd, rights, network, self._request, self._limits)
+                channel = worker.channel()
+            self._known[key] = worker
+            for old in [*self._known][: -self._most]:
+                self._known.pop(old).close()
+            return channel
+
+    def close(self) -> None:
+        """End them all."""
+        with self._lock:
+            while self._known:
+                self._known.popitem()[1].close()
+
+
+class _Worker:
+    """A process that waits, as its asker sees it."""
+
+    def __init__(
+        self,
+        program: list[str],
+        env: Mapping[str, str],
+        cwd: str | None,
+        rights: Rights | None,
+        network: bool,
+        request: dict[str, Any],
+        limits: Limits,
+    ) -> None:
+        self._channel, theirs = channel_pair()
+        number = theirs.fileno()
+        order = Order(
+            command=[*program, _ENTRY, str(number)],
+            told={"parent": None, "record": None, "redirect": None, "network": None},
+            channel=number,
+            parent=this_process(),
+            cwd=cwd,
+            private=Sandbox(network=network),
+            written=_MOST_WRITTEN,
+            folder="",
+            waits=True,
+        )
+        with request_file({**request, "channel": number}) as file:
+            self._process = start_guard(order, file, subprocess.DEVNULL, {**_ONE_THREAD, **env}, [number], rights)
+        theirs.close()
+        self._watch = Watch(self._process.pid, limits)
+        self._ended = threading.Event()
+        threading.Thread(target=self._supervise, daemon=True, name="worker").start()
+
+    def channel(self) -> FdChannel | None:
+        """Connect to the worker, or return `None` if it has exited."""
+        here, there = channel_pair()
+        try:
+            self._channel.send({}, [there.fileno()])
+        except OSError:
+            here.close()
+            return None
+        finally:
+            there.close()
+        return here
+
+    def close(self) -> None:
+        """End it, with all that it started."""
+        self._ended.set()
+
+    def _supervise(self) -> None:
+        """Wait for its end, or end it at a limit: a package that is imported may take all memory of this machine."""
+        looks = 0
+        while self._process.poll() is None and not self._ended.is_set() and self._watch.exceeded() is None:
+            looks += 1
+            self._ended.wait(_OFTEN if looks < _YOUNG / _OFTEN else _SELDOM)
+        end_guard(self._process)
+        kill_group(self._process)
+        self._channel.close()
+
+
+def wait_for_children(request: dict[str, Any]) -> None:
+    """In the worker: import the modules of `preload`, then fork for each guard that asks, until `idle` seconds pass."""
+    channel = FdChannel(request["channel"])
+    notes, given = os.memfd_create("reads"), dict(os.environ)  # modules set variables, too
+    recording.start(notes)
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # folders stay as they were when they were read
+    for module in request["preload"]:
+        importlib.import_module(module)
+    sys.dont_write_bytecode = before
+    if count_threads() > 1:
+        return  # a fork has one of them only
+    imported = recording.reads_of(notes, given)
+    gc.collect()
+    gc.freeze()  # the pages of what is there stay shared
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that are forked here
+    while select.select([channel], [], [], request["idle"])[0]:
+        asked = channel.receive()
+        if asked is None or not _is_current(imported):
+            return
+        guard = FdChannel(asked[1][0])
+        if os.fork() == 0:
+            channel.close()
+            _serve(guard, imported)
+        guard.close()
+
+
+def _is_current(imported: recording.Reads) -> bool:
+    """Return whether the imports would read the same again."""
+    with recording.paused():
+        return imported.same_files()
+
+
+def _serve(guard: FdChannel, imported: recording.Reads) -> None:
+    """In a process that was forked: join the world that the guard has made, and be the child in it.
+
+    If a variable that the imports read has another value for the child, end: the guard then starts a process.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        guard.send({}, kernel.namespaces("user"))
+        asked = guard.receive()
+        if asked is None or not imported.same_variables(asked[0]["env"]):
+            os._exit(0)
+        order, files = asked
+        streams, spaces = files[: order["streams"]], files[order["streams"] :]
+        for space in spaces:
+            kernel.join(space)
+            os.close(space)
+        if forked := os.fork():  # the next one is in the world
+            os.waitpid(forked, 0)
+            os._exit(0)
+        if os.fork():  # the one after that is a child of the world's first process
+            os._exit(0)
+        kernel.drop_capabilities()
+        kernel.gain_no_rights()
+        guard.send({"child": os.getpid()})
+        guard.close()
+    except BaseException:
+        os._exit(1)  # the guard starts a child then
+    *standard, channel = streams[:4]
+    told = order["told"] | {"record": streams[4] if len(streams) > 4 else None}
+    run_child(order["entry"], channel, told, standard, order["env"], order["cwd"])
