@@ -8,7 +8,6 @@ import pytest
 from ullage.estimation.scripts import parent
 from ullage.estimation.scripts.request import ScriptRequest
 from ullage.hardware import gpu as find_gpu
-from ullage.sandbox.guard import Sandbox
 from ullage.sandbox.interpreter import Interpreter
 
 HEAD = """
@@ -540,5 +539,5 @@ def test_a_script_runs_again_where_its_shapes_told_how_much_it_selects(monkeypat
     request = ScriptRequest(
         path="train.py", args=[], module=False, gpu=find_gpu("H200"), steps=3, timeout=1.0, limited=True
     )
-    found = parent._run(request, Interpreter(sys.executable, {}), Sandbox(network=False), False, None)
+    _, found = parent.follow(parent.Run(request=request, python=Interpreter(sys.executable, {})))
     assert asked == [{}, {"x": 3}] and found["number"] == 2

@@ -38,7 +38,6 @@ _PATIENCE = 30.0  # seconds more for a script that does not let itself be stoppe
 _LIMITS = {"processes": 512, "written": 4 * GIB}  # of a script; the workers of its loaders are such processes
 _PRELOAD = ("ullage.estimation.asking", "ullage.estimation.scripts.child")  # of a process that others are forked from
 _OF_RANKS = "torch._dynamo"  # which torch.distributed imports with the first process group
-_ROUNDS = 2  # in which cuDNN is asked: with its answers a script may go further than before
 TAIL = 20  # lines of the script's output that are shown when it fails
 
 
@@ -98,13 +97,19 @@ def estimate_script(
         launcher=_asked(launcher),
         received=seen.sent if seen else {},
     )
-    answer, notes, out_of_memory = _followed(request, interpreter, network, show_output, progress, rank)
+    first = Run(
+        request=request, python=interpreter, rank=rank, network=network, show_output=show_output, progress=progress
+    )
+    last, answer = _followed(first)
     if seen is not None:
         seen.see(answer)
     if trace_file is not None:
         _write(base64.b64decode(answer["trace"]), trace_file)
-    found = _estimate(answer["estimate"], notes, out_of_memory, _shown(request))
-    return found.with_utilization(StepCalls(**unpacked(answer["calls"]) | {"interconnect": interconnect}), request.gpu)
+    figures = answer["estimate"] | {"notes": [*last.notes, *answer["estimate"]["notes"]], "source": first.shown}
+    if last.out_of_memory is not None:
+        figures |= {"out_of_memory": last.out_of_memory, "fits": False}
+    calls = StepCalls(**unpacked(answer["calls"]) | {"interconnect": interconnect})
+    return Estimate.from_dict(figures).with_utilization(calls, request.gpu)
 
 
 @dataclasses.dataclass
@@ -133,7 +138,7 @@ def convolutions_of_script(path: str | os.PathLike[str], args: Sequence[str] = (
         limited=True,
         convolutions=True,
     )
-    answer, _, _ = _followed(request, find_interpreter(sys.executable), network=False, show_output=False)
+    _, answer = _followed(Run(request=request, python=find_interpreter(sys.executable)))
     found: list[list[Any]] = answer["convolutions"]
     return found
 
@@ -151,9 +156,10 @@ def step_of_script(path: str | os.PathLike[str], args: Sequence[str], gpu: GPU, 
         config=how.allocator_config,
         launcher=_asked(how.launcher),
     )
-    python = find_interpreter(sys.executable if how.python is None else os.fspath(how.python))
-    rank = how.as_rank
-    answer, _, _ = _followed(request, _started_as(rank, python), how.network, how.show_output, rank=rank)
+    python, rank = find_interpreter(sys.executable if how.python is None else os.fspath(how.python)), how.as_rank
+    python = _started_as(rank, python)
+    asked = Run(request=request, python=python, rank=rank, network=how.network, show_output=how.show_output)
+    _, answer = _followed(asked)
     return unpacked(answer["calls"])
 
 
@@ -171,51 +177,154 @@ def _asked(launcher: str) -> list[str]:
     return []
 
 
-def _shown(request: ScriptRequest) -> str:
-    return f"-m {request.path}" if request.module else request.path
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of a script in a child process; a rule that wants another run changes the last one.
+
+    `before` is the answer that stands if this run gives none. `follower` is the run of another rank that waits for
+    messages of this one, the first rank.
+    """
+
+    request: ScriptRequest
+    python: Interpreter
+    rank: Rank | None = None
+    network: bool = False
+    show_output: bool = False
+    progress: Callable[[str], None] | None = None
+    notes: tuple[str, ...] = ()
+    out_of_memory: str | None = None
+    before: dict[str, Any] | None = None
+    follower: Run | None = None
+
+    @property
+    def shown(self) -> str:
+        """The script as its user named it."""
+        return f"-m {self.request.path}" if self.request.module else self.request.path
+
+    def answer(self) -> dict[str, Any]:
+        """Run the script in a child process and return its answer, with the end of the script's output."""
+        many = _many[-1] if _many else None
+        outcome = run(
+            "ullage.estimation.scripts.child:run_script",
+            dataclasses.asdict(self.request),
+            limits=Limits(seconds=self.request.timeout + GRACE + _PATIENCE, **_LIMITS),
+            env=_environment(self.python, self.network),
+            cwd=os.getcwd(),
+            private=Sandbox(network=self.network),
+            python=None if self.python.is_ours else self.python.path,
+            show=_show if self.show_output else None,
+            progress=self.progress,
+            warm=many.warm if many else None,
+            stop=many.stop if many else None,
+        )
+        kind = "refused" if outcome.reason == "error" else "died"
+        found = outcome.answer or _seen_before(outcome) or {"status": "failed", "kind": kind, "how": outcome.failure}
+        if self.before is not None and found["status"] != "estimated":
+            return self.before
+        return {**found, "output": outcome.last_lines(TAIL)}
+
+    def anew(self, **changes: Any) -> Run:
+        """Return this run with a changed request, for which nothing is known of an earlier run."""
+        return dataclasses.replace(self, request=dataclasses.replace(self.request, sizes={}, **changes), before=None)
+
+    def with_note(self, note: str) -> Run:
+        """Return this run with a note for its estimate."""
+        return dataclasses.replace(self, notes=(*self.notes, note))
 
 
-def _followed(
-    request: ScriptRequest,
-    interpreter: Interpreter,
-    network: bool,
-    show_output: bool,
-    progress: Callable[[str], None] | None = None,
-    rank: Rank | None = None,
-) -> tuple[dict[str, Any], list[str], str | None]:
-    """The answer for a script, notes on how it was run, and how it ran out of memory, if it did."""
-    path, module, shown = request.path, request.module, _shown(request)
-    if interpreter.is_ours or not module:  # which modules another Python has only it can say
+def follow(run: Run) -> tuple[Run, dict[str, Any]]:
+    """Run a script until no rule wants another run; return the last run and its answer."""
+    used = [0] * len(_RULES)
+    while True:
+        answer = run.answer()
+        for place, (rule, most) in enumerate(_RULES):
+            changed = rule(run, answer) if used[place] < most else None
+            if changed is not None:
+                run, used[: place + 1] = changed, [*[0] * place, used[place] + 1]
+                break
+        else:
+            return run, answer
+
+
+def _ask_cudnn(run: Run, answer: dict[str, Any]) -> Run | None:
+    """On a card of this machine, ask cuDNN about unknown convolutions, by a process with the real card."""
+    if not answer.get("unanswered"):
+        return None
+    from ullage.virtual.kernels.cudnn.asked import HIDDEN, asking  # which imports PyTorch
+    from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
+
+    say = run.progress or (lambda text: None)
+    say("asking cuDNN on this card")
+    with asking(run.request.gpu, answer["cudnn"], None if run.python.is_ours else run.python) as answers:
+        if answers is not None:
+            answers.find_out([ConvolutionProblem.of(values) for values in answer["unanswered"]])
+    say("")
+    problem = HIDDEN if answers is None else answers.words if answers.failed else None
+    if problem and "estimate" in answer:
+        answer["estimate"]["notes"].append(problem)
+    return None if problem else run
+
+
+def _use_sizes(run: Run, answer: dict[str, Any]) -> Run | None:
+    """The script's own shapes have told how much it selects from a tensor, after more had been assumed."""
+    if not answer.get("sizes"):
+        return None
+    return dataclasses.replace(run, request=dataclasses.replace(run.request, sizes=answer["sizes"]), before=answer)
+
+
+def _be_torchrun(run: Run, answer: dict[str, Any]) -> Run | None:
+    """The script expects the variables that torchrun sets."""
+    if not is_launcher_missing(answer):
+        return None
+    whom = f"the ranks that {run.rank.launcher} starts" if run.rank else "a single process"
+    python = _started_as(dataclasses.replace(run.rank or Rank(), launcher=TORCHRUN), run.python)
+    note = f"the script wants to be started by torchrun: it was given what torchrun gives to {whom}"
+    return dataclasses.replace(run.anew().with_note(note), python=python)
+
+
+def _hear_first_rank(run: Run, answer: dict[str, Any]) -> Run | None:
+    """The script waits for messages of the first rank: run that one, then this one with what it sent."""
+    if run.follower is not None:
+        return run.follower.anew(received=answer.get("sent", {}))
+    if not answer.get("waits") or run.rank is None or not run.rank.number or run.request.received:
+        return None
+    python = _started_as(dataclasses.replace(run.rank, number=0), run.python)
+    return dataclasses.replace(run.anew(), python=python, show_output=False, follower=run)
+
+
+def _lift_limit(run: Run, answer: dict[str, Any]) -> Run | None:
+    """The script ran out of memory: find out how much it would need."""
+    if answer["status"] != "failed" or answer.get("out_of_memory") is None:
+        return None
+    again = run.anew(limited=False).with_note("ran out of memory; the figures are those of a card without limit")
+    return dataclasses.replace(again, out_of_memory=answer["out_of_memory"])
+
+
+# Each sees an answer and may change the run for another one, at most so often after any of those below it did.
+_RULES: tuple[tuple[Callable[[Run, dict[str, Any]], Run | None], int], ...] = (
+    (_ask_cudnn, 2),  # with cuDNN's answers a script may go further than before
+    (_use_sizes, 1),
+    (_be_torchrun, 1),
+    (_hear_first_rank, 2),  # there and back
+    (_lift_limit, 1),
+)
+
+
+def _followed(run: Run) -> tuple[Run, dict[str, Any]]:
+    """Check a script and follow it; return its last run and the answer, or raise `ScriptFailed`."""
+    path, module = run.request.path, run.request.module
+    if run.python.is_ours or not module:  # which modules another Python has only it can say
         check_script(path, module)
     if framework := other_framework(path, module):
-        raise ScriptFailed(only_pytorch(shown, framework))
-    private = Sandbox(network=network)
-    notes = [] if interpreter.is_ours else [f"the script ran in {interpreter.path}"]
-    answer = _run(request, interpreter, private, show_output, progress)
-    if is_launcher_missing(answer):
-        interpreter = _started_as(dataclasses.replace(rank or Rank(), launcher=TORCHRUN), interpreter)
-        whom = f"the ranks that {rank.launcher} starts" if rank else "a single process"
-        notes.append(f"the script wants to be started by torchrun: it was given what torchrun gives to {whom}")
-        answer = _run(request, interpreter, private, show_output, progress)
-    if answer.get("waits") and rank is not None and rank.number and not request.received:
-        first = _run(request, _started_as(dataclasses.replace(rank, number=0), interpreter), private, False, progress)
-        request = dataclasses.replace(request, received=first.get("sent", {}))
-        answer = _run(request, interpreter, private, show_output, progress)
-    out_of_memory = answer.get("out_of_memory") if answer["status"] == "failed" else None
-    if out_of_memory is not None:
-        notes.append("ran out of memory; the figures are those of a card without limit")
-        answer = _run(dataclasses.replace(request, limited=False), interpreter, private, show_output, progress)
+        raise ScriptFailed(only_pytorch(run.shown, framework))
+    if not run.python.is_ours:
+        run = run.with_note(f"the script ran in {run.python.path}")
+    run, answer = follow(run)
     if answer["status"] == "failed":
-        answer |= _circumstances(answer, path, module) | {"launched": rank is not None}
-        raise ScriptFailed(message(answer, shown, request.timeout, network), answer["output"], is_own(answer))
-    return answer, notes, out_of_memory
-
-
-def _estimate(values: dict[str, Any], notes: list[str], out_of_memory: str | None, shown: str) -> Estimate:
-    values |= {"notes": notes + values["notes"], "source": shown}
-    if out_of_memory is not None:
-        values |= {"out_of_memory": out_of_memory, "fits": False}
-    return Estimate.from_dict(values)
+        answer |= _circumstances(answer, path, module) | {"launched": run.rank is not None}
+        text = message(answer, run.shown, run.request.timeout, run.network)
+        raise ScriptFailed(text, answer["output"], is_own(answer))
+    return run, answer
 
 
 def _circumstances(failure: dict[str, Any], path: str, module: bool) -> dict[str, Any]:
@@ -235,72 +344,6 @@ def _folder_with(package: str, path: str) -> str | None:
         if (folder / package).is_dir() or (folder / f"{package}.py").is_file():
             return str(folder)
     return None
-
-
-def _run(
-    request: ScriptRequest,
-    python: Interpreter,
-    private: Sandbox,
-    show_output: bool,
-    progress: Callable[[str], None] | None,
-) -> dict[str, Any]:
-    """Run the script in a child process and read its answer, with the end of the script's output.
-
-    On a card of this machine, cuDNN is asked about convolutions that nothing is known of, and the script runs again. It
-    also does where its own shapes have told how much it selects from a tensor, after more had been assumed.
-    """
-
-    many = _many[-1] if _many else None
-
-    def once(request: ScriptRequest = request) -> dict[str, Any]:
-        outcome = run(
-            "ullage.estimation.scripts.child:run_script",
-            dataclasses.asdict(request),
-            limits=Limits(seconds=request.timeout + GRACE + _PATIENCE, **_LIMITS),
-            env=_environment(python, private.network),
-            cwd=os.getcwd(),
-            private=private,
-            python=None if python.is_ours else python.path,
-            show=_show if show_output else None,
-            progress=progress,
-            warm=many.warm if many else None,
-            stop=many.stop if many else None,
-        )
-        kind = "refused" if outcome.reason == "error" else "died"
-        found = outcome.answer or _seen_before(outcome) or {"status": "failed", "kind": kind, "how": outcome.failure}
-        return {**found, "output": outcome.last_lines(TAIL)}
-
-    found = once()
-    for _ in range(_ROUNDS):
-        if not found.get("unanswered"):
-            break
-        if problem := _ask_cudnn(request, python, found, progress):
-            if "estimate" in found:
-                found["estimate"]["notes"].append(problem)
-            break
-        found = once()
-    if found.get("sizes"):
-        again = once(dataclasses.replace(request, sizes=found["sizes"]))
-        found = again if again["status"] == "estimated" else found
-    return found
-
-
-def _ask_cudnn(
-    request: ScriptRequest, python: Interpreter, found: dict[str, Any], progress: Callable[[str], None] | None
-) -> str | None:
-    """Have cuDNN's answers about a script's convolutions remembered, by a process with the real card; returns what a
-    report says where that failed."""
-    from ullage.virtual.kernels.cudnn.asked import HIDDEN, asking  # which imports PyTorch
-    from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
-
-    if progress is not None:
-        progress("asking cuDNN on this card")
-    with asking(request.gpu, found["cudnn"], None if python.is_ours else python) as answers:
-        if answers is not None:
-            answers.find_out([ConvolutionProblem.of(values) for values in found["unanswered"]])
-    if progress is not None:
-        progress("")
-    return HIDDEN if answers is None else answers.words if answers.failed else None
 
 
 class _ManyRuns(NamedTuple):
