@@ -170,9 +170,7 @@ def test_products_of_eight_bits_need_a_card_that_has_them():
 
 def recurrent(card, mode, batch, steps=64):
     tokens = batch * steps
-    network = RecurrentNetwork(
-        mode, 512, 512, 0, 1, 1, steps, batch, tokens, False, False, True, torch.float16, find_gpu(card)
-    )
+    network = RecurrentNetwork(mode, 512, 512, 0, 1, 1, torch.float16, steps, batch, tokens, gpu=find_gpu(card))
     return network.workspace()
 
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ullage.hardware import GPU
-from ullage.virtual.kernels.plan import CUDNN, Call, New, Output, Plan, Steps, ceil_div, is_contiguous, kernel, new
+from ullage.virtual.kernels.plan import CUDNN, Call, New, Output, Plan, Steps, bytes_of, is_contiguous, kernel, new
+from ullage.virtual.kernels.whole_numbers import ceil_div, round_up
 
 _MUCH_SHARED = 164  # KiB of shared memory a multiprocessor: data-centre cards since the A100
 
@@ -40,7 +41,7 @@ def cudnn_forward(call: Call) -> Plan:
         steps.output(1)
     if length > 1:  # a single row is another kernel, without workspace
         steps.temporary(256)
-    plan = Plan(outputs, steps.steps, library=CUDNN)
+    plan = steps.plan(*outputs, library=CUDNN)
     plan.defaults = {4: length, 5: key.shape[2]}
     return plan
 
@@ -54,7 +55,7 @@ def cudnn_backward(call: Call) -> Plan:
     accumulated = query.numel() * 4 + batch * heads * length * 4 + 256
     if key.shape[1] != heads:  # grouped heads: dK and dV of every query head, summed afterwards
         accumulated += batch * heads * key.shape[2] * (size + value.shape[3]) * query.element_size()
-    return Plan(list(outputs), Steps().output(0, 1, 2).temporary(accumulated).steps)
+    return Steps().output(0, 1, 2).temporary(accumulated).plan(*outputs)
 
 
 @kernel("aten._scaled_dot_product_flash_attention.default")
@@ -68,31 +69,31 @@ def flash_forward(call: Call) -> Plan:
     steps = Steps().output(0, 1)
     splits = 1
     if not call.argument(3, "dropout_p", 0.0):
-        splits = _splits(batch * heads * -(-length // 64), key.shape[2], size, 2 * (call.gpu.sms or 1))
+        splits = _splits(batch * heads * ceil_div(length, 64), key.shape[2], size, 2 * (call.gpu.sms or 1))
     if splits > 1:
         rows = splits * batch * heads * length
         steps.temporary(rows * 4, rows * _rounded_head(size) * 4)
     steps.output(6, 7, 8)
     if splits > 1:
         steps.free(0, 1)
-    plan = Plan([out, sums, None, None, None, None, *state, new((0,), query.dtype)], steps.steps)
+    plan = steps.plan(out, sums, None, None, None, None, *state, new((0,), query.dtype))
     plan.defaults = {4: length, 5: key.shape[2]}
     return plan
 
 
 def _rounded_head(size: int) -> int:
     """Flash attention's tiles: multiples of 32 up to 128, of 64 above."""
-    return -(-size // 32) * 32 if size <= 128 else -(-size // 64) * 64
+    return round_up(size, 32 if size <= 128 else 64)
 
 
 def _splits(blocks: int, keys: int, size: int, slots: int) -> int:
     """flash_api.cpp, num_splits_heuristic: as many splits as bring the multiprocessors near their best use."""
     if blocks >= 0.8 * slots:
         return 1
-    key_blocks = -(-keys // (256 if size <= 64 else 128 if size <= 128 else 64))
+    key_blocks = ceil_div(keys, 256 if size <= 64 else 128 if size <= 128 else 64)
     use: dict[int, float] = {}
     for splits in range(1, min(128, slots, key_blocks) + 1):
-        if splits == 1 or -(-key_blocks // splits) != -(-key_blocks // (splits - 1)):
+        if splits == 1 or ceil_div(key_blocks, splits) != ceil_div(key_blocks, splits - 1):
             waves = blocks * splits / slots
             use[splits] = waves / math.ceil(waves)
     return next(splits for splits, value in use.items() if value >= 0.85 * max(use.values()))
@@ -108,7 +109,7 @@ def flash_backward(call: Call) -> Plan:
     batch, heads, length, size = query.shape
     outputs = [_transposed(tuple(tensor.shape), tensor.dtype) for tensor in (query, key, value)]
     copies = [_transposed_copy(tensor) for tensor in (call.args[0], call.args[4])]  # of the gradient and the output
-    rows = -(-length // 128) * 128
+    rows = round_up(length, 128)
     padded = _rounded_head(size)
     sums = ceil_div(call.gpu.sms or 1, batch * heads) if _deterministic() else 1
     steps = Steps().temporary(*copies).output(0, 1, 2)
@@ -116,7 +117,7 @@ def flash_backward(call: Call) -> Plan:
     if key.shape[1] != heads:  # grouped heads: dK and dV of every query head, summed afterwards
         expanded = batch * key.shape[2] * heads * size * query.element_size()
         steps.temporary(expanded, expanded)
-    return Plan(list(outputs), steps.steps)
+    return steps.plan(*outputs)
 
 
 def _deterministic() -> bool:
@@ -133,7 +134,7 @@ def _transposed_copy(tensor: torch.Tensor) -> int:
     """Bytes of a copy in the order (batch, length, heads, size); none if the tensor lies so already."""
     order = (0, 2, 1, 3)
     lies_so = is_contiguous([tensor.shape[dim] for dim in order], [tensor.stride(dim) for dim in order])
-    return 0 if lies_so else tensor.numel() * tensor.element_size()
+    return 0 if lies_so else bytes_of(tensor)
 
 
 @kernel("aten._scaled_dot_product_efficient_attention.default")
@@ -143,12 +144,12 @@ def efficient_forward(call: Call) -> Plan:
     needs_sums = call.argument(4, "compute_log_sumexp", False)
     batch, heads, length, _ = query.shape
     out = _transposed((batch, heads, length, value.shape[3]), query.dtype)
-    rows = -(-length // 32) * 32 if needs_sums else 0
+    rows = round_up(length, 32) if needs_sums else 0
     sums = new((batch, heads, rows), torch.float32)
     steps = Steps().output(0, 1)
     if query.dtype is not torch.float32 and value.shape[3] > 128:  # too large for registers: summed in memory
         steps.temporary(batch * heads * length * value.shape[3] * 4)
-    plan = Plan([out, sums, None, None], steps.steps)
+    plan = steps.plan(out, sums, None, None)
     plan.host_outputs = {2: torch.int64, 3: torch.int64}
     return plan
 
@@ -167,7 +168,7 @@ class _Tiling(NamedTuple):
         tiles = ceil_div(length, self.rows) * ceil_div(size, self.columns) * (16 + self.rows * self.columns * 4)
         if query.dtype is torch.float32 or self.in_registers:
             return int(tiles)
-        heads = sum(ceil_div(head, self.rows) * self.rows for head in (size, value.shape[3]))
+        heads = sum(round_up(head, self.rows) for head in (size, value.shape[3]))
         return int(tiles + splits * self.columns * heads * 4)
 
     def splits(self, heads: int, keys: int, half: bool) -> int:
@@ -232,12 +233,12 @@ def efficient_backward(call: Call) -> Plan:
         steps.temporary(batch * heads * tiling.workspace(query, value, splits)).free(-2, -1)
     else:
         steps.free(-1)
-    return Plan(outputs, steps.steps)
+    return steps.plan(*outputs)
 
 
 def _bias_gradient(bias: torch.Tensor) -> New:
     """Rows of the bias' gradient are padded to multiples of 16 elements."""
     batch, heads, length, last = bias.shape
-    row = -(-last // 16) * 16
+    row = round_up(last, 16)
     whole = new((batch, heads, length, row), bias.dtype)
     return New(tuple(bias.shape), whole.stride, bias.dtype, whole.nbytes)

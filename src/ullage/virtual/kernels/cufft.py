@@ -11,12 +11,13 @@ after another, the largest workspace serves all. `data/cufft_lengths.npz` has th
 from __future__ import annotations
 
 import functools
+import math
 import zipfile
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-from ullage.virtual.kernels.plan import elements
+from ullage.virtual.kernels.whole_numbers import ceil_div
 
 TABLE = Path(__file__).parent / "data" / "cufft_lengths.npz"
 LARGEST_FACTOR = 127  # that is not left to Bluestein's algorithm
@@ -94,7 +95,7 @@ def _real_numbers(kind: str, length: int, precision: str, batch: int, others: in
     longest = _longest(precision)
     if length % 2:
         again = _bluestein(length, longest) if by_bluestein and length > longest else length
-        return -(-batch // 2) * others * (length + again)
+        return ceil_div(batch, 2) * others * (length + again)
     half, again = length // 2, 0
     if by_bluestein and half > longest // 2:
         again = _bluestein(half, longest) if half > longest else half
@@ -108,7 +109,7 @@ def workspace(kind: str, precision: str, lengths: Sequence[int], batch: int, str
     (134217728, 262)
     """
     *outer, last = lengths
-    others = elements(outer)
+    others = math.prod(outer)
     if kind == "c2c":
         total = batch * others * last
         most = complex_numbers(last, precision, strided, batch * others) * batch * others

@@ -6,6 +6,7 @@ EmbeddingBackwardKernel.cu, aten/src/ATen/native/Embedding.cpp
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,15 +20,15 @@ from ullage.virtual.kernels.plan import (
     Same,
     Steps,
     accumulate_type,
-    ceil_div,
-    copy_size,
-    elements,
+    bytes_of,
+    contiguous,
     kernel,
     like,
     new,
     twin,
 )
 from ullage.virtual.kernels.reductions import Kind, add_buffers
+from ullage.virtual.kernels.whole_numbers import ceil_div, round_up
 
 _INDEX = 8  # bytes of a 64-bit index
 
@@ -41,21 +42,20 @@ def _expanded(indices: Any) -> list[Any]:
 @kernel("aten.index.Tensor", "aten._unsafe_index.Tensor")
 def index(call: Call) -> Plan:
     """TensorAdvancedIndexing.cpp, make_info and AdvancedIndex: indices of different strides are made contiguous."""
-    plan = call.infer()
     steps = Steps()
-    _add_index_copies(steps, [index for index in _expanded(call.args[1]) if index is not None])
-    return Plan(plan.outputs, steps.output(0).steps, single=True)
+    _add_index_copies(steps, call.args[1])
+    return steps.output(0).plan(call.output)
 
 
-def _add_index_copies(steps: Steps, indices: list[torch.Tensor]) -> None:
+def _add_index_copies(steps: Steps, indices: Any) -> None:
     widened = []
-    for index in indices:
+    for index in filter(lambda index: index is not None, _expanded(indices)):
         if index.dtype is torch.int32:
             steps.temporary(index.numel() * _INDEX)
             index = torch.empty_like(index, dtype=torch.int64)
         widened.append(index)
     if any(index.stride() != widened[0].stride() for index in widened):
-        steps.temporary(*[size for index in widened if (size := copy_size(index))])
+        steps.copies(*widened)
 
 
 @kernel(
@@ -68,9 +68,9 @@ def index_put(call: Call) -> Plan:
     """TensorAdvancedIndexing.cpp, index_put and _index_put_impl_."""
     target, indices, values = call.args[:3]
     steps = Steps()
-    outputs: list[Output] = [Same(0)]
+    out: Output = Same(0)
     if not call.func._schema.name.endswith("_"):
-        outputs = [like(target)]
+        out = like(target)
         steps.output(0)
     accumulates = call.argument(3, "accumulate", False) or torch._C._get_deterministic_algorithms()
     if not values.is_cuda:
@@ -78,14 +78,13 @@ def index_put(call: Call) -> Plan:
     if accumulates and target.numel():
         add_sorted_put(steps, call, target, indices, values)
     else:
-        _add_index_copies(steps, [index for index in _expanded(indices) if index is not None])
-    return Plan(outputs, steps.steps, single=True)
+        _add_index_copies(steps, indices)
+    return steps.plan(out)
 
 
 def add_sorted_put(steps: Steps, call: Call, target: torch.Tensor, indices: Any, values: torch.Tensor) -> None:
     """Indexing.cu, index_put_with_sort_kernel: one linear index, sorted, so that equal ones are added in order."""
-    if copy_size(target):
-        steps.temporary(copy_size(target))
+    steps.copies(target)
     expanded = _expanded(indices)
     used = [(dim, index) for dim, index in enumerate(expanded) if index is not None]
     count = used[0][1].numel()
@@ -101,7 +100,7 @@ def add_sorted_put(steps: Steps, call: Call, target: torch.Tensor, indices: Any,
     if not values.is_contiguous() or values.numel() < count * columns * slice_size:
         steps.temporary(count * columns * slice_size * values.element_size())
     if _are_apart(expanded):
-        steps.temporary(target.numel() * target.element_size())
+        steps.temporary(bytes_of(target))
     largest = (target.numel() - 1) // max(1, slice_size)
     steps.temporary(count * _INDEX, count * _INDEX, count * _INDEX)
     steps.temporary(sorting.radix_sort(count, _INDEX, _INDEX, sorting.bits_of(largest), call.gpu))
@@ -121,8 +120,8 @@ def _slice(target: torch.Tensor, expanded: list[Any], used: list[tuple[int, Any]
     first, last = used[0][0], used[-1][0]
     if _are_apart(expanded):
         indexed = {dim for dim, _ in used}
-        return 1, elements([size for dim, size in enumerate(target.shape) if dim not in indexed])
-    return elements(target.shape[:first]), elements(target.shape[last + 1 :])
+        return 1, math.prod([size for dim, size in enumerate(target.shape) if dim not in indexed])
+    return math.prod(target.shape[:first]), math.prod(target.shape[last + 1 :])
 
 
 def _are_apart(expanded: list[Any]) -> bool:
@@ -138,7 +137,7 @@ def masked_scatter(call: Call) -> Plan:
     steps = Steps()
     if count:
         steps.temporary(count * _INDEX, sorting.scan(count, _INDEX)).free(-1)
-    return Plan([Same(0)], steps.steps, single=True)
+    return steps.plan(Same(0))
 
 
 # Gradients of embeddings: indices are sorted, and equal ones are summed in parts.
@@ -152,12 +151,10 @@ _ROWS_A_THREAD, _BLOCK, _ATOMIC_BLOCKS = 10, 1024, 4
 @kernel("aten.embedding.default")
 def embedding(call: Call) -> Plan:
     """Embedding.cpp, embedding_symint: indices are made contiguous to be looked up in one go."""
-    plan = call.infer()
-    indices = call.args[1]
-    steps = Steps()
-    if indices.dim() > 1 and copy_size(indices):
-        steps.temporary(copy_size(indices))
-    return Plan(plan.outputs, steps.output(0).steps, single=True)
+    indices, steps = call.args[1], Steps()
+    if indices.dim() > 1:
+        steps.copies(indices)
+    return steps.output(0).plan(call.output)
 
 
 @kernel("aten.embedding_dense_backward.default")
@@ -165,17 +162,13 @@ def embedding_backward(call: Call) -> Plan:
     """Embedding.cu, embedding_dense_backward_cuda."""
     grad, indices, weights, _, by_frequency = call.args
     out = new((weights, grad.shape[-1]), grad.dtype)
-    steps = Steps()
-    if copy_size(grad):
-        steps.temporary(copy_size(grad))
+    steps = Steps().copies(grad)
     count = indices.numel()
     if count <= _FEW_INDICES and not by_frequency:
-        if copy_size(indices):
-            steps.temporary(copy_size(indices))
-        return Plan([out], steps.output(0).steps, single=True)
+        return steps.copies(indices).output(0).plan(out)
     _add_sorted_indices(steps, call, indices, by_frequency)
     add_segment_sums(steps, call, out, grad.dtype, indices, count)
-    return Plan([out], steps.steps, single=True)
+    return steps.plan(out)
 
 
 def add_segment_sums(
@@ -200,7 +193,7 @@ def add_segment_sums(
 
 
 def _adds_atomically(call: Call, segments: int, parts: int, columns: int) -> bool:
-    warped = ceil_div(columns, 32) * 32
+    warped = round_up(columns, 32)
     blocks = ceil_div(segments * warped, min(warped, _BLOCK))
     few = blocks < (call.gpu.sms or 1) * _ATOMIC_BLOCKS
     return few and parts > 4 * blocks and not torch._C._get_deterministic_algorithms()
@@ -216,8 +209,7 @@ def embedding_bag(call: Call) -> Plan:
     bags = offsets.shape[0] - (1 if call.argument(7, "include_last_offset", False) else 0)
     out = new((bags, weight.shape[1]), weight.dtype)
     places = new((bags, weight.shape[1]) if call.argument(4, "mode", 0) == _MAX else (0,), indices.dtype)
-    outputs: list[Output] = [out, new(tuple(indices.shape), indices.dtype), new((bags,), indices.dtype), places]
-    return Plan(outputs, Steps().output(2, 1, 0, 3).steps)
+    return Steps().output(2, 1, 0, 3).plan(out, contiguous(indices), new((bags,), indices.dtype), places)
 
 
 @kernel("aten._embedding_bag_dense_backward.default", "aten._embedding_bag_backward.default")
@@ -227,15 +219,13 @@ def embedding_bag_backward(call: Call) -> Plan:
     grad, indices = call.args[:2]
     weights, by_frequency, mode = call.args[6:9] if is_front else call.args[5:8]
     out = new((weights, grad.shape[1]), grad.dtype)
-    steps = Steps()
-    if copy_size(grad):
-        steps.temporary(copy_size(grad))
+    steps = Steps().copies(grad)
     count = indices.numel()
     if mode == _MAX or count == 0:
-        return Plan([out], steps.output(0).steps, single=True)
+        return steps.output(0).plan(out)
     _add_sorted_indices(steps, call, indices, by_frequency)
     add_segment_sums(steps, call, out, grad.dtype, indices, count, bags=True)
-    return Plan([out], steps.steps, single=True)
+    return steps.plan(out)
 
 
 def _add_sorted_indices(steps: Steps, call: Call, indices: torch.Tensor, by_frequency: bool) -> None:

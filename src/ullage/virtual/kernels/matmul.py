@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -14,10 +14,11 @@ from ullage.virtual.kernels.plan import (
     Plan,
     Same,
     Steps,
-    ceil_div,
+    bytes_of,
     kernel,
     new,
 )
+from ullage.virtual.kernels.whole_numbers import round_up
 
 _POINTER, _STRIDE, _PROBLEM_SIZE = 8, 8, 12  # bytes; three 32-bit sizes make a problem
 _TENSOR_MAPS = 4 * 128  # bytes a multiprocessor: descriptors of the operands
@@ -34,76 +35,65 @@ def _copy_for_cublas(matrix: torch.Tensor) -> int:
     down, along = matrix.stride()[-2:]
     by_columns, by_rows = down == 1 and along >= max(1, rows), along == 1 and down >= max(1, columns)
     conjugated = matrix.is_conj() and (by_rows if matrix.dim() == 3 else not by_columns)
-    return 0 if (by_columns or by_rows) and not conjugated else matrix.numel() * matrix.element_size()
+    return 0 if (by_columns or by_rows) and not conjugated else bytes_of(matrix)
 
 
-def _with_copies(plan: Plan, *matrices: torch.Tensor) -> Plan:
-    copies = [size for matrix in matrices if (size := _copy_for_cublas(matrix))]
-    if copies:
-        plan.steps = Steps().output(0).temporary(*copies).steps
-    return plan
+class Product(NamedTuple):
+    """An operator that multiplies: the arguments that are copied for cuBLAS if need be, in this order.
+
+    Every product needs a cuBLAS handle with its workspace. The right factor is looked at first.
+    """
+
+    operators: str  # without "aten."
+    copied: tuple[int, ...]
+    factors: tuple[int, int] | None = None  # those whose sizes give that of the result, where `out_dtype` may be asked
+
+    def plan(self, call: Call) -> Plan:
+        """The plan of a call."""
+        plan = self._inferred(call)
+        plan.library = CUBLAS
+        copies = [_copy_for_cublas(call.args[place]) for place in self.copied]
+        if any(copies) and plan.outputs[0] != Same(0):  # else the sum is written over its first term
+            plan.steps = Steps().output(0).temporary(*copies).steps
+        return plan
+
+    def _inferred(self, call: Call) -> Plan:
+        """The result of a product; PyTorch's own inference fails where `out_dtype` asks for another type."""
+        kind = call.args[-1]
+        if self.factors is None or not isinstance(kind, torch.dtype):
+            return call.infer()
+        left, right = (call.args[place] for place in self.factors)
+        made = new((*left.shape[:-1], right.shape[-1]), kind)
+        return Plan([Same("out") if "out" in call.kwargs else made], single=True)
 
 
-def _inferred(call: Call, left: torch.Tensor, right: torch.Tensor, *dtype: Any) -> Plan:
-    """The result of a product; PyTorch's own inference fails where `out_dtype` asks for another type."""
-    if not (dtype and isinstance(dtype[0], torch.dtype)):
-        return call.infer()
-    size = (*left.shape[:-1], right.shape[-1])
-    return Plan([Same("out") if "out" in call.kwargs else new(size, dtype[0])], single=True)
+# Blas.cpp: products of matrices; addmv_out_cuda; dot_cuda and vdot_cuda; baddbmm_out_cuda_impl; addmm_out_cuda_impl
+_PRODUCTS = (
+    Product("mm.default mm.out mm.dtype mm.dtype_out bmm.default bmm.out bmm.dtype bmm.dtype_out", (1, 0), (0, 1)),
+    Product("mv.default mv.out", (0,)),
+    Product("dot.default dot.out vdot.default vdot.out", ()),
+    Product("addmv.default addmv_.default addmv.out", (1,)),
+    Product("baddbmm.default baddbmm.out baddbmm.dtype baddbmm.dtype_out addbmm.default addbmm.out", (2, 1), (1, 2)),
+)
+_WITH_BIAS = Product(
+    "addmm.default addmm_.default addmm.out addmm.dtype addmm.dtype_out _addmm_activation.default", (2, 1), (1, 2)
+)
 
 
-@kernel("aten.mm.default", "aten.bmm.default", "aten.mm.out", "aten.bmm.out", "aten.mm.dtype", "aten.bmm.dtype",
-        "aten.mm.dtype_out", "aten.bmm.dtype_out")  # fmt: skip
-def product(call: Call) -> Plan:
-    """Blas.cpp: every product needs a cuBLAS handle with its workspace; the right factor is looked at first."""
-    plan = _inferred(call, *call.args)
-    plan.library = CUBLAS
-    return _with_copies(plan, call.args[1], call.args[0])
-
-
-@kernel("aten.mv.default", "aten.mv.out")
-def product_with_vector(call: Call) -> Plan:
-    """Blas.cpp, addmv_out_cuda: as a product of matrices."""
-    plan = call.infer()
-    plan.library = CUBLAS
-    return _with_copies(plan, call.args[0])
-
-
-@kernel("aten.dot.default", "aten.vdot.default", "aten.dot.out", "aten.vdot.out")
-def product_of_vectors(call: Call) -> Plan:
-    """Blas.cpp, dot_cuda and vdot_cuda: cuBLAS, with its handle."""
-    plan = call.infer()
-    plan.library = CUBLAS
-    return plan
-
-
-@kernel("aten.addmv.default", "aten.addmv_.default", "aten.addmv.out")
-def sum_with_vector(call: Call) -> Plan:
-    """Blas.cpp, addmv_out_cuda."""
-    plan = call.infer()
-    plan.library = CUBLAS
-    return plan if plan.outputs[0] == Same(0) else _with_copies(plan, call.args[1])
-
-
-@kernel("aten.baddbmm.default", "aten.addbmm.default", "aten.baddbmm.out", "aten.addbmm.out", "aten.baddbmm.dtype",
-        "aten.baddbmm.dtype_out")  # fmt: skip
-def sum_of_products(call: Call) -> Plan:
-    """Blas.cpp, baddbmm_out_cuda_impl."""
-    plan = _inferred(call, *call.args[1:])
-    plan.library = CUBLAS
-    return _with_copies(plan, call.args[2], call.args[1])
-
-
-@kernel("aten.addmm.default", "aten.addmm_.default", "aten.addmm.out", "aten._addmm_activation.default",
-        "aten.addmm.dtype", "aten.addmm.dtype_out")  # fmt: skip
 def product_with_bias(call: Call) -> Plan:
     """Blas.cpp, addmm_out_cuda_impl: a contiguous row of biases is added by cuBLASLt itself."""
-    plan = _inferred(call, *call.args[1:])
+    plan = _WITH_BIAS.plan(call)
     bias, _, right = call.args[:3]
     scaled = call.kwargs.get("beta", 1) != 1
     fused = bias.dim() == 1 and bias.is_contiguous() and bias.dtype in _LT_TYPES and not scaled
-    plan.library = CUBLAS_LT if fused and right.shape[0] > 1 and right.shape[1] > 1 else CUBLAS
-    return plan if plan.outputs[0] == Same(0) else _with_copies(plan, right, call.args[1])
+    if fused and right.shape[0] > 1 and right.shape[1] > 1:
+        plan.library = CUBLAS_LT
+    return plan
+
+
+for _row in (*_PRODUCTS, _WITH_BIAS):
+    _names = [f"aten.{name}" for name in _row.operators.split()]
+    kernel(*_names)(product_with_bias if _row is _WITH_BIAS else _row.plan)
 
 
 @kernel("aten._grouped_mm.default")
@@ -115,15 +105,15 @@ def grouped_product(call: Call) -> Plan:
     left, right = call.args[:2]
     offsets = call.argument(2, "offs")
     groups = offsets.shape[0] if offsets is not None else (left if left.dim() == 3 else right).shape[0]
-    plan = Plan([_grouped_output(left, right, groups)], single=True)
+    steps = Steps().output(0)
+    out = _grouped_output(left, right, groups)
     generation = (call.gpu.compute_capability or (0, 0))[0]
     if left.dtype is not torch.bfloat16 or generation not in (9, 10):
-        return plan
+        return steps.plan(out)
     pointers = (groups + groups % 2) * 3 * _POINTER
     arguments = pointers + groups * (3 * _STRIDE + _PROBLEM_SIZE)
     workspace = _TENSOR_MAPS * (call.gpu.sms or 1)
-    plan.steps = Steps().output(0).temporary(arguments, workspace).steps
-    return plan
+    return steps.temporary(arguments, workspace).plan(out)
 
 
 def _grouped_output(left: torch.Tensor, right: torch.Tensor, groups: int) -> New:
@@ -131,7 +121,7 @@ def _grouped_output(left: torch.Tensor, right: torch.Tensor, groups: int) -> New
     size: tuple[int, ...] = (left.shape[-2], right.shape[-1])
     if left.dim() == right.dim():
         size = (groups, *size)
-    row = ceil_div(size[-1] * left.element_size(), 16) * 16 // left.element_size()
+    row = round_up(size[-1] * left.element_size(), 16) // left.element_size()
     stride = (row, 1) if len(size) == 2 else (size[1] * row, row, 1)
     return New(size, stride, left.dtype, size[0] * stride[0] * left.element_size())
 

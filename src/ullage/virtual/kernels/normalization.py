@@ -6,6 +6,8 @@ aten/src/ATen/native/cudnn/BatchNorm.cpp
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,18 +20,15 @@ from ullage.virtual.kernels.plan import (
     Plan,
     Steps,
     accumulate_type,
-    ceil_div,
-    contiguous_strides,
-    copy_size,
-    elements,
+    contiguous,
     fits_32_bits,
     kernel,
-    last_power_of_two,
     like,
     new,
     suggested_format,
 )
-from ullage.virtual.kernels.reductions import Kind, add_buffers, add_moments, partial_size
+from ullage.virtual.kernels.reductions import add_buffers, add_moments, sum_kind
+from ullage.virtual.kernels.whole_numbers import ceil_div, last_power_of_two
 
 # layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel: above so many rows, blocks of 32 columns and 32 rows leave
 # partial sums, which are then added up; no more than 32768 blocks.
@@ -40,50 +39,42 @@ _MANY_ROWS, _BLOCK_WIDTH, _BLOCK_ROWS, _MAX_BLOCKS = 64 * 1024, 32, 32, 32 * 102
 def layer_norm(call: Call) -> Plan:
     """layer_norm_kernel.cu, layer_norm_cuda: a contiguous copy first; statistics in single precision."""
     source, shape, weight, bias = call.args[:4]
-    copies = [copy_size(tensor) for tensor in (source, weight, bias)]
-    statistics = new(_statistics_size(source, shape), accumulate_type(source.dtype))
-    steps = Steps().temporary(*[size for size in copies if size]).output(0, 1, 2)
-    return Plan([new(tuple(source.shape), source.dtype), statistics, statistics], steps.steps)
+    statistics = _statistics(source, shape)
+    return Steps().copies(source, weight, bias).output(0, 1, 2).plan(contiguous(source), statistics, statistics)
 
 
-def _statistics_size(source: torch.Tensor, shape: Any) -> tuple[int, ...]:
-    return (*source.shape[: source.dim() - len(shape)], *([1] * len(shape)))
+def _statistics(source: torch.Tensor, shape: Any) -> New:
+    size = (*source.shape[: source.dim() - len(shape)], *([1] * len(shape)))
+    return new(size, accumulate_type(source.dtype))
 
 
 @kernel("aten.native_layer_norm_backward.default")
 def layer_norm_backward(call: Call) -> Plan:
     """layer_norm_kernel.cu, layer_norm_backward_cuda."""
     grad, source, shape, _, _, weight, bias, mask = call.args
-    return _backward(call, grad, source, elements(shape), [weight, bias], mask)
+    return _backward(call, grad, source, math.prod(shape), [weight, bias], mask)
 
 
 @kernel("aten._fused_rms_norm.default")
 def rms_norm(call: Call) -> Plan:
     """layer_norm_kernel.cu, _fused_rms_norm_cuda."""
     source, shape, weight = call.args[:3]
-    copies = [copy_size(tensor) for tensor in (source, weight)]
-    statistics = new(_statistics_size(source, shape), accumulate_type(source.dtype))
-    steps = Steps().temporary(*[size for size in copies if size]).output(0, 1)
-    return Plan([new(tuple(source.shape), source.dtype), statistics], steps.steps)
+    return Steps().copies(source, weight).output(0, 1).plan(contiguous(source), _statistics(source, shape))
 
 
 @kernel("aten._fused_rms_norm_backward.default")
 def rms_norm_backward(call: Call) -> Plan:
     """layer_norm_kernel.cu, _fused_rms_norm_backward_cuda: as layer norm, without a bias."""
     grad, source, shape, _, weight, mask = call.args
-    return _backward(call, grad, source, elements(shape), [weight], mask)
+    return _backward(call, grad, source, math.prod(shape), [weight], mask)
 
 
 def _backward(
     call: Call, grad: torch.Tensor, source: torch.Tensor, columns: int, parameters: list[Any], mask: Any
 ) -> Plan:
-    steps = Steps()
-    for tensor in (source, *parameters):
-        if copy_size(tensor):
-            steps.temporary(copy_size(tensor))
-    outputs: list[Output] = [new(tuple(source.shape), source.dtype) if mask[0] else None]
-    outputs += [
-        new(tuple(p.shape), p.dtype) if wanted else None for p, wanted in zip(parameters, mask[1:], strict=True)
+    steps = Steps().copies(source, *parameters)
+    outputs: list[Output] = [
+        contiguous(tensor) if wanted else None for tensor, wanted in zip((source, *parameters), mask, strict=True)
     ]
     rows = source.numel() // max(1, columns)
     sms = call.gpu.sms or 1
@@ -92,64 +83,57 @@ def _backward(
     if mask[0]:
         steps.output(0)
     if not (in_parts and wanted):
-        steps.output(*wanted)
-        if copy_size(grad):
-            steps.temporary(copy_size(grad))
-        return Plan(outputs, steps.steps)
-    _add_partial_sums(steps, call, outputs, wanted, rows, columns, copy_size(grad))
-    return Plan(outputs, steps.steps)
+        return steps.output(*wanted).copies(grad).plan(*outputs)
+    _add_partial_sums(steps, call, outputs, wanted, rows, columns, grad)
+    return steps.plan(*outputs)
 
 
 def _add_partial_sums(
-    steps: Steps, call: Call, outputs: list[Output], wanted: list[int], rows: int, columns: int, copy: int
+    steps: Steps, call: Call, outputs: list[Output], wanted: list[int], rows: int, columns: int, grad: torch.Tensor
 ) -> None:
     """The gradients that were made first are thrown away: sums of the partial results take their place."""
     blocks = min(_MAX_BLOCKS // ceil_div(columns, _BLOCK_WIDTH), ceil_div(rows, _BLOCK_ROWS))
     made = [output for place in wanted if isinstance(output := outputs[place], New)]
     thrown_away = [steps.take(output.nbytes) for output in made]
-    if copy:
-        steps.temporary(copy)
-    steps.temporary(*[blocks * columns * output.dtype.itemsize for output in made])
+    steps.copies(grad).temporary(*(blocks * columns * output.dtype.itemsize for output in made))
     for index, output in enumerate(made):
         steps.output(wanted[index])
-        partial = torch.empty_strided((blocks, columns), contiguous_strides((blocks, columns)), device="meta")
-        kind = Kind(output.dtype.itemsize, partial_size(output.dtype))
-        add_buffers(steps, call, partial.to(output.dtype), [0], kind, output.dtype.itemsize)
+        partial = torch.empty(blocks, columns, dtype=output.dtype, device="meta")
+        add_buffers(steps, call, partial, [0], sum_kind(output.dtype), output.dtype.itemsize)
         steps.free(thrown_away[index])
 
 
 @kernel("aten.native_group_norm.default")
 def group_norm(call: Call) -> Plan:
     """group_norm_kernel.cu, GroupNormKernelImplInternal: a scale and a shift for every channel of every sample."""
-    plan = call.infer()
     source, weight, bias, batch, channels, positions = call.args[:6]
     steps = Steps().output(0, 1, 2)
     if positions > 1 and (weight is not None or bias is not None):
         size = batch * channels * accumulate_type(source.dtype).itemsize
         steps.temporary(size, size)
-    return Plan(plan.outputs, steps.steps)
+    return steps.plan(*call.infer().outputs)
 
 
 @kernel("aten.native_group_norm_backward.default")
 def group_norm_backward(call: Call) -> Plan:
     """group_norm_kernel.cu, GroupNormBackwardKernelImplInternal: two sums a channel, coefficients a group."""
-    source, weight, batch, channels, positions, groups, mask = (call.args[place] for place in (1, 4, 5, 6, 7, 8, 9))
-    grad = call.args[0]
+    grad, source, _, _, weight, batch, channels, positions, groups, mask = call.args
     parameter = new((channels,), weight.dtype) if weight is not None else None
-    outputs: list[Output] = [new(tuple(source.shape), source.dtype) if mask[0] else None]
-    outputs += [parameter if wanted else None for wanted in mask[1:]]
+    made = (contiguous(source), parameter, parameter)
+    outputs: list[Output] = [output if wanted else None for output, wanted in zip(made, mask, strict=True)]
     itemsize = accumulate_type(source.dtype).itemsize
-    steps = Steps()
-    for tensor in (grad, source):
-        if copy_size(tensor):
-            steps.temporary(copy_size(tensor))
-    steps.output(*[place for place, output in enumerate(outputs) if output is not None])
+    steps = Steps().copies(grad, source).output(*_made(outputs))
     steps.temporary(batch * channels * itemsize, batch * channels * itemsize)
     if mask[0]:
         steps.temporary(batch * groups * itemsize, batch * groups * itemsize)
         if positions > 1 and weight is not None:
             steps.temporary(batch * channels * itemsize).free(-2, -3, -1)
-    return Plan(outputs, steps.steps)
+    return steps.plan(*outputs)
+
+
+def _made(outputs: Sequence[Output]) -> list[int]:
+    """The places of the outputs that are wanted."""
+    return [place for place, output in enumerate(outputs) if output is not None]
 
 
 # Batch normalization, by PyTorch's own kernels and by cuDNN.
@@ -201,24 +185,19 @@ def _add_staging(steps: Steps, tensor: torch.Tensor, numbers: int, itemsize: int
         steps.temporary(numbers * channels * blocks * itemsize, 4 * columns).free(-1, -2)
 
 
-@kernel("aten.native_batch_norm.default", "aten._native_batch_norm_legit.default")
-def native_forward(call: Call) -> Plan:
-    """Normalization.cu, batch_norm_cuda."""
-    return _native_forward(call, bool(call.args[5]))
-
-
-@kernel("aten._native_batch_norm_legit.no_stats")
-def native_forward_without_statistics(call: Call) -> Plan:
-    """Normalization.cu, batch_norm_cuda, without running statistics."""
-    return _native_forward(call, bool(call.args[3]))
-
-
 def _channels(source: Any) -> int:
     """Of the input of a normalization; an empty vector has none."""
     return int(source.shape[1]) if source.dim() > 1 else 0
 
 
-def _native_forward(call: Call, training: bool) -> Plan:
+@kernel(
+    "aten.native_batch_norm.default",
+    "aten._native_batch_norm_legit.default",
+    "aten._native_batch_norm_legit.no_stats",
+)
+def native_forward(call: Call) -> Plan:
+    """Normalization.cu, batch_norm_cuda."""
+    training = call.args[3 if call.func._overloadname == "no_stats" else 5]  # without running statistics
     source, weight, bias = call.args[:3]
     kind = accumulate_type(source.dtype)
     saved = new((_channels(source),), kind)
@@ -231,7 +210,7 @@ def _native_forward(call: Call, training: bool) -> Plan:
             add_moments(steps, call, source, [dim for dim in range(source.dim()) if dim != 1], kind)
     if implementation == _GENERAL:  # batch_norm_elementwise: a missing weight or bias is a number on the GPU
         steps.temporary(*[kind.itemsize for parameter in (weight, bias) if parameter is None])
-    return Plan([like(source), saved, saved], steps.steps)
+    return steps.plan(like(source), saved, saved)
 
 
 @kernel("aten.native_batch_norm_backward.default")
@@ -254,15 +233,14 @@ def native_backward(call: Call) -> Plan:
         outputs[1:] = _reduce(steps, grad, source, weight, kind, mask)
     if mask[0]:
         outputs[0] = _input_gradient(steps, grad, source, weight, kind, train)
-    return Plan(outputs, steps.steps)
+    return steps.plan(*outputs)
 
 
 def _fused_backward(source: torch.Tensor, weight: torch.Tensor | None, mask: Any) -> Plan:
     """Normalization.cuh, batch_norm_backward_cuda_template."""
     parameter = new((_channels(source),), weight.dtype) if weight is not None else None
-    outputs: list[Output] = [new(tuple(source.shape), source.dtype)]
-    outputs += [parameter if wanted else None for wanted in mask[1:]]
-    return Plan(outputs, Steps().output(*[place for place, made in enumerate(outputs) if made is not None]).steps)
+    outputs: list[Output] = [contiguous(source), *(parameter if wanted else None for wanted in mask[1:])]
+    return Steps().output(*_made(outputs)).plan(*outputs)
 
 
 def _reduce(
@@ -278,7 +256,7 @@ def _reduce(
         made = [new((channels,), weight.dtype) if together or wanted else None for wanted in mask[1:]]
     elif together:
         made = [new((0,), kind), new((0,), kind)]
-    steps.output(*[place for place, output in enumerate(made, 1) if output is not None])
+    steps.output(*_made([None, *made]))
     if together and source.numel():
         _add_staging(steps, source, 2, kind.itemsize)
     return made
@@ -297,7 +275,7 @@ def _input_gradient(
     if train and implementation == _CHANNELS_LAST:
         return like(source)
     if train and implementation == _CONTIGUOUS:
-        return new(tuple(source.shape), source.dtype)
+        return contiguous(source)
     return new(tuple(source.shape), grad.dtype, _strides(source) if train else None)
 
 
@@ -321,7 +299,7 @@ def cudnn_workspace(size: Any, dtype: torch.dtype, forward: bool) -> int:
     >>> cudnn_workspace((8, 384, 20, 20), torch.float32, True)
     155896
     """
-    channels, rows = size[1], elements(size) // max(1, size[1])
+    channels, rows = size[1], math.prod(size) // max(1, size[1])
     width, height = _tile(channels, _FORWARD_ROWS.get(dtype, 64) if forward else _BACKWARD_ROWS)
     per_tile = 8 * width + (4 if forward else 0)
     column = 4 + per_tile * ceil_div(rows, height)
@@ -341,36 +319,24 @@ def cudnn_forward(call: Call) -> Plan:
     reserve = new((0,), torch.uint8)
     if not training:
         none = new((0,), weight.dtype)
-        return Plan([out, none, none, reserve], library=CUDNN)
+        return Steps().output(0, 1, 2, 3).plan(out, none, none, reserve, library=CUDNN)
     saved = new((_channels(source),), weight.dtype)
     steps = Steps().output(0, 1, 2)
     if _is_channels_last(source):
         steps.temporary(cudnn_workspace(source.shape, source.dtype, forward=True))
-    return Plan([out, saved, saved, reserve], steps.output(3).steps, library=CUDNN)
+    return steps.output(3).plan(out, saved, saved, reserve, library=CUDNN)
 
 
 @kernel("aten.cudnn_batch_norm_backward.default")
 def cudnn_backward(call: Call) -> Plan:
     """BatchNorm.cpp, cudnn_batch_norm_backward: the gradient is brought into the input's layout first."""
     source, grad, weight = call.args[:3]
-    outputs: list[Output] = [new(tuple(source.shape), source.dtype, _strides(source))]
-    outputs += [new(tuple(weight.shape), weight.dtype)] * 2
-    steps = Steps()
-    copy = copy_size(grad, suggested_format(source))
-    if copy:
-        steps.temporary(copy)
-    steps.output(0, 1, 2)
+    out, parameter = new(tuple(source.shape), source.dtype, _strides(source)), contiguous(weight)
+    steps = Steps().copies(grad, layout=suggested_format(source)).output(0, 1, 2)
     if _is_channels_last(source):
         steps.temporary(cudnn_workspace(source.shape, source.dtype, forward=False))
-    return Plan(outputs, steps.steps)
+    return steps.plan(out, parameter, parameter)
 
 
 def _strides(source: torch.Tensor) -> tuple[int, ...]:
     return torch.empty(source.shape, device="meta", memory_format=suggested_format(source)).stride()
-
-
-@kernel("aten._weight_norm_interface_backward.default")
-def weight_norm_backward(call: Call) -> Plan:
-    """WeightNorm.cu, weight_norm_cuda_backward; here because older releases have no shape inference for it."""
-    direction, length = call.args[1:3]
-    return Plan([new(tuple(direction.shape), direction.dtype), new(tuple(length.shape), length.dtype)])

@@ -18,6 +18,7 @@ import torch
 
 from ullage.hardware import GPU
 from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem, Trial, Workspace
+from ullage.virtual.kernels.whole_numbers import INT_MAX
 
 OUTPUT, TEMPORARY, FREE, MAY_BE_LARGER, TRIAL = range(5)
 CUBLAS, CUBLAS_LT, CUDNN, CONVOLUTION = "cublas", "cublaslt", "cudnn", "convolution"  # libraries
@@ -145,16 +146,17 @@ class Plan:
 
 
 class Steps:
-    """Writes the steps of a plan in the order of the kernel.
+    """Writes the steps of a plan in the order of the kernel. Temporaries of no bytes are numbered and left out.
 
     >>> steps = Steps()
-    >>> steps.output(0).temporary(1024).steps
+    >>> steps.output(0).temporary(1024, 0).free(-1).steps
     [(0, 0), (1, 1024)]
     """
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int]] = []
-        self.sizes: list[int] = []
+        self._numbers: list[int | None] = []  # of the temporaries in the plan, `None` for one of no bytes
+        self._in_plan = 0
 
     def output(self, *places: int) -> Steps:
         """Take the memory of these outputs now."""
@@ -164,9 +166,15 @@ class Steps:
     def temporary(self, *sizes: int) -> Steps:
         """Take temporaries of so many bytes now; they are numbered from 0 in the order of taking."""
         for size in sizes:
-            self.steps.append((TEMPORARY, size))
-            self.sizes.append(size)
+            self._numbers.append(self._in_plan if size else None)
+            if size:
+                self.steps.append((TEMPORARY, size))
+                self._in_plan += 1
         return self
+
+    def copies(self, *tensors: torch.Tensor | None, layout: torch.memory_format = torch.contiguous_format) -> Steps:
+        """Copy those tensors now that are not laid out so."""
+        return self.temporary(*(copy_size(tensor, layout) for tensor in tensors))
 
     def or_larger(self, size: int) -> Steps:
         """What comes next, a temporary or nothing, may be a temporary of so many bytes."""
@@ -181,15 +189,21 @@ class Steps:
     def take(self, size: int) -> int:
         """Take one temporary now and return its number, for `free`."""
         self.temporary(size)
-        return len(self.sizes) - 1
+        return len(self._numbers) - 1
 
     def free(self, *places: int) -> Steps:
         """Give these temporaries back now; -1 is the last one taken."""
         for place in places:
-            number = place if place >= 0 else len(self.sizes) + place
-            if self.sizes[number]:
+            number = self._numbers[place]
+            if number is not None:
                 self.steps.append((FREE, number))
         return self
+
+    def plan(self, *outputs: Output, library: str = "", note: tuple[str, str] | None = None) -> Plan:
+        """The plan with these steps; a single output is returned by itself."""
+        in_order = [(OUTPUT, place) for place, output in enumerate(outputs) if isinstance(output, New)]
+        steps = None if self.steps == in_order else self.steps
+        return Plan(list(outputs), steps, single=len(outputs) == 1, library=library, note=note)
 
 
 @dataclass(slots=True)
@@ -209,6 +223,13 @@ class Call:
         2
         """
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+
+    @property
+    def output(self) -> New:
+        """The first output, by PyTorch's shape inference, of an operator that makes a new tensor."""
+        output = self.infer().outputs[0]
+        assert isinstance(output, New)
+        return output
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -272,8 +293,6 @@ def kernel(*names: str) -> Callable[[Rule], Rule]:
 
 # Questions about layouts that many CUDA kernels ask.
 
-_INT_MAX = 2**31 - 1
-
 
 def accumulate_type(dtype: torch.dtype) -> torch.dtype:
     """aten/src/ATen/AccumulateType.h: half precision is summed in single.
@@ -300,43 +319,21 @@ def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
     return torch._prims_common.suggest_memory_format(tensor)
 
 
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Bytes of the elements, wherever they lie."""
+    return tensor.numel() * tensor.element_size()
+
+
 def copy_size(tensor: torch.Tensor | None, memory_format: torch.memory_format = torch.contiguous_format) -> int:
     """Bytes that `tensor.contiguous(memory_format)` takes: none if it is laid out so already."""
-    if tensor is None or tensor.is_contiguous(memory_format=memory_format):
-        return 0
-    return tensor.numel() * tensor.element_size()
+    return 0 if tensor is None or tensor.is_contiguous(memory_format=memory_format) else bytes_of(tensor)
+
+
+def contiguous(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> New:
+    """A contiguous output of a tensor's size."""
+    return new(tuple(tensor.shape), dtype or tensor.dtype)
 
 
 def fits_32_bits(tensor: torch.Tensor) -> bool:
     """aten/src/ATen/native/CanUse32BitIndexMath.cpp: the farthest element can be counted in 32 bits."""
-    return tensor.numel() < _INT_MAX and span_of_elements(tensor.shape, tensor.stride()) - 1 < _INT_MAX
-
-
-def elements(size: Sequence[int]) -> int:
-    """How many elements a size has.
-
-    >>> elements((2, 3, 4))
-    24
-    """
-    count = 1
-    for length in size:
-        count *= length
-    return count
-
-
-def ceil_div(number: int, divisor: int) -> int:
-    """The quotient, rounded up.
-
-    >>> ceil_div(7, 2)
-    4
-    """
-    return -(-number // divisor)
-
-
-def last_power_of_two(number: int) -> int:
-    """The largest power of two that is not larger (at least 1).
-
-    >>> last_power_of_two(48)
-    32
-    """
-    return 1 << (max(number, 1).bit_length() - 1)
+    return tensor.numel() < INT_MAX and span_of_elements(tensor.shape, tensor.stride()) - 1 < INT_MAX

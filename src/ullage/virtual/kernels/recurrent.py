@@ -21,7 +21,7 @@ from ullage.virtual.kernels.plan import (
     Output,
     Plan,
     Steps,
-    ceil_div,
+    contiguous,
     contiguous_strides,
     copy_size,
     kernel,
@@ -29,6 +29,7 @@ from ullage.virtual.kernels.plan import (
     twin,
 )
 from ullage.virtual.kernels.reductions import add_sum
+from ullage.virtual.kernels.whole_numbers import ceil_div, round_up
 
 RELU, TANH, LSTM, GRU = range(4)  # cudnnRNNMode_t
 _GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
@@ -39,7 +40,7 @@ _VOLTA_PERSISTS = ((40, 128), (20, 96), (10, 32))  # at least so many steps, at 
 
 
 def _aligned(size: int) -> int:
-    return ceil_div(size, 32) * 32
+    return round_up(size, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,13 @@ class RecurrentNetwork:
     projected: int
     layers: int
     directions: int
-    steps: int
-    batch: int
-    tokens: int  # steps times batch, fewer for sequences of different lengths
-    packed: bool
-    dropout: bool
-    train: bool
     dtype: torch.dtype
+    steps: int = 1
+    batch: int = 1
+    tokens: int = 1  # steps times batch, fewer for sequences of different lengths
+    packed: bool = False
+    dropout: bool = False
+    train: bool = True
     gpu: GPU | None = None  # `None`: as on the GPU that was measured
 
     @property
@@ -78,7 +79,7 @@ class RecurrentNetwork:
     def parameters(self) -> int:
         """Elements of the flat buffer of weights: cuDNN has two biases for every gate, wanted or not.
 
-        >>> RecurrentNetwork(LSTM, 64, 128, 0, 1, 1, 20, 16, 320, False, False, True, torch.float32).parameters()
+        >>> RecurrentNetwork(LSTM, 64, 128, 0, 1, 1, torch.float32, 20, 16, 320).parameters()
         99328
         """
         return self.matrices() + 2 * _GATES[self.mode] * self.hidden * self.layers * self.directions
@@ -86,7 +87,7 @@ class RecurrentNetwork:
     def reserve(self) -> int:
         """Bytes kept for the backward pass: gates, cells, what goes between layers, and masks of dropout.
 
-        >>> RecurrentNetwork(LSTM, 64, 128, 0, 1, 1, 20, 16, 320, False, False, True, torch.float32).reserve()
+        >>> RecurrentNetwork(LSTM, 64, 128, 0, 1, 1, torch.float32, 20, 16, 320).reserve()
         819456
         """
         unit = self.tokens * self.hidden * self.directions * self.dtype.itemsize
@@ -105,7 +106,7 @@ class RecurrentNetwork:
     def workspace(self, backward: bool = False) -> int:
         """Bytes that every pass takes and gives back.
 
-        >>> RecurrentNetwork(LSTM, 64, 128, 0, 1, 1, 20, 16, 320, False, False, True, torch.float32).workspace()
+        >>> RecurrentNetwork(LSTM, 64, 128, 0, 1, 1, torch.float32, 20, 16, 320).workspace()
         12370304
         """
         itemsize = self.dtype.itemsize
@@ -212,11 +213,22 @@ def network_of(call_args: Any, gpu: GPU, offset: int = 0) -> RecurrentNetwork:
     else:
         steps, batch = (source.shape[1], source.shape[0]) if batch_first else source.shape[:2]
         tokens = steps * batch
-    directions = 2 if both else 1
     return RecurrentNetwork(
-        mode, source.shape[-1], hidden, projected, layers, directions, steps, batch, tokens,
-        bool(len(sizes)), dropout > 0 and train, train, source.dtype, gpu,
-    )  # fmt: skip
+        mode,
+        source.shape[-1],
+        hidden,
+        projected,
+        layers,
+        directions=2 if both else 1,
+        dtype=source.dtype,
+        steps=steps,
+        batch=batch,
+        tokens=tokens,
+        packed=bool(len(sizes)),
+        dropout=dropout > 0 and train,
+        train=train,
+        gpu=gpu,
+    )
 
 
 def time_first_copy(source: torch.Tensor, batch_first: bool, packed: bool) -> int:
@@ -240,12 +252,9 @@ def cudnn_rnn(call: Call) -> Plan:
     if batch_first and not packed:
         stride = contiguous_strides(out_size)
         out = out._replace(size=(out_size[1], out_size[0], width), stride=(stride[1], stride[0], 1))
-    hidden = new(tuple(hx.shape), hx.dtype)
-    cells: Output = new(tuple(cx.shape), cx.dtype) if cx is not None else new((0,), hx.dtype)
+    cells = contiguous(cx) if cx is not None else new((0,), hx.dtype)
     reserve = new((network.reserve() if network.train else 0,), torch.uint8)
-    steps = Steps()
-    steps.temporary(*[size for size in _input_copies(source, hx, cx, batch_first, packed) if size])
-    steps.output(0, 1, 2)
+    steps = Steps().temporary(time_first_copy(source, batch_first, packed)).copies(hx, cx).output(0, 1, 2)
     buffer: Output
     if flat is None:
         buffer = new((network.parameters(),), weights[0].dtype)
@@ -254,33 +263,25 @@ def cudnn_rnn(call: Call) -> Plan:
         buffer = Alias(3, tuple(flat.shape), flat.stride(), 0, flat.dtype)
     workspace = steps.take(network.workspace())
     steps.output(3).free(workspace)
-    return Plan([out, hidden, cells, reserve, buffer], steps.steps, library=CUDNN, note=_FITTED)
-
-
-def _input_copies(source: torch.Tensor, hx: Any, cx: Any, batch_first: bool, packed: bool) -> list[int]:
-    return [time_first_copy(source, batch_first, packed), copy_size(hx), copy_size(cx)]
+    return steps.plan(out, contiguous(hx), cells, reserve, buffer, library=CUDNN, note=_FITTED)
 
 
 @kernel("aten._thnn_fused_lstm_cell.default")
 def lstm_cell(call: Call) -> Plan:
     """RNN.cu, _thnn_fused_lstm_cell_cuda: the workspace for the backward pass is made first."""
-    gates, cx = call.args[0], call.args[2]
-    state = new(tuple(cx.shape), cx.dtype)
-    return Plan([state, state, new(tuple(gates.shape), gates.dtype)], Steps().output(2, 0, 1).steps)
+    gates, state = call.args[0], contiguous(call.args[2])
+    return Steps().output(2, 0, 1).plan(state, state, contiguous(gates))
 
 
 @kernel("aten._thnn_fused_lstm_cell_backward_impl.default")
 def lstm_cell_backward(call: Call) -> Plan:
     """RNN.cu, _thnn_fused_lstm_cell_backward_impl_cuda."""
     cx, workspace, has_bias = call.args[2], call.args[4], call.args[5]
-    gates = new(tuple(workspace.shape), workspace.dtype)
-    outputs: list[Output] = [gates, new(tuple(cx.shape), cx.dtype), None]
     steps = Steps().output(0, 1)
+    bias = new((workspace.shape[1],), workspace.dtype) if has_bias else None
     if has_bias:
-        outputs[2] = new((gates.size[1],), workspace.dtype)
-        steps.output(2)
-        add_sum(steps, call, workspace, [0], workspace.dtype)
-    return Plan(outputs, steps.steps)
+        add_sum(steps.output(2), call, workspace, [0], workspace.dtype)
+    return steps.plan(contiguous(workspace), contiguous(cx), bias)
 
 
 @kernel("aten._thnn_fused_gru_cell.default")
@@ -288,8 +289,7 @@ def gru_cell(call: Call) -> Plan:
     """RNN.cu, _thnn_fused_gru_cell_cuda: five numbers a hidden unit are kept."""
     hx = call.args[2]
     batch, hidden = hx.shape
-    outputs: list[Output] = [new((batch, hidden), hx.dtype), new((batch, 5 * hidden), hx.dtype)]
-    return Plan(outputs, Steps().output(1, 0).steps)
+    return Steps().output(1, 0).plan(contiguous(hx), new((batch, 5 * hidden), hx.dtype))
 
 
 @kernel("aten._thnn_fused_gru_cell_backward.default")
@@ -298,11 +298,9 @@ def gru_cell_backward(call: Call) -> Plan:
     grad, _, has_bias = call.args
     batch, hidden = grad.shape
     gates = new((batch, 3 * hidden), grad.dtype)
-    outputs: list[Output] = [gates, gates, new((batch, hidden), grad.dtype), None, None]
+    bias = new((3 * hidden,), grad.dtype) if has_bias else None
     steps = Steps().output(0, 1, 2)
-    if has_bias:
-        outputs[3:] = [new((3 * hidden,), grad.dtype)] * 2
-        for place in (3, 4):
-            steps.output(place)
-            add_sum(steps, call, torch.empty(gates.size, dtype=grad.dtype, device="meta"), [0], grad.dtype)
-    return Plan(outputs, steps.steps)
+    for place in (3, 4) if has_bias else ():
+        steps.output(place)
+        add_sum(steps, call, torch.empty(gates.size, dtype=grad.dtype, device="meta"), [0], grad.dtype)
+    return steps.plan(gates, gates, contiguous(grad), bias, bias)

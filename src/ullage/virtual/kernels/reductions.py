@@ -7,17 +7,17 @@ step by step. The operators are in aten/src/ATen/native/ReduceOps.cpp and aten/s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from ullage.virtual.kernels.plan import Call, New, Plan, Steps, kernel, like, twin
+from ullage.virtual.kernels.plan import Call, New, Plan, Rule, Steps, kernel, like, twin
+from ullage.virtual.kernels.whole_numbers import INT_MAX, ceil_div, last_power_of_two
 
 _MAX_THREADS = 512
 _WARP = 32
-_INT_MAX = 2**31 - 1
 _MIN_VALUES_A_THREAD, _MAX_VALUES_A_THREAD = 16, 256
 
 
@@ -107,7 +107,7 @@ def split_to_32_bits(iteration: Iteration) -> list[Iteration]:
     lengths = iteration.shape
     operands = (iteration.output_strides, iteration.input_strides)
     reach = [sum((n - 1) * step for n, step in zip(lengths, strides, strict=True)) for strides in operands]
-    if max(reach, default=0) < _INT_MAX:
+    if max(reach, default=0) < INT_MAX:
         return [iteration]
     extents = [max((lengths[dim] - 1) * strides[dim] for strides in operands) for dim in range(len(lengths))]
     dim = extents.index(max(extents))
@@ -135,13 +135,9 @@ def buffer_sizes(iteration: Iteration, kind: Kind, sms: int, threads_per_sm: int
     >>> buffer_sizes(iteration, Kind(2, 4), 132)
     (4194304, 16)
     """
-    total = 1
-    for length in iteration.shape:
-        total *= length
-    outputs = 1
-    for length, stride in zip(iteration.shape, iteration.output_strides, strict=True):
-        if stride:
-            outputs *= length
+    total = math.prod(iteration.shape)
+    pairs = zip(iteration.shape, iteration.output_strides, strict=True)
+    outputs = math.prod(length for length, stride in pairs if stride)
     if total == 0 or outputs == 0:
         return None
     inputs, reduced = total // outputs, iteration.reduced
@@ -189,23 +185,23 @@ def _blocks(
     threads_per_sm: int,
 ) -> tuple[int, int] | None:
     limit = _MAX_THREADS // vector
-    width2 = _last_power(width) if width < limit else limit
-    height2 = _last_power(height) if height < limit else limit
+    width2 = last_power_of_two(width) if width < limit else limit
+    height2 = last_power_of_two(height) if height < limit else limit
     block_width = min(width2, _WARP)
     block_height = min(height2, limit // block_width)
     block_width = min(width2, limit // block_height)
     threads = block_width * block_height
     input_step, output_step = (block_width, 1) if reduce_in_block else (1, block_width)
-    if -(-inputs // input_step) < min(block_height * 16, _MAX_VALUES_A_THREAD):
+    if ceil_div(inputs, input_step) < min(block_height * 16, _MAX_VALUES_A_THREAD):
         return None
     input_step *= block_height
-    values = -(-inputs // input_step)
-    grid = -(-(outputs // vector) // output_step)
+    values = ceil_div(inputs, input_step)
+    grid = ceil_div(outputs // vector, output_step)
     target = sms * (threads_per_sm // threads)
     if values < _MAX_VALUES_A_THREAD or grid > target:
         return None
-    blocks = min(-(-target // grid), -(-values // _MIN_VALUES_A_THREAD))
-    blocks = max(blocks, -(-values // _MAX_VALUES_A_THREAD))
+    blocks = min(ceil_div(target, grid), ceil_div(values, _MIN_VALUES_A_THREAD))
+    blocks = max(blocks, ceil_div(values, _MAX_VALUES_A_THREAD))
     if blocks <= 1:
         return None
     size = kind.partial * outputs * blocks
@@ -214,13 +210,17 @@ def _blocks(
     return size, 4 * grid
 
 
-def _last_power(number: int) -> int:
-    return 1 << (max(number, 1).bit_length() - 1)
+def sum_kind(dtype: torch.dtype) -> Kind:
+    """A sum's kernel: half precision is summed in single."""
+    return Kind(dtype.itemsize, max(4, dtype.itemsize) if dtype.is_floating_point else dtype.itemsize)
 
 
-def partial_size(dtype: torch.dtype) -> int:
-    """Bytes of a partial sum: half precision is summed in single."""
-    return max(4, dtype.itemsize) if dtype.is_floating_point else dtype.itemsize
+def welford_kind(dtype: torch.dtype) -> Kind:
+    """SharedReduceOps.h, WelfordData: mean, squares, a 32-bit count and the count as a floating-point number.
+
+    A thread reads two values at a time (ReduceMomentKernel.cu, std_var_kernel_impl).
+    """
+    return Kind(dtype.itemsize, 32 if dtype is torch.float64 else 16, 2, 2)
 
 
 def add_buffers(
@@ -228,222 +228,161 @@ def add_buffers(
 ) -> None:
     """Add the buffers of a reduction to the steps of a plan: they live as long as its kernel."""
     whole = iterate(source.shape, source.stride(), dims, source.dtype.itemsize, out_itemsize)
-    parts = split_to_32_bits(whole)
-    for part in parts:
+    for part in split_to_32_bits(whole):
         sizes = buffer_sizes(part, kind, call.gpu.sms or 1, call.gpu.max_threads_per_sm or 2048)
         if sizes is not None:
             steps.temporary(*sizes).free(-1, -2)
 
 
-def _dims(value: object) -> list[int]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, int) else list(value)  # type: ignore[call-overload]
+def _add_with_cast(
+    steps: Steps,
+    call: Call,
+    source: torch.Tensor,
+    dims: Sequence[int],
+    dtype: torch.dtype,
+    kind_of: Callable[[torch.dtype], Kind],
+    from_half: Sequence[torch.dtype],
+) -> None:
+    copy = None
+    if source.dtype is not dtype and not (source.dtype in from_half and dtype is torch.float32):
+        copy = steps.take(source.numel() * dtype.itemsize)
+        source = torch.empty_like(twin(source), dtype=dtype)
+    add_buffers(steps, call, source, dims, kind_of(source.dtype), dtype.itemsize)
+    if copy is not None:
+        steps.free(copy)
 
 
-@kernel("aten.sum.default", "aten.sum.dim_IntList", "aten.mean.default", "aten.mean.dim")
-def sum_and_mean(call: Call) -> Plan:
-    """ReduceOps.cpp: another result type means a cast first, except from half to single precision."""
-    plan = call.infer()
-    source, out = call.args[0], plan.outputs[0]
-    assert isinstance(out, New)
-    dims = (
-        _dims(call.args[1])
-        if call.func._overloadname in ("dim_IntList", "dim", "dim_OptIntList") and len(call.args) > 1
-        else []
-    )
-    steps = Steps().output(0)
-    half_to_single = source.dtype in (torch.float16, torch.bfloat16) and out.dtype is torch.float32
-    if source.dtype is not out.dtype and not half_to_single:
-        steps.temporary(source.numel() * out.dtype.itemsize)
-        source = torch.empty_like(torch.empty_strided(source.shape, source.stride(), device="meta"), dtype=out.dtype)
-    add_buffers(steps, call, source, dims, Kind(source.dtype.itemsize, partial_size(source.dtype)), out.dtype.itemsize)
-    return Plan(plan.outputs, steps.steps, single=True)
+def add_sum(steps: Steps, call: Call, source: torch.Tensor, dims: Sequence[int], dtype: torch.dtype) -> None:
+    """Add what a sum takes beside its output: a cast first, except from half to single precision."""
+    _add_with_cast(steps, call, source, dims, dtype, sum_kind, (torch.float16, torch.bfloat16))
 
 
-@kernel("aten.linalg_vector_norm.default")
-def vector_norm(call: Call) -> Plan:
-    """LinearAlgebra.cpp, linalg_vector_norm_out; ReduceNormKernel.cu"""
-    plan = call.infer()
-    source, out = call.args[0], plan.outputs[0]
-    assert isinstance(out, New)
-    steps = Steps().output(0)
-    dims = _dims(call.argument(2, "dim"))
-    add_buffers(steps, call, source, dims, Kind(source.dtype.itemsize, partial_size(source.dtype)), out.dtype.itemsize)
-    return Plan(plan.outputs, steps.steps, single=True)
+def add_moments(steps: Steps, call: Call, source: torch.Tensor, dims: Sequence[int], dtype: torch.dtype) -> None:
+    """Add what `var_mean` takes for two results of type `dtype`: a cast first, except from float16 to float32."""
+    _add_with_cast(steps, call, source, dims, dtype, welford_kind, (torch.float16,))
 
 
-# Extremes and their places, all, any, products and counts.
-
-_VALUE_AND_PLACE = 16  # bytes of a value and a 64-bit place
-
-
-def _as_list(dims: Any) -> list[int]:
+def _dims(call: Call) -> list[int]:
+    """The dimensions that a call reduces, by its schema; none for all of them."""
+    places = [place for place, argument in enumerate(call.func._schema.arguments) if argument.name == "dim"]
+    dims = call.argument(places[0], "dim") if places else None
     if dims is None:
         return []
     return [dims] if isinstance(dims, int) else list(dims)
 
 
-def _reduction(call: Call, dims: Any, partial: int) -> Plan:
-    """Outputs in order, then the buffers of one reduction whose partial results have so many bytes."""
-    plan = call.infer()
-    source = call.args[0]
-    outputs = [output for output in plan.outputs if isinstance(output, New)]
-    steps = Steps().output(*range(len(outputs)))
-    kind = Kind(source.dtype.itemsize, partial)
-    add_buffers(steps, call, source, _as_list(dims), kind, outputs[0].dtype.itemsize)
-    return Plan(plan.outputs, steps.steps, single=plan.single)
+# ReduceOps.cpp; Reduce*Kernel.cu. Sums: another result type means a cast first, except from half to single precision.
 
 
-@kernel("aten.max.default", "aten.min.default")
-def extreme(call: Call) -> Plan:
-    """ReduceMaxValuesKernel.cu: one number."""
-    return _reduction(call, None, call.args[0].element_size())
+def _sum(call: Call, source: torch.Tensor, steps: Steps) -> Plan:
+    out = call.output
+    add_sum(steps.output(0), call, source, _dims(call), out.dtype)
+    return steps.plan(out)
 
 
-@kernel("aten.amax.default", "aten.amin.default")
-def extreme_along(call: Call) -> Plan:
-    """ReduceMaxValuesKernel.cu, along dimensions."""
-    return _reduction(call, call.argument(1, "dim"), call.args[0].element_size())
-
-
-@kernel("aten.aminmax.default")
-def both_extremes(call: Call) -> Plan:
-    """ReduceAMinMaxKernel.cu: a pair of values."""
-    return _reduction(call, call.argument(1, "dim"), 2 * call.args[0].element_size())
-
-
-@kernel("aten.max.dim", "aten.min.dim", "aten.argmax.default", "aten.argmin.default")
-def place_of_extreme(call: Call) -> Plan:
-    """ReduceArgMaxKernel.cu: a value and where it is."""
-    return _reduction(call, call.argument(1, "dim"), _VALUE_AND_PLACE)
-
-
-@kernel("aten.all.default", "aten.any.default")
-def logic(call: Call) -> Plan:
-    """ReduceLogicKernel.cu: partial results have the type of the input."""
-    return _reduction(call, None, call.args[0].element_size())
-
-
-@kernel("aten.all.dim", "aten.any.dim", "aten.all.dims", "aten.any.dims")
-def logic_along(call: Call) -> Plan:
-    """ReduceLogicKernel.cu, along dimensions."""
-    return _reduction(call, call.argument(1, "dim"), call.args[0].element_size())
-
-
-@kernel("aten.prod.default", "aten.prod.dim_int", "aten.nansum.default")
-def product(call: Call) -> Plan:
-    """ReduceOps.cpp: as a sum; integers are cast to 64 bits first."""
-    along = call.func._overloadname == "dim_int" or call.func._schema.name == "aten::nansum"
-    return _sum(call, call.args[0], _as_list(call.argument(1, "dim")) if along else [])
-
-
-def _sum(call: Call, source: torch.Tensor, dims: list[int], before: Steps | None = None) -> Plan:
-    plan = call.infer()
-    out = plan.outputs[0]
-    assert isinstance(out, New)
-    steps = (before or Steps()).output(0)
-    add_sum(steps, call, source, dims, out.dtype)
-    return Plan(plan.outputs, steps.steps, single=True)
-
-
-def add_sum(steps: Steps, call: Call, source: torch.Tensor, dims: list[int], dtype: torch.dtype) -> None:
-    """Add what a sum takes beside its output: a cast first, except from half to single precision."""
-    half_to_single = source.dtype in (torch.float16, torch.bfloat16) and dtype is torch.float32
-    copy = None
-    if source.dtype is not dtype and not half_to_single:
-        copy = steps.take(source.numel() * dtype.itemsize)
-        source = torch.empty_like(twin(source), dtype=dtype)
-    kind = Kind(source.dtype.itemsize, partial_size(source.dtype))
-    add_buffers(steps, call, source, dims, kind, dtype.itemsize)
-    if copy is not None:
-        steps.free(copy)
+@kernel(
+    "aten.sum.default",
+    "aten.sum.dim_IntList",
+    "aten.mean.default",
+    "aten.mean.dim",
+    "aten.prod.default",
+    "aten.prod.dim_int",
+    "aten.nansum.default",
+)
+def sum_mean_and_product(call: Call) -> Plan:
+    """ReduceOps.cpp: integers are cast to 64 bits first."""
+    return _sum(call, call.args[0], Steps())
 
 
 @kernel("aten.count_nonzero.default", "aten.count_nonzero.dim_IntList")
 def count_nonzero(call: Call) -> Plan:
     """TensorAdvancedIndexing.cpp, count_nonzero_cuda: the sum of a comparison."""
-    source = call.args[0]
-    dims = _as_list(call.args[1]) if call.func._overloadname == "dim_IntList" else []
-    steps = Steps()
+    source, steps = call.args[0], Steps()
     if source.dtype is not torch.bool:
         steps.temporary(source.numel())
         source = torch.empty_like(twin(source), dtype=torch.bool)
-    return _sum(call, source, dims, steps)
+    return _sum(call, source, steps)
+
+
+def _of_a_value(dtype: torch.dtype) -> Kind:
+    return Kind(dtype.itemsize, dtype.itemsize)
+
+
+def _of_two_values(dtype: torch.dtype) -> Kind:
+    return Kind(dtype.itemsize, 2 * dtype.itemsize)
+
+
+def _of_a_value_and_its_place(dtype: torch.dtype) -> Kind:
+    return Kind(dtype.itemsize, 16)  # with a 64-bit place
+
+
+# Operators without "aten.", the kernel, and what a partial result is.
+_REDUCTIONS: tuple[tuple[str, str, Callable[[torch.dtype], Kind]], ...] = (
+    ("max.default min.default amax.default amin.default", "ReduceMaxValuesKernel.cu", _of_a_value),
+    ("aminmax.default", "ReduceAMinMaxKernel.cu", _of_two_values),
+    ("max.dim min.dim argmax.default argmin.default", "ReduceArgMaxKernel.cu", _of_a_value_and_its_place),
+    ("all.default any.default all.dim any.dim all.dims any.dims", "ReduceLogicKernel.cu", _of_a_value),
+    ("linalg_vector_norm.default", "LinearAlgebra.cpp, linalg_vector_norm_out; ReduceNormKernel.cu", sum_kind),
+)
+
+
+def _reduction(kind_of: Callable[[torch.dtype], Kind]) -> Rule:
+    """Outputs in order, then the buffers of one reduction."""
+
+    def rule(call: Call) -> Plan:
+        outputs, source = call.infer().outputs, call.args[0]
+        steps = Steps().output(*range(len(outputs)))
+        out = outputs[0]
+        assert isinstance(out, New)
+        add_buffers(steps, call, source, _dims(call), kind_of(source.dtype), out.dtype.itemsize)
+        return steps.plan(*outputs)
+
+    return rule
+
+
+for _names, _, _kind in _REDUCTIONS:
+    kernel(*(f"aten.{name}" for name in _names.split()))(_reduction(_kind))
 
 
 @kernel("aten.logsumexp.default")
 def logsumexp(call: Call) -> Plan:
     """ReduceOps.cpp, logsumexp_out_impl: largest values, a mask of infinities, the sum of differences."""
-    plan = call.infer()
-    source, dims = call.args[0], _as_list(call.args[1])
-    out = plan.outputs[0]
-    assert isinstance(out, New)
+    source, out, dims = call.args[0], call.output, _dims(call)
     if not source.dtype.is_floating_point or source.numel() == 0:
-        return plan
+        return call.infer()
     itemsize = source.element_size()
     count = out.nbytes // out.dtype.itemsize
     steps = Steps()
     largest = steps.take(count * itemsize)
-    add_buffers(steps, call, source, dims, Kind(itemsize, itemsize), itemsize)
+    add_buffers(steps, call, source, dims, _of_a_value(source.dtype), itemsize)
     steps.temporary(count * itemsize, count).free(-1, -2)
-    differences = like(source)
-    inner = steps.take(differences.nbytes)
+    inner = steps.take(like(source).nbytes)
     steps.output(0)
     add_sum(steps, call, torch.empty_like(twin(source)), dims, out.dtype)
-    return Plan(plan.outputs, steps.free(inner, largest).steps, single=True)
+    return steps.free(inner, largest).plan(out)
 
 
 # Variance and standard deviation: partial results are Welford's running values (ReduceMomentKernel.cu).
-
-_VALUES = 2  # values that a thread reads at a time; ReduceMomentKernel.cu, std_var_kernel_impl
-
-
-def welford_kind(dtype: torch.dtype) -> Kind:
-    """SharedReduceOps.h, WelfordData: mean, squares, a 32-bit count and the count as a floating-point number."""
-    return Kind(dtype.itemsize, 32 if dtype is torch.float64 else 16, _VALUES, _VALUES)
-
-
-def add_moments(steps: Steps, call: Call, source: torch.Tensor, dims: Sequence[int], out: torch.dtype) -> None:
-    """Add what `var_mean` takes for two results of type `out`: a cast first, except from half to single precision."""
-    copy = None
-    if source.dtype is not out and not (source.dtype is torch.float16 and out is torch.float32):
-        copy = steps.take(source.numel() * out.itemsize)
-        source = torch.empty_like(twin(source), dtype=out)
-    add_buffers(steps, call, source, dims, welford_kind(source.dtype), out.itemsize)
-    if copy is not None:
-        steps.free(copy)
-
-
-def _moment_dims(call: Call) -> list[int]:
-    dims = call.argument(1, "dim")
-    return [] if dims is None else [dims] if isinstance(dims, int) else list(dims)
 
 
 @kernel("aten.var.correction", "aten.std.correction")
 def variance(call: Call) -> Plan:
     """ReduceOps.cpp, std_var_out: of complex numbers the sum of both parts' variances."""
-    plan = call.infer()
-    source, out = call.args[0], plan.outputs[0]
-    assert isinstance(out, New)
+    source, out, steps = call.args[0], call.output, Steps()
     if source.is_complex():
-        steps = Steps()
         part = torch.view_as_real(twin(source)).select(-1, 0)
         for _ in range(2):
             steps.temporary(out.nbytes)
-            add_buffers(steps, call, part, _moment_dims(call), welford_kind(part.dtype), out.dtype.itemsize)
-        return Plan(plan.outputs, steps.output(0).steps, single=True)
-    steps = Steps().output(0)
-    add_buffers(steps, call, source, _moment_dims(call), welford_kind(source.dtype), out.dtype.itemsize)
-    return Plan(plan.outputs, steps.steps, single=True)
+            add_buffers(steps, call, part, _dims(call), welford_kind(part.dtype), out.dtype.itemsize)
+        return steps.output(0).plan(out)
+    steps.output(0)
+    add_buffers(steps, call, source, _dims(call), welford_kind(source.dtype), out.dtype.itemsize)
+    return steps.plan(out)
 
 
 @kernel("aten.var_mean.correction", "aten.std_mean.correction")
 def variance_and_mean(call: Call) -> Plan:
     """ReduceOps.cpp, std_var_mean_out."""
-    plan = call.infer()
-    source, out = call.args[0], plan.outputs[0]
-    assert isinstance(out, New)
-    steps = Steps().output(0, 1)
-    add_moments(steps, call, source, _moment_dims(call), out.dtype)
-    return Plan(plan.outputs, steps.steps)
+    outputs, steps = call.infer().outputs, Steps().output(0, 1)
+    add_moments(steps, call, call.args[0], _dims(call), call.output.dtype)
+    return steps.plan(*outputs)

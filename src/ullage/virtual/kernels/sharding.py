@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.kernels.plan import Call, Plan, Steps, ceil_div, is_dense, kernel
+from ullage.virtual.kernels.plan import Call, Plan, Steps, is_dense, kernel
+from ullage.virtual.kernels.whole_numbers import ceil_div
 
 _BLOCK, _TILE, _ENTRY = 128, 2048, 8  # threads of a block; bytes that it moves; bytes of an entry of a table
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 
 from ullage.virtual.kernels.plan import Steps
+from ullage.virtual.kernels.whole_numbers import round_up
 
 _POINTER, _INDEX = 8, 8  # bytes
 INFO = 4  # bytes of an error code
@@ -73,11 +74,10 @@ def _solve_by_triangles(steps: Steps, batch: int, rows: int, size: int, adjoint:
             add_triangular(steps, batch, rows)
         steps.temporary(size).free(-1)
     else:
-        steps.temporary(rows * _INDEX, rows * batch * _INDEX, size)
-        count = len(steps.sizes)
+        kept = [steps.take(taken) for taken in (rows * _INDEX, rows * batch * _INDEX, size)]
         for _ in range(2):
             add_triangular(steps, batch, rows)
-        steps.free(count - 1, count - 2, count - 3)
+        steps.free(*reversed(kept))
     steps.free(places)
 
 
@@ -112,7 +112,7 @@ def orgqr_numbers(rows: int, columns: int, reflectors: int) -> int:
     """Numbers for one matrix."""
     if reflectors == columns >= 100:
         return 16640 + 384 * columns
-    return 33024 + -(-rows * reflectors // 32) * 32
+    return 33024 + round_up(rows * reflectors, 32)
 
 
 def add_ormqr(steps: Steps, batch: int, rows: int, reflectors: int, right: int, itemsize: int) -> None:

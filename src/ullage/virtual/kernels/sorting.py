@@ -16,7 +16,8 @@ import math
 import torch
 
 from ullage.hardware import GPU
-from ullage.virtual.kernels.plan import Call, New, Plan, Steps, ceil_div, copy_size, is_dense, kernel, twin
+from ullage.virtual.kernels.plan import Call, Plan, Steps, bytes_of, copy_size, is_dense, kernel, twin
+from ullage.virtual.kernels.whole_numbers import ceil_div, round_up
 
 _ALIGNMENT = 256
 _COUNT = 8  # bytes of a count of elements
@@ -24,13 +25,9 @@ _RADIX_BITS, _RADIX_DIGITS = 8, 256
 _WARP = 32
 
 
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
 def _packed(*sizes: int) -> int:
     """util_device.cuh, AliasTemporaries."""
-    return sum(_aligned(size) for size in sizes) + _ALIGNMENT - 1
+    return sum(round_up(size, _ALIGNMENT) for size in sizes) + _ALIGNMENT - 1
 
 
 def _generation(gpu: GPU) -> int:
@@ -70,8 +67,8 @@ def radix_sort(count: int, key: int, value: int, bits: int, gpu: GPU) -> int:
         return 1
     if count <= 256 * max(1, 19 * 4 // max(4, key, value)):
         return 1  # one block sorts it all
-    passes = -(-bits // _RADIX_BITS)
-    blocks = -(-count // _onesweep_tile(key, value, _generation(gpu)))
+    passes = ceil_div(bits, _RADIX_BITS)
+    blocks = ceil_div(count, _onesweep_tile(key, value, _generation(gpu)))
     again = passes > 1  # the result of a pass needs a place
     return _packed(
         passes * _RADIX_DIGITS * _COUNT,
@@ -98,7 +95,7 @@ def bits_of(largest: int) -> int:
 
 def _tile_states(count: int, tile: int, itemsize: int, one_word: bool = True) -> int:
     """agent/single_pass_scan_operators.cuh: what blocks tell each other, one entry a tile and 32 more."""
-    entries = -(-count // tile) + _WARP
+    entries = ceil_div(count, tile) + _WARP
     if one_word:
         return _packed(_packed(entries * 2 * max(2, itemsize)))
     return _packed(_packed(entries * 4, entries * itemsize, entries * itemsize))
@@ -124,13 +121,13 @@ def reduce(count: int, itemsize: int, gpu: GPU) -> int:
 
 def select(count: int) -> int:
     """cub::DeviceSelect::Flagged: 16 bytes a tile."""
-    return _packed((-(-count // (256 * 10)) + _WARP) * 16)
+    return _packed((ceil_div(count, 256 * 10) + _WARP) * 16)
 
 
 def merge_sort(count: int, key: int, value: int) -> int:
     """cub::DeviceMergeSort::SortPairs, which Thrust takes for a comparison that is no plain "less than"."""
     tile = 512 * max(1, 17 * 4 // max(4, key))
-    return _packed((-(-count // tile) + 1) * _COUNT, count * key, count * value)
+    return _packed((ceil_div(count, tile) + 1) * _COUNT, count * key, count * value)
 
 
 _UNIQUE_TILES = {(9, 8): 640 * 7, (9, 4): 512 * 14, (8, 8): 256 * 7, (8, 4): 256 * 11, (7, 8): 64 * 5, (7, 4): 64 * 11}
@@ -144,7 +141,7 @@ def unique_by_key(count: int, key: int, gpu: GPU) -> int:
 def unique_by_key_in_place(count: int, key: int, gpu: GPU) -> int:
     """thrust::unique_by_key with 64-bit values: states of the tiles, and how many are left."""
     tile = 448 * 22 if _generation(gpu) >= 9 else _UNIQUE_TILES[_generation(gpu), key]
-    return _packed(_packed((-(-count // tile) + _WARP) * 16), _COUNT)
+    return _packed(_packed((ceil_div(count, tile) + _WARP) * 16), _COUNT)
 
 
 # tuning_scan_by_key.cuh: keys and sums of 8 bytes each, or of 4
@@ -160,7 +157,7 @@ _BY_KEY_TILES = {
 
 def scan_by_key(count: int, key: int, gpu: GPU) -> int:
     """cub::DeviceScan::InclusiveSumByKey, values as long as keys: 16 bytes a tile, and each tile's first key."""
-    tiles = -(-count // _BY_KEY_TILES[_generation(gpu), key])
+    tiles = ceil_div(count, _BY_KEY_TILES[_generation(gpu), key])
     return _packed((tiles + _WARP) * 16, (tiles + 1) * key)
 
 
@@ -172,12 +169,10 @@ _FEW_SEGMENTS, _LONG_SEGMENT = 128, 1_000_000  # SortStable.cu, launch_stable_so
 @kernel("aten.sort.default", "aten.sort.stable")
 def sort(call: Call) -> Plan:
     """Sort.cpp, sort_cuda_kernel."""
-    plan = call.infer()
-    source = call.args[0]
     dim = call.argument(2 if call.func._overloadname == "stable" else 1, "dim", -1)
     steps = Steps().output(0, 1)
-    add_sort(steps, call, source, dim)
-    return Plan(plan.outputs, steps.steps)
+    add_sort(steps, call, call.args[0], dim)
+    return steps.plan(*call.infer().outputs)
 
 
 def add_sort(steps: Steps, call: Call, source: torch.Tensor, dim: int) -> None:
@@ -190,7 +185,7 @@ def add_sort(steps: Steps, call: Call, source: torch.Tensor, dim: int) -> None:
         return
     copies = []
     if not (is_dense(source.shape, source.stride()) and source.stride(dim) == 1):
-        size = source.numel() * source.element_size()
+        size = bytes_of(source)
         copies = [steps.take(size), steps.take(size), steps.take(source.numel() * _INDEX)]
     _add_large_sort(steps, call, source, length)
     steps.free(*reversed(copies))
@@ -225,13 +220,11 @@ _REGISTERS_A_MULTIPROCESSOR = 65536
 @kernel("aten.topk.default")
 def topk(call: Call) -> Plan:
     """TensorTopK.cu, and Sorting.cpp, topk_out_cuda: found, then sorted if asked for."""
-    plan = call.infer()
-    source, values = call.args[0], plan.outputs[0]
-    assert isinstance(values, New)
+    source, values = call.args[0], call.output
     dim = call.argument(2, "dim", -1)
     steps = Steps().output(0, 1)
     if source.dim() == 0 or source.numel() == 0:
-        return plan
+        return call.infer()
     copy = steps.take(copy_size(source))
     length = source.shape[dim]
     rows = source.numel() // length
@@ -242,7 +235,7 @@ def topk(call: Call) -> Plan:
         sorted_places, sorted_values = steps.take(count * _INDEX), steps.take(count * itemsize)
         add_sort(steps, call, torch.empty(values.size, dtype=values.dtype, device="meta"), dim)
         steps.temporary(count * _INDEX).free(-1, sorted_values, sorted_places)
-    return Plan(plan.outputs, steps.free(copy).steps)
+    return steps.free(copy).plan(*call.infer().outputs)
 
 
 def _shares_rows(rows: int, length: int) -> bool:
@@ -275,9 +268,7 @@ def _add_shared_search(steps: Steps, call: Call, source: torch.Tensor, rows: int
 @kernel("aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default")
 def running_sum(call: Call) -> Plan:
     """ScanKernels.cpp, scan_dim: a cast or a contiguous copy first; one row alone is scanned by CUB."""
-    plan = call.infer()
-    source, out = call.args[0], plan.outputs[0]
-    assert isinstance(out, New)
+    source, out = call.args[0], call.output
     steps = Steps().output(0)
     if source.dtype is not out.dtype:
         steps.temporary(source.numel() * out.dtype.itemsize)
@@ -286,6 +277,6 @@ def running_sum(call: Call) -> Plan:
     if source.numel() == length and source.numel() > 0 and source.dim():
         plain = source.dtype not in (torch.float16, torch.bfloat16)
         steps.temporary(scan(source.numel(), source.element_size(), plain))
-    elif copy_size(source):
-        steps.temporary(copy_size(source))
-    return Plan(plan.outputs, steps.steps, single=True)
+    else:
+        steps.copies(source)
+    return steps.plan(out)

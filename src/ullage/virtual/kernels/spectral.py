@@ -5,12 +5,13 @@ cuFFT's workspaces are taken from PyTorch's allocator for each transform; how la
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from ullage.virtual.kernels import cufft
-from ullage.virtual.kernels.plan import Call, New, Plan, Steps, contiguous_strides, elements, kernel, like, twin
+from ullage.virtual.kernels.plan import Call, New, Plan, Steps, bytes_of, contiguous_strides, kernel, like, twin
 
 _MOST_DIMENSIONS = 3  # of one transform of cuFFT
 _COMPLEX = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}
@@ -50,16 +51,16 @@ class _Transforms:
             else:
                 places[buffer] = steps.take(self._taken[buffer])
         made = New(tuple(layout.shape), layout.stride(), layout.dtype, self._taken[output])
-        return Plan([made], steps.steps, single=True)
+        return steps.plan(made)
 
     def run(self, source: torch.Tensor, size: Sequence[int], dims: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """_exec_fft: batch dimensions in front, by their strides, and joined; returns the layout of the output."""
         batch = [dim for dim in range(source.dim()) if dim not in dims]
         batch.sort(key=lambda dim: -source.stride()[dim])
         permuted = source.permute(*batch, *dims)
-        count = elements(permuted.shape[: len(batch)])
+        count = math.prod(permuted.shape[: len(batch)])
         joined = permuted.reshape(count, *permuted.shape[len(batch) :])
-        nbytes, copies = source.numel() * source.element_size(), []
+        nbytes, copies = bytes_of(source), []
         if joined.untyped_storage()._cdata != source.untyped_storage()._cdata:
             copies.append(self.take(nbytes))
         lengths = [max(source.shape[dim], size[dim]) for dim in dims]
@@ -123,9 +124,9 @@ def complex_to_complex(call: Call) -> Plan:
     """_fft_c2c_cufft"""
     source, dims = twin(call.args[0]), call.args[1]
     if not dims:
-        return Plan([like(call.args[0])], single=True)
+        return Steps().output(0).plan(like(call.args[0]))
     transforms, buffers = _Transforms(), list[int]()
-    layout = transforms.run_complex(source, dims, buffers, source.numel() * source.element_size())
+    layout = transforms.run_complex(source, dims, buffers, bytes_of(source))
     transforms.free(*buffers[:-1])
     return transforms.plan(layout, buffers[-1])
 
@@ -137,11 +138,11 @@ def real_to_complex(call: Call) -> Plan:
     last, dtype = dims[-1], _COMPLEX[source.dtype]
     half, size = list(source.shape), list(source.shape)
     half[last] = source.shape[last] // 2 + 1
-    room = elements(half if one_sided else size) * dtype.itemsize
+    room = math.prod(half if one_sided else size) * dtype.itemsize
     transforms = _Transforms()
     buffers, copies = [transforms.take(room)], []
     if call.args[0].storage_offset() % 2:  # cuFFT wants real numbers aligned as if they were complex
-        copies.append(transforms.take(source.numel() * source.element_size()))
+        copies.append(transforms.take(bytes_of(source)))
         source = source.movedim(last, -1).clone(memory_format=torch.contiguous_format).movedim(-1, last)
     if _one_transform(dims):
         layout = transforms.run(source, half if one_sided else size, dims, dtype)
@@ -165,8 +166,8 @@ def complex_to_real(call: Call) -> Plan:
     source, dims, length = twin(call.args[0]), list(call.args[1]), call.args[3]
     size, dtype = list(source.shape), _REAL[source.dtype]
     size[dims[-1]] = length
-    transforms, nbytes = _Transforms(), source.numel() * source.element_size()
-    output = transforms.take(elements(size) * dtype.itemsize)
+    transforms, nbytes = _Transforms(), bytes_of(source)
+    output = transforms.take(math.prod(size) * dtype.itemsize)
     if _one_transform(dims):
         buffers = [transforms.take(nbytes)]
         layout = transforms.run(source.contiguous(), size, dims, dtype)

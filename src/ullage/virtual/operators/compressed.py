@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.kernels.plan import ceil_div
+from ullage.virtual.kernels.whole_numbers import ceil_div
 from ullage.virtual.operators.layouts import compressed, inner_indices, own_kernel
 from ullage.virtual.state import GPUState
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.kernels.plan import contiguous_strides, is_dense, span_of_elements
+from ullage.virtual.kernels.plan import contiguous_strides, is_contiguous, is_dense, span_of_elements, twin
 from ullage.virtual.native import is_gpu
 from ullage.virtual.operators import layouts
 from ullage.virtual.operators.registry import handler
@@ -46,9 +46,14 @@ def to_copy(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _pass_through(
-    gpu: GPUState, source: torch.Tensor, to_gpu: bool, size: Any, stride: Any, dtype: torch.dtype,
+    gpu: GPUState,
+    source: torch.Tensor,
+    to_gpu: bool,
+    size: Any,
+    stride: Any,
+    dtype: torch.dtype,
     non_blocking: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Copy.cu, copy_kernel_cuda: what a copy between CPU and GPU takes of the GPU while it lasts.
 
     Elements in the same order and of one type are copied as they are. Others pass through contiguous tensors: the type
@@ -56,7 +61,7 @@ def _pass_through(
     """
     count = math.prod(size)
     same_type, whole = source.dtype is dtype, source.numel() == count
-    in_order, kept = whole and source.is_contiguous(), _is_contiguous(size, stride)
+    in_order, kept = whole and source.is_contiguous(), is_contiguous(size, stride)
     same_order = in_order and kept or whole and source.stride() == tuple(stride) and is_dense(size, stride)
     if count < 2 or (same_type and same_order):
         return
@@ -69,13 +74,6 @@ def _pass_through(
         taken = [count * source.dtype.itemsize] * (not in_order)
     for span in [gpu.memory.take(nbytes) for nbytes in taken]:
         gpu.memory.give_back(span)
-
-
-def _is_contiguous(size: Any, stride: Any) -> bool:
-    return all(
-        length == 1 or step == expected
-        for length, step, expected in zip(size, stride, contiguous_strides(size), strict=True)
-    )
 
 
 @handler("aten.where.self", "aten.where.self_out")
@@ -100,28 +98,28 @@ def clone(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return out
 
 
-_aten = torch.ops.aten
 _PLAIN = {
-    _aten.new_empty.default: _aten.empty.memory_format, _aten.new_zeros.default: _aten.zeros.default,
-    _aten.new_ones.default: _aten.ones.default, _aten.new_full.default: _aten.full.default,
-    _aten.new_empty_strided.default: _aten.empty_strided.default,
-}  # fmt: skip
+    f"aten.new_{name}.default": getattr(getattr(torch.ops.aten, name), overload)
+    for name, overload in (
+        ("empty", "memory_format"),
+        ("zeros", "default"),
+        ("ones", "default"),
+        ("full", "default"),
+        ("empty_strided", "default"),
+    )
+}
+_LIKE = ("empty", "zeros", "ones", "full", "rand", "randn", "randint")
 
 
-@handler(
-    *map(str, _PLAIN), "aten.empty_like.default", "aten.zeros_like.default", "aten.ones_like.default",
-    "aten.full_like.default", "aten.rand_like.default", "aten.randn_like.default", "aten.randint_like.default",
-    "aten.randint_like.low_dtype",
-)  # fmt: skip
+@handler(*_PLAIN, *(f"aten.{name}_like.default" for name in _LIKE), "aten.randint_like.low_dtype")
 def made_elsewhere(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A tensor that looks like one on the GPU, made on the CPU: `torch.zeros_like(parameter, device="cpu")`."""
     source, device = args[0], kwargs.get("device")
     if device is None or is_gpu(device) or not source.is_cuda or source.layout is not torch.strided:
         return NotImplemented
-    if func in _PLAIN:
-        return gpu.host.call(_PLAIN[func], args[1:], {**kwargs, "dtype": kwargs.get("dtype") or source.dtype})
-    twin = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
-    return gpu.host.call(func, (twin, *args[1:]), kwargs)
+    if str(func) in _PLAIN:
+        return gpu.host.call(_PLAIN[str(func)], args[1:], {**kwargs, "dtype": kwargs.get("dtype") or source.dtype})
+    return gpu.host.call(func, (twin(source), *args[1:]), kwargs)
 
 
 @handler("aten.copy_.default")

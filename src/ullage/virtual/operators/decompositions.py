@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ullage.virtual.kernels.whole_numbers import INT_MAX
 from ullage.virtual.operators import recurrent
 from ullage.virtual.operators.registry import handler
 from ullage.virtual.releases import MEASURED, Release
@@ -185,7 +186,6 @@ def _mask_suits_cudnn(attention: AttentionArguments) -> bool:
 
 
 _aten = torch.ops.aten
-_INT_MAX = 2**31 - 1
 _gpus: list[GPUState] = []  # those in use, the innermost last
 
 
@@ -273,7 +273,7 @@ def _cudnn_normalizes(
         return False
     tracked = (mean is not None and var is not None) or (mean is None and var is None and training)
     batch_limit = 880801 if training else 65535
-    return tracked and input.dim() >= 3 and input.shape[0] <= batch_limit and eps >= 0.0 and input.numel() < _INT_MAX
+    return tracked and input.dim() >= 3 and input.shape[0] <= batch_limit and eps >= 0.0 and input.numel() < INT_MAX
 
 
 def scaled_dot_product_attention(
@@ -366,11 +366,27 @@ def _math(
 
 
 def transformer_encoder_layer(
-    src: Any, embed_dim: int, num_heads: int, qkv_weight: Any, qkv_bias: Any, proj_weight: Any, proj_bias: Any,
-    use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Any, norm_bias_1: Any, norm_weight_2: Any,
-    norm_bias_2: Any, ffn_weight_1: Any, ffn_bias_1: Any, ffn_weight_2: Any, ffn_bias_2: Any, mask: Any = None,
+    src: Any,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Any,
+    qkv_bias: Any,
+    proj_weight: Any,
+    proj_bias: Any,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Any,
+    norm_bias_1: Any,
+    norm_weight_2: Any,
+    norm_bias_2: Any,
+    ffn_weight_1: Any,
+    ffn_bias_1: Any,
+    ffn_weight_2: Any,
+    ffn_bias_2: Any,
+    mask: Any = None,
     mask_type: int | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """transformer.cpp: a layer of `nn.TransformerEncoder` in evaluation mode, which PyTorch calls as one operator."""
 
     def norm(x: Any, weight: Any, bias: Any) -> Any:

@@ -8,12 +8,13 @@ aten/src/ATen/cudnn/AutocastRNN.cpp
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ullage.virtual.kernels.plan import contiguous_strides, elements
+from ullage.virtual.kernels.plan import bytes_of, contiguous_strides
 from ullage.virtual.kernels.recurrent import GRU, LSTM, RELU, TANH, RecurrentNetwork, network_of, time_first_copy
 from ullage.virtual.native import view_without_data
 from ullage.virtual.operators.registry import HANDLERS, handler
@@ -24,7 +25,7 @@ cudnn_rnn: Any = importlib.import_module("torch.backends.cudnn.rnn")
 
 
 def _tensor(gpu: GPUState, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return gpu.memory.tensor(tuple(size), contiguous_strides(size), dtype, elements(size) * dtype.itemsize)
+    return gpu.memory.tensor(tuple(size), contiguous_strides(size), dtype, math.prod(size) * dtype.itemsize)
 
 
 def parts_of(buffer: torch.Tensor, weights: Sequence[torch.Tensor], stride: int) -> list[torch.Tensor]:
@@ -35,7 +36,7 @@ def parts_of(buffer: torch.Tensor, weights: Sequence[torch.Tensor], stride: int)
     for index in (*[index for index in range(len(weights)) if index not in biases], *biases):
         size = tuple(weights[index].shape)
         parts[index] = view_without_data(buffer, size, contiguous_strides(size), offset)
-        offset += elements(size)
+        offset += math.prod(size)
     return parts
 
 
@@ -48,9 +49,7 @@ def _biases(count: int, stride: int) -> list[int]:
 def flatten_weight(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """RNN.cpp, _cudnn_rnn_flatten_weight: the parameters move into one buffer."""
     weights, stride, inputs, mode, hidden, projected, layers, _, both = args
-    network = RecurrentNetwork(
-        mode, inputs, hidden, projected, layers, 2 if both else 1, 1, 1, 1, False, False, True, weights[0].dtype
-    )
+    network = RecurrentNetwork(mode, inputs, hidden, projected, layers, 2 if both else 1, weights[0].dtype)
     buffer = _tensor(gpu, (network.parameters(),), weights[0].dtype)
     for weight, part in zip(weights, parts_of(buffer, weights, stride), strict=True):
         weight.data = part
@@ -68,9 +67,9 @@ def cudnn_rnn_backward(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: 
     if grad is None and grad_hy is None and grad_cy is None:
         return None, None, None, [None] * len(weights)
     memory = gpu.memory
-    kept = [memory.take(hx.numel() * hx.element_size())] if grad_hy is None else []
+    kept = [memory.take(bytes_of(hx))] if grad_hy is None else []
     if cx is not None and grad_cy is None:
-        kept.append(memory.take(cx.numel() * cx.element_size()))
+        kept.append(memory.take(bytes_of(cx)))
     source_copy = time_first_copy(source, batch_first, network.packed)
     copies = [source_copy, time_first_copy(grad, batch_first, network.packed) if grad is not None else 0]
     taken = [memory.take(size) for size in copies if size]
@@ -198,11 +197,11 @@ def install(gpu: GPUState, library: torch.library.Library) -> Callable[[], None]
     """Register the front ends; returns what removes the rest."""
     networks = _Networks(gpu)
     handlers = {}
-    for name, mode in _MODES.items():
-        for overload, front in (("input", networks.padded(mode)), ("data", networks.packed(mode))):
-            torch.library._impls.discard(f"aten/{name}.{overload}/AutogradCUDA")
-            library.impl(f"{name}.{overload}", front, "AutogradCUDA")
-            handlers[f"aten.{name}.{overload}"] = under_inference_mode(front)
+    for name in (f"{name}.{overload}" for name in _MODES for overload in ("input", "data")):
+        front = networks.front(name)
+        torch.library._impls.discard(f"aten/{name}/AutogradCUDA")
+        library.impl(name, front, "AutogradCUDA")
+        handlers[f"aten.{name}"] = under_inference_mode(front)
     torch.library._impls.discard("aten/ctc_loss.Tensor/AutogradCUDA")
     library.impl("ctc_loss.Tensor", networks.ctc_loss, "AutogradCUDA")
     before = {name: HANDLERS.get(name) for name in handlers}
@@ -240,42 +239,23 @@ class _Networks:
         self._gpu = gpu
         self._dropout_state: torch.Tensor | None = None
 
-    def padded(self, mode: int) -> Callable[..., Any]:
-        """lstm.input and its like: sequences of one length."""
+    def front(self, operator: str) -> Callable[..., Any]:
+        """`lstm.input` and its like, for sequences of one length, and `lstm.data`, for packed sequences."""
+        name, _, overload = operator.partition(".")
 
-        def front(
-            source: Any, hidden: Any, params: Any, has_biases: bool, num_layers: int, dropout: float, train: bool,
-            bidirectional: bool, batch_first: bool,
-        ) -> Any:  # fmt: skip
-            if not _acceptable(source):
-                return _plain(mode, "input", source, hidden, params, has_biases, num_layers, dropout, train,
-                              bidirectional, batch_first)  # fmt: skip
-            return self._run(mode, source, hidden, params, has_biases, num_layers, dropout, train, bidirectional,
-                             batch_first, [])  # fmt: skip
+        def run(source: Any, *args: Any) -> Any:
+            if not _acceptable(source):  # PyTorch's own cells, one step after another
+                return getattr(getattr(_aten, name), overload).decompose(source, *args)
+            sizes: list[int] = []
+            if overload == "data":
+                batch_sizes, *rest = args
+                self._gpu.host.fill(batch_sizes)
+                sizes, args = [int(size) for size in batch_sizes.tolist()], (*rest, False)
+            return self._run(_MODES[name], sizes, source, *args)
 
-        return front
+        return run
 
-    def packed(self, mode: int) -> Callable[..., Any]:
-        """lstm.data and its like: packed sequences."""
-
-        def front(
-            data: Any, batch_sizes: Any, hidden: Any, params: Any, has_biases: bool, num_layers: int, dropout: float,
-            train: bool, bidirectional: bool,
-        ) -> Any:  # fmt: skip
-            if not _acceptable(data):
-                return _plain(mode, "data", data, batch_sizes, hidden, params, has_biases, num_layers, dropout, train,
-                              bidirectional)  # fmt: skip
-            self._gpu.host.fill(batch_sizes)
-            sizes = [int(size) for size in batch_sizes.tolist()]
-            return self._run(mode, data, hidden, params, has_biases, num_layers, dropout, train, bidirectional, False,
-                             sizes)  # fmt: skip
-
-        return front
-
-    def ctc_loss(
-        self, log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: int = 1,
-        zero_infinity: bool = False,
-    ) -> Any:  # fmt: skip
+    def ctc_loss(self, log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *settings: Any) -> Any:
         """LossCTC.cpp: lengths are brought to the CPU (under a mode PyTorch would keep them as tensors)."""
         batch = log_probs.shape[1] if log_probs.dim() == 3 else 1
         longest = targets.shape[-1] if targets.dim() == 2 or batch == 1 else targets.numel() // max(1, batch)
@@ -283,12 +263,22 @@ class _Networks:
             lengths_of(self._gpu, input_lengths.reshape(-1), log_probs.shape[0]),
             lengths_of(self._gpu, target_lengths.reshape(-1), longest),
         ]
-        return _aten.ctc_loss.IntList(log_probs, targets, *numbers, blank, reduction, zero_infinity)
+        return _aten.ctc_loss.IntList(log_probs, targets, *numbers, *settings)
 
     def _run(
-        self, mode: int, source: Any, hidden: Any, params: Any, has_biases: bool, layers: int, dropout: float,
-        train: bool, both: bool, batch_first: bool, sizes: list[int],
-    ) -> Any:  # fmt: skip
+        self,
+        mode: int,
+        sizes: list[int],
+        source: Any,
+        hidden: Any,
+        params: Any,
+        has_biases: bool,
+        layers: int,
+        dropout: float,
+        train: bool,
+        both: bool,
+        batch_first: bool,
+    ) -> Any:
         """RNN.cpp, _cudnn_impl."""
         hx, cx = hidden if mode == LSTM else (hidden, None)
         hidden_size, projected = hx.shape[2], 0
@@ -297,19 +287,7 @@ class _Networks:
         stride = (4 if has_biases else 2) + (1 if projected else 0)
         directions = 2 if both else 1
         network = RecurrentNetwork(
-            mode,
-            source.shape[-1],
-            hidden_size,
-            projected,
-            layers,
-            directions,
-            1,
-            1,
-            1,
-            False,
-            False,
-            train,
-            source.dtype,
+            mode, source.shape[-1], hidden_size, projected, layers, directions, source.dtype, train=train
         )
         flat = _flat_buffer(params, network, stride)
         state = self._state(dropout, train)
@@ -321,10 +299,9 @@ class _Networks:
             cx = cx if cx is None else cx.to(torch.float16)
             hx, source = hx.to(torch.float16), source.to(torch.float16)
         with torch.autocast("cuda", enabled=False):
-            out, hy, cy, _, _ = _aten._cudnn_rnn(
-                source, params, stride, flat, hx, cx, mode, hidden_size, projected, layers, batch_first, dropout,
-                train, both, sizes, state,
-            )  # fmt: skip
+            # Tuples of numbers alone: one of tensors would let them go from the last on.
+            shape, settings = (mode, hidden_size, projected, layers), (batch_first, dropout, train, both, sizes)
+            out, hy, cy, _, _ = _aten._cudnn_rnn(source, params, stride, flat, hx, cx, *shape, *settings, state)
         return (out, hy, cy) if mode == LSTM else (out, hy)
 
     def _state(self, dropout: float, train: bool) -> torch.Tensor | None:
@@ -340,12 +317,6 @@ class _Networks:
 def _acceptable(source: Any) -> bool:
     """ConvUtils.h, cudnn_is_acceptable."""
     return bool(torch._C._get_cudnn_enabled() and source.dtype in _ACCEPTABLE and source.numel() > 0)
-
-
-def _plain(mode: int, overload: str, *args: Any) -> Any:
-    """PyTorch's own cells, one step after another."""
-    name = {number: name for name, number in _MODES.items()}[mode]
-    return getattr(getattr(_aten, name), overload).decompose(*args)
 
 
 def _flat_buffer(params: Sequence[Any], network: RecurrentNetwork, stride: int) -> torch.Tensor | None:

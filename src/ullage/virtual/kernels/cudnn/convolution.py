@@ -43,7 +43,7 @@ from ullage.virtual.kernels.plan import (
     new,
     tf32_for_convolutions,
 )
-from ullage.virtual.kernels.reductions import Kind, add_buffers, partial_size
+from ullage.virtual.kernels.reductions import add_buffers, sum_kind
 from ullage.virtual.releases import MEASURED_CUDNN
 
 Ask = Callable[[ConvolutionProblem], Workspace | Trial]
@@ -365,6 +365,5 @@ def convolution_backward(call: Call) -> Plan:
         outputs[2] = new((grad.size[1],), grad.dtype)
         run.steps.output(2)
         dims = [dim for dim in range(len(grad.size)) if dim != 1]
-        itemsize = grad.dtype.itemsize
-        add_buffers(run.steps, call, call.args[0], dims, Kind(itemsize, partial_size(grad.dtype)), itemsize)
+        add_buffers(run.steps, call, call.args[0], dims, sum_kind(grad.dtype), grad.dtype.itemsize)
     return run.plan(outputs)
