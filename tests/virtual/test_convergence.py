@@ -3,12 +3,14 @@
 import pytest
 import torch
 
-from ullage.allocator import CachingAllocator
+from ullage.allocator import CachingAllocator, RequestLog
 from ullage.units import MIB
 from ullage.virtual.memory import DeviceMemory
 
 
 def test_a_repetition_that_runs_out_of_memory_says_so_as_pytorch_does():
     memory = DeviceMemory(CachingAllocator(64 * MIB))
+    requests = RequestLog()
+    requests.ask(40 * MIB)
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
-        memory.repeat([40 * MIB], times=3, quiet=2)
+        memory.repeat(requests, times=3, quiet=2)

@@ -27,7 +27,6 @@ from ullage.virtual.kernels.cudnn.terms import (
 )
 from ullage.virtual.kernels.cudnn.workspaces import trial, workspace
 from ullage.virtual.memory import DeviceMemory
-from ullage.virtual.tracking.uncertainty import largest_reserved
 
 MIB = 1 << 20
 LAYER = ConvolutionProblem("f", (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8), (1, 1), (1, 1), (1, 1), 1, "f32", False)
@@ -44,7 +43,8 @@ def convolve(layer: nn.Module, *size: int) -> None:
 
 
 def trials(gpu: ullage.VirtualGPU) -> list[int]:
-    return [gpu.memory.requests[place] for place in gpu.memory.tried_at]
+    requests = gpu.memory.requests
+    return [size for place in requests.tried_at for size in requests.sizes(place, place + 1)]
 
 
 def test_each_problem_is_tried_once() -> None:
@@ -88,7 +88,7 @@ def test_a_thread_has_plans_of_its_own() -> None:
         other.start()
         other.join(60)
     assert trials(gpu) == [64 * MIB, 64 * MIB]
-    assert gpu.memory.requests.count(MIB) == 3
+    assert gpu.memory.requests.sizes().count(MIB) == 3
 
 
 def test_the_cache_is_empty_after_a_trial() -> None:
@@ -129,7 +129,7 @@ def test_a_plan_without_room_gives_way_to_a_smaller_one() -> None:
     with ullage.virtual_gpu("T4") as gpu:
         everything = torch.empty(gpu.free_on_card() - (1 << 30), dtype=torch.uint8, device="cuda")
         gpu.libraries.convolve(LAYER, trial)
-        assert gpu.memory.requests[-2] == MIB
+        assert gpu.memory.requests.sizes(-2) == [MIB]
         assert gpu.memory.out_of_memory is None
         del everything
 
@@ -138,8 +138,12 @@ def test_the_bound_takes_a_trial_as_large_as_it_may_be() -> None:
     memory = DeviceMemory(CachingAllocator(1 << 34))
     memory.give_back(memory.take(3 * MIB))
     memory.try_out([40 * MIB], room=1 << 34, larger=300 * MIB)
-    assert largest_reserved(memory, memory.allocator.config, tried=True) == 320 * MIB  # the cache is emptied afterwards
-    assert largest_reserved(memory, memory.allocator.config) == 20 * MIB
+    assert (
+        memory.requests.largest_reserved(memory.allocator.config, tried=True) == 320 * MIB
+    )  # the cache is emptied afterwards
+    requests, config = memory.requests, memory.allocator.config
+    assert requests.largest_reserved(config, tried=True) == 320 * MIB  # the cache is emptied afterwards
+    assert requests.largest_reserved(config) == 20 * MIB
 
 
 # What cuDNN 9.19 says on an H200 of its plans by Fourier transforms.

@@ -110,7 +110,7 @@ def test_a_foreseen_step_runs_out_of_memory_as_a_followed_one(trusted, monkeypat
     def make_on_a_full_card(loop, step):
         if loop._memory.allocator.capacity < 1 << 40:  # the second run is without limit
             loop._memory.allocator.capacity = 0
-            step = [step[0]._replace(nbytes=1 << 30), *step[1:]]
+            step._entries[0] = 1 << 30
         make(loop, step)
 
     monkeypatch.setattr(own_loop.OwnLoop, "_make", make_on_a_full_card)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ullage.virtual import virtual_gpu
-from ullage.virtual.tracking.lead import MOST_LAUNCHES
+from ullage.virtual.launch_clock import MOST_LAUNCHES
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_an_event_waits_for_what_came_before_it(gpu, late):
         event.record(side)
     event.synchronize()
     assert len(gpu.memory.waiting) == (0 if late else 1)
-    assert (gpu.memory.lead.host >= gpu.memory.lead.done()) is late
+    assert (gpu.memory.waiting.launch_clock.host >= gpu.memory.waiting.launch_clock.done()) is late
 
 
 @pytest.mark.parametrize("waits", ["not", "for the stream", "for an event"])
@@ -212,7 +212,7 @@ def test_a_host_that_loads_kernels_is_not_ahead(gpu):
     for _ in range(2):
         torch.mm(left, left)
         left.sum()
-        behind.append(gpu.memory.lead.done() - gpu.memory.lead.host > 1e-4)
+        behind.append(gpu.memory.waiting.launch_clock.done() - gpu.memory.waiting.launch_clock.host > 1e-4)
     assert behind == [False, True]
 
 
@@ -243,8 +243,8 @@ def test_events_take_places_beside_launches(gpu, events):
     side = torch.cuda.Stream()
     wide.record_stream(side)  # from here on there are clocks
     wide @ wide
-    late = gpu.memory.lead.done()
+    late = gpu.memory.waiting.launch_clock.done()
     for _ in range(events):
         torch.cuda.Event().record()
     torch.zeros(1, device="cuda")
-    assert (gpu.memory.lead.host >= late) is (events == MOST_LAUNCHES)
+    assert (gpu.memory.waiting.launch_clock.host >= late) is (events == MOST_LAUNCHES)

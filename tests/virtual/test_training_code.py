@@ -459,7 +459,7 @@ def test_a_layer_that_is_computed_again_inside_of_autocast_drops_the_casts_of_we
                     x.sum().backward()
             if not backward_inside:
                 x.sum().backward()
-            return list(gpu.memory.requests).count(2 * width * width)
+            return gpu.memory.requests.sizes().count(2 * width * width)
 
     # The first one finds those of the forward pass.
     assert casts(backward_inside=True) == casts(backward_inside=False) - 1

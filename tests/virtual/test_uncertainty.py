@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import ullage
+from ullage.allocator import RequestLog
 
 KNOWN = "the memory of every kernel is known"
 
@@ -83,7 +84,7 @@ def beyond_what_is_counted(layer, data):
     with ullage.virtual_gpu("H200") as gpu:
         training(layer, data)()
     reserved = gpu.peak_reserved
-    assert not gpu.memory.possible_sizes  # no workspace has another likely size
+    assert not gpu.memory.requests.possible_sizes  # no workspace has another likely size
     usual = gpu.spec.context_upper - gpu.libraries.not_loaded + gpu.libraries.beyond
     return gpu, gpu.upper - max(gpu.context, usual) - reserved
 
@@ -101,13 +102,13 @@ def test_the_bound_adds_a_large_segment_where_a_clock_decides(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     with ullage.virtual_gpu("H200") as gpu:
         training(lambda: nn.Conv2d(16, 8, 3), images(3, 16, 7, 7))()
-    assert gpu.memory.tried_at and gpu.uncertainty.guesses()
+    assert gpu.memory.requests.tried_at and gpu.uncertainty.guesses()
     assert gpu.upper - gpu.context - gpu.peak_reserved >= 20 << 20
 
 
 def test_with_guesses_the_bound_looks_at_other_addresses_of_segments(monkeypatch):
     told = []
-    monkeypatch.setattr("ullage.virtual.gpu.largest_reserved", lambda *_, rising=False, **__: told.append(rising) or 0)
+    monkeypatch.setattr(RequestLog, "largest_reserved", lambda *_, rising=False, **__: told.append(rising) or 0)
     beyond_what_is_counted(lambda: nn.Conv2d(16, 8, 3), images(3, 16, 7, 7))
     assert True in told
     told.clear()

@@ -8,15 +8,17 @@
 (104857600, 104857600)
 """
 
-from ullage.allocator.blocks import Block
+from ullage.allocator.blocks import NO_LIMIT, Block
 from ullage.allocator.caching import CachingAllocator, OutOfMemory, format_size
 from ullage.allocator.checkpoints import PoolState, Restored, checkpoint, restore
 from ullage.allocator.config import AllocatorConfig, AllocatorConfigError
 from ullage.allocator.private_pools import PoolId
 from ullage.allocator.replay import AllocatorEvent, History, ReplayDifference, ReplayResult, replay, survives
+from ullage.allocator.request_log import RequestLog
 from ullage.allocator.statistics import BlockInfo, SegmentInfo
 
 __all__ = [
+    "NO_LIMIT",
     "AllocatorConfig",
     "AllocatorConfigError",
     "Block",
@@ -31,6 +33,7 @@ __all__ = [
     "Restored",
     "format_size",
     "ReplayResult",
+    "RequestLog",
     "SegmentInfo",
     "checkpoint",
     "replay",

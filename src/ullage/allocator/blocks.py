@@ -42,6 +42,10 @@ ADDRESS_BITS: Final = 48
 # Not PyTorch's: where imitated addresses begin, downwards; real ones lie near 0x7f0000000000
 HIGHEST_ADDRESS: Final = 1 << 47
 
+# Not PyTorch's: bytes of a card "without limit". Addresses have 47 bits, and expandable segments set aside several
+# times the card
+NO_LIMIT: Final = 1 << 44
+
 # The actions of allocator histories, numbered as in recorded ones (PyTorch names them, see TraceEntry)
 ALLOC: Final = 0
 FREE_REQUESTED: Final = 1

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ullage.allocator.blocks import ALLOC, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, Block
+from ullage.allocator.blocks import ALLOC, FREE_COMPLETED, NO_LIMIT, SEGMENT_ALLOC, SEGMENT_FREE, Block
 from ullage.allocator.caching import CachingAllocator, OutOfMemory
 from ullage.allocator.config import AllocatorConfig
 
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free")
-
-UNLIMITED_CAPACITY = 1 << 42  # 4 TiB: more than any card, little enough for expandable address ranges
 
 
 class AllocatorEvent(NamedTuple):
@@ -161,7 +159,7 @@ def replay(history: History, *, true_segments: bool = True) -> ReplayResult:
     done: list[AllocatorEvent] = []
     recorded = iter([event.addr for event in expected if event.action == SEGMENT_ALLOC])
     allocator = CachingAllocator(
-        UNLIMITED_CAPACITY,
+        NO_LIMIT,
         history.config,
         segment_address=(lambda size: _next_address(recorded, done)) if true_segments else None,
     )

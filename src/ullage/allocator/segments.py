@@ -22,6 +22,9 @@ class Driver(Protocol):
     def free(self) -> int:
         """Bytes that could be taken now."""
 
+    def report(self) -> str:
+        """The processes on the GPU, in the words of PyTorch's message."""
+
 
 class Segments(Counters):
     """The segments of one device: how many bytes may be taken, where they lie, and what they are counted as.

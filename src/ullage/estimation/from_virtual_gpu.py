@@ -6,6 +6,7 @@ from typing import Any
 
 from ullage.estimation.result import Estimate
 from ullage.virtual import VirtualGPU
+from ullage.virtual.allocations import largest_by_kind, live_by_kind
 from ullage.virtual.tracking.origins import RequestOrigin
 
 LONGEST_TIMELINE = 2000  # points kept; the peaks are always among them
@@ -14,11 +15,11 @@ _PARTS = ("parameters", "copies", "gradients", "optimizer", "activations", "work
 
 def estimate_from(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = None) -> Estimate:
     """The estimate after a run that took `seconds` here; `out_of_memory` is the error that the real GPU would raise."""
-    breakdown = gpu.memory.live_at_peak()
+    breakdown = live_by_kind(gpu.memory.spans, gpu.memory.peak_clock)
     parts = {name: breakdown[name] for name in _PARTS if breakdown[name] or name != "copies"}
     parts["fragmentation"] = gpu.peak_reserved - sum(parts.values())
     parts["context"] = gpu.context
-    usable = gpu.spec.usable
+    largest, usable = largest_by_kind(list(gpu.memory.spans), gpu.memory.clock), gpu.spec.usable
     memory, progress = gpu.memory, gpu.progress
     return Estimate(
         gpu=gpu.spec.name,
@@ -41,7 +42,7 @@ def estimate_from(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = N
         assumed=gpu.assumed,
         left_out=gpu.left_out,
         measured=gpu.spec.context_measured,
-        largest={name: size for name, size in gpu.memory.largest_by_kind().items() if name in parts},
+        largest={name: size for name, size in largest.items() if name in parts},
         pytorch=gpu.release.name,
         attention=sorted(gpu.attention_kernels),
         models=[summary for summary in (model.summary() for model in gpu.origins.models) if summary["parameters"]],

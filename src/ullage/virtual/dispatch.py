@@ -387,7 +387,7 @@ def _carry_out_steps(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: d
                 taken, temporaries[value] = temporaries[value], None
                 memory.give_back(taken)
             elif step == MAY_BE_LARGER:
-                memory.possible_sizes.append((len(memory.requests), value))
+                memory.requests.note_possible_size(value)
             elif step == TRIAL:
                 gpu.libraries.convolve(*(plan.trials or ())[value])
             else:

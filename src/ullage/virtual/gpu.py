@@ -18,6 +18,7 @@ from ullage.errors import NestedGPUError
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
 from ullage.units import MIB
+from ullage.virtual.allocations import origin_at, timeline
 from ullage.virtual.dispatch import VirtualMode
 from ullage.virtual.native import backward_in_calling_thread, cuda_stand_in
 from ullage.virtual.operators import autocast, decompositions
@@ -29,7 +30,7 @@ from ullage.virtual.torch_api.install import install_torch_api
 from ullage.virtual.tracking.origins import RequestOrigin, RequestOrigins
 from ullage.virtual.tracking.own_loop import OwnLoop
 from ullage.virtual.tracking.progress import Progress
-from ullage.virtual.tracking.uncertainty import UNMEASURED_SHARE, largest_reserved, watch_autocast
+from ullage.virtual.tracking.uncertainty import UNMEASURED_SHARE, watch_autocast
 
 LARGE_SEGMENT, SMALL_SEGMENT = 20 * MIB, 2 * MIB
 
@@ -80,18 +81,20 @@ class VirtualGPU(GPUState):
         small one at least, unless `cudnn.benchmark` decides by its clock. Workspaces that it only tries are among the
         bound, but take no more than the card has.
         """
-        if not self.memory.tried_at:
+        requests = self.memory.requests
+        if not requests.tried_at:
             return self.needed_upper
-        largest = max(self.peak_reserved, largest_reserved(self.memory, self.config, tried=True))
+        largest = max(self.peak_reserved, requests.largest_reserved(self.config, tried=True))
         return max(self.needed_upper, min(self._bound(self.peak_reserved, largest), self.spec.usable))
 
     @property
     def needed_upper(self) -> int:
         """An upper bound for what the process needs: without workspaces that `cudnn.benchmark` only tries."""
-        largest = max(self.needed_reserved, largest_reserved(self.memory, self.config))
-        doubtful = self.memory.possible_sizes or self.uncertainty.guesses()
+        requests = self.memory.requests
+        largest = max(self.needed_reserved, requests.largest_reserved(self.config))
+        doubtful = requests.possible_sizes or self.uncertainty.guesses()
         if doubtful or any(kind == "ranks" for kind, _ in self.noted):
-            largest = max(largest, largest_reserved(self.memory, self.config, rising=True))
+            largest = max(largest, requests.largest_reserved(self.config, rising=True))
         return self._bound(self.needed_reserved, largest)
 
     def _bound(self, reserved: int, largest: int) -> int:
@@ -99,16 +102,16 @@ class VirtualGPU(GPUState):
         context = max(self.context, usual + self.libraries.beyond)
         unmeasured = 0 if self.spec.context_measured else reserved // UNMEASURED_SHARE
         spread = self.uncertainty.spread(reserved)
-        counted = self.uncertainty.guesses() and not self.memory.tried_at
+        counted = self.uncertainty.guesses() and not self.memory.requests.tried_at
         spread = max(spread, SMALL_SEGMENT) if counted else spread + LARGE_SEGMENT
         assumptions: int = sum(entry["adds"] for entry in self.assumed + self.left_out)
-        assumptions += self.memory.most_late
+        assumptions += self.memory.waiting.most_late
         return context + largest + unmeasured + spread + assumptions
 
     @property
     def timeline(self) -> list[tuple[int, int, int]]:
         """The calls of the allocator, each with the bytes allocated and reserved after it."""
-        return self.memory.timeline
+        return timeline(self.memory.spans, self.memory.reserved_at, self.memory.clock)
 
     @property
     def peak_place(self) -> RequestOrigin | None:
@@ -121,7 +124,7 @@ class VirtualGPU(GPUState):
         return self._origin_at(self.memory.peak_reserved_clock)
 
     def _origin_at(self, clock: int) -> RequestOrigin | None:
-        number = self.memory.origin_at(clock)
+        number = origin_at(self.memory.spans, clock)
         return None if number is None else self.origins.origin(number)
 
     def begin_own_loop(self, model: Any, optimizer: Any) -> OwnLoop:

@@ -18,9 +18,10 @@ import torch
 
 from ullage.hardware import GPU
 from ullage.units import KIB, MIB
+from ullage.virtual.allocations import WORKSPACE
 from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem, Trial
 from ullage.virtual.kernels.plan import CONVOLUTION, CUBLAS, CUBLAS_LT, CUDNN, tf32_for_convolutions
-from ullage.virtual.memory import WORKSPACE, DeviceMemory
+from ullage.virtual.memory import DeviceMemory
 from ullage.virtual.native import in_backward
 from ullage.virtual.nccl import Communicator
 from ullage.virtual.releases import KEPT, SHARED, TAKEN_EACH_TIME, Release
@@ -145,7 +146,7 @@ class Libraries:
             self._plans[key] = trial.winner.size
         size = self._plans[key]
         if trial.winner.larger > size:
-            memory.possible_sizes.append((len(memory.requests), trial.winner.larger))
+            memory.requests.note_possible_size(trial.winner.larger)
         while size:
             try:
                 memory.give_back(memory.take(size))

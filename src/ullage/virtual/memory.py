@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,78 +19,56 @@ from ullage.allocator import (
     OutOfMemory,
     PoolId,
     PoolState,
+    RequestLog,
     checkpoint,
     format_size,
     restore,
 )
 from ullage.allocator.private_pools import NO_POOL, stream_of
+from ullage.virtual.allocations import (
+    ACTIVATIONS,
+    COPIES,
+    PARAMETERS,
+    WORKSPACE,
+    Allocation,
+    AnyAllocation,
+    TensorAllocation,
+)
+from ullage.virtual.launch_clock import FREE, SEGMENT
 from ullage.virtual.native import current_stream, set_length, tensor_without_data
-from ullage.virtual.shared_card.process import SharedCard
-from ullage.virtual.tracking.lead import FREE, MOST_LAUNCHES, SEGMENT, HostLead
+from ullage.virtual.waiting_blocks import WaitingBlocks
 
-ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER, WORKSPACE, COPIES = range(6)
-WITHOUT_LIMIT = 1 << 44  # bytes: addresses have 47 bits, and expandable segments set aside several times the card
-MOST_AHEAD = 2 * MOST_LAUNCHES  # allocator calls that the host is ahead of the GPU at most
 LONGEST_REQUEST = 5.0  # seconds after which a thread that is in the middle of one is not waited for
-KINDS = ("activations", "parameters", "gradients", "optimizer", "workspace", "copies")
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage
 
 
-class Span:
-    """One allocation: its block, when it began and ended (in allocator calls), its rounded size, what it was for."""
+class CurrentStream:
+    """The number of the stream that is current.
 
-    __slots__ = ("begin", "block", "end", "index", "kind", "origin", "size")
-
-    def __init__(self, begin: int, index: int, block: Block, kind: int, origin: int) -> None:
-        self.begin, self.end, self.index, self.kind, self.origin = begin, -1, index, kind, origin
-        self.block: Block | None = block
-        self.size = block.size
-
-
-class _Watch(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a storage that is also the span of its memory: one object less for every tensor."""
-
-    __slots__ = ("begin", "block", "end", "index", "kind", "marks", "origin", "size", "value")
-    begin: int
-    block: Block | None
-    end: int
-    index: int
-    kind: int
-    marks: int | None  # at most so many of its elements are not zero; None: nobody knows (values.py)
-    origin: int
-    size: int
-    value: Any  # a tensor of the CPU with the same values, where they are known (values.py)
-
-
-class _Waiting(NamedTuple):
-    """A block that was freed while other streams were at work on it."""
-
-    block: Block
-    number: int  # of its span, or its size in bytes
-    since: int  # in allocator calls
-    streams: set[int]
-    done: float = 0.0  # when the GPU will have done what was launched before, by the clocks of `HostLead`
-
-
-class SideRequest(int):
-    """Bytes asked for on another stream than the default one, or in a private pool: `lane` says where."""
-
-    lane: int
-
-    def __new__(cls, nbytes: int, lane: int) -> SideRequest:
-        request = super().__new__(cls, nbytes)
-        request.lane = lane
-        return request
-
-
-def lane_of(request: int) -> int:
-    """Where the allocator serves a request of `DeviceMemory.requests`.
-
-    >>> lane_of(512), lane_of(SideRequest(512, 7))
-    (0, 7)
+    In CUDA it belongs to a thread. As long as only one thread chooses streams, there is one for all, which native code
+    sets too, in a backward pass.
     """
-    return request.lane if type(request) is SideRequest else 0
+
+    def __init__(self) -> None:
+        self._home = threading.get_ident()
+        self._others: threading.local | None = None
+
+    @property
+    def number(self) -> int:
+        """That of this thread; 0 is the default stream."""
+        if self._others is None or threading.get_ident() == self._home:
+            return current_stream.value
+        return getattr(self._others, "number", 0)
+
+    @number.setter
+    def number(self, number: int) -> None:
+        if threading.get_ident() == self._home:
+            current_stream.value = number
+            return
+        if self._others is None:
+            self._others = threading.local()
+        self._others.number = number
 
 
 def address_of(storage: Any) -> int:
@@ -120,13 +95,9 @@ class DeviceMemory:
         self.keeps_history = keeps_history
         self.context, self.total = context, total
         self.kind = ACTIVATIONS
-        kept: Callable[[], list[Any]] = list if keeps_history else _Forgetful
-        self.spans: list[Span | _Watch] = kept()
-        # Bytes asked for; for a free, minus how many requests ago it was asked for; 0 where the cache was emptied.
-        self.requests: list[int] = kept()
-        self.tried_at: list[int] = kept()  # places in `requests` of workspaces that were only tried, see `try_out`
-        self.tried = 0, 0  # the highest `allocated` and `reserved` with those; the allocator's own peaks leave them out
-        self.possible_sizes: list[tuple[int, int]] = kept()  # places in `requests`, and bytes that may be asked for
+        self.requests = RequestLog(keeps_history)
+        self.spans: list[AnyAllocation] = [] if keeps_history else _DiscardingList()
+        self.tried = 0, 0  # the highest `allocated` and `reserved` with what `try_out` took
         self.copied_from: dict[int, int] = {}  # the index of a copy's span to that of what it was copied from
         self.clock = 0
         self.peak_clock = 0
@@ -138,24 +109,17 @@ class DeviceMemory:
         self._reserved = 0
         self._peak_reserved = 0
         self.out_of_memory: str | None = None  # the last such error; code may have caught it
-        self.reserved_at: list[tuple[int, int]] = kept()
-        self._used_elsewhere: dict[int, set[int]] = {}  # the index of a span to the streams it was recorded on
-        self.waiting: list[_Waiting] = []  # freed, but other streams may be at work on them
-        self._late: list[_Waiting] = []  # those that would wait if the host were as far ahead as it can be
-        self.most_late = 0  # bytes of these at their peak
-        self.lead: HostLead | None = None  # from the first `record_stream` on
+        self.reserved_at: list[tuple[int, int]] = [] if keeps_history else _DiscardingList()
         self.held_back = 0  # bytes that somebody holds for a time after their last use: NCCL's watchdog
         self._lock = threading.RLock()
         self._peak = -1
+        self.waiting = WaitingBlocks(self._lock, lambda: self.allocator, self.requests)
+        self.current_stream = CurrentStream()
 
     @property
     def stream(self) -> int:
-        """The number of the stream that is current; native code sets it too, in a backward pass."""
-        return current_stream.value
-
-    @stream.setter
-    def stream(self, number: int) -> None:
-        current_stream.value = number
+        """The number of the stream that is current in this thread."""
+        return self.current_stream.number
 
     def tensor(self, size: Any, stride: Any, dtype: torch.dtype, nbytes: int) -> torch.Tensor:
         """Make a tensor; raises `torch.OutOfMemoryError` if the GPU is full."""
@@ -171,7 +135,7 @@ class DeviceMemory:
     def _attach(self, storage: Any, nbytes: int, kind: int) -> None:
         with self._lock:
             block = self._block(nbytes)
-            watch = _Watch(storage, self._storage_died)
+            watch = TensorAllocation(storage, self._storage_died)
             watch.block, watch.size, watch.kind = block, block.size, kind
             watch.begin, watch.end, watch.origin = self.clock, -1, self.origin()
             watch.value = watch.marks = None
@@ -190,48 +154,29 @@ class DeviceMemory:
                 self._free(before)
             set_length(storage, nbytes)
 
-    def record_stream(self, span: Span | _Watch | None, stream: int) -> None:
+    def record_stream(self, span: AnyAllocation | None, stream: int) -> None:
         """`Tensor.record_stream`: the memory is not free before this stream is done with it."""
         if span is not None and span.block is not None and stream != stream_of(span.block.stream):
-            self._used_elsewhere.setdefault(span.index, set()).add(stream)
+            self.waiting.record(span.index, stream)
 
     def read_back(self) -> None:
         """The host waits for what the current stream has to do."""
-        if self.lead is not None:
-            self.lead.wait(self.lead.done(self.stream))
+        clock = self.waiting.launch_clock
+        if clock is not None:
+            clock.wait(clock.done(self.stream))
         if self.waiting:
-            self.synchronized(self.stream)
+            self.waiting.synchronized(self.stream)
 
     def moment(self, stream: int) -> tuple[int, float]:
         """Now, in allocator calls, and when a stream will have done what was launched on it so far."""
-        return self.clock, 0.0 if self.lead is None else self.lead.done(stream)
+        clock = self.waiting.launch_clock
+        return self.clock, 0.0 if clock is None else clock.done(stream)
 
-    def synchronized(self, stream: int | None = None, since: int | None = None) -> None:
-        """All work is done, or all that one stream had, or had at a time (in allocator calls)."""
-        for entry in self.waiting + self._late:
-            if since is None or entry.since <= since:
-                entry.streams.difference_update(list(entry.streams) if stream is None else (stream,))
-        self._late = [entry for entry in self._late if entry.streams]
-        self._free_what_is_done()
-
-    def _free_what_is_done(self) -> None:
-        """What the GPU has come to since it was freed; PyTorch looks only where no graph is being captured."""
-        if self.allocator.private.underway:
-            return
-        with self._lock:
-            now = 0.0 if self.lead is None else self.lead.host
-            for entry in self.waiting:
-                if not entry.streams or entry.done <= now:
-                    self.allocator.free_now(entry.block)
-                    self.requests.append(entry.number - len(self.spans))
-                    entry.streams.clear()
-            self.waiting = [entry for entry in self.waiting if entry.streams]
-
-    def take(self, nbytes: int, kind: int | None = None) -> Span:
+    def take(self, nbytes: int, kind: int | None = None) -> Allocation:
         """Allocate a block without a tensor, for a temporary or a workspace; `give_back` frees it."""
         with self._lock:
             block = self._block(nbytes)
-            span = Span(self.clock, len(self.spans), block, self.kind if kind is None else kind, self.origin())
+            span = Allocation(self.clock, len(self.spans), block, self.kind if kind is None else kind, self.origin())
             self.spans.append(span)
             return span
 
@@ -239,34 +184,34 @@ class DeviceMemory:
         if self.before_request is not None:
             self.before_request()
         if self.waiting:
-            self._free_what_is_done()
+            self.waiting.release()
         allocator = self.allocator
         try:
             block = allocator.malloc(nbytes, self.stream)
         except OutOfMemory as error:
             if self.waiting and not allocator.private.underway:  # the host waits for the GPU before it gives up
-                self.synchronized()
+                self.waiting.synchronized()
                 return self._block(nbytes)
             self.out_of_memory = self._message(error)
             raise torch.OutOfMemoryError(self.out_of_memory) from None
         self.clock = clock = self.clock + 1
-        self.requests.append(SideRequest(nbytes, block.stream) if block.stream else nbytes)
+        self.requests.ask(nbytes, block.stream)
         if allocator.allocated > self._peak:
             self._peak = allocator.allocated
             self.peak_clock = clock
         if allocator.reserved != self._reserved:
             self.note_reserved()
-            if self.lead is not None:
-                self.lead.host += SEGMENT
+            if self.waiting.launch_clock is not None:
+                self.waiting.launch_clock.host += SEGMENT
         return block
 
     def empty_cache(self, pool: PoolId = NO_POOL) -> None:
         """Give what is cached back to the card, or what one private pool has cached."""
         with self._lock:
-            self.synchronized()
+            self.waiting.synchronized()
             self.allocator.empty_cache(pool)
             if self.requests and pool == NO_POOL:
-                self.requests.append(0)
+                self.requests.empty_cache()
             self.note_reserved()
 
     def try_out(self, sizes: Sequence[int], room: int, larger: int = 0) -> int:
@@ -294,9 +239,9 @@ class DeviceMemory:
                 except torch.OutOfMemoryError:
                     size, self.out_of_memory = size // 2, None
                     continue
-                self.tried_at.append(len(self.requests) - 1)
+                self.requests.note_trial()
                 if larger > size:
-                    self.possible_sizes.append((len(self.requests) - 1, larger))
+                    self.requests.note_possible_size(larger, len(self.requests) - 1)
                 self.give_back(span)
                 break
             self.empty_cache()
@@ -313,24 +258,6 @@ class DeviceMemory:
             self._peak_reserved = self._reserved
             self.peak_reserved_clock = self.clock
 
-    @property
-    def timeline(self) -> list[tuple[int, int, int]]:
-        """Allocator calls, each with the bytes allocated and reserved after it."""
-        end = self.clock  # whatever a garbage collector frees from here on is later
-        changes = [0] * (end + 1)
-        for span in self.spans:
-            if span.begin <= end:
-                changes[span.begin] += span.size
-            if -1 < span.end <= end:
-                changes[span.end] -= span.size
-        points, allocated, reserved = [], 0, 0
-        steps = dict(self.reserved_at)
-        for clock in range(1, end + 1):
-            allocated += changes[clock]
-            reserved = steps.get(clock, reserved)
-            points.append((clock, allocated, reserved))
-        return points
-
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:
         """A `with` inside which no other thread asks for memory or frees it."""
@@ -341,23 +268,23 @@ class DeviceMemory:
             if held:
                 self._lock.release()
 
-    def give_back(self, taken: Span | _Watch) -> None:
+    def give_back(self, taken: AnyAllocation) -> None:
         """Free a block that `take` returned, or one that no tensor will give back."""
         with self._lock:
             self._free(taken)
 
-    def span_of(self, tensor: torch.Tensor) -> Span | _Watch | None:
+    def span_of(self, tensor: torch.Tensor) -> AnyAllocation | None:
         """The allocation behind a tensor; `None` for one that is not on this GPU, or that `torch.func` made."""
         try:
             return getattr(_storage_of(tensor), "ullage", None)
         except NotImplementedError:
             return None
 
-    def adopt(self, storage: Any, span: Span) -> None:
+    def adopt(self, storage: Any, span: Allocation) -> None:
         """Let a storage hold an allocation that nobody holds, from now on."""
         with self._lock:
-            watch = _Watch(storage, self._storage_died)
-            for name in Span.__slots__:
+            watch = TensorAllocation(storage, self._storage_died)
+            for name in Allocation.__slots__:
                 setattr(watch, name, getattr(span, name))
             watch.value = watch.marks = None
             self.spans[span.index] = storage.ullage = watch
@@ -394,27 +321,7 @@ class DeviceMemory:
             elif copy.begin <= since and copy.kind == ACTIVATIONS and self.spans[source].kind in (PARAMETERS, COPIES):
                 copy.kind = COPIES
 
-    def can_repeat(self, requests: list[int], live: set[int] | None = None, end: int | None = None) -> bool:
-        """Whether an iteration's requests can be repeated: all that they free must be there.
-
-        `live` are the spans in use and `end` is the number of all spans, if not those of this moment are meant.
-        """
-        live = {span.index for span in self.spans if span.block is not None} if live is None else set(live)
-        before, begin = set(live), len(self.spans) if end is None else end
-        end = begin
-        for _ in range(2):
-            for number in requests:
-                if number > 0:
-                    live.add(end)
-                    end += 1
-                elif end + number in live:
-                    live.remove(end + number)
-                elif number:
-                    return False
-        shift = end - begin
-        return all(index in live or index + shift in live for index in before)
-
-    def repeat(self, requests: list[int], times: int, quiet: int, go_on: bool = False) -> int:
+    def repeat(self, requests: RequestLog, times: int, quiet: int, go_on: bool = False) -> int:
         """Repeat the requests of one iteration on the allocator alone; returns how often that was done.
 
         At most `times` times, until `quiet` repetitions in a row have not raised the reserved memory. Afterwards
@@ -432,29 +339,23 @@ class DeviceMemory:
                 raise torch.OutOfMemoryError(self.out_of_memory) from None
             finally:
                 self.repeating = False
-                if self.lead is not None:  # what was let go counts as allocated here, until the GPU was done with it
+                # What was let go counts as allocated here, until the GPU was done with it.
+                if self.waiting.launch_clock is not None:
                     self.allocator.peak_allocated = allocated
             if go_on:
                 self._move_to_blocks_of_last_repetition(len(blocks) - len(self.spans), blocks)
         return done
 
-    def _repeat_until_quiet(self, requests: list[int], blocks: list[Any], times: int, quiet: int) -> int:
-        allocator = self.allocator
-        unchanged = 0
+    def _repeat_until_quiet(self, requests: RequestLog, blocks: list[Block | None], times: int, quiet: int) -> int:
+        unchanged, first = 0, self.clock - len(requests) + 1
+
+        def note_peak(place: int) -> None:
+            self.peak_reserved_clock = first + place
+
         for done in range(times):
-            before = highest = allocator.peak_reserved
-            for index, number in enumerate(requests):
-                if number > 0:
-                    blocks.append(allocator.malloc(number, lane_of(number)))
-                    if allocator.peak_reserved > highest:
-                        highest = allocator.peak_reserved
-                        self.peak_reserved_clock = self.clock - len(requests) + index + 1
-                elif number:
-                    allocator.free(blocks[number])
-                    blocks[number] = None
-                else:
-                    allocator.empty_cache()
-            unchanged = unchanged + 1 if highest == before else 0
+            before = self.allocator.peak_reserved
+            requests.play(self.allocator, blocks, note_peak)
+            unchanged = unchanged + 1 if self.allocator.peak_reserved == before else 0
             if unchanged == quiet:
                 return done + 1
         return times
@@ -463,7 +364,7 @@ class DeviceMemory:
         """The state of a private pool."""
         return checkpoint(self.allocator, pool)
 
-    def restore_pool(self, state: PoolState) -> dict[int, Span | _Watch]:
+    def restore_pool(self, state: PoolState) -> dict[int, AnyAllocation]:
         """Put a private pool back into a state that it had; returns by address what is in use in it now.
 
         A tensor whose block the state does not have keeps no memory. A block that no tensor holds gets a span alone.
@@ -472,7 +373,7 @@ class DeviceMemory:
             restored = restore(self.allocator, state)
             in_use = {block.address: block for block in restored.in_use}
             freed = set(restored.freed)
-            held: dict[int, Span | _Watch] = {}
+            held: dict[int, AnyAllocation] = {}
             for span in self.spans:
                 if span.block is None or span.block.address not in freed:
                     continue
@@ -484,16 +385,10 @@ class DeviceMemory:
             for address, block in in_use.items():
                 if address not in held:
                     self.clock += 1
-                    self.requests.append(SideRequest(block.size, block.stream))
-                    held[address] = span = Span(self.clock, len(self.spans), block, self.kind, self.origin())
+                    self.requests.ask(block.size, block.stream)
+                    held[address] = span = Allocation(self.clock, len(self.spans), block, self.kind, self.origin())
                     self.spans.append(span)
             return held
-
-    def origin_at(self, clock: int) -> int | None:
-        """The number of the origin of the request at a moment; `None` if there was none."""
-        index = bisect_left(self.spans, clock, key=lambda span: span.begin)
-        found = index < len(self.spans) and self.spans[index].begin == clock
-        return self.spans[index].origin if found else None
 
     def _move_to_blocks_of_last_repetition(self, shift: int, blocks: list[Any]) -> None:
         """A tensor whose block was given back in a repetition has the place of its counterpart in the last one."""
@@ -505,72 +400,37 @@ class DeviceMemory:
         if self.allocator.reserved != self._reserved:
             self.note_reserved()
 
-    def alive_from(self, begin: int, end: int) -> list[Span | _Watch]:
-        """What was taken after one moment and not given back before another."""
-        first = bisect_left(self.spans, begin + 1, key=lambda span: span.begin)
-        last = bisect_left(self.spans, end + 1, key=lambda span: span.begin)
-        return [span for span in self.spans[first:last] if span.end == -1 or span.end > end]
-
-    def largest_by_kind(self) -> dict[str, int]:
-        """The most rounded bytes of each kind, each at a moment of its own."""
-        spans = list(self.spans)
-        changes = [[0] * (self.clock + 1) for _ in KINDS]
-        for span in spans:
-            changes[span.kind][span.begin] += span.size
-            if span.end != -1:
-                changes[span.kind][span.end] -= span.size
-        return {name: max(accumulate(of_kind), default=0) for name, of_kind in zip(KINDS, changes, strict=True)}
-
-    def live_at_peak(self) -> dict[str, int]:
-        """Rounded bytes by kind at the moment of the highest `allocated`."""
-        totals = [0] * len(KINDS)
-        moment = self.peak_clock
-        for span in self.spans:
-            if span.begin <= moment and (span.end == -1 or span.end > moment):
-                totals[span.kind] += span.size
-        return dict(zip(KINDS, totals, strict=True))
-
-    def _storage_died(self, watch: _Watch) -> None:
+    def _storage_died(self, watch: TensorAllocation) -> None:
         if not self.closed and watch.block is not None:
             with self._lock:
                 self._free(watch)
 
-    def _free(self, span: Span | _Watch) -> None:
+    def _free(self, span: AnyAllocation) -> None:
         assert span.block is not None
-        if span.index in self._used_elsewhere:
-            self._free_later(span, self._used_elsewhere.pop(span.index))
+        streams = self.waiting.recorded(span.index)
+        if streams:
+            block, span.block = span.block, None
+            self.clock = span.end = self.clock + 1
+            self.waiting.add(block, span.index, self.clock, streams)
         else:
             self.allocator.free(span.block)
             self._note_free(span)
-            if self.lead is not None:
-                self.lead.host += FREE
+            if self.waiting.launch_clock is not None:
+                self.waiting.launch_clock.host += FREE
 
-    def _free_later(self, span: Span | _Watch, streams: set[int]) -> None:
-        assert span.block is not None
-        self.allocator.free_later(span.block)
-        self.clock = span.end = self.clock + 1
-        # What waits for a GPU that is behind is in the figures, and not once more in what `upper` adds to them.
-        behind = sum(entry.block.size for entry in self.waiting)
-        done = 0.0 if self.lead is None else self.lead.free_later(stream_of(span.block.stream), streams)
-        self.waiting.append(_Waiting(span.block, span.index, self.clock, streams, done))
-        self._late = [entry for entry in self._late if entry.since >= self.clock - MOST_AHEAD]
-        self._late.append(_Waiting(span.block, span.size, self.clock, set(streams)))
-        self.most_late = max(self.most_late, sum(entry.number for entry in self._late) - behind)
-        span.block = None
-
-    def _note_free(self, span: Span | _Watch) -> None:
+    def _note_free(self, span: AnyAllocation) -> None:
         span.block = None
         self.clock = span.end = self.clock + 1
-        self.requests.append(span.index - len(self.spans))
+        self.requests.free(span.index)
 
     def _message(self, error: OutOfMemory) -> str:
-        if isinstance(self.allocator.driver, SharedCard):
+        if self.allocator.driver is not None:
             return error.message(process=self.allocator.driver.report())
         in_use = format_size(self.context + self.allocator.reserved)
         return error.message(process=f"Including non-PyTorch memory, this process has {in_use} memory in use. ")
 
 
-class _Forgetful(list[Any]):
+class _DiscardingList(list[Any]):
     """A history that nobody will ask for: a job of a million steps must not keep each of its allocations."""
 
     def append(self, item: Any) -> None:

@@ -13,14 +13,15 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ullage.allocator import AllocatorConfig, CachingAllocator
+from ullage.allocator import NO_LIMIT, AllocatorConfig, CachingAllocator
 from ullage.errors import UnsupportedOperation
 from ullage.hardware import GPU
 from ullage.text import plain
+from ullage.virtual.allocations import ACTIVATIONS, KINDS, PARAMETERS, live_by_kind
 from ullage.virtual.assumed_sizes import AssumedSizes
 from ullage.virtual.host import Host
 from ullage.virtual.libraries import CODE, Libraries
-from ullage.virtual.memory import ACTIVATIONS, KINDS, PARAMETERS, WITHOUT_LIMIT, DeviceMemory
+from ullage.virtual.memory import DeviceMemory
 from ullage.virtual.releases import followed
 from ullage.virtual.shared_card.process import SharedCard
 from ullage.virtual.tracking.calls import OperatorCalls
@@ -49,7 +50,7 @@ class GPUState:
         self.release = followed(torch.__version__, runs_on_gpus=torch.version.cuda is not None)
         self.config = config or AllocatorConfig.from_environment()
         self.context = max(0, (spec.context or 0) - sum(CODE.values()))  # grows as libraries are loaded
-        self._total = spec.usable if limited else WITHOUT_LIMIT
+        self._total = spec.usable if limited else NO_LIMIT
         if shared is not None:
             shared.take_context(self.context)
         self.memory = DeviceMemory(self._allocator(), self.context, spec.usable, keeps_history=shared is None)
@@ -131,7 +132,7 @@ class GPUState:
         return self._meanings(LEFT_OUT)
 
     def _meanings(self, group: str) -> list[dict[str, Any]]:
-        activations = self.memory.live_at_peak()[KINDS[ACTIVATIONS]]
+        activations = live_by_kind(self.memory.spans, self.memory.peak_clock)[KINDS[ACTIVATIONS]]
         cached = self.peak_reserved - self.peak_allocated
         others = self.libraries.of_connections
         return meanings_of(dict(self._notes), group, self.peak_reserved, activations, others, cached)
@@ -168,9 +169,10 @@ class GPUState:
         self.communication.host_waits(stream)
         self.calls.add_wait()
         since, done = until
-        if self.calls.lead is not None:
-            self.calls.lead.wait(self.calls.lead.done(stream) if done is None else done)
-        self.memory.synchronized(stream, since)
+        clock = self.calls.launch_clock
+        if clock is not None:
+            clock.wait(clock.done(stream) if done is None else done)
+        self.memory.waiting.synchronized(stream, since)
 
     def take_outside(self, size: int) -> None:
         """Take memory of the card outside PyTorch's allocator, for the code of a library."""

@@ -195,7 +195,7 @@ class Loop:
         if len(marks) <= SAME_ITERATIONS or len({allocated for _, allocated, _ in marks[1:]}) > 1:
             return False
         pairs = list(zip(marks, marks[1:], strict=False))
-        asked = [[n for n in self._memory.requests[begin[0] : end[0]] if n > 0] for begin, end in pairs]
+        asked = [self._memory.requests.sizes(begin[0], end[0]) for begin, end in pairs]
         origins = [[span.origin for span in self._memory.spans[begin[2] : end[2]]] for begin, end in pairs]
         if not asked[0] or any(sizes != asked[0] for sizes in asked) or any(those != origins[0] for those in origins):
             return False

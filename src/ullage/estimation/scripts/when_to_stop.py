@@ -240,10 +240,7 @@ class LoaderWatcher:
         marks = [*epoch.marks[-SAME_BATCHES:], (len(memory.requests), memory.allocator.allocated)]
         if len({allocated for _, allocated in marks[1:]}) > 1:
             return False
-        asked = [
-            [number for number in memory.requests[begin:end] if number > 0]
-            for (begin, _), (end, _) in zip(marks, marks[1:], strict=False)
-        ]
+        asked = [memory.requests.sizes(begin, end) for (begin, _), (end, _) in zip(marks, marks[1:], strict=False)]
         return bool(asked[0]) and all(sizes == asked[0] for sizes in asked)
 
 

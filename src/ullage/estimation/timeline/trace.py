@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ullage.errors import InvalidValue
 from ullage.virtual import VirtualGPU
-from ullage.virtual.memory import KINDS
+from ullage.virtual.allocations import KINDS
 from ullage.virtual.tracking.calls import PASSES
 
 Array = npt.NDArray[Any]

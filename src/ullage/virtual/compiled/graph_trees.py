@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from ullage.virtual.memory import Span
+from ullage.virtual.allocations import Allocation
 from ullage.virtual.native import tensor_without_data, view_without_data
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
@@ -53,9 +53,9 @@ class GraphTrees:
         for pointer in live:
             storage = torch.UntypedStorage._new_with_weak_ptr(pointer)
             span = held.pop(storage.data_ptr(), None)
-            if isinstance(span, Span):
+            if isinstance(span, Allocation):
                 self._memory.adopt(storage, span)
-        self._held.update({address: span for address, span in held.items() if isinstance(span, Span)})
+        self._held.update({address: span for address, span in held.items() if isinstance(span, Allocation)})
 
     def delete(self, address: int) -> None:
         """Free a block by its address."""

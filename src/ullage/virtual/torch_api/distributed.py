@@ -173,7 +173,7 @@ class Groups:
         oldest = memory.clock - _LATE_WATCHDOG
         self._sent = {number: (since, span) for number, (since, span) in self._sent.items() if since > oldest}
         late = sum(span.size for _, span in self._sent.values() if span.end >= 0)
-        memory.most_late = max(memory.most_late, late)
+        memory.waiting.most_late = max(memory.waiting.most_late, late)
         self._count()
 
     def _count(self) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from ullage.allocator import PoolId
 from ullage.allocator.private_pools import NO_POOL
-from ullage.virtual.memory import WORKSPACE
+from ullage.virtual.allocations import WORKSPACE
 from ullage.virtual.native import in_backward
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.memory import Span
+from ullage.virtual.allocations import Allocation
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 
@@ -21,7 +21,7 @@ class MemoryFunctions:
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
         self._fraction = gpu.config.memory_fraction
-        self._raw: dict[int, Span] = {}
+        self._raw: dict[int, Allocation] = {}
         self._history: list[dict[str, Any]] | None = None
         self._before_history: Any = None
         self._limit = 0

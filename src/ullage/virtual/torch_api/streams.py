@@ -17,14 +17,14 @@ import torch
 from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ullage.virtual.launch_clock import LAUNCH, LaunchClock
 from ullage.virtual.libraries import SIDE_STREAMS
-from ullage.virtual.memory import DeviceMemory
+from ullage.virtual.memory import CurrentStream
 from ullage.virtual.native import backward_in_calling_thread, current_stream, when_sent_to_stream
 from ullage.virtual.operators.registry import handler
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 from ullage.virtual.tracking.communication import Reached
-from ullage.virtual.tracking.lead import LAUNCH, HostLead
 
 # Events: they remember the host's time, since nothing runs on the virtual GPU.
 
@@ -52,8 +52,8 @@ class AnyEvent(_Event):  # type: ignore[misc]
             gpu = _events_in_use[-1]
             self._stream = gpu.memory.stream if stream is None else stream.stream_id
             self._reached = gpu.communication.reached(self._stream)
-            if gpu.memory.lead is not None:
-                gpu.memory.lead.record(self._stream)
+            if gpu.calls.launch_clock is not None:
+                gpu.calls.launch_clock.record(self._stream)
             self._moment = gpu.memory.moment(self._stream)
 
     def wait(self, stream: Any = None) -> None:
@@ -62,8 +62,8 @@ class AnyEvent(_Event):  # type: ignore[misc]
             gpu = _events_in_use[-1]
             number = gpu.memory.stream if stream is None else stream.stream_id
             gpu.communication.wait(number, self._reached)
-            if gpu.memory.lead is not None and self._moment[1] is not None:
-                gpu.memory.lead.stream_waits(number, self._moment[1])
+            if gpu.calls.launch_clock is not None and self._moment[1] is not None:
+                gpu.calls.launch_clock.stream_waits(number, self._moment[1])
 
     def query(self) -> bool:
         """True: nothing runs on the virtual GPU."""
@@ -148,26 +148,6 @@ _RECORDED = (
 )
 
 
-class _MemoryOfManyThreads(DeviceMemory):
-    """A memory whose current stream differs by thread."""
-
-    home: int
-    stream_of_thread: threading.local
-
-    @property
-    def stream(self) -> int:
-        if threading.get_ident() == self.home:
-            return current_stream.value
-        return getattr(self.stream_of_thread, "number", 0)
-
-    @stream.setter
-    def stream(self, number: int) -> None:
-        if threading.get_ident() == self.home:
-            current_stream.value = number
-        else:
-            self.stream_of_thread.number = number
-
-
 class Streams:
     """The streams of one virtual GPU."""
 
@@ -175,7 +155,6 @@ class Streams:
         self.gpu = gpu
         self._made = [0, 0]
         self._external: dict[int, int] = {}
-        self._home = threading.get_ident()
 
     def new(self, priority: int) -> int:
         """The number of a new stream. Each priority has 32, which are handed out in turn."""
@@ -195,11 +174,7 @@ class Streams:
 
     def set_current(self, number: int) -> None:
         """Make a stream current in this thread."""
-        memory = self.gpu.memory
-        if threading.get_ident() != self._home and not isinstance(memory, _MemoryOfManyThreads):
-            memory.__class__ = _MemoryOfManyThreads
-            memory.home, memory.stream_of_thread = self._home, threading.local()  # type: ignore[attr-defined]
-        memory.stream = number
+        self.gpu.memory.current_stream.number = number
 
 
 _in_use: list[Streams] = []
@@ -252,8 +227,8 @@ class AnyStream(_Stream):  # type: ignore[misc]
         """What comes next on this stream comes after what the other has now."""
         gpu = _in_use[-1].gpu
         gpu.communication.wait(self.stream_id, gpu.communication.reached(stream.stream_id))
-        if gpu.memory.lead is not None:
-            gpu.memory.lead.stream_waits_for(self.stream_id, stream.stream_id)
+        if gpu.calls.launch_clock is not None:
+            gpu.calls.launch_clock.stream_waits_for(self.stream_id, stream.stream_id)
 
     def record_event(self, event: Any = None) -> Any:
         """Note the time."""
@@ -303,7 +278,8 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     streams = Streams(gpu)
     _in_use.append(streams)
     replacements.on_undo(lambda: _in_use.remove(streams))
-    before, streams.gpu.memory.stream = current_stream.value, 0
+    before, gpu.memory.current_stream = current_stream.value, CurrentStream()
+    gpu.memory.current_stream.number = 0
     replacements.on_undo(lambda: setattr(current_stream, "value", before))
 
     def numbered(number: int) -> Any:
@@ -353,13 +329,14 @@ def record_stream(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
     _record(gpu, gpu.memory.span_of(args[0]), args[1].stream_id)
 
 
-def _record(gpu: GPUState, span: Any, stream: int) -> HostLead:
-    lead = gpu.memory.lead
-    if lead is None:
-        lead = gpu.memory.lead = gpu.calls.lead = HostLead(gpu.spec, lambda: gpu.memory.stream)
+def _record(gpu: GPUState, span: Any, stream: int) -> LaunchClock:
+    clock = gpu.calls.launch_clock
+    if clock is None:
+        clock = LaunchClock(gpu.spec, lambda: gpu.memory.stream)
+        gpu.memory.waiting.launch_clock = gpu.calls.launch_clock = clock
     gpu.memory.record_stream(span, stream)
     gpu.note("streams", _RECORDED)
-    return lead
+    return clock
 
 
 def install_recording(gpu: GPUState, replacements: Replacements) -> None:
@@ -375,8 +352,7 @@ def install_recording(gpu: GPUState, replacements: Replacements) -> None:
             _record(gpu, gpu.memory.span_of(self), stream.stream_id)
 
     def of_gradient(storage: Any, stream: int) -> None:
-        lead = _record(gpu, getattr(storage, "ullage", None), stream)
-        lead.join(stream, gpu.memory.stream)
+        _record(gpu, getattr(storage, "ullage", None), stream).join(stream, gpu.memory.stream)
 
     replacements.put(torch.Tensor, "record_stream", method)
     when_sent_to_stream.append(of_gradient)

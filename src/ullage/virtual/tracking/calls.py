@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ullage.virtual.kernels.plan import Alias, New, Same, is_contiguous, tf32_for_convolutions, tf32_for_products
+from ullage.virtual.launch_clock import LaunchClock
 from ullage.virtual.native import is_gpu
-from ullage.virtual.tracking.lead import HostLead
 
 OUTSIDE, FORWARD, BACKWARD, OPTIMIZER = range(4)
 PASSES = ("outside", "forward", "backward", "optimizer")
@@ -136,7 +136,7 @@ class OperatorCalls:
         self.numbers: dict[Any, int] = {}  # of distinct calls, by whatever tells them apart
         self.part = OUTSIDE  # the pass, unless it is the backward pass
         self.modules = self.on_host = self.cpu_bytes = self.samples = 0
-        self.lead: HostLead | None = None  # where somebody has to know how far the GPU is behind
+        self.launch_clock: LaunchClock | None = None  # where somebody has to know how far the GPU is behind
         self.bubble: float | None = None  # of the schedule of a pipeline, over this rank's own time
         self.settled = False  # what comes later is less usual: of a steady step only a shorter one takes the place
         self._views: dict[Any, int] = {}  # numbers of views, by what they are
@@ -164,8 +164,8 @@ class OperatorCalls:
     def add(self, number: int) -> None:
         """A call of this number."""
         self.stream.append(number + (self.part if _graph_task() == -1 else BACKWARD))
-        if self.lead is not None:
-            self.lead.call(number, self._described)
+        if self.launch_clock is not None:
+            self.launch_clock.call(number, self._described)
 
     @property
     def position(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ullage.allocator import RequestLog
 from ullage.units import MIB, format_bytes
 from ullage.virtual.state import GPUState
 
@@ -57,7 +58,7 @@ class ConvergenceWatch:
         new is known to come.
         """
         memory = self._gpu.memory
-        memory.synchronized()  # what is freed late belongs to this step
+        memory.waiting.synchronized()  # what is freed late belongs to this step
         self._marks.append(len(memory.requests))
         self._in_use.append(memory.allocator.allocated)
         done = len(self._marks) - 1
@@ -69,7 +70,8 @@ class ConvergenceWatch:
         period = self._period()
         if period is not None:
             requests = memory.requests[self._marks[-1 - period] :]
-            if memory.can_repeat(requests):
+            live = {span.index for span in memory.spans if span.block is not None}
+            if requests.can_repeat(live, len(memory.spans)):
                 self._note_growth(period)
                 self._repeat(requests, go_on)
                 return True
@@ -97,16 +99,12 @@ class ConvergenceWatch:
         requests, marks = self._gpu.memory.requests, self._marks
         for period in range(1, min(8, (len(marks) - 1) // 2) + 1):
             middle = marks[-1 - period]
-            last = _sizes(requests[middle:])
-            if last and last == _sizes(requests[marks[-1 - 2 * period] : middle]):
+            # How long ago a block was taken that is freed differs once more after the first time.
+            last = requests.sizes(middle)
+            if last and last == requests.sizes(marks[-1 - 2 * period], middle):
                 return period
         return None
 
-    def _repeat(self, requests: list[int], go_on: bool) -> None:
+    def _repeat(self, requests: RequestLog, go_on: bool) -> None:
         times = min(MOST_REPETITIONS, MOST_REPEATED_CALLS // max(1, len(requests)))
         self._gpu.memory.repeat(requests, times, QUIET_REPETITIONS, go_on)
-
-
-def _sizes(requests: list[int]) -> list[int]:
-    """What was asked for, without the frees: how long ago a block was taken differs once more after the first time."""
-    return [number for number in requests if number > 0]

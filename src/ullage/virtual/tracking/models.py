@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from ullage.virtual.memory import ACTIVATIONS, PARAMETERS, DeviceMemory
+from ullage.virtual.allocations import ACTIVATIONS, PARAMETERS
+from ullage.virtual.memory import DeviceMemory
 
 _DEEPEST = 3  # objects inside of objects: a weight's quantization state has one of its own
 

@@ -20,7 +20,7 @@ from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ullage.virtual.memory import ACTIVATIONS
+from ullage.virtual.allocations import ACTIVATIONS, alive_from
 from ullage.virtual.state import GPUState
 from ullage.virtual.tracking.calls import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE, PASSES
 from ullage.virtual.tracking.lookups import Lookups
@@ -124,7 +124,7 @@ class RequestOrigins:
         kept: dict[int, int] = {}
         modules = [module if part == FORWARD else NOWHERE for _, module, part in self.table()]
         for begin, end in self._calls.values():
-            for span in self._gpu.memory.alive_from(begin, end):
+            for span in alive_from(self._gpu.memory.spans, begin, end):
                 module = modules[span.origin]
                 if module != NOWHERE and span.kind == ACTIVATIONS:
                     kept[module] = kept.get(module, 0) + span.size

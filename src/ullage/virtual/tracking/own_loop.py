@@ -12,6 +12,7 @@ else. In all other cases the step is followed.
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import sys
@@ -21,7 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ullage.virtual.memory import DeviceMemory, SideRequest
+from ullage.allocator import RequestLog
+from ullage.virtual.memory import DeviceMemory
 from ullage.virtual.tracking.calls import OPTIMIZER, OUTSIDE, PASSES, OperatorCalls
 from ullage.virtual.tracking.origins import RequestOrigins
 
@@ -40,16 +42,6 @@ OPTIMIZERS = (
     "Rprop",
     "SGD",
 )
-
-
-class _Request(NamedTuple):
-    """A block that is asked for (`nbytes`), or given back: that of a step's so manyth request, or one from before."""
-
-    nbytes: int
-    kind: int = 0
-    origin: int = 0
-    own: int = -1
-    other: int = -1  # the index of a span
 
 
 class _StepEnd(NamedTuple):
@@ -127,56 +119,51 @@ class OwnLoop:
             return False
         return all(map(is_, before.attributes, now.attributes))
 
-    def _next_step(self) -> list[_Request] | None:
-        """What the next step asks for; `None` where that is not known."""
+    def _next_step(self) -> RequestLog | None:
+        """What the next step asks for, and frees; `None` where that is not known."""
         memory, (before, now) = self._memory, self._ends[-2:]
-        requests = memory.requests[before.requests :]
-        places = {before.requests, now.requests}
+        log, requests = memory.requests, memory.requests[before.requests :]
         if (
             not memory.keeps_history
-            or memory.lead is not None
+            or memory.waiting.launch_clock is not None
             or memory.waiting
             or memory.stream
             or memory.held_back
-            or memory.tried_at
+            or log.tried_at
             or memory.before_request is not None
-            or any(type(number) is SideRequest or not number for number in requests)
-            or any(place in places for place, _ in memory.possible_sizes)
-            or (memory.clock, len(memory.requests), len(memory.spans)) != now[:3]
+            or not requests.is_plain
+            or any(place in (before.requests, now.requests) for place, _ in log.possible_sizes)
+            or (memory.clock, len(log), len(memory.spans)) != now[:3]
             or now.clock - before.clock != len(requests)
-            or sum(number > 0 for number in memory.requests) != now.spans
-            or sum(number > 0 for number in requests) != now.spans - before.spans
+            or len(log.sizes()) != now.spans
+            or len(requests.sizes()) != now.spans - before.spans
         ):
             return None
         carried = self._carried(requests, before.spans)
         if carried is None:
             return None
-        end, step = before.spans, []
-        for number in requests:
-            if number > 0:
-                span = memory.spans[end]
-                step.append(_Request(number, span.kind, span.origin))
-                end += 1
-            elif end + number >= before.spans:
-                step.append(_Request(0, own=end + number - before.spans))
+        step, shift = RequestLog(first=now.spans), now.spans - before.spans
+        for nbytes, number in requests.numbered(before.spans):
+            assert number is not None, "no cache was emptied"
+            if nbytes:
+                step.ask(nbytes)
             else:
-                step.append(_Request(0, other=carried[end + number]))
-        return step if _can_go_on(memory, step) else None
+                step.free(number + shift if number >= before.spans else carried[number])
+        live = {span.index for span in memory.spans if span.block is not None}
+        end = step.change(live, now.spans)
+        return step if end is not None and step.can_repeat(live, end) else None
 
-    def _carried(self, requests: list[int], begin: int) -> dict[int, int] | None:
+    def _carried(self, requests: RequestLog, begin: int) -> dict[int, int] | None:
         """By span from before a step that the step has freed, the one of the step that is left in its place.
 
         They are the same if they were asked for in the same order, by the same origin, with the same size and purpose.
         """
-        spans, end, freed, name = self._memory.spans, begin, [], self._origins.origin
-        for number in requests:
-            if number > 0:
-                end += 1
-            elif end + number < begin:
-                freed.append(end + number)
+        spans, name = self._memory.spans, self._origins.origin
+        older = (number for nbytes, number in requests.numbered(begin) if not nbytes)
+        freed = sorted(number for number in older if number is not None and number < begin)
         left = [span.index for span in spans[begin:] if span.block is not None]
-        asked = [number for number in self._memory.requests if number > 0]
-        pairs = dict(zip(sorted(freed), left, strict=False))
+        asked = self._memory.requests.sizes()
+        pairs = dict(zip(freed, left, strict=False))
         alike = all(
             asked[one] == asked[two]
             and spans[one].kind == spans[two].kind
@@ -185,26 +172,27 @@ class OwnLoop:
         )
         return pairs if len(freed) == len(left) and alike else None
 
-    def _make(self, step: list[_Request]) -> None:
+    def _make(self, step: RequestLog) -> None:
         memory, (before, now) = self._memory, self._ends[-2:]
-        first, origin, collects = len(memory.spans), memory.origin, gc.isenabled()
-        wanted = iter([request.origin for request in step if request.nbytes])
-        memory.origin = lambda: next(wanted)
+        origin, collects = memory.origin, gc.isenabled()
+        models = iter(memory.spans[before.spans : now.spans])  # the same allocations, a step earlier
         gc.disable()
         try:
-            for request in step:
-                if request.nbytes:
-                    memory.take(request.nbytes, request.kind)
+            for nbytes, number in step.numbered(now.spans):
+                assert number is not None, "no cache is emptied"
+                if nbytes:
+                    memory.origin = functools.partial(int, (model := next(models)).origin)
+                    memory.take(nbytes, model.kind)
                 else:
-                    memory.give_back(memory.spans[request.other if request.own < 0 else first + request.own])
+                    memory.give_back(memory.spans[number])
         finally:
             memory.origin = origin
             if collects:
                 gc.enable()
         later, shift = now.requests - before.requests, now.spans - before.spans
-        for place, larger in list(memory.possible_sizes):
+        for place, larger in list(memory.requests.possible_sizes):
             if place > before.requests:
-                memory.possible_sizes.append((place + later, larger))
+                memory.requests.note_possible_size(larger, place + later)
         for copy, source in list(memory.copied_from.items()):
             if copy >= before.spans:
                 memory.copied_from[copy + shift] = source + shift if source >= before.spans else source
@@ -255,22 +243,3 @@ def _attributes(model: Any) -> list[Any]:
             elif isinstance(value, list | tuple):
                 found.extend(value)
     return found
-
-
-def _can_go_on(memory: DeviceMemory, step: list[_Request]) -> bool:
-    """Whether the requests of a step that is not made yet can be repeated after it."""
-    live = {span.index for span in memory.spans if span.block is not None}
-    first = end = len(memory.spans)
-    requests = []
-    for request in step:
-        if request.nbytes:
-            live.add(end)
-            end += 1
-            requests.append(request.nbytes)
-        else:
-            index = request.other if request.own < 0 else first + request.own
-            if index not in live:
-                return False
-            live.remove(index)
-            requests.append(index - end)
-    return memory.can_repeat(requests, live, end)

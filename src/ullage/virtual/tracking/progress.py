@@ -14,7 +14,7 @@ import torch
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
-from ullage.virtual.memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS
+from ullage.virtual.allocations import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 from ullage.virtual.tracking.own_loop import OwnLoop

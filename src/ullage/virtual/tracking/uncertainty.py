@@ -30,10 +30,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ullage.allocator import AllocatorConfig, CachingAllocator
 from ullage.text import AFTER_THE_TIME
 from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem, Workspace
-from ullage.virtual.memory import WITHOUT_LIMIT, DeviceMemory, SideRequest, lane_of
 
 SPREAD_SHARE = 40  # a fortieth of the reserved memory: so much do runs differ with guessed kernels or autocast
 SURPRISES = 2  # wrong guesses that a bound allows for, of the size of the least sure one
@@ -170,57 +168,6 @@ def meanings_of(
             entry = {"what": meaning.what, "count": 0, "covered": meaning.covered, "adds": added[meaning.adds]}
             found.setdefault(meaning.what, entry)["count"] += count
     return list(found.values())
-
-
-def largest_reserved(memory: DeviceMemory, config: AllocatorConfig, tried: bool = False, rising: bool = False) -> int:
-    """The peak of the reserved memory if every uncertain request were as large as it may be.
-
-    With `tried`, workspaces count that were only tried (`DeviceMemory.try_out`). With `rising`, each segment is above
-    those before it.
-
-    >>> memory = DeviceMemory(CachingAllocator(1 << 30))
-    >>> memory.possible_sizes.append((0, 64 << 20)); memory.give_back(memory.take(2 << 20))
-    >>> largest_reserved(memory, AllocatorConfig()) >> 20
-    64
-    """
-    if not memory.possible_sizes and not rising:
-        return 0
-    allocator = CachingAllocator(WITHOUT_LIMIT, config, segment_address=_rising() if rising else None)
-    blocks: list[Any] = []
-    possible_sizes = iter(memory.possible_sizes)
-    place, larger = next(possible_sizes, (-1, 0))
-    left_out: set[int] = set() if tried else set(memory.tried_at)
-    for index, number in enumerate(memory.requests):
-        while place == index:
-            if index in left_out:
-                pass
-            elif number > 0 and number <= larger:
-                number = SideRequest(larger, lane_of(number))
-            else:
-                allocator.free(allocator.malloc(larger))
-            place, larger = next(possible_sizes, (-1, 0))
-        if index in left_out:
-            blocks.append(None)
-        elif number > 0:
-            blocks.append(allocator.malloc(number, lane_of(number)))
-        elif number == 0:
-            allocator.empty_cache()
-        elif blocks[number] is not None:
-            allocator.free(blocks[number])
-            blocks[number] = None
-    return allocator.peak_reserved
-
-
-def _rising() -> Callable[[int], int]:
-    """Addresses of segments, each above the last one."""
-    end = 1 << 21
-
-    def place(size: int) -> int:
-        nonlocal end
-        begin, end = end, end + size
-        return begin
-
-    return place
 
 
 def watch_autocast(uncertainty: Uncertainty) -> Callable[[], None]:

@@ -18,8 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
-from ullage.allocator import Block, CachingAllocator, OutOfMemory
-from ullage.allocator.replay import UNLIMITED_CAPACITY
+from ullage.allocator import NO_LIMIT, Block, CachingAllocator, OutOfMemory
 from ullage.errors import InvalidValue
 
 # What PyTorch's profiler saw of a training run on the CPU: memory blocks linked to operators and phases.
@@ -213,7 +212,7 @@ def simulate(lives: Iterable[Life], capacity: int) -> ReplayOutcome:
     try:
         return _replay(requests, CachingAllocator(capacity))
     except OutOfMemory as error:
-        outcome = _replay(requests, CachingAllocator(UNLIMITED_CAPACITY))
+        outcome = _replay(requests, CachingAllocator(NO_LIMIT))
         outcome.out_of_memory = str(error)
         return outcome
 

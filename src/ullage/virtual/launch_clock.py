@@ -31,15 +31,15 @@ _COLLECTIVES = ("collective.", "c10d.")
 _NO_OPERATORS = (*_COLLECTIVES, "cuda.")
 
 
-class HostLead:
+class LaunchClock:
     """The clocks of one virtual GPU, in seconds; `stream` gives the number of the current stream.
 
     >>> from ullage.hardware import gpu
     >>> made = {"shape": [8192, 8192], "dtype": "float32"}
     >>> product = {"operator": "aten.mm.default", "args": [made, made], "kwargs": {}, "outputs": [made]}
-    >>> lead = HostLead(gpu("H200"))
-    >>> for _ in range(10): lead.call(0, lambda number: product)
-    >>> lead.done() - lead.host > 0.1
+    >>> clock = LaunchClock(gpu("H200"))
+    >>> for _ in range(10): clock.call(0, lambda number: product)
+    >>> clock.done() - clock.host > 0.1
     True
     """
 

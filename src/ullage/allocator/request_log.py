@@ -1,0 +1,216 @@
+"""What a run asked of its allocator, in order, to be played once more on that allocator or on another one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from ullage.allocator.blocks import NO_LIMIT, Block
+from ullage.allocator.caching import CachingAllocator
+from ullage.allocator.config import AllocatorConfig
+
+_LOWEST_ADDRESS = 1 << 21  # of segments at rising addresses
+
+
+class RequestLog:
+    """The requests for memory, the frees and the emptied caches of a run, or of a part of it (`log[begin:end]`).
+
+    Requests are numbered from `first` on. A free counts back to the request of its block, so that a part of a log can
+    be played after any other requests. With `keeps` false nothing is kept: a job of a million steps needs no history.
+
+    >>> log = RequestLog()
+    >>> log.ask(3 << 20), log.free(0), log.ask(512), log.sizes()
+    (0, None, 1, [3145728, 512])
+    >>> list(log)
+    [(3145728, 0), (0, 0), (512, 1)]
+    """
+
+    def __init__(self, keeps: bool = True, first: int = 0) -> None:
+        self._keeps = keeps
+        self._entries: list[int] = []  # bytes; for a free, minus how many requests ago; 0 for an emptied cache
+        self._lanes: dict[int, int] = {}  # by place, where not on the default stream outside all private pools
+        self._next = first
+        self.tried_at: list[int] = []  # places of requests that were only tried
+        self.possible_sizes: list[tuple[int, int]] = []  # places, and the bytes that may be asked for there
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, part: slice) -> RequestLog:
+        """Requests, frees and emptied caches of a part of the log; what was tried in it counts as needed."""
+        begin, end, _ = part.indices(len(self))
+        found = RequestLog()
+        found._entries = self._entries[begin:end]
+        found._lanes = {place - begin: lane for place, lane in self._lanes.items() if begin <= place < end}
+        return found
+
+    def ask(self, nbytes: int, lane: int = 0) -> int:
+        """Note a request that the allocator served on a lane (`private_pools.py`); returns its number."""
+        number = self._next
+        if self._keeps:
+            if lane:
+                self._lanes[len(self._entries)] = lane
+            self._entries.append(nbytes)
+            self._next = number + 1
+        return number
+
+    def free(self, number: int) -> None:
+        """Note that the block of a request was given back."""
+        if self._keeps:
+            self._entries.append(number - self._next)
+
+    def empty_cache(self) -> None:
+        """Note that the cache was given back to the driver."""
+        if self._keeps:
+            self._entries.append(0)
+
+    def note_trial(self) -> None:
+        """The last request was only tried."""
+        if self._keeps:
+            self.tried_at.append(len(self) - 1)
+
+    def note_possible_size(self, nbytes: int, place: int | None = None) -> None:
+        """The next request, or the one at a place, may be for as many bytes."""
+        if self._keeps:
+            self.possible_sizes.append((len(self) if place is None else place, nbytes))
+
+    def sizes(self, begin: int = 0, end: int | None = None) -> list[int]:
+        """The bytes of the requests between two places."""
+        return [entry for entry in self._entries[begin:end] if entry > 0]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all requests are on the default stream, and the cache is never emptied."""
+        return not self._lanes and 0 not in self._entries
+
+    def __iter__(self) -> Iterator[tuple[int, int | None]]:
+        return self.numbered(0)
+
+    def numbered(self, first: int) -> Iterator[tuple[int, int | None]]:
+        """The log after `first` other requests: the bytes and the number of a request, 0 and the number of what is
+        freed, or 0 and `None` where the cache is emptied."""
+        for entry in self._entries:
+            if entry > 0:
+                yield entry, first
+                first += 1
+            else:
+                yield 0, first + entry if entry else None
+
+    def change(self, live: set[int], first: int) -> int | None:
+        """Let the log begin and free requests among `live`, after `first` others; returns how many there are then.
+
+        `None` if it frees what is not there.
+
+        >>> log, live = RequestLog(), {0}
+        >>> _ = log.ask(512); log.free(0); log.change(live, first=1), live
+        (2, {0})
+        """
+        for nbytes, number in self.numbered(first):
+            if number is None:
+                continue
+            if nbytes:
+                live.add(number)
+                first = number + 1
+            elif number in live:
+                live.remove(number)
+            else:
+                return None
+        return first
+
+    def can_repeat(self, live: set[int], first: int) -> bool:
+        """Whether the log can be played again and again, after `first` requests of which those in `live` are in use.
+
+        All that it frees must be there, and the second time leave as much as the first.
+        """
+        before, end = set(live), first
+        live = set(live)
+        for _ in range(2):
+            after = self.change(live, end)
+            if after is None:
+                return False
+            end = after
+        shift = end - first
+        return all(number in live or number + shift in live for number in before)
+
+    def play(
+        self,
+        allocator: CachingAllocator,
+        blocks: list[Block | None],
+        on_new_peak: Callable[[int], None] = lambda place: None,
+    ) -> None:
+        """Play the log on an allocator; `blocks` has the block of each request before, and gets those of the log.
+
+        `on_new_peak` gets the place of each entry that raises the reserved memory to a new peak.
+
+        >>> log, raised = RequestLog(), []; log.free(log.ask(3 << 20))
+        >>> log.play(CachingAllocator(1 << 30), [], raised.append); raised
+        [0]
+        """
+        highest, lanes = allocator.peak_reserved, self._lanes
+        for place, entry in enumerate(self._entries):
+            if entry > 0:
+                blocks.append(allocator.malloc(entry, lanes.get(place, 0)))
+                if allocator.peak_reserved > highest:
+                    highest = allocator.peak_reserved
+                    on_new_peak(place)
+            elif entry:
+                block = blocks[entry]
+                assert block is not None, "what is freed was asked for"
+                allocator.free(block)
+                blocks[entry] = None
+            else:
+                allocator.empty_cache()
+
+    def at_largest(self, tried: bool) -> RequestLog:
+        """The same log with every uncertain request as large as it may be, and with those that were only tried or not.
+
+        >>> log = RequestLog(); log.note_possible_size(64 << 20); log.free(log.ask(2 << 20))
+        >>> log.at_largest(tried=False).sizes()
+        [67108864]
+        """
+        found = RequestLog()
+        numbers: list[int | None] = []  # in the new log, by those in this one
+        left_out = set() if tried else set(self.tried_at)
+        possible = defaultdict(list)
+        for place, larger in self.possible_sizes:
+            possible[place].append(larger)
+        for place, (nbytes, number) in enumerate(self):
+            if place in left_out:
+                numbers.append(None)
+                continue
+            for larger in possible.get(place, ()):
+                if 0 < nbytes <= larger:
+                    nbytes = larger
+                else:
+                    found.free(found.ask(larger))
+            if nbytes:
+                numbers.append(found.ask(nbytes, self._lanes.get(place, 0)))
+            elif number is None:
+                found.empty_cache()
+            else:
+                freed = numbers[number]
+                if freed is not None:
+                    found.free(freed)
+        return found
+
+    def largest_reserved(self, config: AllocatorConfig, tried: bool = False, rising: bool = False) -> int:
+        """The peak of the reserved memory if every uncertain request were as large as it may be.
+
+        With `tried`, requests count that were only tried. With `rising`, each segment is above those before it.
+        """
+        if not self.possible_sizes and not rising:
+            return 0
+        allocator = CachingAllocator(NO_LIMIT, config, segment_address=_rising_addresses() if rising else None)
+        self.at_largest(tried).play(allocator, [])
+        return allocator.peak_reserved
+
+
+def _rising_addresses() -> Callable[[int], int]:
+    end = _LOWEST_ADDRESS
+
+    def place(size: int) -> int:
+        nonlocal end
+        begin, end = end, end + size
+        return begin
+
+    return place
