@@ -11,6 +11,7 @@ policy `ullage` does, as it is and if it kept no GPU for a job that finds no roo
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from statistics import fmean
 
@@ -20,6 +21,7 @@ from scipy.sparse import csr_matrix
 
 from rad_rm import GPUS, rad_rm
 from ullage.hardware import gpu
+from ullage.manager.placement import Rules
 from ullage.manager.simulation.engine import simulate
 from ullage.manager.simulation.interference import Interference
 from ullage.manager.simulation.reading import read_trace
@@ -81,8 +83,8 @@ def main() -> None:
     for min_speed in (0.8, 0.5, 0.0):
         needed = least_gpu_s(trace, options.most, min_speed)
         _tell(f"speed at least {min_speed:.0%}", needed / COUNT, base + needed * waiting_w(NAME), alone)
-    for name, reservations in (("ullage", 1), ("ullage, no reservations", 0)):
-        scenario = Scenario(gpus=GPUS).but(reservations=reservations)
+    for name, patience in (("ullage", Rules.patience), ("ullage, no room kept", math.inf)):
+        scenario = Scenario(gpus=GPUS).but(patience=patience)
         found = [simulate(trace, scenario.but(seed=seed)).figures for seed in range(options.seeds)]
         means = (fmean(each.total_s for each in found), fmean(each.energy_j or 0.0 for each in found))
         _tell(name, *means, alone)

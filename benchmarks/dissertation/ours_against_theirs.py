@@ -27,8 +27,7 @@ EXCLUSIVE = rad_rm("exclusive", "oracle", label="exclusive")
 THEIRS = rad_rm("magm", "gpumemnet", smact=0.8, label="MAGM + GPUMemNet, RAD-RM")
 OURS = Scenario(gpus=GPUS, label="ullage")
 BY_SPEED = tuple(OURS.but(min_speed=speed, label=f"ullage, speed at least {speed:.0%}") for speed in (0.4, 0.5, 0.8))
-UNPAIRED = OURS.but(pairing=0.0, label="ullage, in the order of arrival")
-SCENARIOS = (EXCLUSIVE, THEIRS, OURS, *BY_SPEED, UNPAIRED)
+SCENARIOS = (EXCLUSIVE, THEIRS, OURS, *BY_SPEED)
 Found = dict[str, list[Figures]]  # by scenario
 
 

@@ -32,8 +32,7 @@ from ullage.performance.result import Utilization
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 GPU = "H200"
-# The settings of `manager_trace.py`; the managers that were recorded placed a user's jobs in the order of arrival.
-RULES = Rules(smact_limit=0.8, window=10.0, fresh_busy=0.2, pairing=0.0)
+RULES = Rules(smact_limit=0.8, window=10.0, fresh_busy=0.2)  # the settings of `manager_trace.py`
 READING_S = 1.0  # between two readings of the daemon's monitor; half of it is their mean age
 STARTUP_S = 11.0  # of the jobs of the last trace alone, until their first step: 10 to 13
 # Each kind has its own start-up; predicted slowdowns are taken as true.

@@ -122,12 +122,6 @@ class ScenarioOptions:
                                        "with commas.", metavar="SHARE", rich_help_panel=RULES,
                                        show_default="what serves all together")
     ] = None  # fmt: skip
-    pairing: Annotated[
-        list[str] | None, typer.Option(help="Under ullage, a user's job that suits a GPU better may pass their own "
-                                       "that came so much sooner, as far as that one is patient; or off. "
-                                       "Several with commas.",
-                                       metavar="TIME", rich_help_panel=RULES, show_default="1h")
-    ] = None  # fmt: skip
     unknown: Annotated[
         str | None, typer.Option(help="A job of unknown memory gets a GPU to itself (exclusive) or one with "
                                  "--free-floor free (floor).", metavar="exclusive|floor", rich_help_panel=RULES,
@@ -280,7 +274,6 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "free_floor": lambda text: None if text in _OFF else parse_bytes(text),
     "margin": parse_bytes,
     "min_speed": _share,
-    "pairing": lambda text: 0.0 if text in _OFF else parse_duration(text),
 }
 
 

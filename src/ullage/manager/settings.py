@@ -24,6 +24,8 @@ class _Part(BaseModel):
 class PlacementSettings(_Part):
     """When a job may be placed on a GPU (`ullage.manager.placement.Rules`). `smact_limit = "off"` ignores activity.
 
+    `busy_window` is the time over which the policy `ullage` measures whether a GPU is busy.
+
     `min_speed` is the share of its speed alone that a job keeps beside others whose owner did not say how much; without
     it placement does what serves all together."""
 
@@ -36,9 +38,8 @@ class PlacementSettings(_Part):
     fresh_busy: float = Field(default=0.3, ge=0, le=1)
     min_speed: float | None = Field(default=None, ge=0, le=1)
     backfill: bool | None = None
+    busy_window: Seconds = Field(default=10.0, gt=0, le=86400)
     patience: Seconds = Field(default=300.0, ge=0)
-    longest_patience: Seconds = Field(default=3600.0, ge=0)
-    pairing: Seconds = Field(default=3600.0, ge=0)
 
 
 class HostSettings(_Part):

@@ -7,7 +7,7 @@ import pytest
 from ullage.manager.placement import Activity, Booking, Job, Ledger, PassOutcome, Rules, Slot, decide, policies
 
 GIB = 1 << 30
-RULES = Rules(smact_limit=None, margin=0, patience=100.0, longest_patience=100.0)
+RULES = Rules(smact_limit=None, margin=0, patience=100.0)
 DEMO = Booking(7, begin=1000.0, end=2000.0, text="is reserved for ann (demo)")
 
 

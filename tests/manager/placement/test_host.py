@@ -27,7 +27,7 @@ from ullage.manager.placement import (
 
 GIB = 1 << 30
 HOST = HostShare(8, 64 * GIB)
-RULES = Rules(smact_limit=None, margin=0, patience=100.0, longest_patience=100.0)
+RULES = Rules(smact_limit=None, margin=0, patience=100.0)
 
 
 def slots(count: int = 2) -> list[Slot]:

@@ -178,70 +178,97 @@ def uneven(works: Sequence[str], slot: Slot) -> Speeds:
     return Speeds([shares[work] if len(works) > 1 else 1.0 for work in works], "they take turns")
 
 
+BUSY = Slot("GPU-0", 0, "A100-40GB", 40 * GIB, GIB, Activity(smact=0.95, age=1.0))
+
+
 @pytest.mark.parametrize(
-    ("there", "new", "starts"),
+    ("there", "new", "on_busy", "on_idle"),
     [
-        ([("long", None)], ("short", None), True),  # 36 % and 82 %: 18 % more than one after the other
-        ([("short", None)], ("long", None), True),
-        ([("long", None)], ("short", 0.5), False),  # his owner wants half
-        ([("short", 0.5)], ("long", None), False),
-        ([("long", 0.8)], ("short", 0.3), True),  # both owners accept it
-        ([("same", None)], ("same", None), False),  # 55 % each: only 10 % more
-        ([("same", 0.5)], ("same", 0.5), True),  # but both owners accept that
-        ([("same", None)], ("same", 0.5), False),  # one of them has not said so
-        ([("same", 0.5)], ("same", None), False),
-        ([("long", None)], ("long", None), False),  # 110 %, and one at a fifth
-        ([("short", None), ("short", None)], ("short", None), False),  # 120 % where it was 132 %
+        ([("long", None)], ("short", None), True, True),  # 36 % and 82 %: 18 % more than one after the other
+        ([("short", None)], ("long", None), True, True),
+        ([("long", None)], ("short", 0.5), False, False),  # its owner wants half
+        ([("short", 0.5)], ("long", None), False, False),
+        ([("long", 0.8)], ("short", 0.3), True, True),  # both owners accept it
+        ([("same", None)], ("same", None), False, True),  # 55 % each: only 10 % more
+        ([("same", 0.5)], ("same", 0.5), False, True),
+        ([("long", None)], ("long", None), False, True),  # 110 %, and one at a fifth
+        ([("short", None), ("short", None)], ("short", None), False, True),  # 120 % where it was 132 %
+        ([("same", None), (None, None)], ("same", None), False, True),  # nothing is known of one that is there
     ],
 )
-def test_jobs_whose_owners_say_nothing_share_a_gpu_where_together_they_get_more_done(
-    there: Sequence[tuple[str, float | None]], new: tuple[str, float | None], starts: bool
+def test_a_prediction_lets_a_job_join_a_busy_gpu_and_keeps_it_from_an_idle_one_only_if_an_owner_asked_for_speed(
+    there: Sequence[tuple[str | None, float | None]], new: tuple[str, float | None], on_busy: bool, on_idle: bool
 ) -> None:
-    rules = Rules(smact_limit=None, predict=uneven)
     here = [job(7 + each, promise=1, work=work, min_speed=least) for each, (work, least) in enumerate(there)]
     asked = job(1, promise=2, work=new[0], min_speed=new[1])
     running = [Running(each, ("GPU-0",), 0.0) for each in here]
-    outcome = decide("ullage", [asked], running, gpus([(0, 0.0)]), Ledger(), rules, 5.0)
-    assert bool(outcome.placed) == starts
-    assert decide("lug", [asked], running, gpus([(0, 0.0)]), Ledger(), rules, 5.0).placed, "only ullage heeds it"
+    rules = Rules(predict=uneven)
+
+    def starts(slot: Slot, policy: str) -> bool:
+        ledger = Ledger()
+        for each in here:
+            ledger.adopt(each.id, {"GPU-0": GIB})
+        return bool(decide(policy, [asked], running, [slot], ledger, rules, 500.0).placed)
+
+    idle = dataclasses.replace(BUSY, activity=Activity(smact=0.1, age=1.0))
+    assert (starts(BUSY, "ullage"), starts(idle, "ullage")) == (on_busy, on_idle)
+    assert (starts(BUSY, "lug"), starts(idle, "lug")) == (False, True), "only ullage heeds predictions"
 
 
-def test_a_job_that_would_be_slowed_too_much_is_told_so_where_nobody_said_how_much() -> None:
-    rules, long = Rules(smact_limit=None, predict=uneven), partial(job, promise=2, work="long", min_speed=None)
-    there = [Running(long(12), ("GPU-0",), 0.0)]
-    outcome = decide("ullage", [long(1)], there, gpus([(0, 0.0)]), Ledger(), rules, 5.0)
-    assert outcome.waiting[0].reason.endswith("; every job keeps at least 25%")
-
-
-def test_a_job_that_would_gain_too_little_is_told_so() -> None:
-    rules, same = Rules(smact_limit=None, predict=uneven), partial(job, promise=2, work="same", min_speed=None)
-    there = [Running(same(12), ("GPU-0",), 0.0)]
-    outcome = decide("ullage", [same(1)], there, gpus([(0, 0.0)]), Ledger(), rules, 5.0)
-    assert outcome.waiting[0].reason == (
-        "needs 2.00 GiB on a GPU; on GPU 0 it would run at 55% of its speed beside job 12 (they take turns); "
-        "the GPU would hardly get more done"
-    )
-    free = decide("ullage", [same(1)], there, gpus([(0, 0.0), (0, 0.0)]), Ledger(), rules, 5.0)
+def test_a_gain_that_is_too_small_for_the_site_admits_nobody_to_a_busy_gpu() -> None:
+    ledger, same = Ledger(), partial(job, promise=2, work="same", min_speed=None)
+    ledger.adopt(12, {"GPU-0": GIB})
+    for gain, starts in ((0.15, False), (0.1, True)):
+        rules, there = Rules(predict=uneven, gain=gain), [Running(same(12), ("GPU-0",), 0.0)]
+        outcome = decide("ullage", [same(1)], there, [BUSY], ledger, rules, 500.0)
+        assert bool(outcome.placed) == starts
+    rules, idle = Rules(smact_limit=None, predict=uneven), gpus([(0, 0.0), (0, 0.0)])
+    free = decide("ullage", [same(1)], there, idle, Ledger(), rules, 5.0)
     assert free.placed[0].slots == ("GPU-1",), "on an idle one it costs nobody anything"
-    bold = dataclasses.replace(rules, gain=0.1)
-    assert decide("ullage", [same(1)], there, gpus([(0, 0.0)]), Ledger(), bold, 5.0).placed
 
 
-def test_a_job_of_which_nothing_is_known_does_not_open_a_gpu_to_others() -> None:
-    rules, same = Rules(smact_limit=None, predict=uneven), partial(job, promise=2, work="same", min_speed=None)
-    there = [Running(same(12), ("GPU-0",), 0.0), Running(same(13, work=None), ("GPU-0",), 0.0)]
-    assert not decide("ullage", [same(1)], there, gpus([(0, 0.0)]), Ledger(), rules, 5.0).placed
-    assert decide("ullage", [same(1)], there[1:], gpus([(0, 0.0)]), Ledger(), rules, 5.0).placed
-
-
-def test_nobody_is_slowed_below_a_quarter_whatever_is_gained() -> None:
+def test_no_prediction_admits_a_job_beside_which_another_keeps_less_than_a_quarter() -> None:
     def starved(works: Sequence[str], slot: Slot) -> Speeds:
         return Speeds([0.24 if work == "weak" else 1.0 for work in works])
 
-    rules, strong = Rules(smact_limit=None, predict=starved), job(1, promise=2, work="strong", min_speed=None)
+    rules, strong = Rules(predict=starved), job(1, promise=2, work="strong", min_speed=None)
     for least, starts in ((None, False), (0.2, True)):
-        there = [Running(job(7, promise=1, work="weak", min_speed=least), ("GPU-0",), 0.0)]
-        assert bool(decide("ullage", [strong], there, gpus([(0, 0.0)]), Ledger(), rules, 5.0).placed) == starts
+        ledger, there = Ledger(), [Running(job(7, promise=1, work="weak", min_speed=least), ("GPU-0",), 0.0)]
+        ledger.adopt(7, {"GPU-0": GIB})
+        assert bool(decide("ullage", [strong], there, [BUSY], ledger, rules, 500.0).placed) == starts
+
+
+def test_ullage_looks_at_the_last_ten_seconds_and_published_policies_at_their_window() -> None:
+    here = job(9, promise=1)
+    ledger = Ledger()
+    ledger.adopt(9, {"GPU-0": GIB})
+    resting = dataclasses.replace(BUSY, busy_now=0.0)
+    working = dataclasses.replace(BUSY, activity=Activity(smact=0.1, age=1.0), busy_now=0.95)
+
+    def placed(policy: str, slot: Slot) -> list[int]:
+        running = [Running(here, ("GPU-0",), 0.0)]
+        return [
+            each.job for each in decide(policy, [job(1, promise=2)], running, [slot], ledger, Rules(), 500.0).placed
+        ]
+
+    assert (placed("ullage", resting), placed("magm", resting)) == ([1], [])
+    assert placed("magm", working) == placed("ullage", working) == [1], "it starts no fewer than magm"
+    assert placed("ullage", dataclasses.replace(BUSY, busy_now=0.95)) == []
+
+
+def test_an_idle_gpu_takes_its_next_job_when_the_expected_load_of_the_last_has_faded() -> None:
+    last = job(9, promise=1, busy=0.9)
+    ledger, resting = Ledger(), dataclasses.replace(BUSY, busy_now=0.0)
+    ledger.adopt(9, {"GPU-0": GIB})
+    started = [
+        bool(
+            decide(
+                "ullage", [job(1, promise=2)], [Running(last, ("GPU-0",), 0.0)], [resting], ledger, Rules(), now
+            ).placed
+        )
+        for now in (0.0, 1.0, 2.0, 9.0)
+    ]
+    assert started == [False, False, True, True]
 
 
 def test_of_the_gpus_with_room_the_one_is_chosen_where_least_speed_is_lost() -> None:

@@ -20,6 +20,7 @@ ALLOWED = {
     "dataclasses",
     "functools",
     "itertools",
+    "enum",
     "math",
     "operator",
     "typing",

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from random import Random
-from typing import Any
 
 import pytest
 
 from ullage.manager.placement import (
     Activity,
     Job,
-    Keeping,
     Ledger,
     Rules,
     Running,
@@ -26,7 +25,7 @@ from ullage.manager.placement import (
 )
 
 GIB = 1 << 30
-QUIET = Rules(smact_limit=None, margin=0, patience=100.0, longest_patience=100.0)
+QUIET = Rules(smact_limit=None, margin=0, patience=100.0)
 IN_ORDER = ["exclusive", "round-robin", "magm", "lug", "mug", "first-fit", "best-fit", "worst-fit", "least-utilized"]
 
 
@@ -140,23 +139,22 @@ def test_waiting_for_jobs_on_a_drained_gpu_does_not_help() -> None:
     assert [each.job for each in outcome.placed] == [2]
 
 
-def test_a_job_that_finds_too_few_gpus_to_keep_is_not_overtaken_by_one_that_keeps_fewer() -> None:
+def test_room_is_kept_for_the_first_of_those_who_waited_too_long_and_for_no_other() -> None:
     there = running(*[(job(100 + i, promise=30), f"GPU-{i}") for i in range(3)])
-    rules = Rules(smact_limit=None, margin=0, patience=100.0, longest_patience=100.0, reservations=3)
-    jobs = [job(1, 35, gpus=2), job(2, 35, gpus=2), job(3, 35), job(4, 5, submitted=999.0)]
-    outcome = decide("ullage", jobs, there, slots(3), Ledger(), rules, now=1000.0)
+    jobs = [job(1, 35, gpus=2), job(2, 35, gpus=2), job(3, 35), job(4, 6, submitted=999.0)]
+    outcome = decide("ullage", jobs, there, slots(3), Ledger(), QUIET, now=1000.0)
     assert [(each.job, each.slots) for each in outcome.placed] == [(4, ("GPU-2",))]
 
 
 def test_a_job_that_has_waited_long_reserves_and_others_no_longer_pass_it_there() -> None:
     there = running((job(100, promise=30), "GPU-0"), (job(101, promise=20), "GPU-1"))
-    small = [job(2, promise=5, submitted=900.0), job(3, promise=5, submitted=900.0), job(4, promise=5, submitted=900.0)]
+    small = [job(number, promise=6, submitted=900.0) for number in (2, 3, 4)]
     for submitted, expected in ((950.0, {"GPU-0", "GPU-1"}), (800.0, {"GPU-0"})):
         jobs = [job(1, promise=35, submitted=submitted), *small]
         outcome = decide("ullage", jobs, there, slots(2), Ledger(), QUIET, now=1000.0)
         assert {each.slots[0] for each in outcome.placed} == expected
     assert outcome.waiting[-1].reason == (
-        "needs 5.00 GiB on a GPU; GPU 1 has 20.0 GiB free but is kept for job 1, which has waited longer; "
+        "needs 6.00 GiB on a GPU; GPU 1 has 20.0 GiB free but is kept for job 1, which has waited longer; "
         "GPU 0 will have room when job 100 ends"
     )
 
@@ -165,7 +163,7 @@ def test_a_kept_gpu_is_lent_to_jobs_that_end_before_it_is_needed() -> None:
     there = running((job(100, promise=30, time_limit=1060.0), "GPU-0"))
     blocked = job(1, promise=35, submitted=0.0)
     for limit, expected in ((None, []), (61.0, []), (60.0, [2])):
-        jobs = [blocked, job(2, promise=5, submitted=999.0, time_limit=limit)]
+        jobs = [blocked, job(2, promise=6, submitted=999.0, time_limit=limit)]
         outcome = decide("ullage", jobs, there, slots(1), Ledger(), QUIET, now=1000.0)
         assert [each.job for each in outcome.placed] == expected
 
@@ -176,8 +174,8 @@ def test_a_short_job_is_lent_a_kept_gpu_also_after_a_smaller_and_longer_one_was_
     )
     jobs = [
         job(1, promise=35, gpus=2, submitted=0.0),
-        job(2, promise=1, submitted=900.0),
-        job(3, promise=1, submitted=901.0, time_limit=60.0),
+        job(2, promise=6, submitted=900.0),
+        job(3, promise=6, submitted=901.0, time_limit=60.0),
         job(4, promise=18, submitted=902.0, time_limit=60.0),
     ]
     outcome = decide("ullage", jobs, there, slots(2), Ledger(), QUIET, now=1000.0)
@@ -186,7 +184,7 @@ def test_a_short_job_is_lent_a_kept_gpu_also_after_a_smaller_and_longer_one_was_
 
 def test_a_job_over_its_time_limit_lends_nothing() -> None:
     there = running((job(100, promise=30, time_limit=10.0), "GPU-0"))
-    jobs = [job(1, promise=35, submitted=0.0), job(2, promise=5, submitted=999.0, time_limit=1.0)]
+    jobs = [job(1, promise=35, submitted=0.0), job(2, promise=6, submitted=999.0, time_limit=1.0)]
     assert decide("ullage", jobs, there, slots(1), Ledger(), QUIET, now=1000.0).placed == ()
 
 
@@ -280,8 +278,6 @@ LARGE = [
     job(0, promise=3, gpus=3, work="choosy", min_speed=0.9),
     job(0, promise=30, work="sociable", min_speed=0.4),  # a small one fits beside it
     job(0, promise=30, gpus=2, work="sociable", min_speed=0.4),
-    job(0, promise=2, work="useless beside others", min_speed=None),
-    job(0, promise=3, gpus=3, work="useless beside others", min_speed=None),
 ]
 
 
@@ -290,9 +286,7 @@ def slow_together(works: Sequence[str], slot: Slot) -> Speeds:
     return Speeds([1 / len(works)] * len(works))
 
 
-def first_run_of_a_large_job(
-    large: Job, rules: Rules, limits: bool, ticks: int = 400, owner: str = "bob", remembers: bool = True
-) -> int | None:
+def first_run_of_a_large_job(large: Job, rules: Rules, limits: bool, ticks: int = 400) -> int | None:
     """The tick at which it starts, while at every tick small jobs arrive, enough to fill every GPU for ever.
 
     The small ones are of one owner. They keep all GPUs busy and do not mind: a job that wants to keep its speed is
@@ -300,7 +294,6 @@ def first_run_of_a_large_job(
     cluster, ledger = slots(4), Ledger()
     ledger.see(cluster)
     waiting, there, numbers = [large], [], itertools.count(1)
-    kept: Mapping[int, Keeping] | None = {} if remembers else None
     for number in range(16):
         first = job(1000 + number, promise=8, submitted=-5.0, work="small")
         ledger.promise(first.id, {f"GPU-{number % 4}": first.promise or 0})
@@ -312,9 +305,8 @@ def first_run_of_a_large_job(
             ledger.release(ended[1].job.id)
         for number in itertools.islice(numbers, 6):
             limit = float(number % 9 + 3) if limits else None
-            waiting.append(job(10_000 + number, 8, now, time_limit=limit, work="small", user=owner))
-        outcome = decide("ullage", waiting, [each for _, each in there], cluster, ledger, rules, now, kept=kept)
-        kept = outcome.kept if remembers else None
+            waiting.append(job(10_000 + number, 8, now, time_limit=limit, work="small", user="bob"))
+        outcome = decide("ullage", waiting, [each for _, each in there], cluster, ledger, rules, now)
         for decision in outcome.placed:
             ledger.accept(decision)
             (found,) = [each for each in waiting if each.id == decision.job]
@@ -326,73 +318,25 @@ def first_run_of_a_large_job(
     return None
 
 
-@pytest.mark.parametrize("remembers", [False, True])
 @pytest.mark.parametrize("limits", [False, True])
 @pytest.mark.parametrize("large", LARGE, ids=lambda each: f"{each.gpus}x{(each.promise or 0) // GIB}GiB")
-def test_a_large_job_gets_its_turn_while_small_ones_keep_coming(large: Job, limits: bool, remembers: bool) -> None:
+def test_a_large_job_gets_its_turn_while_small_ones_keep_coming(large: Job, limits: bool) -> None:
     rules = Rules(smact_limit=None, margin=0, patience=50.0, predict=slow_together if large.work else None)
-    started = first_run_of_a_large_job(large, rules, limits, remembers=remembers)
+    started = first_run_of_a_large_job(large, rules, limits)
     assert started is not None and 50 <= started < 100
-
-
-@pytest.mark.parametrize("large", LARGE, ids=lambda each: f"{each.gpus}x{(each.promise or 0) // GIB}GiB")
-def test_a_large_job_lets_those_of_its_owner_pass_that_came_soon_after_it_and_no_others(large: Job) -> None:
-    """Of small ones there come twice as many as can be done: those of the first 50 ticks need another 50."""
-    rules = Rules(smact_limit=None, margin=0, patience=50.0, predict=slow_together if large.work else None)
-    started = first_run_of_a_large_job(large, rules, limits=False, owner=large.user)
-    assert started is not None and 100 <= started < 150
-
-
-def who_starts(jobs: list[Job], there: list[Running], now: float, **more: Any) -> list[int]:
-    rules = Rules(smact_limit=None, margin=0, patience=100.0, **more)
-    return [each.job for each in decide("ullage", jobs, there, slots(3), Ledger(), rules, now).placed]
-
-
-def test_a_job_is_as_patient_as_gpus_take_to_come_free() -> None:
-    """Each GPU has room for a small job. Of one it is not known whether it comes free this year."""
-    there = [
-        Running(job(100 + number, promise=30), (f"GPU-{number}",), since)
-        for number, since in enumerate([-1e9, 1000.0, 1100.0])
-    ]
-    large, small = job(1, promise=35, gpus=3, submitted=2000.0), job(2, promise=5, submitted=2001.0)
-    assert who_starts([large, small], there, now=2500.0) == [2], "it has waited for 500 s; they are there for 1500"
-    assert who_starts([large, small], there, now=2500.0, longest_patience=500.0) == []
-    assert who_starts([large, small], there, now=2500.0, longest_patience=501.0) == [2]
-    assert who_starts([large, small], there, now=2500.0, longest_patience=0.0) == [], "its patience is 100 s, then"
-    fresh = [dataclasses.replace(each, since=2300.0) for each in there]
-    assert who_starts([large, small], fresh, now=2500.0) == [], "they are there for 200 s"
-    beside = [job(2, promise=5, submitted=2401.0, user=large.user), job(3, promise=5, submitted=2100.0, priority=-1)]
-    assert who_starts([large, *beside], fresh, now=2500.0) == [], "came later, or counts for less"
-    own = job(2, promise=5, submitted=2200.0, user=large.user)
-    assert who_starts([large, own], fresh, now=2500.0) == [2]
-    assert who_starts([large, dataclasses.replace(own, priority=-1)], fresh, now=2500.0) == []
-
-
-def test_a_job_has_guests_from_when_its_slot_is_kept() -> None:
-    """Who came before that has to leave before it, however long it had waited by then."""
-    large, before, small = job(1, 30, work="large"), job(90, 20, work="a"), job(2, 10, work="b")
-    rules = Rules(smact_limit=None, margin=0, patience=100.0, longest_patience=100.0, predict=slow_together)
-    there = running((before, "GPU-0"), since=300.0)
-    known = {1: Keeping(400.0, {"GPU-0": 400.0})}
-    for kept, expected in ((None, []), ({}, [2]), (known, [2]), ({1: Keeping(400.0, {"GPU-0": 250.0})}, [])):
-        outcome = decide("ullage", [large, small], there, slots(1), Ledger(), rules, now=450.0, kept=kept)
-        assert [each.job for each in outcome.placed] == expected
-    assert outcome.kept[1].since == {"GPU-0": 250.0}
-    gone = decide("ullage", [small], there, slots(1), Ledger(), rules, now=450.0, kept=known)
-    assert not gone.kept, "it waits no more"
 
 
 @pytest.mark.parametrize("large", LARGE, ids=lambda each: f"{each.gpus}x{(each.promise or 0) // GIB}GiB")
 def test_without_reservations_it_would_starve(large: Job) -> None:
     """So the test above can fail."""
     predict = slow_together if large.work else None
-    rules = Rules(smact_limit=None, margin=0, patience=50.0, reservations=0, predict=predict)
+    rules = Rules(smact_limit=None, margin=0, patience=math.inf, predict=predict)
     assert first_run_of_a_large_job(large, rules, limits=False, ticks=200) is None
 
 
 def beside_a_large_one(*guests: Job, large: Job, there: list[Running], rules: Rules | None = None) -> list[int]:
     """Who is placed while a slot is kept for a large job; `there` are those on the slot."""
-    rules = rules or Rules(smact_limit=None, margin=0, patience=100.0, longest_patience=100.0, predict=slow_together)
+    rules = rules or Rules(smact_limit=None, margin=0, patience=100.0, predict=slow_together)
     outcome = decide("ullage", [large, *guests], there, slots(1), Ledger(), rules, now=500.0)
     return [placed.job for placed in outcome.placed]
 
@@ -404,7 +348,7 @@ def test_a_guest_joins_a_kept_slot_if_the_one_who_waits_for_it_fits_beside_him()
     assert beside_a_large_one(job(2, 11, work="b"), large=large, there=there) == [], "there would be no room for it"
     assert beside_a_large_one(job(2, 5, work="b"), job(3, 5, work="c"), large=large, there=there) == [2, 3]
     assert beside_a_large_one(job(2, 5, work="b"), job(3, 6, work="c"), large=large, there=there) == [2]
-    assert beside_a_large_one(job(2, 5, exclusive=True), job(3, 5), large=large, there=there) == [], "speeds unknown"
+    assert beside_a_large_one(job(2, 5, exclusive=True), job(3, 5), large=large, there=there) == [3], "by its memory"
 
 
 def test_a_guest_is_let_in_only_if_the_one_who_waits_would_join_him() -> None:
@@ -414,12 +358,12 @@ def test_a_guest_is_let_in_only_if_the_one_who_waits_would_join_him() -> None:
         slow = {"large", "b"} <= set(works)
         return Speeds([0.5 if slow and work in ("large", "b") else 0.9 for work in works])
 
-    rules = Rules(smact_limit=None, margin=0, patience=100.0, longest_patience=100.0, predict=half)
+    rules = Rules(smact_limit=None, margin=0, patience=100.0, predict=half)
     there = running((job(90, 20, work="a"), "GPU-0"))
-    large = job(1, 30, work="large", min_speed=None)
-    assert beside_a_large_one(job(2, 5, work="b"), large=large, there=there, rules=rules) == [], "nothing is gained"
+    large = job(1, 30, work="large", min_speed=0.6)
+    assert beside_a_large_one(job(2, 5, work="b"), large=large, there=there, rules=rules) == [], "it wants more speed"
     assert beside_a_large_one(job(2, 5, work="c"), large=large, there=there, rules=rules) == [2]
-    content = dataclasses.replace(large, min_speed=0.3)
+    content = dataclasses.replace(large, min_speed=None)
     assert beside_a_large_one(job(2, 5, work="b"), large=content, there=there, rules=rules) == [2]
 
 
@@ -442,8 +386,7 @@ def test_a_guest_must_suit_the_one_who_waits_and_those_who_are_there() -> None:
     assert beside_a_large_one(small, large=job(1, 30, work="large", min_speed=0.5), there=choosy) == []
     crowded = dataclasses.replace(QUIET, predict=slow_together, max_jobs_per_gpu=1)
     assert beside_a_large_one(small, large=job(1, 30, work="large"), there=there, rules=crowded) == []
-    unforeseen = QUIET
-    assert beside_a_large_one(small, large=job(1, 30, work="large"), there=there, rules=unforeseen) == []
+    assert beside_a_large_one(small, large=job(1, 30, work="large"), there=there, rules=QUIET) == [2], "by its memory"
 
 
 def element(number: int, array: int = 1, throttle: int = 2, **more: object) -> Job:
@@ -504,63 +447,6 @@ def test_ranks_that_differ_are_promised_what_each_takes_in_the_order_of_the_slot
     assert beside.placed[0].slots == ("GPU-0",), "a running job that the ledger does not know counts rank by rank"
 
 
-def at_odds(works: Sequence[str], slot: Slot) -> Speeds:
-    """Works of one name take half of each other's speed, others nothing."""
-    return Speeds([0.5 if works.count(work) > 1 else 1.0 for work in works])
-
-
-def own(number: int, submitted: float | None = None, **more: object) -> Job:
-    """A job of ada's that wants half of its speed."""
-    return job(number, submitted=submitted, **{"user": "ada", "min_speed": 0.5} | more)
-
-
-def first_of(jobs: list[Job], now: float, **rules: float) -> list[int]:
-    """Who joins a job that computes and is there since -8000, on a GPU with room for one more."""
-    site = Rules(**{"smact_limit": None, "margin": 0, "predict": at_odds, **rules})  # type: ignore[arg-type]
-    there = Running(job(1, promise=28, work="computes", min_speed=0.5), ("GPU-0",), -8000.0)
-    found = decide("ullage", jobs, [there], slots(1), Ledger(), site, now)
-    return [each.job for each in found.placed]
-
-
-def test_of_a_users_jobs_the_one_that_suits_the_gpu_better_goes_first() -> None:
-    same, other = own(2, work="computes"), own(3, work="loads")
-    assert first_of([same, other], now=4.0) == [3]
-    assert first_of([same, other], now=4.0, pairing=0.0) == [2], "in the order of arrival"
-    assert first_of([same], now=4.0) == [2], "it keeps the speed that its owner asks for"
-
-
-def test_a_job_that_suits_better_passes_no_other_user_no_higher_priority_and_none_that_came_long_before() -> None:
-    same, other = own(2, work="computes"), own(3, work="loads")
-    assert first_of([same, dataclasses.replace(other, user="bob")], now=4.0) == [2]
-    assert first_of([dataclasses.replace(same, priority=1), other], now=4.0) == [2]
-    assert first_of([same, own(3, 3602.0, work="loads")], now=3604.0) == [3]
-    assert first_of([same, own(3, 3603.0, work="loads")], now=3604.0) == [2]
-    assert first_of([same, own(3, 3603.0, work="loads")], now=3604.0, longest_patience=7200.0, pairing=7200.0) == [3]
-    assert first_of([same, own(3, 303.0, work="loads")], now=304.0, longest_patience=300.0) == [2], "its own patience"
-    assert first_of([same, own(3, 302.0, work="loads")], now=304.0, longest_patience=300.0) == [3]
-
-
-def test_a_job_that_gives_its_turn_to_one_of_its_owner_lets_no_other_user_pass() -> None:
-    """In turns it is ada, bob, ada. If ada's first gave its turn to her last, bob would be before it."""
-    queue = [own(2, work="computes"), own(3, user="bob", work="computes"), own(4, work="loads")]
-    assert first_of(queue, now=5.0) == [2]
-    assert first_of([queue[0], queue[2]], now=5.0) == [4]
-
-
-def test_a_job_that_fits_nowhere_is_passed_by_its_owners_jobs_of_its_patience_and_reserves_against_all_others() -> None:
-    wide = own(2, promise=40, work="loads")
-    soon, later = own(3, work="loads"), own(4, 4000.0, work="loads")
-    bobs = own(5, user="bob", work="loads")
-    assert first_of([wide, soon], now=4001.0) == [3]
-    assert first_of([wide, own(3, 310.0, work="loads")], now=4001.0, longest_patience=300.0) == [], "it reserves"
-    assert first_of([wide, later], now=4001.0) == []
-    assert first_of([wide, bobs], now=4001.0) == []
-    first = own(3, 20.0, work="computes")
-    assert first_of([wide, first, own(4, 30.0, work="loads")], now=4001.0) == [4], "these may change turns"
-    assert first_of([wide, first, later], now=4001.0) == [3], "the last came too late for that"
-    assert first_of([wide, bobs, own(4, 30.0, work="loads")], now=4001.0) == [], "it keeps its turn, before bob's"
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_ranks_that_differ_start_if_and_only_if_each_finds_a_gpu(seed: int) -> None:
     random = Random(seed)
@@ -587,7 +473,7 @@ def test_a_job_whose_ranks_differ_keeps_gpus_that_will_hold_them() -> None:
     stages = job(1, 30, gpus=2, promises=(10 * GIB, 30 * GIB))
     there = running((job(5, 20, time_limit=1000.0), "GPU-0"), (job(6, 10, time_limit=1000.0), "GPU-1"))
     now = QUIET.patience + 10.0
-    outcome = decide("ullage", [stages, job(2, 5)], there, small, Ledger(), QUIET, now)
+    outcome = decide("ullage", [stages, job(2, 15)], there, small, Ledger(), QUIET, now)
     assert not outcome.placed and not outcome.waiting[0].never, "job 2 has no time limit and would hold up the first"
     assert outcome.waiting[0].reason.startswith("needs 10.0 GiB, 30.0 GiB on 2 GPUs; ")
     assert decide("ullage", [stages], [], small, Ledger(), QUIET, now).placed[0].slots == ("GPU-1", "GPU-0")

@@ -35,7 +35,6 @@ def runs() -> Iterator[tuple[str, JobTrace, Scenario]]:
     yield "cluster, magm", busy, Scenario(gpus="100xA100-40GB", policy="magm", estimator="gpumemnet", seed=3)
     over = generate_trace(600, seed=2, gpus=24, load=1.5, users=20, gpu_counts={1: 0.9, 2: 0.1})
     yield "too many jobs", over, Scenario(gpus="24xA100-40GB")
-    yield "in the order of arrival", over, Scenario(gpus="24xA100-40GB").but(pairing=0.0)
     few, base = generate_trace(300, seed=3, gpus=8, load=1.2, users=5, burst=3.0), Scenario(gpus=SMALL)
     for policy in policies():
         yield policy, few, base.but(policy=policy, estimator="gpumemnet")
@@ -46,7 +45,7 @@ def runs() -> Iterator[tuple[str, JobTrace, Scenario]]:
     ]
     limited = replace(few, jobs=jobs)
     yield "time limits", limited, base.but(min_speed=0.8)
-    yield "two kinds of GPUs", limited, base.but(gpus="4xA100-40GB, 4xH200", min_speed=0.3, reservations=3, patience=50)
+    yield "two kinds of GPUs", limited, base.but(gpus="4xA100-40GB, 4xH200", min_speed=0.3, patience=50)
     blind = base.but(policy="magm", estimator="none", unknown="floor", foresight=False, bookkeeping=False, at_a_time=1)
     yield "no books", few, blind
     yield "late readings", few, base.but(policy="lug", reading_s=7.0, monitor_delay_s=3.0, stale_after=6.0)

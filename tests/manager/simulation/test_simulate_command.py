@@ -39,11 +39,10 @@ def test_policies_are_compared(typed, trace):
 
 def test_json_has_what_the_python_function_gives(typed, trace):
     code, out, _ = typed("simulate", trace, "--gpus", "A100-40GB", "--policy", "magm", "--estimator", "oracle",
-                         "--smact-limit", "off", "--without", "all", "--label", "mine", "--pairing", "1h",
+                         "--smact-limit", "off", "--without", "all", "--label", "mine",
                          "--json")  # fmt: skip
     (run,) = json.loads(out)["runs"]
     assert code == 0 and run["scenario"]["label"] == "mine" and run["scenario"]["rules"]["smact_limit"] is None
-    assert run["scenario"]["rules"]["pairing"] == 3600
     result = ullage.simulate(
         trace, gpus="A100-40GB", policy="magm", estimator="oracle", smact_limit=None, interference=False,
         interference_error=0.0, startup_s=0.0, fragmentation=0, monitor_delay_s=0.0, retry_s=0.0,

@@ -39,8 +39,8 @@ class SlotReader:
     A process belongs to an attempt by the name of its cgroup or the token in its environment, whoever started it.
     """
 
-    def __init__(self, monitor: Monitor) -> None:
-        self.monitor = monitor
+    def __init__(self, monitor: Monitor, busy_window: float = 10.0) -> None:
+        self.monitor, self.busy_window = monitor, busy_window
         self._tokens: dict[Process, str | None] = {}
 
     def devices(self) -> list[Device]:
@@ -89,11 +89,18 @@ class SlotReader:
             id=device.id, index=device.index, name=device.name, total=device.total or 0,
             used=latest.memory_used if latest else None, mig=device.mig, drained=drained, lost=lost, foreign=foreign,
             bookings=bookings,
+            busy_now=self._busy_now(device.id),
             activity=Activity(
                 gract=window.mean("gract"), smact=window.mean("smact"), smocc=window.mean("smocc"),
                 drama=window.mean("drama"), age=window.age("smact"),
             ),
         )  # fmt: skip
+
+    def _busy_now(self, device: str) -> float | None:
+        """The SM activity of the last seconds; if it is not measured, the GPU's own, or NVML's utilisation."""
+        window = self.monitor.window(device, self.busy_window)
+        means = [window.mean(field) for field in ("smact", "gract", "utilization")]
+        return next((mean for mean in means if mean is not None), None)
 
     def _owner(self, pid: int) -> str | None:
         """The token of a process; "" for a process without one, `None` for one that cannot be seen."""

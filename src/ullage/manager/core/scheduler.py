@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from ullage.manager.core.limits import UserLimits
 from ullage.manager.core.reservations import usable_by
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights
-from ullage.manager.placement import Decision, Job, Keeping, PassOutcome, Rules, Running, decide, part_of_gpu
+from ullage.manager.placement import Decision, Job, PassOutcome, Rules, Running, decide, part_of_gpu
 from ullage.manager.placement.fairness import waited
 from ullage.manager.placement.own_policies import forgiving
 from ullage.manager.running.cgroups import Cgroups
@@ -47,7 +47,6 @@ class Scheduler:
         self._seen: dict[int, tuple[JobRecord, float | None, Job]] = {}
         self._ready: dict[int, Job] = {}
         self._blocked: set[int] = set()  # those that wait for other jobs, or for a time
-        self._kept: Mapping[int, Keeping] = {}  # the slots that the last pass kept for jobs
         self._reservations: list[Reservation] = []  # as the jobs that are ready know them
 
     async def place(self) -> list[tuple[JobRecord, AttemptRecord]]:
@@ -70,9 +69,7 @@ class Scheduler:
         outcome = await asyncio.to_thread(
             decide, self._policy, waiting, running, context.slots, context.ledger.copy(), self._rules,
             context.clock(), usage=context.fair_share.usage(context.clock()), name=context.store.name_of,
-            kept=self._kept,
         )  # fmt: skip
-        self._kept = outcome.kept
         context.reasons.update((waits.job, waits) for waits in outcome.waiting)
         self._tell_failures([self._failures[each.job] for each in outcome.waiting if each.job in self._failures])
         async with context.store.turn:
@@ -123,7 +120,7 @@ class Scheduler:
         waiting = [*ready, *(self._made(job, None, throttle) for job in jobs)]
         return decide(
             self._policy, waiting, running, context.slots, context.ledger, self._rules, context.clock(),
-            usage=context.fair_share.usage(context.clock()), name=context.store.name_of, kept=self._kept,
+            usage=context.fair_share.usage(context.clock()), name=context.store.name_of,
         )  # fmt: skip
 
     async def _waiting(self) -> list[Job]:
@@ -255,7 +252,6 @@ class Scheduler:
             self._rules,
             now,
             usage=context.fair_share.usage(context.clock()),
-            kept=self._kept,
         )
         return {decision.job for decision in outcome.placed} - numbers
 
@@ -363,7 +359,7 @@ def rules_of(settings: ManagerSettings, virtual: bool) -> Rules:
     return Rules(
         smact_limit=None if free else float(placing.smact_limit), free_floor=placing.free_floor, margin=placing.margin,
         unknown=placing.unknown, max_jobs_per_gpu=placing.max_jobs_per_gpu, unmeasured=placing.unmeasured,
-        backfill=placing.backfill, patience=placing.patience, longest_patience=placing.longest_patience,
-        pairing=placing.pairing, fresh_busy=placing.fresh_busy,
-        window=settings.monitoring.window, stale_after=max(30.0, 3 * settings.monitoring.interval),
+        backfill=placing.backfill, patience=placing.patience, fresh_busy=placing.fresh_busy,
+        busy_window=placing.busy_window, window=settings.monitoring.window,
+        stale_after=max(30.0, 3 * settings.monitoring.interval),
     )  # fmt: skip

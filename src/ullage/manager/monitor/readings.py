@@ -138,7 +138,7 @@ RATES: Mapping[str, float] = {
     "energy": 30.0,
     "temperature": 10.0,
     "clocks": 10.0,
-    "utilization": 10.0,
+    "utilization": 5.0,  # placement looks at it where activity is not measured
     "pcie": 10.0,  # from counters, on GPUs without GPM only
     "devices": 10.0,  # what there is: MIG instances come and go, a lost GPU may come back
 }

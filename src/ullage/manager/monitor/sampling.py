@@ -163,12 +163,13 @@ class Monitor:
             looks = self._known_looks(device_id)
             return looks[-1][1] if looks else None
 
-    def window(self, device_id: str) -> Window:
-        """The readings of the last `window` seconds; empty for a lost device."""
+    def window(self, device_id: str, seconds: float | None = None) -> Window:
+        """The readings of the last `seconds`, by default of the monitor's window; empty for a lost device."""
         with self._lock:
             now = self._clock()
             looks = self._known_looks(device_id)
-            return Window([look for look in looks if look[0] >= now - self.seconds], now)
+            oldest = now - min(self.seconds, seconds or self.seconds)
+            return Window([look for look in looks if look[0] >= oldest], now)
 
     def processes(self, device_id: str) -> dict[int, int | None] | None:
         """Bytes by pid when they were last listed; `None` where it is not known who is there."""

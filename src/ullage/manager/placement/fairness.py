@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -16,7 +15,6 @@ _ID, _SUBMITTED, _USER = attrgetter("id"), attrgetter("submitted"), attrgetter("
 _KIND = attrgetter("recovery", "priority")
 _LEAST_PART = 1 / 16  # of a GPU, that any job counts for: each takes its turn
 _USUAL_SPEED = 0.5  # of its speed alone, that a job may be left with before it keeps others away
-_COMPARED = 64  # jobs of a user that change turns with each other
 _LONGEST = 100  # half-lives between two beginnings
 
 
@@ -87,41 +85,15 @@ def _taking_turns(queue: list[Job], accounts: dict[str, float], turn: float) -> 
 
 
 def in_order(
-    waiting: Sequence[Job], arrays: Mapping[int | None, int], rules: Rules, now: float,
+    waiting: Sequence[Job],
+    arrays: Mapping[int | None, int],
+    rules: Rules,
+    now: float,
     usage: Mapping[str, float] | None,
-) -> list[Job]:  # fmt: skip
+) -> list[Job]:
     """Jobs in the fair order; those at the end that could go only in the place of another one of their array."""
     first, later = _by_throttle(waiting, arrays)
     return fair_order(first, rules, now, usage) + fair_order(later, rules, now, usage)
-
-
-def suited_first(
-    queue: Sequence[Job], rules: Rules, now: float, cost: Callable[[Job], float], patience: Callable[[Job], float]
-) -> list[Job]:
-    """The queue, in which a user's jobs that stand side by side change turns: who costs less goes first.
-
-    One whose cost is infinite fits nowhere and keeps its turn. No other user's job comes between, and none is passed by
-    one that came more than its `patience`, or `rules.pairing`, after it: it is passed by a few, and not for ever.
-
-    >>> queue = [Job(1, "ada", 0.0), Job(2, "ada", 1.0), Job(3, "bob", 2.0), Job(4, "ada", 3.0)]
-    >>> found = suited_first(queue, Rules(), 10.0, cost=lambda job: -job.id, patience=lambda job: 300.0)
-    >>> [job.id for job in found]
-    [2, 1, 3, 4]
-    """
-    ordered: list[Job] = []
-    for _, jobs in groupby(queue, lambda job: (job.user, job.recovery, effective_priority(job, rules, now))):
-        run = list(jobs)
-        costs = [cost(job) for job in run[:_COMPARED]] if len(run) > 1 else []
-        able = [place for place, each in enumerate(costs) if each < math.inf]
-        if len({costs[place] for place in able}) > 1:
-            window = min(rules.pairing, *(patience(run[place]) for place in able))
-            first = min(map(came, run))
-            near = [place for place in able if came(run[place]) <= first + window]
-            best = [run[place] for place in sorted(near, key=costs.__getitem__)]
-            for place, job in zip(near, best, strict=True):
-                run[place] = job
-        ordered += run
-    return ordered
 
 
 def _by_throttle(waiting: Sequence[Job], arrays: Mapping[int | None, int]) -> tuple[Sequence[Job], Sequence[Job]]:

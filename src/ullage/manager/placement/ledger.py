@@ -19,8 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ullage.errors import Overbooked
-from ullage.manager.placement.outcome import Decision
-from ullage.manager.placement.snapshot import NO_SHARE, HostShare, Slot
+from ullage.manager.placement.snapshot import NO_SHARE, Decision, HostShare, Slot
 from ullage.units import format_bytes
 
 

@@ -16,8 +16,9 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ullage.errors import InvalidValue, PolicyFailed
-from ullage.manager.placement.candidates import Candidate
-from ullage.manager.placement.policies import Policy
+from ullage.manager.placement.fairness import came
+from ullage.manager.placement.gpus import Gpu
+from ullage.manager.placement.policies import Policy, by_index
 from ullage.manager.placement.rules import Rules, SlotRequest
 from ullage.manager.placement.snapshot import Job, Slot
 
@@ -59,44 +60,43 @@ class GpuView:
     in use. `load` is the SM activity to expect now, None where it is not known.
     """
 
-    __slots__ = ("_candidate", "_rules")
+    __slots__ = ("_gpu", "_rules", "load")
 
-    def __init__(self, candidate: Candidate, rules: Rules) -> None:
-        self._candidate, self._rules = candidate, rules
+    def __init__(self, gpu: Gpu, rules: Rules, load: float | None) -> None:
+        self._gpu, self._rules, self.load = gpu, rules, load
 
-    index = property(attrgetter("_candidate.slot.index"))
-    name = property(attrgetter("_candidate.slot.name"))
-    total = property(attrgetter("_candidate.slot.total"))
-    free = property(attrgetter("_candidate.free"))
-    count = property(attrgetter("_candidate.count"))
-    load = property(attrgetter("_candidate.load"))
+    index = property(attrgetter("_gpu.slot.index"))
+    name = property(attrgetter("_gpu.slot.name"))
+    total = property(attrgetter("_gpu.slot.total"))
+    free = property(attrgetter("_gpu.free"))
+    count = property(attrgetter("_gpu.job_count"))
 
     @property
     def idle(self) -> bool:
         """No job is there, and others use hardly any memory."""
-        return self._candidate.idle(self._rules)
+        return self._gpu.is_idle(self._rules)
 
     @property
     def jobs(self) -> tuple[JobView, ...]:
         """The jobs there whose description is known."""
-        return tuple([_view(job, job.promise, job.exclusive) for job in self._candidate.jobs])
+        return tuple([_view(job, job.promise, job.exclusive) for job in self._gpu.jobs])
 
     def speeds(self, *more: JobView) -> list[float] | None:
         """What each job keeps of its speed alone, 0 to 1, with these ones added: those of `jobs` first, then `more`.
 
         None where it cannot be predicted: it is not known what one of the jobs does.
         """
-        here: Sequence[Job | JobView] = [*self._candidate.jobs, *more]
+        here: Sequence[Job | JobView] = [*self._gpu.jobs, *more]
         works = [job.work for job in here if job.work is not None]
-        if self._candidate.count != len(self._candidate.jobs) or len(works) < len(here) or self._rules.predict is None:
+        if self._gpu.job_count != len(self._gpu.jobs) or len(works) < len(here) or self._rules.predict is None:
             return None
         if len(works) < 2:
             return [1.0] * len(works)
-        found = self._rules.predict(works, self._candidate.slot)
+        found = self._rules.predict(works, self._gpu.slot)
         return None if found is None else list(found.shares)
 
     def __repr__(self) -> str:
-        slot: Slot = self._candidate.slot
+        slot: Slot = self._gpu.slot
         return f"GpuView(index={slot.index}, name={slot.name!r}, free={self.free}, count={self.count})"
 
 
@@ -116,7 +116,8 @@ def own_policy(name: str, function: Choice) -> Policy:
             valid = ", ".join(TRAITS)
             raise InvalidValue(f"needed True or False for {valid}; {name} has the attribute {trait} = {value!r}")
     summary = (function.__doc__ or "").strip().partition("\n")[0] or "a policy of one's own"
-    return Policy(name, summary, _by_position, choose=_Chooser(name, function), **TRAITS | given)
+    traits = TRAITS | given
+    return Policy(name, summary, by_index, choose=_Chooser(name, function, traits["predicts"]), **traits)
 
 
 def forgiving(policy: Policy, failed: Callable[[PolicyFailed], None]) -> Policy:
@@ -125,9 +126,7 @@ def forgiving(policy: Policy, failed: Callable[[PolicyFailed], None]) -> Policy:
     if ask is None:
         return policy
 
-    def choose(
-        job: Job, request: SlotRequest, suited: Sequence[Candidate], rules: Rules, now: float
-    ) -> Sequence[Candidate]:
+    def choose(job: Job, request: SlotRequest, suited: Sequence[Gpu], rules: Rules, now: float) -> Sequence[Gpu]:
         try:
             return ask(job, request, suited, rules, now)
         except PolicyFailed as failure:
@@ -137,21 +136,14 @@ def forgiving(policy: Policy, failed: Callable[[PolicyFailed], None]) -> Policy:
     return replace(policy, choose=choose)
 
 
-def _by_position(candidate: Candidate, last: int) -> tuple[Any, ...]:
-    return (candidate.position,)
-
-
 class _Chooser:
     """Asks the function, and checks its answer. What it cannot follow is one clear message."""
 
-    def __init__(self, name: str, function: Choice) -> None:
-        self._name, self._function = name, function
-        self._views: dict[int, GpuView] = {}  # by position
+    def __init__(self, name: str, function: Choice, predicts: bool) -> None:
+        self._name, self._function, self._predicts = name, function, predicts
 
-    def __call__(
-        self, job: Job, request: SlotRequest, suited: Sequence[Candidate], rules: Rules, now: float
-    ) -> list[Candidate]:
-        gpus = [self._view(candidate, rules) for candidate in suited]
+    def __call__(self, job: Job, request: SlotRequest, suited: Sequence[Gpu], rules: Rules, now: float) -> list[Gpu]:
+        gpus = [GpuView(gpu, rules, gpu.busy_now if self._predicts else gpu.load) for gpu in suited]
         view = _view(job, request.promise if request.known else None, request.alone)
         try:
             answer = self._function(view, tuple(gpus), now)
@@ -162,27 +154,29 @@ class _Chooser:
         if isinstance(answer, GpuView) and request.gpus > 1:
             reason = f"it gave one GPU; the job asks for {request.gpus}, so needed a list of them"
             raise PolicyFailed(self._name, job.id, reason)
-        by_view = {id(gpu): candidate for gpu, candidate in zip(gpus, suited, strict=True)}
+        by_view = {id(view): gpu for view, gpu in zip(gpus, suited, strict=True)}
         chosen = list(answer) if isinstance(answer, list | tuple) else [answer]
-        found = [by_view.pop(id(gpu), None) for gpu in chosen]
+        found = [by_view.pop(id(each), None) for each in chosen]
         if None in found:
             wanted = "one of the GPUs that it was given, a list of them, each once, or None"
             raise PolicyFailed(self._name, job.id, f"it gave {repr(answer)[:200]}; needed {wanted}")
-        return [candidate for candidate in found if candidate is not None]
-
-    def _view(self, candidate: Candidate, rules: Rules) -> GpuView:
-        known = self._views.get(candidate.position)
-        if known is None or known._candidate is not candidate or known._rules is not rules:
-            known = self._views[candidate.position] = GpuView(candidate, rules)
-        return known
+        return [gpu for gpu in found if gpu is not None]
 
 
 def _view(job: Job, promise: int | None, exclusive: bool) -> JobView:
-    queued = job.submitted if job.queued is None else job.queued
     return JobView(
-        job.id, job.user, job.gpus, promise, exclusive, job.work, job.busy, job.min_speed, job.time_limit, job.priority,
-        queued,
-    )  # fmt: skip
+        id=job.id,
+        user=job.user,
+        gpus=job.gpus,
+        promise=promise,
+        exclusive=exclusive,
+        work=job.work,
+        busy=job.busy,
+        min_speed=job.min_speed,
+        time_limit=job.time_limit,
+        priority=job.priority,
+        queued=came(job),
+    )
 
 
 def _told(error: BaseException) -> str:

@@ -1,7 +1,6 @@
-"""The policies by name. A policy says in which order slots are tried; what a slot must have is in the rules.
+"""The policies by name. A policy says in which order GPUs are tried; what a GPU must have is in the rules.
 
-Each is a function behind `@policy(...)` that gives a slot's rank: the smallest is tried first. The rank does not
-depend on the job, so that slots are sorted once and not for every job.
+Each is a function behind `@policy(...)` that ranks a GPU: the smallest rank is tried first.
 """
 
 from __future__ import annotations
@@ -12,22 +11,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from ullage.errors import UnknownName, nearest
-from ullage.manager.placement.candidates import Candidate
+from ullage.manager.placement.gpus import Gpu
 from ullage.manager.placement.rules import Rules, SlotRequest
 from ullage.manager.placement.snapshot import Job
 
-Rank = Callable[[Candidate, int], tuple[Any, ...]]
-"""From a candidate and the position of the slot that got the last job (-1: none did). Of equals the first is tried."""
+Rank = Callable[[Gpu, int], tuple[Any, ...]]
+"""From a GPU and the position of the one that got the last job (-1: none did). Of equals the first is tried."""
 
-Choose = Callable[[Job, SlotRequest, Sequence[Candidate], Rules, float], Sequence[Candidate]]
-"""Of the candidates that suit a job those that it should get, best first; with too few of them it waits."""
+Choose = Callable[[Job, SlotRequest, Sequence[Gpu], Rules, float], Sequence[Gpu]]
+"""Choose GPUs for a job among those that suit it, best first; with too few of them it waits."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy: `oracle` ones know the true memory, `alone` gives every job slots of its own, `backfills` lets jobs
-    pass one that must wait, `predicts` heeds predicted speeds, `cyclic` ranks change with every placement. One of one's
-    own has `choose`, which has the last word about each job.
+    """A policy: `oracle` ones know the true memory, `alone` gives every job GPUs of its own, `backfills` lets jobs pass
+    one that must wait.
+
+    `predicts`: predicted speeds rank GPUs and admit jobs to busy ones, no owner's `min_speed` is broken, and activity
+    is that of the last ten seconds instead of the monitor's window. `keeps_speeds`: of this only the `min_speed`.
+    `at_least`: the policy with which a pass is also planned; that plan counts if it starts more jobs. A custom policy
+    has `choose`, which has the last word about each job.
 
     >>> find_policy("magm").summary
     'the GPU with the most memory free'
@@ -40,8 +43,28 @@ class Policy:
     alone: bool = False
     backfills: bool = False
     predicts: bool = False
-    cyclic: bool = False
+    keeps_speeds: bool = False
+    at_least: str | None = None
     choose: Choose | None = None
+
+    def request(self, job: Job, rules: Rules) -> SlotRequest:
+        """The memory that the job requests. The floor is a condition and a promise in one, so it has no margin.
+
+        >>> find_policy("magm").request(Job(1, "ada", 0.0), Rules(unknown="floor")).text
+        '5.00 GiB on a GPU (its memory is unknown)'
+        """
+        if job.gpus == 0:
+            return SlotRequest(0, 0, 0, False, True)
+        promise = job.true if self.oracle else job.promise
+        if self.alone or job.exclusive or (promise is None and rules.unknown == "exclusive"):
+            return SlotRequest(job.gpus, promise or 0, 0, True, promise is not None)
+        if promise is None:
+            return SlotRequest(job.gpus, rules.free_floor or 0, 0, False, False)
+        return SlotRequest(job.gpus, promise, rules.margin, False, True, () if self.oracle else job.promises)
+
+    def activity(self, gpu: Gpu) -> float | None:
+        """How busy the GPU counts as."""
+        return gpu.busy_now if self.predicts else gpu.load
 
 
 POLICIES: dict[str, Policy] = {}
@@ -77,47 +100,51 @@ def find_policy(name: str) -> Policy:
 
 
 @policy(
-    "ullage", "the GPU that will be least busy, of those the one with the tightest room", backfills=True, predicts=True
+    "ullage",
+    "the GPU that will be least busy, of those the one with the tightest room",
+    backfills=True,
+    predicts=True,
+    at_least="magm",
 )
-def least_expected_load(candidate: Candidate, last: int) -> tuple[Any, ...]:
-    """Memory is safe by the ledger, so what is left to avoid is interference; tight room keeps large gaps whole."""
-    return (math.inf if candidate.load is None else candidate.load, candidate.count, candidate.free)
+def least_expected_load(gpu: Gpu, last: int) -> tuple[Any, ...]:
+    """Memory is safe by the ledger, so the aim left is to avoid interference; tight room keeps large gaps whole."""
+    return (math.inf if gpu.busy_now is None else gpu.busy_now, gpu.job_count, gpu.free)
 
 
 @policy("exclusive", "an idle GPU for each job", alone=True)
 @policy("first-fit", "the first GPU that fits, by true memory", oracle=True)
-def by_index(candidate: Candidate, last: int) -> tuple[Any, ...]:
+def by_index(gpu: Gpu, last: int) -> tuple[Any, ...]:
     """In the order of the indices."""
-    return (candidate.position,)
+    return ()
 
 
-@policy("round-robin", "the next GPU in turn", cyclic=True)
-def next_in_turn(candidate: Candidate, last: int) -> tuple[Any, ...]:
+@policy("round-robin", "the next GPU in turn")
+def next_in_turn(gpu: Gpu, last: int) -> tuple[Any, ...]:
     """Those after the last one first, then from the beginning."""
-    return (candidate.position <= last, candidate.position)
+    return (gpu.position <= last,)
 
 
 @policy("magm", "the GPU with the most memory free")
 @policy("worst-fit", "the GPU with the most memory free, by true memory", oracle=True)
-def most_memory(candidate: Candidate, last: int) -> tuple[Any, ...]:
+def most_memory(gpu: Gpu, last: int) -> tuple[Any, ...]:
     """Most available GPU memory first."""
-    return (-candidate.free, candidate.position)
+    return (-gpu.free,)
 
 
 @policy("best-fit", "the GPU with the least memory free that fits, by true memory", oracle=True)
-def least_memory(candidate: Candidate, last: int) -> tuple[Any, ...]:
+def least_memory(gpu: Gpu, last: int) -> tuple[Any, ...]:
     """Least available GPU memory first."""
-    return (candidate.free, candidate.position)
+    return (gpu.free,)
 
 
 @policy("lug", "the least utilised GPU")
 @policy("least-utilized", "the least utilised GPU, by true memory", oracle=True)
-def least_utilized(candidate: Candidate, last: int) -> tuple[Any, ...]:
+def least_utilized(gpu: Gpu, last: int) -> tuple[Any, ...]:
     """Lowest SM activity first; unknown is not low, so it comes last."""
-    return (candidate.load is None, candidate.load or 0.0, candidate.position)
+    return (gpu.load is None, gpu.load or 0.0)
 
 
 @policy("mug", "the most utilised GPU that still takes jobs")
-def most_utilized(candidate: Candidate, last: int) -> tuple[Any, ...]:
+def most_utilized(gpu: Gpu, last: int) -> tuple[Any, ...]:
     """Highest SM activity first; unknown is not high either."""
-    return (candidate.load is None, -(candidate.load or 0.0), candidate.position)
+    return (gpu.load is None, -(gpu.load or 0.0))

@@ -6,6 +6,7 @@ All of it is plain data: bytes as int, times as seconds on one clock, unknown as
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -83,7 +84,8 @@ class Slot:
     """A place for jobs: a whole GPU, or one MIG instance (`mig=True`), which takes one job at a time.
 
     `total` is what jobs can use, `used` what all processes use now (None: not measured), `foreign` the part of it
-    that belongs to processes which are not our jobs. A drained slot gets no new job; a lost one does not answer.
+    that belongs to processes which are not our jobs. `busy_now` is the activity over the last ten seconds (None: as
+    `activity`, which is over the monitor's window). A drained slot gets no new job; a lost one does not answer.
     `bookings` keep away jobs that are none of theirs.
 
     >>> Slot("GPU-1", index=0, name="A100-40GB", total=40 << 30, used=0).mig
@@ -101,11 +103,12 @@ class Slot:
     lost: bool = False
     foreign: int = 0
     bookings: tuple[Booking, ...] = ()
+    busy_now: float | None = None
 
-    def read_again(self, used: int | None, activity: Activity) -> Slot:
-        """The same with another reading. It does what `replace` does; a simulation does it millions of times."""
+    def read_again(self, used: int | None, activity: Activity, busy_now: float | None) -> Slot:
+        """Return the slot with another reading. It does what `replace` does; a simulation does it millions of times."""
         slot = object.__new__(Slot)
-        slot.__dict__.update(self.__dict__, used=used, activity=activity)
+        slot.__dict__.update(self.__dict__, used=used, activity=activity, busy_now=busy_now)
         return slot
 
     def booked(self, job: Job, now: float) -> Booking | None:
@@ -197,3 +200,36 @@ class Running:
     job: Job
     slots: tuple[str, ...]
     since: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Put the job on these slots and promise it `promise` bytes on each; `exclusive`: nobody else may join it there.
+
+    `host` is what it is promised of the host. Where its ranks take different memory, `promises` has what it is promised
+    on each of the slots. The first slot is that of its first rank.
+
+    >>> Decision(7, ("GPU-1", "GPU-2"), 12, exclusive=False, promises=(5, 12)).memory
+    {'GPU-1': 5, 'GPU-2': 12}
+    """
+
+    job: int
+    slots: tuple[str, ...]
+    promise: int
+    exclusive: bool
+    host: HostShare = NO_SHARE
+    promises: tuple[int, ...] = ()
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """What is promised, by slot."""
+        return by_slot(self.slots, self.promise, self.promises)
+
+
+def by_slot(slots: Sequence[str], promise: int | None, promises: Sequence[int]) -> dict[str, int]:
+    """What a job is promised on each of its slots: the same on all, or what its ranks take in their order.
+
+    >>> by_slot(["GPU-1", "GPU-2"], 12, []), by_slot(["GPU-1", "GPU-2"], 12, [5, 12])
+    ({'GPU-1': 12, 'GPU-2': 12}, {'GPU-1': 5, 'GPU-2': 12})
+    """
+    return dict(zip(slots, promises, strict=True)) if promises else dict.fromkeys(slots, promise or 0)

@@ -17,7 +17,7 @@ from ullage.manager.simulation.result import SimulationResult
 from ullage.manager.simulation.scenario import Scenario
 from ullage.manager.simulation.sweep import SweepRow, TraceSource, cases, run_cases, summarize
 from ullage.manager.simulation.trace import JobTrace
-from ullage.units import format_bytes, format_duration
+from ullage.units import format_bytes
 
 
 def simulate(
@@ -48,7 +48,7 @@ def simulate(
         mix: For traces that do not say what their jobs train: the mix of known workloads.
         progress: Called now and then with the number of jobs that are over, and of all.
         **settings: Any other setting of a scenario, of its rules or of its world, by its name, such as `smact_limit`,
-            `free_floor`, `margin`, `unknown`, `min_speed`, `pairing`, `interference`, `startup_s` or `label`.
+            `free_floor`, `margin`, `unknown`, `min_speed`, `interference`, `startup_s` or `label`.
 
     Returns:
         What became of every job and every GPU; its `figures` sum it up.
@@ -122,12 +122,9 @@ def sweep(
 
 
 # What makes no difference to a policy that gives each job a GPU of its own.
-_OF_SHARING = ("estimator", "sharing", "smact_limit", "free_floor", "margin", "min_speed", "pairing")
-_SHORT = {
-    "smact_limit": "SMACT {}", "free_floor": "{} free", "margin": "margin {}", "min_speed": "speed {}",
-    "pairing": "pairing {}",
-}  # fmt: skip
-_BYTES, _SECONDS = ("free_floor", "margin", "fragmentation"), ("pairing",)
+_OF_SHARING = ("estimator", "sharing", "smact_limit", "free_floor", "margin", "min_speed")
+_SHORT = {"smact_limit": "SMACT {}", "free_floor": "{} free", "margin": "margin {}", "min_speed": "speed {}"}
+_BYTES = ("free_floor", "margin", "fragmentation")
 
 
 def variants(base: Scenario, choices: Mapping[str, Sequence[Any]]) -> list[Scenario]:
@@ -137,8 +134,6 @@ def variants(base: Scenario, choices: Mapping[str, Sequence[Any]]) -> list[Scena
     >>> found = variants(Scenario(gpus="H200"), {"policy": ["exclusive", "magm"], "estimator": ["ullage", "none"]})
     >>> [scenario.name for scenario in found]
     ['exclusive', 'magm, ullage', 'magm, none']
-    >>> [scenario.name for scenario in variants(Scenario(gpus="H200"), {"pairing": [0.0, 600.0]})]
-    ['pairing off', 'pairing 10 min']
     """
     found: dict[tuple[Any, ...], Scenario] = {}
     for values in itertools.product(*choices.values()):
@@ -155,6 +150,5 @@ def variants(base: Scenario, choices: Mapping[str, Sequence[Any]]) -> list[Scena
 
 
 def _told(name: str, value: Any) -> str:
-    written = format_bytes if name in _BYTES else format_duration if name in _SECONDS else str
-    text = "off" if value is None or name in _SECONDS and not value else written(value)
+    text = "off" if value is None else format_bytes(value) if name in _BYTES else str(value)
     return _SHORT.get(name, "{}").format(text)

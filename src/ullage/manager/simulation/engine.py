@@ -1,7 +1,7 @@
 """The virtual clock: jobs come, are placed, take memory, work, slow each other down, and end.
 
-Every decision is made by `placement`: the same board, ledger, policies, recovery and fair order that the manager has.
-What is simulated is what happens outside it: the jobs, the GPUs, and what a monitor sees of them.
+Every decision is made by `placement`: the same ledger, policies, recovery and fair order that the manager has. The
+simulation is of all that happens outside it: the jobs, the GPUs, and the monitor's readings of them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from operator import attrgetter
 from ullage.errors import InvalidValue
 from ullage.manager.placement import (
     Activity,
-    Board,
     Decision,
     Failure,
     Job,
     Ledger,
     Running,
+    Slot,
     UsageAccounts,
     after_failure,
     fair_order,
     part_of_gpu,
-    place,
 )
+from ullage.manager.placement.gpus import Gpu, gpu_of
+from ullage.manager.placement.host import Host
+from ullage.manager.placement.plan import Situation, best_plan
 from ullage.manager.placement.policies import Policy
 from ullage.manager.policy_files import load_policy
 from ullage.manager.simulation.card import SimulatedCard, SimulatedRun, cards_of
@@ -58,7 +60,8 @@ _MEASURED_ERRORS = {"mps": 0.4, "timeslice": 0.2}
 _WAYS = ("mps", "timeslice", "mig", "off")
 _TOLD_EVERY = 1000  # jobs
 _KIND = attrgetter("kind")
-_DRIFT = 18  # the activity of a GPU on which something changed is looked at so many times a window
+_LOOKS = 18  # times a window at a GPU on which something changed
+_MOST_OFTEN = 2.0  # seconds between two looks
 
 
 def simulate(
@@ -114,7 +117,9 @@ class _Engine:
             rules = replace(rules, max_jobs_per_gpu=1)
         self.rules = rules
         slots = [card.slot() for card in self.cards]
-        self.board = Board(self.policy, rules, slots, Ledger(slots), (), 0.0)
+        self.ledger = Ledger(slots)
+        self.gpus: list[Gpu] = [gpu_of(slot, slot.index, self.ledger, {}, rules, 0.0) for slot in slots]
+        self.last = -1  # the GPU that got the last job
         self.accounts = UsageAccounts(scenario.half_life_s) if rules.fair else None
         self.horizon = rules.window + self.world.monitor_delay_s + (self.world.reading_s or 0.0)  # how far back it sees
         self.reads_every = self._reads_every()
@@ -228,14 +233,18 @@ class _Engine:
             usage = None if self.accounts is None or alone else self.accounts.usage(self.now, users)
             if most is not None:
                 waiting = fair_order(waiting, self.rules, self.now, usage)[:most]
-            for decision in place(self.board, waiting, self.now, usage):
+            queue = fair_order(waiting, self.rules, self.now, usage)
+            situation = Situation(queue, self.gpus, Host(), frozenset(), {}, self.last, self.rules, self.now)
+            for decision in best_plan(situation, self.policy).placed:
+                self.ledger.accept(decision)
                 self._start(decision.job, decision.slots, decision.promise, decision.exclusive)
                 if not self.scenario.bookkeeping:
                     self._forget(decision)
                 if most is not None and self.queue:
                     self._want_pass(self.now)
         if self.queue and self.hot:
-            self._want_pass(self.now + max(self.reads_every, self.rules.window / _DRIFT))
+            pause = _MOST_OFTEN if self.policy.predicts else self.rules.window / _LOOKS
+            self._want_pass(self.now + max(self.reads_every, pause))
 
     def _start(self, number: int, slots: Sequence[str], promise: int, exclusive: bool) -> None:
         job, asked = self.queue.pop(number), self.asked[number]
@@ -250,6 +259,8 @@ class _Engine:
             card.runs[number], card.running[number] = run, running
             card.changed(self.now, self.horizon)
             self._heat(card)
+            self._look_at(card)
+        self.last = cards[-1].index
         if self.accounts is not None:
             self.accounts.hold(job.user, job.part * job.gpus, self.now)
         own, usual = asked.kind.startup_s, self.world.startup_s
@@ -260,12 +271,10 @@ class _Engine:
     def _forget(self, decision: Decision) -> None:
         """Nobody remembers what was promised: that the job is there is all that can be seen of it until it has taken
         its memory and the monitor has looked."""
-        ledger = self.board.ledger
-        ledger.release(decision.job)
-        ledger.adopt(decision.job, dict.fromkeys(decision.slots, 0), exclusive=self.policy.alone)
+        self.ledger.release(decision.job)
+        self.ledger.adopt(decision.job, dict.fromkeys(decision.slots, 0), exclusive=self.policy.alone)
         for name in decision.slots:
-            card = self.by_id[name]
-            self.board.put(self.board.slot(name), card.running, self.now)
+            self._look_at(self.by_id[name])
 
     def _take_memory(self, run: SimulatedRun) -> None:
         """The job begins: it takes all its memory, or there is too little and it fails."""
@@ -309,7 +318,7 @@ class _Engine:
         """The attempt is over, and what it held is free."""
         number = run.asked.id
         del self.runs[number]
-        self.board.ledger.release(number)
+        self.ledger.release(number)
         for card in run.cards:
             card.count(self.now)
             del card.runs[number], card.running[number]
@@ -411,11 +420,11 @@ class _Engine:
             card = self.cards[hot[0][1]]
             if card.hot_until is None or now >= card.hot_until:
                 heapq.heappop(hot)
-                self._read(card, drift=True)
+                self._read(card, late=True)
                 card.hot_until = None
                 continue
             if looked - card.read >= every:
-                self._read(card, drift=True)
+                self._read(card, late=True)
             moment = min(card.read + every, card.hot_until)
             if moment > now:
                 heapq.heapreplace(hot, (moment, card.index))
@@ -430,23 +439,28 @@ class _Engine:
         every = self.world.reading_s
         return self.now - self.now % every if every else self.now
 
-    def _read(self, card: SimulatedCard, drift: bool = False) -> None:
-        """Hand a reading to placement; `drift`: since the last one nothing but time and memory has changed."""
+    def _read(self, card: SimulatedCard, late: bool = False) -> None:
+        """Hand a reading to placement; it is `late` unless a job has come or gone, which is seen at once."""
         delay = self.world.monitor_delay_s
         card.read = self._looked()
-        delay += self.now - card.read if drift else 0.0  # that a job has gone is seen at once
+        delay += self.now - card.read if late else 0.0
         moment = self.now - delay
         used, smact = card.reading(moment, self.rules.window)
-        if drift and used == card.shown:
-            self.board.drift(card.id, smact, delay, self.now)
-            return
+        busy_now = card.reading(moment, self.rules.busy_window)[1] if self.policy.predicts else None
         if used != card.shown:
             card.shown = used
             for number, run in card.runs.items():
                 taken = run.started is not None and run.started <= moment
-                self.board.ledger.observe(number, card.id, run.asked.kind.memory if taken else None)
-        slot = self.board.seen[card.index].slot.read_again(used, Activity(smact=smact, age=delay))
-        self.board.put(replace(slot, lost=card.lost) if slot.lost != card.lost else slot, card.running, self.now)
+                self.ledger.observe(number, card.id, run.asked.kind.memory if taken else None)
+        slot = self.gpus[card.index].slot.read_again(used, Activity(smact=smact, age=delay), busy_now)
+        slot = replace(slot, lost=card.lost) if slot.lost != card.lost else slot
+        self.ledger.see_again(slot)
+        self._look_at(card, slot)
+
+    def _look_at(self, card: SimulatedCard, slot: Slot | None = None) -> None:
+        """Show placement a GPU whose promises, jobs or reading have changed."""
+        slot = slot or self.gpus[card.index].slot
+        self.gpus[card.index] = gpu_of(slot, card.index, self.ledger, card.running, self.rules, self.now)
 
     # Failures of nodes.
 

@@ -1,0 +1,151 @@
+"""A GPU, or MIG instance, during a pass: the memory left on it, the jobs there, and how busy it is.
+
+A `Gpu` never changes: placing a job makes another one. So a pass can be tried twice from the same state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ullage.manager.placement.ledger import Ledger
+from ullage.manager.placement.rules import Rules, SlotRequest
+from ullage.manager.placement.snapshot import Job, Running, Slot
+
+
+class Holder(NamedTuple):
+    """A job on a GPU, since when (None, and infinite: unknown), and the bytes that it gives back at its end."""
+
+    job: Job | None
+    since: float
+    memory: int
+
+
+class Gpu(NamedTuple):
+    """A slot and all that a pass knows of it.
+
+    `position` counts slots by index. `free` bytes are promised to nobody; `others` are used by processes that are not
+    our jobs. `load` is the SM activity to expect by the mean over the monitor's window, `busy_now` that by the mean of
+    the last ten seconds; None is unknown.
+    """
+
+    slot: Slot
+    position: int
+    free: int
+    others: int
+    holders: tuple[Holder, ...]
+    exclusive: bool
+    load: float | None
+    busy_now: float | None
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs here whose description is known."""
+        return [each.job for each in self.holders if each.job is not None]
+
+    @property
+    def job_count(self) -> int:
+        """The number of jobs here."""
+        return len(self.holders)
+
+    @property
+    def capacity(self) -> int:
+        """The bytes free once our own jobs have ended."""
+        return self.slot.total - self.others
+
+    def is_idle(self, rules: Rules) -> bool:
+        """No job of ours, and others use so little memory that it does not count."""
+        return not self.holders and self.others <= rules.idle_memory
+
+    def is_quiet(self, rules: Rules) -> bool:
+        """Measured, no job, no foreign process, hardly any memory in use: nobody is there to keep it busy.
+
+        The mean may still show a job that has just ended; that is no reason to leave the GPU empty.
+        """
+        slot = self.slot
+        return not self.holders and slot.used is not None and slot.foreign == 0 and slot.used <= rules.idle_memory
+
+    def fits(self, request: SlotRequest, rules: Rules) -> bool:
+        """Whether the memory is free, and the GPU idle if the job is to be alone."""
+        idle = self.is_idle(rules)
+        if request.alone:
+            return idle and request.promise <= self.free
+        return request.promise + (0 if idle else request.margin) <= self.free
+
+    def offer(self, request: SlotRequest, rules: Rules) -> int:
+        """The most that such a job could get here once our own jobs have ended (-1: nothing, ever)."""
+        if self.slot.drained or self.slot.lost:
+            return -1
+        if self.others <= rules.idle_memory:
+            return self.capacity
+        return -1 if request.alone else self.capacity - request.margin
+
+    def joined(self, job: Job, promise: int, exclusive: bool, rules: Rules, now: float) -> Gpu:
+        """Return the GPU with one more job."""
+        expected = rules.fresh_busy if job.busy is None else job.busy
+        unknown = job.busy if not self.holders else None  # the activity of a GPU that nobody measures
+        return self._replace(
+            free=self.free - promise,
+            holders=(*self.holders, Holder(job, now, promise)),
+            exclusive=self.exclusive or exclusive,
+            load=unknown if self.load is None else self.load + expected,
+            busy_now=unknown if self.busy_now is None else self.busy_now + expected,
+        )
+
+    def ready_at(self, request: SlotRequest, suits: bool, now: float) -> float:
+        """When the job fits here at the latest, by the time limits of those who are here, whom it `suits` or not."""
+        sociable = suits and not (request.alone or self.exclusive or self.slot.mig or self.slot.used is None)
+        free, when, staying = self.free, now, self.job_count
+        leaving = [
+            (math.inf if each.job is None else each.job.ends_by(each.since, now), each.memory) for each in self.holders
+        ]
+        for end, memory in sorted(leaving):
+            if sociable and request.promise + request.margin <= free:
+                return when
+            free, when, staying = free + memory, max(end, now), staying - 1
+        return when if staying == 0 else math.inf
+
+
+def gpus_of(slots: Sequence[Slot], ledger: Ledger, running: Iterable[Running], rules: Rules, now: float) -> list[Gpu]:
+    """All slots as a pass starts with them."""
+    on_slot: dict[str, dict[int, Running]] = {slot.id: {} for slot in slots}
+    for each in running:
+        for slot_id in each.slots:
+            on_slot.setdefault(slot_id, {})[each.job.id] = each
+    ordered = sorted(slots, key=lambda slot: (slot.index, slot.id))
+    return [gpu_of(slot, number, ledger, on_slot[slot.id], rules, now) for number, slot in enumerate(ordered)]
+
+
+def gpu_of(slot: Slot, position: int, ledger: Ledger, here: Mapping[int, Running], rules: Rules, now: float) -> Gpu:
+    """One slot as a pass starts with it; `here` are the jobs on it, by number, as far as they are known."""
+    counted, others, exclusive = ledger.standing(slot.id)
+    holders = tuple(
+        Holder(here[job].job, here[job].since, memory) if job in here else Holder(None, math.inf, memory)
+        for job, memory in counted.items()
+    )
+    free = max(slot.total - others - sum(counted.values()), 0)
+    gpu = Gpu(slot, position, free, others, holders, exclusive, None, None)
+    # If SM activity is not measured, that of the whole GPU counts, which is never below it.
+    activity = slot.activity
+    mean = activity.smact if activity.smact is not None else activity.gract
+    if rules.stale_after is not None and (activity.age or 0.0) > rules.stale_after:
+        mean = None
+    recent = mean if slot.busy_now is None else slot.busy_now
+    load = _expected(gpu, mean, rules.window, rules, now)
+    return gpu._replace(load=load, busy_now=_expected(gpu, recent, rules.busy_window, rules, now))
+
+
+def _expected(gpu: Gpu, measured: float | None, window: float, rules: Rules, now: float) -> float | None:
+    """The SM activity to expect: the mean, and that of young jobs which the window has not wholly seen."""
+    if measured is None:
+        known = [job.busy for job in gpu.jobs if job.busy is not None]
+        return sum(known) if gpu.holders and len(known) == gpu.job_count else None
+    if gpu.is_quiet(rules):
+        return 0.0
+    unseen = 0.0
+    for job, since, _ in gpu.holders:
+        if now - since < window:
+            busy = rules.fresh_busy if job is None or job.busy is None else job.busy
+            unseen += (1 - max((now - since) / window, 0.0)) * busy
+    return measured + unseen

@@ -1,0 +1,295 @@
+"""One pass over the queue: which jobs start now, and where.
+
+Memory and people's explicit wishes refuse; measurement admits; prediction ranks and may admit, but never refuses. So
+while a GPU idles and a waiting job fits into its memory, one starts, unless an owner's `--min-speed` or the room kept
+for a job that has waited too long forbids it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import NamedTuple
+
+from ullage.manager.placement.fairness import came, waited
+from ullage.manager.placement.gpus import Gpu
+from ullage.manager.placement.host import Host
+from ullage.manager.placement.policies import Policy, find_policy
+from ullage.manager.placement.rules import Rules, SlotRequest
+from ullage.manager.placement.snapshot import Decision, Job
+
+_COMPARED = 64  # GPUs that suit a job, the best by rank: beyond them much better ones are rare
+
+
+class Refusal(Enum):
+    """Why a GPU does not take a job."""
+
+    LOST = auto()
+    DRAINED = auto()
+    ALONE = auto()
+    MIG = auto()
+    UNMEASURED = auto()
+    CROWDED = auto()
+    BOOKED = auto()
+    MEMORY = auto()
+    KEPT = auto()
+    SPEED = auto()
+    BUSY = auto()
+
+
+class Room(NamedTuple):
+    """Room kept for one job that has waited too long. `places` says, by the position of each GPU kept, what the job
+    requests there, and why the GPU does not take it now. All of them take it `until` a time at the latest, by the time
+    limits of those who are there. Jobs that came after the `deadline` are those that were let in beside it."""
+
+    job: Job
+    places: Mapping[int, tuple[SlotRequest, Refusal | None]]
+    deadline: float
+    until: float
+
+    def is_left_by(self, newcomer: Job, request: SlotRequest, gpu: Gpu, rules: Rules, now: float) -> bool:
+        """Whether a newcomer leaves the room free: it is over in time, or the job fits beside it and all others that
+        were let in, so that it starts as soon as those before them have ended."""
+        if gpu.position not in self.places or newcomer.ends_by(now, now) <= self.until < math.inf:
+            return True
+        kept, refusal = self.places[gpu.position]
+        if kept.alone or request.alone or refusal in (Refusal.BUSY, Refusal.SPEED):
+            return False
+        beside = [each for each in gpu.holders if each.since >= self.deadline]
+        taken = sum(each.memory for each in beside) + request.promise + kept.promise + kept.margin
+        if taken > gpu.capacity or len(beside) + 2 > (rules.max_jobs_per_gpu or math.inf):
+            return False
+        jobs = [each.job for each in beside if each.job is not None]
+        return rules.side_by_side([*jobs, newcomer, self.job], gpu.slot).slowed is None
+
+
+class Situation(NamedTuple):
+    """All that a pass decides from. `holders` are the jobs that hold a promise, `arrays` counts the running jobs of
+    each array, and `last` is the position of the GPU that got the last job."""
+
+    queue: Sequence[Job]
+    gpus: Sequence[Gpu]
+    host: Host
+    holders: frozenset[int]
+    arrays: Mapping[int | None, int]
+    last: int
+    rules: Rules
+    now: float
+
+
+@dataclass
+class Plan:
+    """The outcome of a pass: the jobs `placed`, those `left` (each with the one that it has to wait for, if it is one),
+    the GPUs and the host after it, the `room` kept, and the jobs that a custom policy `refused` a place."""
+
+    policy: Policy
+    gpus: list[Gpu]
+    host: Host
+    arrays: Counter[int | None]
+    placed: list[Decision] = field(default_factory=list)
+    left: list[tuple[Job, int | None]] = field(default_factory=list)
+    room: Room | None = None
+    refused: set[int] = field(default_factory=set)
+
+
+def best_plan(situation: Situation, policy: Policy) -> Plan:
+    """The policy's plan, or that of the policy which it is never to start fewer jobs than."""
+    first = plan(situation, policy)
+    if policy.at_least is None or not first.left:
+        return first
+    other = plan(situation, replace(find_policy(policy.at_least), keeps_speeds=True))
+    return other if len(other.placed) > len(first.placed) else first
+
+
+def plan(situation: Situation, policy: Policy) -> Plan:
+    """Give each job its turn. GPUs only get fuller in a pass, so a request that failed once fails again."""
+    queue, gpus, host, holders, arrays, last, rules, now = situation
+    made = Plan(policy, list(gpus), host, Counter(arrays))
+    backfills = policy.backfills if rules.backfill is None else rules.backfill
+    booked = any(gpu.slot.bookings for gpu in gpus)
+    started: set[int] = set()
+    hopeless: dict[object, int] = {}  # by kind of request, the smallest that found no GPU
+    never: dict[object, int] = {}  # the smallest that no waiting would help
+    turns = iter(queue)
+    for job in turns:
+        if job.id in holders or job.id in started:
+            made.left.append((job, job.id))  # its last run still holds memory
+            continue
+        if job.throttle is not None and made.arrays[job.array] >= job.throttle:
+            made.left.append((job, None))
+            continue
+        request = policy.request(job, rules)
+        kind = _kind(job, request, rules, booked or made.room is not None)
+        size = request.least.promise
+        chosen: Sequence[Gpu] | None = None
+        if made.host.fits(job, now) and size < hopeless.get(kind, math.inf):
+            chosen = _choose(job, request, made, rules, last, now)
+            if chosen is None and not request.promises and job.id not in made.refused:
+                hopeless[kind] = size
+        if chosen is not None:
+            promise = min((gpu.free for gpu in chosen), default=0) if request.alone else request.promise
+            slots = tuple(gpu.slot.id for gpu in chosen)
+            decision = Decision(job.id, slots, promise, request.alone, job.host, request.promises)
+            for gpu, memory in zip(chosen, decision.memory.values(), strict=True):
+                made.gpus[gpu.position] = gpu.joined(job, memory, request.alone, rules, now)
+                last = gpu.position
+            made.host = made.host.taken(job, now)
+            made.placed.append(decision)
+            made.arrays[job.array] += 1
+            started.add(job.id)
+            continue
+        made.left.append((job, None))
+        holds_up = not backfills and not job.recovery
+        may_keep = made.room is None and waited(job, now) >= rules.patience and job.id not in made.refused
+        if (holds_up or may_keep) and size < never.get(kind, math.inf):
+            room = _keep_room(job, request, made, rules, now)
+            if room is None:
+                never[kind] = size
+            elif holds_up:
+                made.left += [(other, job.id) for other in turns]
+            else:
+                made.room, made.host = room, made.host.keeping(job, room.until)
+    return made
+
+
+def _kind(job: Job, request: SlotRequest, rules: Rules, has_limits: bool) -> object:
+    """All that decides about a job beside the size of its request."""
+    speeds = None if rules.predict is None or request.alone else (job.work, job.min_speed)
+    limits = (job.bookings, job.time_limit) if has_limits else None
+    return request.gpus, request.alone, request.known, speeds, limits
+
+
+def _choose(job: Job, request: SlotRequest, made: Plan, rules: Rules, last: int, now: float) -> Sequence[Gpu] | None:
+    """The GPUs for a job, as many as it requests, in the order of its ranks; None if there are too few."""
+    if request.gpus == 0:
+        return ()
+    policy = made.policy
+    suited = [gpu for gpu in made.gpus if why_not(job, request.least, gpu, made, rules, now) is None]
+    if len(suited) < request.gpus:
+        return None
+    suited.sort(key=lambda gpu: (*policy.rank(gpu, last), gpu.position))
+    if policy.predicts and rules.predict is not None:
+        best = suited[: max(_COMPARED, request.gpus)]
+        best.sort(key=lambda gpu: _lost(job, gpu, rules))
+        suited[: len(best)] = best
+    if policy.choose is not None:
+        suited = list(policy.choose(job, request, suited, rules, now))
+        if len(suited) < request.gpus:
+            made.refused.add(job.id)
+            return None
+    first = suited[: request.gpus]
+    if not request.promises or all(
+        why_not(job, request.of_rank(rank), gpu, made, rules, now) is None for rank, gpu in enumerate(first)
+    ):
+        return first
+    places: dict[int, Gpu] = {}
+    for rank in request.largest_first:
+        need = request.of_rank(rank)
+        place = next((gpu for gpu in suited if why_not(job, need, gpu, made, rules, now) is None), None)
+        if place is None:
+            return None
+        places[rank] = place
+        suited.remove(place)
+    return [places[rank] for rank in range(request.gpus)]
+
+
+def why_not(job: Job, request: SlotRequest, gpu: Gpu, made: Plan, rules: Rules, now: float) -> Refusal | None:
+    """Why the GPU does not take the job now; None if it does."""
+    barrier = closed(job, gpu, rules, now)
+    if barrier is not None:
+        return barrier
+    if not gpu.fits(request, rules):
+        return Refusal.MEMORY
+    room, policy, here = made.room, made.policy, gpu.jobs
+    if room is not None and job.id != room.job.id and not room.is_left_by(job, request, gpu, rules, now):
+        return Refusal.KEPT
+    heeds_speeds = here and (policy.predicts or policy.keeps_speeds)
+    if heeds_speeds and rules.side_by_side([*here, job], gpu.slot).slowed is not None:
+        return Refusal.SPEED
+    if not is_busy(gpu, policy, rules):
+        return None
+    known = 0 < gpu.job_count == len(here) and gpu.others <= rules.idle_memory
+    admitted = policy.predicts and known and rules.gains(here, job, gpu.slot)
+    return None if admitted else Refusal.BUSY
+
+
+def closed(job: Job, gpu: Gpu, rules: Rules, now: float) -> Refusal | None:
+    """Why the GPU takes no such job however much memory is free."""
+    slot, count = gpu.slot, gpu.job_count
+    if slot.lost:
+        return Refusal.LOST
+    if slot.drained:
+        return Refusal.DRAINED
+    if gpu.exclusive:
+        return Refusal.ALONE
+    if slot.mig and count:
+        return Refusal.MIG
+    if slot.used is None and (count or rules.unmeasured == "never"):
+        return Refusal.UNMEASURED
+    if rules.max_jobs_per_gpu is not None and count >= rules.max_jobs_per_gpu:
+        return Refusal.CROWDED
+    if slot.bookings and slot.booked(job, now):
+        return Refusal.BOOKED
+    return None
+
+
+def is_busy(gpu: Gpu, policy: Policy, rules: Rules) -> bool:
+    """Whether the activity measured, and that to expect of young jobs, leaves no room for another job."""
+    if rules.smact_limit is None or gpu.is_quiet(rules):
+        return False
+    activity = policy.activity(gpu)
+    if activity is None:
+        # Unknown activity is no reason to leave a GPU empty that has hardly any memory in use (or of which none is
+        # measured: `unmeasured` has decided about that), but it is one not to add a second job.
+        return not gpu.is_idle(rules)
+    return activity > rules.smact_limit
+
+
+def _lost(job: Job, gpu: Gpu, rules: Rules) -> float:
+    """How much more speed is lost on the GPU with the job than without it, in steps of a percent."""
+    here = gpu.jobs
+    if not here:
+        return 0.0
+    return round(rules.side_by_side([*here, job], gpu.slot).lost - rules.side_by_side(here, gpu.slot).lost, 2)
+
+
+def _keep_room(job: Job, request: SlotRequest, made: Plan, rules: Rules, now: float) -> Room | None:
+    """The GPUs that a waiting job will get: those ready soonest by time limits, then those with the fewest bytes to be
+    given back. None if waiting for our own jobs does not help it.
+
+    Newcomers leave its bytes free there, so a GPU kept only gets freer for the job, and the choice cannot wander.
+    """
+    if not made.host.could_ever(job):
+        return None
+    deadline = came(job) + rules.patience
+    ranked = []
+    for gpu in made.gpus:
+        barrier = closed(job, gpu, rules, now)
+        foreign = barrier is not None or is_busy(gpu, made.policy, rules)  # what others do is not in our hands
+        if barrier in (Refusal.LOST, Refusal.DRAINED, Refusal.BOOKED) or (foreign and not gpu.holders):
+            continue
+        offer = gpu.offer(request, rules)
+        if offer < request.least.promise:
+            continue
+        suits = not gpu.holders or rules.side_by_side([*gpu.jobs, job], gpu.slot).slowed is None
+        missing = gpu.capacity - gpu.free
+        if not request.alone:
+            beside = sum(each.memory for each in gpu.holders if each.since >= deadline)
+            needs = request.promise + request.margin
+            missing = max(needs - gpu.free - (beside if beside + needs <= gpu.capacity else 0), 0)
+        ranked.append((gpu.ready_at(request, suits, now), missing, gpu.job_count, gpu.position, offer))
+    ranked.sort()
+    places, ready = dict[int, tuple[SlotRequest, Refusal | None]](), made.host.ready_at(job, now)
+    for rank in request.largest_first:
+        need = request.of_rank(rank)
+        place = next((each for each in ranked if each[-1] >= need.promise), None)
+        if place is None:
+            return None
+        ranked.remove(place)
+        gpu = made.gpus[place[3]]
+        places[gpu.position] = (need, why_not(job, need, gpu, made, rules, now))
+        ready = max(ready, place[0])
+    return Room(job, places, deadline, ready)
