@@ -28,6 +28,7 @@ class FakeGpu:
     compute: dict[int, int | None] = field(default_factory=dict)  # pid -> bytes
     graphics: dict[int, int | None] = field(default_factory=dict)
     mps: dict[int, int | None] = field(default_factory=dict)
+    utilization: int = 97
     power_mw: int = 300_000
     energy_mj: int = 1_000_000
     pcie_bytes: tuple[int, int] | None = (0, 0)  # received, sent
@@ -119,7 +120,7 @@ class FakeNvml:
 
     def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> Any:
         self._asked("nvmlDeviceGetUtilizationRates", gpu)
-        return types.SimpleNamespace(gpu=97, memory=30)
+        return types.SimpleNamespace(gpu=gpu.utilization, memory=30)
 
     def nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: int) -> int:
         self._asked("nvmlDeviceGetTemperature", gpu)

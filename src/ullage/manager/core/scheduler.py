@@ -360,6 +360,6 @@ def rules_of(settings: ManagerSettings, virtual: bool) -> Rules:
         smact_limit=None if free else float(placing.smact_limit), free_floor=placing.free_floor, margin=placing.margin,
         unknown=placing.unknown, max_jobs_per_gpu=placing.max_jobs_per_gpu, unmeasured=placing.unmeasured,
         backfill=placing.backfill, patience=placing.patience, fresh_busy=placing.fresh_busy,
-        busy_window=placing.busy_window, window=settings.monitoring.window,
+        busy_window=min(placing.busy_window, settings.monitoring.window), window=settings.monitoring.window,
         stale_after=max(30.0, 3 * settings.monitoring.interval),
     )  # fmt: skip

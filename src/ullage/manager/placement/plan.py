@@ -63,7 +63,7 @@ class Room(NamedTuple):
         if taken > gpu.capacity or len(beside) + 2 > (rules.max_jobs_per_gpu or math.inf):
             return False
         jobs = [each.job for each in beside if each.job is not None]
-        return rules.side_by_side([*jobs, newcomer, self.job], gpu.slot).slowed is None
+        return not _is_slowed([*jobs, newcomer, self.job], gpu, rules)
 
 
 class Situation(NamedTuple):
@@ -207,7 +207,7 @@ def why_not(job: Job, request: SlotRequest, gpu: Gpu, made: Plan, rules: Rules, 
     if room is not None and job.id != room.job.id and not room.is_left_by(job, request, gpu, rules, now):
         return Refusal.KEPT
     heeds_speeds = here and (policy.predicts or policy.keeps_speeds)
-    if heeds_speeds and rules.side_by_side([*here, job], gpu.slot).slowed is not None:
+    if heeds_speeds and _is_slowed([*here, job], gpu, rules):
         return Refusal.SPEED
     if not is_busy(gpu, policy, rules):
         return None
@@ -248,6 +248,12 @@ def is_busy(gpu: Gpu, policy: Policy, rules: Rules) -> bool:
     return activity > rules.smact_limit
 
 
+def _is_slowed(jobs: Sequence[Job], gpu: Gpu, rules: Rules) -> bool:
+    """Whether jobs that share the GPU break a speed that an owner asked for."""
+    asked = any(job.min_speed for job in jobs)  # 0 is broken by nothing
+    return asked and rules.side_by_side(jobs, gpu.slot).slowed is not None
+
+
 def _lost(job: Job, gpu: Gpu, rules: Rules) -> float:
     """How much more speed is lost on the GPU with the job than without it, in steps of a percent."""
     here = gpu.jobs
@@ -274,7 +280,7 @@ def _keep_room(job: Job, request: SlotRequest, made: Plan, rules: Rules, now: fl
         offer = gpu.offer(request, rules)
         if offer < request.least.promise:
             continue
-        suits = not gpu.holders or rules.side_by_side([*gpu.jobs, job], gpu.slot).slowed is None
+        suits = not _is_slowed([*gpu.jobs, job], gpu, rules)
         missing = gpu.capacity - gpu.free
         if not request.alone:
             beside = sum(each.memory for each in gpu.holders if each.since >= deadline)
