@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ullage.manager.placement.fairness import in_order
 from ullage.manager.placement.gpus import gpus_of
-from ullage.manager.placement.host import Host
+from ullage.manager.placement.host import HostLeft
 from ullage.manager.placement.ledger import Ledger
 from ullage.manager.placement.plan import Situation, best_plan
 from ullage.manager.placement.policies import Policy, find_policy
@@ -53,7 +53,7 @@ def decide(
     gpus = gpus_of(slots, book, running, rules, now)
     last = next((gpu.position for gpu in gpus if gpu.slot.id == book.last), -1)
     queue = in_order(waiting, arrays, rules, now, usage)
-    host = Host.of(book, running, now)
+    host = HostLeft.of(book, running, now)
     situation = Situation(queue, gpus, host, frozenset(book.jobs()), arrays, last, rules, now)
     made = best_plan(situation, find_policy(policy) if isinstance(policy, str) else policy)
     end = PassSummary(made, rules, now, name)

@@ -10,7 +10,7 @@ from ullage.manager.placement.ledger import Ledger, sum_shares
 from ullage.manager.placement.snapshot import NO_SHARE, HostShare, Job, Running
 
 
-class Host(NamedTuple):
+class HostLeft(NamedTuple):
     """The `total` of the host that jobs may have (None: it is not counted), the part that is `free`, and the shares
     given back by jobs that are `leaving`, with the times. `kept` is the share of job `keeper`, which has waited too
     long and needs it at `kept_until` at the latest.
@@ -26,7 +26,7 @@ class Host(NamedTuple):
     keeper: int | None = None
 
     @classmethod
-    def of(cls, ledger: Ledger, running: Iterable[Running], now: float) -> Host:
+    def of(cls, ledger: Ledger, running: Iterable[Running], now: float) -> HostLeft:
         """The host as a pass starts with it."""
         if ledger.host is None:
             return cls()
@@ -47,14 +47,14 @@ class Host(NamedTuple):
         """Whether the job's share would be free if all others were gone."""
         return self.total is None or self.total.holds(job.host)
 
-    def taken(self, job: Job, now: float) -> Host:
+    def taken(self, job: Job, now: float) -> HostLeft:
         """Return the host with the job's share given away."""
         if self.total is None or job.host == NO_SHARE:
             return self
         leaving = (*self.leaving, (job.ends_by(now, now), job.host))
         return self._replace(free=self.free.minus(job.host), leaving=leaving)
 
-    def keeping(self, job: Job, until: float) -> Host:
+    def keeping(self, job: Job, until: float) -> HostLeft:
         """Return the host with the job's share kept for it, from that time on at the latest."""
         if self.total is None or job.host == NO_SHARE:
             return self

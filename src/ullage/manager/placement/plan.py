@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ullage.manager.placement.fairness import came, waited
 from ullage.manager.placement.gpus import Gpu
-from ullage.manager.placement.host import Host
+from ullage.manager.placement.host import HostLeft
 from ullage.manager.placement.policies import Policy, find_policy
 from ullage.manager.placement.rules import Rules, SlotRequest
 from ullage.manager.placement.snapshot import Decision, Job
@@ -72,7 +72,7 @@ class Situation(NamedTuple):
 
     queue: Sequence[Job]
     gpus: Sequence[Gpu]
-    host: Host
+    host: HostLeft
     holders: frozenset[int]
     arrays: Mapping[int | None, int]
     last: int
@@ -81,13 +81,13 @@ class Situation(NamedTuple):
 
 
 @dataclass
-class Plan:
+class PassPlan:
     """The outcome of a pass: the jobs `placed`, those `left` (each with the one that it has to wait for, if it is one),
     the GPUs and the host after it, the `room` kept, and the jobs that a custom policy `refused` a place."""
 
     policy: Policy
     gpus: list[Gpu]
-    host: Host
+    host: HostLeft
     arrays: Counter[int | None]
     placed: list[Decision] = field(default_factory=list)
     left: list[tuple[Job, int | None]] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Plan:
     refused: set[int] = field(default_factory=set)
 
 
-def best_plan(situation: Situation, policy: Policy) -> Plan:
+def best_plan(situation: Situation, policy: Policy) -> PassPlan:
     """The policy's plan, or that of the policy which it is never to start fewer jobs than."""
     first = plan(situation, policy)
     if policy.at_least is None or not first.left:
@@ -104,10 +104,10 @@ def best_plan(situation: Situation, policy: Policy) -> Plan:
     return other if len(other.placed) > len(first.placed) else first
 
 
-def plan(situation: Situation, policy: Policy) -> Plan:
+def plan(situation: Situation, policy: Policy) -> PassPlan:
     """Give each job its turn. GPUs only get fuller in a pass, so a request that failed once fails again."""
     queue, gpus, host, holders, arrays, last, rules, now = situation
-    made = Plan(policy, list(gpus), host, Counter(arrays))
+    made = PassPlan(policy, list(gpus), host, Counter(arrays))
     backfills = policy.backfills if rules.backfill is None else rules.backfill
     booked = any(gpu.slot.bookings for gpu in gpus)
     started: set[int] = set()
@@ -162,7 +162,9 @@ def _kind(job: Job, request: SlotRequest, rules: Rules, has_limits: bool) -> obj
     return request.gpus, request.alone, request.known, speeds, limits
 
 
-def _choose(job: Job, request: SlotRequest, made: Plan, rules: Rules, last: int, now: float) -> Sequence[Gpu] | None:
+def _choose(
+    job: Job, request: SlotRequest, made: PassPlan, rules: Rules, last: int, now: float
+) -> Sequence[Gpu] | None:
     """The GPUs for a job, as many as it requests, in the order of its ranks; None if there are too few."""
     if request.gpus == 0:
         return ()
@@ -196,7 +198,7 @@ def _choose(job: Job, request: SlotRequest, made: Plan, rules: Rules, last: int,
     return [places[rank] for rank in range(request.gpus)]
 
 
-def why_not(job: Job, request: SlotRequest, gpu: Gpu, made: Plan, rules: Rules, now: float) -> Refusal | None:
+def why_not(job: Job, request: SlotRequest, gpu: Gpu, made: PassPlan, rules: Rules, now: float) -> Refusal | None:
     """Why the GPU does not take the job now; None if it does."""
     barrier = closed(job, gpu, rules, now)
     if barrier is not None:
@@ -262,7 +264,7 @@ def _lost(job: Job, gpu: Gpu, rules: Rules) -> float:
     return round(rules.side_by_side([*here, job], gpu.slot).lost - rules.side_by_side(here, gpu.slot).lost, 2)
 
 
-def _keep_room(job: Job, request: SlotRequest, made: Plan, rules: Rules, now: float) -> Room | None:
+def _keep_room(job: Job, request: SlotRequest, made: PassPlan, rules: Rules, now: float) -> Room | None:
     """The GPUs that a waiting job will get: those ready soonest by time limits, then those with the fewest bytes to be
     given back. None if waiting for our own jobs does not help it.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ullage.manager.placement.gpus import Gpu
-from ullage.manager.placement.plan import Plan, Refusal, why_not
+from ullage.manager.placement.plan import PassPlan, Refusal, why_not
 from ullage.manager.placement.rules import Rules, SlotRequest
 from ullage.manager.placement.snapshot import NO_SHARE, Decision, Job
 from ullage.units import format_bytes
@@ -23,7 +23,7 @@ class PassSummary:
     """The state at the end of a pass, from which reasons are made; `name` is how a job is called in a sentence. `told`
     are the reasons made so far: jobs that request the same wait for the same."""
 
-    plan: Plan
+    plan: PassPlan
     rules: Rules
     now: float
     name: JobName = field(default=str, compare=False, repr=False)
@@ -122,7 +122,7 @@ class PassOutcome:
 Refusals = Sequence[tuple[Gpu, Refusal | None]]
 
 
-def _lack_on_host(job: Job, plan: Plan, name: JobName) -> str | None:
+def _lack_on_host(job: Job, plan: PassPlan, name: JobName) -> str | None:
     """The share of the host that is missing for a job, in words; None if none is."""
     host, asked = plan.host, job.host
     if host.total is None:

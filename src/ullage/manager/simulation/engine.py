@@ -29,7 +29,7 @@ from ullage.manager.placement import (
     part_of_gpu,
 )
 from ullage.manager.placement.gpus import Gpu, gpu_of
-from ullage.manager.placement.host import Host
+from ullage.manager.placement.host import HostLeft
 from ullage.manager.placement.plan import Situation, best_plan
 from ullage.manager.placement.policies import Policy
 from ullage.manager.policy_files import load_policy
@@ -234,7 +234,7 @@ class _Engine:
             if most is not None:
                 waiting = fair_order(waiting, self.rules, self.now, usage)[:most]
             queue = fair_order(waiting, self.rules, self.now, usage)
-            situation = Situation(queue, self.gpus, Host(), frozenset(), {}, self.last, self.rules, self.now)
+            situation = Situation(queue, self.gpus, HostLeft(), frozenset(), {}, self.last, self.rules, self.now)
             for decision in best_plan(situation, self.policy).placed:
                 self.ledger.accept(decision)
                 self._start(decision.job, decision.slots, decision.promise, decision.exclusive)
