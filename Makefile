@@ -74,8 +74,8 @@ answers-diff: $(READY)
 lint: ruff types
 
 ruff: $(READY)
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src lab tests benchmarks examples
+	$(BIN)/ruff format --check src lab tests benchmarks examples
 
 types: $(READY)
 	$(BIN)/mypy
@@ -98,11 +98,11 @@ $(VENV)/ci: $(READY)
 
 # Modules are compiled on all cores; a third of them are tests of packages and models that nobody loads here.
 UNUSED := /(tests|debugpy|schemathesis|pip|mypy|mypyc|jedi|docutils|IPython|prompt_toolkit|graphql|torchgen)/|/(torch/testing/_internal|transformers/models|pygments/lexers)/
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable ".[dev,models,gpu,triton,manager,slurm,page,research,scripts]"
-	$(BIN)/python -m compileall -qq -j 0 -x '$(UNUSED)' $(VENV)/lib src || true  # some files are for other Pythons
+	$(INSTALL) --editable ".[dev,models,gpu,triton,manager,slurm,page,scripts]" --editable ./lab
+	$(BIN)/python -m compileall -qq -j 0 -x '$(UNUSED)' $(VENV)/lib src lab/src || true  # some files are for other Pythons
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) .venvs build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venvs build dist site src/*.egg-info lab/build lab/src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -4,13 +4,13 @@ import doctest
 import importlib
 
 import pytest
-from tests.test_rooms import FILES
+from tests.test_rooms import FILES, module_of
 
 # Whole estimates and trainings, which other tests make too.
 LONG = {
     "estimation.asking", "estimation.estimators.faketensor", "estimation.estimators.virtual_run",
-    "estimation.estimators.xmem.estimator", "estimation.largest_batch", "estimation.planning.asking",
-    "research.measure.drawing", "research.training.folds", "research.training.protocol",
+    "ullage_lab.estimators.xmem.estimator", "estimation.largest_batch", "estimation.planning.asking",
+    "ullage_lab.draw.configurations", "ullage_lab.train.folds", "ullage_lab.train.protocol",
 }  # fmt: skip
 WITH_EXAMPLES = [name for name, file in FILES.items() if ">>> " in file.read_text()]
 
@@ -23,6 +23,6 @@ def test_long_examples_are_there():
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in WITH_EXAMPLES]
 )
 def test_examples_print_what_they_say(name):
-    module = importlib.import_module("ullage" if name == "__init__" else f"ullage.{name}")
+    module = importlib.import_module(module_of(name))
     found = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
     assert found.attempted and not found.failed, "none was run, or one printed something else"

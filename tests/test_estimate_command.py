@@ -213,7 +213,7 @@ def test_a_mistake_is_reported_before_pytorch_is_imported(words, said):
     assert said in done.stderr and done.returncode and done.stdout.strip() == "set()", done
 
 
-@pytest.mark.parametrize("command", ["estimate", "check", "max-batch", "plan", "compare"])
+@pytest.mark.parametrize("command", ["estimate", "check", "max-batch", "plan"])
 def test_a_missing_script_is_reported_before_anything_else(command):
     words = [sys.executable, "-X", "importtime", "-m", "ullage", command, "no_such_script.py", "--gpu", "H200"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from tests import install
 
-from ullage.errors import EXTRAS, MissingPackage
+from ullage.errors import EXTRAS, LABS, MissingPackage
 
 ROOT = Path(__file__).parents[1]
+LAB = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WHEEL_BUDGET = 25 << 20  # bytes; convolutions take 19 MB of it (table, network, trees), times of kernels 3 MB
 WEIGHTS_BUDGET = 4 << 20  # bytes, within that: weights that only the learned estimators read
@@ -26,15 +27,23 @@ SHORT_NAMES = {
 
 # Run by every Python process of a test: the packages of the extras cannot be found. typer itself asks for pydantic.
 REFUSE = f"""
+from importlib import metadata
 from importlib.machinery import PathFinder
 
 find_spec = PathFinder.find_spec
 
 def find_others(name, path=None, target=None):
-    if name.partition(".")[0] not in {sorted(set(EXTRAS) - {"pydantic"})!r}:
+    if name.partition(".")[0] not in {sorted({*EXTRAS, *LABS} - {"pydantic"})!r}:
         return find_spec(name, path, target)
 
 PathFinder.find_spec = staticmethod(find_others)
+
+entry_points = metadata.entry_points
+
+def find_none(**which):
+    return () if which.get("group", "").startswith("ullage.") else entry_points(**which)
+
+metadata.entry_points = find_none
 """
 
 
@@ -55,10 +64,11 @@ def without_extras(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[s
 def test_every_package_that_may_be_missing_is_in_the_extra_that_its_message_names() -> None:
     assert packages(PROJECT["dependencies"]) == {"torch", "numpy", "rich", "safetensors", "typer"}
     extras = PROJECT["optional-dependencies"]
+    assert packages(LAB["dependencies"]) == {*LABS, "ullage==0.1.0", "psutil"} - {"ullage_lab"}
     for package, extra in EXTRAS.items():
         if package != "starlette":  # comes with fastapi
             assert package in packages(extras[extra])
-    assert str(MissingPackage("polars", "data sets")).endswith("type: pip install 'ullage[research]'")
+    assert str(MissingPackage("polars", "data sets")).endswith("type: pip install ullage-lab")
 
 
 def test_an_estimate_needs_no_extra(tmp_path: Path) -> None:
@@ -82,7 +92,6 @@ def test_an_estimate_needs_no_extra(tmp_path: Path) -> None:
     [
         (["serve", "--virtual", "2xT4"], "manager"),
         (["top", "--once"], "manager"),
-        (["dataset", "show", "runs.parquet"], "research"),
     ],
 )
 def test_a_missing_extra_is_one_line_that_says_what_to_type(tmp_path: Path, words: list[str], extra: str) -> None:
@@ -90,6 +99,21 @@ def test_a_missing_extra_is_one_line_that_says_what_to_type(tmp_path: Path, word
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1, done.stderr
     assert f"type: pip install 'ullage[{extra}]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lab"],
+        ["lab", "train", "fast", "--data", "x"],
+        ["estimate", "torchvision:resnet18", "--estimator", "dnnperf"],
+        ["estimate", "ullage_lab.networks.generated:mlp"],
+    ],
+)
+def test_what_the_lab_has_says_that_it_is_missing(tmp_path: Path, words: list[str]) -> None:
+    done = without_extras(tmp_path, *words)
+    assert done.returncode in (1, 2)
+    assert done.stderr.count("\n") == 1 and "pip install ullage-lab" in done.stderr, done.stderr
 
 
 def test_the_wheel_is_whole_and_keeps_its_budget(tmp_path: Path) -> None:

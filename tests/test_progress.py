@@ -8,8 +8,8 @@ from tests.commands import ROW
 
 from ullage.cli.main import main
 from ullage.cli.progress import following
-from ullage.research.ranking import worker
-from ullage.research.ranking.worker import Record
+from ullage_lab.judge import worker
+from ullage_lab.judge.worker import Record
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def answered(name):
     return Record(estimator=name, run="this", gpu="T4", seconds=0.1, figure=1 << 30, kind="process", process=1 << 30)
 
 
-COMPARE = ("compare", "torchvision:resnet18", "--gpu", "T4", "--no-measure")
+COMPARE = ("lab", "compare", "torchvision:resnet18", "--gpu", "T4", "--no-measure")
 
 
 def test_compare_prints_a_row_as_soon_as_it_is_answered_and_says_who_was_not_asked(type_in, monkeypatch, capsys):
@@ -87,7 +87,7 @@ def truth(tmp_path):
 
 
 def test_evaluate_that_is_stopped_gives_what_was_done(type_in, monkeypatch, truth):
-    from ullage.research.measure import accuracy
+    from ullage.measuring import accuracy
 
     with monkeypatch.context() as patch:
         patch.setattr(accuracy, "compare", stops_at(2, accuracy.compare))
@@ -100,7 +100,7 @@ def test_evaluate_that_is_stopped_gives_what_was_done(type_in, monkeypatch, trut
 
 @pytest.mark.slow
 def test_a_ranking_that_is_stopped_shows_what_was_answered(type_in, monkeypatch, truth):
-    from ullage.research.ranking import questions
+    from ullage_lab.judge import questions
 
     real = questions.answers
 
@@ -111,14 +111,14 @@ def test_a_ranking_that_is_stopped_shows_what_was_answered(type_in, monkeypatch,
         raise KeyboardInterrupt
 
     monkeypatch.setattr(questions, "answers", some)
-    code, out, told = type_in("evaluate", "--truth", truth, "--estimators", "accelerate", "--json")
+    code, out, told = type_in("lab", "evaluate", "--truth", truth, "--estimators", "accelerate", "--json")
     (found,) = json.loads(out)
     assert code == 130 and found["ranking"][0]["asked"] == 1 and "1 of 3 done" in told
 
 
 def test_the_table_of_a_paper_that_is_stopped_has_the_lines_that_were_judged(type_in, monkeypatch, tmp_path):
-    from ullage.cli import accuracy
-    from ullage.research.training.table2 import Table2Line
+    from ullage_lab.cli import evaluate
+    from ullage_lab.train.table2 import Table2Line
 
     line = Table2Line(
         family="mlp", estimator="mlp", bin=1 << 30, gpu="H200", rows=3, accuracy=0.5, f1=0.5, f1_macro=0.5, under=0.1,
@@ -129,10 +129,10 @@ def test_the_table_of_a_paper_that_is_stopped_has_the_lines_that_were_judged(typ
         yield [line]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(accuracy, "_lines", lines)
-    code, out, _ = type_in("evaluate", "gpumemnet", "--json")
+    monkeypatch.setattr(evaluate, "_lines", lines)
+    code, out, _ = type_in("lab", "evaluate", "gpumemnet", "--json")
     assert code == 130 and [each["family"] for each in json.loads(out)] == ["mlp"]
-    assert "MLP" in type_in("evaluate", "gpumemnet")[1]
+    assert "MLP" in type_in("lab", "evaluate", "gpumemnet")[1]
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(capsys, monkeypatch):

@@ -2,15 +2,17 @@
 
 import pytest
 
-from ullage.cli import accuracy, comparison, jobs, ranking, training
+from ullage.cli import jobs
 from ullage.cli.job_tables import HISTORY, QUEUE, table
 from ullage.cli.main import app
 from ullage.cli.tables import fitted
 from ullage.hardware import gpu
-from ullage.research.ranking.standings import rank
-from ullage.research.ranking.truth import MeasuredRun, TruthSet
-from ullage.research.ranking.worker import Record
-from ullage.research.training.table2 import Table2Line
+from ullage_lab.cli import compare as comparison
+from ullage_lab.cli import evaluate, ranking, training
+from ullage_lab.judge.standings import rank
+from ullage_lab.judge.truth import MeasuredRun, TruthSet
+from ullage_lab.judge.worker import Record
+from ullage_lab.train.table2 import Table2Line
 
 LONG = "gpumemnet+transformer"
 
@@ -69,13 +71,13 @@ def test_the_table_of_a_paper(capsys):
         family="transformer", estimator="transformer", bin=8 << 30, gpu="A100-40GB", rows=12345, accuracy=0.5, f1=0.5,
         f1_macro=0.5, under=0.1, over=0.2, seconds=0.0123, paper=0.9, paper_f1=0.9, validation=0.8,
     )  # fmt: skip
-    accuracy.print_lines([line])
+    evaluate.print_lines([line])
     shown = fits(capsys.readouterr().out)
     assert "paper" in shown and "0.500" in shown and "too low" in shown
 
 
 def test_outcomes_of_a_training(capsys):
-    from ullage.research.training.regression import RegressionOutcome
+    from ullage_lab.train.regression import RegressionOutcome
 
     values = {name: 12345.6 for name in RegressionOutcome.__dataclass_fields__ if name != "name"}
     training._print_outcomes([RegressionOutcome(name="a line for every GiB, with quantiles", **values)])

@@ -5,7 +5,7 @@
         --answers benchmarks/data/h200_fresh_answers.jsonl.xz                    # with those that an H200 gave
     python benchmarks/accuracy/fresh_networks.py fresh.jsonl --live              # with answers of its own cuDNN
 
-The networks are those of `ullage.research.datasets.networks`, with sizes drawn at random. Half of the runs have any
+The networks are those of `ullage_lab.networks.drawn`, with sizes drawn at random. Half of the runs have any
 whole numbers as channels, the others multiples of 8. Each list was measured before anybody looked at its estimates.
 Shipped are 296 runs (`h200_fresh`), 286 (`h200_fresh_second`), 312 (`h200_fresh_third`), 116 with four more families
 (`h200_fresh_fourth`), 112 of six others (`h200_fresh_fifth`), 70 of six others again (`h200_fresh_sixth`), and 48 with
@@ -29,10 +29,10 @@ from rich.progress import track
 from rich.table import Table
 
 from ullage.hardware import gpu
-from ullage.research.measure import accuracy
-from ullage.research.ranking.truth import measured_rows
+from ullage.measuring import accuracy
 from ullage.virtual.kernels.cudnn import asked
 from ullage.virtual.releases import MEASURED, as_measured
+from ullage_lab.judge.truth import measured_rows
 
 _inside = ExitStack()  # for the life of a process that estimates
 _card = [gpu("H200")]

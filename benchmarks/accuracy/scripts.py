@@ -38,7 +38,7 @@ from typing import Any
 
 from public_script_data import make_data
 from ullage.jobs import read_rows
-from ullage.research.measure.accuracy import quantile
+from ullage.measuring.accuracy import quantile
 from ullage.units import GIB, format_bytes
 from ullage.virtual.releases import as_measured
 

@@ -2,9 +2,9 @@
 
     python benchmarks/dissertation/collocation.py
 
-All figures come from benchmarks/data/together_h200.jsonl.gz, which `ullage measure together` wrote. The page has a pair
-of comments around each table, `<!-- collocation: NAME -->` and `<!-- end -->`; what lies between is written anew, and
-the pictures in docs/images too.
+All figures come from benchmarks/data/together_h200.jsonl.gz, which `ullage lab measure together` wrote. The page has a
+pair of comments around each table, `<!-- collocation: NAME -->` and `<!-- end -->`; what lies between is written anew,
+and the pictures in docs/images too.
 """
 
 from __future__ import annotations

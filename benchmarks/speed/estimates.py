@@ -132,7 +132,7 @@ class Warm:
 
 def serve(counts: bool) -> None:
     """The inside of such a process."""
-    from ullage.research.measure.accuracy import compare
+    from ullage.measuring.accuracy import compare
     from ullage.virtual import dispatch
 
     calls = [0]

@@ -20,9 +20,9 @@ import numpy as np
 from cross_validated_steps import DATA, PROFILES, RATES, learned_runs, show
 from ullage.performance.alone import times_of, together
 from ullage.performance.rates import Rates, load
-from ullage.research.training.utilization import runs
-from ullage.research.training.utilization.host import host_and_step
-from ullage.research.training.utilization.judging import host_factors, host_speed
+from ullage_lab.train.steps import runs
+from ullage_lab.train.steps.host import host_and_step
+from ullage_lab.train.steps.judging import host_factors, host_speed
 
 FOLDS = 11
 WAITING = 0.6  # where the GPU works less of a step, the run counts as waiting

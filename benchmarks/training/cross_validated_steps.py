@@ -4,7 +4,7 @@
 
 Each quarter of the families is left out once. Timed calls that a run of theirs makes are left out with it: whoever fits
 has seen neither the family nor its calls. Prints the errors of runs by kind, and those of the calls that were left out.
-`steps.jsonl.gz` is the file of `ullage train utilization --resume`. Takes some minutes.
+`steps.jsonl.gz` is the file of `ullage lab train utilization --resume`. Takes some minutes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from ullage.performance.rates import SHARES, Rates
 from ullage.performance.step import StepCalls
 from ullage.performance.trees import Trees
-from ullage.research.training.protocol import read_rows
-from ullage.research.training.utilization import fitting, runs
+from ullage_lab.train.protocol import read_rows
+from ullage_lab.train.steps import fitting, runs
 
 DATA = Path(__file__).parents[1] / "data"
 PROFILES = DATA / "steps_h200.jsonl.xz"

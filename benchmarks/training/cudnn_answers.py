@@ -1,6 +1,6 @@
 """Whether cuDNN, asked through the card's own handle, names the workspaces that were measured on it.
 
-    ullage convolutions list --out tasks.json.gz --stop-after 5m --arbitrary 20000     # needs no GPU
+    ullage lab draw convolutions --out tasks.json.gz --stop-after 5m --arbitrary 20000     # needs no GPU
     ullage measure cudnn tasks.json.gz --out plans.jsonl                               # on a machine with an H200
     python benchmarks/training/cudnn_answers.py plans.jsonl
 

@@ -11,7 +11,7 @@ _WRONG = 2  # `cli.exit_codes` has it, too, and takes long to import
 def main() -> None:
     """Run the command line. That a script is not there is told before anything is imported that takes long."""
     match sys.argv[1:]:
-        case ["estimate" | "check" | "max-batch" | "plan" | "compare", script, *rest] if (
+        case ["estimate" | "check" | "max-batch" | "plan", script, *rest] if (
             script.endswith(".py") and not script.startswith("-") and not {"-m", "--module"} & {*rest}
         ):
             _check(script)

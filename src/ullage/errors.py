@@ -93,14 +93,11 @@ class ModelLacks(InvalidValue):
 # Packages that `pip install ullage` leaves out, and the extra that brings each (pyproject.toml).
 EXTRAS = {
     "fastapi": "manager",
-    "lightgbm": "research",
     "nicegui": "page",
-    "polars": "research",
     "prometheus_client": "manager",
     "psutil": "manager",
     "pydantic": "manager",
     "pynvml": "gpu",
-    "sklearn": "research",
     "starlette": "manager",
     "timm": "models",
     "torchvision": "models",
@@ -109,6 +106,22 @@ EXTRAS = {
     "tree_sitter_bash": "slurm",
     "uvicorn": "manager",
 }
+
+
+# Packages that come with `pip install ullage-lab`, and it itself.
+LAB = "ullage-lab"
+LABS = ("lightgbm", "polars", "sklearn", "ullage_lab")
+
+
+def distribution(package: str) -> str:
+    """What to install to have a package, as pip takes it.
+
+    >>> distribution("timm"), distribution("polars"), distribution("peft")
+    ("'ullage[models]'", 'ullage-lab', 'peft')
+    """
+    if package in LABS:
+        return LAB
+    return f"'ullage[{EXTRAS[package]}]'" if package in EXTRAS else package
 
 
 class MissingPackage(UllageError, ImportError):
@@ -122,8 +135,7 @@ class MissingPackage(UllageError, ImportError):
 
     def __init__(self, package: str, purpose: str, *others: str) -> None:
         names = [package, *others]
-        extras = [EXTRAS.get(name) for name in names]
-        wanted = " ".join(f"'ullage[{extra}]'" if extra else name for name, extra in zip(names, extras, strict=True))
+        wanted = " ".join(dict.fromkeys(map(distribution, names)))
         told = f"packages {', '.join(names[:-1])} and {names[-1]}" if others else f"package {package}"
         super().__init__(f"{purpose} need the {told}; type: pip install {wanted}")
         self.package = package

@@ -14,8 +14,8 @@ from ullage.hardware import gpu
 from ullage.performance.alone import StepWork, utilization_of, utilization_of_work
 from ullage.performance.rates import load, packed
 from ullage.performance.step import StepCalls
-from ullage.research.datasets.schema import frame
-from ullage.research.training.utilization import fitting, judging, runs
+from ullage_lab.clean.schema import frame
+from ullage_lab.train.steps import fitting, judging, runs
 
 H200 = gpu("H200")
 
@@ -221,7 +221,7 @@ def test_a_file_that_holds_no_rates_is_one_clear_error(tmp_path, content):
     path = tmp_path / "rates.safetensors"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InvalidValue, match="needed rates in .*ullage train utilization"):
+    with pytest.raises(InvalidValue, match="needed rates in .*ullage lab train utilization"):
         load(path)
 
 
@@ -238,7 +238,7 @@ def followed():
         calls = [product(rows, dtype=dtype), call("aten.add.Tensor", [made, made], [made])]
         order = [0] * chance.randint(5, 50) + [1] * chance.randint(5, 50)
         of_run = StepCalls(calls=calls, order=order, steady=True)
-        configuration = {"model": "ullage.research.datasets.families:mlp", "batch": rows, "opt": "sgd",
+        configuration = {"model": "ullage_lab.networks.generated:mlp", "batch": rows, "opt": "sgd",
                          "precision": "fp32", "input": [2048], "classes": 10, "settings": {"widths": [8]}}  # fmt: skip
         arch = chance.choice(["pyramid", "uniform", "gradual", "bottleneck"])
         found[f"run-{number}"] = (configuration, arch, of_run, _made_up(StepWork.of(of_run)))
@@ -373,10 +373,10 @@ def test_train_and_evaluate_from_the_command_line(followed, timed, tmp_path):
     rates.write_text("".join(json.dumps(line) + "\n" for line in lines))
     made = tmp_path / "made.safetensors"
     words = ["--data", str(table), "--rates", str(rates), "--resume", str(kept), "--out", str(made), "--trees", "10"]
-    shown = ullage("train", "utilization", *words)
+    shown = ullage("lab", "train", "utilization", *words)
     assert shown.returncode == 0 and "step time, median error" in shown.stdout, shown.stderr
     again = ullage(
-        "evaluate", "utilization", "--data", str(table), "--weights", str(made), "--resume", str(kept), "--json"
+        "lab", "evaluate", "utilization", "--data", str(table), "--weights", str(made), "--resume", str(kept), "--json"
     )
     assert again.returncode == 0, again.stderr
     found = json.loads(again.stdout)
@@ -385,7 +385,16 @@ def test_train_and_evaluate_from_the_command_line(followed, timed, tmp_path):
     rows = [{**row, "machine": "two", "layers": []} for row in rows_of(followed)]
     frame(rows).write_parquet(elsewhere)
     there = ullage(
-        "evaluate", "utilization", "--data", str(elsewhere), "--weights", str(made), "--resume", str(kept), "--json"
+        "lab",
+        "evaluate",
+        "utilization",
+        "--data",
+        str(elsewhere),
+        "--weights",
+        str(made),
+        "--resume",
+        str(kept),
+        "--json",
     )
     assert there.returncode == 0, there.stderr
     assert json.loads(there.stdout)["alone"][0]["count"] == found["alone"][0]["count"]

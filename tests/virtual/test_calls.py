@@ -10,9 +10,9 @@ from torch.nn import functional
 from ullage.hardware import gpu
 from ullage.jobs import Configuration, Workload
 from ullage.performance.alone import utilization_of
-from ullage.performance.following import step_of
 from ullage.performance.step import StepCalls, runs_kernels
 from ullage.virtual import virtual_gpu
+from ullage_lab.following import step_of
 
 
 def train(model, optimizer, steps=3, batch=5, inputs=8, loss_of=lambda out: out.sum(), after=lambda loss: None):

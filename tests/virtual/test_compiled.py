@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from ullage.research.datasets.families import transformer
 from ullage.virtual import virtual_gpu
+from ullage_lab.networks.generated import transformer
 
 MIB = 1 << 20
 IS_TIMED_BY_TRITON = torch.__version__.startswith("2.6")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from ullage.research.ranking.truth import measured_rows
 from ullage.virtual.kernels.cudnn import network, plans, workspaces
 from ullage.virtual.kernels.cudnn.formulas import (
     CandidatePlan,
@@ -18,6 +17,7 @@ from ullage.virtual.kernels.cudnn.terms import (
     needed_copies,
     terms,
 )
+from ullage_lab.judge.truth import measured_rows
 
 ANSWERS = Path(__file__).parents[2] / "benchmarks" / "data" / "h200_fresh_answers.jsonl.xz"
 H200 = (9, 0)

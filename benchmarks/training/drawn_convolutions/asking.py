@@ -15,11 +15,11 @@ import numpy as np
 
 from drawn_convolutions.answers import NO_ANSWER, NOT_ASKED, Piece, Plan, without_parts
 from drawn_convolutions.drawing import CHUNK, draw, inputs_of, outputs, problems_of
-from ullage.research.cudnn_tables import table
 from ullage.virtual.kernels.cudnn import candidates, plans
 from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
 from ullage.virtual.kernels.cudnn.network import DOUBT, read_network
 from ullage.virtual.kernels.cudnn.workspaces import DATA_FOLDER, PLAN_NETWORK
+from ullage_lab.train import workspaces as table
 
 SURE = 0.85  # a share at which a plan is known
 OTHERS = 0.05  # of the known ones that are asked all the same

@@ -15,8 +15,8 @@ import numpy as np
 
 from drawn_convolutions.answers import NOT_ASKED, as_plan, pieces, read_piece
 from drawn_convolutions.drawing import inputs_of
-from ullage.research.cudnn_tables import table
 from ullage.virtual.kernels.cudnn.network import PlanNetwork
+from ullage_lab.train import workspaces as table
 
 RATE, BATCH = 0.03, 2048  # steps of a weight at most in an update, and problems
 REACH = 0.55  # steps to either side

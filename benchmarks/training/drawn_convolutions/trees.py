@@ -13,7 +13,6 @@ from sklearn.tree import DecisionTreeClassifier
 from drawn_convolutions.answers import Labels, aimed_at, product_parts
 from drawn_convolutions.drawing import problems_of
 from grown_trees import Grower, named
-from ullage.research.cudnn_tables import table
 from ullage.virtual.kernels.cudnn import plans
 from ullage.virtual.kernels.cudnn.formulas import (
     TIMES_AN_OCTAVE,
@@ -27,6 +26,7 @@ from ullage.virtual.kernels.cudnn.terms import (
     terms,
 )
 from ullage.virtual.kernels.cudnn.workspaces import COPIED, PARTS
+from ullage_lab.train import workspaces as table
 
 SAMPLE = 20_000  # problems of an engine that its trees are grown on
 FORMULAS = 40  # of an engine

@@ -175,7 +175,7 @@ def several_estimators(incomplete: str) -> list[str]:
 
 
 def drawn_families(incomplete: str) -> list[str]:
-    """What `ullage dataset generate` draws.
+    """What `ullage lab draw dataset` draws.
 
     >>> drawn_families("r")
     ['real']

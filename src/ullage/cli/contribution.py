@@ -16,7 +16,7 @@ from ullage.errors import InvalidValue
 from ullage.units import format_bytes, format_duration, parse_duration
 
 if TYPE_CHECKING:
-    from ullage.research.measure.contribution import Contribution
+    from ullage.measuring.contribution import Contribution
 
 _LONGEST = 180.0  # seconds of one training
 
@@ -50,9 +50,9 @@ def contribute(
 
       ullage contribute --show my-card.jsonl
 
-      ullage evaluate contribution my-card.jsonl
+      ullage evaluate --truth my-card.jsonl
     """
-    from ullage.research.measure import contribution
+    from ullage.measuring import contribution
 
     if show is not None:
         _show(contribution.read(show), as_json)
@@ -62,7 +62,7 @@ def contribute(
         for name, row in contribution.TRAININGS.items():
             print(json.dumps({"id": name, **row}))
         return
-    from ullage.research.measure.machine import describe, measure_one
+    from ullage.measuring.machine import describe, measure_one
 
     header = describe()
     _say_plan(header, out, seconds)
@@ -87,7 +87,7 @@ def contribute(
 
 
 def _say_plan(header: dict[str, Any], out: Path, seconds: float) -> None:
-    from ullage.research.measure.contribution import TRAININGS
+    from ullage.measuring.contribution import TRAININGS
 
     card = header["gpu"]
     print(

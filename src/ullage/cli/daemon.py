@@ -38,7 +38,7 @@ def serve(
     ] = None,
     estimator: Annotated[
         str | None, typer.Option("--estimator", "-e", help="Which estimator to use for submitted jobs: ullage, "
-                                 "another one from 'ullage compare', or none.", show_default="ullage", metavar="NAME",
+                                 "another one such as horus, or none.", show_default="ullage", metavar="NAME",
                                  autocompletion=completion.estimators)
     ] = None,
     api: Annotated[

@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ullage.cli.exit_codes import FAILED, INTERRUPTED, WRONG, exit_code_of
 from ullage.cli.spelling import modern, with_launcher_apart
-from ullage.errors import EXTRAS, UllageError
+from ullage.errors import EXTRAS, LABS, UllageError, distribution
 from ullage.text import plain
 
 ESTIMATES, JOBS, SLURM, SIMULATION, GPUS, RESEARCH = (
@@ -26,7 +26,6 @@ _COMMANDS = {
         "check": "estimates",
         "max-batch": "estimates",
         "plan": "planning",
-        "compare": "comparison",
         "share": "sharing",
     },
     JOBS: {
@@ -61,9 +60,7 @@ _COMMANDS = {
         "diff": "measurements",
         "measure": "measurements",
         "contribute": "contribution",
-        "train": "training",
-        "dataset": "datasets",
-        "convolutions": "convolutions",
+        "lab": "lab",
     },
 }
 HELP = """Estimate how much GPU memory a training job takes, before it runs and without a GPU.
@@ -175,13 +172,22 @@ def _load(name: str) -> Any:
     home = typer.Typer(rich_markup_mode="rich", add_completion=False)
     home.callback()(lambda: None)
     if isinstance(found, typer.Typer):
-        for info in found.registered_commands:
-            info.cls = PlainCommand
+        _tidied(found)
         home.add_typer(found, name=name, cls=PlainGroup, rich_help_panel=panel)
     else:
-        home.command(name, cls=PlainCommand, rich_help_panel=panel)(found)
+        settings = getattr(found, "context_settings", None)
+        home.command(name, cls=PlainCommand, rich_help_panel=panel, context_settings=settings)(found)
     group: Any = typer.main.get_command(home)
     return group.commands[name]
+
+
+def _tidied(group: typer.Typer) -> None:
+    for info in group.registered_commands:
+        info.cls = PlainCommand
+    for inner in group.registered_groups:
+        inner.cls = PlainGroup
+        assert inner.typer_instance is not None
+        _tidied(inner.typer_instance)
 
 
 app = typer.Typer(
@@ -243,9 +249,9 @@ def main() -> None:
         raise SystemExit(exit_code_of(error)) from None
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
+        if package not in EXTRAS and package not in LABS:
             raise
-        wanted = f"pip install 'ullage[{EXTRAS[package]}]'"
+        wanted = f"pip install {distribution(package)}"
         print(f"ullage: this command needs the package {package}; type: {wanted}", file=sys.stderr)
         raise SystemExit(FAILED) from None
     except BrokenPipeError:

@@ -90,7 +90,7 @@ class ScenarioOptions:
     ] = None  # fmt: skip
     estimator: Annotated[
         list[str] | None, typer.Option("--estimator", "-e", help="Whose estimates jobs are promised: ullage, another "
-                                       "one from 'ullage compare', oracle for true memory, or none. Several with "
+                                       "one from 'ullage lab compare', oracle for true memory, or none. Several with "
                                        "commas.",
                                        metavar="NAME", show_default="ullage",
                                        autocompletion=completion.promising_estimators)

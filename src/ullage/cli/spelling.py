@@ -10,13 +10,10 @@ from itertools import pairwise
 # By command: the old word and the new one; "" for an option that is an argument now. They go with version 0.2.
 _MODEL = {"-o": "-O", "--lora-rank": "--lora"}
 _NAME = {"-n": "-N"}
-_MEASURING = {"--at-once": "--workers", "--iterations": "--steps"}
-_NETWORK = {"--estimator": "--architecture", "--folds": "--validate", "--no-folds": "--no-validate"}
 OLD = {
     "estimate": _MODEL | {"--gpus": "--gpu"},
     "check": _MODEL,
     "max-batch": _MODEL,
-    "compare": _MODEL | {"--limit": "--timeout"},
     "serve": {"--config": "--settings"},
     "submit": _NAME,
     "shell": _NAME,
@@ -26,15 +23,6 @@ OLD = {
     "reserve": _NAME | {"--gpus": "", "--from": "--begin"},
     "token create": _NAME,
     "top": {"--virtual": "--cards"},
-    "evaluate": {"--limit": "--timeout"},
-    "measure": _MEASURING | {"--list": "--dry-run"},
-    "train gpumemnet": _NETWORK,
-    "train walknet": _NETWORK,
-    "dataset generate": {"--config": "--ranges"},
-    "dataset measure": _MEASURING,
-    "dataset clean": {"--processes": "--workers"},
-    "convolutions list": {"--seconds": "--stop-after"},
-    "convolutions measure": {"--seconds": "--stop-after"},
 }
 
 

@@ -105,14 +105,29 @@ FILE_KEYS = {
     "gradient_accumulation": "accumulation",
     "lora": "lora_rank",
 }
-# Files that were measured before factories moved name them by the old path. The first that fits counts.
+# Files that were measured before factories moved to ullage-lab name them by the old path. The first that fits counts.
 _MOVED_FACTORIES = {
-    "ullage.learn.families:": "ullage.research.datasets.families:",
-    "benchmarks/later_steps.py:generator": "ullage.research.datasets.networks:image_generator",
-    "benchmarks/later_steps.py:": "ullage.research.datasets.networks:",
-    "benchmarks/fresh_steps.py:": "ullage.research.datasets.networks:",
-    "benchmarks/fresh_networks.py:": "ullage.research.datasets.networks:",
+    "ullage.learn.families:": "ullage_lab.networks.generated:",
+    "ullage.research.datasets.families:": "ullage_lab.networks.generated:",
+    "ullage.research.rates.rarer_models:": "ullage_lab.networks.rarer:",
+    "ullage.research.datasets.networks:": "ullage_lab.networks.drawn:",
+    "benchmarks/later_steps.py:generator": "ullage_lab.networks.drawn:image_generator",
+    "benchmarks/later_steps.py:": "ullage_lab.networks.drawn:",
+    "benchmarks/fresh_steps.py:": "ullage_lab.networks.drawn:",
+    "benchmarks/fresh_networks.py:": "ullage_lab.networks.drawn:",
 }
+
+
+def current_name(model: str) -> str:
+    """The name by which a model is known now.
+
+    >>> current_name("ullage.learn.families:mlp"), current_name("tv:resnet18")
+    ('ullage_lab.networks.generated:mlp', 'tv:resnet18')
+    """
+    for old, new in _MOVED_FACTORIES.items():
+        if model.startswith(old):
+            return new + model.removeprefix(old)
+    return model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,9 +236,8 @@ class Configuration:
         for name in ("freeze", "lora_targets"):
             if name in values:
                 values[name] = tuple(values[name])
-        for old, new in _MOVED_FACTORIES.items():
-            if str(values.get("model", "")).startswith(old):
-                values["model"] = new + values["model"].removeprefix(old)
+        if "model" in values:
+            values["model"] = current_name(str(values["model"]))
         try:
             return cls(**values)
         except TypeError as error:

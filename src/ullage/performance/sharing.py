@@ -272,11 +272,11 @@ def _together(jobs: Sequence[Utilization], found: Sequence[SharedJob], way: str)
 
 @functools.cache
 def load(path: Path = SHIPPED) -> SharingRules:
-    """The figures in a file that `ullage train sharing` wrote."""
+    """The figures in a file that `ullage lab train sharing` wrote."""
     try:
         values = json.loads(path.read_text())["rules"]
         return SharingRules(**{spec.name: float(values[spec.name]) for spec in fields(SharingRules)})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidValue(
-            f"needed the figures of sharing in {path}: {error}; 'ullage train sharing --out {path.name}' makes them"
+            f"needed the figures of sharing in {path}: {error}; 'ullage lab train sharing --out {path.name}' makes them"
         ) from None

@@ -1,6 +1,6 @@
 """Starts a child process that calls one function, watches it, and says in one sentence how it ended.
 
-    outcome = run("ullage.research.measure.runs:estimate_here", {"gpu": "T4"}, limits=Limits(seconds=300))
+    outcome = run("ullage.measuring.runs:estimate_here", {"gpu": "T4"}, limits=Limits(seconds=300))
     print(outcome.answer or outcome.failure)
 
 The function gets the request (plain values) and returns the answer (a dict of plain values). What it prints is kept

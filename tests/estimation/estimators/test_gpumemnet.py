@@ -27,10 +27,10 @@ from ullage.estimation.estimators.gpumemnet.features import (
 )
 from ullage.estimation.estimators.gpumemnet.networks import WIDTHS, Perceptrons, build, jobs_of, load, shipped
 from ullage.estimation.estimators.registry import Workload, find
-from ullage.estimation.estimators.walknet import networks
 from ullage.estimation.estimators.weights import SHIPPED, ModelCard, probabilities
 from ullage.hardware import gpu
 from ullage.jobs import Configuration
+from ullage_lab.estimators.walknet import networks
 
 GIB = 1 << 30
 HOME = Path(features.__file__).parent
@@ -105,7 +105,7 @@ def test_rows_of_the_data_set_have_the_features_of_their_models(family: str) -> 
     pytest.importorskip("polars")
     import json
 
-    from ullage.research.training.protocol import read_rows
+    from ullage_lab.train.protocol import read_rows
 
     rows = read_rows(DATA, family)
     assert all(family_of(summary_of_row(row)) == family for row in rows)
@@ -139,9 +139,9 @@ def test_the_published_modules_import_nothing_of_ours() -> None:
 @pytest.mark.parametrize("name", ["gpumemnet", "gpumemnet+transformer"])
 def test_an_estimate_asks_neither_allocator_nor_kernels_nor_a_virtual_gpu(name: str, monkeypatch) -> None:
     from ullage.allocator.caching import CachingAllocator
-    from ullage.estimation.estimators.walknet import estimator, features, inputs, walk
     from ullage.virtual import VirtualGPU
     from ullage.virtual.kernels.cudnn import workspaces
+    from ullage_lab.estimators.walknet import estimator, features, inputs, walk
 
     def refuse(*args: object, **options: object) -> None:
         raise AssertionError("this is ours")

@@ -85,3 +85,10 @@ def supports_training_by_name(workload: Workload) -> str | None:
     if workload.configuration is None:
         return "it reads the layers of a model: a model by name"
     return "it was trained on training runs; this is inference" if workload.configuration.inference else None
+
+
+def supports_names(workload: Workload) -> str | None:
+    """For estimators that look at the model's parameters only."""
+    if workload.kind != "model":
+        return f"it needs a model by its name; this is a {workload.kind}"
+    return None

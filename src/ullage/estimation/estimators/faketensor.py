@@ -19,8 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.estimation.estimators.answer import answer
-from ullage.estimation.estimators.deepspeed import supports_names
+from ullage.estimation.estimators.answer import answer, supports_names
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU

@@ -1,19 +1,22 @@
 """The list of estimators: each has a name, a source, the kinds of workload that it supports, and a function.
 
-An estimator is a function with the decorator `@estimator(...)` in a module of this package. All of them take the same
-`Workload` and return the same `Estimate`; figures that an estimator cannot know are `None`, and a note says what its
-figure means.
+An estimator is a function with the decorator `@estimator(...)` in a module of this package, or in one that a package
+names as an entry point of the group `ullage.estimators`: ullage-lab has those of the literature. All of them take
+the same `Workload` and return the same `Estimate`; figures that an estimator cannot know are `None`, and a note says
+what its figure means.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
-from ullage.errors import InvalidValue, UnknownName
+from ullage.errors import LAB, InvalidValue, UnknownName
 from ullage.jobs.workload import Workload
 from ullage.virtual.releases import refuse_if_unserved
 
@@ -27,21 +30,10 @@ HOMES = {
     "horus": "horus",
     "faketensor": "faketensor",
     "faketensor+margin": "faketensor",
-    "deepspeed": "deepspeed",
-    "llmem": "llmem",
-    "dnnmem": "dnnmem",
-    "xmem": "xmem.estimator",
-    "veritasest": "veritasest",
-    "dnnperf": "dnnperf",
-    "accelerate": "accelerate",
     "gpumemnet": "gpumemnet.estimator",
     "gpumemnet+transformer": "gpumemnet.estimator",
-    "walknet": "walknet.estimator",
-    "walknet+transformer": "walknet.estimator",
-    "fast": "fast",
 }
-# Those that run the job's training on the CPU, which takes minutes and the machine's memory.
-TRAIN_ON_THE_CPU = ("xmem", "veritasest")
+GROUP = "ullage.estimators"
 
 
 Supports = Callable[[Workload], str | None]
@@ -108,13 +100,20 @@ def estimators() -> list[str]:
     >>> estimators()[:2]
     ['ullage', 'horus']
     """
-    return [*HOMES, *(name for name in _REGISTERED if name not in HOMES)]
+    return list(dict.fromkeys([*HOMES, *_others(), *_REGISTERED]))
+
+
+@functools.cache
+def _others() -> dict[str, EntryPoint]:
+    """What other packages bring, without importing it."""
+    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def check_name(name: str) -> None:
     """Refuse a name that no estimator has, without importing PyTorch."""
-    if name not in estimators():
-        raise UnknownName("estimator", name, estimators(), hint="all: " + ", ".join(estimators()))
+    if name not in HOMES and name not in estimators():
+        more = "" if _others() else f"; pip install {LAB} brings those of the literature"
+        raise UnknownName("estimator", name, estimators(), hint="all: " + ", ".join(estimators()) + more)
 
 
 def find(name: str) -> Estimator:
@@ -126,5 +125,8 @@ def find(name: str) -> Estimator:
     check_name(name)
     if name not in _REGISTERED:
         refuse_if_unserved()
-        importlib.import_module(f"{__package__}.{HOMES[name]}")
+        if name in HOMES:
+            importlib.import_module(f"{__package__}.{HOMES[name]}")
+        else:
+            _others()[name].load()
     return _REGISTERED[name]

@@ -82,7 +82,7 @@ def load_network(
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError, RuntimeError) as error:
         told = str(error).splitlines() or [type(error).__name__]
         raise InvalidValue(
-            f"needed weights of {name} in {path}: {told[0]}; 'ullage train {name} --out {path.name}' makes them"
+            f"needed weights of {name} in {path}: {told[0]}; 'ullage lab train {name} --out {path.name}' makes them"
         ) from None
     return network.eval(), card
 

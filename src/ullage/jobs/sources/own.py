@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from ullage.errors import InvalidValue, UllageError, UnknownName, nearest
+from ullage.errors import LABS, InvalidValue, MissingPackage, UllageError, UnknownName, nearest
 from ullage.jobs.configuration import PREFIXES, Configuration
 from ullage.jobs.sources.transformers import TransformersTask, is_transformers_model
 from ullage.jobs.tasks import OwnTask, Task
@@ -66,6 +66,8 @@ def _module(place: str) -> ModuleType:
     except UllageError:
         raise
     except ModuleNotFoundError as error:
+        if error.name in LABS:
+            raise MissingPackage(error.name, "models such as " + place) from None
         if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
             if nearest(place, PREFIXES):
                 raise UnknownName("source of models", place, PREFIXES) from None

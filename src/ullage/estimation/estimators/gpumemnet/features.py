@@ -149,7 +149,7 @@ def family_of(summary: ModelSummary) -> str:
 
 
 def summary_of_row(row: Mapping[str, Any]) -> ModelSummary:
-    """The summary of a row of a data set (`ullage dataset clean`, or the authors' tables).
+    """The summary of a row of a data set (`ullage lab data clean`, or the authors' tables).
 
     Rows have attention that is a function and no module, without parameters; a summary does not print it.
     """

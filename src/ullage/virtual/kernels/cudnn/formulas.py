@@ -1,7 +1,7 @@
 """What cuDNN's workspaces are made of, as formulas over the shapes of a convolution.
 
 cuDNN is closed source. Formulas were fitted to measured calls and to what cuDNN says of its plans
-(`ullage.research.cudnn_tables`). Almost every workspace is a sum of copies in another layout (NHWC for NCHW tensors,
+(`ullage_lab.train.workspaces`). Almost every workspace is a sum of copies in another layout (NHWC for NCHW tensors,
 channels padded for tensor cores), partial results of a split sum, a constant, and what the method of a plan keeps
 beside them: Fourier or Winograd transforms, the parts of a strided gradient, or tiles of results in single precision.
 Which formula applies depends on the engine that cuDNN chooses; `workspaces.py` knows or guesses that.

@@ -45,7 +45,7 @@ from ullage.virtual.kernels.cudnn.terms import (
 )
 from ullage.virtual.releases import MEASURED_CUDNN
 
-# The table and the trees. `ullage convolutions fit` writes them; they are read at the first convolution.
+# The table and the trees. `ullage lab train convolutions` writes them; they are read at the first convolution.
 
 DATA_FOLDER = Path(__file__).with_name("data")
 TABLE = f"convolution_table-cudnn{MEASURED_CUDNN}-sm_90.npz"

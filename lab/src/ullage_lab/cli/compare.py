@@ -1,0 +1,238 @@
+"""`ullage lab compare`: the answers of all estimators for one job side by side, and measured runs if there are any."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ullage.cli import completion
+from ullage.cli.exit_codes import FAILED
+from ullage.cli.options import (
+    ALL,
+    EstimateTarget,
+    Gpu,
+    Json,
+    ModelOptions,
+    ScriptArguments,
+    ScriptOptions,
+    Source,
+    default_gpu_hint,
+    target_of,
+    with_options,
+)
+from ullage.cli.progress import Following, following
+from ullage.cli.tables import aligned
+from ullage.errors import InvalidValue, UllageError, UnknownName
+from ullage.text import plain
+from ullage.units import format_bytes, format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from ullage.hardware import GPU
+    from ullage_lab.judge.truth import MeasuredRun
+    from ullage_lab.judge.worker import Record
+
+# Those that run the job's training on the CPU, which takes minutes and the machine's memory.
+TRAIN_ON_THE_CPU = ("xmem", "veritasest")
+_LEAST_ROOM = 30  # columns for the reason why there is no answer
+
+
+@with_options(ScriptOptions, ModelOptions)
+def compare(
+    source: Source,
+    args: ScriptArguments = None,
+    gpu: Gpu = None,
+    estimators: Annotated[
+        str | None, typer.Option(help="Which estimators to ask: 'all', or names separated by commas.",
+                                 metavar="all|A,B,C", show_default="all but those that train on the CPU",
+                                 autocompletion=completion.several_estimators)
+    ] = None,
+    truth: Annotated[
+        Path | None, typer.Option(help="A file of measured runs (JSONL, or a table for the A100): show those of the "
+                                  "same job.",
+                                  metavar="FILE")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Also run the job, if this machine has that GPU.")
+    ] = True,
+    timeout: Annotated[
+        str, typer.Option(help="Give up on an estimator after this long, such as 90s or 10m.", metavar="TIME")
+    ] = "5m",
+    as_json: Json = False,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Estimate one job with every estimator and print the answers side by side, as they come.
+
+    Each estimator runs in a process of its own; its time includes starting that process and building the model.
+    Two of them, xmem and veritasest, train the job on the CPU, which takes minutes: they are asked with
+    --estimators all, or by name. After Ctrl-C, what was answered is printed.
+
+    Examples:
+
+      ullage lab compare torchvision:resnet50 --batch-size 64 --gpu A100-40GB
+      ullage lab compare torchvision:resnet50 --batch-size 64 --estimators all
+      ullage lab compare hf:GPT2LMHeadModel --sequence-length 512 -b 4 --estimators ullage,xmem,llmem
+      ullage lab compare timm:resnet50 -b 32 -O adam --truth faketensor_timm_a100.csv --gpu A100-40GB
+    """
+    from ullage.estimation.asking import estimator_list
+    from ullage.hardware import default_gpu
+    from ullage.hardware import gpu as find_gpu
+
+    names = estimator_list(estimators or ALL)
+    if estimators is None:
+        names = [name for name in names if name not in TRAIN_ON_THE_CPU]
+    card = find_gpu(gpu or default_gpu())
+    target = target_of(source, args, **options)
+    _check(target)
+    row = _row(target)
+    runs = _truth(target, row, card, truth, measure)
+    table = None if as_json else _Table(card, runs, names)
+    records: list[Record] = []
+    if table is not None:
+        _print_head(source, card, runs)
+        print(table.head(), flush=True)
+    with following("asking estimators", len(names), stoppable=True) as going:
+        for record in _answers(names, row, gpu or default_gpu(), parse_duration(timeout), going):
+            records.append(record)
+            if table is not None:
+                print(table.line(record), flush=True)
+    if as_json:
+        print(json.dumps(_plain(source, card, records, runs)))
+    elif hint := default_gpu_hint(gpu, card.name):
+        print(hint)
+    if estimators is None:
+        print(f"not asked: {', '.join(TRAIN_ON_THE_CPU)}, which train on the CPU for minutes (--estimators all)",
+              file=sys.stderr)  # fmt: skip
+    going.end()
+    if not any(record.given for record in records):
+        raise typer.Exit(FAILED)
+
+
+def _check(target: EstimateTarget) -> None:
+    """A mistake that no estimator could do anything about is said once, before all of them are asked."""
+    from ullage.jobs.sources.names import model_names
+
+    configuration = target.workload.configuration
+    if configuration is None:
+        if not target.workload.run.module and not Path(target.source).is_file():
+            raise InvalidValue(f"cannot read {target.source}: there is no such script")
+        return
+    known = model_names(configuration.source) if configuration.source in ("torchvision", "timm") else ()
+    if known and configuration.name.partition(".")[0] not in known:
+        raise UnknownName(f"{configuration.source} model", configuration.name, known)
+
+
+def _row(target: EstimateTarget) -> dict[str, Any]:
+    """The job as plain values, for the process of an estimator."""
+    configuration = target.workload.configuration
+    if configuration is not None:
+        return configuration.to_row()
+    run = {name: value for name, value in target.options.items() if name not in ("args", "show_output")}
+    return {"script": str(Path(target.source).resolve()), "args": target.options.get("args", []), "run": run}
+
+
+def _truth(
+    target: EstimateTarget, row: dict[str, Any], card: GPU, file: Path | None, measure: bool
+) -> list[tuple[str, MeasuredRun]]:
+    """Measured runs of this job: those in the file, and one on this machine's GPU."""
+    from ullage.hardware import local_gpus
+
+    found: list[tuple[str, MeasuredRun]] = []
+    configuration = target.workload.configuration
+    if file is not None:
+        if configuration is None:
+            raise InvalidValue("--truth: files of measured runs hold models by name, not scripts")
+        from ullage_lab.judge.truth import matching, read_truth
+
+        sets = [one for one in read_truth(file) if one.gpu == card.name]
+        if not sets:
+            raise InvalidValue(f"--truth: {file} has no runs on {card.name}; choose the GPU with --gpu")
+        found = [(f"{one.name}, {run.id}", run) for one in sets for run in matching(configuration, one.runs)]
+    here = local_gpus()
+    if measure and here and here[0].name == card.name:
+        found.append(("measured here, now", _measured(row)))
+    return found
+
+
+def _measured(row: dict[str, Any]) -> MeasuredRun:
+    from ullage.measuring.runs import RunRequest, measure_apart
+    from ullage_lab.judge.truth import run_of
+
+    module = bool(row.get("run", {}).get("module"))
+    request = RunRequest(row=row, script=row.get("script"), args=list(row.get("args", [])), module=module)
+    with Console(stderr=True).status("running it on this machine's GPU ..."):
+        found = measure_apart(request)
+    if "failed" in found:
+        raise UllageError(f"the run on this machine's GPU failed: {found['failed']} (--no-measure leaves it out)")
+    return run_of({**row, **found, "id": "local"}, 0, Path())
+
+
+def _answers(names: list[str], row: dict[str, Any], gpu: str, limit: float, going: Following) -> Iterator[Record]:
+    from ullage.estimation.asking import ask
+    from ullage_lab.judge.worker import ask_apart
+
+    for name in names:
+        going.doing(name)
+        yield ask_apart(ask, name, "this", row, gpu, limit)
+        going.step()
+
+
+def _plain(source: str, card: GPU, records: list[Record], runs: list[tuple[str, MeasuredRun]]) -> dict[str, Any]:
+    from ullage_lab.judge.standings import OWN, error
+
+    truths = [
+        {"name": name, "allocated": run.allocated, "reserved": run.reserved, "process": run.process, "oom": run.oom}
+        for name, run in runs
+    ]
+    answers = [
+        {**record.to_dict(), "errors": {name: error(record, run, OWN) for name, run in runs}} for record in records
+    ]
+    return {"source": source, "gpu": card.name, "gpu_memory": card.usable, "truth": truths, "estimates": answers}
+
+
+def _print_head(source: str, card: GPU, runs: list[tuple[str, MeasuredRun]]) -> None:
+    print(f"{source} on {card.name} ({format_bytes(card.usable)})")
+    for name, run in runs:
+        known = [(run.allocated, "allocated"), (run.reserved, "reserved"), (run.process, "of the process")]
+        told = ", ".join(f"{format_bytes(size)} {word}" for size, word in known if size is not None)
+        print(f"truth ({name}): {'ran out of memory; ' if run.oom else ''}{told}")
+    if not runs:
+        print("truth: not known (--truth FILE, or a machine with this GPU)")
+
+
+class _Table:
+    """The answers, a line each: its columns have their widths before the first answer is there."""
+
+    def __init__(self, card: GPU, runs: list[tuple[str, MeasuredRun]], names: list[str]) -> None:
+        self._card, self._runs = card, runs
+        self._widths = [max(map(len, (*names, "estimator"))), 8, 16, *([7] * len(runs)), 12, 4]
+        self._right = [False, True, False, *([True] * len(runs)), True, False]
+
+    def head(self) -> str:
+        return self._line("estimator", "figure", "what it is", *(["error"] * len(self._runs)), "time", "fits")
+
+    def line(self, record: Record) -> str:
+        from ullage_lab.judge.standings import OWN, error
+
+        if record.figure is None:
+            why = f"not supported: {record.unsupported}" if record.unsupported else f"failed: {record.failed}"
+            begin = aligned([record.estimator, "-"], self._widths[:2], self._right[:2]) + "  "
+            room = max(_LEAST_ROOM, shutil.get_terminal_size().columns - len(begin))
+            return begin + f"\n{' ' * len(begin)}".join(textwrap.wrap(plain(why), room))
+        errors = [error(record, run, OWN) for _, run in self._runs]
+        whole = record.process if record.process is not None else record.figure + (self._card.context or 0)
+        return self._line(
+            record.estimator, format_bytes(record.figure), f"{record.kind} memory",
+            *("" if value is None else f"{value:+.1%}" for value in errors),
+            format_duration(record.seconds), "yes" if whole <= self._card.usable else "no",
+        )  # fmt: skip
+
+    def _line(self, *cells: str) -> str:
+        return aligned(cells, self._widths, self._right).rstrip()

@@ -1,0 +1,245 @@
+"""`ullage lab data`: measured files become one data set, and what it holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ullage.cli import completion
+from ullage.cli.options import Json
+from ullage.cli.progress import each
+from ullage.errors import InvalidValue, UllageError
+from ullage.units import format_bytes
+
+# `ullage lab data clean`: measured files to one Parquet file.
+
+_CLEAN_EXAMPLES = """Clean measured runs and write them as one Parquet file.
+
+FILES are what 'ullage lab measure dataset' wrote (also .gz), in any order: memory and utilisation of the same run are
+joined. Tables of GPUMemNet's authors (.csv) are read too. The command prints what it dropped and why;
+docs/reference/dataset.md has the columns.
+
+Examples:
+
+  ullage lab data clean cnn_measured.jsonl cnn_busy.jsonl --out cnn.parquet
+
+  ullage lab data clean *.jsonl.gz --out h200.parquet --report dropped.json
+
+  ullage lab data clean gpumemnet_mlp_a100.csv --out a100.parquet --json
+"""
+
+
+def clean(
+    files: Annotated[
+        list[Path], typer.Argument(help="Measured files: .jsonl, .jsonl.gz, or the authors' .csv.", metavar="FILE",
+                                   show_default=False)
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Write the cleaned runs to this file.", metavar="FILE.parquet", show_default=False)
+    ],
+    report: Annotated[
+        Path | None, typer.Option(help="Write a report with every dropped line to this file.", metavar="FILE.json")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="How many processes build the models.", metavar="N", min=1,
+                                 show_default="one per core")
+    ] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Clean measured runs and write them as one Parquet file."""
+    from ullage_lab.clean.rows import clean as clean_files
+    from ullage_lab.clean.schema import frame, load_polars, write_dataset
+
+    load_polars()
+    rows, found = clean_files(files, workers, lambda runs, total: each(runs, "looking at models", total))
+    table = frame(rows)
+    if not len(table):
+        raise UllageError(f"nothing is left to write: {found.read} lines read, {_counts(found.counts)}")
+    write_dataset(table, out)
+    told = {"file": str(out), **found.to_dict()}
+    if report is not None:
+        try:
+            report.write_text(json.dumps(told, indent=1) + "\n")
+        except OSError as error:
+            raise InvalidValue(f"cannot write {report}: {error.strerror}") from None
+    if as_json:
+        print(json.dumps(told))
+        return
+    Console().print(_clean_table(told))
+
+
+clean.__doc__ = _CLEAN_EXAMPLES
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+
+
+def _clean_table(told: dict[str, Any]) -> Table:
+    from ullage_lab.clean.measured_files import COMPARED, REASONS
+
+    table = Table(title=f"{told['kept']} runs: {told['file']}")
+    table.add_column("")
+    table.add_column("lines", justify="right")
+    table.add_column("")
+    table.add_row("read", str(told["read"]), f"from {len(told['files'])} files")
+    table.add_row("kept", str(told["kept"]), "")
+    table.add_row("joined", str(told["joined"]), "utilisation of a run whose memory was measured too")
+    for reason, count in told["dropped"].items():
+        table.add_row(f"dropped: {reason}", str(count), REASONS[reason])
+    if told["lent"]:
+        table.add_row("lent", str(told["lent"]), "shared a process: context of most runs of their family and precision")
+    if told["renamed"]:
+        table.add_row("renamed", str(told["renamed"]), "runs of different sets with the same id")
+    for name, apart in told["noise"].items():
+        share = name in COMPARED
+        median, most = (f"{100 * apart[word]:.1f} %" if share else f"{apart[word]:.1f} points" for word in apart)
+        table.add_row(
+            f"repeated: {name}", str(told["repeated"]), f"readings differ by {median}, at most {most} in 90 %"
+        )
+    for name, count in told["blanked"].items():
+        table.add_row(f"unknown: {name}", str(count), "not measured, or a figure that cannot be")
+    return table
+
+
+# `ullage lab data show`: what a data set holds.
+
+_SHOW_EXAMPLES = """Show what a data set holds: runs, memory by classes, optimizers, precisions.
+
+Examples:
+
+  ullage lab data show h200.parquet
+
+  ullage lab data show h200.parquet --family cnn
+
+  ullage lab data show h200.parquet --json
+"""
+_BAR = 30  # characters of the longest bar
+_MOST_CLASSES = 48
+
+
+def show(
+    file: Annotated[
+        Path, typer.Argument(help="A Parquet file written by 'ullage lab data clean'.", metavar="FILE",
+                             show_default=False)
+    ],
+    family: Annotated[
+        str | None, typer.Option(help="Show only this family of models.", metavar="NAME",
+                                 autocompletion=completion.families)
+    ] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Show what a data set holds."""
+    from ullage.errors import UnknownName
+    from ullage_lab.clean.schema import read_dataset, summarize
+
+    table = read_dataset(file)
+    if family is not None:
+        families = table["family"].drop_nulls().unique().to_list()
+        if family not in families:
+            raise UnknownName(f"family in {file}", family, families)
+        table = table.filter(table["family"] == family)
+    found = {"file": str(file), **summarize(table)}
+    if as_json:
+        print(json.dumps(found))
+        return
+    console = Console()
+    console.print(_overview(found))
+    if found["readings"]:
+        console.print(_readings(found["readings"]))
+    for name, part in found["families"].items():
+        console.print(_classes(name, part))
+
+
+show.__doc__ = _SHOW_EXAMPLES
+
+
+def _overview(found: dict[str, Any]) -> Table:
+    table = Table(title=f"{found['rows']} runs: {found['file']}")
+    table.add_column("")
+    for name in found["families"]:
+        table.add_column(name, justify="right")
+    parts = list(found["families"].values())
+    for key, title in (("rows", "runs"), ("with_memory", "memory measured"), ("with_utilization", "utilisation read")):
+        table.add_row(title, *(str(part[key]) for part in parts))
+    for key, title in (
+        ("memory", "memory of the process"), ("parameters", "parameters"), ("batch_size", "batch size"),
+        ("layers", "layers"),
+    ):  # fmt: skip
+        table.add_row(title, *(_spread(part[key], key == "memory") for part in parts), end_section=key == "layers")
+    for key, title in (("arch", "forms"), ("optimizer", "optimizers"), ("precision", "precisions")):
+        table.add_row(title, *("\n".join(_shares(part[key], part["rows"])) for part in parts), end_section=True)
+    environment = [f"{name}: {', '.join(found[name])}" for name in ("gpu", "torch", "cuda", "cudnn", "driver")]
+    table.caption = "; ".join(environment)
+    return table
+
+
+_FIGURES = {
+    "step_seconds": ("step, ms", 1000, 1), "host_seconds": ("host's part of it, ms", 1000, 1),
+    "gract": ("GRACT, %", 100, 1), "smact": ("SMACT, %", 100, 1), "smocc": ("SMOCC, %", 100, 1),
+    "drama": ("DRAMA, %", 100, 1), "tensor": ("tensor cores, %", 100, 1), "power_w": ("power, W", 1, 0),
+    "energy_step": ("energy of a step, J", 1, 2),
+}  # fmt: skip
+
+
+def _readings(kinds: dict[str, Any]) -> Table:
+    """Step time and activity of runs that were read alone, by kind of model."""
+    table = Table(title="read alone: half of the runs lie below the middle figure, a tenth beyond each other one")
+    table.add_column("")
+    for kind in kinds:
+        table.add_column(kind, justify="right")
+    table.add_row("runs", *(str(part["rows"]) for part in kinds.values()))
+    table.add_row("families", *(str(part["families"]) for part in kinds.values()))
+    table.add_row("for testing", *(f"{part['test_rows']}\nof {len(part['test_families'])}" for part in kinds.values()))
+    for name, (title, factor, digits) in _FIGURES.items():
+        spreads = (part[name] for part in kinds.values())
+        texts = ("unknown" if one is None else " ".join(f"{value * factor:.{digits}f}" for value in one)
+                 for one in spreads)  # fmt: skip
+        table.add_row(title, *texts)
+    return table
+
+
+def _spread(spread: dict[str, int] | None, is_memory: bool) -> str:
+    if spread is None:
+        return "unknown"
+    texts = [format_bytes(spread[name]) if is_memory else f"{spread[name]:,}" for name in ("smallest", "largest")]
+    middle = format_bytes(spread["median"]) if is_memory else f"{spread['median']:,}"
+    return f"{texts[0]} to {texts[1]}\nmedian {middle}"
+
+
+def _shares(counts: dict[str, int], rows: int) -> list[str]:
+    return [f"{name} {100 * count / rows:.1f} %" for name, count in counts.items()]
+
+
+def _classes(name: str, part: dict[str, Any]) -> Table:
+    """Bars for classes of 1 GiB, and the share of each class of 8 GiB beside its first."""
+    table = Table(title=f"{name}: memory of the process, by classes of 1 and 8 GiB")
+    table.add_column("GiB", justify="right")
+    table.add_column("runs", justify="right")
+    table.add_column("")
+    table.add_column("8 GiB", justify="right")
+    small, large = part["classes_1gib"], part["classes_8gib"]
+    shown = dict(list(small.items())[:_MOST_CLASSES])
+    most, before = max(shown.values(), default=1), None
+    for place, count in shown.items():
+        beside = ""
+        if place // 8 != before:
+            before = place // 8
+            share = 100 * large[before] / part["with_memory"]
+            beside = f"{8 * before} to {8 * before + 8}: {large[before]} ({share:.1f} %)"
+        table.add_row(f"{place} to {place + 1}", str(count), "█" * max(1, round(_BAR * count / most)), beside)
+    if len(small) > len(shown):
+        table.caption = f"{len(small) - len(shown)} larger classes are left out: --json has them"
+    return table
+
+
+data = typer.Typer(
+    help="Data sets for learned estimators: clean measured files, show.", no_args_is_help=True, rich_markup_mode="rich"
+)
+data.command()(clean)
+data.command()(show)

@@ -1,0 +1,210 @@
+"""`ullage lab draw`: lists of what is worth measuring. Needs no GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ullage.cli import completion
+from ullage.cli.measured_files import check_file
+from ullage.cli.options import Json, Seed
+from ullage.cli.progress import each
+from ullage.errors import InvalidValue
+from ullage.units import format_bytes, parse_bytes, parse_duration
+
+draw = typer.Typer(
+    help="Draw lists of runs, convolutions and jobs to measure.", no_args_is_help=True, rich_markup_mode="rich"
+)
+
+
+@draw.command()
+def models(
+    count: Annotated[int, typer.Option(help="How many runs to draw.", metavar="N", min=1)] = 100,
+    seed: Seed = 0,
+    avoid: Annotated[Path | None, typer.Option(help="Draw no model that is in this file.", metavar="FILE")] = None,
+) -> None:
+    """Print training runs of torchvision's, timm's and transformers' models, and of perceptrons, for 'ullage measure'.
+
+    Examples:
+
+      ullage lab draw models --count 200 --seed 7 > runs.jsonl
+    """
+    from ullage.jobs import read_rows
+    from ullage_lab.draw.configurations import draw
+
+    known = {str(row.get("model")) for row in read_rows(avoid)} if avoid else set()
+    for row in draw(count, seed, known):
+        print(json.dumps(row))
+
+
+@draw.command()
+def problems(
+    tasks: Annotated[
+        Path | None, typer.Argument(help="A list of 'ullage lab draw convolutions'.", metavar="[FILE]")
+    ] = None,
+    random: Annotated[int, typer.Option("--random", help="Draw this many instead.", metavar="N", min=0)] = 0,
+    seed: Seed = 0,
+) -> None:
+    """Print convolutions as cuDNN is asked about them, for 'ullage measure cudnn'.
+
+    Examples:
+
+      ullage lab draw problems --random 1000 > problems.jsonl
+    """
+    from ullage_lab.draw.problems import listed_problems, random_problems
+
+    if (tasks is None) == (random == 0):
+        raise InvalidValue("needed either a list of calls or --random COUNT")
+    for problem in random_problems(random, seed) if tasks is None else listed_problems(tasks):
+        print(json.dumps({"problem": problem}))
+
+
+@draw.command()
+def convolutions(
+    out: Annotated[Path, typer.Option(help="Write the list here.", metavar="FILE.json.gz", show_default=False)],
+    stop_after: Annotated[
+        str, typer.Option(help="Stop collecting layers of torchvision's and timm's models after this long; 0: collect "
+                          "none.", metavar="TIME")
+    ] = "15m",
+    resolutions: Annotated[
+        int, typer.Option(help="How many image sizes to try per model.", metavar="N", min=1)
+    ] = 3,
+    configurations: Annotated[
+        int, typer.Option(help="How many combinations of layer, batch size, type and layout to list.", metavar="N",
+                          min=0)
+    ] = 200_000,
+    random: Annotated[
+        int, typer.Option(help="How many random layers to add to those of models.", metavar="N", min=0)
+    ] = 6_000,
+    arbitrary: Annotated[
+        int, typer.Option(help="How many calls to add whose channels, sides and batch sizes are any numbers.",
+                          metavar="N", min=0)
+    ] = 0,
+    truth: Annotated[
+        Path | None, typer.Option(help="A file of measured calls; 1500 of them come first, to be measured again.",
+                                  metavar="FILE")
+    ] = None,
+) -> None:  # fmt: skip
+    """List convolution calls to measure. Needs no GPU.
+
+    Layers come from torchvision's and timm's models, which run on PyTorch's "meta" device, and from a random generator.
+    The order is random, and common calls tend to come first: measure as many as there is time for.
+
+    Examples:
+
+      ullage lab draw convolutions --out tasks.json.gz
+
+      ullage lab draw convolutions --out odd.json.gz --stop-after 0 --configurations 0 --arbitrary 80000
+    """
+    from ullage_lab.draw.convolutions import write_list
+
+    check_file(out)
+    layers, calls = write_list(
+        out,
+        seconds=parse_duration(stop_after),
+        resolutions=resolutions,
+        configurations=configurations,
+        random_count=random,
+        arbitrary_count=arbitrary,
+        truth=truth,
+    )
+    print(f"{calls} calls of {layers} layers: {out}")
+
+
+# `ullage lab draw dataset`: draws configurations of generated models.
+
+_GENERATE_EXAMPLES = """Draw training runs of generated models (mlp, cnn or transformer) or of real ones (real).
+
+Real models are those of torchvision, timm and transformers, with random weights, from about fifty families; their
+packages must be installed. The same seed gives the same runs, and a larger count begins with the same ones. Each line
+is a configuration that 'ullage lab measure dataset', 'ullage measure', 'ullage estimate' and 'ullage evaluate' take.
+
+Examples:
+
+  ullage lab draw dataset --family cnn --count 3000 --seed 1 --out cnn.jsonl
+
+  ullage lab draw dataset --family real --count 400 --seed 3 --max-memory 16GiB --max-step 80ms --out real.jsonl
+
+  ullage lab draw dataset --family real --count 200 --min-step 18ms --max-step 60ms --out busy.jsonl
+
+  ullage lab draw dataset --family mlp --count 100 --seed 2 --ranges ranges.toml --max-memory 8GiB --out small.jsonl
+"""
+
+
+def dataset(
+    family: Annotated[
+        str, typer.Option(help="The family of models: mlp, cnn, transformer or real.", metavar="NAME",
+                                 show_default=False, autocompletion=completion.drawn_families)
+    ],
+    count: Annotated[int, typer.Option(help="How many runs to draw.", metavar="N", min=1)] = 1000,
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the runs to this file.", metavar="FILE.jsonl",
+                                  show_default="FAMILY.jsonl")
+    ] = None,
+    ranges: Annotated[
+        Path | None, typer.Option(help="A file with your own ranges, by family.", metavar="FILE.toml")
+    ] = None,
+    max_memory: Annotated[
+        str, typer.Option(help="Draw no run that takes more memory, by a rough count.", metavar="SIZE")
+    ] = "40GiB",
+    max_step: Annotated[
+        str, typer.Option(help="Draw no run whose step takes longer, by a rough count.", metavar="TIME")
+    ] = "120ms",
+    min_step: Annotated[
+        str, typer.Option(help="Draw runs whose step takes as long at least, by a rough count; of real models that "
+                               "are too small for it, the largest batch that is allowed.", metavar="TIME")
+    ] = "0s",
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Draw training runs of generated models."""
+    from ullage_lab.draw.generated import DrawingLimits, draw, summary
+    from ullage_lab.draw.generated import ranges as known_ranges
+    from ullage_lab.draw.real import FAMILY, draw_real
+
+    if family == FAMILY and ranges is not None:
+        raise InvalidValue("--ranges is for generated models; leave it away for real ones")
+    known = {} if family == FAMILY else known_ranges(family, ranges)
+    file = out or Path(f"{family}.jsonl")
+    if file.is_dir() or not file.parent.is_dir():  # before the drawing, which takes a minute for thousands
+        raise InvalidValue(f"cannot write {file}: needed a file in a folder that exists")
+    limits = DrawingLimits(parse_bytes(max_memory), parse_duration(max_step), parse_duration(min_step))
+    rows = [
+        draw_real(number, seed, limits) if family == FAMILY else draw(family, number, seed, known, limits)
+        for number in each(range(count), "drawing", count)
+    ]
+    try:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    except OSError as error:
+        raise InvalidValue(f"cannot write {file}: {error.strerror}") from None
+    found = {"family": family, "seed": seed, "file": str(file), **summary(rows)}
+    if as_json:
+        print(json.dumps(found))
+        return
+    Console().print(_generate_table(found))
+
+
+dataset.__doc__ = _GENERATE_EXAMPLES
+
+
+def _generate_table(found: dict[str, Any]) -> Table:
+    of = "real models" if found["family"] == "real" else f"generated {found['family']}s"
+    table = Table(title=f"{found['rows']} runs of {of}, seed {found['seed']}: {found['file']}")
+    table.add_column("")
+    table.add_column("")
+    sizes = (format_bytes(found[name]) for name in ("smallest", "median", "largest"))
+    table.add_row("memory, by counting", "{} to {} (half of them) to {}".format(*sizes))
+    unit = found["class_bytes"]
+    classes = (f"{format_bytes(unit * number)} up: {count}" for number, count in found["classes"].items())
+    table.add_row("classes of " + format_bytes(unit), ", ".join(classes))
+    for name, title in (("arch", "forms"), ("opt", "optimizers"), ("precision", "precisions")):
+        table.add_row(title, ", ".join(f"{word} {count}" for word, count in found[name].items()))
+    return table
+
+
+draw.command()(dataset)

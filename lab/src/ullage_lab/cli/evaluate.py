@@ -1,0 +1,297 @@
+"""`ullage lab evaluate`: all estimators as a ranking, and learned ones on data sets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from ullage.cli import completion
+from ullage.cli.options import Json, MeasuredGpu
+from ullage.cli.progress import Following, following
+from ullage.cli.tables import fitted
+from ullage.errors import InvalidValue
+from ullage.units import format_bytes, format_duration
+from ullage.virtual.releases import as_measured
+from ullage_lab.cli.scores import NAMES, print_noise_of_turns, print_table7, print_utilization, share_of_one
+
+if TYPE_CHECKING:
+    from ullage_lab.train.protocol import Examples
+    from ullage_lab.train.steps.judging import UtilizationLine
+    from ullage_lab.train.table2 import Table2Line
+
+RANKING = "Ranking (with --truth)"
+LEARNED = "Tables 2 and 7 of the GPUMemNet paper (with gpumemnet, walknet or gpuutilnet)"
+
+
+def evaluate(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="gpumemnet or walknet (the paper's Table 2), gpuutilnet (Table 7): score its networks on data sets; "
+            "utilization: step times, how busy a GPU is, and jobs together, on families left out.",
+            metavar="METHOD",
+            autocompletion=lambda: list(LEARNED_METHODS),
+        ),
+    ] = None,
+    truth: Annotated[
+        Path | None,
+        typer.Option(help="Measured runs: JSONL, a data set (Parquet), or an A100 table.", metavar="FILE",
+                     rich_help_panel=RANKING),
+    ] = None,
+    gpu: MeasuredGpu = None,
+    every: Annotated[int, typer.Option(help="Take only every Nth run.", metavar="N", min=1,
+                                       rich_help_panel=RANKING)] = 1,
+    estimators: Annotated[
+        str, typer.Option(help="The estimators to rank: 'all', or names separated by commas.", metavar="all|A,B,C",
+                          rich_help_panel=RANKING, autocompletion=completion.several_estimators)
+    ] = "all",
+    sample: Annotated[
+        list[str] | None, typer.Option(help="Only N runs, always the same; NAME=N for one estimator. Repeat it for "
+                                       "more.", metavar="N|NAME=N", rich_help_panel=RANKING)
+    ] = None,
+    timeout: Annotated[
+        str, typer.Option(help="Give up on an estimate after this long, such as 90s or 10m.", metavar="TIME",
+                          rich_help_panel=RANKING)
+    ] = "2m",
+    resume: Annotated[
+        Path | None, typer.Option(help="Keep answers in this file; answers already in it are not computed again.",
+                                  metavar="FILE.jsonl", rich_help_panel=RANKING)
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the ranking as one HTML page.", metavar="FILE.html",
+                                  rich_help_panel=RANKING)
+    ] = None,
+    kept: Annotated[
+        bool, typer.Option("--kept", help="Rank only the answers already in the --resume file.",
+                           rich_help_panel=RANKING)
+    ] = False,
+    workers: Annotated[
+        int, typer.Option(help="How many estimates run at once; above 1, their times are less reliable.",
+                          metavar="N", min=1, rich_help_panel=RANKING)
+    ] = 1,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Rows of 'ullage lab data clean' (Parquet), the authors' table (.csv), "
+                                        "or, for utilization, sets of 'ullage lab measure together'. Repeatable.",
+                                        show_default="the project's own, in benchmarks/data",
+                                        metavar="FILE", rich_help_panel=LEARNED)
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="A folder of weights; for gpuutilnet and utilization, a file.",
+                                  show_default="those that are shipped", metavar="PATH", rich_help_panel=LEARNED)
+    ] = None,
+    retrain: Annotated[
+        bool, typer.Option("--retrain", help="Train new networks on this data, with cross-validation. Takes minutes.",
+                           rich_help_panel=LEARNED)
+    ] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Rank estimators by measured runs, or score learned ones.
+
+    With --truth, a ranking by error, underestimates, xMem's two-round protocol, time and coverage. After Ctrl-C, what
+    was done is printed. 'ullage evaluate' shows Ullage's own estimates in detail.
+
+    Examples:
+
+      ullage lab evaluate --truth h200_train_steps.jsonl --sample 300 --sample xmem=40 --resume out.jsonl
+
+      ullage lab evaluate --truth realworld_a100.csv --estimators ullage,horus --report out.html
+
+      ullage lab evaluate gpumemnet
+
+      ullage lab evaluate gpuutilnet
+
+      ullage lab evaluate utilization --resume steps.jsonl
+
+      ullage lab evaluate walknet --data gpumemnet_mlp_a100.csv --retrain
+    """
+    if kept and resume is None:
+        raise InvalidValue("--kept ranks answers that are kept: name their file with --resume")
+    if what is not None:
+        _learned(what, data or [], weights, retrain, resume, as_json)
+        return
+    if truth is None:
+        raise typer.BadParameter("needed a file of measured runs, or a method", param_hint="--truth")
+    from ullage_lab.cli.ranking import RankingPlan, rank_estimators
+
+    as_measured()
+    rank_estimators(
+        RankingPlan(truth, gpu, every, estimators, sample or [], timeout, resume, report, as_json, workers, kept)
+    )
+
+
+def _learned(
+    what: str, data: list[Path], weights: Path | None, retrain: bool, resume: Path | None, as_json: bool
+) -> None:
+    if what not in LEARNED_METHODS:
+        *known, last = LEARNED_METHODS
+        raise InvalidValue(
+            f"needed {', '.join(known)} or {last} after 'evaluate'; found {what!r} (--truth takes a file of runs)"
+        )
+    if what == "gpuutilnet":
+        evaluate_gpuutilnet(data, weights, retrain, as_json)
+    elif what == "utilization":
+        evaluate_utilization(data, weights, resume, as_json)
+    else:
+        evaluate_gpumemnet(Table2Plan(method=what, data=data, weights=weights, retrain=retrain, as_json=as_json))
+
+
+# `ullage lab evaluate gpumemnet` and `walknet`: the paper's Table 2 again, on one's own data.
+
+# The project's data lie in its source, not in the package that is installed.
+SHIPPED_DATA = Path(__file__).parents[4] / "benchmarks" / "data" / "generated_h200.parquet"
+_NETWORKS = ("mlp", "transformer")
+LEARNED_METHODS = ("gpumemnet", "gpuutilnet", "utilization", "walknet")
+
+
+@dataclass(frozen=True)
+class Table2Plan:
+    """What the command line asked for."""
+
+    method: str = "gpumemnet"
+    data: list[Path] = field(default_factory=list)
+    weights: Path | None = None
+    retrain: bool = False
+    seed: int = 1
+    as_json: bool = False
+
+
+def evaluate_gpumemnet(plan: Table2Plan) -> None:
+    """Judge both estimators on every family in the data, and print the lines beside the paper's."""
+    files = _data_files(plan.method, plan.data)
+    if plan.weights is not None and not plan.weights.is_dir():
+        raise InvalidValue(
+            f"--weights: needed a folder of files that 'ullage lab train {plan.method}' wrote; found {plan.weights}"
+        )
+    lines: list[Table2Line] = []
+    with following(f"reading {files[0].name}", stoppable=True) as going:
+        for file in files:
+            for found in _lines(file, plan, going):
+                lines += found
+    if plan.as_json:
+        print(json.dumps([line.to_dict() for line in lines]))
+    elif lines:
+        print_lines(lines)
+    going.end()
+
+
+def _data_files(method: str, given: list[Path]) -> list[Path]:
+    if not given and not SHIPPED_DATA.is_file():
+        raise InvalidValue(
+            "needed --data: a Parquet file of 'ullage lab data clean', or the authors' table "
+            f"(ullage evaluate {method} --data FILE); the project's own is in its source, benchmarks/data"
+        )
+    return given or [SHIPPED_DATA]
+
+
+def _lines(file: Path, plan: Table2Plan, going: Following) -> Iterator[list[Table2Line]]:
+    """The lines of each family and network of a file, as they come."""
+    from ullage_lab.train.methods import method_of
+    from ullage_lab.train.protocol import examples_of, read_rows
+
+    rows = read_rows(file)
+    families = list(dict.fromkeys(str(row["family"]) for row in rows))
+    going.begin(f"judging {plan.method}", None if plan.retrain else len(families) * len(_NETWORKS))
+    for family in families:
+        going.doing(f"reading the jobs of {NAMES.get(family, family)}s")
+        examples = examples_of([row for row in rows if row["family"] == family], method_of(plan.method))
+        for network in _NETWORKS:
+            going.doing(f"{NAMES.get(family, family)}s by the {NAMES[network]}")
+            yield _judged(examples, family, network, plan, going)
+            going.step()
+
+
+def _judged(
+    examples: Examples, family: str, estimator: str, plan: Table2Plan, going: Following
+) -> list[Table2Line]:  # fmt: skip
+    from ullage_lab.train.methods import method_of
+    from ullage_lab.train.table2 import retrained_lines, shipped_lines
+
+    method = method_of(plan.method)
+    if not plan.retrain:
+        return shipped_lines(examples, family, estimator, plan.weights, method)
+
+    def named(name: str, steps: int) -> None:
+        going.begin(f"{family} {estimator}, {name}", steps)
+
+    return retrained_lines(examples, family, estimator, seed=plan.seed, begin=named, notify=going.step, method=method)
+
+
+def print_lines(lines: list[Table2Line]) -> None:
+    """The table; what was measured here is "ours" for walknet, and "here" for the method of the paper."""
+    told = "here" if lines and lines[0].method == "gpumemnet" else "ours"
+    heads = ("data", "GPU", "estimator", "bin", "rows", "paper", told, "folds", "F1 paper", f"F1 {told}",
+             "too low", "too high", "one job")  # fmt: skip
+    rows = []
+    for line in lines:
+        rows.append([
+            NAMES.get(line.family, line.family), line.gpu, NAMES[line.estimator], format_bytes(line.bin),
+            str(line.rows), share_of_one(line.paper), share_of_one(line.accuracy), share_of_one(line.validation),
+            share_of_one(line.paper_f1), share_of_one(line.f1), f"{line.under:.1%}", f"{line.over:.1%}",
+            format_duration(line.seconds),
+        ])  # fmt: skip
+    give_way = ("GPU", "too high", "F1 paper", f"F1 {told}", "rows", "folds", "one job")
+    print(fitted(heads, rows, give_way=give_way, left=("GPU", "estimator")))
+    Console().print(
+        f"{told}: accuracy on the held-out 30 %; folds: mean of 3-fold cross-validation on the rest, a new network in "
+        "each; one job: the processor's time for the longest one, on one core (paper: at most 32 ms)",
+        highlight=False,
+    )
+
+
+def evaluate_gpuutilnet(data: list[Path], weights: Path | None, retrain: bool, as_json: bool) -> None:
+    """Judge GPUUtilNet's networks on their held-out rows, and print the paper's Table 7 beside."""
+    from ullage.estimation.estimators.gpuutilnet import BINS, SHIPPED, load
+    from ullage_lab.train import table7
+    from ullage_lab.train.protocol import read_rows
+
+    files = _data_files("gpuutilnet", data)
+    with following(f"reading {files[0].name}") as going:
+        rows = [row for file in files for row in read_rows(file)]
+        if retrain:
+            going.begin("training", len(BINS))
+        model = table7.train(rows, notify=going.step) if retrain else load(weights or SHIPPED)
+    print_table7(table7.lines_of(model, rows), as_json)
+
+
+def evaluate_utilization(data: list[Path], weights: Path | None, kept: Path | None, as_json: bool) -> None:
+    """Judge the model of a job alone, and that of jobs together, on families that were left out of their fits."""
+    from ullage.performance.rates import SHIPPED, load
+    from ullage_lab.train import sharing
+    from ullage_lab.train.protocol import read_rows
+    from ullage_lab.train.steps import judging, runs
+
+    shipped = [SHIPPED_DATA.with_name(name) for name in ("utilization_h200.parquet", "together_h200.jsonl.gz")]
+    given = data or [file for file in shipped if file.is_file()] or _data_files("utilization", [])
+    with following("reading runs") as going:
+        rows = [row for file in given if file.suffix == ".parquet" for row in read_rows(file)]
+        sets = [file for file in given if file.suffix != ".parquet"]
+        measured = sharing.read_rows(sets) if sets else []
+        rates = load(weights or SHIPPED)
+        lines: list[UtilizationLine] = []
+        if rows:
+            read = judging.of_one_host(runs.read_alone(rows), rates)
+            learn, test = ([run for run in read if run.is_test is wanted] for wanted in (False, True))
+            strange = [run for run in learn if run.machine != rates.card.get("machine")]
+            going.begin("following runs", len(test) + len(strange))
+            steps = runs.follow(runs.configurations(rows, [*test, *strange]), kept, going.step)
+            if strange:
+                rates = judging.on_host(rates, runs.with_work(strange, steps))
+                known = runs.read_alone(read_rows(shipped[0])) if shipped[0].is_file() else []
+                learn += [run for run in judging.of_one_host(known, rates) if not run.is_test]
+            lines = judging.lines_of(rates, learn, runs.with_work(test, steps))
+        together = []
+        if measured:
+            going.begin("following jobs", len({row["alone"] for row in measured if "alone" in row}))
+            jobs = sharing.follow(measured, kept, going.step)
+            alone = sharing.measured_alone(measured, jobs)
+            predicted = sharing.predicted_alone(alone, jobs, rates)
+            together = sharing.lines_of(sharing.sets_of(measured, alone), alone, predicted)
+    print_utilization(lines, together, as_json)
+    if not as_json:
+        print_noise_of_turns(sharing.noise_of_turns(measured))

@@ -1,0 +1,403 @@
+"""`ullage lab measure`: what takes a GPU to know, in files that estimators learn from."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ullage.cli import completion
+from ullage.cli.measured_files import appended, check_file, existing, measured_before, say_left
+from ullage.cli.options import Json, Seed
+from ullage.cli.progress import each, following
+from ullage.errors import InvalidValue, UllageError
+from ullage.units import parse_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from ullage_lab.measure.together import TogetherSettings
+
+_DRAWN_RUNS = 60  # whose calls are timed
+
+measure = typer.Typer(
+    help="Measure on this machine's GPU: data sets, operator calls, steps, jobs that share the card.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+Out = Annotated[
+    Path, typer.Option(help="Append one line each to this file; those already in it are skipped.", metavar="FILE")
+]
+Random = Annotated[int, typer.Option("--random", help="Draw this many runs.", metavar="N", min=1)]
+StopAfter = Annotated[str | None, typer.Option(help="Stop after this long, such as 8m.", metavar="TIME")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be measured.")]
+Workers = Annotated[int, typer.Option(help="How many processes at once, at most.", metavar="N", min=1)]
+
+
+@measure.command()
+def together(
+    jobs: Annotated[Path, typer.Argument(help="A list of jobs (.jsonl).", metavar="FILE", show_default=False)],
+    out: Out = Path("together.jsonl"),
+    how: Annotated[
+        str, typer.Option(help="Ways of sharing, timeslice or mps or both.", metavar="WAYS",
+                          autocompletion=completion.ways_of_sharing)
+    ] = "timeslice,mps",
+    sets: Annotated[int, typer.Option(help="Draw this many sets of the list's jobs.", metavar="N", min=0)] = 0,
+    seed: Seed = 0,
+    seconds: Annotated[float, typer.Option(help="How long to read each set.", metavar="SECONDS", min=0.2)] = 1.0,
+    rounds: Annotated[
+        int, typer.Option(help="Read jobs alone and together in turns, this many times: a host whose speed changes "
+                          "then matters less.", metavar="N", min=0)
+    ] = 0,
+    timeout: Annotated[
+        str, typer.Option(help="Give up on a set after this long, such as 90s or 10m.", metavar="TIME")
+    ] = "5m",
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Read jobs that share the GPU, time-sliced and under MPS, each also alone.
+
+    The sets are those that a list names beside its configurations ({"set": "pair", "jobs": ["a", "b"]}), or --sets
+    random ones. Type the same line again to go on. --rounds takes longer, and tells slowdowns more exactly.
+
+    Examples:
+
+      ullage lab measure together jobs.jsonl --sets 200 --seed 1 --out together.jsonl
+
+      ullage lab measure together pairs.jsonl --how mps --seconds 3 --rounds 3
+    """
+    from ullage_lab.measure.together import TogetherSettings
+
+    ways = tuple(filter(None, how.split(",")))
+    plan = TogetherSettings(out=out, how=ways, seconds=seconds, rounds=rounds, timeout=parse_duration(timeout))
+    _measure_together(jobs, plan, sets, seed, dry_run, as_json)
+
+
+@measure.command()
+def calls(
+    source: Annotated[
+        list[str] | None,
+        typer.Argument(help="A script with its arguments, or a list that --dry-run printed.", metavar="[FILE]"),
+    ] = None,
+    out: Out = Path("rates.jsonl"),
+    random: Random = _DRAWN_RUNS,
+    seed: Seed = 0,
+    stop_after: StopAfter = None,
+    activity: Annotated[
+        bool, typer.Option("--activity/--no-activity", help="Read the GPU's counters during every fourth call, a "
+                           "quarter of a second each; without them, and without the host's time, --workers processes "
+                           "make calls ready at once.")
+    ] = True,
+    workers: Workers = 8,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Time operator calls one by one: how long the GPU takes and how busy it is, how long the host takes.
+
+    The calls are those of drawn runs, of a script, or of a list. Type the same line again to go on.
+
+    Examples:
+
+      ullage lab measure calls --out rates.jsonl --stop-after 8m
+
+      ullage lab measure calls --random 5 --dry-run
+    """
+    limit = parse_duration(stop_after) if stop_after else None
+    _measure_rates(list(source or []), out, random, seed, limit, 0 if activity else workers, dry_run, as_json)
+
+
+@measure.command()
+def steps(
+    source: Annotated[
+        Path | None, typer.Argument(help="A list of configurations (.jsonl); drawn ones without it.", metavar="[FILE]")
+    ] = None,
+    out: Out = Path("profiles.jsonl"),
+    random: Random = _DRAWN_RUNS,
+    seed: Seed = 0,
+    stop_after: StopAfter = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Profile whole training steps.
+
+    Examples:
+
+      ullage lab measure steps --random 200 --out profiles.jsonl
+    """
+    limit = parse_duration(stop_after) if stop_after else None
+    _measure_profiles(source, out, random, seed, limit, dry_run, as_json)
+
+
+def _measure_together(file: Path, plan: TogetherSettings, count: int, seed: int, dry_run: bool, as_json: bool) -> None:
+    """Measure sets of jobs, and say in the end how they went."""
+    from ullage.jobs import read_rows
+    from ullage_lab.measure.job_sets import draw_sets, sets_in
+    from ullage_lab.measure.together import measure_together
+
+    rows = [{"id": f"r{number:05d}", **row} for number, row in enumerate(read_rows(file))]
+    wanted = draw_sets(rows, count, seed) if count else sets_in(rows)
+    if not wanted:
+        raise InvalidValue(f"{file} names no sets: add --sets COUNT, or lines such as "
+                           '{"set": "pair", "jobs": ["a", "b"]}')  # fmt: skip
+    if dry_run:
+        for one in wanted:
+            print(json.dumps({"set": one.id, "jobs": one.jobs}))
+        return
+    left, found = measure_together(rows, wanted, plan)
+    say_left(len(wanted) * len(plan.how) - left, left, "sets", plan.out)
+    console = Console(stderr=True)
+    tally = {"measured": 0, "failed": 0, "alone": 0}
+    with following("measuring", left, forks=True) as progress:
+        for row in found:
+            outcome = "failed" if "failed" in row else "alone" if "alone" in row else "measured"
+            tally[outcome] += 1
+            if outcome == "failed":
+                console.print(f"{row['how']} {row.get('set') or row['alone']}: {row['failed']}", markup=False)
+            if "set" in row:
+                progress.step(f"{row['how']} {row['set']}")
+    if as_json:
+        print(json.dumps({"file": str(plan.out), **tally}))
+        return
+    print(f"{tally['measured']} sets measured, {tally['failed']} failed, {tally['alone']} jobs read alone: {plan.out}")
+
+
+def _measure_rates(
+    args: list[str],
+    out: Path,
+    runs: int,
+    seed: int,
+    limit: float | None,
+    workers: int,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Time operator calls, and write each row as it comes; with `workers`, without counters and the host's time."""
+    from ullage.jobs.configuration import rows_so_far
+    from ullage_lab.calls import identity, packed
+    from ullage_lab.draw import calls as listing
+    from ullage_lab.measure import rounds, timing
+
+    source = existing(args[0] if args else None)
+    if not dry_run:
+        _check_gpu()
+    if source is None:
+        calls = listing.drawn_calls(runs, seed, each=lambda found, count: each(found, "following", count))
+    elif source.suffix == ".py":
+        calls = listing.calls_of_script(source, args[1:])
+    else:
+        calls = listing.listed_calls(source)
+    if dry_run:
+        for call in calls:
+            print(json.dumps(packed(call)))
+        return
+    rows = rows_so_far(out)
+    done = {str(row["id"]) for row in rows if "id" in row}
+    started = out.with_name(out.name + ".started")
+    died = timing.died_in(started)
+    first = [] if rows else [_machine()]
+    if died is not None and died["id"] not in done:
+        first.append(died)
+        done.add(str(died["id"]))
+    left = [call for call in calls if identity(call) not in done]
+    say_left(len(done), len(left), "calls", out)
+    several = rounds.measured(left, workers, limit) if workers else timing.measured(left, timing.EVERY, limit, started)
+    found = itertools.chain(first, several)
+    timed = [row for row in appended(found, "measuring", len(left) + len(first), out) if "id" in row]
+    _say_rows(timed, "calls", out, as_json)
+
+
+def _measure_profiles(
+    source: Path | None, out: Path, runs: int, seed: int, limit: float | None, dry_run: bool, as_json: bool
+) -> None:
+    """Profile training steps, and write each row as it comes."""
+    from ullage.jobs import read_rows
+    from ullage_lab.draw import calls as listing
+
+    rows = listing.drawn_runs(runs, seed) if source is None else list(read_rows(source))
+    if dry_run:
+        for row in rows:
+            print(json.dumps(row))
+        return
+    _check_gpu()
+    from ullage_lab.measure import profiles
+
+    done = measured_before(out)
+    left = [row for row in rows if str(row["id"]) not in done]
+    say_left(len(done), len(left), "runs", out)
+    made = list(appended(profiles.profiles(left, limit), "profiling", len(left), out))
+    _say_rows(made, "steps", out, as_json)
+
+
+def _check_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UllageError("needed a GPU to measure on; PyTorch finds none. --dry-run prints what would be measured")
+
+
+def _machine() -> dict[str, Any]:
+    from ullage_lab.measure.memory import describe_gpu
+
+    return {"machine": describe_gpu()}
+
+
+def _say_rows(rows: list[dict[str, Any]], what: str, out: Path, as_json: bool) -> None:
+    failed = sum("failed" in row for row in rows)
+    if as_json:
+        print(json.dumps({"file": str(out), "measured": len(rows) - failed, "failed": failed}))
+    else:
+        print(f"measured {len(rows) - failed} {what}, {failed} failed: {out}")
+
+
+# `ullage lab measure dataset`: generated runs on a real GPU, thousands in minutes.
+
+_MEASURE_EXAMPLES = """Measure configurations on this machine's GPU, each in a fresh process.
+
+Memory is measured with many runs at once; --utilization reads each run alone, for --seconds. Rows are appended as they
+come: after an interruption type the same line again. A run that runs out of memory is a row too.
+
+Examples:
+
+  ullage lab measure dataset cnn.jsonl --out cnn_measured.jsonl
+
+  ullage lab measure dataset cnn.jsonl --out cnn_busy.jsonl --utilization --every 20 --seconds 1
+
+  ullage lab measure dataset mlp.jsonl --out minute.jsonl --utilization --seconds 60 --raw logs/
+"""
+
+
+def dataset(
+    file: Annotated[
+        Path, typer.Argument(help="Configurations written by 'ullage lab draw dataset'.", metavar="FILE",
+                             show_default=False)
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Append one line per run to this file; runs already in it are skipped.",
+                           metavar="FILE.jsonl", show_default=False)
+    ],
+    workers: Annotated[int, typer.Option(help="How many processes run at once, at most.", metavar="N", min=1)] = 14,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.", metavar="N", min=2)] = 3,
+    utilization: Annotated[bool, typer.Option("--utilization", help="Measure utilisation, one run at a time.")] = False,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds to read utilisation for, after a warm-up.", metavar="SECONDS", min=0.2)
+    ] = 1.0,
+    readings: Annotated[
+        int, typer.Option(help="Read utilisation so many times, in rounds over runs; the middle reading counts.",
+                          metavar="N", min=1)
+    ] = 1,
+    every: Annotated[int, typer.Option(help="Take only every Nth configuration.", metavar="N", min=1)] = 1,
+    timeout: Annotated[
+        str, typer.Option(help="Give up on a run after this long, such as 90s or 10m.", metavar="TIME")
+    ] = "1m",
+    stop_after: Annotated[
+        str | None, typer.Option(help="Stop after this long; run it again to continue.", metavar="TIME")
+    ] = None,
+    together: Annotated[
+        int, typer.Option(help="Memory runs that share a process, one after the other: many times quicker, the same "
+                          "figures of PyTorch, none of NVML.", metavar="N", min=1)
+    ] = 1,
+    raw: Annotated[
+        Path | None, typer.Option(help="Keep logs in this folder, in one folder per configuration.", metavar="FOLDER")
+    ] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Measure configurations on this machine's GPU, each in a fresh process."""
+    if together > 1 and (utilization or raw):
+        raise InvalidValue("--together is for memory alone: leave --utilization and --raw away")
+    if readings > 1 and not utilization:
+        raise InvalidValue("--readings says how often utilisation is read: add --utilization")
+    from ullage.jobs.configuration import read_rows
+    from ullage_lab.measure.dataset import MeasurementSettings, measure_rows
+
+    rows = list(read_rows(file))[::every]
+    if not rows:
+        raise InvalidValue(f"{file} has no configurations")
+    plan = MeasurementSettings(
+        out=out, at_once=workers, iterations=steps, utilization=utilization, seconds=seconds,
+        readings=readings, timeout=parse_duration(timeout), raw=raw, together=together,
+    )  # fmt: skip
+    left, measured = measure_rows(rows, plan)
+    console = Console(stderr=True)
+    if left < len(rows):
+        console.print(f"{len(rows) - left} runs are in {out} already; {left} are left")
+    tally = _follow(measured, left, console, None if stop_after is None else parse_duration(stop_after))
+    if as_json:
+        print(json.dumps({"file": str(out), **tally}))
+        return
+    print(
+        f"{tally['measured']} measured, {tally['out_of_memory']} out of memory, {tally['failed']} failed "
+        f"in {tally['seconds']} s: {out}"
+    )
+
+
+dataset.__doc__ = _MEASURE_EXAMPLES
+measure.command()(dataset)
+
+
+def _follow(
+    measured: Iterator[dict[str, Any]], left: int, console: Console, stop_after: float | None
+) -> dict[str, Any]:
+    """Count the rows as they come. No thread draws the bar: the process that measures forks."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    tally: dict[str, Any] = {"measured": 0, "out_of_memory": 0, "failed": 0}
+    begin = said = time.monotonic()
+    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, auto_refresh=False) as progress:
+        task = progress.add_task("measuring", total=left, rate="")
+        for row in measured:
+            outcome = "failed" if "failed" in row else "out_of_memory" if "oom" in row else "measured"
+            tally[outcome] += 1
+            if outcome != "measured":
+                progress.console.print(f"{row['id']}: {row.get('failed') or row.get('oom')}", markup=False)
+            now, done = time.monotonic(), sum(tally.values())
+            rate = f"{done / max(now - begin, 1e-3):.1f} a second"
+            progress.update(task, advance=1, rate=rate, refresh=console.is_terminal)
+            if not console.is_terminal and now - said > 10:
+                said = now
+                print(f"{done} of {left} done, {rate}", flush=True, file=console.file)
+            if stop_after is not None and now - begin > stop_after:
+                progress.console.print(f"stopped after {stop_after:g} s; type the same line again for the rest")
+                break
+    getattr(measured, "close", lambda: None)()
+    return {**tally, "seconds": round(time.monotonic() - begin, 1)}
+
+
+@measure.command()
+def convolutions(
+    tasks: Annotated[
+        Path, typer.Argument(help="A list of 'ullage lab draw convolutions'.", metavar="FILE", show_default=False)
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Write the measured calls here.", metavar="FILE.jsonl.gz", show_default=False)
+    ],
+    stop_after: Annotated[str, typer.Option(help="Stop after this long.", metavar="TIME")] = "8m",
+    workers: Annotated[int, typer.Option(help="How many processes share the GPU.", metavar="N", min=1)] = 12,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", help="Measure at most this many calls of the list.", metavar="N",
+                                 min=1, show_default="all")
+    ] = None,
+    tensor_limit: Annotated[
+        str, typer.Option(help="Skip calls whose input, output and filter take more together.", metavar="SIZE")
+    ] = "1300MB",
+    device: Annotated[str, typer.Option(help="The GPU, as PyTorch names it.", metavar="NAME")] = "cuda",
+) -> None:  # fmt: skip
+    """Measure on a GPU what convolution calls ask of PyTorch's allocator.
+
+    Examples:
+
+      ullage lab measure convolutions tasks.json.gz --out measured.jsonl.gz --workers 4
+    """
+    import torch
+
+    from ullage_lab.measure.convolutions import MeasuringOptions, measure_list
+
+    check_file(out)
+    if not torch.cuda.is_available():
+        raise UllageError("needed a GPU to measure convolutions on; PyTorch finds none")
+    size = parse_bytes(tensor_limit)
+    measure_list(MeasuringOptions(tasks, out, parse_duration(stop_after), workers, limit, size, device))

@@ -1,0 +1,218 @@
+"""`ullage lab evaluate --estimators`: asks all estimators, and shows the ranking as tables, JSON or a page."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from ullage.cli.progress import Following, following
+from ullage.cli.tables import fitted
+from ullage.errors import InvalidValue
+from ullage.units import format_bytes, format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from ullage_lab.judge.standings import Errors, Rounds, Standing
+    from ullage_lab.judge.truth import TruthSet
+    from ullage_lab.judge.worker import Record
+
+_GIVES_WAY = (
+    "MCP xMem", "PEF xMem", "own low", "own median", "own figure", "CPU", "95 %", "bias", "MCP", "mean", "PEF", "given",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RankingPlan:
+    """What the command line asked for."""
+
+    truth: Path
+    gpu: str | None
+    every: int
+    estimators: str
+    sample: list[str]
+    timeout: str
+    resume: Path | None
+    report: Path | None
+    as_json: bool
+    workers: int = 1
+    kept: bool = False
+
+
+def rank_estimators(plan: RankingPlan) -> None:
+    """Ask all, then show."""
+    from ullage.estimation.asking import estimator_list
+    from ullage_lab.judge.truth import read_truth
+
+    for file in (plan.resume, plan.report):
+        if file is not None and (not file.parent.is_dir() or file.is_dir()):
+            raise InvalidValue(f"cannot write {file}: needed a file in a folder that exists")
+    names = estimator_list(plan.estimators)
+    counts = sample_counts(names, plan.sample)
+    sets = [replace(one, runs=one.runs[:: plan.every]) for one in read_truth(plan.truth, plan.gpu)]
+    records, going = _ask(plan, sets, counts)
+    ranked = [(one, [record for record in records if record.gpu == one.gpu]) for one in sets]
+    if plan.report is not None:
+        from ullage_lab.judge.page import write
+
+        write(ranked, plan.report)
+    if plan.as_json:
+        from ullage_lab.judge.standings import as_dict
+
+        print(json.dumps([as_dict(one, found) for one, found in ranked]))
+    elif records:
+        for one, found in ranked:
+            print_ranking(one, found)
+    going.end()
+
+
+def sample_counts(names: list[str], samples: list[str]) -> dict[str, int | None]:
+    """How many runs each estimator is asked about; `None` is all.
+
+    >>> sample_counts(["ullage", "xmem"], ["300", "xmem=40"])
+    {'ullage': 300, 'xmem': 40}
+    """
+    counts: dict[str, int | None] = dict.fromkeys(names)
+    for text in sorted(samples, key=lambda text: "=" in text):  # the one for all first, whatever the order
+        name, equals, number = text.rpartition("=")
+        if not number.strip().isdigit() or not int(number):
+            raise InvalidValue(
+                f"--sample: needed a number such as 300, or an estimator's such as xmem=40; found {text!r}"
+            )
+        if equals and name not in counts:
+            raise InvalidValue(f"--sample: {name!r} is not among the estimators that are ranked: {', '.join(names)}")
+        counts |= {name: int(number)} if equals else dict.fromkeys(names, int(number))
+    return counts
+
+
+def _ask(
+    plan: RankingPlan, sets: list[TruthSet], counts: dict[str, int | None]
+) -> tuple[list[Record], Following]:  # fmt: skip
+    """The answers, and how far the asking came."""
+    from ullage.estimation.asking import ask
+    from ullage_lab.judge.questions import answers, questions, read_answers
+
+    asked = questions(sets, counts)
+    if plan.kept and plan.resume is not None:
+        known = read_answers(plan.resume)
+        asked = [question for question in asked if question.key in known]
+    given = answers(asked, ask, limit=parse_duration(plan.timeout), file=plan.resume, workers=plan.workers)
+    found: list[Record] = []
+    with following("asking", len(asked), stoppable=True) as going, closing(given):
+        for question, record in given:
+            found.append(record)
+            going.step(f"{question.estimator} {question.run.id}")
+    return found, going
+
+
+def print_ranking(truth: TruthSet, records: list[Record]) -> None:
+    """The ranking of one set as tables."""
+    from ullage_lab.judge.standings import rank, shared_runs
+
+    console = Console()
+    console.print(f"\n[bold]{truth.name}[/] ({truth.gpu}): {len(truth.runs)} runs", highlight=False)
+    ooms = sum(run.oom for run in truth.runs)
+    if ooms:
+        console.print(f"{ooms} of them ran out of memory: they are in the protocol and not in the errors")
+    for reason, count in truth.left_out.items():
+        console.print(f"left out: {count} ({reason})", highlight=False)
+    for note in truth.notes:
+        console.print(f"note: {note}", highlight=False)
+    standings = rank(truth, [*records, *truth.published])
+    print(_table(standings))
+    _print_families(console, standings)
+    _print_decided(console, standings)
+    _print_reasons(console, standings)
+    _print_shared(console, truth, records, shared_runs(records))
+    _print_versions(console, records)
+
+
+def _print_versions(console: Console, records: list[Record]) -> None:
+    """Answers kept in a file may be older than this code."""
+    from ullage_lab.judge.questions import code_version
+
+    old = Counter(record.estimator for record in records if record.code != code_version())
+    if old:
+        which = ", ".join(f"{count} of {name}" for name, count in sorted(old.items()))
+        console.print(f"answers by another version of this package: {which}", highlight=False)
+
+
+def _table(standings: list[Standing]) -> str:
+    heads = (
+        "estimator", "asked", "given", "median", "mean", "bias", "too low", "own figure", "own median", "own low",
+        "PEF", "MCP", "PEF xMem", "MCP xMem", "time", "95 %", "CPU",
+    )  # fmt: skip
+    rows = []
+    for one in standings:
+        mended, published = one.rounds["mended"], one.rounds["published"]
+        rows.append([
+            one.estimator, str(one.asked), f"{one.coverage:.0%}", *_error_cells(one.process), one.kind or "-",
+            *((f"{one.own.median:.2%}", f"{one.own.under:.0%}") if one.own else ("-", "-")),
+            *_round_cells(mended), *_round_cells(published),
+            *("-" if t is None else format_duration(t) for t in (one.seconds, one.seconds_p95, one.cpu_seconds)),
+        ])  # fmt: skip
+    return fitted(heads, rows, give_way=_GIVES_WAY, left=("own figure",))
+
+
+def _error_cells(errors: Errors | None) -> tuple[str, ...]:
+    if errors is None:
+        return ("-",) * 4
+    return f"{errors.median:.2%}", f"{errors.mean:.2%}", f"{errors.bias:+.2%}", f"{errors.under:.0%}"
+
+
+def _round_cells(rounds: Rounds | None) -> tuple[str, str]:
+    return ("-", "-") if rounds is None else (f"{rounds.failure:.1%}", format_bytes(round(rounds.conserved)))
+
+
+def _print_families(console: Console, standings: list[Standing]) -> None:
+    families = sorted({family for one in standings for family in one.families})
+    if len(families) < 2:
+        return
+    console.print("\nmedian error against the process's memory (share too low) by family:")
+    rows = []
+    for one in standings:
+        found: list[Any] = [one.families.get(family) for family in families]
+        rows.append([one.estimator, *(f"{e.median:.2%} ({e.under:.0%} of {e.count})" if e else "-" for e in found)])
+    print(fitted(["estimator", *families], rows, give_way=families[:0:-1]))
+
+
+def _print_decided(console: Console, standings: list[Standing]) -> None:
+    """How the second round was decided, which is the same for all estimators but for their coverage."""
+    words = {
+        "replay": "by an exact replay of the recorded history",
+        "reserved": "by comparing with the reserved memory",
+        "process": "by comparing with the memory of the process",
+        "first round": "by the first round (said not to fit)",
+    }
+    decided: dict[str, list[str]] = {}
+    for one in standings:
+        rounds = one.rounds["mended"]
+        if rounds is not None:
+            told = ", ".join(f"{rounds.by[name]} {words[name]}" for name in words if name in rounds.by)
+            decided.setdefault(told, []).append(one.estimator)
+    console.print("\nsecond round decided:")
+    for told, names in decided.items():
+        console.print(f"  {told}: {', '.join(names)}", highlight=False, soft_wrap=True)
+
+
+def _print_reasons(console: Console, standings: list[Standing]) -> None:
+    for one in standings:
+        if one.estimator.endswith("(upper)"):
+            continue
+        for reason, count in one.reasons.items():
+            console.print(f"{one.estimator}: {count} x {reason}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_shared(console: Console, truth: TruthSet, records: list[Record], shared: set[str]) -> None:
+    """The ranking on the runs that all gave an estimate for, where that is not all runs."""
+    from ullage_lab.judge.standings import rank
+
+    if not shared or len({record.estimator for record in records}) < 2 or len(shared) == len(truth.runs):
+        return
+    fewer = [record for record in records if record.run in shared]
+    console.print(f"\nOn the {len(shared)} runs that all of them gave an estimate for:", highlight=False)
+    print(_table(rank(truth, fewer)))

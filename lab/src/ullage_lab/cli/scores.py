@@ -1,0 +1,94 @@
+"""How good trained models are, as tables beside what was published and a guess that looks at nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from ullage.cli.tables import fitted
+
+if TYPE_CHECKING:
+    from ullage_lab.train.sharing import SharingLine
+    from ullage_lab.train.steps.judging import UtilizationLine
+    from ullage_lab.train.table7 import Table7Line
+
+NAMES = {"mlp": "MLP", "cnn": "CNN", "transformer": "Transformer"}
+
+
+def print_table7(lines: list[Table7Line], as_json: bool) -> None:
+    """The table, with the accuracy of always telling the most frequent class."""
+    if as_json:
+        print(json.dumps([line.to_dict() for line in lines]))
+        return
+    heads = ("data", "metric", "rows", "constant", "paper", "here", "high", "recall paper", "recall here")
+    rows = [
+        [NAMES[line.family], line.metric.upper(), str(line.rows), share_of_one(line.constant), share_of_one(line.paper),
+         share_of_one(line.accuracy), str(line.high), share_of_one(line.paper_recall), share_of_one(line.recall)]
+        for line in lines
+    ]  # fmt: skip
+    print(fitted(heads, rows, left=("metric",)))
+    Console().print(
+        "here: accuracy on rows that were held out; constant: that of always telling the most frequent class; high: "
+        "rows in the high class, and the share of them that was told (recall)",
+        highlight=False,
+    )
+
+
+def print_utilization(lines: list[UtilizationLine], together: list[SharingLine], as_json: bool) -> None:
+    """The figures beside a constant guess, and what others have published."""
+    if as_json:
+        print(json.dumps({"alone": [one.to_dict() for one in lines], "together": [one.to_dict() for one in together]}))
+        return
+    heads = ("figure", "runs", "count", "here", "constant", "published", "high told")
+    rows = [
+        [line.figure, NAMES.get(line.runs, line.runs), str(line.count),
+         *(_figure(value, line.unit) for value in (line.value, line.constant, line.published)),
+         "" if not line.high or line.recall is None else f"{round(line.recall * line.high)} of {line.high}"]
+        for line in lines
+    ]  # fmt: skip
+    if rows:
+        print(fitted(heads, rows, left=("runs",), give_way=("count",)))
+    if together:
+        print_sharing(together)
+    Console().print(
+        "here: on families of models that were left out of the fit; constant: the same for a guess that looks at "
+        "nothing, the median or the most frequent class of the other families; high told: how many of the runs in the "
+        "high class were told to be there (recall); published: NeuSight's step times of Transformers, and GPUUtilNet's "
+        "classes, on other GPUs and jobs",
+        highlight=False,
+    )
+
+
+def print_sharing(lines: Sequence[SharingLine]) -> None:
+    """How good the model of sharing is, beside a guess that does not look at the jobs."""
+    heads = ("figure", "way", "sets", "count", "jobs alone", "here", "constant", "always yes", "published")
+    rows = [
+        [line.figure, line.how, line.sets, str(line.count), line.inputs, f"{line.value:.1%}", f"{line.constant:.1%}",
+         *("" if value is None else f"{value:.1%}" for value in (line.always_yes, line.published))]
+        for line in lines
+    ]  # fmt: skip
+    print(fitted(heads, rows, left=("way", "sets", "jobs alone"), give_way=("always yes", "published", "count")))
+
+
+def print_noise_of_turns(noise: Mapping[str, float]) -> None:
+    """How exact the measured slowdowns are, of sets that were read in turns."""
+    for how, share in noise.items():
+        print(f"{how}: drawn again from the turns they were read in, measured slowdowns move by {share:.1%}")
+
+
+def _figure(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1f} points" if unit == "points" else f"{value:.1%}"
+
+
+def share_of_one(value: float | None) -> str:
+    """A share from 0 to 1, with three places.
+
+    >>> share_of_one(0.5), share_of_one(None)
+    ('0.500', '-')
+    """
+    return "-" if value is None else f"{value:.3f}"

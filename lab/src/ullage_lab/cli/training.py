@@ -1,0 +1,529 @@
+"""`ullage lab train`: estimators trained on one's own measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ullage.cli import completion
+from ullage.cli.completion import FAMILIES
+from ullage.cli.measured_files import check_file
+from ullage.cli.options import Json, Seed
+from ullage.cli.progress import following
+from ullage.cli.tables import fitted
+from ullage.errors import InvalidValue, UnknownName
+from ullage_lab.cli.scores import print_noise_of_turns, print_sharing, print_table7, print_utilization
+
+if TYPE_CHECKING:
+    from ullage_lab.train.protocol import Trained
+    from ullage_lab.train.regression import RegressionOutcome
+
+train = typer.Typer(
+    help="Train estimators on measured data: gpumemnet, walknet, fast, dnnperf, regression; and gpuutilnet, "
+    "utilization, sharing.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+Data = Annotated[
+    Path, typer.Option(help="Rows written by 'ullage lab data clean' (Parquet), or the authors' table (.csv).",
+                       metavar="FILE", show_default=False)
+]  # fmt: skip
+Family = Annotated[
+    str, typer.Option(help="The family of models: mlp, cnn or transformer.", metavar="NAME", show_default=False,
+                      autocompletion=completion.families)
+]  # fmt: skip
+
+
+Out = Annotated[Path, typer.Option(help="Write the weights here.", metavar="FILE.safetensors", show_default=False)]
+Kind = Annotated[
+    str, typer.Option("--architecture", help="mlp (an ensemble) or transformer.", metavar="NAME",
+                      autocompletion=completion.architectures)
+]  # fmt: skip
+Epochs = Annotated[
+    int | None, typer.Option(help="Epochs, at most.", metavar="N", min=1, show_default="by architecture")
+]
+Validate = Annotated[
+    bool, typer.Option("--validate/--no-validate", help="Cross-validate first: four trainings instead of one.")
+]
+Page = Annotated[Path | None, typer.Option(help="Write scores and plots to this HTML page.", metavar="FILE.html")]
+
+
+@train.command()
+def gpumemnet(
+    data: Data,
+    family: Family,
+    out: Out,
+    architecture: Kind = "mlp",
+    bin: Annotated[
+        str | None,
+        typer.Option("--bin", help="The width of a class of memory.", metavar="SIZE", show_default="1GiB, 8GiB"),
+    ] = None,
+    seed: Seed = 1,
+    epochs: Epochs = None,
+    validate: Validate = True,
+    report: Page = None,
+    as_json: Json = False,
+) -> None:
+    """Train GPUMemNet as published: networks over totals of a model summary, or over its sequence of layers.
+
+    They classify jobs into bins of memory: of 1 GiB for MLPs and of 8 GiB for CNNs and Transformers, as in the paper.
+
+    30 % of the rows are held out, the rest is cross-validated in 3 folds with a new network in each; then a network
+    learns from all of the rest and is tested once.
+
+    Examples:
+
+      ullage lab train gpumemnet --data h200.parquet --family cnn --out cnn.safetensors
+
+      ullage lab train gpumemnet --data x.parquet --family mlp --architecture transformer --bin 2GiB --out w.safetensors
+    """
+    check_family(family)
+    _train_network("gpumemnet", data, family, out, architecture, bin, seed, epochs, validate, report, as_json)
+
+
+@train.command()
+def walknet(
+    data: Data,
+    family: Family,
+    out: Out,
+    architecture: Kind = "mlp",
+    bin: Annotated[str, typer.Option("--bin", help="The width of a class of memory.", metavar="SIZE")] = "1GiB",
+    seed: Seed = 1,
+    epochs: Epochs = None,
+    validate: Validate = True,
+    report: Page = None,
+    as_json: Json = False,
+) -> None:
+    """Train walknet: networks over features from a walk through our allocator model.
+
+    They classify jobs into bins of memory.
+
+    30 % of the rows are held out, the rest is cross-validated in 3 folds with a new network in each; then a network
+    learns from all of the rest and is tested once.
+
+    Examples:
+
+      ullage lab train walknet --data h200.parquet --family cnn --out cnn.safetensors
+
+      ullage lab train walknet --data x.parquet --family mlp --architecture transformer --out w.safetensors
+    """
+    check_family(family)
+    _train_network("walknet", data, family, out, architecture, bin, seed, epochs, validate, report, as_json)
+
+
+@train.command()
+def gpuutilnet(
+    data: Data,
+    out: Out,
+    seed: Seed = 1,
+    epochs: Epochs = None,
+    as_json: Json = False,
+) -> None:
+    """Train GPUUtilNet as published: GPUMemNet's features, and three classes of SMACT, SMOCC and DRAMA.
+
+    A network for each family and metric, in one file; 30 % of the rows are held out and judged in the end.
+
+    Examples:
+
+      ullage lab train gpuutilnet --data benchmarks/data/generated_h200.parquet --out gpuutilnet.safetensors
+
+      ullage lab evaluate gpuutilnet --weights gpuutilnet.safetensors
+    """
+    from dataclasses import replace
+
+    from ullage.estimation.estimators.gpuutilnet import BINS, save
+    from ullage_lab.train import table7
+    from ullage_lab.train.protocol import read_rows
+
+    check_file(out)
+    with following(f"reading {data.name}") as going:
+        rows = read_rows(data)
+        going.begin("training", len(BINS))
+        schedule = replace(table7.SCHEDULE, epochs=epochs or table7.SCHEDULE.epochs)
+        model = table7.train(rows, seed=seed, schedule=schedule, notify=going.step)
+    save(model, out)
+    print_table7(table7.lines_of(model, rows), as_json)
+
+
+@train.command()
+def utilization(
+    data: Annotated[
+        list[Path], typer.Option(help="Runs that were read alone: rows of 'ullage lab data clean' (Parquet). Repeat it "
+                                 "for more.", metavar="FILE", show_default=False)
+    ],
+    rates: Annotated[
+        list[Path], typer.Option(help="Operator calls that 'ullage lab measure calls' timed. Repeat it for more.",
+                                 metavar="FILE", show_default=False)
+    ],
+    out: Out,
+    profiles: Annotated[
+        Path | None, typer.Option(help="Steps that 'ullage lab measure steps' wrote.", metavar="FILE")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Keep the followed steps in this file; steps already in it are not followed "
+                                  "again.", metavar="FILE.jsonl")
+    ] = None,
+    trees: Annotated[int, typer.Option(help="How many trees know the times of calls.", metavar="N", min=8)] = 1000,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Fit the rates behind 'ullage.utilization': how long operator calls take, and how busy they keep a GPU.
+
+    Every run is followed on the virtual GPU first, about a second each. Families that are kept for testing are left out
+    of the fit, and it is judged on them.
+
+    Examples:
+
+      ullage lab train utilization --data runs.parquet --rates rates.jsonl --resume steps.jsonl --out rates.safetensors
+
+      ullage lab evaluate utilization --data runs.parquet --weights rates.safetensors --resume steps.jsonl
+    """
+    from ullage.estimation.estimators.weights import write_weights
+    from ullage.performance.rates import packed
+    from ullage_lab.train.protocol import read_rows
+    from ullage_lab.train.steps import fitting, judging, runs
+
+    check_file(out)
+    with following("reading runs") as going:
+        rows = [row for file in data for row in read_rows(file)]
+        read = runs.read_alone(rows)
+        profiled = [] if profiles is None else runs.profiled_runs(profiles)
+        going.begin("following runs", len(read) + len(profiled))
+        found = runs.follow([*runs.configurations(rows, read), *profiled], resume, going.step)
+        calls = runs.read_calls(rates) + ([] if profiles is None else runs.calls_in_steps(profiles, found))
+        measured = runs.with_work(read, found)
+        learn, test = ([run for run in measured if run.is_test is wanted] for wanted in (False, True))
+        going.begin("fitting")
+        made = fitting.fit(calls, learn, going.doing, trees, runs.calls_on_host(rates, profiles))
+    write_weights(out, packed(made))
+    lines = judging.lines_of(made, *(judging.of_one_host(part, made) for part in (learn, test)))
+    print_utilization(lines, [], as_json)
+
+
+@train.command()
+def sharing(
+    data: Annotated[
+        list[Path], typer.Option(help="Sets of jobs that 'ullage lab measure together' wrote. Repeat it for more.",
+                                 metavar="FILE", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Write the figures here.", metavar="FILE.json", show_default=False)],
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Fit the model behind 'ullage share' to sets of jobs that were measured together.
+
+    It has a handful of figures. Sets with a job of a family that is kept for testing are left out of the fit, and it is
+    judged on them: by the jobs alone as they were measured, and as they are predicted.
+
+    Examples:
+
+      ullage lab train sharing --data benchmarks/data/together_h200.jsonl.gz --out sharing.json
+    """
+    from ullage_lab.train import sharing as model
+
+    check_file(out)
+    rows = model.read_rows(data)
+    with following(
+        "following jobs", len({row["alone"] for row in rows if "alone" in row and "failed" not in row})
+    ) as going:
+        steps = model.follow(rows, notify=going.step)
+        alone = model.measured_alone(rows, steps)
+        sets = model.sets_of(rows, alone)
+        going.begin("fitting")
+        rules = model.fit(sets, alone)
+    model.save(rules, model.card_of(data, sets), out)
+    predicted = model.predicted_alone(alone, steps)
+    lines = model.lines_of(sets, alone, predicted, rules)
+    spread = {
+        inputs: model.loss_spread(sets, jobs, rules) for inputs, jobs in (("measured", alone), ("predicted", predicted))
+    }
+    if as_json:
+        noise = {"noise": model.noise(rows), "noise_of_turns": model.noise_of_turns(rows)}
+        print(json.dumps({"lines": [line.to_dict() for line in lines], **noise, "loss_spread": spread}))
+        return
+    print_sharing(lines)
+    for how, share in model.noise(rows).items():
+        print(f"{how}: the same job, read alone twice, took {share:.1%} more or less time")
+    print_noise_of_turns(model.noise_of_turns(rows))
+    for inputs, ways in spread.items():
+        for how, width in ways.items():
+            print(f"{how}: jobs lose what is predicted times exp(±{width:.2f}), with jobs alone as {inputs}")
+
+
+def _train_network(
+    name: str, data: Path, family: str, out: Path, architecture: str, bin: str | None, seed: int, epochs: int | None,
+    validate: bool, report: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    from dataclasses import replace
+
+    from ullage.units import GIB, parse_bytes
+    from ullage_lab.train.methods import method_of
+    from ullage_lab.train.protocol import examples_of, read_rows
+    from ullage_lab.train.protocol import train as learn
+
+    method = method_of(name)
+    if architecture not in method.schedules:
+        raise UnknownName(f"{name} architecture", architecture, method.schedules, hint="mlp or transformer")
+    for file in (out, report):
+        check_file(file)
+    width = parse_bytes(bin) if bin is not None else method.widths(family, architecture)[0] * GIB
+    if width < 1 << 20:
+        raise InvalidValue(f"--bin: needed a class of at least 1 MiB; found {bin}")
+    planned = method.schedules[architecture]
+    with following(f"reading {data.name}") as going:
+        examples = examples_of(read_rows(data, family), method)
+        result = learn(
+            examples,
+            family=family,
+            estimator=architecture,
+            bin=width,
+            seed=seed,
+            schedule=replace(planned, epochs=epochs or planned.epochs),
+            begin=going.begin,
+            notify=going.step,
+            method=method,
+            validate=validate,
+        )
+    method.save(result.network, result.card, out)
+    if report is not None:
+        from ullage_lab.train.report import write_report
+
+        write_report(result, examples, report)
+    if as_json:
+        print(json.dumps({"out": str(out), "figures": result.card.figures, "rows": result.card.rows}))
+        return
+    _print_trained(result, out)
+
+
+def check_family(family: str) -> None:
+    """Refuse a family that there is not."""
+    if family not in FAMILIES:
+        raise UnknownName("family", family, FAMILIES, hint="one of " + ", ".join(FAMILIES))
+
+
+def _print_trained(result: Trained, out: Path) -> None:
+    lines = []
+    parts = [(f"fold {number}", one) for number, one in enumerate(result.validation, 1)] + [("test", result.test)]
+    for name, one in parts:
+        values = (one.accuracy, one.precision, one.recall, one.f1, one.under, one.over)
+        lines.append([name, str(one.rows), *(f"{value:.3f}" for value in values)])
+    print(fitted(["part", "rows", "accuracy", "precision", "recall", "F1", "too low", "too high"], lines))
+    print(f"weights: {out} ({out.stat().st_size >> 10} KiB)")
+
+
+@train.command()
+def fast(
+    data: Annotated[
+        list[Path], typer.Option(help="Rows written by 'ullage lab data clean' (Parquet). Can be given more than once.",
+                                 metavar="FILE", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Write the trees here.", metavar="FILE.safetensors")],
+    real: Annotated[
+        Path | None, typer.Option(help="Real models measured by 'ullage measure' (JSONL), to learn from as well.",
+                                  metavar="FILE")
+    ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(help="Write predictions for held-out model families here, for 'ullage lab evaluate --resume'.",
+                     metavar="FILE"),
+    ] = None,
+    seed: Seed = 1,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Train fast: a closed formula over totals, corrected by trees, with a 99 % bound calibrated on unseen jobs.
+
+    Examples:
+
+      ullage lab train fast --data h200.parquet --real benchmarks/data/h200_runs.jsonl.gz --out fast.safetensors
+    """
+    from ullage_lab.estimators.fast import save
+    from ullage_lab.train.fast import FOLDS, jobs_of, read_real, train_fast, write_records
+    from ullage_lab.train.protocol import read_rows
+
+    for file in (out, records):
+        check_file(file)
+    with following(f"reading {data[0].name}") as going:
+        rows = [row for file in data for row in read_rows(file)]
+        known: list[dict[str, Any]] = []
+        if real is not None:
+            known = read_real(real, going.begin, going.step)
+        going.begin("trees", FOLDS + 1)
+        model, unseen = train_fast(jobs_of(rows, known), gpu=str(rows[0].get("gpu")), seed=seed, begin=going.step)
+    save(model, out)
+    if records is not None:
+        write_records(records, known, unseen, len(rows), str(rows[0].get("gpu")))
+    if as_json:
+        print(json.dumps({"out": str(out), "card": model.card, "shift": model.shift}))
+        return
+    _print_fast(model.card, out)
+
+
+def _print_fast(card: dict[str, Any], out: Path) -> None:
+    heads = ("jobs", "count", "median error", "mean", "too low", "below bound", "bound above", "formula alone")
+    lines = []
+    for name in ("generated", "real"):
+        found = card[name]
+        if found:
+            columns = ("median", "mean", "under", "covered", "bound_above", "formula_median")
+            lines.append([name, str(found["jobs"]), *(f"{found[column]:.1%}" for column in columns)])
+    print(fitted(heads, lines, give_way=("formula alone", "mean")))
+    print("reserved memory; every job judged by trees that had not seen its group (a family of real models)")
+    print(f"trees: {out} ({out.stat().st_size >> 10} KiB)")
+
+
+@train.command()
+def dnnperf(
+    data: Annotated[
+        Path, typer.Option(help="Real models measured by 'ullage measure' (JSONL, also .gz).", metavar="FILE",
+                           show_default=False)
+    ],
+    out: Out,
+    epochs: Annotated[int, typer.Option(help="Epochs.", metavar="N", min=1)] = 24,
+    folds: Annotated[
+        int, typer.Option(help="How many folds of model families to cross-validate.", metavar="N", min=2)
+    ] = 5,
+) -> None:  # fmt: skip
+    """Train DNNPerf: a graph network over the operators of a training step, for memory and step time.
+
+    Cross-validates on folds of whole model families, trains on all runs and prints the figures as JSON.
+
+    Examples:
+
+      ullage lab train dnnperf --data benchmarks/data/h200_runs.jsonl.gz --out dnnperf.safetensors
+    """
+    from ullage_lab.train.dnnperf import samples, save, trained
+
+    check_file(out)
+    with following(f"reading {data.name}") as going:
+        found = samples(data, going.step)
+        going.begin("training", folds + 1)
+        network, card = trained(found, data.name, folds, epochs, going.step)
+    save(network, out, card)
+    print(json.dumps(card, indent=2))
+
+
+@train.command()
+def regression(
+    data: Data,
+    family: Family,
+    seed: Seed = 1,
+    epochs: Annotated[int, typer.Option(help="Epochs.", metavar="N", min=1)] = 150,
+    as_json: Json = False,
+) -> None:
+    """Show why a plain regression of memory fails, and what makes it work, one change at a time.
+
+    Examples:
+
+      ullage lab train regression --data gpumemnet_mlp_a100.csv --family mlp
+    """
+    from ullage_lab.train.protocol import examples_of, read_rows
+    from ullage_lab.train.regression import compare
+
+    check_family(family)
+    with following(f"reading {data.name}") as going:
+        examples = examples_of(read_rows(data, family))
+        outcomes = compare(examples, seed=seed, epochs=epochs, begin=going.begin, notify=going.step)
+    if as_json:
+        from dataclasses import asdict
+
+        print(json.dumps([asdict(one) for one in outcomes]))
+        return
+    _print_outcomes(outcomes)
+
+
+def _print_outcomes(outcomes: list[RegressionOutcome]) -> None:
+    heads = ("regression of memory", "MiB off: epoch 1", "last", "test", "median", "too low", "below its 99 %",
+             "right GiB")  # fmt: skip
+    lines = []
+    for one in outcomes:
+        sizes = (f"{value:,.0f}" for value in (one.first, one.last, one.error_mib))
+        lines.append([one.name, *sizes, f"{one.error_median:.1%}", f"{one.under:.0%}", f"{one.below_high:.1%}",
+                      f"{one.same_bin:.1%}"])  # fmt: skip
+    print(fitted(heads, lines, give_way=("MiB off: epoch 1", "last", "below its 99 %", "right GiB")))
+
+
+@train.command()
+def convolutions(
+    measured: Annotated[
+        list[Path], typer.Argument(help="Files of 'ullage lab measure convolutions', or with --trials of "
+                                   "'ullage measure cudnn'.", metavar="FILE", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Write the table and the trees into this folder.", metavar="FOLDER")
+    ] = None,
+    describe: Annotated[
+        str | None,
+        typer.Option(
+            help="What was measured, as JSON: gpu, compute_capability, multiprocessors, versions.", metavar="JSON"
+        ),
+    ] = None,
+    trees: Annotated[int, typer.Option(help="How many decision trees vote.", metavar="N", min=1)] = 3,
+    leaves: Annotated[int, typer.Option(help="How many leaves a tree has, at most.", metavar="N", min=2)] = 12_000,
+    held_out: Annotated[
+        bool,
+        typer.Option(
+            "--held-out",
+            help="Fit without every seventh layer, or with --trials family of layers, and print how well those are "
+            "predicted.",
+        ),
+    ] = False,
+    trials: Annotated[
+        bool, typer.Option("--trials", help="Fit what cudnn.benchmark tries, instead of what cuDNN chooses without it.")
+    ] = False,
+    add: Annotated[
+        bool,
+        typer.Option(
+            "--add",
+            help="With --trials: add trees to those in the folder. All of them vote.",
+        ),
+    ] = False,
+) -> None:  # fmt: skip
+    """Fit what estimates know of cuDNN's workspaces: a table of measured calls, and trees for all others.
+
+    Needs scikit-learn.
+
+    Examples:
+
+      ullage lab train convolutions measured.jsonl.gz --out tables --describe '{"gpu": "NVIDIA H200"}'
+
+      ullage lab train convolutions measured.jsonl.gz --held-out
+
+      ullage lab train convolutions plans.jsonl --trials --out tables --describe '{"gpu": "NVIDIA H200"}'
+    """
+    from ullage.virtual.kernels.cudnn.workspaces import TRIAL_TREES
+    from ullage_lab.train import trials as tried
+    from ullage_lab.train import workspaces as table
+
+    described = _described(describe)
+    if add and (out is None or not trials or held_out):
+        raise InvalidValue("--add needs --trials and --out")
+    if add and out is not None and not (out / TRIAL_TREES).is_file():
+        raise InvalidValue(f"--add needs a folder with {TRIAL_TREES}, as --trials without --add writes it; found {out}")
+    if not held_out and (out is None or (described is None and not add)):
+        raise InvalidValue("needed --out and --describe, or --held-out")
+    found: dict[Any, Any] = {}
+    for path in measured:
+        if not path.is_file():
+            raise InvalidValue(f"cannot read {path}: no such file")
+        found |= tried.asked_problems(path) if trials else table.measured_problems(path)
+    if not found:
+        raise InvalidValue(f"no measured convolution in {', '.join(map(str, measured))}")
+    if held_out:
+        (tried.evaluate_held_out if trials else table.evaluate_held_out)(found, trees, leaves, print)
+    elif add and out is not None:
+        tried.add_trees(found, out, trees, leaves, print)
+    elif out is not None and described is not None:
+        (tried.write_fit if trials else table.write_fit)(found, out, described, trees, leaves, print)
+
+
+def _described(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidValue(f"--describe: needed JSON; {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidValue('--describe: needed a JSON object, such as \'{"gpu": "NVIDIA H200"}\'')
+    return value

@@ -1,0 +1,92 @@
+"""`accelerate`: what `accelerate estimate-memory` prints for a model.
+
+The size of weights and buffers by type, the largest layer, and training with Adam: four times the size in 32 bits; with
+16 bits the largest of weights (32 bits), gradients (1.5 times) and optimizer (twice), which the command takes one at a
+time. No activations, whatever the batch.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from torch import nn
+
+from ullage.errors import InvalidValue
+from ullage.estimation.estimators.answer import answer, read_options, supports_names
+from ullage.estimation.estimators.registry import estimator
+from ullage.estimation.result import Estimate
+from ullage.hardware import GPU
+from ullage.jobs.sources.build import build
+from ullage.jobs.workload import Workload
+from ullage.units import format_bytes
+from ullage.virtual import VirtualGPU
+
+SHARES = {"float32": 1, "float16": 2, "bfloat16": 2, "int8": 4, "int4": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """A row of the command's table, in bytes; `training` is `None` where the command says N/A."""
+
+    dtype: str
+    largest_layer: int
+    total: int
+    training: int | None
+
+
+def sizes(model: nn.Module, dtype: str = "float32") -> Sizes:
+    """The row for one type.
+
+    >>> sizes(nn.Linear(256, 256)).training == 4 * (256 * 256 + 256) * 4
+    True
+    """
+    if dtype not in SHARES:
+        raise InvalidValue(f"needed one of {', '.join(SHARES)}; found {dtype!r}")
+    held = {id(tensor): tensor.numel() * 4 for tensor in [*model.parameters(), *model.buffers()] if _counts(tensor)}
+    total = sum(held.values()) + sum(tensor.nbytes for tensor in model.buffers() if not _counts(tensor))
+    training = {"float32": 4 * total, "float16": 2 * total, "bfloat16": 2 * total}.get(dtype)
+    return Sizes(dtype, _largest(model) // SHARES[dtype], total // SHARES[dtype], training)
+
+
+def _counts(tensor: object) -> bool:
+    return bool(getattr(tensor, "is_floating_point", lambda: False)())
+
+
+def _largest(model: nn.Module) -> int:
+    """The largest layer: one without layers inside, or one that the model says must stay whole."""
+    whole = set(getattr(model, "_no_split_modules", None) or ())
+    largest = 0
+    for module in model.modules():
+        if type(module).__name__ in whole or not any(True for _ in module.children()):
+            largest = max(largest, sum(4 * tensor.numel() for tensor in module.parameters()))
+    return largest
+
+
+@estimator(
+    "accelerate",
+    title="model size times four, as accelerate estimate-memory",
+    source="Hugging Face Accelerate, src/accelerate/commands/estimate.py and docs/source/usage_guides/"
+    "model_size_estimator.md",
+    needs="the model",
+    supports=supports_names,
+)
+def run(workload: Workload, gpu: GPU) -> Estimate:
+    """The estimate of a model; option: dtype (float32, float16, bfloat16), by default that of the precision."""
+    begin = time.perf_counter()
+    assert workload.configuration is not None
+    types = workload.configuration.types
+    dtype = read_options("accelerate", workload.options, {"dtype": types.autocast or types.weights})["dtype"]
+    with VirtualGPU(gpu, limited=False):
+        row = sizes(build(workload.configuration), dtype)
+    if row.training is None:
+        raise InvalidValue(f"accelerate gives no training memory for {dtype}")
+    if dtype == "float32":
+        parts = {"parameters": row.total, "gradients": row.total, "optimizer": 2 * row.total}
+    else:
+        parts = {"optimizer": row.training}  # the largest of its three stages, not their sum
+    notes = [
+        f"accelerate's 'Training using Adam' in {dtype}; no activations, no batch, no temporaries, no context",
+        f"model {format_bytes(row.total)}, largest layer {format_bytes(row.largest_layer)}",
+    ]
+    return answer("accelerate", gpu, "allocated", parts, seconds=time.perf_counter() - begin, notes=notes)

@@ -1,0 +1,85 @@
+"""`veritasest`: the forerunner of xMem by the same authors, for convolutional networks.
+
+After Shi and Elkhatib, "Accurate GPU Memory Prediction for Deep Learning Jobs through Dynamic Analysis",
+arXiv:2504.03887. Its steps (data analysis, data linking, sequence orchestration) are those that xMem was made of, so
+the figure for a convolutional network is the same; the paper claims and shows it for such networks only, and what it
+does not claim is refused here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ullage.errors import UllageError
+from ullage.estimation.estimators.registry import estimator
+from ullage.estimation.result import Estimate
+from ullage.hardware import GPU
+from ullage.jobs.configuration import Configuration
+from ullage.jobs.sources.build import build
+from ullage.jobs.workload import Workload
+from ullage_lab.estimators.xmem import estimator as xmem
+
+
+def supports(workload: Workload) -> str | None:
+    """What xMem supports, as far as it is a convolutional network.
+
+    >>> supports(Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2)))
+    'its paper covers convolutional networks; this model has no convolution'
+    """
+    reason = xmem.supports(workload)
+    if reason is not None:
+        return reason
+    if workload.configuration is None:
+        return None  # what a function trains is known only when it runs
+    return _why_not_convolutional(workload.configuration)
+
+
+def _why_not_convolutional(configuration: Configuration) -> str | None:
+    covers = "its paper covers convolutional networks; "
+    if configuration.source == "hf":
+        return covers + "transformers models are xMem's addition"
+    try:
+        convolutions, attention = _layers(configuration)
+    except UllageError:
+        return None  # the run itself will say what is wrong with the model
+    if attention:
+        return f"{covers}this model has attention ({attention})"
+    return None if convolutions else covers + "this model has no convolution"
+
+
+def _layers(configuration: Configuration) -> tuple[bool, str | None]:
+    """Whether there are convolutions, and the name of the first kind of attention."""
+    built = _built(configuration)
+    kinds = [type(module) for module in built.modules()]
+    convolutions = any(issubclass(kind, nn.Conv1d | nn.Conv2d | nn.Conv3d) for kind in kinds)
+    attention = next((kind.__name__ for kind in kinds if "attention" in kind.__name__.casefold()), None)
+    return convolutions, attention
+
+
+def _built(configuration: Configuration) -> nn.Module:
+    """The model without its weights; with them where a model looks at values while it is built."""
+    try:
+        with torch.device("meta"):
+            return build(configuration)
+    except (RuntimeError, NotImplementedError):
+        return build(configuration)
+
+
+@estimator(
+    "veritasest",
+    title="the forerunner of xMem, for convolutional networks",
+    source="Shi, Elkhatib: Accurate GPU Memory Prediction for Deep Learning Jobs through Dynamic Analysis, 2025 "
+    "(arXiv:2504.03887)",
+    needs="the training code of a convolutional network, time and RAM for three steps on the CPU",
+    supports=supports,
+)
+def run(workload: Workload, gpu: GPU) -> Estimate:
+    """Estimate by three steps on the CPU, as xMem does.
+
+    >>> from ullage.hardware import gpu
+    >>> squeezenet = Configuration(model="tv:squeezenet1_1", batch_size=1, input_shape=[3, 64, 64])
+    >>> run(Workload(configuration=squeezenet), gpu("T4")).figure_kind      # doctest: +SKIP
+    'reserved'
+    """
+    return xmem.estimate_by_cpu_run("veritasest", workload, gpu)

@@ -1,0 +1,513 @@
+"""What learned estimators know of a training run: layers, sizes, optimizer, precision; and the closed formula over it.
+
+One forward pass on the meta device, which computes nothing: tens of milliseconds, whatever the model's size. A model
+that asks for values on the way runs on a virtual GPU instead. `layers` is the sequence that the Transformer of walknet
+reads, (type, activations a sample, parameters); beyond it the tensors that autograd keeps for the backward pass are
+counted, because those are what memory is made of.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.estimation.estimators.summary import tensors_in
+from ullage.jobs.configuration import Configuration
+from ullage.jobs.optimizers import optimizer_class
+from ullage.jobs.sources.build import prepare
+from ullage.jobs.tasks import Task
+from ullage_lab.estimators.walknet.meta_device import cheap_kernels, no_start, shortcuts
+
+# Names and choices that the learned estimators share: kinds of layers, optimizers, precisions, widths.
+
+COUNTS = (
+    "count_linear", "count_conv1d", "count_conv2d", "count_batch_norm", "count_layer_norm", "count_dropout",
+    "count_embedding", "count_attention", "count_pooling",
+)  # fmt: skip
+PRECISIONS = ("fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16")
+OPTIMIZERS = ("sgd", "sgdm", "adam", "adamw", "rmsprop", "adagrad", "adafactor")
+# Copies of the weights that an optimizer keeps, and those that its foreach form makes while it steps (torch.optim).
+STATES = {"sgd": 0, "sgdm": 1, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1, "adafactor": 0, "nadam": 2}
+TEMPORARIES = {"sgd": 0, "sgdm": 0, "adam": 1, "adamw": 1, "rmsprop": 1, "adagrad": 2, "nadam": 2}
+ONE_BY_ONE = "adafactor"  # makes the temporaries of one weight after the other
+# Activation functions by what they keep for the backward pass: nothing of their own, their output, or their input.
+FUNCTIONS = (
+    "none",
+    "relu",
+    "leaky_relu",
+    "elu",
+    "selu",
+    "tanh",
+    "sigmoid",
+    "gelu",
+    "silu",
+    "mish",
+    "softplus",
+    "prelu",
+)
+KINDS = ("linear", "conv1d", "conv2d", "batch_norm", "layer_norm", "dropout", "embedding", "attention", "pooling",
+         "activation", "softmax", "other")  # fmt: skip
+_SPELLINGS = {
+    "batch_normalization": "batch_norm", "batchnorm1d": "batch_norm", "batchnorm2d": "batch_norm",
+    "layernorm": "layer_norm", "adaptiveavgpool2d": "pooling", "maxpool2d": "pooling", "avgpool2d": "pooling",
+    "multiheadattention": "attention", "logsoftmax": "softmax",
+    "leakyrelu": "leaky_relu", "identity": "none", "swish": "silu", "gelu_new": "gelu",
+}  # fmt: skip
+_IS_FUNCTION = {*FUNCTIONS, "hardswish", "relu6", "hardsigmoid", "quickgelu", "celu", "glu"}
+
+
+def kind_of_layer_name(layer: str) -> str:
+    """The kind of a layer, whoever wrote its name.
+
+    >>> kind_of_layer_name("BatchNorm2d"), kind_of_layer_name("LeakyReLU"), kind_of_layer_name("Fold")
+    ('batch_norm', 'activation', 'other')
+    """
+    name = spelled(layer)
+    return name if name in KINDS else "activation" if name in _IS_FUNCTION else "other"
+
+
+def spelled(name: str) -> str:
+    """A layer's or activation function's name as it is written here.
+
+    >>> spelled("LeakyReLU"), spelled("batch_normalization"), spelled("Identity")
+    ('leaky_relu', 'batch_norm', 'none')
+    """
+    plain = name.strip().casefold()
+    return _SPELLINGS.get(plain, plain)
+
+
+def named(layer: str) -> str:
+    """A layer's name as the walk knows it: its kind, or the name of an activation function.
+
+    >>> named("Conv2d"), named("MaxPool2d"), named("LeakyReLU")
+    ('conv2d', 'pooling', 'leaky_relu')
+    """
+    kind, name = kind_of_layer_name(layer), spelled(layer)
+    return name if kind in ("activation", "other") else kind
+
+
+def weight_bytes(precision: str) -> int:
+    """Bytes of one weight: autocast keeps weights in 32 bits."""
+    return 2 if precision in ("bf16", "fp16") else 4
+
+
+def optimizer_of(row: Mapping[str, Any]) -> tuple[str, bool]:
+    """The optimizer's name without its form, and whether it is the fused form."""
+    name = str(row.get("optimizer") or "adam").casefold()
+    plain = name.removesuffix("_fused").removesuffix("_foreach").removesuffix("_single")
+    return plain, name.endswith("_fused") or name.endswith("_single")
+
+
+# What tensors each layer makes in a training step, seen in one forward pass: beyond the three numbers of a sequence.
+#
+# Whether the backward pass needs a layer's output, what else it needs beside (masks, sums and copies between layers),
+# how much the layer reads, and what cuDNN takes while a convolution runs.
+
+FREED, KEPT, SHARED = 0, 1, 2
+MEASURED_ON = ((9, 0), 132)  # compute capability and multiprocessors of the GPU that workspaces are looked up for
+_KIND_OF_PRECISION = {
+    "fp32": "f32",
+    "tf32": "f32",
+    "amp_fp16": "f16",
+    "fp16": "f16",
+    "amp_bf16": "bf16",
+    "bf16": "bf16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """One layer's tensors: numbers a sample, but for workspaces, which are bytes for the whole batch.
+
+    `output`: FREED after the next layer, KEPT until the backward pass, or SHARED with a tensor that was there before (a
+    view, or work in place). `beside`: numbers kept that are no layer's output, `beside_bytes` the same in other types.
+
+    >>> Detail(inputs=8, output=KEPT).workspaces
+    (0, 0, 0)
+    """
+
+    inputs: int
+    output: int
+    beside: int = 0
+    beside_bytes: int = 0
+    workspaces: tuple[int, int, int] = (0, 0, 0)
+
+
+@dataclass
+class LayerWatch:
+    """Notes of a forward pass: outputs in order, and when a storage was first kept. Tensors stay alive meanwhile."""
+
+    outputs: list[torch.Tensor | None] = field(default_factory=list)
+    fresh: list[bool] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    convolutions: dict[int, Any] = field(default_factory=dict)
+    kept: dict[int, tuple[int, torch.Tensor]] = field(default_factory=dict)
+    known: dict[int, torch.Tensor] = field(default_factory=dict)  # alive, or another tensor would get its place
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Autograd keeps this tensor, in the layer that runs now or between two."""
+        self.kept.setdefault(tensor.untyped_storage()._cdata, (len(self.outputs), tensor))
+
+    def forget(self) -> None:
+        """The last layer was noted too early."""
+        for notes in (self.outputs, self.fresh, self.inputs):
+            notes.pop()
+
+    def layer(self, part: nn.Module | None, read: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
+        """A layer has run; without a module it is attention by a function, which reads what it makes."""
+        out = made[0] if made else None
+        place = None if out is None else out.untyped_storage()._cdata
+        if part is not None:
+            self.known.update((tensor.untyped_storage()._cdata, tensor) for tensor in read)
+        self.fresh.append(place is not None and place not in self.known)
+        if out is not None and place is not None:
+            self.known[place] = out
+        if isinstance(part, nn.Conv2d) and out is not None and read:
+            self.convolutions[len(self.outputs)] = (part, tuple(read[0].shape), tuple(out.shape))
+        self.outputs.append(out)
+        self.inputs.append(sum(tensor.numel() for tensor in read))
+
+    def details(self, batch: int, precision: str, own: set[int]) -> list[Detail]:
+        """The details of every layer; what is kept after the last one belongs to the loss and is left out."""
+        beside, other = [0] * (len(self.outputs) + 1), [0] * (len(self.outputs) + 1)
+        made = {out.untyped_storage()._cdata for out in self.outputs if out is not None}
+        for place, (layer, tensor) in self.kept.items():
+            if place in made or place in own:
+                continue
+            held = tensor.untyped_storage().nbytes()
+            if tensor.is_floating_point():
+                beside[layer] += held // tensor.element_size() // batch
+            else:
+                other[layer] += held // batch
+        found = []
+        for place, out in enumerate(self.outputs):
+            state = SHARED if not self.fresh[place] else FREED
+            if state == FREED and out is not None and out.untyped_storage()._cdata in self.kept:
+                state = KEPT
+            taken = self._workspaces(place, precision)
+            found.append(Detail(self.inputs[place] // batch, state, beside[place], other[place], taken))
+        return found
+
+    def _workspaces(self, place: int, precision: str) -> tuple[int, int, int]:
+        """What cuDNN takes for the output, the input's gradient and the filter's gradient, in bytes."""
+        if place not in self.convolutions:
+            return 0, 0, 0
+        from ullage.virtual.kernels.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem
+        from ullage.virtual.kernels.cudnn.workspaces import workspace
+
+        part, source, out = self.convolutions[place]
+        if part.groups == part.in_channels > 1:
+            return 0, 0, 0  # PyTorch's own kernels
+        padding = part.padding if isinstance(part.padding, tuple) else (0, 0)
+        shared = (source, tuple(part.weight.shape), out, part.stride, padding, part.dilation, part.groups)
+        sizes = [
+            workspace(
+                ConvolutionProblem(direction, *shared, _KIND_OF_PRECISION.get(precision, "f32"), False), *MEASURED_ON
+            ).size
+            for direction in (FORWARD, DATA, FILTER)
+        ]
+        return sizes[0], sizes[1], sizes[2]
+
+
+# In this order: the first that matches a class's name.
+_KINDS = (
+    ("attention", r"MultiheadAttention"),
+    ("conv1d", r"(Lazy)?Conv(Transpose)?1[dD]"),
+    ("conv2d", r".*Conv(Transpose)?[23][dD].*|Conv2dSame|ConvNormAct2d"),
+    ("batch_norm", r".*(BatchNorm|InstanceNorm).*"),
+    ("layer_norm", r".*(LayerNorm|RMSNorm|GroupNorm).*|LayerScale.*"),
+    ("linear", r".*Linear"),
+    ("dropout", r".*Dropout.*|DropPath|StochasticDepth"),
+    ("embedding", r".*Embedding.*"),
+    ("pooling", r".*Pool.*"),
+    ("recurrent", r"LSTM|GRU|RNN"),
+)  # fmt: skip
+_ACTIVATION = re.compile(r".*(ReLU|ELU|GELU|SiLU|Swish|Mish|Tanh|Sigmoid|Softplus|Hardswish).*")
+COUNTED = (
+    "linear", "conv1d", "conv2d", "batch_norm", "layer_norm", "dropout", "embedding", "attention", "pooling",
+)  # fmt: skip
+# Numbers that an optimizer keeps for a parameter (torch/optim/*.py); those of Adafactor are a row and a column.
+_STATES = {
+    "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "SparseAdam": 2, "Adadelta": 2, "Rprop": 2,
+    "RMSprop": 1, "Adagrad": 1, "ASGD": 1, "Muon": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """A training run as the estimators see it. Activations and `kept_*` are for one sample; `kept_numbers` are numbers
+    that autograd keeps, at the precision of the arithmetic, `kept_bytes` what it keeps in other types (masks, indices);
+    `norm_numbers` are what layer norms put out, `output_elements` what the model does.
+    """
+
+    batch_size: int
+    input_elements: int
+    sequence_length: int | None
+    parameters: int
+    trainable: int
+    activations: int
+    kept_numbers: int
+    kept_bytes: int
+    norm_numbers: int
+    output_elements: int
+    depth: int
+    counts: dict[str, int]
+    activation_function: str | None
+    optimizer: str
+    precision: str
+    inference: bool = False
+    layers: tuple[tuple[str, int, int], ...] = field(repr=False, default=())
+    details: tuple[Detail, ...] = field(repr=False, default=())  # one a layer
+
+
+@dataclass
+class _Seen:
+    layers: list[tuple[str, int, int]] = field(default_factory=list)
+    counted: set[int] = field(default_factory=set)
+    storages: dict[int, torch.Tensor] = field(default_factory=dict)
+    output: int = 0
+    watch: LayerWatch = field(default_factory=LayerWatch)
+    own: set[int] = field(default_factory=set)
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Note a tensor that autograd keeps; it stays alive, so that no other one gets its place."""
+        self.storages.setdefault(tensor.untyped_storage()._cdata, tensor)
+        self.watch.keep(tensor)
+        return tensor
+
+    def attended(self, out: torch.Tensor, batch: int) -> None:
+        """Attention that is no module of its own."""
+        self.layers.append(("attention", out.numel() // batch, 0))
+        self.watch.layer(None, (out,), (out,))
+
+
+def features(configuration: Configuration) -> Features:
+    """The features of a run by its configuration.
+
+    >>> found = features(Configuration(model="mlp:x", widths=[8, 4, 2], batch_size=16, optimizer="adam"))
+    >>> found.layers, found.parameters, found.counts["linear"]
+    ((('linear', 4, 36), ('relu', 4, 0), ('linear', 2, 10)), 46, 2)
+    """
+    seen = _Seen()
+    configuration = replace(configuration, compiled=False)  # its layers are the same
+    try:
+        with torch.device("meta"):
+            with no_start():
+                model, task = prepare(configuration)
+            with shortcuts():
+                inputs = _observe(configuration, model, task, seen, "meta")
+    except Exception as error:  # a model that looks at values; what is wrong with a model itself is said below
+        if isinstance(error, UllageError):
+            raise
+        seen = _Seen()
+        model, inputs = _on_virtual_gpu(configuration, seen)
+    return _summed(configuration, model, inputs, seen)
+
+
+def _on_virtual_gpu(configuration: Configuration, seen: _Seen) -> tuple[nn.Module, list[torch.Tensor]]:
+    from ullage.hardware import gpu
+    from ullage.virtual import VirtualGPU
+
+    try:
+        with VirtualGPU(gpu("H200"), limited=False):
+            model, task = prepare(configuration)
+            model = model.to("cuda")
+            return model, _observe(configuration, model, task, seen, "cuda")
+    except UllageError:
+        raise
+    except Exception as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        raise InvalidValue(f"{configuration.model} does not run: {type(error).__name__}: {first}") from error
+
+
+def _observe(
+    configuration: Configuration, model: nn.Module, task: Task, seen: _Seen, device: str
+) -> list[torch.Tensor]:
+    """Run the forward pass and the loss; gives the inputs."""
+    hooks = [
+        part.register_forward_hook(_noting(configuration.batch_size, seen))
+        for part in model.modules()
+        if _is_layer(part)
+    ]
+    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    model.train(not configuration.inference)
+    try:
+        inputs, targets = _moved(task.batch(configuration.batch_size), device)
+        with (
+            cheap_kernels(lambda out: seen.attended(out, configuration.batch_size)),
+            torch.set_grad_enabled(not configuration.inference),
+            torch.autograd.graph.saved_tensors_hooks(_keeping(seen), lambda nothing: nothing),
+        ):
+            if configuration.inference:
+                task.predict(model, inputs, targets)
+            else:
+                out = task.forward(model, inputs, targets)
+                loss = task.loss(out, targets)
+                seen.output = sum(tensor.numel() for tensor in tensors_in(out)) // configuration.batch_size
+                for tensor in (*tensors_in(out), *tensors_in(inputs), loss):  # alive through the backward pass
+                    seen.keep(tensor)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for place in own:
+        seen.storages.pop(place, None)
+    seen.own = own | {tensor.untyped_storage()._cdata for tensor in tensors_in(inputs)}
+    return tensors_in(inputs)
+
+
+def _keeping(seen: _Seen) -> Any:
+    """For autograd, which is given nothing to keep instead: there is no backward pass. Its nodes hold on to this
+    function, the tensors in `seen` to the nodes: a circle through C++, which Python's collector would not see."""
+    held = weakref.ref(seen)
+
+    def note(tensor: torch.Tensor) -> None:
+        alive = held()
+        if alive is not None:
+            alive.keep(tensor)
+
+    return note
+
+
+def _is_layer(part: nn.Module) -> bool:
+    """A module without modules inside, or one of the known kinds with weights of its own (timm's norms with act)."""
+    if all(inside is None for inside in part._modules.values()):
+        return True
+    return kind_of(part) != type(part).__name__.lower() and any(True for _ in part.parameters(recurse=False))
+
+
+def _own(part: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters of a layer; the short way for the many that have no modules inside."""
+    if part._modules:
+        yield from part.parameters()
+    else:
+        yield from {id(own): own for own in part._parameters.values() if own is not None}.values()
+
+
+def _noting(batch: int, seen: _Seen) -> Any:
+    def note(part: nn.Module, inputs: Any, output: Any) -> None:
+        parameters = 0
+        if id(part) not in seen.counted:
+            seen.counted.add(id(part))
+            parameters = sum(tensor.numel() for tensor in _own(part))
+        if isinstance(part, nn.MultiheadAttention) and seen.layers and seen.layers[-1][0] == "attention":
+            seen.layers.pop()  # the same attention, noted without its parameters
+            seen.watch.forget()
+        found = tensors_in(output)
+        seen.watch.layer(part, tensors_in(inputs), found)
+        seen.layers.append((kind_of(part), found[0].numel() // batch if found else 0, parameters))
+
+    return note
+
+
+def kind_of(part: nn.Module) -> str:
+    """The type of a layer in the sequence: "linear", "conv2d", ..., or the name of its class in small letters.
+
+    >>> kind_of(nn.Conv2d(1, 1, 1)), kind_of(nn.SiLU())
+    ('conv2d', 'silu')
+    """
+    return _kind_named(type(part).__name__)
+
+
+@lru_cache(maxsize=1024)
+def _kind_named(name: str) -> str:
+    for kind, pattern in _KINDS:
+        if re.fullmatch(pattern, name):
+            return kind
+    return name.lower()
+
+
+def _summed(configuration: Configuration, model: nn.Module, inputs: list[torch.Tensor], seen: _Seen) -> Features:
+    batch = configuration.batch_size
+    kinds = Counter(kind for kind, _, _ in seen.layers)
+    kept = list(seen.storages.values())
+    numbers = sum(tensor.untyped_storage().nbytes() // tensor.element_size() for tensor in kept if _floats(tensor))
+    others = sum(tensor.untyped_storage().nbytes() for tensor in kept if not _floats(tensor))
+    acts = Counter(
+        type(part).__name__.lower().removesuffix("activation")
+        for part in model.modules()
+        if next(part.children(), None) is None and _ACTIVATION.fullmatch(type(part).__name__)
+    )
+    ids = next((tensor for tensor in inputs if not tensor.is_floating_point() and tensor.dim() == 2), None)
+    parameters = list(model.parameters())
+    return Features(
+        batch_size=batch,
+        input_elements=sum(tensor.numel() for tensor in inputs) // batch,
+        sequence_length=ids.shape[1] if ids is not None else configuration.sequence_length,
+        parameters=sum(parameter.numel() for parameter in parameters),
+        trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        activations=sum(outputs for _, outputs, _ in seen.layers),
+        kept_numbers=numbers // batch,
+        kept_bytes=others // batch,
+        norm_numbers=sum(outputs for kind, outputs, _ in seen.layers if kind == "layer_norm"),
+        output_elements=seen.output,
+        depth=sum(kinds[kind] for kind in ("linear", "conv1d", "conv2d", "recurrent")),
+        counts={kind: kinds[kind] for kind in COUNTED},
+        activation_function=acts.most_common(1)[0][0] if acts else None,
+        optimizer=configuration.optimizer,
+        precision=configuration.precision,
+        inference=configuration.inference,
+        layers=tuple(seen.layers),
+        details=tuple(seen.watch.details(batch, configuration.precision, seen.own)),
+    )
+
+
+def closed_parts(found: Features) -> dict[str, int]:
+    """The closed formula by parts, in bytes: parameters, gradients, optimizer, activations.
+
+    Weights, gradients and states in the width of the weights; what autograd keeps in the width of the arithmetic.
+    Autocast keeps a copy of the weights in 16 bits, and norms keep their input in 32. Two more of the model's output
+    are its gradients, in and out of the loss, while everything else is still there.
+    """
+    low, amp = found.precision in ("bf16", "fp16"), found.precision.startswith("amp")
+    width = 2 if low else 4
+    kept = found.kept_numbers * (2 if low or amp else 4) + found.kept_bytes
+    parts = {"parameters": found.parameters * width, "gradients": 0, "optimizer": 0, "activations": 0}
+    if amp:
+        parts["parameters"] += 2 * found.parameters
+        kept += 2 * found.norm_numbers
+    if found.inference:
+        widest = max((outputs for _, outputs, _ in found.layers), default=0)
+        parts["activations"] = 2 * widest * found.batch_size * (2 if low or amp else 4)
+        return parts
+    parts["gradients"] = found.trainable * width
+    parts["optimizer"] = found.trainable * width * _states(found.optimizer)
+    kept += 2 * found.output_elements * (2 if low else 4)
+    parts["activations"] = kept * found.batch_size
+    return parts
+
+
+def closed_formula(found: Features) -> int:
+    """Weights, gradients, optimizer states and what the backward pass needs, in bytes: no workspace, no cache.
+
+    >>> closed_formula(features(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, optimizer="sgd")))
+    504
+    """
+    return sum(closed_parts(found).values())
+
+
+def _states(optimizer: str) -> int:
+    made, options = optimizer_class(optimizer)
+    if made.__name__ == "SGD":
+        return 1 if options.get("momentum") else 0
+    return _STATES.get(made.__name__, 0)
+
+
+def _floats(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _moved(batch: Any, device: str) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        return {key: _moved(value, device) for key, value in batch.items()}
+    return type(batch)(_moved(value, device) for value in batch) if isinstance(batch, list | tuple) else batch

@@ -1,0 +1,117 @@
+"""Asks every estimator about every run; answers are kept in a file as they come, so that a stopped ranking goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any
+
+import ullage
+from ullage.errors import InvalidValue
+from ullage.jobs.configuration import FILE_KEYS, Configuration, rows_so_far
+from ullage_lab.judge.truth import MeasuredRun, TruthSet, sample
+from ullage_lab.judge.worker import Ask, Record, ask_apart
+
+_FIELDS = {spec.name for spec in fields(Record)}
+
+
+@dataclass(frozen=True)
+class Question:
+    """One estimator and one run."""
+
+    estimator: str
+    run: MeasuredRun
+    gpu: str
+
+    @property
+    def key(self) -> str:
+        """The same for the same question: an answer in a file is only used for the run that it was given for."""
+        keys = {name: FILE_KEYS.get(name, name) for name in Configuration.__dataclass_fields__}
+        asked = {key: self.run.row.get(key, self.run.row.get(name)) for name, key in keys.items()}
+        text = json.dumps([self.estimator, self.run.id, self.gpu, asked], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def questions(sets: Sequence[TruthSet], counts: Mapping[str, int | None]) -> list[Question]:
+    """All questions, run by run; `counts` names the estimators and how many runs each is asked about (`None`: all).
+
+    A run that is in several campaigns is asked about once.
+    """
+    found: dict[str, Question] = {}
+    runs = {(truth.gpu, run.id): run for truth in sets for run in truth.runs}
+    cards = dict.fromkeys(gpu for gpu, _ in runs)
+    for gpu in cards:
+        here = [run for (card, _), run in runs.items() if card == gpu]
+        chosen = {name: {run.id for run in sample(here, count)} for name, count in counts.items()}
+        for run in here:
+            for name in counts:
+                if run.id in chosen[name]:
+                    question = Question(name, run, gpu)
+                    found[question.key] = question
+    return list(found.values())
+
+
+def answers(
+    asked: Sequence[Question], ask: Ask, *, limit: float, file: Path | None = None, workers: int = 1
+) -> Generator[tuple[Question, Record], None, None]:
+    """The answer to every question; those in `file` are taken from there, new ones are appended to it at once.
+
+    With several workers so many processes estimate at once: quicker, but their times are then those of a busy machine.
+    """
+    known = read_answers(file) if file is not None else {}
+    yield from ((question, known[question.key]) for question in asked if question.key in known)
+    new = [question for question in asked if question.key not in known]
+
+    writing, stop = Lock(), Event()
+
+    def answer(question: Question) -> Record:
+        found = ask_apart(ask, question.estimator, question.run.id, question.run.row, question.gpu, limit, stop)
+        record = replace(found, code=code_version())
+        if file is not None and not (stop.is_set() and record.failed):
+            with writing:  # here and not where it is yielded: a ranking that is stopped keeps what was under way
+                _append(file, {"key": question.key, **record.to_dict()})
+        return record
+
+    with ThreadPoolExecutor(workers) as pool:
+        waiting = {pool.submit(answer, question): question for question in new}
+        try:
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        finally:
+            stop.set()
+            for task in waiting:
+                task.cancel()
+
+
+@cache
+def code_version() -> str:
+    """A short name of this very code: answers of another one may be kept in the same file, and are told apart."""
+    packages = (Path(ullage.__file__).parent, Path(__file__).parents[1])
+    sources = sorted(file for package in packages for file in package.rglob("*") if file.suffix in (".py", ".toml"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:8]
+
+
+def read_answers(file: Path) -> dict[str, Record]:
+    """The answers in a file by their keys; a last line that was cut off by a crash is asked for again."""
+    found = {}
+    for row in rows_so_far(file):
+        try:
+            values: dict[str, Any] = {name: row[name] for name in row.keys() & _FIELDS}
+            found[str(row["key"])] = Record(**values | {"notes": tuple(row.get("notes", ()))})
+        except (KeyError, TypeError):
+            raise InvalidValue(f"{file} holds no answers of estimators; needed a file that --resume wrote") from None
+    return found
+
+
+def _append(file: Path, values: dict[str, Any]) -> None:
+    try:
+        with file.open("a") as out:
+            out.write(json.dumps(values) + "\n")
+    except OSError as error:
+        raise InvalidValue(f"cannot write {file}: {error.strerror}") from None

@@ -1,0 +1,247 @@
+"""Measures a file of configurations on this machine's GPU: memory with many runs at once, or utilisation one by one.
+
+Rows are appended as they come, so that a session that was killed goes on where it stopped. The file's first line says
+which GPU and which versions its rows come from; a line like it is added where those change.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.jobs.configuration import Configuration, read_rows, rows_so_far
+from ullage.units import GIB, MIB
+from ullage_lab.measure.pool import ParallelRuns, RunKind
+
+SPARE = 2 * GIB  # of the card, left for the driver and whatever else is there
+BASE = 800 * MIB  # a process that has a context and has not trained yet
+# What `generate.Cost` counts is not exact, and cached memory comes on top of it: most for convolutions in 16 bits,
+# whose workspaces are large. Runs that meet the end of the card all the same are tried again alone.
+SAFETY, SAFETY_CONVOLUTIONS = 1.35, 1.6
+MARGIN = GIB
+UNKNOWN_NEED = 30 * GIB
+TURNS = 5  # children that have made their first step when the first of them is read
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasurementSettings:
+    """How to measure. `utilization` reads each run alone, for `seconds`, so many times (`readings`)."""
+
+    out: Path
+    at_once: int = 14
+    iterations: int = 3
+    utilization: bool = False
+    seconds: float = 1.0
+    readings: int = 1
+    timeout: float = 60.0
+    raw: Path | None = None
+    together: int = 1  # memory runs that share a process, one after the other
+
+    @property
+    def kind(self) -> str:
+        """What a row of this plan says it is."""
+        return "utilization" if self.utilization else "memory"
+
+
+def measure_rows(rows: Sequence[dict[str, Any]], plan: MeasurementSettings) -> tuple[int, Iterator[dict[str, Any]]]:
+    """How many of the rows are left to measure, and those rows as they are measured; each is in the file already.
+
+    left, measured = measure_rows(rows, MeasurementSettings(out=Path("measured.jsonl")))
+    for row in measured:
+        print(row["id"], row.get("peak_reserved"))
+    """
+    checked = checked_rows(rows, plan)
+    done = mend(plan.out, plan.kind)
+    left = [row for row in checked if row["id"] not in done]
+    return len(left), _measured(left, plan)
+
+
+def checked_rows(rows: Sequence[dict[str, Any]], plan: MeasurementSettings) -> list[dict[str, Any]]:
+    """What children are told: rows with an id of their own, checked before anything runs."""
+    checked, seen = [], set()
+    for number, row in enumerate(rows):
+        if "header" in row:
+            continue
+        name = str(row.get("id") or f"r{number:05d}")
+        if name in seen or "/" in name:
+            raise InvalidValue(f"needed an id of its own for every run, without '/'; found {name!r} twice or bad")
+        seen.add(name)
+        Configuration.from_row(row)
+        extra: dict[str, Any] = {"iterations": plan.iterations}
+        if plan.utilization:
+            extra = {"seconds": plan.seconds, "readings": plan.readings}
+        checked.append({**row, "id": name, **extra, **({"raw": True} if plan.raw else {})})
+    return checked
+
+
+_OF_PLANS = ("iterations", "seconds", "readings", "raw")
+
+
+def _measured(rows: list[dict[str, Any]], plan: MeasurementSettings) -> Iterator[dict[str, Any]]:
+    if not rows:
+        return
+    runs, header = prepare_runs(plan)
+    import_models(rows)
+    known = last_header(plan.out)
+    with appending(plan.out) as file:
+        if known != header:
+            file.write(json.dumps({"header": header}) + "\n")
+        for asked, answer in _answers(runs, rows, plan):
+            row = {key: value for key, value in asked.items() if key not in _OF_PLANS}
+            row |= {"pass": plan.kind, **answer}
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            if plan.raw is not None:
+                (plan.raw / row["id"] / f"{plan.kind}.json").write_text(json.dumps(row, indent=1) + "\n")
+            yield row
+
+
+def _answers(
+    runs: ParallelRuns, rows: list[dict[str, Any]], plan: MeasurementSettings
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Rows with their answers; with bundles, what a bundle left undone gets a fresh process afterwards."""
+    if plan.together > 1 and not plan.utilization:
+        from ullage_lab.measure.memory import bundle, prepare_bundle, run_bundle, untied
+
+        left = []
+        kind = replace(runs.kind, prepare=prepare_bundle, run=run_bundle, log=lambda row: None)
+        bundles = ParallelRuns(
+            kind, total=runs.total, at_once=runs.at_once, timeout=plan.timeout + 2 * plan.together,
+            host_total=runs.host_total, retry=lambda answer: False,
+        )  # fmt: skip
+        for parcel, found in bundles.work(bundle(rows, plan.together, need)):
+            for row, answer in untied(parcel, found):
+                if answer is None:
+                    left.append(row)
+                else:
+                    yield row, answer
+        rows = left
+    yield from runs.work(rows)
+
+
+def prepare_runs(plan: MeasurementSettings) -> tuple[ParallelRuns, dict[str, Any]]:
+    """How the runs of a plan are made, and what is known of the GPU. This process itself never touches CUDA."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: forking wants one thread
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    import torch
+
+    from ullage.virtual.compiler import no_compiler
+    from ullage_lab.measure import memory as memory_run
+    from ullage_lab.measure import utilization as utilization_run
+
+    torch.set_num_threads(1)
+    no_compiler()
+    header = look_at_gpu()
+    if plan.utilization:
+        kind = RunKind(
+            prepare=utilization_run.prepare_utilization, run=utilization_run.run_utilization, gpu_memory=need,
+            before_run=BASE, turns=TURNS if plan.readings == 1 else max(TURNS, plan.at_once // 3), host_memory=_host,
+            log=_logs(plan),
+            renew=None if plan.raw else utilization_run.renew,
+        )  # fmt: skip
+    else:
+        kind = RunKind(
+            prepare=memory_run.prepare_memory, run=memory_run.run_memory, gpu_memory=need, before_run=BASE,
+            host_memory=_host, log=_logs(plan),
+        )  # fmt: skip
+    runs = ParallelRuns(
+        kind, total=max(GIB, header["free"] - SPARE), at_once=plan.at_once, timeout=plan.timeout + plan.seconds,
+        host_total=_host_total(), retry=_is_doubtful,
+    )  # fmt: skip
+    return runs, {key: value for key, value in header.items() if key != "free"}
+
+
+def import_models(rows: Sequence[dict[str, Any]]) -> None:
+    """Import what models come from, once for all children. A package that is not there is an error of theirs."""
+    names: dict[str, set[str]] = {}
+    for configuration in map(Configuration.from_row, rows):
+        names.setdefault(configuration.source, set()).add(configuration.name)
+    packages = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}
+    if packages.keys() & names.keys():
+        from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+
+        make_torchvision_importable()
+    for source, package in packages.items():
+        with suppress(ImportError):
+            module = importlib.import_module(package) if source in names else None
+            for name in names.get(source, ()):
+                getattr(module, name, None)  # a class of transformers is imported when it is asked for
+
+
+def look_at_gpu() -> dict[str, Any]:
+    """Name, memory and versions, asked by a child: a process that has asked CUDA itself cannot fork others."""
+    from ullage_lab.measure.memory import describe_gpu
+
+    kind = RunKind(prepare=lambda row: None, run=lambda prepared, pause: describe_gpu(), gpu_memory=lambda row: 0)
+    answer = next(found for _, found in ParallelRuns(kind, total=GIB, at_once=1, timeout=120).work([{}]))
+    if "failed" in answer:
+        raise UllageError(
+            f"needed an NVIDIA GPU to measure on; PyTorch finds none here: {answer['failed']}. "
+            "'ullage lab draw dataset' and 'ullage lab data clean' need no GPU."
+        )
+    return answer
+
+
+def need(order: dict[str, Any]) -> int:
+    """How much of the card a run may take, its context aside: what was counted, and some.
+
+    >>> need({"need": 20 * GIB}) == 28 * GIB
+    True
+    """
+    counted: int | None = order.get("need")
+    if counted is None:
+        return UNKNOWN_NEED
+    wide = order.get("family") == "cnn" and order.get("precision") != "fp32"
+    return round(counted * (SAFETY_CONVOLUTIONS if wide else SAFETY)) + MARGIN
+
+
+def _host(order: dict[str, Any]) -> int:
+    """Weights on the CPU, a second time where they are cast, and a context's share."""
+    return GIB + 6 * int(order.get("parameters") or 500_000_000)
+
+
+def _host_total() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available * 0.75)
+
+
+def _is_doubtful(answer: dict[str, Any]) -> bool:
+    """Whether others may have been the reason: no memory left, too slow, or cached memory that had to be given back."""
+    return "failed" in answer or "oom" in answer or bool(answer.get("retries"))
+
+
+def _logs(plan: MeasurementSettings) -> Any:
+    def log(order: dict[str, Any]) -> Path | None:
+        if plan.raw is None:
+            return None
+        folder = plan.raw / str(order["id"])
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{plan.kind}.log"
+
+    return log
+
+
+def mend(out: Path, kind: str) -> set[str]:
+    """The ids that a file has measured in this way. A last line that was cut off by a kill is taken away first."""
+    return {str(row["id"]) for row in rows_so_far(out) if "id" in row and row.get("pass") == kind}
+
+
+def last_header(out: Path) -> dict[str, Any] | None:
+    headers = [row["header"] for row in read_rows(out) if "header" in row] if out.exists() else []
+    return headers[-1] if headers else None
+
+
+def appending(out: Path) -> Any:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        return out.open("a")
+    except OSError as error:
+        raise InvalidValue(f"cannot write {out}: {error.strerror}") from None

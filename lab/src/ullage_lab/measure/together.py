@@ -1,0 +1,492 @@
+"""Measures training jobs that share this machine's GPU: each job's speed alone and in company, time-sliced or by MPS.
+
+A job is a process that stays: its model is made once, its kernels are loaded, and between two sets it waits with its
+memory in place. So a set takes little more than the time it is read for. As many jobs stay at a time as the GPU has
+memory for; sets whose jobs do not fit beside those that are there wait for the next round.
+
+For a set its jobs are let go together. When each is warm, all are read over the same stretch of time, and then told to
+rest. Every job is also read alone, in the same process and under the same way of sharing: once, or in turns with each
+of its sets (`turns.py`). Rows are appended as they come; a session that was killed goes on with the sets that are
+not there yet.
+
+Jobs note the end of each step in memory that they share with this process, which never touches CUDA.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import mmap
+import os
+import select
+import sys
+import tempfile
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import UnknownName
+from ullage.hardware.local import pynvml
+from ullage.hardware.mps import MISSING, MpsService, MpsUnavailable
+from ullage.jobs.configuration import Configuration, rows_so_far
+from ullage.manager.monitor.activity import activity_between
+from ullage.manager.monitor.host import LoadSince
+from ullage.sandbox.forking import ForkedHere, Pause
+from ullage.units import GIB, format_bytes
+from ullage_lab.clean.schema import quartiles
+from ullage_lab.measure.dataset import SPARE, appending, import_models, last_header, look_at_gpu
+from ullage_lab.measure.job_sets import RESIDENTS, JobSet, Round, room, rounds
+from ullage_lab.measure.turns import joined, phases, slowdowns, step_alone_at
+
+Row = dict[str, Any]
+HOWS = {
+    "timeslice": "the driver lets one process after the other have the GPU",
+    "mps": "NVIDIA's Multi-Process Service",
+}
+WARM_STEPS, WARM_SECONDS = 3, 0.2  # of every job, before it is read
+LEAST_READ = 4  # steps of every job, if they do not take longer than this
+MOST_READING = 4.0
+FIGURES = ("gract", "smact", "smocc", "drama", "tensor", "power_w", "energy_j", "clock_mhz", "unknown_because")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TogetherSettings:
+    """How to measure. `total` is what jobs may take of the GPU's memory together; all but a little if it is not given.
+
+    With `rounds`, jobs are read alone and together in turns, so many times, each for so many `seconds`; without, every
+    job is read alone once, before all sets.
+
+    `prepare(row)` and `run(prepared, after_step)` are what a job does: the model made without CUDA, and endless
+    training.
+    """
+
+    out: Path
+    how: tuple[str, ...] = tuple(HOWS)
+    seconds: float = 1.0
+    rounds: int = 0
+    timeout: float = 120.0
+    total: int | None = None
+    residents: int = RESIDENTS
+    prepare: Callable[[Row], Any] | None = None
+    run: Callable[[Any, Callable[[], None]], None] | None = None
+
+
+# What jobs are made of: a place for the ends of their steps, shared with the parent.
+
+_PHASE, _COUNT, _FIRST = 0, 1, 2
+_KEPT = 1 << 15  # ends of steps, the latest
+
+
+class StepBoard:
+    """Numbers that a job and its parent both see: whether it shall run, and when each of its steps ended.
+
+    >>> board = StepBoard()
+    >>> board.note(1.0); board.note(1.5); board.note(3.0)
+    >>> board.ends(1.2)
+    [1.5, 3.0]
+    """
+
+    def __init__(self) -> None:
+        self._numbers = memoryview(mmap.mmap(-1, 8 * (_FIRST + _KEPT))).cast("d")
+
+    @property
+    def runs(self) -> bool:
+        """Whether the job shall run."""
+        return self._numbers[_PHASE] == 1.0
+
+    @runs.setter
+    def runs(self, shall: bool) -> None:
+        self._numbers[_PHASE] = float(shall)
+
+    @property
+    def count(self) -> int:
+        """How many steps have ended."""
+        return int(self._numbers[_COUNT])
+
+    def note(self, end: float) -> None:
+        """A step has ended."""
+        count = self.count
+        self._numbers[_FIRST + count % _KEPT] = end
+        self._numbers[_COUNT] = count + 1.0  # after the time: the parent may look at any moment
+
+    def ends(self, since: float) -> list[float]:
+        """The ends of steps from a moment on, as far as they are kept."""
+        count = self.count
+        kept = [self._numbers[_FIRST + place % _KEPT] for place in range(max(0, count - _KEPT), count)]
+        return kept[bisect_left(kept, since) :]
+
+
+class Resident:
+    """A job's process."""
+
+    def __init__(self, name: str, row: Row, settings: TogetherSettings, variables: Mapping[str, str]) -> None:
+        self.name, self.board = name, StepBoard()
+        self.rests = 0
+        self.lost: str | None = None  # why it is gone
+        prepare, run = settings.prepare or _prepare, settings.run or _run
+
+        def work(pause: Pause) -> dict[str, Any]:
+            os.environ.update(variables)
+            rests = 0
+
+            def after_step() -> None:
+                nonlocal rests
+                self.board.note(time.perf_counter())
+                if not self.board.runs:
+                    rests += 1
+                    pause(f"rest {rests}", _memory_at_rest())
+
+            run(prepare(row), after_step)
+            return {}
+
+        self.child = ForkedHere(work)
+
+    def fileno(self) -> int:
+        return self.child.fileno()
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it has come to rest as often as it was let go."""
+        return self.child.at == f"rest {self.rests + 1}"
+
+    def let_go(self) -> None:
+        self.rests += 1
+        self.board.runs = True
+        self.child.go_on()
+
+    def listen(self) -> None:
+        """Take what it said; one that has ended is lost."""
+        self.child.read()
+        if self.child.is_silent or self.child.has_answered:
+            self.lose()
+
+    def lose(self, why: str | None = None) -> None:
+        """End it."""
+        outcome = self.child.close()
+        failure = outcome.failure if outcome.reason == "error" else f"the process {outcome.failure}"
+        self.lost = why or str(failure).splitlines()[0]
+
+
+def _prepare(row: Row) -> Any:
+    from ullage_lab.measure.utilization import prepare_utilization
+
+    return prepare_utilization(row)
+
+
+def _run(prepared: Any, after_step: Callable[[], None]) -> None:
+    from ullage.jobs.training import low_precision, train
+    from ullage_lab.measure.memory import on_gpu
+    from ullage_lab.measure.utilization import ENDLESS
+
+    (model, task), prepared.made = prepared.made, None
+    made = on_gpu(model, low_precision(prepared.configuration), drawn=True), task
+    train(prepared.configuration, ENDLESS, after_iteration=after_step, prepared=made)
+
+
+def _memory_at_rest() -> dict[str, Any]:
+    """Wait for the GPU, and say what this process takes of its memory."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    from ullage.measuring.single_run import process_memory
+
+    torch.cuda.synchronize()
+    return {"peak_reserved": torch.cuda.max_memory_reserved(), "process_memory": process_memory()}
+
+
+class Lost(Exception):
+    """Jobs that ended, or made no step in time."""
+
+
+class Company:
+    """The jobs that stay at a time."""
+
+    def __init__(self, rows: Mapping[str, Row], settings: TogetherSettings, variables: Mapping[str, str]) -> None:
+        self.settings = settings
+        gc.collect()
+        gc.freeze()  # children would copy every page on which the collector moves a mark
+        self._jobs = {name: Resident(name, row, settings, variables) for name, row in rows.items()}
+        gc.unfreeze()
+        self._rest(list(self._jobs.values()))
+
+    @property
+    def _present(self) -> list[Resident]:
+        return [job for job in self._jobs.values() if job.lost is None]
+
+    def close(self) -> None:
+        """End all."""
+        for job in self._present:
+            job.lose("no longer needed")
+
+    def read(self, names: Sequence[str], uuid: str) -> dict[str, Any]:
+        """What jobs do at the same time."""
+        jobs = [self._jobs[name] for name in names]
+        _all_there(jobs)
+        before = {job.name: job.board.count for job in jobs}
+        begin = time.perf_counter()
+        for job in jobs:
+            job.let_go()
+        try:
+            self._until(jobs, lambda: _warm(jobs, before, begin))
+            with activity_between(uuid) as activity:
+                begin, load = time.perf_counter(), LoadSince()
+                self._until(jobs, lambda: _read_enough(jobs, begin, self.settings.seconds))
+                taken = time.perf_counter() - begin
+            busy, stolen = load.read()
+            figures = [_speed(job.board.ends(begin)) for job in jobs]
+        finally:
+            self._rest(jobs)
+        _all_there(jobs)
+        found = activity.to_dict()
+        return {
+            "read_s": round(taken, 4),
+            "host_busy": round(busy, 2),
+            "host_stolen": round(stolen, 4),
+            "gpu_memory": _gpu_memory(uuid),
+            **{name: [figure[name] for figure in figures] for name in figures[0]},
+            **{name: found[name] for name in FIGURES if found[name] is not None},
+        }
+
+    def memory(self, name: str) -> dict[str, Any]:
+        """What a job takes of the GPU's memory: PyTorch's allocator at most, and the process."""
+        return self._jobs[name].child.so_far or {}
+
+    def _until(self, jobs: Sequence[Resident], condition: Callable[[], bool]) -> None:
+        """Wait while all of these jobs are there; one that is lost, or no end of it, is raised."""
+        deadline = time.monotonic() + self.settings.timeout
+        while not condition():
+            self._listen()
+            _all_there(jobs)
+            if time.monotonic() > deadline:
+                raise Lost(f"{', '.join(job.name for job in jobs)}: no steps in {self.settings.timeout:g} s")
+
+    def _rest(self, jobs: Sequence[Resident]) -> None:
+        """Have jobs rest. Those that do not come to it in time are ended."""
+        for job in jobs:
+            job.board.runs = False
+        deadline = time.monotonic() + self.settings.timeout
+        while late := [job for job in jobs if job.lost is None and not job.is_resting]:
+            if time.monotonic() > deadline:
+                for job in late:
+                    job.lose(f"did not end a step in {self.settings.timeout:g} s")
+            self._listen()
+
+    def _listen(self) -> None:
+        for job in select.select(self._present, [], [], 0.004)[0]:
+            job.listen()
+
+
+def _gpu_memory(uuid: str) -> int | None:
+    """Bytes that are taken of the GPU's memory, by all jobs that stay."""
+    nvml = pynvml()
+    try:
+        nvml.nvmlInit()
+        try:
+            return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).used)
+        finally:
+            nvml.nvmlShutdown()
+    except Exception:  # no NVML, or no GPU
+        return None
+
+
+def _all_there(jobs: Sequence[Resident]) -> None:
+    lost = [f"{job.name}: {job.lost}" for job in jobs if job.lost]
+    if lost:
+        raise Lost("; ".join(lost))
+
+
+def _warm(jobs: Sequence[Resident], before: Mapping[str, int], begin: float) -> bool:
+    enough = all(job.board.count - before[job.name] >= WARM_STEPS for job in jobs)
+    return enough and time.perf_counter() - begin >= WARM_SECONDS
+
+
+def _read_enough(jobs: Sequence[Resident], begin: float, seconds: float) -> bool:
+    taken = time.perf_counter() - begin
+    if taken < seconds:
+        return False
+    return taken > MOST_READING or all(len(job.board.ends(begin)) > LEAST_READ for job in jobs)
+
+
+def _speed(ends: Sequence[float]) -> dict[str, Any]:
+    """From the end of the first step of the stretch to the end of the last one."""
+    between = [later - earlier for earlier, later in zip(ends, ends[1:], strict=False)]
+    if not between:
+        return {"steps": 0, "step_s": None, "step_q1": None, "step_median": None, "step_q3": None}
+    low, middle, high = quartiles(between)
+    mean = round((ends[-1] - ends[0]) / len(between), 6)
+    return {"steps": len(between), "step_s": mean, "step_q1": low, "step_median": middle, "step_q3": high}
+
+
+def measure_together(
+    rows: Sequence[Row], sets: Sequence[JobSet], settings: TogetherSettings
+) -> tuple[int, Iterator[Row]]:
+    """How many sets are left to measure, each way of sharing counted, and the rows as they come, alone ones too.
+
+    left, found = measure_together(rows, draw_sets(rows, 100, seed=1), TogetherSettings(out=Path("together.jsonl")))
+    for row in found:
+        print(row["how"], row["jobs"], row.get("slowdown") or row["failed"])
+    """
+    jobs = {str(row["id"]): row for row in rows if "model" in row}
+    for row in jobs.values():
+        Configuration.from_row(row)
+    for one in sets:
+        for name in one.jobs:
+            if name not in jobs:
+                raise UnknownName(f"job in the set {one.id}", name, jobs)
+    for how in settings.how:
+        if how not in HOWS:
+            raise UnknownName("way of sharing", how, HOWS)
+    done = {(row.get("how"), row.get("set")) for row in rows_so_far(settings.out)}
+    left = {how: [one for one in sets if (how, one.id) not in done] for how in settings.how}
+    return sum(map(len, left.values())), _measured(jobs, left, settings)
+
+
+def _measured(jobs: Mapping[str, Row], left: Mapping[str, list[JobSet]], settings: TogetherSettings) -> Iterator[Row]:
+    if not any(left.values()):
+        return
+    service = _mps(settings.out) if left.get("mps") else None
+    header = prepare_here(jobs, left)
+    total = settings.total or max(GIB, header.pop("free") - SPARE)
+    header.pop("free", None)
+    with appending(settings.out) as file:
+        if last_header(settings.out) != header:
+            file.write(json.dumps({"header": header}) + "\n")
+        for how, sets in left.items():
+            used = service if how == "mps" else None
+            for row in _in_one_way(how, used, jobs, sets, settings, str(header.get("uuid")), total):
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                yield row
+
+
+def prepare_here(jobs: Mapping[str, Row], left: Mapping[str, list[JobSet]]) -> dict[str, Any]:
+    """Import what jobs need, as every child will have it, and look at the GPU."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: forking wants one thread
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    import torch
+
+    from ullage.virtual.compiler import no_compiler
+    from ullage_lab.measure import utilization as utilization_run  # noqa: F401
+
+    torch.set_num_threads(1)
+    no_compiler()
+    header = look_at_gpu()
+    import_models([jobs[name] for name in {name for sets in left.values() for one in sets for name in one.jobs}])
+    return header
+
+
+def _in_one_way(
+    how: str, service: MpsService | None, jobs: Mapping[str, Row], sets: Sequence[JobSet], settings: TogetherSettings,
+    uuid: str, total: int,
+) -> Iterator[Row]:  # fmt: skip
+    takes = {name: room(row) for name, row in jobs.items()}
+    fitting: list[JobSet] = []
+    too_large: list[JobSet] = []
+    for one in sets:
+        (fitting if sum(takes[name] for name in one.jobs) <= total else too_large).append(one)
+    for one in too_large:
+        wanted = format_bytes(sum(takes[name] for name in one.jobs))
+        yield _row(how, one) | {"failed": f"needs about {wanted} of {format_bytes(total)}"}
+    if not fitting:
+        return
+    with _served(service) as variables:
+        for part in rounds(fitting, takes, total, settings.residents):
+            yield from _one_round(how, part, jobs, settings, variables, uuid)
+
+
+def _mps(out: Path) -> MpsService:
+    """In folders by the name of the output: a session after one that was killed finds it again, and ends it."""
+    name = hashlib.sha256(os.fsencode(out.resolve())).hexdigest()[:12]
+    try:
+        return MpsService(Path(tempfile.gettempdir()) / f"ullage-together-{os.getuid()}-{name}")
+    except MpsUnavailable:
+        raise MpsUnavailable(f"--how mps {MISSING}. Install it, or measure with --how timeslice") from None
+
+
+@contextmanager
+def _served(service: MpsService | None) -> Iterator[dict[str, str]]:
+    """What jobs must have in their environment, while the service runs."""
+    if service is None:
+        yield {}
+        return
+    service.start()
+    try:
+        yield service.environment
+    finally:
+        service.stop()
+
+
+def _one_round(
+    how: str, part: Round, jobs: Mapping[str, Row], settings: TogetherSettings, variables: Mapping[str, str], uuid: str
+) -> Iterator[Row]:
+    copies = {f"{name}#{number}": jobs[name] for name, count in part.copies.items() for number in range(count)}
+    company = Company(copies, settings, variables)
+
+    def by_itself(name: str, found: Row) -> Row:
+        row: Row = {"how": how, "alone": name, "jobs": [name], "job": jobs[name], "copies": part.copies[name]}
+        return row | found | company.memory(f"{name}#0")
+
+    try:
+        if settings.rounds:
+            for one in part.sets:
+                alone, together = _in_turns(company, one, uuid, settings.rounds)
+                yield from (by_itself(name, found) for name, found in alone.items())
+                yield _row(how, one) | together
+            return
+        steps: dict[str, float | None] = {}
+        for name in part.copies:
+            row = by_itself(name, _read(company, [f"{name}#0"], uuid))
+            steps[name] = row["step_s"][0] if "step_s" in row else None
+            yield row
+        for one in part.sets:
+            yield _row(how, one) | _beside(_read(company, one.processes, uuid), [steps[name] for name in one.jobs])
+    finally:
+        company.close()
+
+
+def _in_turns(company: Company, one: JobSet, uuid: str, rounds: int) -> tuple[dict[str, Row], Row]:
+    """What each job of a set does alone, and what they do together, read in turns."""
+    alone: dict[str, list[tuple[float, Row]]] = {name: [] for name in one.copies}
+    together: list[tuple[float, Row]] = []
+    for name in phases(list(alone), rounds):
+        found = _read(company, one.processes if name is None else [f"{name}#0"], uuid)
+        if "failed" not in found and None in found["step_s"]:
+            found = {"failed": f"a job made fewer than two steps in {found['read_s']:g} s"}
+        if "failed" in found:
+            return {}, found
+        (together if name is None else alone[name]).append((time.perf_counter() - found["read_s"] / 2, found))
+    steps = {name: [(moment, row["step_s"][0]) for moment, row in found] for name, found in alone.items()}
+    turns = [
+        {"step_s": row["step_s"], "alone_s": [round(step_alone_at(moment, steps[name]), 6) for name in one.jobs]}
+        for moment, row in together
+    ]
+    own = {name: joined([row for _, row in found]) | {"turns_of": one.id} for name, found in alone.items()}
+    beside = _beside(joined([row for _, row in together]), [own[name]["step_s"][0] for name in one.jobs])
+    return own, beside | {"slowdown": [round(slow, 4) for slow in slowdowns(turns)], "turns": turns}
+
+
+def _row(how: str, one: JobSet) -> Row:
+    return {"how": how, "set": one.id, "jobs": list(one.jobs)}
+
+
+def _read(company: Company, names: Sequence[str], uuid: str) -> Row:
+    try:
+        return company.read(names, uuid)
+    except Lost as lost:
+        return {"failed": str(lost)}
+
+
+def _beside(found: Row, alone: Sequence[float | None]) -> Row:
+    """With each job's time alone, and how many times as long a step takes in company."""
+    if "failed" in found:
+        return found
+    slowdown = [
+        None if own is None or step is None else round(step / own, 4)
+        for step, own in zip(found["step_s"], alone, strict=True)
+    ]
+    return {**found, "alone_s": list(alone), "slowdown": slowdown}

@@ -1,0 +1,242 @@
+"""From the rows of a data set to a judged network: hold a test part out, cross-validate, train, test once.
+
+Rows become examples (what the networks read, and the measured memory). A classification over memory bins is scored by
+accuracy, precision, recall, F1, underestimates and its confusion.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ullage.errors import InvalidValue
+from ullage.estimation.estimators.weights import ModelCard, probabilities
+from ullage_lab.train.fitting import Notify, Schedule, classes_of
+from ullage_lab.train.folds import FOLDS, Indices, folds, held_out, key_of
+from ullage_lab.train.methods import WALKNET, Method
+
+TARGET = "process_memory"
+
+
+@dataclass
+class Examples:
+    """Examples of one family: `jobs` as a method's networks read them, `memory` in bytes, `rows` as they were read.
+
+    >>> row = {"batch_size": 8, "parameters": 9, "layers": [], "process_memory": 1 << 30, "id": "a"}
+    >>> examples_of([row]).memory.tolist()
+    [1073741824.0]
+    """
+
+    rows: list[dict[str, Any]]
+    jobs: Any
+    memory: npt.NDArray[np.float64]
+    keys: list[str]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, chosen: Indices) -> tuple[Any, npt.NDArray[np.float64]]:
+        """Some of the examples."""
+        return self.jobs.rows(torch.from_numpy(chosen)), self.memory[chosen]
+
+    @property
+    def gpu(self) -> str:
+        """The GPU that they were measured on; examples of several are refused."""
+        names = sorted({str(row.get("gpu") or "unknown") for row in self.rows})
+        if len(names) > 1:
+            raise InvalidValue(f"needed rows of one GPU; found {', '.join(names)}")
+        return names[0]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of what they were measured with, all that occur."""
+        names = ("torch", "cuda", "cudnn", "driver")
+        found = {name: sorted({str(row[name]) for row in self.rows if row.get(name)}) for name in names}
+        return {name: ", ".join(values) for name, values in found.items() if values}
+
+
+def examples_of(rows: Sequence[Mapping[str, Any]], method: Method = WALKNET) -> Examples:
+    """Examples from rows for a method; those without a measured figure (out of memory) are left out."""
+    measured = [dict(row) for row in rows if row.get(TARGET)]
+    if not measured:
+        raise InvalidValue(f"no row has {TARGET}: there is nothing to learn from")
+    memory = np.array([row[TARGET] for row in measured], dtype=np.float64)
+    return Examples(measured, method.jobs(measured), memory, [key_of(row) for row in measured])
+
+
+def read_rows(file: Path, family: str | None = None) -> list[dict[str, Any]]:
+    """The rows of a Parquet file of `ullage lab data clean`, or of the authors' CSV, of one family or of all."""
+    from ullage_lab.clean.measured_files import CleaningReport, read_authors
+    from ullage_lab.clean.schema import frame, read_dataset
+
+    table = frame(read_authors(file, CleaningReport())) if file.suffix == ".csv" else read_dataset(file)
+    rows: list[dict[str, Any]] = table.to_dicts()
+    chosen = [row for row in rows if family is None or row["family"] == family]
+    if not chosen:
+        there = ", ".join(sorted({str(row["family"]) for row in rows})) or "none"
+        raise InvalidValue(f"{file} has no rows{f' of the family {family}' if family else ''}; families in it: {there}")
+    return chosen
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Shares from 0 to 1; precision, recall and F1 are means over the classes, weighed by their rows.
+
+    `under` is the share of jobs in a higher bin than the one that was told (they could run out of memory), `over` the
+    share in a lower one (they would waste some).
+
+    >>> scored([0, 0, 1, 2], [0, 1, 1, 1]).under
+    0.25
+    """
+
+    rows: int
+    accuracy: float
+    precision: float
+    recall: float
+    f1: float
+    f1_macro: float
+    under: float
+    over: float
+    within_one: float
+    classes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def scored(true: Sequence[int] | npt.NDArray[np.int64], told: Sequence[int] | npt.NDArray[np.int64]) -> Scores:
+    """The scores of told bins against true ones."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    truth, answer = np.asarray(true, dtype=np.int64), np.asarray(told, dtype=np.int64)
+    options: dict[str, Any] = {"zero_division": 0}
+    precision, recall, f1, _ = precision_recall_fscore_support(truth, answer, average="weighted", **options)
+    macro = precision_recall_fscore_support(truth, answer, average="macro", **options)[2]
+    return Scores(
+        rows=len(truth),
+        accuracy=float((truth == answer).mean()),
+        precision=float(precision),
+        recall=float(recall),
+        f1=float(f1),
+        f1_macro=float(macro),
+        under=float((answer < truth).mean()),
+        over=float((answer > truth).mean()),
+        within_one=float((np.abs(answer - truth) <= 1).mean()),
+        classes=len(np.unique(truth)),
+    )
+
+
+def confusion(true: Sequence[int], told: Sequence[int]) -> tuple[list[int], list[list[int]]]:
+    """The bins that occur, and how many rows of each (a line) were told to be in each (a column).
+
+    >>> confusion([0, 0, 2], [0, 2, 2])
+    ([0, 2], [[1, 1], [0, 1]])
+    """
+    from sklearn.metrics import confusion_matrix
+
+    names = sorted({*map(int, true), *map(int, told)})
+    return names, confusion_matrix(true, told, labels=names).tolist()
+
+
+def coarser(probabilities: npt.NDArray[np.floating[Any]], factor: int) -> npt.NDArray[np.floating[Any]]:
+    """The probabilities of bins `factor` times as wide.
+
+    >>> coarser(np.array([[0.1, 0.2, 0.3, 0.4]]), 2).round(1).tolist()
+    [[0.3, 0.7]]
+    """
+    rows, bins = probabilities.shape
+    padded = np.zeros((rows, -(-bins // factor) * factor))
+    padded[:, :bins] = probabilities
+    wide: npt.NDArray[np.floating[Any]] = padded.reshape(rows, -1, factor).sum(2)
+    return wide
+
+
+BATCH = 256
+WIDER = (2, 8)  # folds are judged in bins so many times as wide, too
+
+
+@dataclass
+class Trained:
+    """A network, its card, and how it did: a `Scores` a fold, and one on the test part."""
+
+    network: Any
+    card: ModelCard
+    validation: list[Scores]
+    test: Scores
+    test_rows: Indices
+    learn_rows: Indices
+    told: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    wider: dict[int, list[float]] = field(default_factory=dict)
+    method: str = WALKNET.name
+
+
+def train(
+    examples: Examples, *, family: str, estimator: str, bin: int, seed: int = 1, schedule: Schedule | None = None,
+    notify: Notify | None = None, begin: Callable[[str, int], None] | None = None, method: Method = WALKNET,
+    validate: bool = True,
+) -> Trained:  # fmt: skip
+    """Train an estimator of a family; `begin` hears of every training and its epochs, `notify` of every epoch.
+
+    The test part is drawn first. Cross-validation divides the rest, with a new network in every fold; the network that
+    is kept learns from all of the rest, and sees the test part once, to be judged.
+    """
+    bins = method.bins(bin, examples.memory)
+    card = ModelCard(family=family, estimator=estimator, bin=bin, bins=bins, gpu=examples.gpu, seed=seed)
+    method.build(card)  # a wrong name is told before anything is done
+    plan = schedule or method.schedules[estimator]
+    classes = classes_of(examples.memory, bin, bins)
+    drawn = method.drawn_by or bin
+    learn, test = held_out(classes_of(examples.memory, drawn, max(1, bins * bin // drawn)).tolist(), seed)
+    validation, wider = [], {factor: list[float]() for factor in WIDER}
+    parts = folds(classes.tolist(), learn, seed) if validate else ()
+    for number, (chosen, judged) in enumerate(parts, 1):
+        if begin is not None:
+            begin(f"fold {number} of {FOLDS}", plan.epochs)
+        network = method.fit(card, *examples.part(chosen), plan, seed, notify)
+        jobs = examples.part(judged)[0]
+        validation.append(scored(classes[judged], predicted(network, jobs)))
+        for factor, shares in wider.items():
+            shares.append(float((classes[judged] // factor == predicted(network, jobs, factor)).mean()))
+    if begin is not None:
+        begin("all but the test part", plan.epochs)
+    network = method.fit(card, *examples.part(learn), plan, seed, notify)
+    told = predicted(network, examples.part(test)[0])
+    result = Trained(network, card, validation, scored(classes[test], told), test, learn, told, wider, method.name)
+    _fill(card, result, examples)
+    return result
+
+
+def predicted(network: torch.nn.Module, jobs: Any, factor: int = 1) -> npt.NDArray[np.int64]:
+    """The most probable bin of each job, in bins `factor` times as wide as the network's."""
+    return np.concatenate([coarser(found, factor).argmax(1) for found in spread_over_bins(network, jobs)])
+
+
+def spread_over_bins(network: torch.nn.Module, jobs: Any) -> list[npt.NDArray[np.floating[Any]]]:
+    """The probabilities of all jobs, a piece at a time."""
+    pieces = torch.arange(len(jobs)).split(BATCH)
+    return [probabilities(network, jobs.rows(piece)).numpy() for piece in pieces]
+
+
+def _fill(card: ModelCard, result: Trained, examples: Examples) -> None:
+    card.rows = len(examples)
+    card.figures = {
+        "test": _rounded(result.test),
+        "validation": [_rounded(one) for one in result.validation],
+        "validation_wider": {str(factor): [round(one, 4) for one in shares] for factor, shares in result.wider.items()},
+    }
+    card.versions = {f"measured with {name}": value for name, value in examples.versions.items()}
+    card.versions |= {"trained with torch": torch.__version__, "trained with python": platform.python_version()}
+    card.range = [int(examples.memory.min()), int(examples.memory.max())]
+    card.test = [examples.keys[place] for place in result.test_rows.tolist()]
+
+
+def _rounded(scores: Scores) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in scores.to_dict().items()}

@@ -1,0 +1,202 @@
+"""How good the model of a job alone is, on families that the fit never saw, beside a guess that looks at nothing.
+
+The guess is the median of the runs for fitting; for classes, the class that most of these have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ullage.errors import InvalidValue
+from ullage.estimation.estimators.gpuutilnet import BINS, classes_of
+from ullage.performance.alone import both_sides, host_time, times_of, utilization_of_work
+from ullage.performance.rates import EVEN_S, SHARES, Rates, measured_gpu
+from ullage.performance.result import Utilization
+from ullage_lab.train.steps.runs import FollowedRun, ReadRun
+from ullage_lab.train.table7 import PAPER
+
+Told = Mapping[str, Utilization]
+# The median error and the 90th percentile of NeuSight's step times, over 26 training runs of Transformers.
+NEUSIGHT = (0.046, 0.164)
+AnyRun = TypeVar("AnyRun", bound=ReadRun)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UtilizationLine:
+    """One figure on so many runs, beside the same figure for a constant guess.
+
+    `unit` is "%" for errors and accuracies, "points" for shares in percent. `recall` is the share of the runs in the
+    high class that were told to be there, `None` where none is.
+    """
+
+    figure: str
+    runs: str
+    count: int
+    value: float
+    constant: float
+    unit: str = "%"
+    published: float | None = None
+    high: int | None = None
+    recall: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def predicted(rates: Rates, runs: Sequence[FollowedRun]) -> dict[str, Utilization]:
+    """What the rates say of each run."""
+    return {run.id: utilization_of_work(run.work, measured_gpu(), rates) for run in runs}
+
+
+def of_one_host(runs: Sequence[AnyRun], rates: Rates) -> list[AnyRun]:
+    """Those of the machine whose host the rates know, or else of the one with most: hosts differ more than GPUs."""
+    machines = Counter(run.machine for run in runs)
+    known = rates.card.get("machine")
+    chosen = known if known in machines or not machines else machines.most_common(1)[0][0]
+    return [run for run in runs if run.machine == chosen]
+
+
+def on_host(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
+    """The rates on the machine of these runs, none of which is for testing: its host is faster or slower.
+
+    Where the GPU waits for the host, a step says how long the host takes (`host_speed`); compiled ones are left out. On
+    the machine that the rates know, they stay as they are.
+    """
+    if runs and runs[0].machine == rates.card.get("machine"):
+        return rates
+    if any(run.is_test for run in runs):
+        raise InvalidValue("needed runs of families for the fit to learn how fast a host is")
+    factors = host_factors(rates, [run for run in runs if not run.compiled])
+    if len(factors) < _LEAST_HOST:
+        raise InvalidValue(f"needed {_LEAST_HOST} runs that wait for their host, to learn its speed: {len(factors)} do")
+    return rates.with_host(*host_speed(factors))
+
+
+_WAITING, _LEAST_HOST = 0.75, 5
+# How far a run is from what its machine is said to take, and how far machines differ in their power.
+_OFF, _POWERS = 0.12, 0.05
+
+
+def host_speed(factors: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """How many times longer a host takes for a step of EVEN_S, and the power with which this grows with the step.
+
+    By pairs of what the host should take and the factor that it took longer. Powers are small, so few runs, or runs of
+    one length, leave it near zero. Runs that are far off count less.
+    """
+    length, factor = np.log(np.array(factors)).T
+    length = length - np.log(EVEN_S)
+    both = np.column_stack([np.ones(len(length)), length])
+    weight, held = np.ones(len(length)), np.diag([0.0, (_OFF / _POWERS) ** 2])
+    found = np.zeros(2)
+    for _ in range(20):
+        found = np.linalg.solve(both.T @ (both * weight[:, None]) + held, both.T @ (weight * factor))
+        weight = 1 / np.maximum(np.abs(factor - both @ found) / _OFF, 1)
+    return float(np.exp(found[0])), float(found[1])
+
+
+def host_factors(rates: Rates, runs: Sequence[FollowedRun]) -> list[tuple[float, float]]:
+    """What the host should take, and how many times longer it took, by each run in which the GPU waits for it."""
+    factors = []
+    for run in runs:
+        rest, told = run.step_s - run.work.copied / rates.copied, host_time(rates, run.work)
+        if told and run.gpu_s < _WAITING * rest:
+            sides = both_sides(rates, run.work, times_of(rates, run.work), run.gpu_s)
+            factors.append((told, run.work.launches.host_factor(*sides, rest)))
+    return factors
+
+
+def lines_of(rates: Rates, learn: Sequence[ReadRun], test: Sequence[FollowedRun]) -> list[UtilizationLine]:
+    """All figures on runs for testing; `learn` are the runs for fitting, which the constant guess is taken from."""
+    if not learn or not test:
+        raise InvalidValue("needed runs for fitting and runs for testing, of the machine whose host the rates know")
+    told = predicted(rates, test)
+    found = _times("step time", learn, test, told, lambda run: run.step_s, lambda one: one.step_s, NEUSIGHT)
+    found += _times("time on the GPU", learn, test, told, lambda run: run.gpu_s, lambda one: one.gpu_s)
+    hosted = [run for run in test if run.host_s]
+    if hosted:
+        others = [run for run in learn if run.host_s]
+        found += _times("time of the host", others, hosted, told, lambda run: float(run.host_s or 0), _host)
+    found += _times("power", learn, test, told, lambda run: run.power_w, lambda one: one.power_w)
+    found += _shares(learn, test, told)
+    return found + _classes(learn, test, told)
+
+
+def _host(one: Utilization) -> float:
+    return one.host_s
+
+
+def _times(
+    figure: str,
+    learn: Sequence[ReadRun],
+    test: Sequence[FollowedRun],
+    told: Told,
+    truth: Callable[[ReadRun], float],
+    tell: Callable[[Utilization], float],
+    published: tuple[float | None, float | None] = (None, None),
+) -> list[UtilizationLine]:
+    guess = float(np.median([truth(run) for run in learn]))
+    found = []
+    for name, several in [("all", test), *_kinds(test)]:
+        off = np.array([abs(tell(told[run.id]) / truth(run) - 1) for run in several])
+        constant = np.array([abs(guess / truth(run) - 1) for run in several])
+        for words, share, others in (("median error", 0.5, published[0]), ("90th percentile", 0.9, published[1])):
+            found.append(
+                UtilizationLine(
+                    figure=f"{figure}, {words}", runs=name, count=len(several), value=float(np.quantile(off, share)),
+                    constant=float(np.quantile(constant, share)), published=others if name == "transformer" else None,
+                )
+            )  # fmt: skip
+    return found
+
+
+_WORDS = {"smact": "SMACT", "smocc": "SMOCC", "drama": "DRAMA", "tensor": "tensor cores"}
+
+
+def _shares(learn: Sequence[ReadRun], test: Sequence[FollowedRun], told: Told) -> list[UtilizationLine]:
+    found = []
+    for name in SHARES:
+        read = [run for run in test if name in run.shares]
+        guess = np.median([run.shares[name] for run in learn if name in run.shares])
+        truth = np.array([run.shares[name] for run in read])
+        says = np.array([getattr(told[run.id], name) for run in read])
+        found.append(
+            UtilizationLine(
+                figure=f"{_WORDS[name]}, mean error", runs="all", count=len(read), unit="points",
+                value=100 * float(np.abs(says - truth).mean()), constant=100 * float(np.abs(guess - truth).mean()),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _classes(learn: Sequence[ReadRun], test: Sequence[FollowedRun], told: Told) -> list[UtilizationLine]:
+    found = []
+    for (kind, name), edges in BINS.items():
+        read, before = ([run for run in runs if run.kind == kind and name in run.shares] for runs in (test, learn))
+        if not read:
+            continue
+        truth = classes_of([run.shares[name] for run in read], edges)
+        says = classes_of([getattr(told[run.id], name) for run in read], edges)
+        usual = Counter(classes_of([run.shares[name] for run in before or read], edges).tolist()).most_common(1)[0][0]
+        high = int((truth == 2).sum())
+        found.append(
+            UtilizationLine(
+                figure=f"{_WORDS[name]}, three classes, right", runs=kind, count=len(read),
+                value=float((says == truth).mean()), constant=float((truth == usual).mean()),
+                published=PAPER[kind, name][0], high=high,
+                recall=float((says[truth == 2] == 2).mean()) if high else None,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _kinds(runs: Sequence[FollowedRun]) -> list[tuple[str, list[FollowedRun]]]:
+    names = sorted({run.kind for run in runs})
+    found = [(name, [run for run in runs if run.kind == name]) for name in names]
+    compiled = [run for run in runs if run.compiled]
+    return [*found, ("compiled", compiled)] if compiled else found

@@ -1,0 +1,162 @@
+"""The paper's Table 2 again: accuracy of each estimator on each family at each width of bins, beside the paper's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ullage.errors import InvalidValue
+from ullage.estimation.estimators.weights import ModelCard, probabilities
+from ullage.units import GIB
+from ullage_lab.train.fitting import Notify, Schedule, classes_of
+from ullage_lab.train.folds import Indices
+from ullage_lab.train.methods import WALKNET, Method
+from ullage_lab.train.protocol import Examples, predicted, scored, train
+
+# Family, estimator, bin in GiB: the paper's accuracy and F1 (Table 2; `None` where it has none).
+LINES: Mapping[tuple[str, str, int], tuple[float | None, float | None]] = {
+    ("mlp", "mlp", 1): (0.95, 0.93),
+    ("mlp", "mlp", 2): (0.97, 0.96),
+    ("mlp", "transformer", 1): (0.97, 0.96),
+    ("mlp", "transformer", 2): (0.98, 0.97),
+    ("cnn", "mlp", 8): (0.83, 0.83),
+    ("cnn", "transformer", 8): (0.81, 0.81),
+    ("cnn", "mlp", 1): (None, None),
+    ("cnn", "transformer", 1): (None, None),
+    ("transformer", "mlp", 8): (0.88, 0.88),
+    ("transformer", "transformer", 8): (0.86, 0.86),
+    ("transformer", "mlp", 1): (None, None),
+    ("transformer", "transformer", 1): (None, None),
+}
+ROUNDS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table2Line:
+    """One line of the table; shares from 0 to 1, `seconds` for one job on one processor core.
+
+    >>> Table2Line(family="mlp", estimator="mlp", bin=1 << 30, gpu="H200", rows=9, accuracy=0.98, f1=0.98,
+    ...      f1_macro=0.9, under=0.01, over=0.01, seconds=0.001).method
+    'walknet'
+    """
+
+    family: str
+    estimator: str
+    bin: int
+    gpu: str
+    rows: int
+    accuracy: float
+    f1: float
+    f1_macro: float
+    under: float
+    over: float
+    seconds: float
+    paper: float | None = None
+    paper_f1: float | None = None
+    validation: float | None = None
+    trained: str = ""
+    method: str = WALKNET.name
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def lines_of(
+    examples: Examples, family: str, network: torch.nn.Module, card: ModelCard, test: Indices, trained: str,
+    method: Method = WALKNET,
+) -> list[Table2Line]:  # fmt: skip
+    """The lines of one network, on the same test part.
+
+    They are in bins of every width that the table has, or in the network's own where a method has one for each width.
+    """
+    jobs, memory = examples.part(test)
+    took = seconds_a_job(network, examples)
+    found = []
+    for (of_family, estimator, width), (paper, paper_f1) in LINES.items():
+        factor, rest = divmod(width * GIB, card.bin)
+        if (of_family, estimator) != (family, card.estimator) or rest or (factor != 1 and not method.sums):
+            continue
+        true = classes_of(memory, width * GIB, -(-card.bins // factor))
+        scores = scored(true, predicted(network, jobs, factor))
+        found.append(
+            Table2Line(
+                family=family, estimator=estimator, bin=width * GIB, gpu=examples.gpu, rows=scores.rows,
+                accuracy=scores.accuracy, f1=scores.f1, f1_macro=scores.f1_macro, under=scores.under,
+                over=scores.over, seconds=took, paper=paper,
+                paper_f1=paper_f1, validation=_validation(card, factor), trained=trained, method=method.name,
+            )
+        )  # fmt: skip
+    return found
+
+
+def shipped_lines(
+    examples: Examples, family: str, estimator: str, folder: Path | None, method: Method = WALKNET
+) -> list[Table2Line]:
+    """The lines of trained weights, on the rows of these data that they were not trained on.
+
+    Which rows were held out is written in the file of weights. Data in which none of them is found is all unseen.
+    """
+    found = []
+    for width in method.widths(family, estimator):
+        file = method.shipped(family, estimator, width * GIB)
+        network, card = method.load(folder / file.name if folder is not None else file)
+        if card.gpu != examples.gpu:
+            raise InvalidValue(
+                f"{file.name} was trained on {card.gpu}, the data are from {examples.gpu}: add --retrain"
+            )
+        held = set(card.test)
+        test = np.array([place for place, key in enumerate(examples.keys) if key in held], dtype=np.int64)
+        if not len(test):
+            test = np.arange(len(examples))
+        trained = "shipped" if folder is None else str(folder)
+        found += lines_of(examples, family, network, card, test, trained, method)
+    return found
+
+
+def retrained_lines(
+    examples: Examples, family: str, estimator: str, *, seed: int, schedule: Schedule | None = None,
+    notify: Notify | None = None, begin: Callable[[str, int], None] | None = None, method: Method = WALKNET,
+) -> list[Table2Line]:  # fmt: skip
+    """The lines of networks that are trained now, with cross-validation, on these data."""
+    found = []
+    for width in method.widths(family, estimator):
+        result = train(
+            examples, family=family, estimator=estimator, bin=width * GIB, seed=seed, schedule=schedule, notify=notify,
+            begin=begin, method=method,
+        )  # fmt: skip
+        found += lines_of(examples, family, result.network, result.card, result.test_rows, "now", method)
+    return found
+
+
+def _validation(card: ModelCard, factor: int) -> float | None:
+    """The mean accuracy of the folds in bins `factor` times as wide; `None` where the card does not have it."""
+    folds: Sequence[float] = [one["accuracy"] for one in card.figures.get("validation", ())]
+    if factor != 1:
+        folds = card.figures.get("validation_wider", {}).get(str(factor), ())
+    return sum(folds) / len(folds) if folds else None
+
+
+def seconds_a_job(network: torch.nn.Module, examples: Examples) -> float:
+    """The median time of one job through the network, on one core, features being there.
+
+    The processor's time, so that other work on the machine does not count."""
+    longest = int(examples.jobs.there.sum(1).argmax())
+    one = examples.jobs.rows(torch.tensor([longest]))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        times = []
+        for _ in range(ROUNDS):
+            begin = time.thread_time()
+            probabilities(network, one)
+            times.append(time.thread_time() - begin)
+    finally:
+        torch.set_num_threads(before)
+    return sorted(times)[ROUNDS // 2]

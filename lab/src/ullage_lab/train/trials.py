@@ -1,0 +1,267 @@
+"""Makes what the virtual GPU knows of `cudnn.benchmark` out of what cuDNN says of its plans (`ullage measure cudnn`).
+
+    ullage lab train convolutions plans.jsonl --trials --out FOLDER --describe '{"gpu": "NVIDIA H200", ...}'
+
+PyTorch takes memory for the plan with the largest workspace. Trees guess two things of a problem: whether cuDNN names a
+plan by Fourier transforms, and which formula gives the largest of the others. A table has what they do not guess.
+`--held-out` leaves out every seventh family of problems, those with the same channels and filter, and says how well
+the trees do on it. Needs scikit-learn.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ullage.jobs.configuration import read_rows
+from ullage.virtual.kernels.cudnn.formulas import (
+    FOURIER,
+    FOURIER_NOTE,
+    NO_BUFFER,
+    NONE,
+    PADDED_COPIES,
+    PLAIN,
+    TIMES_AN_OCTAVE,
+    WIDE,
+    CandidatePlan,
+    ConvolutionProblem,
+    Formula,
+    all_copies,
+    by_median,
+)
+from ullage.virtual.kernels.cudnn.terms import (
+    transforms,
+)
+from ullage.virtual.kernels.cudnn.workspaces import MULTIPROCESSORS, OTHERS, TRANSFORM, TRIAL_TABLE, TRIAL_TREES
+from ullage_lab.draw.convolutions import BATCHES
+from ullage_lab.train.workspaces import (
+    DIRECTIONS,
+    EVERY,
+    MODES,
+    Measured,
+    all_columns,
+    export,
+    feature_rows,
+    grow,
+    guess,
+    measured_part,
+    sizes_by,
+    write_table,
+)
+
+
+class LargestPlans(NamedTuple):
+    """The largest workspaces of a problem's candidates: with Fourier transforms, 0 if there are none, and without."""
+
+    transform: int
+    others: int
+
+
+def asked_problems(path: Path) -> dict[ConvolutionProblem, LargestPlans]:
+    """Every problem in a file of `ullage measure cudnn`, with what PyTorch would try of it."""
+    found: dict[ConvolutionProblem, LargestPlans] = {}
+    for row in read_rows(path):
+        if "candidates" in row:
+            problem = ConvolutionProblem.of(row["problem"])
+            plans = [CandidatePlan(*plan) for plan in row["candidates"]]
+            found[problem] = largest_plans([plan for plan in plans if plan.allowed(problem.kind)])
+    return found
+
+
+def largest_plans(plans: Sequence[CandidatePlan]) -> LargestPlans:
+    """
+    >>> largest_plans([CandidatePlan(3, 1 << FOURIER_NOTE, 900), CandidatePlan(62, 1, 40), CandidatePlan(22, 1, 50)])
+    LargestPlans(transform=900, others=50)
+    """
+    transforms = [plan.workspace for plan in plans if plan.notes >> FOURIER_NOTE & 1]
+    others = [plan.workspace for plan in plans if not plan.notes >> FOURIER_NOTE & 1]
+    return LargestPlans(max(transforms, default=0), max(others, default=0))
+
+
+_WORTH_TABLING = 80 << 20  # bytes
+_MOST_A_TREE = 90_000  # problems that one tree is grown on
+_WELL_GUESSED = 0.01  # of the largest plan
+_NEGLIGIBLE = 1 << 20  # bytes
+_NEARLY = 0.004  # of a workspace: so near a formula counts as the right one
+_NOTHING = Formula(NONE, NONE, NONE, NONE, 0, 0, 0)
+_BY_TRANSFORM = _NOTHING._replace(buffer=FOURIER)
+_TILE_KIB = (64, 128)  # of partial results that each multiprocessor keeps
+_TRIED = [
+    Formula(*modes, NONE, 0, 0, 0)._replace(**beside)
+    for beside in (
+        *({"buffer": buffer} for buffer in range(PADDED_COPIES + 1) if buffer != FOURIER),
+        {"partial": PLAIN, "partials": -1},
+        *({"constant": MULTIPROCESSORS * size << 10} for size in _TILE_KIB),
+    )
+    for modes in MODES
+    if WIDE not in modes
+]
+
+
+def nearest_formulas(part: Measured) -> list[Formula]:
+    """A formula for each problem: of those that are near enough the one that explains most of all problems, or else the
+    copies of all tensors times a rounded number."""
+    found = [_NOTHING] * len(part.parts)
+    left = np.flatnonzero(part.sizes >= _NEGLIGIBLE)
+    sizes = part.sizes[left]
+    columns = all_columns([part.parts[place] for place in left])
+    applies = columns["buffers"] > 0
+    applies[:, NO_BUFFER] = True
+    near = [np.abs(sizes_by(formula, columns) - sizes) <= _NEARLY * sizes for formula in _TRIED]
+    fits = np.stack([one & applies[:, formula.buffer] for one, formula in zip(near, _TRIED, strict=True)], 1)
+    while len(left):
+        counts = fits.sum(0)
+        best = int(counts.argmax())
+        if not counts[best]:
+            break
+        for place in left[fits[:, best]]:
+            found[place] = _TRIED[best]
+        left, fits = left[~fits[:, best]], fits[~fits[:, best]]
+    for place in left:
+        times = math.log2(part.sizes[place] / all_copies(part.parts[place])) * TIMES_AN_OCTAVE
+        found[place] = _NOTHING._replace(times=round(times) or 1)
+    return found
+
+
+class TrialTrees(NamedTuple):
+    """The trees of one direction for what is tried, by their question, each with its formulas."""
+
+    others: tuple[list[Any], list[Formula]]
+    transform: tuple[list[Any], list[Formula]] | None  # none: no plan by Fourier transforms was asked for
+
+
+def _trees_of_trials(
+    problems: Measured, plans: Sequence[LargestPlans], rows: Any, trees: int, leaves: int
+) -> TrialTrees:
+    """Grow the trees of one direction; those for transforms are a yes or a no and have half as many leaves."""
+    others = problems._replace(sizes=np.array([one.others for one in plans], dtype=np.int64))
+    transformed = [place for place, problem in enumerate(problems.problems) if transforms(problem)]
+    answers = [_BY_TRANSFORM if plans[place].transform else _NOTHING for place in transformed]
+    return TrialTrees(
+        _grow_for(rows, nearest_formulas(others), trees, leaves),
+        _grow_for(rows[transformed], answers, trees, leaves // 2) if answers else None,
+    )
+
+
+def add_trees(
+    found: dict[ConvolutionProblem, LargestPlans], out: Path, trees: int, leaves: int, say: Callable[[str], None]
+) -> None:
+    """Grow more trees for both questions: they vote beside those in a folder."""
+    with np.load(out / TRIAL_TREES) as file:
+        arrays = dict(file)
+    for direction in DIRECTIONS:
+        asked = {problem: plans for problem, plans in found.items() if problem.direction == direction}
+        if not asked:
+            continue
+        problems = measured_part([(problem, max(plans)) for problem, plans in asked.items()])
+        plans = [asked[problem] for problem in problems.problems]
+        grown = _trees_of_trials(problems, plans, feature_rows(problems), trees, leaves)
+        for question, answer in zip((OTHERS, TRANSFORM), grown, strict=True):
+            if answer is not None:
+                name = f"{direction}{question}"
+                before = {part.removeprefix(f"{name}_"): arrays[part] for part in arrays if part.startswith(f"{name}_")}
+                added = export(answer[0]) | {"formulas": np.array(answer[1], dtype=np.int64)}
+                arrays |= {f"{name}_{part}": values for part, values in beside(before, added).items()}
+        say(f"{direction} {len(asked)} problems, {trees} more trees")
+    np.savez_compressed(out / TRIAL_TREES, **arrays)
+
+
+def beside(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Two sets of trees as one: labels of the second are places among the formulas of both."""
+    joined = {name: np.concatenate([first[name], second[name]]) for name in ("feature", "step", "shares", "formulas")}
+    joined["roots"] = np.concatenate([first["roots"], second["roots"] + np.int32(len(first["feature"]))])
+    joined["labels"] = np.concatenate([first["labels"], second["labels"] + np.int16(len(first["formulas"]))])
+    thresholds, places = np.unique(
+        np.concatenate([each["thresholds"][each["threshold"]] for each in (first, second)]), return_inverse=True
+    )
+    return joined | {"thresholds": thresholds, "threshold": places.astype(np.uint16)}
+
+
+def _grow_for(rows: Any, formulas: Sequence[Formula], trees: int, leaves: int) -> tuple[list[Any], list[Formula]]:
+    numbers = {formula: number for number, formula in enumerate(dict.fromkeys(formulas))}
+    labels = [numbers[formula] for formula in formulas]
+    return grow(rows, labels, trees, leaves, most=_MOST_A_TREE), list(numbers)
+
+
+def _guess_trials(grown: TrialTrees, problems: Measured, rows: Any) -> list[tuple[int, int]]:
+    """The largest plan of each problem, and what it may be."""
+    found = guess(*grown.others, rows, problems.parts, by_median)
+    transformed = [place for place, problem in enumerate(problems.problems) if transforms(problem)]
+    if grown.transform is not None and transformed:
+        parts = [problems.parts[place] for place in transformed]
+        for place, other in zip(transformed, guess(*grown.transform, rows[transformed], parts), strict=True):
+            one = found[place]
+            found[place] = one._replace(size=max(one.size, other.size), larger=max(one.larger, other.larger))
+    return [(one.size, one.larger) for one in found]
+
+
+def write_fit(
+    found: dict[ConvolutionProblem, LargestPlans],
+    out: Path,
+    header: dict[str, Any],
+    trees: int,
+    leaves: int,
+    say: Callable[[str], None],
+) -> None:
+    """Write the trees of what `cudnn.benchmark` tries into a folder, and a table of what they do not guess."""
+    out.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, Any] = {}
+    tabled: dict[ConvolutionProblem, int] = {}
+    for direction in DIRECTIONS:
+        asked = {problem: plans for problem, plans in found.items() if problem.direction == direction}
+        if not asked:
+            continue
+        problems, plans = (
+            measured_part([(problem, max(largest)) for problem, largest in asked.items()]),
+            list(asked.values()),
+        )
+        rows = feature_rows(problems)
+        grown = _trees_of_trials(problems, plans, rows, trees, leaves)
+        for question, answer in zip((OTHERS, TRANSFORM), grown, strict=True):
+            if answer is not None:
+                for name, values in export(answer[0]).items():
+                    arrays[f"{direction}{question}_{name}"] = values
+                arrays[f"{direction}{question}_formulas"] = np.array(answer[1], dtype=np.int64)
+        usual = [place for place, problem in enumerate(problems.problems) if problem.source[0] in BATCHES]
+        chosen = measured_part([(problems.problems[place], int(problems.sizes[place])) for place in usual])
+        for problem, size, (guessed, _) in zip(
+            chosen.problems, chosen.sizes, _guess_trials(grown, chosen, rows[usual]), strict=True
+        ):
+            if max(size, guessed) >= _WORTH_TABLING and abs(guessed - size) > _WELL_GUESSED * size:
+                tabled[problem] = int(size)
+        say(f"{direction} {len(asked)} problems, {len(usual)} of usual batch sizes, {len(tabled)} tabled so far")
+    np.savez_compressed(out / TRIAL_TREES, **arrays)
+    write_table(out / TRIAL_TABLE, tabled, header)
+
+
+def family_of(problem: ConvolutionProblem) -> int:
+    """A number for all problems with the same channels and the same filter."""
+    channels = problem.source[1] // problem.groups, problem.out[1] // problem.groups
+    return zlib.crc32(repr((channels, problem.weight[2:])).encode())
+
+
+def evaluate_held_out(
+    found: dict[ConvolutionProblem, LargestPlans], trees: int, leaves: int, say: Callable[[str], None]
+) -> None:
+    """Fit trials without every seventh family and say how well the trees do on those; nothing is written."""
+    for direction in DIRECTIONS:
+        asked = {problem: plans for problem, plans in found.items() if problem.direction == direction}
+        learnt = {one: plans for one, plans in asked.items() if family_of(one) % EVERY}
+        held = {one: plans for one, plans in asked.items() if one not in learnt and max(plans) >= _WORTH_TABLING}
+        if not learnt or not held:
+            continue
+        known = measured_part([(problem, max(plans)) for problem, plans in learnt.items()])
+        grown = _trees_of_trials(known, list(learnt.values()), feature_rows(known), trees, leaves)
+        part = measured_part([(problem, max(plans)) for problem, plans in held.items()])
+        guesses = np.array(_guess_trials(grown, part, feature_rows(part)), dtype=np.float64)
+        errors = np.abs(guesses[:, 0] / part.sizes - 1)
+        say(
+            f"{direction} {len(held)} problems held out: within 1 % {(errors <= 0.01).mean():.3f}, "
+            f"10 % {(errors <= 0.1).mean():.3f}; error in the median {np.median(errors):.3f}, "
+            f"90 % {np.quantile(errors, 0.9):.3f}; not above what it may be {(part.sizes <= guesses[:, 1]).mean():.3f}"
+        )

@@ -1,0 +1,422 @@
+"""Makes what the virtual GPU knows of cuDNN's workspaces out of measured calls: a table, and trees for all else.
+
+    ullage lab train convolutions measured.jsonl.gz --out FOLDER --describe '{"gpu": "NVIDIA H200", ...}'
+
+The table holds every measured problem. For the trees each workspace is first put into a formula: those that explain
+most are found greedily, and what none explains gets the nearest of a few rounded sizes. Decision trees then learn which
+formula cuDNN takes. `--held-out` leaves out every seventh layer, with all its batch sizes and types, and says how well
+the trees do on it, apart for layers whose channels are no multiples of 8. Needs scikit-learn.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import itertools
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ullage.errors import InvalidValue
+from ullage.virtual.kernels.cudnn.formulas import (
+    AT_ONCE,
+    AT_ONCE_BUT_FILTER,
+    BY_SAMPLE,
+    FOURIER,
+    NEEDED,
+    NEEDED_BY_GROUP,
+    NONE,
+    OTHER_WINOGRAD,
+    PACKED,
+    PACKED_BUT_FILTER,
+    PADDED,
+    PADDED_PHASES,
+    PHASES,
+    SINGLES,
+    WIDE,
+    WINOGRAD,
+    ConvolutionProblem,
+    Formula,
+    Terms,
+    Workspace,
+    by_votes,
+    evaluate,
+)
+from ullage.virtual.kernels.cudnn.terms import (
+    terms,
+)
+from ullage.virtual.kernels.cudnn.workspaces import (
+    MEASURED_CAPABILITY,
+    TABLE,
+    features,
+    hash_of,
+    trees_of,
+)
+from ullage_lab.draw.layers import read_calls, workspaces_of
+
+_SAMPLE = 40_000  # problems that formulas are looked for in
+_LEAST = 4  # of the sample that a formula has to explain
+_SMALL = 1024  # a constant beside partial results is smaller
+_STEPS_AN_OCTAVE = 8  # of rounded sizes: at most 4.5 % off
+MODES = [(0, 0, 0)] + [
+    (padding * source, padding * out, padding * weight)
+    for padding in (1, 2, 3)
+    for source, out, weight in itertools.product((0, 1), repeat=3)
+    if source or out or weight
+]
+_AS_NEEDED = (
+    NEEDED,
+    NEEDED_BY_GROUP,
+    AT_ONCE,
+    AT_ONCE_BUT_FILTER,
+    PACKED,
+    PACKED_BUT_FILTER,
+)  # hold copies, beside `MODES`
+_METHODS = (
+    FOURIER,
+    WINOGRAD,
+    PHASES,
+    PADDED_PHASES,
+    OTHER_WINOGRAD,
+    BY_SAMPLE,
+    SINGLES,
+)  # buffers of a plan's method, which not every problem has
+_BUFFERS = (*_AS_NEEDED, *_METHODS)
+_PER_GROUP = (0, 16, 144, 160)  # bytes a group that grouped convolutions were seen to take
+_SAMPLES = (1, 2, 4, 8, 16)  # partial results a sample
+_MOST = 1000  # partial results
+_UNKNOWN = 1 << 50  # bytes of a copy with a padding that a problem does not know: more than any workspace
+_WIDTH = SINGLES + 1  # places of the longest tuple in `Terms`
+DIRECTIONS = "fdw"  # forward, gradient of the data, gradient of the weight
+EVERY = 7  # layer is held out
+
+
+class Measured(NamedTuple):
+    """The measured problems of one direction, and what their workspaces can be made of, in columns."""
+
+    problems: list[ConvolutionProblem]
+    sizes: Any
+    parts: list[Terms]
+
+
+def measured_problems(path: Path) -> dict[ConvolutionProblem, int]:
+    """Every problem of a measured file; calls that PyTorch's part does not explain are left out."""
+    found: dict[ConvolutionProblem, int] = {}
+    for row in read_calls(path):
+        for problem, size in workspaces_of(row) or ():
+            found[problem] = size
+    return found
+
+
+def write_table(path: Path, found: dict[ConvolutionProblem, int], header: dict[str, Any]) -> None:
+    """Sorted hashes as steps, which fit 32 bits, and the sizes that are not zero."""
+    rows = sorted((hash_of(problem), size) for problem, size in found.items())
+    hashes = np.array([number for number, _ in rows], dtype=np.uint64)
+    sizes = np.array([size for _, size in rows], dtype=np.uint64)
+    steps = np.diff(hashes, prepend=np.uint64(0))
+    if steps.max() >= 2**32:
+        raise InvalidValue(f"needed more measured calls to write a table; found {len(rows)} different convolutions")
+    columns: dict[str, Any] = {
+        "header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
+        "steps": steps.astype(np.uint32),
+        "nonzero": (sizes > 0).astype(np.uint8),
+        "sizes": sizes[sizes > 0],
+    }
+    with zipfile.ZipFile(path, "w") as file:
+        for name, column in columns.items():
+            content = io.BytesIO()
+            np.save(content, column)
+            # Steps are random numbers: compressed they are hardly smaller, and take half of the time of reading.
+            how = zipfile.ZIP_STORED if name == "steps" else zipfile.ZIP_DEFLATED
+            file.writestr(zipfile.ZipInfo(f"{name}.npy"), content.getvalue(), how)
+
+
+def _candidates(part: Measured, chosen: Any) -> Any:
+    """Every formula that gives a problem's size exactly, as a packed number; -1 where there is none."""
+    parts = [part.parts[place] for place in chosen]
+    sizes = part.sizes[chosen]
+    tensors = [_columns([getattr(row, name) for row in parts], 4, _UNKNOWN) for name in ("source", "out", "weight")]
+    partial = _columns([row.partial for row in parts], 5, 0)
+    batch = np.array([row.batch for row in parts], dtype=np.int64)
+    groups = np.array([row.groups for row in parts], dtype=np.int64)
+    copied = [sum(column[:, mode] for column, mode in zip(tensors, modes, strict=True)) for modes in MODES]
+    for buffer in _BUFFERS:
+        kept = np.array([row.buffers[buffer] for row in parts], dtype=np.int64)
+        copied.append(np.where((kept == 0) & (buffer in _METHODS), _UNKNOWN, kept))
+    found = []
+    for number, copies in enumerate(copied):
+        for per_group, constant in enumerate(_PER_GROUP):
+            left = sizes - copies - constant * groups
+            fits = (left >= 0) & ((per_group == 0) | ((groups > 1) & (left < _SMALL)))
+            found.append(np.where(fits, _pack(number, 0, per_group, 0, left), -1))
+            for padding in range(1, 5):
+                count, rest = np.divmod(left, np.maximum(partial[:, padding], 1))
+                known = (partial[:, padding] > 0) & ((padding == 1) | (partial[:, padding] != partial[:, 1]))
+                fits = known & (left > 0) & (count > 0) & (rest < _SMALL) & ((per_group == 0) | (groups > 1))
+                few = fits & (count < _MOST)
+                found.append(np.where(few, _pack(number, padding, per_group, np.minimum(count, _MOST), rest), -1))
+                for times, factor in enumerate(_SAMPLES):
+                    by_batch = fits & (count == factor * batch)
+                    found.append(np.where(by_batch, _pack(number, padding, per_group, _MOST + times, rest), -1))
+    return np.stack(found, 1)
+
+
+def _columns(rows: Sequence[tuple[int, ...]], width: int, unknown: int | None = None) -> Any:
+    """Sizes by padding; a padding that a problem does not know is the given number, or else the last one it knows."""
+    filled = [(*row, *[row[-1] if unknown is None else unknown] * (width - len(row))) for row in rows]
+    return np.array(filled, dtype=np.int64)
+
+
+def _pack(modes: int, padding: int, per_group: int, count: Any, constant: Any) -> Any:
+    return (modes << 56) | (padding << 53) | (per_group << 51) | (count << 40) | constant
+
+
+def _unpack(code: int) -> Formula:
+    count = (code >> 40) & 0x7FF
+    if count >= _MOST:
+        count = -_SAMPLES[count - _MOST]
+    place, padding, per_group = code >> 56, (code >> 53) & 7, _PER_GROUP[(code >> 51) & 3]
+    modes, buffer = (MODES[place], 0) if place < len(MODES) else (MODES[0], _BUFFERS[place - len(MODES)])
+    return Formula(*modes, padding, count, code & ((1 << 40) - 1), per_group, buffer)
+
+
+def _plainness(code: int) -> tuple[int, ...]:
+    """For choosing among formulas that explain as much: the least padding, the fewest terms."""
+    formula = _unpack(code)
+    modes = (formula.source, formula.out, formula.weight)
+    return formula.partials > 0, max(modes), sum(mode > 0 for mode in modes), formula.partial, formula.per_group
+
+
+def find_formulas(part: Measured, seed: int = 0) -> list[tuple[Formula, float]]:
+    """Formulas, those that explain most first, each with the share of the problems that no earlier one explains."""
+    chosen = np.random.default_rng(seed).permutation(len(part.problems))[:_SAMPLE]
+    codes = _candidates(part, chosen)
+    rows, columns = np.nonzero(codes >= 0)
+    values, numbers = np.unique(codes[rows, columns], return_inverse=True)
+    pairs = np.unique(np.stack([rows, numbers], 1), axis=0)  # a row may have a code twice
+    rows, numbers = pairs[:, 0], pairs[:, 1]
+    counts = np.bincount(numbers, minlength=len(values))
+    by_code, first_row = np.argsort(numbers, kind="stable"), np.searchsorted(rows, np.arange(len(codes) + 1))
+    first_code = np.concatenate([[0], np.cumsum(counts)])
+    left = np.ones(len(codes), dtype=bool)
+    found: list[tuple[Formula, float]] = []
+    while len(counts) and counts.max() >= _LEAST:
+        best = min(np.flatnonzero(counts == counts.max()).tolist(), key=lambda number: _plainness(int(values[number])))
+        having = rows[by_code[first_code[best] : first_code[best + 1]]]
+        explained = having[left[having]]
+        found.append((_unpack(int(values[best])), len(explained) / len(chosen)))
+        left[explained] = False
+        gone = np.concatenate([numbers[first_row[row] : first_row[row + 1]] for row in explained])
+        counts -= np.bincount(gone, minlength=len(values))
+    return found
+
+
+def rounded(size: int, parts: Terms) -> Formula:
+    """The stand-in for a size that no formula gives: copies as far as they fit, and the rest rounded."""
+    paddings = (WIDE, PADDED) if parts.groups > 1 else (PADDED,)
+    choices = [modes for padding in paddings for modes in ((padding,) * 3, (padding, padding, NONE))]
+    for modes in (*choices, (NONE, NONE, NONE)):
+        copies = evaluate(Formula(*modes, 0, 0, 0, 0), parts)
+        if copies <= size:
+            break
+    rest = max(size - copies, 1)
+    return Formula(*modes, 0, 0, round(2 ** (round(np.log2(rest) * _STEPS_AN_OCTAVE) / _STEPS_AN_OCTAVE)), 0)
+
+
+def label(part: Measured, formulas: Sequence[Formula]) -> tuple[list[int], list[Formula]]:
+    """The number of each problem's formula, and all formulas with the rounded ones."""
+    columns = all_columns(part.parts)
+    labels = np.full(len(part.parts), -1)
+    for number, formula in enumerate(formulas):
+        labels[(labels < 0) & (sizes_by(formula, columns) == part.sizes)] = number
+    known = {formula: number for number, formula in enumerate(formulas)}
+    for place in np.flatnonzero(labels < 0).tolist():
+        nearest = rounded(int(part.sizes[place]), part.parts[place])
+        labels[place] = known.setdefault(nearest, len(known))
+    return labels.tolist(), list(known)
+
+
+def all_columns(parts: Sequence[Terms]) -> dict[str, Any]:
+    tensors = ("source", "out", "weight", "partial", "buffers")
+    columns: dict[str, Any] = {name: _columns([getattr(row, name) for row in parts], _WIDTH) for name in tensors}
+    for name in ("batch", "groups"):
+        columns[name] = np.array([getattr(row, name) for row in parts], dtype=np.int64)
+    return columns
+
+
+def sizes_by(formula: Formula, columns: dict[str, Any]) -> Any:
+    """`evaluate` for many problems at once."""
+    count = formula.partials if formula.partials >= 0 else -formula.partials * columns["batch"]
+    copies = sum(columns[name][:, getattr(formula, name)] for name in ("source", "out", "weight"))
+    partials = count * columns["partial"][:, formula.partial] + columns["buffers"][:, formula.buffer]
+    return formula.constant + formula.per_group * columns["groups"] + partials + copies
+
+
+def grow(rows: Any, labels: Sequence[int], count: int, leaves: int, seed: int = 0, most: int = 1 << 62) -> list[Any]:
+    """Decision trees on features, each on another sample of at most so many problems."""
+    classifier = importlib.import_module("sklearn.tree").DecisionTreeClassifier
+    targets = np.array(labels)
+    grown = []
+    for number in range(seed, seed + count):
+        chosen = np.sort(np.random.default_rng(number).permutation(len(rows))[:most])
+        tree = classifier(
+            criterion="entropy", max_leaf_nodes=leaves, max_features=0.5, min_samples_leaf=1, random_state=number
+        )
+        grown.append(tree.fit(rows[chosen], targets[chosen]))
+    return grown
+
+
+def guess(
+    grown: Sequence[Any],
+    formulas: Sequence[Formula],
+    rows: Any,
+    parts: Sequence[Terms],
+    choose: Callable[[list[tuple[Formula, float]], Terms], Workspace] = by_votes,
+) -> list[Workspace]:
+    """What the trees say of problems with these features; `choose` makes one size of their votes."""
+    votes: list[list[tuple[Formula, float]]] = [[] for _ in parts]
+    for tree in grown:
+        leaves: dict[int, list[tuple[Formula, float]]] = {}
+        for place, leaf in enumerate(tree.apply(rows).tolist()):
+            if leaf not in leaves:
+                leaves[leaf] = [(formulas[tree.classes_[label]], share) for label, share in _top_votes(tree, leaf)]
+            votes[place] += leaves[leaf]
+    return [choose(given, part) for given, part in zip(votes, parts, strict=True)]
+
+
+def _top_votes(tree: Any, leaf: int) -> list[tuple[int, float]]:
+    """The labels with the most votes in a leaf, and their shares."""
+    values = tree.tree_.value[leaf][0] / tree.tree_.value[leaf][0].sum()
+    return [(int(number), float(values[number])) for number in np.argsort(-values)[:3] if values[number] >= 0.08]
+
+
+def feature_rows(part: Measured) -> Any:
+    """The features of problems as an array."""
+    return np.array([features(problem) for problem in part.problems], dtype=np.float64)
+
+
+def export(grown: Sequence[Any]) -> dict[str, Any]:
+    """The trees as flat arrays: nodes in depth-first order, the left child next to its node."""
+    feature: list[int] = []
+    threshold: list[int] = []
+    right: list[int] = []
+    labels: list[int] = []
+    shares: list[int] = []
+    roots = []
+    for tree in grown:
+        inner, classes = tree.tree_, tree.classes_
+        roots.append(len(feature))
+
+        def add(node: int, tree: Any = tree, inner: Any = inner, classes: Any = classes) -> None:
+            place = len(feature)
+            if inner.children_left[node] < 0:
+                top = _top_votes(tree, node)
+                feature.append(-1)
+                right.append(len(top))
+                labels.extend(int(classes[number]) for number, _ in top)
+                shares.extend(round(255 * share) for _, share in top)
+                return
+            feature.append(int(inner.feature[node]))
+            threshold.append(int(np.floor(inner.threshold[node])))
+            right.append(0)
+            add(inner.children_left[node])
+            right[place] = len(feature) - place
+            add(inner.children_right[node])
+
+        add(0)
+    thresholds, places = np.unique(np.array(threshold, dtype=np.int64), return_inverse=True)
+    return {
+        "roots": np.array(roots, dtype=np.int32),
+        "feature": np.array(feature, dtype=np.int8),
+        "thresholds": thresholds,
+        "threshold": places.astype(np.uint16 if len(thresholds) < 2**16 else np.uint32),
+        "step": np.array(right, dtype=np.int32),
+        "labels": np.array(labels, dtype=np.int16 if max(labels) < 2**15 else np.int32),
+        "shares": np.array(shares, dtype=np.uint8),
+    }
+
+
+def layer_of(problem: ConvolutionProblem) -> int:
+    """A number for the layer of a problem, whatever its batch size, type, layout and direction."""
+    layer = (problem.source[1:], problem.weight, problem.stride, problem.groups)
+    return zlib.crc32(repr(layer).encode())
+
+
+def has_odd_channels(problem: ConvolutionProblem) -> bool:
+    """Whether the channels of a group, of the input or of the output, are no multiple of 8."""
+    return any(channels // problem.groups % 8 > 0 for channels in (problem.source[1], problem.out[1]))
+
+
+def measured_part(rows: Sequence[tuple[ConvolutionProblem, int]]) -> Measured:
+    problems = [problem for problem, _ in rows]
+    return Measured(
+        problems, np.array([size for _, size in rows], dtype=np.int64), [terms(problem) for problem in problems]
+    )
+
+
+def judge(grown: Sequence[Any], formulas: Sequence[Formula], part: Measured) -> dict[str, float]:
+    """How well trees do: exact, within 1 MiB, the sum of the errors beside the sum of the sizes, and the bound."""
+    found = guess(grown, formulas, feature_rows(part), part.parts)
+    guesses, larger = [one.size for one in found], [one.larger for one in found]
+    errors = np.abs(np.array(guesses) - part.sizes)
+    return {
+        "problems": len(guesses),
+        "exact": float((errors == 0).mean()),
+        "within_1_mib": float((errors <= 2**20).mean()),
+        "error_of_bytes": float(errors.sum() / max(part.sizes.sum(), 1)),
+        "not_above_larger": float((part.sizes <= np.array(larger)).mean()),
+    }
+
+
+def _fit_direction(
+    rows: Sequence[tuple[ConvolutionProblem, int]], direction: str, trees: int, leaves: int, say: Callable[[str], None]
+) -> tuple[list[Any], list[Formula]]:
+    """The trees and the formulas of one direction."""
+    part = measured_part(rows)
+    shares = find_formulas(part)
+    labels, formulas = label(part, [formula for formula, _ in shares])
+    explained = round(sum(share for _, share in shares), 4)
+    say(f"{direction} {len(part.problems)} problems; {len(shares)} formulas explain {explained}")
+    for formula, share in shares[:12]:
+        say(f"  {share:7.2%} {formula}")
+    return grow(feature_rows(part), labels, trees, leaves), formulas
+
+
+def write_fit(
+    found: dict[ConvolutionProblem, int],
+    out: Path,
+    header: dict[str, Any],
+    trees: int,
+    leaves: int,
+    say: Callable[[str], None],
+) -> None:
+    """Write the table and the trees into a folder, and say which formulas explain most."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_table(out / TABLE, found, header)
+    arrays: dict[str, Any] = {}
+    for direction in DIRECTIONS:
+        rows = [row for row in found.items() if row[0].direction == direction]
+        grown, formulas = _fit_direction(rows, direction, trees, leaves, say)
+        for name, values in export(grown).items():
+            arrays[f"{direction}_{name}"] = values
+        arrays[f"{direction}_formulas"] = np.array(formulas, dtype=np.int64)
+    np.savez_compressed(out / trees_of(MEASURED_CAPABILITY), **arrays)
+
+
+def evaluate_held_out(
+    found: dict[ConvolutionProblem, int], trees: int, leaves: int, say: Callable[[str], None]
+) -> None:
+    """Fit without every seventh layer and say how well the trees do on those layers; nothing is written."""
+    for direction in DIRECTIONS:
+        rows = [row for row in found.items() if row[0].direction == direction]
+        held = [row for row in rows if layer_of(row[0]) % EVERY == 0]
+        learnt = [row for row in rows if layer_of(row[0]) % EVERY]
+        grown, formulas = _fit_direction(learnt, direction, trees, leaves, say)
+        for name, odd in (("odd channels", True), ("multiples of 8", False)):
+            chosen = [row for row in held if has_odd_channels(row[0]) is odd]
+            say(f"  held out, {name}: {judge(grown, formulas, measured_part(chosen))}")

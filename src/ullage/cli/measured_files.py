@@ -1,0 +1,52 @@
+"""Files of measured rows on the command line: what is in them already, and rows written as they come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ullage.cli.progress import each
+from ullage.errors import InvalidValue
+
+
+def existing(path: str | Path | None) -> Path | None:
+    """A file that the command line names; `InvalidValue` if it is not there."""
+    if path is not None and not Path(path).is_file():
+        raise InvalidValue(f"cannot read {path}: no such file")
+    return None if path is None else Path(path)
+
+
+def say_left(done: int, left: int, what: str, out: Path) -> None:
+    """Say how much of the work a file already has."""
+    if done:
+        Console(stderr=True).print(f"{done} {what} are in {out} already; {left} are left")
+
+
+def measured_before(out: Path) -> set[str]:
+    """The ids of the runs in a file."""
+    from ullage.jobs.configuration import rows_so_far
+
+    return {str(row.get("id")) for row in rows_so_far(out)}
+
+
+def appended(rows: Iterable[dict[str, Any]], doing: str, count: int, out: Path) -> Iterator[dict[str, Any]]:
+    """The rows, each written to a file as it comes."""
+    try:
+        file = out.open("a")
+    except OSError as error:
+        raise InvalidValue(f"cannot write {out}: {error.strerror}") from None
+    with file:
+        for row in each(rows, doing, count):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            yield row
+
+
+def check_file(path: Path | None) -> None:
+    """Refuse a file that cannot be written, before an hour of work."""
+    if path is not None and (not path.parent.is_dir() or path.is_dir()):
+        raise InvalidValue(f"cannot write {path}: needed a file in a folder that exists")

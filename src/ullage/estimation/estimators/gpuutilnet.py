@@ -1,0 +1,106 @@
+"""GPUUtilNet as published: the class of SMACT, SMOCC and DRAMA from the features of GPUMemNet.
+
+Yousefzadeh-Asl-Miandoab, Karimzadeh, Yorulmaz, Ibragimov and Tozun, arXiv 2602.17817. Features and classes (Table 7)
+are theirs; the jobs that the networks learned from were generated and measured by this project. The paper does not say
+how large the networks are: they are GPUMemNet's ensembles of perceptrons.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ullage.errors import InvalidValue
+from ullage.estimation.estimators.gpumemnet.features import ModelSummary, names_of
+from ullage.estimation.estimators.gpumemnet.networks import DEPTHS, Perceptrons, jobs_of
+from ullage.estimation.estimators.weights import plain_products, write_weights
+
+SHIPPED = Path(__file__).parents[2] / "performance" / "data" / "gpuutilnet.safetensors"
+CLASSES = ("low", "medium", "high")
+# Where the medium and the high class begin (Table 7).
+BINS: Mapping[tuple[str, str], tuple[float, float]] = {
+    ("mlp", "smact"): (0.2, 0.7),
+    ("mlp", "smocc"): (0.1, 0.3),
+    ("mlp", "drama"): (0.2, 0.7),
+    ("cnn", "smact"): (0.3, 0.9),
+    ("cnn", "smocc"): (0.1, 0.3),
+    ("cnn", "drama"): (0.3, 0.9),
+    ("transformer", "smact"): (0.3, 0.8),
+    ("transformer", "smocc"): (0.3, 0.4),
+    ("transformer", "drama"): (0.3, 0.8),
+}
+METRICS = ("smact", "smocc", "drama")
+
+
+def classes_of(values: Sequence[float] | npt.NDArray[np.float64], edges: tuple[float, float]) -> npt.NDArray[np.int64]:
+    """The class of each share: 0 low, 1 medium, 2 high.
+
+    >>> classes_of([0.1, 0.2, 0.95], (0.2, 0.7)).tolist()
+    [0, 1, 2]
+    """
+    return np.digitize(np.asarray(values, dtype=np.float64), edges).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class GPUUtilNet:
+    """Trained networks by family and metric, and what is known about each: rows, held-out rows, figures."""
+
+    networks: Mapping[tuple[str, str], Perceptrons]
+    cards: Mapping[tuple[str, str], Mapping[str, Any]]
+    gpu: str
+
+    def probabilities(self, summaries: Sequence[ModelSummary], family: str, metric: str) -> npt.NDArray[np.float64]:
+        """The probabilities of the three classes [jobs, 3]."""
+        network = self.networks[family, metric]
+        with torch.inference_mode(), plain_products():
+            found = torch.softmax(network(jobs_of(summaries, family).totals), dim=1)
+        return found.double().numpy()
+
+
+def empty_network(family: str) -> Perceptrons:
+    """A network for a family, its weights drawn at random."""
+    return Perceptrons(len(names_of(family)), len(CLASSES), DEPTHS[family])
+
+
+def save(model: GPUUtilNet, path: Path) -> None:
+    """Write the networks and their cards to one file."""
+    from safetensors.torch import save as packed
+
+    tensors: dict[str, torch.Tensor] = {}
+    cards = []
+    for (family, metric), network in model.networks.items():
+        tensors |= {f"{family}.{metric}.{name}": value.contiguous() for name, value in network.state_dict().items()}
+        cards.append([family, metric, model.cards[family, metric]])
+    write_weights(path, packed(tensors, {"gpu": model.gpu, "cards": json.dumps(cards)}))
+
+
+@functools.cache
+def load(path: Path = SHIPPED) -> GPUUtilNet:
+    """The networks of a file."""
+    from safetensors import SafetensorError, safe_open
+
+    networks, cards = {}, {}
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            for family, metric, card in json.loads(metadata["cards"]):
+                prefix = f"{family}.{metric}."
+                network = empty_network(family)
+                names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+                network.load_state_dict({name.removeprefix(prefix): file.get_tensor(name) for name in names})
+                networks[family, metric], cards[family, metric] = network.eval(), card
+            return GPUUtilNet(networks, cards, metadata["gpu"])
+    except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError, RuntimeError) as error:
+        told = str(error).splitlines() or [type(error).__name__]
+        raise InvalidValue(
+            f"needed weights of gpuutilnet in {path}: {told[0]}; "
+            f"'ullage lab train gpuutilnet --out {path.name}' makes them"
+        ) from None

@@ -1,0 +1,125 @@
+"""Asks cuDNN about many convolutions: `ullage measure cudnn`.
+
+The problems come from a file, or from a script that is followed on a virtual GPU. A line of the result is JSON:
+`problem` (the fields of a `ConvolutionProblem`), `gpu`, `cudnn` (its version), and `candidates`, in the order in
+which PyTorch tries them, each with `engine`, `notes` and `workspace`. Where cuDNN declined there is `declined` instead.
+Lines that are there already are not asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ullage.errors import InvalidValue, UnknownName
+from ullage.estimation.scripts.parent import convolutions_of_script
+from ullage.hardware import gpu
+from ullage.hardware.catalogue import ARCHITECTURE_CARDS
+from ullage.jobs.configuration import read_rows, rows_so_far
+from ullage.virtual.kernels.cudnn.candidates import Cudnn, CudnnError
+from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
+
+_AT_ONCE = 32  # problems that a process is given
+
+
+def listed_problems(path: Path) -> list[ConvolutionProblem]:
+    """Those of a file, in its order: a line of JSON each, under `problem`."""
+    try:
+        return list(dict.fromkeys(ConvolutionProblem.of(row["problem"]) for row in read_rows(path)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidValue(f"{path} is no list of convolutions: {error}") from None
+
+
+def problems_of_script(path: Path, args: Sequence[str]) -> list[ConvolutionProblem]:
+    """What a training script gives to cuDNN, by following it as `estimate_script` does."""
+    return [ConvolutionProblem.of(values) for values in convolutions_of_script(path, args)]
+
+
+def asked_before(path: Path) -> set[ConvolutionProblem]:
+    """The problems in a file of answers."""
+    return {ConvolutionProblem.of(row["problem"]) for row in rows_so_far(path) if "problem" in row}
+
+
+_asked: list[Cudnn] = []
+
+
+def _open(description: str | None) -> None:
+    torch.set_num_threads(1)
+    _asked.append(Cudnn(description))
+
+
+def _ask(problems: Sequence[ConvolutionProblem]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for problem in problems:
+        try:
+            rows.append({"problem": problem, "candidates": _asked[0].candidates(problem)})
+        except CudnnError as error:
+            rows.append({"problem": problem, "declined": str(error)})
+    return rows
+
+
+def check(description: str | None = None) -> None:
+    """Raise `CudnnError` where cuDNN cannot be asked, before anything else is done."""
+    Cudnn(description)
+
+
+def architectures(text: str) -> list[str]:
+    """The architectures that were asked for: "all", or names with commas.
+
+    >>> architectures("sm_80,sm_89")
+    ['sm_80', 'sm_89']
+    """
+    names = list(ARCHITECTURE_CARDS) if text == "all" else text.split(",")
+    for name in names:
+        if name not in ARCHITECTURE_CARDS:
+            raise UnknownName("architecture", name, list(ARCHITECTURE_CARDS))
+    return names
+
+
+def own_description() -> dict[str, Any]:
+    """What cuDNN says of this machine's GPU; `CudnnError` where there is none."""
+    return Cudnn().description()
+
+
+def described(own: Mapping[str, Any], architecture: str) -> str:
+    """The description of a card of this architecture, made from that of this machine's own: cuDNN's own JSON. Of its
+    fields, only the architecture changed cuDNN's answers."""
+    card = gpu(ARCHITECTURE_CARDS[architecture])
+    major, minor = card.compute_capability or (0, 0)
+    known = {
+        "deviceVer": major * 100 + minor * 10, "deviceName": card.device_name, "multiProcessorCount": card.sms,
+        "totalGlobalMem": card.usable, "maxThreadsPerSM": card.max_threads_per_sm,
+    }  # fmt: skip
+    return json.dumps({**own, **{name: value for name, value in known.items() if name in own}})
+
+
+def ask(
+    problems: Iterable[ConvolutionProblem], workers: int = 4, description: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """Ask cuDNN about problems, in several processes; yields a row for each, in their order.
+
+    `description` is that of another GPU, in cuDNN's own JSON. For some that it does not know, cuDNN ends the process
+    that asks, 9.19 for sm_100: that raises `CudnnError`.
+    """
+    cudnn = Cudnn(description)
+    about = {
+        "gpu": json.loads(description)["deviceName"] if description else torch.cuda.get_device_name(),
+        "cudnn": cudnn.version,
+    }
+    waiting = list(problems)
+    chunks = [waiting[start : start + _AT_ONCE] for start in range(0, len(waiting), _AT_ONCE)]
+    context = multiprocessing.get_context("spawn")
+    try:
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_open, initargs=(description,)) as pool:
+            for rows in pool.map(_ask, chunks):
+                for row in rows:
+                    yield about | row
+    except BrokenProcessPool:
+        raise CudnnError(f"cuDNN {cudnn.version} ended the process that asked about {about['gpu']}") from None

@@ -1,0 +1,79 @@
+"""What `ullage contribute` and `ullage measure context` need of a machine with a GPU: its description, and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ullage.errors import UllageError
+from ullage.hardware.local import driver_version
+from ullage.measuring.contribution import header_of
+from ullage.measuring.runs import RunRequest, apart, local_gpu, measure_apart
+
+
+def describe(nvml: Any = None) -> dict[str, Any]:
+    """The header of a contribution for this machine's first GPU; says what to do where there is none."""
+    card = local_gpu(nvml)
+    import torch
+
+    cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
+    return header_of(card, driver_version(nvml), torch.version.cuda, cudnn)
+
+
+def measure_one(row: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """One training on the real GPU, in a process of its own."""
+    return measure_apart(RunRequest(row=row), timeout=seconds)
+
+
+def measure_context(seconds: float = 120.0) -> dict[str, int]:
+    """Bytes outside PyTorch's allocator in a fresh process on the real GPU, after each library's first use."""
+    local_gpu()
+    found = apart("ullage.measuring.machine:context_here", {}, RunRequest(), {}, seconds, None)
+    if "failed" in found:
+        raise UllageError(f"the context could not be measured: {found['failed']}")
+    return found
+
+
+def context_here(asked: dict[str, Any], read: Callable[[], int | None] | None = None) -> dict[str, int]:
+    """In the child process: a bare context, then with PyTorch's kernels, cuBLAS and cuDNN. `read` stands for NVML."""
+    import torch
+
+    from ullage.measuring.single_run import process_memory
+
+    ask = read or process_memory
+    found: dict[str, int] = {}
+
+    def note(name: str) -> None:
+        torch.cuda.synchronize()
+        taken = ask()
+        if taken is None:
+            raise RuntimeError("NVML does not say how much this process takes (containers and WSL hide it)")
+        found[name] = taken - torch.cuda.memory_reserved()
+
+    torch.cuda.init()
+    note("bare")
+    image = torch.randn(2, 8, 32, 32, device="cuda", requires_grad=True)
+    (image * 2).sum().backward()
+    note("kernels")
+    flat = image.reshape(2, -1)
+    (flat @ flat.t()).sum().backward()
+    note("matrix products")
+    torch.nn.Conv2d(8, 8, 3, device="cuda")(image).sum().backward()
+    note("convolutions")
+    return found
+
+
+def as_own_card(found: dict[str, int], base: str) -> str:
+    """A file for `$ULLAGE_HOME/gpus` that says what was measured.
+
+    >>> print(as_own_card({"bare": 400 << 20, "convolutions": 560 << 20}, "T4"))
+    base = "T4"
+    context_mib = 560
+    context_bare_mib = 400
+    context_upper_mib = 600
+    context_source = "ullage measure context"
+    """
+    bare, used = found["bare"] >> 20, max(found.values()) >> 20
+    sizes = {"context": used, "context_bare": bare, "context_upper": used + 40}
+    lines = [f'base = "{base}"', *(f"{name}_mib = {size}" for name, size in sizes.items())]
+    return "\n".join([*lines, 'context_source = "ullage measure context"'])

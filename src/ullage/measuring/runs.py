@@ -1,0 +1,209 @@
+"""Measures runs on a real GPU: each in a fresh process, several at once as memory allows.
+
+How much a run may take is not known before it is measured, so it is estimated first, in a process that sees no GPU;
+a run starts when the sum of the bounds of those that run leaves room for its own. The estimate is kept beside the
+measurement, so that a file of measured runs is also a comparison.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.hardware import GPU, local_gpus
+from ullage.sandbox.environment import environment
+from ullage.sandbox.limits import Limits
+from ullage.sandbox.parent import run
+from ullage.units import GIB
+
+UNKNOWN_NEED = 30 * GIB  # kept free for a run that could not be estimated
+SPARE = 2 * GIB  # of the card, left for the driver and whatever else is there
+ESTIMATED = ("peak_allocated", "peak_reserved", "process_memory", "upper", "seconds", "notes", "context")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """A run to measure: a row of a file of configurations, or a script with its arguments.
+
+    A script runs in the folder `cwd` with the variables `env` beside those that are set. `cap` is the most that
+    PyTorch's allocator may reserve in that run, in bytes; `history` a file for its requests. A script is ended after
+    `stop_after` seconds where it has not ended by then: what it took until then is its answer.
+    """
+
+    row: dict[str, Any] = field(default_factory=dict)
+    script: str | None = None
+    args: list[str] = field(default_factory=list)
+    module: bool = False
+    cwd: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    stop_after: float | None = None
+    iterations: int = 5
+    history: str | None = None
+    cap: int | None = None
+
+
+def estimate_apart(
+    request: RunRequest, gpu: str, timeout: float = 300.0, stop: threading.Event | None = None
+) -> dict[str, Any]:
+    """The estimate of a run, by a process that sees no GPU; `stop` ends it early."""
+    variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    asked = {**vars(request), "gpu": gpu}
+    return apart("ullage.measuring.runs:estimate_here", asked, request, variables, timeout, stop)
+
+
+def measure_apart(request: RunRequest, timeout: float = 300.0, stop: threading.Event | None = None) -> dict[str, Any]:
+    """One run on the real GPU in a fresh process; `stop` ends it early."""
+    variables = {"OMP_NUM_THREADS": "2"}
+    return apart("ullage.measuring.single_run:measure_here", vars(request), request, variables, timeout, stop)
+
+
+def apart(
+    entry: str,
+    asked: dict[str, Any],
+    request: RunRequest,
+    variables: dict[str, str],
+    timeout: float,
+    stop: threading.Event | None,
+) -> dict[str, Any]:
+    """The answer of a function in a fresh process, `"module:function"`; `"failed"` says why there is none."""
+    env = environment(dict(os.environ) | request.env, import_from=sys.path) | variables
+    outcome = run(entry, asked, limits=Limits(seconds=timeout), env=env, cwd=request.cwd, stop=stop)
+    if outcome.answer is not None:
+        return outcome.answer
+    failed = {"failed": outcome.failure if outcome.reason == "error" else f"the process {outcome.failure}"}
+    return failed | ({"output": outcome.last_lines(12)} if request.script else {})
+
+
+def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
+    """In the child process: the figures of the estimate that a file of measured runs keeps."""
+    from ullage.estimation.asking import estimate_workload
+    from ullage.jobs.workload import RunOptions, Workload
+
+    if request["script"]:
+        how = RunOptions(module=request["module"])
+        workload = Workload(script=request["script"], args=tuple(request["args"]), run=how)
+    else:
+        workload = Workload.from_row(request["row"])
+    found = estimate_workload(workload, request["gpu"])
+    values = {**found.to_dict(timeline=False, layers=False), "context": found.breakdown["context"]}
+    return {name: values[name] for name in ESTIMATED}
+
+
+class GpuMemory:
+    """The memory of the card, promised to runs while they run."""
+
+    def __init__(self, total: int) -> None:
+        self._total = self._free = total
+        self._changed = threading.Condition()
+
+    def take(self, need: int) -> int:
+        """Wait until that much is free; one that needs more than the card has gets it to itself."""
+        need = min(need, self._total)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= need)
+            self._free -= need
+        return need
+
+    def give_back(self, taken: int) -> None:
+        """The run has ended."""
+        with self._changed:
+            self._free += taken
+            self._changed.notify_all()
+
+
+def measure(
+    requests: Sequence[RunRequest],
+    gpu: str,
+    *,
+    total: int,
+    at_once: int = 8,
+    cap: bool = False,
+    estimated: bool = True,
+    timeout: float = 300.0,
+) -> Iterator[dict[str, Any]]:
+    """Measure every run; yields a row for each as it is done: the configuration, the figures and the estimate.
+
+    A row that brings its estimate is not estimated again, and none is where `estimated` is false: each run is then
+    promised `UNKNOWN_NEED`. With `cap` runs are limited to the bound of their estimate
+    (`upper` less the context): `"capped"` says whether they survived, and one that met its limit is run without it too.
+    """
+    memory = GpuMemory(max(GIB, total - SPARE))
+    begin, stop = time.monotonic(), threading.Event()
+
+    def one(request: RunRequest) -> dict[str, Any]:
+        guess = request.row.get("estimate") or (estimate_apart(request, gpu, timeout, stop) if estimated else {})
+        need = guess.get("upper", UNKNOWN_NEED)
+        taken = memory.take(need)
+        try:
+            limit = guess["upper"] - guess["context"] if cap and "upper" in guess else None
+            found, survived = _under(limit, request, timeout, stop)
+            row = {**request.row, **found, **({"estimate": guess} if guess else {})}
+            if request.history and "event_count" in found:
+                row["events"] = f"{Path(request.history).parent.name}/{Path(request.history).name}"
+            if limit is not None and "failed" not in found:
+                row["capped"] = {"cap": limit, "survived": survived}
+        finally:
+            memory.give_back(taken)
+        row["finished_s"] = round(time.monotonic() - begin, 1)
+        return row
+
+    with ThreadPoolExecutor(at_once) as pool:
+        waiting = [pool.submit(one, request) for request in requests]
+        try:
+            for done in as_completed(waiting):
+                yield done.result()
+        finally:
+            stop.set()  # whoever asked may have had enough: what runs is ended and the rest not begun
+            for task in waiting:
+                task.cancel()
+
+
+def _under(
+    limit: int | None, request: RunRequest, timeout: float, stop: threading.Event
+) -> tuple[dict[str, Any], bool]:
+    """A run with the allocator limited, and whether it survived; where it met the limit, the run without it.
+
+    A run that never met its limit (no retry) is the run that it would have been without.
+    """
+    found = measure_apart(replace(request, cap=limit), timeout, stop)
+    survived = not {"oom", "failed"} & found.keys()
+    if limit is not None and (not survived or found["retries"]):
+        return measure_apart(request, timeout, stop), survived
+    return found, survived
+
+
+def local_gpu(nvml: Any = None) -> GPU:
+    """This machine's first GPU; says what to do where there is none."""
+    found = local_gpus(nvml)
+    if not found:
+        raise UllageError(
+            "needed an NVIDIA GPU to measure on; NVML finds none on this machine. "
+            "'ullage estimate' and 'ullage evaluate' need no GPU."
+        )
+    return found[0]
+
+
+def read_runs(rows: Sequence[dict[str, Any]], iterations: int, histories: Path | None) -> list[RunRequest]:
+    """The runs in a file's rows; every row needs an id of its own, which also names its history.
+
+    A row with `script` is a script, with `args`, `module`, `cwd`, `env` and `stop_after` where it has them; paths count
+    from `cwd`.
+    """
+    requests, seen = [], set()
+    for number, row in enumerate(rows):
+        name = str(row.get("id") or f"r{number:04d}")
+        if name in seen or "/" in name:
+            raise InvalidValue(f"needed an id of its own for every run, without '/'; found {name!r} twice or bad")
+        seen.add(name)
+        history = str(histories / f"{name}.npz") if histories else None
+        how = {key: row[key] for key in ("script", "args", "module", "cwd", "env", "stop_after") if row.get(key)}
+        requests.append(RunRequest(row={**row, "id": name}, iterations=iterations, history=history, **how))
+    return requests

@@ -1,4 +1,0 @@
-"""Running workloads on a real GPU and comparing what they took with their estimates.
-
-`ullage measure`, `ullage evaluate` and `ullage diff` are built on it.
-"""
