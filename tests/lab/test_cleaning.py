@@ -272,7 +272,7 @@ def test_nothing_left_and_files_that_are_none_are_said(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["lab", "data", "clean", str(file), "--out", str(tmp_path / "x.parquet")])
     assert told.exit_code == 1 and "nothing is left" in str(told.exception or told.output)
     (tmp_path / "y.parquet").write_text("no table")
-    with pytest.raises(InvalidValue, match="ullage dataset clean"):
+    with pytest.raises(InvalidValue, match="ullage lab data clean"):
         read_dataset(tmp_path / "y.parquet")
     polars.DataFrame({"id": ["a"]}).write_parquet(tmp_path / "z.parquet")
     with pytest.raises(InvalidValue, match="no column family"):

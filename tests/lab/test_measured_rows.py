@@ -34,5 +34,5 @@ def test_a_data_set_is_read_as_runs_and_estimated() -> None:
 def test_a_file_that_is_no_data_set_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.parquet"
     file.write_text("no")
-    with pytest.raises(InvalidValue, match="dataset clean"):
+    with pytest.raises(InvalidValue, match="lab data clean"):
         measured_rows(file)

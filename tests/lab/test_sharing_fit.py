@@ -207,7 +207,7 @@ def test_a_file_that_holds_no_sets_is_refused_before_runs_are_followed(tmp_path,
 
 def test_what_cannot_be_read_is_said(tmp_path):
     (tmp_path / "empty.jsonl").write_text('{"header": {}}\n')
-    with pytest.raises(InvalidValue, match="no sets of jobs; 'ullage measure together' writes them"):
+    with pytest.raises(InvalidValue, match="no sets of jobs; 'ullage lab measure together' writes them"):
         training.read_rows([tmp_path / "empty.jsonl"])
     with pytest.raises(InvalidValue, match="cannot read"):
         training.read_rows([tmp_path / "nothing.jsonl.gz"])

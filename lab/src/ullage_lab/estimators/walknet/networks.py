@@ -22,7 +22,6 @@ from torch.nn import functional
 
 from ullage.errors import UnknownName
 from ullage.estimation.estimators.weights import (
-    SHIPPED,
     ModelCard,
     load_network,
     plain_products,
@@ -34,6 +33,7 @@ from ullage_lab.estimators.walknet.inputs import PARTS, STARTS, TOKEN_FEATURES, 
 # Hidden layers of the ensemble's members: depths from 1 to 7, as in the dissertation, and widths of our own choice.
 MEMBERS = ((64,), (128,), (64, 32), (128, 64), (96, 96, 48), (64, 64, 64, 32), (128, 64, 64, 32, 32),
            (48, 48, 48, 48, 48, 48), (64, 64, 48, 48, 32, 32, 32))  # fmt: skip
+SHIPPED = Path(__file__).parents[1] / "data"
 WIDTH, HEADS, LAYERS = 32, 4, 2
 START = 0.01  # the factor that a part begins with which is not in the sum at first
 EXACT, SURE = -6.0, -3.0  # the logarithms of the two spreads before learning: 0.25 % and 5 % of the memory
