@@ -10,7 +10,8 @@ from tests.paths import ROOT
 
 import ullage
 from ullage.virtual.kernels.cudnn import asked
-from ullage.virtual.kernels.cudnn.formulas import NONDETERMINISTIC, TENSOR_CORE
+from ullage.virtual.kernels.cudnn.formulas import NONDETERMINISTIC, TENSOR_CORE, CandidatePlan, ConvolutionProblem
+from ullage.virtual.kernels.plan import kernel_switches
 
 CARD = replace(ullage.gpu("H200"), uuid="GPU-of-this-machine")
 MIB = 1 << 20
@@ -113,6 +114,22 @@ def test_with_benchmark_all_plans_are_tried_and_the_first_is_kept(machine: Machi
     found = ullage.estimate(train, gpu=CARD)
     assert found.peak_allocated > 256 * MIB
     assert found.without_trials is not None and 96 * MIB < found.without_trials["peak_allocated"] < 128 * MIB
+
+
+def test_only_as_many_plans_are_timed_as_the_program_allows() -> None:
+    plans = tuple(CandidatePlan(*plan) for plan in PLANS)
+    sizes = (64, 256, 56, 56), (256, 256, 3, 3), (64, 256, 56, 56)
+    problem = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f32", False)
+    with ullage.virtual_gpu("H200"):
+        torch.backends.cudnn.benchmark = True
+        for limit, largest in ((None, 256), (3, 96), (4, 256), (0, 256)):
+            if limit is not None:
+                before = kernel_switches()
+                torch.backends.cudnn.benchmark_limit = limit
+                assert kernel_switches() != before
+            tried = asked.trial(plans, problem, tf32=True, deterministic=False)
+            assert tried is not None and tried.larger == 256 * MIB
+            assert tried.winner[:2] == (96 * MIB, largest * MIB)
 
 
 @pytest.mark.parametrize("trouble", [{"error": "no GPU is free"}, {"ends": 1, "plans": PLANS, "cudnn": 91900}])

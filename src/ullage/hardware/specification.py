@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+# What a card is taken for that does not say: the H200, on which kernels were measured.
+MEASURED_CAPABILITY, _MEASURED_SHARED_KIB = (9, 0), 228
+
 # The minor number only matters where one major number covers two generations.
 _GENERATIONS = {
     (6, None): "pascal",
@@ -77,6 +80,16 @@ class GPU:
         'turing'
         """
         return None if self.compute_capability is None else generation_of(self.compute_capability)
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """The compute capability by which kernels are chosen; where it is not known, the H200's."""
+        return self.compute_capability or MEASURED_CAPABILITY
+
+    @property
+    def shared_memory_kib(self) -> int:
+        """The shared memory of a multiprocessor by which kernels are chosen; where it is not known, the H200's."""
+        return self.shared_memory_per_sm_kib or _MEASURED_SHARED_KIB
 
     @property
     def is_mig(self) -> bool:

@@ -192,13 +192,13 @@ def backward_tiling(size: int, dtype: torch.dtype, gpu: GPU, dropout: bool) -> _
     >>> backward_tiling(128, torch.float16, gpu("RTX-4090"), False)[:3]
     (64, 64, False)
     """
-    capability, half = gpu.compute_capability or (9, 0), dtype is not torch.float32
+    capability, half = gpu.capability, dtype is not torch.float32
     ampere, volta = capability >= (8, 0), (7, 0) <= capability < (7, 5)
     if size <= 64:
         return _Tiling(64, 64, half, half)
     if half and size <= 96 and capability in ((8, 6), (8, 9)) and not dropout:
         return _Tiling(128, 64, True, True)
-    if ampere and (gpu.shared_memory_per_sm_kib or _MUCH_SHARED) < _MUCH_SHARED or not (ampere or (volta and half)):
+    if ampere and gpu.shared_memory_kib < _MUCH_SHARED or not (ampere or (volta and half)):
         return _Tiling(64, 64, False, half and not volta)
     narrow = size <= 128 and half
     return _Tiling(128, 128 if narrow and ampere else 64, narrow, half and (narrow or not volta))
@@ -229,7 +229,7 @@ def efficient_backward(call: Call) -> Plan:
     else:
         steps.temporary(row_numbers)
     splits = tiling.splits(batch * heads, key.shape[2], half)
-    if half or (call.gpu.compute_capability or (9, 0)) >= (7, 0):
+    if half or call.gpu.capability >= (7, 0):
         steps.temporary(batch * heads * tiling.workspace(query, value, splits)).free(-2, -1)
     else:
         steps.free(-1)

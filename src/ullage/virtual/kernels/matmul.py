@@ -107,7 +107,7 @@ def grouped_product(call: Call) -> Plan:
     groups = offsets.shape[0] if offsets is not None else (left if left.dim() == 3 else right).shape[0]
     steps = Steps().output(0)
     out = _grouped_output(left, right, groups)
-    generation = (call.gpu.compute_capability or (0, 0))[0]
+    generation = call.gpu.capability[0]
     if left.dtype is not torch.bfloat16 or generation not in (9, 10):
         return steps.plan(out)
     pointers = (groups + groups % 2) * 3 * _POINTER
@@ -129,8 +129,7 @@ def _grouped_output(left: torch.Tensor, right: torch.Tensor, groups: int) -> New
 @kernel("aten._scaled_mm.default", "aten._int_mm.default")
 def product_of_eight_bits(call: Call) -> Plan:
     """Blas.cpp, _scaled_mm_out_cuda and _int_mm_out_cuda: cuBLASLt alone multiplies float8 and int8."""
-    capability = call.gpu.compute_capability
-    if call.func._schema.name == "aten::_scaled_mm" and capability is not None and capability < _FLOAT8_SINCE:
+    if call.func._schema.name == "aten::_scaled_mm" and call.gpu.capability < _FLOAT8_SINCE:
         raise RuntimeError(
             "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or ROCm MI300+"
         )

@@ -273,12 +273,19 @@ def tf32_for_convolutions() -> bool:
         return torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
 
 
-def kernel_switches() -> tuple[bool, ...]:
+def benchmark_limit() -> int:
+    """How many plans `cudnn.benchmark` times, as the program on the virtual GPU has set it; 0 means all."""
+    return torch._C._cuda_get_cudnn_benchmark_limit()
+
+
+def kernel_switches() -> tuple[int, ...]:
     """The global switches of PyTorch that decide which kernel it takes; part of what a plan is remembered by."""
     get = torch._C
+    benchmark = get._get_cudnn_benchmark()
     return (
         get._get_cudnn_enabled(),
-        get._get_cudnn_benchmark(),
+        benchmark,
+        benchmark and benchmark_limit(),
         get._get_cudnn_deterministic(),
         tf32_for_convolutions(),
         get._get_deterministic_algorithms(),

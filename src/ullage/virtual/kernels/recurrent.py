@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ullage.hardware import GPU
+from ullage.hardware.specification import MEASURED_CAPABILITY
 from ullage.virtual.kernels.plan import (
     CUDNN,
     Alias,
@@ -135,9 +136,9 @@ class RecurrentNetwork:
 
     def _gpu_persists(self) -> bool:
         """RNN.cpp, use_persist_device_heuristics: not on Turing, 8.6, and cards of fewer than 98 multiprocessors."""
-        capability, sms = (9, 0), _PERSISTENT_SMS
+        capability, sms = MEASURED_CAPABILITY, _PERSISTENT_SMS
         if self.gpu is not None:
-            capability, sms = self.gpu.compute_capability or capability, self.gpu.sms or sms
+            capability, sms = self.gpu.capability, self.gpu.sms or sms
         if capability[0] == 7 and capability != (7, 5):
             even = (self.batch % 16 == 0 and self.batch not in (80, 112)) or self.batch == 8
             return even and any(self.steps >= steps and self.batch <= most for steps, most in _VOLTA_PERSISTS)

@@ -31,8 +31,7 @@ def _packed(*sizes: int) -> int:
 
 
 def _generation(gpu: GPU) -> int:
-    major: int = (gpu.compute_capability or (9, 0))[0]
-    return 9 if major >= 9 else max(7, major)
+    return min(9, max(7, gpu.capability[0]))
 
 
 # tuning_radix_sort.cuh: threads and items (for 4-byte types) of keys with 0 or 8 bytes of value beside them

@@ -289,8 +289,8 @@ def scaled_dot_product_attention(
     """attention.cpp, scaled_dot_product_attention"""
     attention = AttentionArguments(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     gpu = _gpus[-1]
-    kernel = choose_attention_kernel(attention, gpu.spec.compute_capability or (0, 0), gpu.release)
-    _gpus[-1].attention_kernels.add(kernel)
+    kernel = choose_attention_kernel(attention, gpu.spec.capability, gpu.release)
+    gpu.attention_kernels.add(kernel)
     if kernel == CUDNN:  # it takes masks of flags as they are
         return _first(
             _aten._scaled_dot_product_cudnn_attention(
@@ -416,7 +416,7 @@ def _self_attention(
     split = x.view(batch, length, heads, head).transpose(1, 2)
     asked = AttentionArguments(split, split, split, None, 0.0, False, False)
     gpu = _gpus[-1]
-    kernel = choose_attention_kernel(asked, gpu.spec.compute_capability or (0, 0), gpu.release)
+    kernel = choose_attention_kernel(asked, gpu.spec.capability, gpu.release)
     if mask is None and head % 8 == 0 and kernel != MATH:
         packed = torch.nn.functional.linear(x, qkv_weight, qkv_bias)
         parts: Any = (part.view(batch, length, heads, head).transpose(1, 2) for part in packed.chunk(3, -1))

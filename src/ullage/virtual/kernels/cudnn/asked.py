@@ -39,12 +39,10 @@ from ullage.virtual.kernels.cudnn.formulas import (
     Workspace,
     all_copies,
 )
-from ullage.virtual.kernels.cudnn.terms import (
-    terms,
-)
+from ullage.virtual.kernels.cudnn.terms import terms
+from ullage.virtual.kernels.plan import benchmark_limit
 
 ENTRY = "ullage.virtual.kernels.cudnn.candidates:serve"
-TIMED = 10  # plans that `cudnn.benchmark` times (aten/src/ATen/Context.h, benchmark_limit_cudnn)
 _START, _ANSWER = 120.0, 60.0  # seconds: until it can be asked, and for some questions
 _AT_ONCE = 64  # questions
 
@@ -298,11 +296,14 @@ def first(plans: Plans, problem: ConvolutionProblem, tf32: bool, deterministic: 
 
 
 def trial(plans: Plans, problem: ConvolutionProblem, tf32: bool, deterministic: bool) -> Trial | None:
-    """What `cudnn.benchmark` tries: all of them; the fastest is one of the first ten, and taken to be the first."""
+    """What `cudnn.benchmark` tries: all of them. The fastest is one of those that are timed, and taken to be the first.
+
+    `torch.backends.cudnn.benchmark_limit` says how many are timed; 0 means all.
+    """
     sizes = [plan.workspace for plan in plans if plan.allowed(problem.kind, tf32, deterministic)]
     if not sizes:
         return None
-    largest = max(sizes[:TIMED])
+    largest = max(sizes[: benchmark_limit() or None])
     if problem.kind in ITEM_BYTES:
         largest = max(sizes[0], min(largest, all_copies(terms(problem))))
     winner = Workspace(sizes[0], largest, guessed=largest > sizes[0])

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ullage.hardware.specification import MEASURED_CAPABILITY
 from ullage.virtual.kernels.cudnn import asked
 from ullage.virtual.kernels.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem, Trial, Workspace
 from ullage.virtual.kernels.cudnn.layouts import (
@@ -174,7 +175,7 @@ def forward_plan(
     settings: ConvolutionSettings,
     cudnn: bool,
     ask: Ask,
-    capability: Capability = None,
+    capability: Capability = MEASURED_CAPABILITY,
 ) -> Plan:
     """Convolution.cpp, _convolution. The bias is added in place afterwards and takes nothing."""
     run = _Run(ask)
@@ -256,7 +257,7 @@ def backward_plan(
     mask: Sequence[bool],
     cudnn: bool,
     ask: Ask,
-    capability: Capability = None,
+    capability: Capability = MEASURED_CAPABILITY,
 ) -> tuple[list[Output], _Run]:
     """Convolution.cpp, convolution_backward, without the bias; the outputs are gradients of input and filter."""
     run = _Run(ask)
@@ -346,7 +347,7 @@ def convolution(call: Call) -> Plan:
     source, weight = operand(call.args[0]), operand(call.args[1])
     settings = settings_of(call.args[3:9], len(source.size) - 2)
     check_shapes(source, weight, settings)
-    capability = call.gpu.compute_capability
+    capability = call.gpu.capability
     cudnn = cudnn_convolves(source.dtype, capability)
     return forward_plan(source, weight, settings, cudnn, _asker(call), capability)
 
@@ -357,7 +358,7 @@ def convolution_backward(call: Call) -> Plan:
     grad, source, weight = (operand(tensor) for tensor in call.args[:3])
     settings = settings_of(call.args[4:10], len(source.size) - 2)
     mask = call.args[10]
-    capability = call.gpu.compute_capability
+    capability = call.gpu.capability
     cudnn = cudnn_convolves(source.dtype, capability)
     outputs, run = backward_plan(grad, source, weight, settings, mask, cudnn, _asker(call), capability)
     outputs.append(None)

@@ -12,8 +12,7 @@ import torch
 
 from ullage.virtual.kernels.plan import contiguous_strides, is_contiguous
 
-Capability = tuple[int, int] | None
-NEWEST = (12, 0)  # what an unknown compute capability is taken for
+Capability = tuple[int, int]
 
 
 class Operand(NamedTuple):
@@ -168,7 +167,7 @@ def cudnn_convolves(dtype: torch.dtype, capability: Capability) -> bool:
     >>> cudnn_convolves(torch.bfloat16, (7, 5)), cudnn_convolves(torch.float16, (7, 5))
     (False, True)
     """
-    return bool(torch._C._get_cudnn_enabled()) and (dtype is not torch.bfloat16 or (capability or NEWEST) >= (8, 0))
+    return bool(torch._C._get_cudnn_enabled()) and (dtype is not torch.bfloat16 or capability >= (8, 0))
 
 
 def cudnn_runs_depthwise(
@@ -177,7 +176,7 @@ def cudnn_runs_depthwise(
     """Convolution.cpp, ConvParams::use_cudnn_depthwise: channels last always, else only some half-precision sizes."""
     if prefers_channels_last(source, weight):
         return True
-    if (capability or NEWEST) < (7, 0):
+    if capability < (7, 0):
         return False
     size, stride = source.size, settings.stride
     fits = (

@@ -18,6 +18,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ullage.hardware.specification import MEASURED_CAPABILITY as MEASURED_CAPABILITY
 from ullage.virtual.kernels.cudnn import plans
 from ullage.virtual.kernels.cudnn.formulas import (
     FOURIER,
@@ -54,7 +55,6 @@ PLAN_TREES = f"plan_trees-cudnn{MEASURED_CUDNN}-sm_90.npz"
 TRIAL_TABLE, TRIAL_TREES = "trial_table.npz", "trial_trees.npz"
 OTHERS, TRANSFORM = "o", "t"  # the largest plan without Fourier transforms, and whether there is one with them
 MULTIPROCESSORS = 132  # of the GPU that was measured
-MEASURED_CAPABILITY = (9, 0)
 ASKED = ((7, 5), (8, 0), (8, 6), (8, 9), MEASURED_CAPABILITY, (12, 0))  # cuDNN answers for no other architecture
 
 
