@@ -84,6 +84,13 @@ def test_another_release_than_the_installed_one_can_be_followed(monkeypatch):
         followed("2.13.0", True)
 
 
+@pytest.mark.parametrize(("release", "version"), [("2.6", 12040), ("2.11", 13000), ("2.15", 13020)])
+def test_the_version_of_cuda_is_that_of_the_release(monkeypatch, release, version):
+    monkeypatch.setenv("ULLAGE_PYTORCH", release)
+    with ullage.virtual_gpu("H200"):
+        assert torch._C._cuda_getCompiledVersion() == version
+
+
 def test_a_build_for_cpus_is_followed_by_what_was_measured(monkeypatch):
     monkeypatch.delenv("ULLAGE_PYTORCH", raising=False)
     assert [followed("2.13.0", on_gpus).name for on_gpus in (True, False)] == ["2.13", "2.11"]

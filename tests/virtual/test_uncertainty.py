@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import ullage
-from ullage.allocator import RequestLog
+from ullage.allocator import AllocatorConfig, RequestLog
 
 KNOWN = "the memory of every kernel is known"
 
@@ -96,6 +96,17 @@ def test_the_bound_adds_a_large_segment_where_nothing_is_guessed_and_else_its_sp
     assert small.uncertainty.spread(small.peak_reserved) < added == 2 << 20
     large, added = beyond_what_is_counted(lambda: nn.Conv2d(16, 8, 3), images(513, 16, 77, 77))
     assert added == large.uncertainty.spread(large.peak_reserved) > 2 << 20
+
+
+def test_the_bound_adds_a_large_segment_as_large_as_the_allocator_is_set_to_take():
+    added = []
+    for megabytes in (20, 64):
+        config = AllocatorConfig.parse(f"large_segment_size_mb:{megabytes}")
+        with ullage.virtual_gpu("H200", config) as gpu:
+            training(lambda: nn.Linear(16, 8), images(3, 16))()
+        assert not gpu.uncertainty.guesses()
+        added.append(gpu.upper - gpu.peak_reserved)
+    assert added[1] - added[0] == 44 << 20
 
 
 def test_the_bound_adds_a_large_segment_where_a_clock_decides(monkeypatch):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ullage.hardware.data_sheet import RATES_SHARE, RATES_UNKNOWN_TFLOPS, SHORTEST_KERNEL_S, UNKNOWN_BANDWIDTH
 from ullage.hardware.serial import Serial, serial_of
 from ullage.hardware.specification import GPU
 
@@ -27,10 +28,6 @@ _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "_scaled_mm": 0, "addb
 _CONVOLUTIONS = ("convolution", "_convolution", "convolution_overrideable")
 
 _SUMMING = ("triton_red_", "triton_per_")  # of the compiler: kernels that bring many numbers down to one
-
-REACHED = 0.8  # of what data sheets say, at best
-SHORTEST = 1.2e-6  # seconds of a kernel
-_UNKNOWN_TFLOPS, _UNKNOWN_BANDWIDTH = 20.0, 1000.0  # where the catalogue has nothing
 
 KINDS = ("product", "convolution", "convolution_backward", "attention", "recurrent", "lists", "transfer", "other")
 Tensor = Mapping[str, Any]
@@ -74,11 +71,12 @@ class Work:
 
     def least_time(self, gpu: GPU) -> float:
         """Seconds that a GPU needs for it at least, as far as its data sheet tells."""
-        return max(self.bytes / (REACHED * bandwidth_of(gpu)), self.flops / (REACHED * self.rate(gpu)), SHORTEST)
+        moving, computing = self.bytes / (RATES_SHARE * bandwidth_of(gpu)), self.flops / (RATES_SHARE * self.rate(gpu))
+        return max(moving, computing, SHORTEST_KERNEL_S)
 
     def rate(self, gpu: GPU) -> float:
         """The data sheet's floating-point operations a second."""
-        plain = gpu.fp32_tflops or _UNKNOWN_TFLOPS
+        plain = gpu.fp32_tflops or RATES_UNKNOWN_TFLOPS
         if self.dtype in _NARROW:
             found = gpu.bf16_tflops if self.dtype == "bfloat16" else gpu.fp16_tflops
             return 1e12 * (found or gpu.fp16_tflops or plain)
@@ -87,7 +85,7 @@ class Work:
 
 def bandwidth_of(gpu: GPU) -> float:
     """Bytes a second."""
-    return 1e9 * (gpu.bandwidth or _UNKNOWN_BANDWIDTH)
+    return 1e9 * (gpu.bandwidth or UNKNOWN_BANDWIDTH)
 
 
 def work_of(call: Mapping[str, Any]) -> Work:

@@ -12,7 +12,10 @@ from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import gpu
 from ullage.units import format_duration
 
-_RESTING_W, _WAITING_W = 78.0, 121.0  # measured on an H200: without a process, and with processes that do nothing
+# Measured on an H200: without a process, and with processes that do nothing. The intercepts of two fits are other
+# figures, although they are near: 112.3 W in rates.safetensors (`Rates.idle_w`), to which busy shares of a step add,
+# and 115 W in sharing.json (`SharingRules.idle_w`), what jobs that share a GPU draw once.
+_RESTING_W, _WAITING_W = 78.0, 121.0
 _WAITING_SHARE = 0.25  # of a GPU's limit, at most
 _BAR = 20  # characters
 FILLS = 0.4  # of the SMs: a kernel that takes as much leaves no room for those of others

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ullage.hardware.data_sheet import RATES_LATENCY_S
 from ullage.performance.rates import HOST_PARTS, Floats, of_call
 
-LATENCY = 8e-6  # seconds from a launch to the beginning of its kernel
 _OF_LAUNCHES = ("lists", "listed_tensors", "optimizer_calls", "waits")  # parts that belong to single launches
 
 
@@ -105,7 +105,7 @@ class Launches:
         starts = np.array([until[begin - 1] if begin else 0.0 for begin in begins])
         ends = np.array(self._ends) - 1
         works = after[ends]
-        busy = both - works + LATENCY * (both > until[ends] + works)
+        busy = both - works + RATES_LATENCY_S * (both > until[ends] + works)
         return float((np.maximum(busy, until[ends]) - starts).sum())
 
     def host_factor(self, host: Floats, gpu: Floats, seconds: float) -> float:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from ullage.allocator import AllocatorConfig, AllocatorConfigError
+from ullage.allocator.blocks import SMALL_BUFFER
 from ullage.allocator.config import ENVIRONMENT_NAMES
 from ullage.errors import NestedGPUError
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
-from ullage.units import MIB
 from ullage.virtual.allocations import origin_at, timeline
 from ullage.virtual.dispatch import VirtualMode
 from ullage.virtual.native import backward_in_calling_thread, cuda_stand_in
@@ -31,8 +31,6 @@ from ullage.virtual.tracking.origins import RequestOrigin, RequestOrigins
 from ullage.virtual.tracking.own_loop import OwnLoop
 from ullage.virtual.tracking.progress import Progress
 from ullage.virtual.tracking.uncertainty import UNMEASURED_SHARE, watch_autocast
-
-LARGE_SEGMENT, SMALL_SEGMENT = 20 * MIB, 2 * MIB
 
 _in_use = threading.RLock()
 _active: list[VirtualGPU] = []
@@ -103,7 +101,7 @@ class VirtualGPU(GPUState):
         unmeasured = 0 if self.spec.context_measured else reserved // UNMEASURED_SHARE
         spread = self.uncertainty.spread(reserved)
         counted = self.uncertainty.guesses() and not self.memory.requests.tried_at
-        spread = max(spread, SMALL_SEGMENT) if counted else spread + LARGE_SEGMENT
+        spread = max(spread, SMALL_BUFFER) if counted else spread + self.config.large_segment_size
         assumptions: int = sum(entry["adds"] for entry in self.assumed + self.left_out)
         assumptions += self.memory.waiting.most_late
         return context + largest + unmeasured + spread + assumptions

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ullage.hardware import GPU
+from ullage.hardware.data_sheet import LAUNCHES_HOST_S, LAUNCHES_LATENCY_S, LAUNCHES_SHARE_OF_LEAST_TIME
 from ullage.hardware.work import work_of
 
 # Seconds of the host, by the times of all requests of 14 trainings with FSDP1, alone on an H200, and what was called in
@@ -20,12 +21,11 @@ from ullage.hardware.work import work_of
 # around it; for a stream that waits for another, and an event; for memory that is let go, at once, while other streams
 # may be at work on it, and by FSDP, whose weights lie on a stream of their own; for the first use of a kernel, which is
 # loaded then; for a new segment.
-LAUNCH = VIEW = 15e-6
+LAUNCH = VIEW = LAUNCHES_HOST_S
 _COLLECTIVE, _STREAM_WAITS, _EVENT = 100e-6, 150e-6, 20e-6
 FREE, _FREE_LATER, _FREE_GATHERED = 5e-6, 15e-6, 100e-6
 _LOAD, SEGMENT = 4.4e-3, 200e-6
-_LATENCY, _GAP = 5e-6, 1e-6  # from a launch to its kernel, and between two kernels
-_OF_DATA_SHEET = 0.85  # how fast kernels are; by the same trainings: 0.75 to 1
+_GAP = 1e-6  # between two kernels
 MOST_LAUNCHES = 1024  # that wait for the GPU, with events and waits for them
 _COLLECTIVES = ("collective.", "c10d.")
 _NO_OPERATORS = (*_COLLECTIVES, "cuda.")
@@ -61,7 +61,7 @@ class LaunchClock:
             return
         self._wait_for_room()
         stream = self._stream()
-        done = self._done[stream] = max(self._done.get(stream, 0.0), self.host + _LATENCY) + costs[1]
+        done = self._done[stream] = max(self._done.get(stream, 0.0), self.host + LAUNCHES_LATENCY_S) + costs[1]
         self._launched.append(done)
 
     def _wait_for_room(self) -> None:
@@ -119,7 +119,7 @@ class LaunchClock:
         if kernel not in self._loaded:
             self._loaded.add(kernel)
             self.host += _LOAD
-        return LAUNCH, seconds / _OF_DATA_SHEET + _GAP
+        return LAUNCH, seconds / LAUNCHES_SHARE_OF_LEAST_TIME + _GAP
 
     def _time_of(self, call: Mapping[str, Any]) -> float:
         if call.get("view") or str(call["operator"]).startswith(_NO_OPERATORS):

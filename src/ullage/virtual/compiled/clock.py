@@ -12,13 +12,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ullage.hardware import GPU
+from ullage.hardware.data_sheet import CHOICES_HOST_S, CHOICES_SHARE, CHOICES_UNKNOWN_TFLOPS
+from ullage.hardware.work import bandwidth_of
 from ullage.virtual.kernels.plan import tf32_for_products
 
-_LAUNCH = 5e-6  # seconds
-_EFFICIENCY = 0.6  # of the data sheet's rate, in a product of even sizes
-_ODD_SIZES = 0.55  # of that, where a size is no multiple of 16 bytes
+_ODD_SIZES = 0.55  # of the speed of a product of even sizes, where a size is no multiple of 16 bytes
 _STRIDED = 2  # times as long takes a copy that is not contiguous
-_UNKNOWN_RATE = 50.0  # TFLOPS
 _PRODUCTS = {
     "aten::mm": 0,
     "aten::bmm": 0,
@@ -39,7 +38,7 @@ class Clock(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if not func.is_view:
-            self.seconds += _LAUNCH + self._time(func, args, result)
+            self.seconds += CHOICES_HOST_S + self._time(func, args, result)
         return result
 
     def _time(self, func: Any, args: Any, result: Any) -> float:
@@ -50,7 +49,7 @@ class Clock(TorchDispatchMode):
         seconds = 0.0
         for tensor in (*_tensors(args), *_tensors((result,))):
             times = 1 if tensor.is_contiguous() else _STRIDED
-            seconds += times * tensor.numel() * tensor.element_size() / (1e9 * (self._gpu.bandwidth or 1000.0))
+            seconds += times * tensor.numel() * tensor.element_size() / bandwidth_of(self._gpu)
         return seconds
 
     def _product(self, left: torch.Tensor, right: torch.Tensor) -> float:
@@ -59,13 +58,13 @@ class Clock(TorchDispatchMode):
         even = 16 // left.element_size()
         if on_tensor_cores and any(size % even for size in (*left.shape[-2:], right.shape[-1])):
             rate *= _ODD_SIZES
-        return 2 * left.numel() * right.shape[-1] / (1e12 * _EFFICIENCY * rate)
+        return 2 * left.numel() * right.shape[-1] / (1e12 * CHOICES_SHARE * rate)
 
     def _rate(self, dtype: torch.dtype) -> float:
         gpu = self._gpu
         if dtype in (torch.float16, torch.bfloat16):
-            return gpu.bf16_tflops or gpu.fp16_tflops or _UNKNOWN_RATE
-        return (gpu.tf32_tflops if tf32_for_products() else gpu.fp32_tflops) or _UNKNOWN_RATE
+            return gpu.bf16_tflops or gpu.fp16_tflops or CHOICES_UNKNOWN_TFLOPS
+        return (gpu.tf32_tflops if tf32_for_products() else gpu.fp32_tflops) or CHOICES_UNKNOWN_TFLOPS
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

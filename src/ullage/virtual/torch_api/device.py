@@ -104,6 +104,8 @@ def _device_functions(gpu: GPUState) -> dict[str, Any]:
     debug_mode = [0]
     major, minor = gpu.spec.compute_capability or (0, 0)
     architectures = sorted({*_ARCHITECTURES, 10 * major + minor})
+    cuda_major, cuda_minor = map(int, gpu.release.cuda.split("."))
+    cuda_version = 1000 * cuda_major + 10 * cuda_minor  # CUDA_VERSION of cuda.h
 
     def refuse(what: str, advice: str) -> Any:
         return lambda *args, **kwargs: gpu.refuse(what, advice)
@@ -120,7 +122,7 @@ def _device_functions(gpu: GPUState) -> dict[str, Any]:
         "_cuda_hasPrimaryContext": lambda device: True,
         "_cuda_canDeviceAccessPeer": lambda device, peer: False,
         "_cuda_getArchFlags": lambda: " ".join(f"sm_{number}" for number in architectures),
-        "_cuda_getCompiledVersion": lambda: 13000,
+        "_cuda_getCompiledVersion": lambda: cuda_version,
         "_cuda_synchronize": gpu.wait,
         "_cuda_ipc_collect": lambda: None,
         "_cuda_sleep": lambda cycles: None,
