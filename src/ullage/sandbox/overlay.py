@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -25,29 +26,11 @@ _LARGEST_COPY = 8 << 20  # bytes
 _MOST_FILES = 1_000_000
 _MOST_LOOKED_AT = 2_000
 WRITTEN_UNNOTICED = 256 << 20  # bytes beyond the limit, until it is noticed
-_NO_FILES = {  # file systems in which nobody keeps files; `overlay` could not cover them
-    "autofs",
-    "binfmt_misc",
-    "bpf",
-    "cgroup",
-    "cgroup2",
-    "configfs",
-    "debugfs",
-    "devpts",
-    "devtmpfs",
-    "efivarfs",
-    "fusectl",
-    "hugetlbfs",
-    "mqueue",
-    "nsfs",
-    "proc",
-    "pstore",
-    "rpc_pipefs",
-    "securityfs",
-    "selinuxfs",
-    "sysfs",
-    "tracefs",
-}
+# File systems in which nobody keeps files; an overlay could not cover them.
+_NO_FILES = re.compile(
+    "autofs|binfmt_misc|bpf|cgroup2?|configfs|debugfs|devpts|devtmpfs|efivarfs|fusectl|hugetlbfs|mqueue|nsfs|proc|"
+    "pstore|rpc_pipefs|securityfs|selinuxfs|sysfs|tracefs"
+)
 _NEVER_WRITTEN = ("/sys/", "/proc/")
 _KERNEL = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")
 
@@ -204,7 +187,7 @@ class _Cover:
     def cover(self, path: str) -> None:
         """Make /new/PATH, a folder, look as /old/PATH."""
         mount = self._mounts.get(path)
-        if mount is not None and (mount.kind in _NO_FILES or not mount.writable):
+        if mount is not None and (_NO_FILES.fullmatch(mount.kind) or not mount.writable):
             self._show(path)
         elif not self._below(path):
             self._overlay(path)
@@ -251,7 +234,7 @@ class _Cover:
         for other in sorted(self._below(path)):
             mount = self._mounts[other]
             inside = other.startswith(_NEVER_WRITTEN) or any(other.startswith(f"{done}/") for done in covered)
-            if mount.kind not in _NO_FILES and mount.writable and not inside and os.path.isdir(f"/old{other}"):
+            if not _NO_FILES.fullmatch(mount.kind) and mount.writable and not inside and os.path.isdir(f"/old{other}"):
                 self.cover(other)
                 covered.append(other)
 

@@ -493,30 +493,10 @@ _COMPILED: dict[str, Callable[[Any, Redirection], None]] = {
 }
 _LOOKS = ("stat", "lstat", "access", "readlink", "chdir", "statvfs", "getxattr", "listxattr")
 _CHANGES = ("truncate", "chmod", "chown", "utime")
-_OTHERS = (
-    "open",
-    "getcwd",
-    "listdir",
-    "scandir",
-    "mkdir",
-    "remove",
-    "unlink",
-    "rmdir",
-    "rename",
-    "replace",
-    "link",
-    "symlink",
-)
+_MAKES = ("open", "mkdir", "rename", "replace", "link", "symlink")
+_OTHERS = (*_MAKES, "getcwd", "listdir", "scandir", "remove", "unlink", "rmdir")
 _CHANGED = tuple(name for name in (*_LOOKS, *_CHANGES, *_OTHERS) if hasattr(os, name))
 _REFUSED = {  # audit events, and where the path is in their arguments
-    "os.remove": (0,),
-    "os.rename": (0, 1),
-    "os.mkdir": (0,),
-    "os.rmdir": (0,),
-    "os.link": (1,),
-    "os.symlink": (1,),
-    "os.truncate": (0,),
-    "os.chmod": (0,),
-    "os.chown": (0,),
-    "os.utime": (0,),
+    **{f"os.{name}": (0,) for name in ("remove", "mkdir", "rmdir", "truncate", "chmod", "chown", "utime")},
+    **{"os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,)},
 }

@@ -74,16 +74,20 @@ def test_keras_may_be_told_to_use_pytorch_from_outside(script, monkeypatch, tmp_
     assert other_framework(name) is None
 
 
-def test_modules_of_the_project_are_looked_at(script):
-    name = script("import tensorflow as tf\nfrom models import net")
-    script("", "models/__init__.py")
-    script("import tensorflow", "models/net.py")
-    assert other_framework(name) == "TensorFlow"
-    script("from . import net\nfrom layers import attention", "models/__init__.py")
-    script("from  torch import nn", "layers.py")
-    assert other_framework(name) is None
+def test_a_project_with_modules_of_its_own_may_use_pytorch(script):
+    for source in ("import tensorflow as tf\nfrom models import net", "import tensorflow as tf\nfrom . import net"):
+        assert other_framework(script(source)) is None
     script("import jax", "package.py")
     assert other_framework("package", module=True) == "JAX"
+
+
+@pytest.mark.parametrize(("own", "framework"), [("import jax", "JAX"), ("from  torch import nn", None)])
+def test_a_failed_script_uses_the_framework_that_its_own_modules_have_imported(script, follow, own, framework):
+    script("", "jax.py")
+    script(own, f"layers_{framework}.py")
+    source = f"import jax\nfrom layers_{framework} import *\nraise ValueError"
+    failed = follow(source)
+    assert framework_of(script(source), False, failed["imported"]) == framework
 
 
 def test_a_framework_that_came_to_light_in_the_run_is_told(script, follow):

@@ -13,17 +13,10 @@ from ullage.jobs.ranks import MPI, NOT_FOLLOWED, SLURM
 
 _CONTAINERS = ("apptainer", "singularity", "docker", "podman", "enroot", "shifter", "ch-run", "charliecloud")
 # Programs that run another one: their options with a value. What else begins with "-" is a flag.
-_WRAPPERS = {
-    "time": ("-f", "-o"),
-    "nohup": (),
-    "nice": ("-n",),
-    "ionice": ("-c", "-n"),
-    "setsid": (),
-    "stdbuf": ("-i", "-o", "-e"),
-    "numactl": (),
-    "catchsegv": (),
-    "unbuffer": (),
-    "xvfb-run": ("-s", "-n"),
+_WRAPPERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("nohup", "setsid", "numactl", "catchsegv", "unbuffer"), ()),
+    **{"time": ("-f", "-o"), "nice": ("-n",), "ionice": ("-c", "-n")},
+    **{"stdbuf": ("-i", "-o", "-e"), "xvfb-run": ("-s", "-n")},
 }
 _MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun")
 _PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|env|\S+\.py")

@@ -8,80 +8,26 @@ from dataclasses import dataclass, field
 
 from ullage.errors import InvalidValue
 
-_SHORT = {
-    "A": "account",
-    "a": "array",
-    "B": "extra-node-info",
-    "b": "begin",
-    "C": "constraint",
-    "c": "cpus-per-task",
-    "D": "chdir",
-    "d": "dependency",
-    "e": "error",
-    "F": "nodefile",
-    "G": "gpus",
-    "i": "input",
-    "J": "job-name",
-    "L": "licenses",
-    "M": "clusters",
-    "m": "distribution",
-    "N": "nodes",
-    "n": "ntasks",
-    "o": "output",
-    "p": "partition",
-    "q": "qos",
-    "r": "relative",
-    "S": "core-spec",
-    "T": "threads",
-    "t": "time",
-    "w": "nodelist",
-    "x": "exclude",
-}
-_SHORT_FLAGS = {
-    "E": "preserve-env",
-    "H": "hold",
-    "h": "help",
-    "K": "kill-on-bad-exit",
-    "k": "no-kill",
-    "l": "label",
-    "O": "overcommit",
-    "Q": "quiet",
-    "s": "oversubscribe",
-    "u": "unbuffered",
-    "V": "version",
-    "v": "verbose",
-    "W": "wait",
-    "X": "disable-status",
-    "Z": "no-allocate",
-}
+
+def _options(letters: str) -> dict[str, str]:
+    return dict(re.findall(r"(\w)=(\S+)", letters))
+
+
+_SHORT = _options(
+    "A=account a=array B=extra-node-info b=begin C=constraint c=cpus-per-task D=chdir d=dependency e=error F=nodefile "
+    "G=gpus i=input J=job-name L=licenses M=clusters m=distribution N=nodes n=ntasks o=output p=partition q=qos "
+    "r=relative S=core-spec T=threads t=time w=nodelist x=exclude"
+)
+_SHORT_FLAGS = _options(
+    "E=preserve-env H=hold h=help K=kill-on-bad-exit k=no-kill l=label O=overcommit Q=quiet s=oversubscribe "
+    "u=unbuffered V=version v=verbose W=wait X=disable-status Z=no-allocate"
+)
 # Those without a value, or with one only behind "=".
-_FLAGS = set(_SHORT_FLAGS.values()) | {
-    "async",
-    "contiguous",
-    "exact",
-    "exclusive",
-    "get-user-env",
-    "ignore-pbs",
-    "multi-prog",
-    "nice",
-    "no-requeue",
-    "overlap",
-    "parsable",
-    "propagate",
-    "pty",
-    "quit-on-interrupt",
-    "reboot",
-    "requeue",
-    "resv-ports",
-    "spread-job",
-    "test-only",
-    "usage",
-    "use-min-nodes",
-    "compress",
-    "immediate",
-    "send-libs",
-    "interactive",
-}
+_FLAG = re.compile(
+    "async|contiguous|exact|exclusive|get-user-env|ignore-pbs|multi-prog|nice|no-requeue|overlap|parsable|propagate|pty|"
+    "quit-on-interrupt|reboot|requeue|resv-ports|spread-job|test-only|usage|use-min-nodes|compress|immediate|send-libs|"
+    f"interactive|{'|'.join(_SHORT_FLAGS.values())}"
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +53,7 @@ def read_words(words: Sequence[str], srun: bool = False) -> SbatchWords:
             break
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            if not equals and name not in _FLAGS:
+            if not equals and not _FLAG.fullmatch(name):
                 value = _value(word, left)
             found[name] = value
             continue

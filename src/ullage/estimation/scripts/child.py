@@ -27,7 +27,7 @@ import torch
 from ullage.estimation.from_virtual_gpu import estimate_from
 from ullage.estimation.scripts.driver import install_driver
 from ullage.estimation.scripts.failures import as_user_sees, describe, where_now
-from ullage.estimation.scripts.frameworks import FRAMEWORKS
+from ullage.estimation.scripts.frameworks import imported_frameworks
 from ullage.estimation.scripts.launching import Launching
 from ullage.estimation.scripts.loops import compiled
 from ullage.estimation.scripts.processes import Processes
@@ -293,7 +293,7 @@ class ScriptRun:
                 "steps": self.watcher.steps,
                 "waits": self._groups is not None and self._groups.messages.waits,
                 "python": sys.executable,
-                "imported": sorted(FRAMEWORKS.keys() & {name.partition(".")[0] for name in list(sys.modules)}),
+                "imported": imported_frameworks(),
             }
         )
 

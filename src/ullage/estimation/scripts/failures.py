@@ -16,46 +16,21 @@ from ullage.units import format_duration
 
 _DATA_ERRORS = ("FileNotFoundError", "NotADirectoryError", "DatasetNotFoundError", "LocalEntryNotFoundError")
 _NETWORK_ERRORS = ("URLError", "gaierror", "MaxRetryError", "NameResolutionError", "OfflineModeIsEnabled")
-_NETWORK_WORDS = (
-    "urlopen error",
-    "connection",
-    "network",
-    "offline",
-    "resolve",
-    "couldn't reach",
-    "can't load",
-    "max retries",
-    "name resolution",
-    "name or service not known",
+_NETWORK_WORDS = re.compile(
+    "urlopen error|connection|network|offline|resolve|couldn't reach|can't load|max retries|name resolution|"
+    "name or service not known"
 )
-_DATA_WORDS = (
-    "dataset not found",
-    "not found or corrupted",
-    "couldn't find any",
-    "found no valid file",
-    "no such file",
-    "no file named",
+_DATA_WORDS = re.compile(
+    "dataset not found|not found or corrupted|couldn't find any|found no valid file|no such file|no file named"
 )
-
-
 _LONGEST = 500  # characters of an exception's text; all of it is in the script's output
 _ASKS_DRIVER = re.compile(r"nvidia-smi|NVML|libnvidia|libcuda\b|NVIDIA driver", re.I)
 _NO_OPERATOR = re.compile(r"'_OpNamespace' '(\w+)' object has no attribute '(\w+)'")
-_PIP_NAMES = {  # of packages that are imported by another name
-    "cv2": "opencv-python",
-    "sklearn": "scikit-learn",
-    "skimage": "scikit-image",
-    "PIL": "pillow",
-    "yaml": "pyyaml",
-    "dotenv": "python-dotenv",
-    "hydra": "hydra-core",
-    "ignite": "pytorch-ignite",
-    "git": "gitpython",
-    "patoolib": "patool",
-    "skvideo": "scikit-video",
-    "umap": "umap-learn",
-    "pkg_resources": "setuptools",
-}
+_OTHER_NAMES = (  # of packages for pip
+    "cv2=opencv-python sklearn=scikit-learn skimage=scikit-image PIL=pillow yaml=pyyaml dotenv=python-dotenv "
+    "hydra=hydra-core ignite=pytorch-ignite git=gitpython patoolib=patool skvideo=scikit-video umap=umap-learn "
+    "pkg_resources=setuptools"
+)
 _COMPILED_FOR_GPUS = ("flash_attn", "flash_attn_interface", "apex", "mamba_ssm", "causal_conv1d", "transformer_engine")
 _LACKS_CUDA = re.compile(r"lib(c10_cuda|torch_cuda|cu\w+|nv\w+)[-\w.]*\.so|undefined symbol: \w*(cuda|c10)", re.I)
 _ABOUT_GPUS = re.compile(r"cuda|gpus?\b|nvidia|nvml", re.I)  # what a machine with other GPUs may answer otherwise
@@ -264,7 +239,7 @@ def _at(failure: dict[str, Any]) -> str:
 
 def _lacks_data(failure: dict[str, Any]) -> bool:
     lowered = failure["message"].casefold()
-    return any(name in _DATA_ERRORS for name in failure["chain"]) or any(word in lowered for word in _DATA_WORDS)
+    return any(name in _DATA_ERRORS for name in failure["chain"]) or _DATA_WORDS.search(lowered) is not None
 
 
 def _lacks_network(failure: dict[str, Any]) -> bool:
@@ -272,7 +247,7 @@ def _lacks_network(failure: dict[str, Any]) -> bool:
     return any(name in _NETWORK_ERRORS or "connect" in name.casefold() for name in failure["chain"]) or (
         failure["type"] in ("OSError", "HTTPError", "RuntimeError", "ValueError", "LocalEntryNotFoundError")
         and failure["of_library"]  # a script may have a network of its own to speak of
-        and any(word in lowered for word in _NETWORK_WORDS)
+        and _NETWORK_WORDS.search(lowered) is not None
     )
 
 
@@ -402,7 +377,8 @@ def _package(failure: dict[str, Any], shown: str, seconds: float) -> str:
     if failure.get("elsewhere"):
         there = failure["elsewhere"]
         return f"{needs}. {there} has it; type: {_typed(failure, shown, f'--python {there}')}"
-    install = f"{failure['python']} -m pip install {_PIP_NAMES.get(package, package)}"
+    name = dict(pair.split("=") for pair in _OTHER_NAMES.split()).get(package, package)
+    install = f"{failure['python']} -m pip install {name}"
     return f"{needs}; type: {install}, or name a Python that has it: {_typed(failure, shown, '--python PATH')}"
 
 

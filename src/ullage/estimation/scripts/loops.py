@@ -22,7 +22,6 @@ import ast
 import builtins
 import dis
 import importlib.machinery
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +31,7 @@ from typing import Any
 
 import torch
 
-import ullage
+from ullage.estimation.scripts.frameworks import OURS, is_own
 from ullage.virtual.gpu import VirtualGPU
 from ullage.virtual.native import in_backward
 from ullage.virtual.replacements import Replacements
@@ -41,7 +40,6 @@ LEAST_ROUNDS = 2  # of a loop that trains, unless the first took as long as `LON
 SAME_ITERATIONS = 5  # in a row, before a loop that does not train ends early; a DataLoader ends before that
 ASKED_IN_STEPS = 3  # before a condition is taken to be one on the number of the step
 LONGEST_LOOP = 20.0  # seconds after which a loop has taken long
-_OURS = os.path.dirname(ullage.__file__)
 _EACH, _AGAIN, _DUE = "__ullage_each__", "__ullage_again__", "__ullage_due__"
 
 
@@ -300,12 +298,12 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if path is not None and not any(map(_is_own, path)):
+        if path is not None and not any(map(is_own, path)):
             return None  # a part of a library
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.origin is None or type(spec.loader) is not importlib.machinery.SourceFileLoader:
             return None
-        if not _is_own(spec.origin):
+        if not is_own(spec.origin):
             return None
         spec.loader = _Loader(fullname, spec.origin)
         return spec
@@ -323,18 +321,11 @@ def takes_single_items(frame: FrameType) -> bool:
     A generator that loops over the iterator asks on behalf of whoever takes its items.
     """
     code = frame.f_code
-    if not _is_own(code.co_filename):
+    if not is_own(code.co_filename):
         return False
     if dis.opname[code.co_code[frame.f_lasti]] != "FOR_ITER":
         return True
     asks = frame.f_back
-    while asks is not None and asks.f_code.co_filename.startswith(_OURS):
+    while asks is not None and asks.f_code.co_filename.startswith(OURS):
         asks = asks.f_back
     return bool(code.co_flags & CO_GENERATOR) and asks is not None and takes_single_items(asks)
-
-
-def _is_own(file: str) -> bool:
-    """Whether a file or folder lies in the script's own folder or in the working folder, and is no library."""
-    folders = (os.path.join(os.path.abspath(folder), "") for folder in (sys.path[0], os.getcwd()))
-    inside = os.path.join(os.path.abspath(file), "").startswith(tuple(folders))
-    return inside and "site-packages" not in file and not file.startswith((sys.prefix, sys.base_prefix, _OURS))

@@ -11,13 +11,7 @@ from typing import Any
 
 MIB = 1 << 20
 UNKNOWN = "[N/A]"
-UNITS = (
-    ("memory.", "MiB"),
-    ("utilization.", "%"),
-    ("power.", "W"),
-    ("clocks.", "MHz"),
-    ("fan.", "%"),
-)
+UNITS = {"memory.": "MiB", "utilization.": "%", "power.": "W", "clocks.": "MHz", "fan.": "%"}
 ANSWERED = re.compile(r"--(?:query-gpu|query-compute-apps|format|id)=|-(?:L|i)$|--(?:list-gpus|id)$")
 
 
@@ -107,7 +101,7 @@ def table(options: dict[str, str], names: list[str], rows: list[list[Any]]) -> N
 
 def unit_of(name: str) -> str:
     """The unit of a field, or an empty text."""
-    return next((unit for begin, unit in UNITS if name.startswith(begin)), "")
+    return next((unit for begin, unit in UNITS.items() if name.startswith(begin)), "")
 
 
 if __name__ == "__main__":

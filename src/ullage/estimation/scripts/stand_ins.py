@@ -71,12 +71,9 @@ class _Scores(dict[str, float]):
 
 _CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 27, "digits": 10, "mnist": 10}
 _EMNIST = {
-    "byclass": (697_932, 116_323),
-    "bymerge": (697_932, 116_323),
-    "balanced": (112_800, 18_800),
-    "letters": (124_800, 20_800),
-    "digits": (240_000, 40_000),
-    "mnist": (60_000, 10_000),
+    **dict.fromkeys(("byclass", "bymerge"), (697_932, 116_323)),
+    **{"balanced": (112_800, 18_800), "letters": (124_800, 20_800)},
+    **{"digits": (240_000, 40_000), "mnist": (60_000, 10_000)},
 }
 _SVHN = {"train": 73_257, "test": 26_032, "extra": 531_131}
 _SAME = "a set of as many pictures of noise of its size ({:,})"
@@ -84,12 +81,8 @@ _STL10 = {"train": 5_000, "test": 8_000, "unlabeled": 100_000, "train+unlabeled"
 
 
 def _install_pictures(datasets: ModuleType, note: Note, replacements: Replacements) -> None:
-    for name, fill in (
-        ("CIFAR10", _fill_cifar),
-        ("MNIST", _fill_mnist),
-        ("SVHN", _fill_svhn),
-        ("STL10", _fill_stl10),
-    ):
+    kinds = {"CIFAR10": _fill_cifar, "MNIST": _fill_mnist, "SVHN": _fill_svhn, "STL10": _fill_stl10}
+    for name, fill in kinds.items():
         _open_or_fill(getattr(datasets, name), fill, note, replacements)
 
 
