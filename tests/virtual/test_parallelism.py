@@ -13,7 +13,7 @@ from ullage.estimation.asking import estimate
 from ullage.jobs.ranks import Rank
 from ullage.units import MIB
 from ullage.virtual import virtual_gpu
-from ullage.virtual.torch_api.distributed import groups_in_use
+from ullage.virtual.torch_api.distributed import Groups
 
 RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
 RANKS = 4
@@ -218,7 +218,7 @@ def pipeline(kind, rank, received=None, shape=None):
     pipelining = pytest.importorskip("torch.distributed.pipelining")
     with Rank(RANKS, rank).entered(), virtual_gpu("H200") as gpu:
         dist.init_process_group("nccl")
-        messages = groups_in_use[-1].messages
+        messages = gpu.part(Groups).messages
         messages.received = dict(received or {})
         device = torch.device("cuda", rank)
         several = "Interleaved" in kind or "ZBV" in kind
@@ -233,7 +233,7 @@ def pipeline(kind, rank, received=None, shape=None):
         for _ in range(2):
             given = [inputs] if 0 in numbers else []
             schedule.step(*given, **({"target": inputs, "losses": []} if count - 1 in numbers else {}))
-        groups = groups_in_use[-1]
+        groups = gpu.part(Groups)
         return torch.cuda.max_memory_allocated(), messages.sent, list(gpu.notes), groups.apart, gpu.calls.bubble
 
 

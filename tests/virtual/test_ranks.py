@@ -14,7 +14,7 @@ from ullage.estimation.asking import estimate
 from ullage.jobs.ranks import Rank
 from ullage.units import MIB
 from ullage.virtual import virtual_gpu
-from ullage.virtual.torch_api.distributed import groups_in_use
+from ullage.virtual.torch_api.distributed import Groups
 
 RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
 RANKS = 8
@@ -122,7 +122,7 @@ def test_objects_of_the_first_rank_are_those_that_it_sent_when_it_was_followed()
     def exchange(rank, received):
         with Rank(RANKS, rank).entered(), virtual_gpu("H200") as gpu:
             dist.init_process_group("nccl")
-            messages = groups_in_use[-1].messages
+            messages = gpu.part(Groups).messages
             messages.received = received
             settings, name, piece = [None, None], [None], [None]
             if rank == 0:

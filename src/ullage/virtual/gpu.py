@@ -25,7 +25,7 @@ from ullage.virtual.operators import autocast, decompositions
 from ullage.virtual.operators.gradient_sums import measure_reference_counts
 from ullage.virtual.releases import note_on
 from ullage.virtual.shared_card.process import SharedCard
-from ullage.virtual.state import GPUState
+from ullage.virtual.state import GPUState, gpus_in_use
 from ullage.virtual.torch_api.install import install_torch_api
 from ullage.virtual.tracking.origins import RequestOrigin, RequestOrigins
 from ullage.virtual.tracking.own_loop import OwnLoop
@@ -33,7 +33,6 @@ from ullage.virtual.tracking.progress import Progress
 from ullage.virtual.tracking.uncertainty import UNMEASURED_SHARE, watch_autocast
 
 _in_use = threading.RLock()
-_active: list[VirtualGPU] = []
 
 
 class VirtualGPU(GPUState):
@@ -139,9 +138,11 @@ class VirtualGPU(GPUState):
         measure_reference_counts(lambda function: _run_once(VirtualGPU(self.spec, AllocatorConfig()), function))
         try:
             self._restore = _Restore()
-            if not _active:
+            if not gpus_in_use:
                 self._restore.add(cuda_stand_in().remove)
                 cuda_stand_in().install()
+            gpus_in_use.append(self)
+            self._restore.add(lambda: gpus_in_use.remove(self))
             calling_thread = backward_in_calling_thread()
             self._restore.add(lambda: calling_thread.__exit__(None, None, None))
             self._restore.add(_lift_only_cpu_tensors())
@@ -158,7 +159,6 @@ class VirtualGPU(GPUState):
                 self.note("version", about_release)
             self.mode.__enter__()
             self._restore.add(lambda: self.mode.__exit__(None, None, None))
-            _active.append(self)
         except BaseException:
             if self._restore is not None:
                 self._restore.run()
@@ -168,7 +168,6 @@ class VirtualGPU(GPUState):
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            _active.remove(self)
             if self.host.has_unfilled:
                 self.memory.closed = True
                 gc.collect()  # while what was there before is spared: garbage need not be filled
@@ -227,7 +226,8 @@ def virtual_gpu(name: str | GPU = "H200", config: AllocatorConfig | None = None)
 
 def current() -> VirtualGPU | None:
     """The innermost virtual GPU in use, or `None`."""
-    return _active[-1] if _active else None
+    gpu = gpus_in_use[-1] if gpus_in_use else None
+    return gpu if isinstance(gpu, VirtualGPU) else None
 
 
 def follow_allocator_settings(gpu: GPUState) -> Callable[[], None]:

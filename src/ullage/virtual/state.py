@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,6 +32,11 @@ from ullage.virtual.values import KnownValues
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage  # the one that fills nothing
 _NAMES_SHOWN = 8  # of those that a note lists
+
+
+_Part = TypeVar("_Part")
+
+gpus_in_use: list[GPUState] = []  # those whose `with` statement is running, the innermost last
 
 
 class GPUState:
@@ -73,6 +78,15 @@ class GPUState:
         self._notes: dict[tuple[str, str], int] = {}
         self._names: dict[tuple[str, str], list[str]] = {}  # that a note lists
         self._kept_peaks = self._kept_needs = 0, 0
+        self._parts: dict[type[Any], object] = {}
+
+    def add_part(self, part: object) -> None:
+        """Give the GPU a part of `torch_api/`, one of each class."""
+        self._parts[type(part)] = part
+
+    def part(self, kind: type[_Part]) -> _Part | None:
+        """Its part of a class, if that is installed."""
+        return cast("_Part | None", self._parts.get(kind))
 
     def _allocator(self) -> CachingAllocator:
         room = self._total - self.context

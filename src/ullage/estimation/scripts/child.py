@@ -40,7 +40,7 @@ from ullage.units import format_duration
 from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
 from ullage.virtual.kernels.cudnn.asked import Answers, may_ask, used
 from ullage.virtual.replacements import Replacements
-from ullage.virtual.torch_api.distributed import Groups, groups_in_use
+from ullage.virtual.torch_api.distributed import Groups
 from ullage.virtual.torch_api.safetensors import install_safetensors
 from ullage.virtual.tracking.convergence import MemoryConverged
 from ullage.virtual.tracking.uncertainty import LEFT_OUT, meanings_of
@@ -168,8 +168,8 @@ class ScriptRun:
             replacements.on_undo(follow_allocator_settings(self.card))
 
     def _receive(self) -> None:
-        if groups_in_use:
-            self._groups = groups_in_use[-1]
+        self._groups = self.card.part(Groups)
+        if self._groups is not None:
             self._groups.messages.received = {
                 what: [base64.b64decode(each) for each in sent] for what, sent in self._request.received.items()
             }

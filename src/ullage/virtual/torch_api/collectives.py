@@ -18,7 +18,7 @@ from ullage.virtual.native import in_backward
 from ullage.virtual.operators import custom
 from ullage.virtual.operators.registry import handler
 from ullage.virtual.state import GPUState
-from ullage.virtual.torch_api.distributed import groups_in_use, work_that_is_done
+from ullage.virtual.torch_api.distributed import Groups, work_that_is_done
 from ullage.virtual.torch_api.messages import vote_of_stages
 from ullage.virtual.torch_api.schedules import bubble_of_schedule
 from ullage.virtual.tracking.calls import FORWARD
@@ -49,12 +49,11 @@ class Move(NamedTuple):
 def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Give the outputs the values that they would have if all ranks were as this one; return work that is done."""
     name = func._schema.name.split("::")[1]
-    group = _group_of(args)
-    if group is None or not groups_in_use:
+    group, groups = _group_of(args), gpu.part(Groups)
+    if group is None or groups is None:
         return NotImplemented
     targets = list(_tensors(args[0]))
     if any(tensor.is_cuda for tensor in targets):
-        groups = groups_in_use[-1]
         groups.communicate(group)
         groups.let_go()
         if in_backward() and gpu.release.keeps_what_is_sent and _is_asynchronous(func, args, kwargs):
@@ -70,7 +69,7 @@ def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     move(gpu, name, args, group)
     returned = len(func._schema.returns)
     if group.size() > 1 and any(tensor.is_cuda for tensor in targets):
-        _exchange(gpu, func, name, args, kwargs, group)
+        _exchange(gpu, groups, func, name, args, kwargs, group)
     done = work_that_is_done(targets)
     return None if returned == 0 else done if returned == 1 else (args[0], done)
 
@@ -91,7 +90,9 @@ def _operation(name: str) -> str | None:
     return next((operation for operation, begins in _OPERATIONS.items() if name.startswith(begins)), None)
 
 
-def _exchange(gpu: GPUState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], group: Any) -> None:
+def _exchange(
+    gpu: GPUState, groups: Groups, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], group: Any
+) -> None:
     """Note what ranks send each other, and who waits for it."""
     operation = _operation(name)
     if operation is None:
@@ -100,7 +101,7 @@ def _exchange(gpu: GPUState, func: Any, name: str, args: tuple[Any, ...], kwargs
     whole = max(sizes) * (group.size() if operation in ("gather", "scatter") and not min(sizes) else 1)
     asynchronous = _is_asynchronous(func, args, kwargs)
     peer = next((value for value in args[1:] if type(value) is int), -1) if name in _TO_ONE else -1
-    number = groups_in_use[-1].exchange(operation, group, whole, asynchronous and in_backward(), peer=peer)
+    number = groups.exchange(operation, group, whole, asynchronous and in_backward(), peer=peer)
     gpu.communication.remember(map(gpu.memory.span_of, _tensors(args[0])), number)
     if not asynchronous:
         gpu.communication.wait_for(gpu.memory.stream, number)
@@ -239,7 +240,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def functional(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Allocate the output and do as the collective that stands behind the operator."""
     name = func._schema.name.split("::")[1]
-    if not groups_in_use or not any(tensor.is_cuda for tensor in _tensors(args)):
+    groups = gpu.part(Groups)
+    if groups is None or not any(tensor.is_cuda for tensor in _tensors(args)):
         return NotImplemented
     if name == "wait_tensor":
         gpu.communication.wait_for_tensors(gpu.memory.stream, [gpu.memory.span_of(args[0])])
@@ -249,7 +251,7 @@ def functional(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
         behind = custom.handler_of(func)
         return NotImplemented if behind is None else behind(gpu, func, args, kwargs)
     group = _resolved(named["group_name"])
-    groups_in_use[-1].communicate(group)
+    groups.communicate(group)
     times = group.size() if named.get("reduce_op", "").lower() == "sum" else 1
     with gpu.counting(), torch.no_grad():
         outputs = _functional_outputs(name, named)
@@ -259,7 +261,7 @@ def functional(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     operation = _operation(name)
     if group.size() > 1 and operation is not None:
         size = max(sum(tensor.nbytes for tensor in tensors) for tensors in (outputs, given))
-        number = groups_in_use[-1].exchange(operation, group, size, of_activations=_are_activations(gpu, given))
+        number = groups.exchange(operation, group, size, of_activations=_are_activations(gpu, given))
         gpu.communication.remember(map(gpu.memory.span_of, outputs), number)
     for output, tensor in zip(outputs, given, strict=False):
         for each in _functional_moves(name, output, tensor, named, group, times):

@@ -46,7 +46,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     from torch.distributed import distributed_c10d
 
     groups = Groups(gpu)
-    groups_in_use.append(groups)
+    gpu.add_part(groups)
     homes: tuple[Any, Any] = (torch.distributed, distributed_c10d)
     functions = _process_groups(gpu, groups, distributed_c10d) | object_collectives(gpu, groups, distributed_c10d)
     for name, value in functions.items():
@@ -220,9 +220,6 @@ class Groups:
             self._kept.clear()
 
 
-groups_in_use: list[Groups] = []
-
-
 def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
     """What PyTorch's own `init_process_group` and `new_group` are built on, and what asks a group to wait."""
     new, barrier, destroy = home._new_process_group_helper, home.barrier, home.destroy_process_group
@@ -338,7 +335,6 @@ def _then(groups: Groups) -> Any:
 def _end_stand_in(groups: Groups) -> None:
     if groups.stand and torch.distributed.is_initialized():
         sys.modules["torch.distributed.distributed_c10d"].destroy_process_group()
-    groups_in_use.remove(groups)
 
 
 def work_that_is_done(results: list[torch.Tensor]) -> Any:

@@ -18,7 +18,7 @@ from ullage.allocator.private_pools import NO_POOL
 from ullage.virtual.allocations import WORKSPACE
 from ullage.virtual.native import in_backward
 from ullage.virtual.replacements import Replacements
-from ullage.virtual.state import GPUState
+from ullage.virtual.state import GPUState, gpus_in_use
 
 _SEED_AND_OFFSET = (8, 8)  # of the generator, as tensors: aten/src/ATen/cuda/CUDAGeneratorImpl.cpp, register_graph
 
@@ -75,14 +75,18 @@ def _thread() -> Any:
     return "backward" if in_backward() else threading.get_ident()
 
 
-_in_use: list[Graphs] = []
+def _graphs() -> Graphs:
+    """Those of the innermost GPU in use."""
+    graphs = gpus_in_use[-1].part(Graphs)
+    assert graphs is not None
+    return graphs
 
 
 class CUDAGraph:
     """`torch.cuda.CUDAGraph` while a virtual GPU is in use."""
 
     def __init__(self, keep_graph: bool = False) -> None:
-        self._graphs = _in_use[-1]
+        self._graphs = _graphs()
         self._pool: PoolId = NO_POOL
         self._registered = self._ended = False
         self._calls = array("I")  # that were captured
@@ -149,7 +153,7 @@ class MemPool:
     """`torch.cuda.MemPool` while a virtual GPU is in use."""
 
     def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
-        self._graphs = _in_use[-1]
+        self._graphs = _graphs()
         if allocator is not None:
             self._graphs.gpu.refuse("a custom allocator", "use torch.cuda.MemPool() without one")
         self.id = next(self._graphs.user_pools)
@@ -178,8 +182,7 @@ for _kind, _module in ((CUDAGraph, "torch.cuda.graphs"), (MemPool, "torch.cuda.m
 def install(gpu: GPUState, replacements: Replacements) -> None:
     """Replace graphs, pools, and what PyTorch's own code asks of them."""
     graphs = Graphs(gpu)
-    _in_use.append(graphs)
-    replacements.on_undo(lambda: _in_use.remove(graphs))
+    gpu.add_part(graphs)
     memory = gpu.memory
 
     functions = {

@@ -19,7 +19,7 @@ import torch
 
 from ullage.sandbox import recording
 from ullage.virtual.replacements import Replacements
-from ullage.virtual.torch_api.saving import gpu_in_use
+from ullage.virtual.state import gpus_in_use
 
 # The types of a header. Files with others are left to safetensors itself.
 _TYPES = {
@@ -76,7 +76,7 @@ def _opening(module: ModuleType, replacements: Replacements) -> None:
 def _open(filename: Any, device: Any) -> _File | None:
     """The file as a virtual GPU reads it; `None` if safetensors itself has to read it."""
     recording.note(filename)
-    if gpu_in_use() is None or not os.path.isfile(filename):
+    if not gpus_in_use or not os.path.isfile(filename):
         return None
     if zipfile.is_zipfile(filename):
         return _Written(filename, device)
@@ -169,7 +169,7 @@ class _Checkpoint(_File):
         return self._on_host(name)[index].to(_place(self._device))
 
     def _on_host(self, name: str) -> torch.Tensor:
-        entry, gpu = self._entries[name], gpu_in_use()
+        entry, gpu = self._entries[name], gpus_in_use[-1] if gpus_in_use else None
         dtype, shape = _TYPES[entry["dtype"]], entry["shape"]
         begin = self._begin + entry["data_offsets"][0]
 

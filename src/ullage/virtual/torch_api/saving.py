@@ -14,30 +14,22 @@ from torch import serialization
 
 from ullage.virtual.kernels.plan import contiguous_strides
 from ullage.virtual.replacements import Replacements
-from ullage.virtual.state import GPUState
+from ullage.virtual.state import GPUState, gpus_in_use
 from ullage.virtual.torch_api.tensors import view_of
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage
-_in_use: list[GPUState] = []
 _rebuild_original: Any = torch._utils._rebuild_tensor
 _reduce_original: Any = torch.Tensor._reduce_ex_internal
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
     """Replace how tensors are pickled and rebuilt."""
-    _in_use.append(gpu)
-    replacements.on_undo(lambda: _in_use.remove(gpu))
     entry = (0, _tag, _restore)
     serialization._package_registry.insert(0, entry)
     replacements.on_undo(lambda: serialization._package_registry.remove(entry))
     replacements.put(torch.Tensor, "_reduce_ex_internal", _reduce)
     replacements.put(torch._utils, "_rebuild_tensor", rebuild_tensor)
     replacements.put(torch.UntypedStorage, "cuda", _storage_to_gpu)
-
-
-def gpu_in_use() -> GPUState | None:
-    """The innermost virtual GPU."""
-    return _in_use[-1] if _in_use else None
 
 
 def _tag(storage: Any) -> str | None:
@@ -70,12 +62,12 @@ def _storage_to_gpu(self: Any, device: Any = None, non_blocking: bool = False) -
 def rebuild_tensor(storage: Any, storage_offset: int, size: Any, stride: Any) -> torch.Tensor:
     """A tensor over a storage that was read."""
     untyped = storage._untyped_storage
-    if not (_in_use and getattr(untyped, "ullage_to_gpu", False)):
+    if not (gpus_in_use and getattr(untyped, "ullage_to_gpu", False)):
         tensor: torch.Tensor = _rebuild_original(storage, storage_offset, size, stride)
-        if _in_use and tensor.numel() > untyped.nbytes() // storage.dtype.itemsize and not any(stride):
+        if gpus_in_use and tensor.numel() > untyped.nbytes() // storage.dtype.itemsize and not any(stride):
             return torch.ones(tuple(size), dtype=storage.dtype)  # written without data, see _reduce
         return tensor
-    gpu = _in_use[-1]
+    gpu = gpus_in_use[-1]
     source: torch.Tensor = _rebuild_original(storage, storage_offset, size, stride)
     length = untyped.nbytes() // storage.dtype.itemsize
     if source.numel() > length and not any(stride):
@@ -92,9 +84,9 @@ def rebuild_tensor(storage: Any, storage_offset: int, size: Any, stride: Any) ->
 
 def _reduce(self: torch.Tensor, proto: int) -> Any:
     """How a tensor is pickled."""
-    if self.layout is not torch.strided or not _in_use:
+    if self.layout is not torch.strided or not gpus_in_use:
         return _reduce_original(self, proto)
-    gpu = _in_use[-1]
+    gpu = gpus_in_use[-1]
     if not self.is_cuda:
         return _reduce_on_host(gpu, self, proto)
     known = gpu.values.known(self)

@@ -23,14 +23,13 @@ from ullage.virtual.memory import CurrentStream
 from ullage.virtual.native import backward_in_calling_thread, current_stream, when_sent_to_stream
 from ullage.virtual.operators.registry import handler
 from ullage.virtual.replacements import Replacements
-from ullage.virtual.state import GPUState
+from ullage.virtual.state import GPUState, gpus_in_use
 from ullage.virtual.tracking.communication import Reached
 
 # Events: they remember the host's time, since nothing runs on the virtual GPU.
 
 _EVENT_HANDLES = 0x5600_0000_0000  # where imitated cudaEvent_t lie
 _Event: Any = torch.Event
-_events_in_use: list[GPUState] = []
 
 
 class AnyEvent(_Event):  # type: ignore[misc]
@@ -48,8 +47,8 @@ class AnyEvent(_Event):  # type: ignore[misc]
     def record(self, stream: Any = None) -> None:
         """Note the time."""
         self._when = time.perf_counter()
-        if _events_in_use:
-            gpu = _events_in_use[-1]
+        if gpus_in_use:
+            gpu = gpus_in_use[-1]
             self._stream = gpu.memory.stream if stream is None else stream.stream_id
             self._reached = gpu.communication.reached(self._stream)
             if gpu.calls.launch_clock is not None:
@@ -58,8 +57,8 @@ class AnyEvent(_Event):  # type: ignore[misc]
 
     def wait(self, stream: Any = None) -> None:
         """A stream waits for what was recorded."""
-        if _events_in_use:
-            gpu = _events_in_use[-1]
+        if gpus_in_use:
+            gpu = gpus_in_use[-1]
             number = gpu.memory.stream if stream is None else stream.stream_id
             gpu.communication.wait(number, self._reached)
             if gpu.calls.launch_clock is not None and self._moment[1] is not None:
@@ -71,8 +70,8 @@ class AnyEvent(_Event):  # type: ignore[misc]
 
     def synchronize(self) -> None:
         """What was recorded is done."""
-        if _events_in_use:
-            _events_in_use[-1].wait(self._stream, self._moment)
+        if gpus_in_use:
+            gpus_in_use[-1].wait(self._stream, self._moment)
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds that the host took between two events; nothing ran on the virtual GPU."""
@@ -80,14 +79,14 @@ class AnyEvent(_Event):  # type: ignore[misc]
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._when is None or end_event._when is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        if _events_in_use:
+        if gpus_in_use:
             note = "the time between CUDA events was asked for; it is the host's, not a GPU's"
-            _events_in_use[-1].note("time", note)
+            gpus_in_use[-1].note("time", note)
         return float(max(1e-3, (end_event._when - self._when) * 1e3))
 
     def ipc_handle(self) -> Any:
         """Events are not shared between processes."""
-        _events_in_use[-1].refuse("an event shared between processes", "use one process")
+        gpus_in_use[-1].refuse("an event shared between processes", "use one process")
 
     @property
     def cuda_event(self) -> int:
@@ -119,8 +118,6 @@ class CudaEvent(AnyEvent):
 
 def install_events(gpu: GPUState, replacements: Replacements) -> None:
     """Replace the event classes."""
-    _events_in_use.append(gpu)
-    replacements.on_undo(lambda: _events_in_use.remove(gpu))
     original: Any = torch.cuda.Event
     if original is not CudaEvent:  # code that imported the class before gets the same events from it
         replacements.put(original, "__new__", staticmethod(lambda cls, *args, **named: CudaEvent(*args, **named)))
@@ -177,7 +174,11 @@ class Streams:
         self.gpu.memory.current_stream.number = number
 
 
-_in_use: list[Streams] = []
+def _streams() -> Streams:
+    """Those of the innermost GPU in use."""
+    streams = gpus_in_use[-1].part(Streams)
+    assert streams is not None
+    return streams
 
 
 class AnyStream(_Stream):  # type: ignore[misc]
@@ -189,7 +190,7 @@ class AnyStream(_Stream):  # type: ignore[misc]
         kind = torch.device("cuda" if device is None else "cuda:0" if isinstance(device, int) else device).type
         if kind != "cuda":
             return _Stream(device=device, priority=priority)
-        number = _in_use[-1].new(priority)
+        number = _streams().new(priority)
         stream = _Stream.__new__(cls, stream_id=number, device_index=0, device_type=_CUDA)
         stream._priority = priority
         return stream
@@ -217,7 +218,7 @@ class AnyStream(_Stream):  # type: ignore[misc]
 
     def synchronize(self) -> None:
         """What the stream had to do is done."""
-        _in_use[-1].gpu.wait(self.stream_id)
+        gpus_in_use[-1].wait(self.stream_id)
 
     def wait_event(self, event: Any) -> None:
         """What comes next on this stream comes after the event."""
@@ -225,7 +226,7 @@ class AnyStream(_Stream):  # type: ignore[misc]
 
     def wait_stream(self, stream: Any) -> None:
         """What comes next on this stream comes after what the other has now."""
-        gpu = _in_use[-1].gpu
+        gpu = gpus_in_use[-1]
         gpu.communication.wait(self.stream_id, gpu.communication.reached(stream.stream_id))
         if gpu.calls.launch_clock is not None:
             gpu.calls.launch_clock.stream_waits_for(self.stream_id, stream.stream_id)
@@ -238,12 +239,12 @@ class AnyStream(_Stream):  # type: ignore[misc]
 
     def __enter__(self) -> Any:
         before = self.__dict__.setdefault("_before", [])
-        before.append(_in_use[-1].current())
-        _in_use[-1].set_current(self.stream_id)
+        before.append(_streams().current())
+        _streams().set_current(self.stream_id)
         return self
 
     def __exit__(self, *error: object) -> None:
-        _in_use[-1].set_current(self._before.pop())
+        _streams().set_current(self._before.pop())
 
 
 class CudaStream(AnyStream):
@@ -252,7 +253,7 @@ class CudaStream(AnyStream):
     def __new__(cls, device: Any = None, priority: int = 0, **named: Any) -> Any:
         pointer = named.pop("stream_ptr", None)
         if pointer is not None:
-            named = {"stream_id": _in_use[-1].external(pointer), "device_index": 0, "device_type": _CUDA}
+            named = {"stream_id": _streams().external(pointer), "device_index": 0, "device_type": _CUDA}
         return super().__new__(cls, device, priority=priority, **named)
 
     @property
@@ -276,8 +277,7 @@ class CudaExternalStream(CudaStream):
 def install(gpu: GPUState, replacements: Replacements) -> None:
     """Replace the stream classes and functions."""
     streams = Streams(gpu)
-    _in_use.append(streams)
-    replacements.on_undo(lambda: _in_use.remove(streams))
+    gpu.add_part(streams)
     before, gpu.memory.current_stream = current_stream.value, CurrentStream()
     gpu.memory.current_stream.number = 0
     replacements.on_undo(lambda: setattr(current_stream, "value", before))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ullage.virtual.replacements import Replacements
-from ullage.virtual.state import GPUState
+from ullage.virtual.state import GPUState, gpus_in_use
 
 _PASSED_OVER = "Triton kernels were passed over; what they write to is counted, the values are not known: {names}"
 _FIRST_TAKEN = (
@@ -29,7 +29,6 @@ _DESCRIPTOR_BYTES = 128  # of one tensor map, which a kernel that makes descript
 _DESCRIPTORS_SINCE = (9, 0)  # older cards have no tensor maps: descriptors become plain addresses
 _REGISTERS = 64  # a thread; what a compiled kernel would say is not known
 _MILLISECONDS = 1.0  # that every kernel takes: of equals an autotuner takes the first
-_timed_on: list[GPUState] = []  # the GPUs in use: autotuners keep the function that times beyond the `with` statement
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
@@ -204,8 +203,6 @@ def _install_autotuner(gpu: GPUState, replacements: Replacements, module: Module
 
 def _install_timing(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
     """A function is timed at once: called as often as it takes to ask for the same memory as on a card."""
-    _timed_on.append(gpu)
-    replacements.on_undo(lambda: _timed_on.remove(gpu))
 
     def flushed(fn: Any, forget: Any) -> None:
         fn()
@@ -239,7 +236,7 @@ def _install_timing(gpu: GPUState, replacements: Replacements, module: ModuleTyp
 def _timing(original: Any, call: Any) -> Any:
     @functools.wraps(original)
     def bench(*args: Any, **options: Any) -> Any:
-        if not _timed_on:
+        if not gpus_in_use:  # autotuners keep this function beyond the `with` statement
             return original(*args, **options)
         given = inspect.signature(original).bind(*args, **options)
         given.apply_defaults()
