@@ -58,7 +58,7 @@ CASES_ARE_IN = ("src/ullage", "examples", "docs", "benchmarks", "README.md")
 
 if __name__ != "__main__":  # what all processes that answer are forked from: it imports, and is asked nothing
     import ullage
-    from ullage.jobs import Configuration, train
+    from ullage.jobs import Model, train
 
     ullage.estimate  # noqa: B018  is imported when it is named
 
@@ -114,7 +114,7 @@ def answer(case: dict[str, Any], way: str) -> dict[str, Any]:
     """What Ullage answers, by field."""
     try:
         if "row" in case:
-            configuration = Configuration.from_row(case["row"])
+            configuration = Model.from_row(case["row"])
             return figures(ullage.estimate(lambda: train(configuration), gpu="H200").to_dict(False, False))
         if "script" in case:
             return of_script(case, by_command=way == "alone")

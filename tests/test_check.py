@@ -8,31 +8,34 @@ import torch
 from typer.testing import CliRunner
 
 import ullage
-from ullage.cli import app, options
+from ullage.cli import app
 from ullage.cli.estimates import judge, parse_margin
 from ullage.errors import UllageError
+from ullage.estimation import asking
+from ullage.estimation.estimators.registry import find
+from ullage.jobs.job import JobRequest
 
 GIB = 2**30
 
 
 def takes(gib, gpu):
-    return ullage.estimate(lambda: torch.empty(gib * GIB, dtype=torch.uint8, device="cuda"), gpu=gpu)
+    job = JobRequest(lambda: torch.empty(gib * GIB, dtype=torch.uint8, device="cuda"))
+    return find("ullage").estimate(job, ullage.gpu(gpu))
 
 
-def stand_in(target, gpu):
+def stand_in(request, gpu):
     """A job that takes as many GiB as its batch size says."""
-    configuration = target.workload.configuration
-    if target.source == "broken:model":
+    if request.source == "broken:model":
         raise RuntimeError("the script failed")
-    e = takes(configuration.batch_size if configuration else 1, gpu)
-    return replace(e, source=target.source, notes=[json.dumps(target.options)])
+    e = takes(request.model.batch_size if request.model else 1, gpu)
+    return replace(e, source=request.source, notes=[json.dumps(request.to_row())])
 
 
 @pytest.fixture
 def check(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    monkeypatch.setattr(options.EstimateTarget, "run", stand_in)
+    monkeypatch.setattr(asking, "answer_request", stand_in)
 
     def run(*words):
         return CliRunner().invoke(app, ["check", *words])
@@ -71,7 +74,8 @@ def test_json_and_what_is_handed_on(check):
     answer = check("train.py", "--gpu", "T4", "--steps", "5", "--json", "--", "--epochs", "3")
     values = json.loads(answer.stdout)
     assert answer.exit_code == 0 and values["passed"] is True and values["margin"] == 0 and values["gpu"] == "T4"
-    assert json.loads(values["notes"][0]) == {"steps": 5, "args": ["--epochs", "3"]}
+    asked = json.loads(values["notes"][0])
+    assert asked["run"]["steps"] == 5 and asked["args"] == ["--epochs", "3"]
     assert "timeline" not in values
 
 

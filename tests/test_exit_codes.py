@@ -38,7 +38,7 @@ NAMES_THAT_ARE_NOT_THERE = [
     "check nothing.py",
     "max-batch torchvision:resnet5",
     "max-batch torchvision:resnet18 --gpu H20O",
-    "max-batch torchvision:resnet18 --what nothing",
+    "max-batch torchvision:resnet18 --maximize nothing",
     "share torchvision:resnet5 torchvision:resnet18",
     "share torchvision:resnet18 torchvision:resnet18 --how nothing",
     "share torchvision:resnet18 torchvision:resnet18 --gpu H20O",

@@ -44,15 +44,15 @@ def test_a_step_and_nothing_that_fits():
 
 
 def test_the_largest_batch_of_a_model_is_exact():
-    options = {"gpu": "RTX-2060", "input_shape": [3, 64, 64], "optimizer": "sgd"}
+    model = ullage.Model("torchvision:alexnet", batch_size=8, input_shape=[3, 64, 64], optimizer="sgd")
     heard = []
-    found = ullage.max_batch("torchvision:alexnet", progress=lambda *facts: heard.append(facts), **options)
-    assert ullage.estimate("torchvision:alexnet", batch_size=found, **options).fits
-    assert not ullage.estimate("torchvision:alexnet", batch_size=found + 1, **options).fits
+    found = ullage.max_batch(model, gpu="RTX-2060", progress=lambda *facts: heard.append(facts))
+    assert ullage.estimate(model, batch_size=found, gpu="RTX-2060").fits
+    assert not ullage.estimate(model, batch_size=found + 1, gpu="RTX-2060").fits
     assert found.trials == len(heard) <= 24
     assert found.estimate.fits and not found.beyond.fits
     assert 0 < found.sure <= found
-    assert ullage.estimate("torchvision:alexnet", batch_size=found.sure, **options).upper <= found.estimate.gpu_memory
+    assert ullage.estimate(model, batch_size=found.sure, gpu="RTX-2060").upper <= found.estimate.gpu_memory
     assert f"largest batch size on RTX-2060: {int(found)} " in found.report()
     assert found.to_dict()["largest"] == found.largest == found
 
@@ -60,12 +60,15 @@ def test_the_largest_batch_of_a_model_is_exact():
 @pytest.mark.slow
 def test_image_size_and_sequence_length():
     size = ullage.max_batch(
-        "torchvision:squeezenet1_1", what="image-size", gpu="RTX-2060", batch_size=64, inference=True
+        ullage.Model("torchvision:squeezenet1_1", inference=True), what="image-size", gpu="RTX-2060", batch_size=64
     )
     assert size % 32 == 0 and size.estimate.fits and not size.beyond.fits
     tiny = {"n_layer": 1, "n_embd": 64, "n_head": 2, "vocab_size": 1000}
     length = ullage.max_batch(
-        "hf:GPT2LMHeadModel", what="sequence-length", gpu="RTX-2060", batch_size=1, set=tiny, attention="math"
+        ullage.Model("hf:GPT2LMHeadModel", settings=tiny, attention="math"),
+        what="sequence-length",
+        gpu="RTX-2060",
+        batch_size=1,
     )
     assert length > 1024 and length.estimate.fits and not length.beyond.fits
 
@@ -97,7 +100,9 @@ def test_data_that_is_smaller_than_the_batch_is_told():
 
 
 def test_nothing_fits():
-    found = ullage.max_batch("hf:LlamaForCausalLM", gpu="RTX-2060", sequence_length=8, set={"num_hidden_layers": 16})
+    found = ullage.max_batch(
+        ullage.Model("hf:LlamaForCausalLM", sequence_length=8, settings={"num_hidden_layers": 16}), gpu="RTX-2060"
+    )
     assert found == 0 and found.sure == 0 and "no batch size fits on RTX-2060" in found.report()
 
 
@@ -109,7 +114,7 @@ def test_bad_questions():
 
 
 def test_how_many_jobs_fit_together():
-    one = ullage.estimate("torchvision:resnet18", batch_size=4, input_shape=[3, 32, 32], gpu="A100-40GB")
+    one = ullage.estimate(ullage.Model("torchvision:resnet18", batch_size=4, input_shape=[3, 32, 32]), gpu="A100-40GB")
     count = jobs_together(one)
     assert count * one.upper <= one.gpu_memory < (count + 1) * one.upper
     tight = ullage.estimate("torchvision:resnet18", batch_size=512, gpu="RTX-2060")
@@ -130,7 +135,7 @@ def test_a_script_that_is_run_again_and_again_starts_anew_each_time(tmp_path):
     )
     with many_runs():
         found = [
-            ullage.estimate(script, args=[size], world_size=ranks, gpu="T4").peak_allocated
+            ullage.estimate(script, args=[size], gpu="T4", ranks=ranks).peak_allocated
             for size, ranks in (("8", 2), ("8", 4), ("2", 4))
         ]
     assert found == [size << 22 for size in (16, 32, 8)]

@@ -1,15 +1,12 @@
 """The options of all commands together: one name has one meaning, a letter has one name, and the help is complete."""
 
 import re
-import shlex
 from collections import defaultdict
 
-import pytest
 from tests.loops import for_each
 from typer.testing import CliRunner
 
 from ullage.cli import all_commands, app
-from ullage.cli.spelling import OLD
 
 ROOT = all_commands()
 
@@ -78,35 +75,3 @@ def test_the_help_of_a_command_has_an_example_and_no_types_of_python(path):
     shown = CliRunner().invoke(app, [*path.split(), "--help"], env={"COLUMNS": "100", "TERM": "dumb"}).output
     assert re.search(r"Examples?:\s*\n\s*\n?\s+ullage " + re.escape(path) + r"\b", shown), shown
     assert not re.search(r"<(bool|str|int|float|path|list)|\b(INTEGER|FLOAT)\b", shown), shown
-
-
-# Older spellings
-
-
-@for_each(OLD)
-def test_an_old_spelling_has_a_new_one_that_is_there(path):
-    known = {name for item in COMMANDS[path].params for name in (*item.opts, *item.secondary_opts)}
-    for old, new in OLD[path].items():
-        assert old not in known, f"{path} has {old}, which cannot be an older spelling then"
-        assert new in known or not new
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant", "said"),
-    [
-        ("estimate x.py --gpus all -- --gpus 3", "estimate x.py --gpu all -- --gpus 3", "--gpus is now called --gpu"),
-        ("estimate torchvision:resnet18 -oadam", "estimate torchvision:resnet18 -O adam", "-o is now called -O"),
-        ("top --virtual=cards", "top --cards cards", "--virtual is now called --cards"),
-        ("queue --gpus", "queue --show-gpus", "--gpus is now called --show-gpus"),
-        ("reserve --gpus 0,1 --for 1h --name ''", "reserve 0,1 --for 1h --name ''", "--gpus is not typed any more"),
-        ("reserve --gpus=0 --for 1h", "reserve 0 --for 1h", "--gpus is not typed any more"),
-    ],
-)
-def test_an_old_spelling_is_understood_with_a_line_that_says_the_new_one(typed, meant, said, capsys):
-    def understood(line):
-        words = shlex.split(line)
-        root = ROOT.make_context("ullage", words, resilient_parsing=False)
-        return COMMANDS[words[0]].make_context(words[0], words[1:], parent=root).params
-
-    assert understood(typed) == understood(meant)
-    assert capsys.readouterr().err.startswith(f"ullage: {said}")

@@ -16,7 +16,7 @@ SMALL = ("--batch-size", "2", "--input-shape", "3,32,32")
 
 @pytest.fixture(scope="module")
 def estimated():
-    return ullage.estimate("torchvision:resnet18", batch_size=2, input_shape=[3, 32, 32], gpu="H200")
+    return ullage.estimate(ullage.Model("torchvision:resnet18", batch_size=2, input_shape=[3, 32, 32]), gpu="H200")
 
 
 @pytest.fixture

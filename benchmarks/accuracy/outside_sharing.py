@@ -97,10 +97,16 @@ def by_name(names: Iterable[str], card: str, seconds: Mapping[str, float]) -> di
         batch = re.search(r"batch size (\d+)|(\d+) [01]$", name)
         if known is not None and batch is not None:
             source, shape = known
-            found[name] = ullage.utilization(
-                source, batch_size=int(batch[1] or batch[2]), input_shape=shape, optimizer="sgd", gpu=card,
-                precision="amp_fp16" if name.endswith(" 1") else None,
-            )  # fmt: skip
+            found[name] = ullage.estimate(
+                ullage.Model(
+                    source,
+                    batch_size=int(batch[1] or batch[2]),
+                    input_shape=shape,
+                    optimizer="sgd",
+                    precision="amp_fp16" if name.endswith(" 1") else None,
+                ),
+                gpu=card,
+            ).utilization
     off = [abs(each.step_s - seconds[name]) / seconds[name] for name, each in found.items()]
     print(
         f"  step alone of {len(off)} jobs on {card}: off by {median(off):.0%} (median)" if off else f"  none on {card}"

@@ -20,7 +20,7 @@ from ullage.manager.simulation.measures import MEASURES
 from ullage.manager.simulation.result import Figures
 from ullage.manager.simulation.scenario import Scenario
 from ullage.manager.simulation.statistics import Interval, changes
-from ullage.manager.simulation.sweep import Case, TraceSource, cases, run_cases
+from ullage.manager.simulation.sweeps import Case, TraceSource, cases, run_cases
 
 COMPARED = ("total", "completion", "energy")
 EXCLUSIVE = rad_rm("exclusive", "oracle", label="exclusive")

@@ -24,7 +24,7 @@ from ullage.manager.simulation.engine import simulate
 from ullage.manager.simulation.measures import MEASURES
 from ullage.manager.simulation.result import Figures, GpuSeries
 from ullage.manager.simulation.scenario import Scenario
-from ullage.manager.simulation.sweep import TraceSource, cases, run_cases
+from ullage.manager.simulation.sweeps import TraceSource, cases, run_cases
 from ullage.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ import json  # noqa: E402
 
 import torch  # noqa: E402
 
-from ullage.jobs import Configuration, train  # noqa: E402
+from ullage.jobs import Model, train  # noqa: E402
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--optimizer", default="adam")
     options = parser.parse_args()
-    configuration = Configuration.from_options(
+    configuration = Model(
         options.model,
         batch_size=options.batch_size,
         input_shape=options.input_shape,

@@ -290,9 +290,10 @@ def rank_seconds(parallel: str, ranks: int) -> float:
 
     begin = time.process_time()
     ullage.estimate(
-        "hf:LlamaForCausalLM", set=SMALL, batch_size=2, sequence_length=512, gpu="H100", world_size=ranks,
-        nodes=max(1, ranks // 8), parallel=parallel,
-    )  # fmt: skip
+        ullage.Model("hf:LlamaForCausalLM", settings=SMALL, batch_size=2, sequence_length=512),
+        gpu="H100",
+        ranks=ullage.Ranks(ranks, nodes=max(1, ranks // 8), parallel=parallel),
+    )
     return time.process_time() - begin
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ullage.jobs.configuration import read_rows
+from ullage.jobs.model import read_rows
 from ullage.virtual.kernels.cudnn.asked import first
 from ullage.virtual.kernels.cudnn.formulas import (
     DATA,

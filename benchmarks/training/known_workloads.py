@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ullage
+from ullage.estimation.asking import answer_request
+from ullage.jobs.job import request_of
 from ullage.manager.simulation.known import MEASURED_ON, KnownWorkload, published_workloads, with_step
 from ullage.units import MIB
 
@@ -134,7 +136,7 @@ def source_of(workload: KnownWorkload) -> tuple[Any, dict[str, Any]]:
 def memory(workload: KnownWorkload) -> dict[str, Any]:
     """How much memory it takes by several estimators, and the predicted time of a step where it was measured."""
     source, options = source_of(workload)
-    found = ullage.estimate(source, gpu=MEASURED_ON, **options)
+    found = answer_request(request_of(source, options), MEASURED_ON)
     assert found.utilization is not None
     others = {name: promised(source, name, options) for name in OTHERS} if isinstance(source, str) else {}
     return {
@@ -147,7 +149,7 @@ def memory(workload: KnownWorkload) -> dict[str, Any]:
 def alone(workload: KnownWorkload, gpu: str, predicted_s: float) -> dict[str, Any]:
     """What it does on a GPU that it has to itself; `predicted_s` is the predicted step where it was measured."""
     source, options = source_of(workload)
-    found = ullage.utilization(source, gpu=gpu, **options)
+    found = answer_request(request_of(source, options), gpu).utilization
     if gpu == MEASURED_ON:
         step_s = workload.step_s
     elif workload.prepares_data and predicted_s <= workload.step_s:
@@ -161,7 +163,7 @@ def alone(workload: KnownWorkload, gpu: str, predicted_s: float) -> dict[str, An
 def promised(model: str, estimator: str, options: dict[str, Any]) -> int | None:
     """What another estimator says, as it is built here; None where it has no answer."""
     try:
-        return ullage.estimate(model, gpu=MEASURED_ON, estimator=estimator, **options).bound
+        return answer_request(request_of(model, options, estimator), MEASURED_ON).bound
     except ullage.UllageError as error:
         print(f"{estimator}, {model}: {error}")
         return None

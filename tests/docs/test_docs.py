@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import importlib.util
 import json
 import re
@@ -22,7 +23,7 @@ from tests.loops import for_each
 
 import ullage
 from ullage.cli import all_commands
-from ullage.cli.spelling import OLD, with_launcher_apart
+from ullage.cli.launched import with_launcher_apart
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -206,7 +207,7 @@ def test_commands_that_are_shown_can_be_typed(page):
                 pytest.fail(f"{named(page)}, line {line}: {shown}: {message}")
 
 
-@for_each(EVERYTHING, name=named)
+@for_each([page for page in EVERYTHING if page.name != "CHANGELOG.md"], name=named)  # it says what was typed then
 def test_commands_in_the_text_exist_with_their_options(page):
     for shown in INLINE.findall(" ".join(prose(page).split())):
         command, rest = find(shown.split()[1:])
@@ -215,8 +216,6 @@ def test_commands_in_the_text_exist_with_their_options(page):
         if command is COMMANDS:
             assert rest[0].startswith("-") or rest[0].isupper(), f"`{shown}`: there is no such command"
         known = {name for item in command.params for name in (*item.opts, *item.secondary_opts)} | {"--help"}
-        if page.name == "CHANGELOG.md":  # it says what was typed then
-            known |= {old for spellings in OLD.values() for old in spellings}
         rest = with_launcher_apart(command.name, rest)
         own = rest[: rest.index("--")] if "--" in rest else rest
         for word in own:
@@ -259,6 +258,7 @@ def test_programs_that_are_shown_take_their_options():
 # Python
 
 PUBLIC = {*ullage.__all__}
+MODULES = ("ullage.manager", "ullage.manager.simulation", "ullage.estimation.estimators")  # with public names, too
 
 
 @for_each([page for page in EVERYTHING if page.name != "CONTRIBUTING.md"], name=named)
@@ -269,8 +269,8 @@ def test_python_blocks_use_public_names_only(page):
             if isinstance(node, ast.Import):
                 assert not [name.name for name in node.names if name.name.startswith("ullage.")], where
             elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "ullage":
-                assert node.module == "ullage", f"{where}: {node.module} is private"
-                assert {name.name for name in node.names} <= PUBLIC, where
+                assert node.module in ("ullage", *MODULES), f"{where}: {node.module} is private"
+                assert {name.name for name in node.names} <= {*importlib.import_module(node.module).__all__}, where
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ullage":
                 assert node.attr in PUBLIC, f"{where}: ullage.{node.attr} is not public"
 

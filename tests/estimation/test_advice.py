@@ -6,11 +6,11 @@ import pytest
 
 from ullage.errors import InvalidValue
 from ullage.estimation.advice import OutOfTime, larger_gpu, options
-from ullage.estimation.asking import estimate, estimate_workload
+from ullage.estimation.asking import answer_request, estimate
 from ullage.estimation.jobs.child import advise
 from ullage.estimation.over_gpus import estimate_over_gpus
 from ullage.hardware import gpu, gpus, select_gpus
-from ullage.jobs import Configuration, Workload, train
+from ullage.jobs import JobRequest, Model, Script, train
 
 GIB = 2**30
 
@@ -80,12 +80,12 @@ def test_no_gpu_is_large_enough():
 
 
 def run_here(configuration, gpu):
-    return estimate_workload(Workload(configuration=configuration), gpu)
+    return answer_request(JobRequest(configuration), gpu)
 
 
 @pytest.mark.slow
 def test_a_real_configuration():
-    job = Configuration(model="mlp:x", widths=[2048, 16384, 16384, 10], batch_size=50_000, optimizer="adamw")
+    job = Model("mlp:x", settings={"widths": [2048, 16384, 16384, 10]}, batch_size=50_000, optimizer="adamw")
     answer = estimate(lambda: train(job), gpu="RTX-4060")
     assert not answer.fits
     answers = {option.change: option for option in options(job, "RTX-4060", run_here, answer=answer)}
@@ -98,7 +98,7 @@ def test_a_real_configuration():
 
 @pytest.mark.slow
 def test_gpus_of_the_same_kernels_share_a_run_and_get_what_a_run_of_their_own_gives():
-    job = Configuration(model="mlp:x", widths=[784, 4096, 10], batch_size=512, bn=True)
+    job = Model("mlp:x", settings={"widths": [784, 4096, 10], "bn": True}, batch_size=512)
     ran = []
 
     def run(card):
@@ -159,7 +159,8 @@ def test_advice_of_a_script_keeps_to_its_time(tmp_path) -> None:
     script.write_text("raise SystemExit('it was run')")
     card = gpu("T4")
     answer = replace(formula(Job(batch_size=400), card), seconds=50.0)
-    found = advise(str(script), card, answer, {"args": ["--batch-size", "8"]}, "--batch-size", seconds=40.0)
+    request = JobRequest(Script(script, ["--batch-size", "8"]))
+    found = advise(request, card, answer, {}, "--batch-size", seconds=40.0)
     assert found["largest"].startswith("the largest batch was not tried: an estimate takes 50 s")
     [option] = found["options"]
     assert (option["change"], option["fits"], option["takes"]) == ("a larger GPU", False, None)

@@ -93,10 +93,10 @@ def test_every_network_can_be_named():
      ("0xib-ndr", InvalidValue)],
 )  # fmt: skip
 def test_a_network_that_is_not_known_is_refused(named, error):
-    from ullage.jobs.workload import RunOptions
+    from ullage.jobs.job import Ranks
 
     with pytest.raises(error):
-        RunOptions(interconnect=named)
+        Ranks(interconnect=named)
 
 
 # What can be overlapped

@@ -18,7 +18,7 @@ LLAMA = {
     "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": 8,
     "num_key_value_heads": 2, "vocab_size": 1000,
 }  # fmt: skip
-OPTIONS = {"set": LLAMA, "sequence_length": 32, "batch_size": 2, "optimizer": "sgd"}
+MODEL = ullage.Model("hf:LlamaForCausalLM", settings=LLAMA, sequence_length=32, batch_size=2, optimizer="sgd")
 
 
 def by_hand():
@@ -70,12 +70,14 @@ def of_script(forked, tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
-    return lambda kind, gpus="1..2xH100", **how: ullage.plan("train.py", gpus, args=[kind], **how)
+    return lambda kind, gpus="1..2xH100", **how: ullage.plan(
+        ullage.Script("train.py", [kind], timeout=how.pop("timeout", 300.0)), gpus, **how
+    )
 
 
 @pytest.fixture(scope="module")
 def found():
-    return ullage.plan("hf:LlamaForCausalLM", "1..4xH100", interconnect="pcie3", checkpointing=False, **OPTIONS)
+    return ullage.plan(MODEL, "1..4xH100", interconnect="pcie3", checkpointing=False)
 
 
 def row(found, gpus, strategy):
@@ -116,9 +118,9 @@ def test_the_fastest_has_the_most_samples_a_second(found):
 
 
 def test_a_shared_run_is_what_a_run_of_its_own_would_be(found):
-    options = {"parallel": "ddp", "interconnect": "pcie3", "batch_size": 2, "optimizer": "sgd"}
-    shared = ullage.plan("torchvision:alexnet", "2..4xA100-80GB", checkpointing=False, **options).rows[1]
-    alone = ullage.estimate("torchvision:alexnet", gpu="A100-80GB", world_size=4, **options)
+    model, how = ullage.Model("torchvision:alexnet", batch_size=2, optimizer="sgd"), {"interconnect": "pcie3"}
+    shared = ullage.plan(model, "2..4xA100-80GB", checkpointing=False, parallel="ddp", **how).rows[1]
+    alone = ullage.estimate(model, gpu="A100-80GB", ranks=ullage.Ranks(4, parallel="ddp", **how))
     assert shared.same_run
     assert not row(found, 4, "ddp").same_run  # multicast on an H100 takes memory for each GPU
     assert (shared.estimate.process_memory, shared.estimate.upper) == (alone.process_memory, alone.upper)
@@ -140,12 +142,11 @@ def comparable(found):
 
 @pytest.mark.slow  # two more plans; another test compares a row with an estimate of its own
 def test_rows_that_are_estimated_at_once_are_what_they_are_one_after_another():
-    options = {"parallel": ["ddp", "tp"], "checkpointing": False, "batch_size": 2, "optimizer": "sgd"}
+    model = ullage.Model("torchvision:alexnet", batch_size=2, optimizer="sgd")
+    options = {"parallel": ["ddp", "tp"], "checkpointing": False}
     seen = []
     one, many = (
-        ullage.plan(
-            "torchvision:alexnet", "1..2xT4", workers=workers, progress=lambda *told: seen.append(told), **options
-        )
+        ullage.plan(model, "1..2xT4", workers=workers, progress=lambda *told: seen.append(told), **options)
         for workers in (1, 2)
     )
     assert comparable(one.to_dict()) == comparable(many.to_dict())
@@ -171,7 +172,11 @@ def test_no_worker_is_refused():
 
 def test_a_global_batch_is_shared_by_the_ranks():
     found = ullage.plan(
-        "torchvision:alexnet", "1..4xH100", global_batch=6, checkpointing=False, parallel="ddp", optimizer="sgd"
+        ullage.Model("torchvision:alexnet", optimizer="sgd"),
+        "1..4xH100",
+        global_batch=6,
+        checkpointing=False,
+        parallel="ddp",
     )
     assert [(row.batch_size, row.fits) for row in found.rows] == [(6, True), (3, True), (1, False)]
     assert "6 samples cannot be shared evenly by 4 ranks" in str(found)

@@ -66,7 +66,7 @@ def test_pytorch_reads_the_snapshot_back(tmp_path, settings):
     from torch.cuda import _memory_viz
 
     trace, file = Trace(), tmp_path / "out.pickle"
-    e = estimate(train, gpu="H200", trace=trace, config=AllocatorConfig.parse(settings))
+    e = estimate(train, gpu="H200", trace=trace, allocator=AllocatorConfig.parse(settings))
     snapshot.write(trace, file)
     data = pickle.loads(file.read_bytes())
     segments = data["segments"]

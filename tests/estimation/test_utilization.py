@@ -13,7 +13,7 @@ from ullage.estimation.jobs.child import estimate_here
 from ullage.estimation.over_gpus import estimate_over_gpus
 from ullage.estimation.report import print_gpu_table, print_report
 from ullage.estimation.result import Estimate
-from ullage.performance.cost import TrainingPlan
+from ullage.performance.cost import Training
 from ullage.performance.result import Utilization
 
 SCRIPT = """\
@@ -46,10 +46,10 @@ def estimated() -> Estimate:
 def test_a_function_a_script_and_a_model_say_how_long_a_step_takes(estimated, script, warm):
     found = estimated.utilization
     assert found.gpu == "H200" and found.steady and found.gpu_s > 0 and found.kernels > 0
-    of_script = ullage.estimate(script, gpu="H200", epochs=3)
+    of_script = ullage.estimate(script, gpu="H200", training=ullage.Training(epochs=3))
     assert of_script.utilization == replace(found, samples=8)
     assert of_script.epoch_samples == of_script.training.samples == 100 and of_script.training.steps == 3 * 13
-    model = ullage.estimate("torchvision:alexnet", batch_size=2, input_shape=[3, 64, 64], gpu="H200")
+    model = ullage.estimate(ullage.Model("torchvision:alexnet", batch_size=2, input_shape=[3, 64, 64]), gpu="H200")
     assert model.utilization.flops > found.flops
 
 
@@ -128,9 +128,7 @@ STEP = Utilization(
 
 
 def test_epochs_become_hours_energy_and_money():
-    plan = TrainingPlan.of(
-        epochs=2, samples=1_800_010, prices={"currency": "EUR", "kwh": 0.5, "hour": {"A100-40GB": 1.5}}
-    )
+    plan = Training(epochs=2, samples=1_800_010, prices={"currency": "EUR", "kwh": 0.5, "hour": {"A100-40GB": 1.5}})
     found = plan.cost(STEP)
     assert found.steps == 2 * 36_001
     assert found.hours == pytest.approx(2.0, rel=1e-3) and found.kwh == pytest.approx(0.6, rel=1e-3)
@@ -139,10 +137,10 @@ def test_epochs_become_hours_energy_and_money():
 
 
 def test_one_epoch_where_only_samples_are_given_and_steps_as_they_are():
-    assert TrainingPlan.of(samples=100).cost(STEP).steps == 2
-    assert TrainingPlan.of(total_steps=36_000).cost(replace(STEP, samples=None)).hours == pytest.approx(1.0)
-    assert TrainingPlan.of(epochs=2).cost(STEP, epoch_samples=100).steps == 4
-    assert TrainingPlan.of(input_rate=10).cost(STEP) is None
+    assert Training(samples=100).cost(STEP).steps == 2
+    assert Training(total_steps=36_000).cost(replace(STEP, samples=None)).hours == pytest.approx(1.0)
+    assert Training(epochs=2).cost(STEP, epoch_samples=100).steps == 4
+    assert Training(input_rate=10).cost(STEP) is None
 
 
 def test_a_step_is_not_quicker_than_its_input():
@@ -166,18 +164,18 @@ def test_what_limits_a_step_is_said():
 def test_a_gpu_without_a_price_is_named(tmp_path):
     file = tmp_path / "prices.toml"
     file.write_text('currency = "EUR"\n[hour]\nT4 = 0.5\n')
-    found = TrainingPlan.of(samples=100, prices=file).cost(STEP)
+    found = Training(samples=100, prices=file).cost(STEP)
     assert found.cost is None and found.notes == [f"{file} has no price for A100-40GB"]
     file.write_text("kwh = 0.25\n")
-    own_machine = TrainingPlan.of(samples=100, prices=file).cost(STEP)
+    own_machine = Training(samples=100, prices=file).cost(STEP)
     assert own_machine.cost == pytest.approx(0.25 * own_machine.kwh)
 
 
 def test_the_users_own_prices_are_found(tmp_path, monkeypatch):
     monkeypatch.setenv("ULLAGE_HOME", str(tmp_path))
-    assert TrainingPlan.of(samples=100).cost(STEP).cost is None
+    assert Training(samples=100).cost(STEP).cost is None
     (tmp_path / "prices.toml").write_text('[hour]\n"A100-40GB" = 3600\n')
-    assert TrainingPlan.of(samples=100).cost(STEP).cost == pytest.approx(0.2)
+    assert Training(samples=100).cost(STEP).cost == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +193,7 @@ def test_a_file_of_prices_that_makes_no_sense_is_refused(tmp_path, text, said):
     file = tmp_path / "prices.toml"
     file.write_text(text)
     with pytest.raises(ullage.UllageError, match=said):
-        TrainingPlan.of(samples=100, prices=file)
+        Training(samples=100, prices=file)
 
 
 @pytest.mark.parametrize(
@@ -210,33 +208,32 @@ def test_a_file_of_prices_that_makes_no_sense_is_refused(tmp_path, text, said):
 )
 def test_what_cannot_be_answered_is_refused_before_anything_runs(options, said):
     with pytest.raises(ullage.UllageError, match=said):
-        ullage.estimate("torchvision:resnet18", gpu="H200", **options)
+        ullage.estimate("torchvision:resnet18", gpu="H200", training=ullage.Training(**options))
 
 
 def test_a_function_does_not_tell_its_samples():
     with pytest.raises(ullage.UllageError, match=r"give samples_per_step \(--samples-per-step N\)"):
-        ullage.estimate(train, gpu="H200", samples=100)
-    found = ullage.estimate(train, gpu="H200", samples=100, samples_per_step=8, input_rate=80)
+        ullage.estimate(train, gpu="H200", training=ullage.Training(samples=100))
+    found = ullage.estimate(train, gpu="H200", training=ullage.Training(samples=100, samples_per_step=8, input_rate=80))
     assert found.training.steps == 13 and found.utilization.step_s == pytest.approx(0.1)
     again = Estimate.from_dict(json.loads(found.to_json()))
     assert again.training == found.training
 
 
 def test_an_estimate_is_not_lost_because_its_run_did_not_tell_its_samples(estimated):
-    for plan in (TrainingPlan.of(epochs=3), TrainingPlan.of(samples=9), TrainingPlan.of(input_rate=9)):
+    for plan in (Training(epochs=3), Training(samples=9), Training(input_rate=9)):
         found = estimated.for_training(plan)
         assert found.training is None and found.utilization == estimated.utilization
         assert "is not known: give samples" in found.notes[-1]
 
 
 def test_the_public_function_gives_the_utilization_alone():
-    found = ullage.utilization(train, gpu="H200")
-    assert isinstance(found, ullage.Utilization)
+    found = ullage.estimate(train, gpu="H200").utilization
+    assert isinstance(found, Utilization)
     assert found == ullage.estimate(train, gpu="H200").utilization
     assert json.loads(found.to_json())["step_s"] == found.step_s
     assert "SMACT" in found._repr_html_() and "SMACT" in str(found)
-    with pytest.raises(ullage.UllageError, match="no step was seen to its end"):
-        ullage.utilization(lambda: torch.zeros(10, device="cuda"), gpu="H200")
+    assert ullage.estimate(lambda: torch.zeros(10, device="cuda"), gpu="H200").utilization is None
 
 
 def test_the_report_says_it_in_a_terminal_and_in_words(estimated):
@@ -253,7 +250,7 @@ def test_the_report_says_it_in_a_terminal_and_in_words(estimated):
 
 
 def test_the_table_over_gpus_has_steps_hours_and_cost(estimated):
-    plan = TrainingPlan.of(total_steps=10**9, prices={"currency": "EUR", "hour": {"H200": 3, "T4": 1}})
+    plan = Training(total_steps=10**9, prices={"currency": "EUR", "hour": {"H200": 3, "T4": 1}})
     cards = [ullage.gpu(name) for name in ("H200", "T4", "A100-80GB-MIG-1g.10gb")]
     estimates = [replace(estimated, gpu=card.name).with_utilization(estimated.step_calls, card) for card in cards]
     for shown in ([e.for_training(plan) for e in estimates], estimates):

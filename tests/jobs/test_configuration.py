@@ -3,7 +3,8 @@
 import pytest
 
 from ullage.errors import InvalidValue, UllageError, UnknownName
-from ullage.jobs import Configuration, build
+from ullage.jobs import Model, build
+from ullage.jobs.job import request_of
 
 
 @pytest.mark.parametrize(
@@ -11,49 +12,52 @@ from ullage.jobs import Configuration, build
 )
 def test_a_misspelt_model_gets_the_nearest_names(model, near):
     with pytest.raises(UnknownName, match=near):
-        build(Configuration(model=model, batch_size=1, input_shape=[3, 32, 32]))
+        build(Model(model, batch_size=1, input_shape=[3, 32, 32]))
 
 
 def test_a_model_is_built_outside_a_virtual_gpu():
-    model = build(Configuration(model="tv:resnet18", batch_size=1, input_shape=[3, 32, 32], num_classes=7))
+    model = build(Model("tv:resnet18", batch_size=1, input_shape=[3, 32, 32], num_classes=7))
     assert model.fc.out_features == 7 and not model.fc.weight.is_cuda
 
 
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"model": "resnet18", "batch_size": 1}, "did you mean torchvision:resnet18"),
-        ({"model": "mlp:x", "batch_size": 1}, "'widths'"),
-        ({"model": "tv:resnet18", "batch_size": 0}, "batch_size needs a whole number"),
-        ({"model": "tv:resnet18", "batch_size": 1, "input_shape": [3, -1, 3]}, "input_shape"),
-        ({"model": "mlp:x", "batch_size": 1, "widths": [2, 2], "optimizer": "adamm"}, "did you mean 'adam'"),
-        ({"model": "mlp:x", "batch_size": 1, "widths": [2, 2], "optimizer": "LBFGS"}, "closure"),
-        ({"model": "mlp:x", "batch_size": 1, "widths": [2, 2], "precision": "amp_fp61"}, "amp_fp16"),
-        ({"model": "mlp:x", "batch_size": 1, "widths": [2, 2], "attention": "flsh"}, "flash"),
+        ({"name": "resnet18", "batch_size": 1}, "did you mean torchvision:resnet18"),
+        ({"name": "mlp:x", "batch_size": 1}, "'widths'"),
+        ({"name": "tv:resnet18", "batch_size": 0}, "batch_size needs a whole number"),
+        ({"name": "tv:resnet18", "batch_size": 1, "input_shape": [3, -1, 3]}, "input_shape"),
+        (
+            {"name": "mlp:x", "batch_size": 1, "settings": {"widths": [2, 2]}, "optimizer": "adamm"},
+            "did you mean 'adam'",
+        ),
+        ({"name": "mlp:x", "batch_size": 1, "settings": {"widths": [2, 2]}, "optimizer": "LBFGS"}, "closure"),
+        ({"name": "mlp:x", "batch_size": 1, "settings": {"widths": [2, 2]}, "precision": "amp_fp61"}, "amp_fp16"),
+        ({"name": "mlp:x", "batch_size": 1, "settings": {"widths": [2, 2]}, "attention": "flsh"}, "flash"),
     ],
 )
 def test_a_bad_configuration_says_what_is_needed(values, text):
     with pytest.raises(UllageError, match=text):
-        Configuration(**values)
+        Model(**values)
 
 
 def test_the_public_names_of_options():
-    made = Configuration.from_options(
+    made = Model(
         "timm:resnet18", batch_size=4, input_shape=(3, 32, 32), optimizer="NAdam", gradient_accumulation=2, freeze="a"
     )
     assert (made.batch_size, made.input_shape, made.optimizer) == (4, [3, 32, 32], "NAdam")
     assert (made.gradient_accumulation, made.freeze) == (2, ("a",))
     with pytest.raises(UnknownName, match="batch_size"):
-        Configuration.from_options("timm:resnet18", batchsize=4)
+        request_of("timm:resnet18", {"batchsize": 4})
 
 
 def test_a_row_that_is_no_run():
     with pytest.raises(InvalidValue, match="does not describe a training run"):
-        Configuration.from_row({"batch": 3})
+        Model.from_row({"batch": 3})
 
 
 def test_a_row_has_either_key_for_the_batch_size_and_is_written_with_the_one_that_files_have():
-    old, new = ({"model": "mlp:x", "widths": [8, 4], key: 3} for key in ("batch", "batch_size"))
-    assert Configuration.from_row(old) == Configuration.from_row(new)
-    assert Configuration.from_row(Configuration.from_row(new).to_row()) == Configuration.from_row(old)
-    assert list(Configuration.from_row(new).to_row())[:3] == ["model", "batch", "opt"]
+    old, new = ({"name": "mlp:x", "widths": [8, 4], key: 3} for key in ("batch", "batch_size"))
+    assert Model.from_row(old) == Model.from_row(new)
+    assert Model.from_row(Model.from_row(new).to_row()) == Model.from_row(old)
+    assert list(Model.from_row(new).to_row())[:3] == ["model", "batch", "opt"]

@@ -12,7 +12,7 @@ from tests.hub import COMMIT, Hub, use
 import ullage
 from ullage.cli.completion import sources
 from ullage.errors import InvalidValue, MissingPackage, UnknownName
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.model import Model
 from ullage.virtual.torch_api.torchvision import make_torchvision_importable
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
@@ -21,7 +21,7 @@ TINY = {
     "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 1000,
     "max_position_embeddings": 4096, "tie_word_embeddings": False,
 }  # fmt: skip
-SIZE = {"gpu": "RTX-4090", "batch_size": 2, "sequence_length": 32}
+SIZE = {"batch_size": 2, "sequence_length": 32}
 
 
 def config(**values) -> bytes:
@@ -51,24 +51,24 @@ def hub_library(hub, tmp_path, monkeypatch):
 
 
 def test_a_name_takes_its_config_alone_and_the_type_in_which_it_was_saved(hub):
-    found = ullage.estimate("hf:org/tiny", **SIZE)
+    found = ullage.estimate(ullage.Model("hf:org/tiny", **SIZE), gpu="RTX-4090")
     assert {path for _, path, _ in hub.sent if "/org/" in path} == {"/org/tiny/resolve/main/config.json"}
     assert any("weights in bfloat16, the type in which org/tiny was saved" in note for note in found.notes)
-    wide = ullage.estimate("hf:org/tiny", dtype="float32", **SIZE)
+    wide = ullage.estimate(ullage.Model("hf:org/tiny", dtype="float32", **SIZE), gpu="RTX-4090")
     assert wide.breakdown["parameters"] > 1.9 * found.breakdown["parameters"]
     assert any("float32 as the options say, not bfloat16" in note for note in wide.notes)
-    mixed = ullage.estimate("hf:org/tiny", dtype="bfloat16", precision="amp_bf16", **SIZE)
+    mixed = ullage.estimate(ullage.Model("hf:org/tiny", dtype="bfloat16", precision="amp_bf16", **SIZE), gpu="RTX-4090")
     assert mixed.breakdown["parameters"] == found.breakdown["parameters"]
 
 
 def test_a_config_in_the_cache_needs_no_hub(hub):
-    first = ullage.estimate("hf:org/plain", **SIZE)
+    first = ullage.estimate(ullage.Model("hf:org/plain", **SIZE), gpu="RTX-4090")
     assert any("its config does not say so" in note for note in first.notes)
     hub.sent.clear()
-    again = ullage.estimate(f"hf:org/plain@{COMMIT}", **SIZE)
+    again = ullage.estimate(ullage.Model(f"hf:org/plain@{COMMIT}", **SIZE), gpu="RTX-4090")
     assert not hub.sent and again.peak_reserved == first.peak_reserved
     assert "hf:org/plain" in sources("hf:org/pl")
-    by_class = ullage.estimate("hf:AutoModelForCausalLM", config="org/plain", **SIZE)
+    by_class = ullage.estimate(ullage.Model("hf:AutoModelForCausalLM", config="org/plain", **SIZE), gpu="RTX-4090")
     assert not hub.sent and by_class.peak_reserved == first.peak_reserved
 
 
@@ -85,20 +85,20 @@ def test_a_config_in_the_cache_needs_no_hub(hub):
 )
 def test_what_the_hub_refuses_is_said_in_one_line(name, words):
     with pytest.raises(InvalidValue) as caught:
-        ullage.estimate(f"hf:{name}", **SIZE)
+        ullage.estimate(ullage.Model(f"hf:{name}", **SIZE), gpu="RTX-4090")
     assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in words)
 
 
 def test_the_oldest_names_have_no_organisation_and_classes_are_still_known():
-    assert ullage.estimate("hf:oldest", **SIZE).fits
+    assert ullage.estimate(ullage.Model("hf:oldest", **SIZE), gpu="RTX-4090").fits
     with pytest.raises(UnknownName, match="GPT2LMHeadModel"):
-        ullage.estimate("hf:GPT2LMHeadModl", **SIZE)
+        ullage.estimate(ullage.Model("hf:GPT2LMHeadModl", **SIZE), gpu="RTX-4090")
 
 
 def test_without_a_network_the_line_to_type_comes_at_once(monkeypatch, tmp_path):
     use(monkeypatch, "http://127.0.0.1:9", tmp_path)
     with pytest.raises(InvalidValue, match="hf download org/tiny config.json$"):
-        ullage.estimate("hf:org/tiny", **SIZE)
+        ullage.estimate(ullage.Model("hf:org/tiny", **SIZE), gpu="RTX-4090")
 
 
 COMMAND = """
@@ -129,43 +129,43 @@ def test_commands_take_such_names():
 def test_adapters_stay_in_32_bits_and_go_where_they_are_told():
     make_torchvision_importable()  # which peft imports
     pytest.importorskip("peft")
-    everywhere = ullage.estimate("hf:org/tiny", lora=8, **SIZE)
-    few = ullage.estimate("hf:org/tiny", lora=8, lora_targets="q_proj", **SIZE)
+    everywhere = ullage.estimate(ullage.Model("hf:org/tiny", lora=8, **SIZE), gpu="RTX-4090")
+    few = ullage.estimate(ullage.Model("hf:org/tiny", lora=8, lora_targets="q_proj", **SIZE), gpu="RTX-4090")
     assert any("on q_proj" in note for note in few.notes)
     assert 0 < few.breakdown["optimizer"] < everywhere.breakdown["optimizer"]
     with pytest.raises(UnknownName, match="q_proj"):
-        ullage.estimate("hf:org/tiny", lora=8, lora_targets=["q_porj"], **SIZE)
+        ullage.estimate(ullage.Model("hf:org/tiny", lora=8, lora_targets=["q_porj"], **SIZE), gpu="RTX-4090")
 
 
 def test_quantized_weights_need_adapters_and_their_package(monkeypatch):
     with pytest.raises(InvalidValue, match="add --lora 16"):
-        ullage.estimate("hf:org/tiny", quantize="nf4", **SIZE)
+        ullage.estimate(ullage.Model("hf:org/tiny", quantize="nf4", **SIZE), gpu="RTX-4090")
     with pytest.raises(InvalidValue, match="for models of transformers"):
-        ullage.estimate("timm:test_vit", quantize="nf4", lora=4)
+        ullage.estimate(ullage.Model("timm:test_vit", quantize="nf4", lora=4))
     with pytest.raises(UnknownName, match="'nf4'"):
-        ullage.estimate("hf:org/tiny", quantize="nf5", lora=4)
+        ullage.estimate(ullage.Model("hf:org/tiny", quantize="nf5", lora=4))
     with pytest.raises(InvalidValue, match="does not know weights in int8"):
-        ullage.estimate("hf:org/tiny", quantize="int8", lora=4, estimator="accelerate")
+        ullage.estimate(ullage.Model("hf:org/tiny", quantize="int8", lora=4), estimator="accelerate")
     for package in ("bitsandbytes", "accelerate", "peft"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingPackage, match="type: pip install bitsandbytes accelerate peft"):
-        ullage.estimate("hf:org/tiny", quantize="nf4", lora=4, **SIZE)
+        ullage.estimate(ullage.Model("hf:org/tiny", quantize="nf4", lora=4, **SIZE), gpu="RTX-4090")
 
 
 def test_dtypes_and_precisions_that_contradict_each_other_are_refused():
     with pytest.raises(InvalidValue, match="leave out dtype float16"):
-        Configuration.from_options("timm:x", precision="bf16", dtype="float16")
-    assert Configuration.from_options("timm:x", dtype="float16").precision == "fp16"
+        Model("timm:x", precision="bf16", dtype="float16")
+    assert Model("timm:x", dtype="float16").precision == "fp16"
     with pytest.raises(UnknownName, match="bfloat16"):
-        Configuration.from_options("timm:x", dtype="bfloat")
+        Model("timm:x", dtype="bfloat")
 
 
 def test_quantized_weights_take_less():
     pytest.importorskip("bitsandbytes", reason="the package bitsandbytes is not installed")
-    size = SIZE | {"lora": 4, "set": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}}
-    plain = ullage.estimate("hf:org/tiny", **size)
+    size = SIZE | {"lora": 4, "settings": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}}
+    plain = ullage.estimate(ullage.Model("hf:org/tiny", **size))
     for kind in ("nf4", "fp4", "int8"):
-        found = ullage.estimate("hf:org/tiny", quantize=kind, **size)
+        found = ullage.estimate(ullage.Model("hf:org/tiny", quantize=kind, **size))
         assert found.steps == 3 and any(f"linear layers in {kind}" in note for note in found.notes)
         assert found.peak_allocated < plain.peak_allocated
-    assert ullage.estimate("hf:org/tiny", quantize="nf4", inference=True, **SIZE).fits
+    assert ullage.estimate(ullage.Model("hf:org/tiny", quantize="nf4", inference=True, **SIZE), gpu="RTX-4090").fits

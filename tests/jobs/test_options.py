@@ -1,6 +1,7 @@
 """What each option does to the memory of a run, by a comparison that can fail."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def run(source="torchvision:resnet18", **options):
     """Each estimate once: several tests compare with the same one."""
     key = source, repr(sorted(options.items()))
     if key not in _found:
-        _found[key] = ullage.estimate(source, gpu="A100-40GB", **RESNET | options)
+        _found[key] = ullage.estimate(ullage.Model(source, **RESNET | options), gpu="A100-40GB")
     return _found[key]
 
 
@@ -93,15 +94,15 @@ def test_lora_without_peft_gets_the_line_to_type(monkeypatch):
 
 def test_checkpointing_a_model_without_blocks(plain):
     with pytest.raises(InvalidValue, match="no blocks"):
-        checkpoint_activations(nn.Sequential(nn.Linear(2, 2)), __import__("types").SimpleNamespace(model="x:y"))
+        checkpoint_activations(nn.Sequential(nn.Linear(2, 2)), __import__("types").SimpleNamespace(name="x:y"))
 
 
 def test_lora_trains_little():
     make_torchvision_importable()  # which peft imports
     pytest.importorskip("peft")
     tiny = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000}
-    options = {"gpu": "A100-40GB", "batch_size": 2, "sequence_length": 16, "set": tiny}
-    whole = ullage.estimate("hf:GPT2LMHeadModel", **options)
-    adapted = ullage.estimate("hf:GPT2LMHeadModel", lora=2, **options)
+    model = ullage.Model("hf:GPT2LMHeadModel", batch_size=2, sequence_length=16, settings=tiny)
+    whole = ullage.estimate(model, gpu="A100-40GB")
+    adapted = ullage.estimate(replace(model, lora=2), gpu="A100-40GB")
     assert adapted.steps == 3 and adapted.breakdown["optimizer"] < 0.5 * whole.breakdown["optimizer"]
     assert any("LoRA of rank 2" in note for note in adapted.notes)

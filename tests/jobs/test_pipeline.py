@@ -8,13 +8,14 @@ import torch
 import ullage
 from ullage.errors import InvalidValue, ModelLacks
 from ullage.estimation.timeline.trace import Trace
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.model import Model
 from ullage.jobs.pipeline import Stage, cut, layers_of_stages, microbatches
 from ullage.jobs.sources.build import prepare
 from ullage.virtual.host import Host
 
 STAGES = 3
 SIZES = {"hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4, "vocab_size": 200}
+GPT2, LLAMA = "hf:GPT2LMHeadModel", "hf:LlamaForCausalLM"
 MODELS = {
     "hf:LlamaForCausalLM": {**SIZES, "intermediate_size": 96, "num_key_value_heads": 2},
     "hf:GPT2LMHeadModel": {"n_embd": 64, "n_layer": 5, "n_head": 4, "vocab_size": 200},  # places are added
@@ -25,14 +26,14 @@ MODELS = {
 
 def prepared(name, **more):
     torch.manual_seed(0)
-    configuration = Configuration.from_options(name, batch_size=2, **more)
+    configuration = Model(name, batch_size=2, **more)
     model, task = prepare(configuration)
     return configuration, model.eval(), task
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_in_a_row_compute_what_the_model_does(name):
-    configuration, model, task = prepared(name, set=MODELS[name], sequence_length=16)
+    configuration, model, task = prepared(name, settings=MODELS[name], sequence_length=16)
     inputs, targets = task.batch(2)
     whole = task.forward(model, inputs, targets)
     passed, weights = inputs["input_ids"], set()
@@ -47,7 +48,7 @@ def test_stages_in_a_row_compute_what_the_model_does(name):
 
 
 def test_a_stage_has_its_own_layers_and_what_is_at_its_end():
-    configuration, model, task = prepared("hf:LlamaForCausalLM", set=MODELS["hf:LlamaForCausalLM"], sequence_length=16)
+    configuration, model, task = prepared(LLAMA, settings=MODELS[LLAMA], sequence_length=16)
     stages = [cut(copy.deepcopy(model), task, each, STAGES, configuration) for each in range(STAGES)]
     names = [{name.removeprefix("model.") for name, _ in each.model.named_parameters()} for each in stages]
     assert "embed_tokens.weight" in names[0] and not any("embed" in name for name in names[1] | names[2])
@@ -63,12 +64,12 @@ def test_layers_and_samples_are_shared_as_evenly_as_can_be():
 
 
 def test_what_cannot_be_cut_says_so():
-    refused = {"torchvision:alexnet": {}, "hf:ViTForImageClassification": {"set": {"num_hidden_layers": 2}}}
+    refused = {"torchvision:alexnet": {}, "hf:ViTForImageClassification": {"settings": {"num_hidden_layers": 2}}}
     for name, more in refused.items():
         configuration, model, task = prepared(name, **more)
         with pytest.raises(ModelLacks, match="stages need a model of transformers that takes text"):
             cut(model, task, 0, 2, configuration)
-    configuration, model, task = prepared("hf:GPT2LMHeadModel", set=MODELS["hf:GPT2LMHeadModel"], sequence_length=16)
+    configuration, model, task = prepared(GPT2, settings=MODELS[GPT2], sequence_length=16)
     with pytest.raises(InvalidValue, match="8 stages of a pipeline need as many layers; found 5"):
         cut(model, task, 0, 8, configuration)
 
@@ -77,19 +78,17 @@ def test_a_refusal_gives_no_weights_their_values(monkeypatch):
     """Eight billion random numbers would take minutes."""
     filled = []
     monkeypatch.setattr(Host, "_run", lambda self, unfilled, tensor: filled.append(tensor.nbytes))
-    sizes = {"set": MODELS["hf:LlamaForCausalLM"], "sequence_length": 16, "batch_size": 1}
+    sizes = {"settings": MODELS["hf:LlamaForCausalLM"], "sequence_length": 16, "batch_size": 1}
     with pytest.raises(InvalidValue, match="as many samples"):
-        ullage.estimate("hf:LlamaForCausalLM", gpu="H100", world_size=4, rank=0, parallel="pp", **sizes)
+        ullage.estimate(ullage.Model("hf:LlamaForCausalLM", **sizes), gpu="H100", ranks=ullage.Ranks(4, parallel="pp"))
     assert not filled
 
 
 @pytest.mark.slow
 def test_stages_between_are_like_the_second_one():
     sizes = {**MODELS["hf:LlamaForCausalLM"], "num_hidden_layers": 4}
-    found = ullage.estimate(
-        "hf:LlamaForCausalLM", gpu="H100", world_size=4, parallel="pp", batch_size=4, set=sizes, sequence_length=16,
-        optimizer="sgd", steps=1,
-    )  # fmt: skip
+    model = ullage.Model("hf:LlamaForCausalLM", batch_size=4, settings=sizes, sequence_length=16, optimizer="sgd")
+    found = ullage.estimate(model, gpu="H100", steps=1, ranks=ullage.Ranks(4, parallel="pp"))
     assert [each["rank"] for each in found.ranks] == [0, 1, 2, 3]
     second, third = found.ranks[1:3]
     assert third == {**second, "rank": 2, "like": 1}
@@ -110,10 +109,9 @@ def test_the_last_step_of_a_stage_is_foreseen(monkeypatch):
     sizes = {**MODELS["hf:LlamaForCausalLM"], "num_hidden_layers": 2}
 
     def last_stage(trace):
-        found = ullage.estimate(
-            "hf:LlamaForCausalLM", gpu="H100", world_size=2, rank=1, parallel="pp", batch_size=4, set=sizes,
-            sequence_length=16, trace=trace,
-        )  # fmt: skip
+        model = ullage.Model("hf:LlamaForCausalLM", batch_size=4, settings=sizes, sequence_length=16)
+        ranks = ullage.Ranks(2, follow=(1,), parallel="pp")
+        found = ullage.estimate(model, gpu="H100", trace=trace, ranks=ranks)
         return found.to_dict() | {"seconds": 0}
 
     assert last_stage(None) == last_stage(Trace())  # a trace has every event of every step

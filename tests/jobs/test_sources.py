@@ -6,7 +6,7 @@ import pytest
 
 import ullage
 from ullage.errors import MissingPackage, UllageError
-from ullage.jobs import Configuration, build
+from ullage.jobs import Model, build
 from ullage.jobs.sources.names import model_names
 
 TINY_BERT = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32}
@@ -19,7 +19,7 @@ TINY_BART = {
 
 
 def estimate(source, **options):
-    return ullage.estimate(source, gpu="A100-40GB", **{"batch_size": 2} | options)
+    return ullage.estimate(ullage.Model(source, **{"batch_size": 2} | options), gpu="A100-40GB")
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def estimate(source, **options):
     [
         ("torchvision:squeezenet1_0", {"input_shape": [3, 64, 64]}),
         ("torchvision:lraspp_mobilenet_v3_large", {"input_shape": [3, 64, 64]}),
-        ("torchvision:deeplabv3_mobilenet_v3_large", {"input_shape": [3, 64, 64], "set": {"aux_loss": True}}),
+        ("torchvision:deeplabv3_mobilenet_v3_large", {"input_shape": [3, 64, 64], "settings": {"aux_loss": True}}),
         ("torchvision:r3d_18", {"input_shape": [3, 4, 32, 32]}),
         ("torchvision:ssdlite320_mobilenet_v3_large", {"input_shape": [3, 64, 64]}),
         ("torchvision:vit_b_32", {"input_shape": [3, 64, 64], "inference": True}),
@@ -62,7 +62,7 @@ def test_vision_models_run(source, options):
 def test_transformers_classes_get_inputs_and_labels_from_their_config(name, settings):
     length = {} if name.startswith("ViT") else {"sequence_length": 16}
     for inference in (False, True):
-        e = estimate(f"hf:{name}", set=settings, inference=inference, **length)
+        e = estimate(f"hf:{name}", settings=settings, inference=inference, **length)
         assert e.fits and e.steps == (0 if inference else 3)
 
 
@@ -74,14 +74,14 @@ def test_a_model_folder_and_a_config_file(tmp_path):
     assert folder.peak_reserved == file.peak_reserved
     assert any("sequence length 64" in note for note in folder.notes)
     assert any("weights in bfloat16" in note for note in folder.notes)
-    larger = estimate(f"hf:{tmp_path}", set={"n_embd": 64})
+    larger = estimate(f"hf:{tmp_path}", settings={"n_embd": 64})
     assert larger.peak_allocated > folder.peak_allocated
 
 
 def test_defaults_are_those_of_the_model_and_are_noted():
     assert any("3,299,299" in note for note in estimate("torchvision:inception_v3").notes)
     assert any("3,160,160" in note for note in estimate("timm:test_vit").notes)
-    roberta = estimate("hf:RobertaForMaskedLM", set=TINY_BERT | {"max_position_embeddings": 34})
+    roberta = estimate("hf:RobertaForMaskedLM", settings=TINY_BERT | {"max_position_embeddings": 34})
     assert any("sequence length 32 " in note for note in roberta.notes)
 
 
@@ -126,7 +126,7 @@ def own(tmp_path, monkeypatch):
 
 @pytest.mark.tiny
 def test_a_factory_in_a_file_or_a_module(own, monkeypatch, tmp_path):
-    assert estimate(f"{own}:Words", sequence_length=8, set={"words": 50}).steps == 3
+    assert estimate(f"{own}:Words", sequence_length=8, settings={"words": 50}).steps == 3
     assert estimate(f"{own}:pixels", input_shape=[3, 8, 8]).steps == 3
     assert estimate(f"{own}:pair", input_shape=[4]).steps == 3
     monkeypatch.syspath_prepend(tmp_path)
@@ -143,7 +143,7 @@ def test_a_factory_in_a_file_or_a_module(own, monkeypatch, tmp_path):
         ("pixels", {}, "--input-shape"),
         ("pixels", {"sequence_length": 8}, "no nn.Embedding"),
         ("pixels", {"input_shape": [4, 8, 8]}, "does not run with"),
-        ("pixels", {"set": {"wrong": 1}}, "unexpected keyword"),
+        ("pixels", {"settings": {"wrong": 1}}, "unexpected keyword"),
     ],
 )
 def test_a_factory_that_does_not_work_gets_one_message(own, name, options, text):
@@ -157,7 +157,7 @@ def test_a_missing_package_gets_the_line_to_type(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setitem(__import__("sys").modules, package, None)
             with pytest.raises(MissingPackage, match=rf"package {package}; type: pip install 'ullage\[models\]'"):
-                build(Configuration(model=source, batch_size=1))
+                build(Model(source, batch_size=1))
 
 
 def test_names_are_found_without_importing_the_packages():
@@ -168,5 +168,5 @@ def test_names_are_found_without_importing_the_packages():
 
 def test_a_line_may_say_that_its_model_is_compiled():
     row = {"model": "mlp:x", "widths": [8, 4], "batch": 2}
-    plain, compiled = (build(Configuration.from_row({**row, "compiled": wanted})) for wanted in (False, True))
+    plain, compiled = (build(Model.from_row({**row, "compiled": wanted})) for wanted in (False, True))
     assert not hasattr(plain, "_orig_mod") and type(compiled._orig_mod) is type(plain)

@@ -54,6 +54,10 @@ def test_it_is_four_times_the_model_whatever_the_batch() -> None:
 
 def test_a_type_without_training_is_refused() -> None:
     with pytest.raises(InvalidValue, match="no training memory for int8"):
-        ullage.estimate("torchvision:resnet18", estimator="accelerate", set={"accelerate.dtype": "int8"})
+        ullage.estimate(
+            ullage.Model("torchvision:resnet18", settings={"accelerate.dtype": "int8"}), estimator="accelerate"
+        )
     with pytest.raises(InvalidValue, match="needed one of"):
-        ullage.estimate("torchvision:resnet18", estimator="accelerate", set={"accelerate.dtype": "fp12"})
+        ullage.estimate(
+            ullage.Model("torchvision:resnet18", settings={"accelerate.dtype": "fp12"}), estimator="accelerate"
+        )

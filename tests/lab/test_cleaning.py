@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from ullage.cli.main import app
 from ullage.errors import InvalidValue
-from ullage.jobs import Configuration
+from ullage.jobs import Model
 from ullage_lab.clean import rows as cleaning
 from ullage_lab.clean.measured_files import REASONS, CleaningReport
 from ullage_lab.clean.rows import clean
@@ -118,8 +118,8 @@ def test_data_sets_of_earlier_releases_are_read(tmp_path: Path) -> None:
 
 def test_features_are_those_of_the_configuration(tmp_path: Path) -> None:
     (row,), _ = cleaned(measured(tmp_path / "m.jsonl", [mlp()]))
-    found = features(Configuration.from_row(json.loads(row["configuration"])))
-    assert found == features(Configuration.from_row(MLP))
+    found = features(Model.from_row(json.loads(row["configuration"])))
+    assert found == features(Model.from_row(MLP))
     assert [tuple(layer.values()) for layer in row["layers"]] == list(found.layers)
     assert row["activations_batch"] == 596 * row["activations"] == 596 * found.activations
     assert (row["parameters"], row["count_linear"], row["depth"]) == (3906500, 2, 2)

@@ -71,7 +71,7 @@ def test_what_zero_does_not_have_is_refused(options: dict[str, int]) -> None:
 
 def test_options_through_the_public_face() -> None:
     def asked(**settings: object) -> int:
-        found = ullage.estimate("torchvision:resnet18", estimator="deepspeed", set=settings)
+        found = ullage.estimate(ullage.Model("torchvision:resnet18", settings=settings), estimator="deepspeed")
         assert found.figure_kind == "allocated" and found.process_memory is None
         return found.figure
 

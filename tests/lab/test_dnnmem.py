@@ -4,8 +4,8 @@ import pytest
 
 from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
-from ullage.jobs import Configuration
-from ullage.jobs.workload import Workload
+from ullage.jobs import Model
+from ullage.jobs.job import JobRequest
 from ullage_lab.estimators.dnnmem import TrainingWalk, record, states_of
 from ullage_lab.estimators.graph import ComputationGraph, Operator
 
@@ -71,18 +71,16 @@ def test_states_of_optimizers(name: str, states: int) -> None:
 
 
 def test_the_graph_of_a_perceptron() -> None:
-    graph = record(Configuration(model="mlp:x", widths=[64, 32, 10], batch_size=4), gpu("T4"))
+    graph = record(Model("mlp:x", settings={"widths": [64, 32, 10]}, batch_size=4), gpu("T4"))
     assert sum(graph.sizes[number] for number in graph.weights) == 4 * (64 * 32 + 32 + 32 * 10 + 10)
     assert {"aten.addmm.default", "aten.relu.default"} <= {operator.name for operator in graph.operators}
 
 
 def test_it_is_near_ullage_on_a_convolutional_network() -> None:
     """The paper reports errors below about a fifth; Ullage's figures are measured ones to within a few percent."""
-    configuration = Configuration(
-        model="torchvision:resnet18", batch_size=16, input_shape=[3, 64, 64], optimizer="adam"
-    )
-    ours = find("ullage").estimate(Workload(configuration=configuration), gpu("H200"))
-    theirs = find("dnnmem").estimate(Workload(configuration=configuration), gpu("H200"))
+    configuration = Model("torchvision:resnet18", batch_size=16, input_shape=[3, 64, 64], optimizer="adam")
+    ours = find("ullage").estimate(JobRequest(configuration), gpu("H200"))
+    theirs = find("dnnmem").estimate(JobRequest(configuration), gpu("H200"))
     assert theirs.figure_kind == "process"
     assert theirs.figure == pytest.approx(ours.figure, rel=0.25)
     assert sum(theirs.breakdown.values()) == theirs.process_memory

@@ -12,8 +12,8 @@ from ullage.cli.main import app
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
-from ullage.jobs import Configuration
-from ullage.jobs.workload import Workload
+from ullage.jobs import Model
+from ullage.jobs.job import JobRequest
 from ullage_lab.estimators import dnnperf as estimator
 from ullage_lab.estimators.dnnperf import (
     KINDS,
@@ -31,8 +31,8 @@ from ullage_lab.train import dnnperf as training
 NAMES = list(KINDS)
 
 
-def mlp(**options: object) -> Configuration:
-    return Configuration.from_row({"model": "mlp:x", "widths": [64, 128, 10], "batch": 32, "opt": "adam"} | options)
+def mlp(**options: object) -> Model:
+    return Model.from_row({"model": "mlp:x", "widths": [64, 128, 10], "batch": 32, "opt": "adam"} | options)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_autocast_is_in_the_graph() -> None:
 
 def test_a_convolution_has_its_hyperparameters() -> None:
     pytest.importorskip("torchvision")
-    made = graph_of(Configuration(model="tv:squeezenet1_1", batch_size=2, input_shape=[3, 64, 64], optimizer="sgd"))
+    made = graph_of(Model("tv:squeezenet1_1", batch_size=2, input_shape=[3, 64, 64], optimizer="sgd"))
     first = next(node for node in made.nodes if NAMES[node.kind] == "convolution")
     assert (first.kernel, first.stride, first.groups) == (9, 4, 1)
     assert first.flops == 2 * 2 * 64 * 31 * 31 * 3 * 9
@@ -153,7 +153,7 @@ def test_the_train_command_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_the_shipped_weights_answer_with_what_they_know() -> None:
-    answer = find("dnnperf").estimate(Workload(configuration=mlp(widths=[1024, 4096, 10])), gpu("A100-40GB"))
+    answer = find("dnnperf").estimate(JobRequest(mlp(widths=[1024, 4096, 10])), gpu("A100-40GB"))
     assert answer.figure_kind == "reserved" and answer.figure == answer.peak_reserved
     assert answer.process_memory is None
     text = " ".join(answer.notes)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet
 import torch
 
-from ullage.jobs import Configuration, build
+from ullage.jobs import Model, build
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTORY = re.compile(r'"((?:benchmarks/|ullage\.)[\w./]+:\w+)"')
@@ -39,7 +39,7 @@ def test_every_factory_that_a_file_names_is_there():
     found = {name for text in shipped() for name in FACTORY.findall(text)}
     assert len(found) > 40
     for name in found:
-        place, _, factory = Configuration.from_row({"model": name, "batch": 1}).model.partition(":")
+        place, _, factory = Model.from_row({"model": name, "batch": 1}).name.partition(":")
         assert callable(getattr(importlib.import_module(place), factory)), name
 
 
@@ -54,5 +54,5 @@ def test_models_have_as_many_parameters_as_when_they_were_measured():
     assert len(wanted) > 15
     with torch.device("meta"):
         for name, row in wanted.items():
-            model = build(Configuration.from_row(row))
+            model = build(Model.from_row(row))
             assert sum(each.numel() for each in model.parameters()) == row["parameters"], name

@@ -9,8 +9,8 @@ from tests.lab.synthetic import rows
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
-from ullage.jobs import Configuration
-from ullage.jobs.workload import Workload
+from ullage.jobs import Model
+from ullage.jobs.job import JobRequest
 from ullage_lab.estimators.fast import NAMES, closed_bytes, load, parts_of, save, vector_of
 from ullage_lab.train.fast import FOLDS, _group_folds, _grow, conformal, jobs_of, train_fast
 
@@ -99,8 +99,8 @@ def test_weights_come_back_and_the_estimator_uses_them(trained, tmp_path) -> Non
     save(model, file)
     again, row = load(file), rows(1, seed=5)[0]
     assert again.reserved(row) == pytest.approx(model.reserved(row), rel=1e-5)
-    job = Workload(
-        configuration=Configuration(model="mlp:x", widths=[512, 512, 10], batch_size=32, optimizer="adam"),
+    job = JobRequest(
+        Model("mlp:x", settings={"widths": [512, 512, 10]}, batch_size=32, optimizer="adam"),
         options={"weights": str(file)},
     )
     e = find("fast").estimate(job, gpu("A100-40GB"))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.jobs import Configuration, train
+from ullage.jobs import Model, train
 from ullage.jobs.sources.build import prepare
 from ullage.units import GIB
 from ullage_lab.draw.generated import (
@@ -49,7 +49,7 @@ def test_the_same_seed_gives_the_same_rows_and_a_larger_set_begins_with_the_smal
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_was_counted_is_what_the_model_has(family: str) -> None:
     for row in small(family, 40):
-        configuration = Configuration.from_row(row)
+        configuration = Model.from_row(row)
         model, task = prepare(configuration)
         assert sum(parameter.numel() for parameter in model.parameters()) == row["parameters"], row
         inputs, targets = task.batch(configuration.batch_size)
@@ -64,7 +64,7 @@ def test_what_was_counted_is_what_the_model_has(family: str) -> None:
 def test_drawn_rows_train(family: str) -> None:
     for row in small(family, 6, seed=1, precision={"fp32": 1.0}):
         steps = iter(range(9))
-        train(Configuration.from_row(row), 2, device="cpu", after_iteration=steps.__next__)
+        train(Model.from_row(row), 2, device="cpu", after_iteration=steps.__next__)
         assert next(steps) == 2
 
 

@@ -6,8 +6,8 @@ import ullage
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
-from ullage.jobs import Configuration
-from ullage.jobs.workload import Workload
+from ullage.jobs import Model
+from ullage.jobs.job import JobRequest
 from ullage_lab.estimators import llmem
 
 PAGE = 2 << 20
@@ -55,10 +55,15 @@ def test_a_head_in_32_bits_doubles_its_part() -> None:
 
 def test_a_model_by_its_name() -> None:
     pytest.importorskip("transformers")
-    found = ullage.estimate(
-        "hf:GPT2LMHeadModel", batch_size=2, sequence_length=64, precision="amp_bf16", checkpointing=True,
-        set={"n_layer": 2, "n_embd": 64, "n_head": 2, "llmem.dp": 2}, gpu="H200", estimator="llmem",
-    )  # fmt: skip
+    model = ullage.Model(
+        "hf:GPT2LMHeadModel",
+        batch_size=2,
+        sequence_length=64,
+        precision="amp_bf16",
+        checkpointing=True,
+        settings={"n_layer": 2, "n_embd": 64, "n_head": 2, "llmem.dp": 2},
+    )
+    found = ullage.estimate(model, gpu="H200", estimator="llmem")
     assert found.figure_kind == "process" and found.peak_allocated is None
     assert found.breakdown["context"] == gpu("H200").context
 
@@ -66,8 +71,8 @@ def test_a_model_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"model": "torchvision:resnet18"}, "decoder language models"),
-        ({"model": "hf:BertForMaskedLM"}, "not BertForMaskedLM"),
+        ({"name": "torchvision:resnet18"}, "decoder language models"),
+        ({"name": "hf:BertForMaskedLM"}, "not BertForMaskedLM"),
         ({"optimizer": "sgd"}, "made for Adam"),
         ({"precision": "fp32"}, "16-bit"),
         ({"checkpointing": False}, "checkpointing"),
@@ -75,8 +80,8 @@ def test_a_model_by_its_name() -> None:
     ],
 )
 def test_what_it_does_not_support_is_said(options: dict[str, object], reason: str) -> None:
-    values = {"model": "hf:GPT2LMHeadModel", "batch_size": 2, "precision": "amp_bf16", "checkpointing": True} | options
-    answer = find("llmem").supports(Workload(configuration=Configuration(**values)))  # type: ignore[arg-type]
+    values = {"name": "hf:GPT2LMHeadModel", "batch_size": 2, "precision": "amp_bf16", "checkpointing": True} | options
+    answer = find("llmem").supports(JobRequest(Model(**values)))  # type: ignore[arg-type]
     assert answer is not None and reason in answer
 
 

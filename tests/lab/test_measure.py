@@ -11,7 +11,7 @@ from tests import commands
 
 import ullage
 from ullage.errors import InvalidValue
-from ullage.jobs import Configuration
+from ullage.jobs import Model
 from ullage.measuring import runs, single_run
 from ullage.measuring.runs import GpuMemory, RunRequest, read_runs
 from ullage.measuring.single_run import measure_here
@@ -171,7 +171,7 @@ def test_the_same_seed_draws_the_same_runs_and_every_one_can_be_read():
     assert rows == draw(60, seed=5, avoid={"tv:resnet18"}) != draw(60, seed=6)
     assert len({row["id"] for row in rows}) == 60 and "tv:resnet18" not in {row["model"] for row in rows}
     for row in rows:
-        Configuration.from_row(row)
+        Model.from_row(row)
 
 
 def test_an_id_that_comes_twice_is_refused():

@@ -15,7 +15,7 @@ from tests.commands import ullage as command
 
 import ullage
 from ullage.errors import InvalidValue
-from ullage.jobs import Configuration, read_rows, train
+from ullage.jobs import Model, read_rows, train
 from ullage.jobs.sources.build import prepare
 from ullage.units import GIB
 from ullage_lab.draw.generated import DEFAULTS, generate
@@ -159,7 +159,7 @@ def test_memory_as_a_child_measures_it_is_that_of_the_usual_loop(number: int) ->
     with ullage.virtual_gpu("H200") as gpu:
         found = run_memory(prepare_memory({**row, "iterations": 3}))
     with ullage.virtual_gpu("H200") as usual:
-        train(Configuration.from_row(row), 4 if row["precision"] == "amp_fp16" else 3)
+        train(Model.from_row(row), 4 if row["precision"] == "amp_fp16" else 3)
     assert found["peak_alloc"] == usual.peak_allocated == gpu.peak_allocated
     assert found["peak_reserved"] == usual.peak_reserved
     assert found["optimizer_steps"] >= 3
@@ -316,7 +316,7 @@ def test_sixteen_bit_gradients_do_not_keep_the_optimizer_from_stepping() -> None
     rows = [row for row in generate("mlp", 30, 8, SMALL) if row["precision"] == "amp_fp16"][:3]
     for row in rows:
         with cheap_start():
-            model, task = prepare(Configuration.from_row(row))
+            model, task = prepare(Model.from_row(row))
         model = on_gpu(model, device="cpu")
         inputs, targets = task.batch(row["batch"])
         task.loss(model(inputs), targets).backward()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ullage.errors import InvalidValue
-from ullage.jobs import Configuration
+from ullage.jobs import Model
 from ullage.units import GIB
 from ullage_lab.clean.families import _KNOWN, FRESH, ModelFamily, family_of, is_for_testing
 from ullage_lab.draw import real as real_models
@@ -39,7 +39,7 @@ def test_families_of_the_second_and_third_test_are_all_for_testing_and_none_was_
         "benchmarks/later_steps.py:generator": "ullage_lab.networks.drawn:image_generator",
     }
     for old, new in moved.items():
-        assert Configuration.from_row({"model": old, "batch": 1}).model == new
+        assert Model.from_row({"model": old, "batch": 1}).name == new
         assert family_of({"model": old}) == family_of({"model": new})
     assert family_of({"model": "benchmarks/fresh_networks.py:unet"}) == ModelFamily("unet", "cnn")
 
@@ -89,7 +89,7 @@ def test_real_runs_are_drawn_again_by_the_same_seed_and_fit(monkeypatch: pytest.
     assert not any(row["model"].startswith("timm") for row in rows)
     assert max(row["guess"] for row in rows) <= 8 * GIB and min(row["batch"] for row in rows) == 1
     assert {row["precision"] for row in rows} == {"fp32", "tf32", "amp_bf16", "amp_fp16", "bf16"}
-    assert all(Configuration.from_row(row).batch_size == row["batch"] for row in rows)
+    assert all(Model.from_row(row).batch_size == row["batch"] for row in rows)
     with pytest.raises(InvalidValue, match="no feasible model"):
         draw_real(0, 5, DrawingLimits(GIB // 8, 0.05))
     long = [draw_real(number, 5, DrawingLimits(8 * GIB, 0.05, 0.02)) for number in range(20)]

@@ -99,7 +99,7 @@ def test_a_ranking_needs_measured_runs():
 
 def test_where_the_gpu_is_there_the_truth_is_measured(monkeypatch):
     import ullage.hardware
-    from ullage.cli.options import target_of
+    from ullage.cli.options import request_from
     from ullage.measuring import runs
     from ullage_lab.cli import compare as comparison
 
@@ -111,14 +111,14 @@ def test_where_the_gpu_is_there_the_truth_is_measured(monkeypatch):
 
     monkeypatch.setattr(ullage.hardware, "local_gpus", lambda: [card])
     monkeypatch.setattr(runs, "measure_apart", measured)
-    job = target_of("torchvision:resnet18", batch_size=2)
-    ((name, run),) = comparison._truth(job, comparison._row(job), card, None, True)
+    job = request_from("torchvision:resnet18", batch_size=2)
+    ((name, run),) = comparison._truth(job, job.to_row(), card, None, True)
     assert (name, run.allocated, run.reserved, run.process) == ("measured here, now", 5, 7, 17)
     assert orders[0].row["model"] == "torchvision:resnet18" and orders[0].row["batch"] == 2
-    assert comparison._truth(job, comparison._row(job), ullage_gpu("T4"), None, True) == [], "another GPU is no truth"
-    assert comparison._truth(job, comparison._row(job), card, None, False) == []
-    script = target_of(__file__, ["--epochs", "1"])
-    comparison._truth(script, comparison._row(script), card, None, True)
+    assert comparison._truth(job, job.to_row(), ullage_gpu("T4"), None, True) == [], "another GPU is no truth"
+    assert comparison._truth(job, job.to_row(), card, None, False) == []
+    script = request_from(__file__, ["--epochs", "1"])
+    comparison._truth(script, script.to_row(), card, None, True)
     assert orders[1].script == __file__ and orders[1].args == ["--epochs", "1"]
 
 

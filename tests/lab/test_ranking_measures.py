@@ -6,7 +6,7 @@ import pytest
 
 from ullage.allocator import CachingAllocator, History, replay, survives
 from ullage.hardware import gpu
-from ullage.jobs import Configuration
+from ullage.jobs import Model
 from ullage.units import GIB, MIB
 from ullage_lab.judge import standings
 from ullage_lab.judge.page import _time_axis
@@ -172,10 +172,8 @@ def test_a_configuration_finds_its_measured_run():
         run(id="broken", row={"model": "tv:resnet18"}),
     ]  # fmt: skip
     options = {"batch_size": 8, "input_shape": [3, 64, 64], "optimizer": "sgd"}
-    same = Configuration.from_options("torchvision:resnet18", **options)
+    same = Model("torchvision:resnet18", **options)
     assert [one.id for one in matching(same, rows)] == ["vision"]
-    assert not matching(Configuration.from_options("torchvision:resnet18", **options | {"batch_size": 9}), rows)
-    gpt = Configuration.from_options(
-        "hf:GPT2LMHeadModel", batch_size=2, sequence_length=16, set={"n_layer": 2, "vocab_size": 99}
-    )
+    assert not matching(Model("torchvision:resnet18", **options | {"batch_size": 9}), rows)
+    gpt = Model("hf:GPT2LMHeadModel", batch_size=2, sequence_length=16, settings={"n_layer": 2, "vocab_size": 99})
     assert [one.id for one in matching(gpt, rows)] == ["language"]

@@ -10,7 +10,7 @@ from tests.commands import ullage as run
 from torch import nn
 
 from ullage.errors import InvalidValue
-from ullage.jobs import Workload
+from ullage.jobs import JobRequest
 from ullage.performance.step import StepCalls
 from ullage.virtual import virtual_gpu
 from ullage_lab.calls import identity, packed, prepared, unpacked
@@ -41,7 +41,7 @@ def step() -> dict:
             optimizer.step()
             optimizer.zero_grad()
 
-    return step_of(Workload(function=train)).to_dict()
+    return step_of(JobRequest(train)).to_dict()
 
 
 def test_tensors_are_such_as_the_call_had() -> None:

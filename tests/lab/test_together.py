@@ -16,7 +16,7 @@ import pytest
 from tests.mps import CONTROL
 
 from ullage.errors import UllageError, UnknownName
-from ullage.jobs.configuration import read_rows
+from ullage.jobs.model import read_rows
 from ullage.units import GIB
 from ullage_lab.measure import together
 from ullage_lab.measure.job_sets import JobSet, draw_sets, rounds, sets_in
@@ -33,7 +33,7 @@ import sys, time
 from pathlib import Path
 from ullage_lab.measure import together
 from ullage_lab.measure.job_sets import JobSet, sets_in
-from ullage.jobs.configuration import read_rows
+from ullage.jobs.model import read_rows
 
 folder = Path(sys.argv[1])
 

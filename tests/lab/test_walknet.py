@@ -8,21 +8,21 @@ import ullage
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
-from ullage.jobs import Configuration
-from ullage.jobs.workload import Workload
+from ullage.jobs import Model
+from ullage.jobs.job import JobRequest
 from ullage_lab.estimators.fast import trained as trained_fast
 from ullage_lab.estimators.walknet.networks import SHIPPED, load, shipped
 
 GIB = 1 << 30
 LEARNED = ("walknet", "walknet+transformer", "fast")
-MLP = Configuration(model="mlp:x", widths=[2048, 4096, 4096, 1000], batch_size=256, optimizer="adam")
-CNN = Configuration(
-    model="ullage_lab.networks.generated:cnn", batch_size=32, optimizer="sgd", input_shape=[3, 96, 96],
+MLP = Model("mlp:x", settings={"widths": [2048, 4096, 4096, 1000]}, batch_size=256, optimizer="adam")
+CNN = Model(
+    "ullage_lab.networks.generated:cnn", batch_size=32, optimizer="sgd", input_shape=[3, 96, 96],
     num_classes=10,
     settings={"arch": "pyramid", "filters": [32, 64, 128], "kernels": [3, 3, 3], "down": [1, 2], "batch_norm": True},
 )  # fmt: skip
-ENCODER = Configuration(
-    model="ullage_lab.networks.generated:transformer", batch_size=16, optimizer="adamw", sequence_length=128,
+ENCODER = Model(
+    "ullage_lab.networks.generated:transformer", batch_size=16, optimizer="adamw", sequence_length=128,
     precision="bf16", num_classes=10,
     settings={"kind": "encoder", "vocabulary": 5000, "length": 128, "size": 256, "layers": 4, "heads": 4,
               "middle": 1024},
@@ -31,9 +31,9 @@ ENCODER = Configuration(
 
 @pytest.mark.parametrize("name", LEARNED)
 @pytest.mark.parametrize("job", [MLP, CNN, ENCODER], ids=["mlp", "cnn", "transformer"])
-def test_the_answer_is_near_that_of_the_virtual_gpu(name: str, job: Configuration) -> None:
-    ours = find("ullage").estimate(Workload(configuration=job), gpu("H200"))
-    e = find(name).estimate(Workload(configuration=job), gpu("H200"))
+def test_the_answer_is_near_that_of_the_virtual_gpu(name: str, job: Model) -> None:
+    ours = find("ullage").estimate(JobRequest(job), gpu("H200"))
+    e = find(name).estimate(JobRequest(job), gpu("H200"))
     assert e.figure_kind == "process" and e.upper >= e.figure
     assert ours.process_memory is not None
     slack = 1.5 * GIB if name != "fast" else 0.4 * ours.process_memory
@@ -62,12 +62,11 @@ def test_the_cards_name_every_file() -> None:
 
 def test_bins_can_be_wider_and_the_sum_stays() -> None:
     narrow, wide = (
-        find("walknet").estimate(Workload(configuration=MLP, options=options), gpu("H200"))
-        for options in ({}, {"bin": "8GiB"})
+        find("walknet").estimate(JobRequest(MLP, options=options), gpu("H200")) for options in ({}, {"bin": "8GiB"})
     )
     assert wide.figure % (8 * GIB) == 0 and wide.figure >= narrow.figure
     with pytest.raises(InvalidValue, match=r"a multiple of 1.00 GiB; found '1500MiB'"):
-        find("walknet").estimate(Workload(configuration=MLP, options={"bin": "1500MiB"}), gpu("H200"))
+        find("walknet").estimate(JobRequest(MLP, options={"bin": "1500MiB"}), gpu("H200"))
 
 
 def test_fast_has_a_bound_that_was_calibrated() -> None:
@@ -77,7 +76,7 @@ def test_fast_has_a_bound_that_was_calibrated() -> None:
 
 
 def test_another_gpu_is_said_to_be_another_one() -> None:
-    e = find("walknet").estimate(Workload(configuration=MLP), gpu("A100-40GB"))
+    e = find("walknet").estimate(JobRequest(MLP), gpu("A100-40GB"))
     assert any("trained on an H200 alone" in note for note in e.notes)
 
 
@@ -89,9 +88,9 @@ def test_they_answer_for_real_models_by_name() -> None:
 
 
 def test_inference_is_refused_with_the_reason() -> None:
-    job = Configuration(model="mlp:x", widths=[8, 4], batch_size=2, inference=True)
+    job = Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2, inference=True)
     with pytest.raises(InvalidValue, match="this is inference"):
-        find("fast").estimate(Workload(configuration=job), gpu("H200"))
+        find("fast").estimate(JobRequest(job), gpu("H200"))
 
 
 def test_the_data_that_they_were_trained_on_are_in_the_source() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ullage.errors import InvalidValue
-from ullage.jobs import Configuration
+from ullage.jobs import Model
 from ullage_lab.draw.generated import generate
 from ullage_lab.estimators.walknet.features import closed_formula, closed_parts, features
 
@@ -35,13 +35,13 @@ class Peeking(nn.Module):
         return out * 2 if out.sum().item() > 1e9 else out
 
 
-def own(name: str, **more: object) -> Configuration:
-    return Configuration(model=f"{__file__}:{name}", batch_size=4, input_shape=[6], optimizer="sgd", **more)  # type: ignore[arg-type]
+def own(name: str, **more: object) -> Model:
+    return Model(f"{__file__}:{name}", batch_size=4, input_shape=[6], optimizer="sgd", **more)  # type: ignore[arg-type]
 
 
 def test_a_perceptron_by_hand() -> None:
     found = features(
-        Configuration(model="mlp:x", widths=[8, 16, 4], batch_size=32, optimizer="adam", bn=True, drop=True)
+        Model("mlp:x", settings={"widths": [8, 16, 4], "drop": True, "bn": True}, batch_size=32, optimizer="adam")
     )
     assert found.layers == (
         ("linear", 16, 144), ("batch_norm", 16, 32), ("relu", 16, 0), ("dropout", 16, 0), ("linear", 4, 68),
@@ -65,9 +65,9 @@ def test_a_model_that_looks_at_values_runs_on_a_virtual_gpu() -> None:
 
 def test_a_wrong_shape_is_an_error_of_ours() -> None:
     with pytest.raises(InvalidValue, match="Twice does not run: RuntimeError: "):
-        features(Configuration(model=f"{__file__}:Twice", batch_size=4, input_shape=[7], optimizer="sgd"))
+        features(Model(f"{__file__}:Twice", batch_size=4, input_shape=[7], optimizer="sgd"))
     with pytest.raises(InvalidValue, match="shape of its input"):
-        features(Configuration(model=f"{__file__}:Twice", batch_size=4))
+        features(Model(f"{__file__}:Twice", batch_size=4))
 
 
 def test_fused_attention_keeps_no_scores_and_eager_attention_does() -> None:
@@ -76,9 +76,9 @@ def test_fused_attention_keeps_no_scores_and_eager_attention_does() -> None:
         "settings": {"kind": "decoder", "vocabulary": 50, "length": 64, "size": 16, "layers": 2, "heads": 4,
                      "middle": 32, "dropout": 0.0},
     }  # fmt: skip
-    fused = features(Configuration.from_row(row))
+    fused = features(Model.from_row(row))
     row["settings"]["eager"] = True  # type: ignore[index]
-    eager = features(Configuration.from_row(row))
+    eager = features(Model.from_row(row))
     assert fused.counts["attention"] == eager.counts["attention"] == 2
     scores = 2 * 4 * 64 * 64
     assert eager.kept_numbers - fused.kept_numbers == scores - 2 * 4 * 64  # the kernels keep one number a row
@@ -87,14 +87,14 @@ def test_fused_attention_keeps_no_scores_and_eager_attention_does() -> None:
 
 def test_gpt2_projections_are_counted_as_such() -> None:
     row = next(row for row in generate("transformer", 50, 0) if row["settings"]["conv1d"])
-    found = features(Configuration.from_row(row))
+    found = features(Model.from_row(row))
     assert found.counts["conv1d"] > 0 and found.counts["linear"] == 1
 
 
 @pytest.mark.parametrize("family", ("mlp", "cnn", "transformer"))
 def test_the_count_of_the_drawing_agrees_with_the_closed_formula(family: str) -> None:
     for row in list(generate(family, 6, 11)):
-        found = features(Configuration.from_row(row))
+        found = features(Model.from_row(row))
         assert found.parameters == row["parameters"]
         assert 0.8 < row["need"] / closed_formula(found) < 1.5
 
@@ -102,7 +102,7 @@ def test_the_count_of_the_drawing_agrees_with_the_closed_formula(family: str) ->
 def test_optimizer_and_precision_move_the_parts_as_they_should() -> None:
     parts = {
         (opt, precision): closed_parts(
-            features(Configuration(model="mlp:x", widths=[64, 64], batch_size=8, optimizer=opt, precision=precision))
+            features(Model("mlp:x", settings={"widths": [64, 64]}, batch_size=8, optimizer=opt, precision=precision))
         )
         for opt in ("sgd", "sgdm", "adam")
         for precision in ("fp32", "amp_bf16", "bf16")
@@ -115,30 +115,30 @@ def test_optimizer_and_precision_move_the_parts_as_they_should() -> None:
 
 
 def test_inference_keeps_no_gradients() -> None:
-    parts = closed_parts(features(Configuration(model="mlp:x", widths=[64, 64], batch_size=8, inference=True)))
+    parts = closed_parts(features(Model("mlp:x", settings={"widths": [64, 64]}, batch_size=8, inference=True)))
     assert parts["gradients"] == parts["optimizer"] == 0 and parts["activations"] > 0
 
 
 @pytest.mark.parametrize(
     ("configuration", "counts"),
     [
-        ({"model": "tv:resnet18", "batch_size": 2}, {"conv2d": 20, "batch_norm": 20, "linear": 1}),
-        ({"model": "tv:vit_b_16", "batch_size": 2}, {"attention": 12, "layer_norm": 25}),
-        ({"model": "timm:efficientnet_b0", "batch_size": 2}, {"batch_norm": 49, "conv2d": 81}),
-        ({"model": "hf:GPT2LMHeadModel", "batch_size": 2, "sequence_length": 32}, {"conv1d": 48, "attention": 12}),
-        ({"model": "hf:BertForMaskedLM", "batch_size": 2, "sequence_length": 32}, {"linear": 74, "attention": 12}),
+        ({"name": "tv:resnet18", "batch_size": 2}, {"conv2d": 20, "batch_norm": 20, "linear": 1}),
+        ({"name": "tv:vit_b_16", "batch_size": 2}, {"attention": 12, "layer_norm": 25}),
+        ({"name": "timm:efficientnet_b0", "batch_size": 2}, {"batch_norm": 49, "conv2d": 81}),
+        ({"name": "hf:GPT2LMHeadModel", "batch_size": 2, "sequence_length": 32}, {"conv1d": 48, "attention": 12}),
+        ({"name": "hf:BertForMaskedLM", "batch_size": 2, "sequence_length": 32}, {"linear": 74, "attention": 12}),
     ],
 )
 def test_real_models(configuration: dict[str, object], counts: dict[str, int]) -> None:
-    source = str(configuration["model"]).partition(":")[0]
+    source = str(configuration["name"]).partition(":")[0]
     pytest.importorskip({"tv": "torchvision", "timm": "timm", "hf": "transformers"}[source])
-    found = features(Configuration(optimizer="sgd", **configuration))  # type: ignore[arg-type]
+    found = features(Model(optimizer="sgd", **configuration))  # type: ignore[arg-type]
     assert {kind: found.counts[kind] for kind in counts} == counts
     assert sum(own for _, _, own in found.layers) >= 0.9 * found.parameters
 
 
 def test_nothing_of_a_model_stays_behind() -> None:
-    configuration = Configuration(model="mlp:x", widths=[8, 4, 2], batch_size=16)
+    configuration = Model("mlp:x", settings={"widths": [8, 4, 2]}, batch_size=16)
 
     def tensors() -> int:
         gc.collect()

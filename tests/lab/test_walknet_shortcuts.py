@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from ullage.errors import InvalidValue
-from ullage.jobs import Configuration
+from ullage.jobs import Model
 from ullage_lab.draw.generated import generate
 from ullage_lab.estimators.walknet import features as walknet_features
 from ullage_lab.estimators.walknet.features import features
@@ -104,7 +104,7 @@ def test_generated_models_need_no_virtual_gpu(family: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(walknet_features, "_on_virtual_gpu", refuse)
     for row in generate(family, 15, 4):
-        assert features(Configuration.from_row(row)).parameters == row["parameters"]
+        assert features(Model.from_row(row)).parameters == row["parameters"]
 
 
 def test_a_model_that_does_not_fit_its_input_is_refused() -> None:
@@ -116,4 +116,4 @@ def test_a_model_that_does_not_fit_its_input_is_refused() -> None:
         "settings": {"widths": [8, 4]},
     }
     with pytest.raises(InvalidValue, match="does not run"):
-        features(Configuration.from_row(row))
+        features(Model.from_row(row))

@@ -10,9 +10,9 @@ from torch import nn
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
-from ullage.jobs import Configuration
+from ullage.jobs import Model
+from ullage.jobs.job import JobRequest, Script
 from ullage.jobs.training import train
-from ullage.jobs.workload import Workload
 from ullage_lab.estimators.xmem.estimator import CpuTraining, TooLarge, profiled, run_on_cpu
 from ullage_lab.estimators.xmem.replay import (
     FORWARD,
@@ -27,7 +27,7 @@ from ullage_lab.estimators.xmem.replay import (
     simulate,
 )
 
-MLP = Configuration(model="mlp:x", widths=[128, 256, 10], batch_size=64, optimizer="sgdm")
+MLP = Model("mlp:x", settings={"widths": [128, 256, 10]}, batch_size=64, optimizer="sgdm")
 PARAMETERS = [128 * 256 * 4, 256 * 4, 256 * 10 * 4, 10 * 4]
 
 
@@ -148,7 +148,7 @@ def test_a_function_that_takes_a_device(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(tmp_path)
     import train_on_device
 
-    answer = find("xmem").estimate(Workload(function=train_on_device.train), gpu("T4"))
+    answer = find("xmem").estimate(JobRequest(train_on_device.train), gpu("T4"))
     assert answer.breakdown["parameters"] == 1024 * 1024 * 4 and answer.figure_kind == "reserved"
     assert answer.peak_reserved is not None and answer.peak_reserved >= 2 * 1024 * 1024 * 4
     assert answer.process_memory is None
@@ -156,25 +156,25 @@ def test_a_function_that_takes_a_device(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_is_not_supported_has_a_reason() -> None:
     supports = find("xmem").supports
-    amp = Configuration(model="mlp:x", widths=[8, 4], batch_size=2, precision="amp_bf16")
-    assert "autocast" in (supports(Workload(configuration=amp)) or "")
-    assert "one argument" in (supports(Workload(function=lambda: None)) or "")
-    assert "import" in (supports(Workload(function=lambda device: None)) or "")  # type: ignore[misc, arg-type]
-    assert supports(Workload(script="train.py")) is not None
-    assert supports(Workload(configuration=MLP)) is None
+    amp = Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2, precision="amp_bf16")
+    assert "autocast" in (supports(JobRequest(amp)) or "")
+    assert "one argument" in (supports(JobRequest(lambda: None)) or "")
+    assert "import" in (supports(JobRequest(lambda device: None)) or "")  # type: ignore[misc, arg-type]
+    assert supports(JobRequest(Script("train.py"))) is not None
+    assert supports(JobRequest(MLP)) is None
 
 
 def test_veritasest_is_for_convolutional_networks() -> None:
     pytest.importorskip("torchvision")
     supports = find("veritasest").supports
-    assert supports(Workload(configuration=Configuration(model="tv:resnet18", batch_size=2))) is None
-    vit = Configuration(model="tv:vit_b_16", batch_size=2)
-    assert "has attention" in (supports(Workload(configuration=vit)) or "")
-    assert "no convolution" in (supports(Workload(configuration=MLP)) or "")
-    gpt = Configuration(model="hf:GPT2LMHeadModel", batch_size=1, sequence_length=8)
-    assert "transformers" in (supports(Workload(configuration=gpt)) or "")
+    assert supports(JobRequest(Model("tv:resnet18", batch_size=2))) is None
+    vit = Model("tv:vit_b_16", batch_size=2)
+    assert "has attention" in (supports(JobRequest(vit)) or "")
+    assert "no convolution" in (supports(JobRequest(MLP)) or "")
+    gpt = Model("hf:GPT2LMHeadModel", batch_size=1, sequence_length=8)
+    assert "transformers" in (supports(JobRequest(gpt)) or "")
 
 
 def test_an_unknown_option_is_named() -> None:
     with pytest.raises(InvalidValue, match="'steps'"):
-        find("xmem").run(Workload(configuration=MLP, options={"steps": 5}), gpu("T4"))
+        find("xmem").run(JobRequest(MLP, options={"steps": 5}), gpu("T4"))

@@ -21,6 +21,7 @@ from hypothesis.errors import Unsatisfiable
 from prometheus_client.parser import text_string_to_metric_families
 
 import ullage
+import ullage.manager
 from ullage.errors import InvalidValue, NoDaemon, NoSuchJob, NotAllowed
 from ullage.manager.api.gate import Gate
 from ullage.manager.api.metrics import metrics
@@ -48,7 +49,7 @@ class Api:
         self.url = json.loads((run / "api.json").read_text())["url"]
         self.token = (run / "api-token").read_text().strip()
         self.headers = {"Authorization": f"Bearer {self.token}"}
-        self.client = ullage.Client(url=self.url, token=self.token)
+        self.client = ullage.manager.Client(url=self.url, token=self.token)
 
     def get(self, path, **more):
         return requests.get(self.url + path, headers=self.headers, timeout=60, **more)
@@ -91,14 +92,14 @@ def test_a_token_is_needed_and_is_kept_from_others(api):
             answer = requests.get(api.url + path, headers={"Authorization": f"Bearer {token}"}, timeout=60)
             problem(answer, 401)
     with pytest.raises(NotAllowed, match="Authorization"):
-        ullage.Client(url=api.url, token="wrong").queue()
+        ullage.manager.Client(url=api.url, token="wrong").queue()
     given = api.home.client.call("api")
     assert given == {"url": api.url, "token": api.token}
 
 
 @pytest.mark.parametrize("way", ["socket", "api"])
 def test_a_job_from_submission_to_its_end(api, way):
-    client = api.client if way == "api" else ullage.Client(api.home.folder)
+    client = api.client if way == "api" else ullage.manager.Client(api.home.folder)
     [job] = client.submit(["sh", "-c", "echo out; echo err >&2"], memory="1GiB", name=f"by {way}", cwd=api.home.work)
     ended = client.wait(job, timeout=60)
     assert (ended["state"], ended["cause"], ended["promise"]) == ("done", "finished", 1 << 30)
@@ -374,7 +375,7 @@ def test_headers_without_end_are_cut(api):
 
 def test_tokens_are_scoped_listed_and_revoked_one_by_one(api):
     made = {scope: api.client.token_create(scope, scope) for scope in ("read", "submit", "operate")}
-    clients = {scope: ullage.Client(url=api.url, token=each["token"]) for scope, each in made.items()}
+    clients = {scope: ullage.manager.Client(url=api.url, token=each["token"]) for scope, each in made.items()}
     held = api.client.submit(["true"], hold=True, cwd="/tmp")[0]
     allowed = {
         scope: [name for name, do in _doing(clients[scope], held).items() if not _refused(do)] for scope in clients
@@ -417,8 +418,8 @@ def test_a_token_lives_through_a_restart_and_no_longer_than_it_was_made_for(home
     home.kill()
     home.start()
     api.refresh()
-    assert ullage.Client(url=api.url, token=forever["token"]).queue() == []
-    client = ullage.Client(url=api.url, token=short["token"])
+    assert ullage.manager.Client(url=api.url, token=forever["token"]).queue() == []
+    client = ullage.manager.Client(url=api.url, token=short["token"])
 
     def over():
         try:
@@ -564,8 +565,8 @@ def test_the_command_line_does_not_load_the_api():
 
 def test_a_client_needs_a_url_and_a_token():
     with pytest.raises(InvalidValue, match="both a url and a token"):
-        ullage.Client(url="http://127.0.0.1:1")
+        ullage.manager.Client(url="http://127.0.0.1:1")
     with pytest.raises(InvalidValue, match="needed a URL such as"):
-        ullage.Client(url="ftp://x", token="t")
+        ullage.manager.Client(url="ftp://x", token="t")
     with pytest.raises(NoDaemon):
-        ullage.Client(url="http://127.0.0.1:1", token="t").queue()
+        ullage.manager.Client(url="http://127.0.0.1:1", token="t").queue()

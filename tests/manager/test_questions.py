@@ -7,6 +7,7 @@ import pytest
 import requests
 
 import ullage
+import ullage.manager
 from ullage.errors import InvalidValue, NotAllowed, UllageError, UnknownName
 
 MODEL = {"model": "torchvision:alexnet", "options": {"batch_size": 4, "input_shape": [3, 64, 64]}, "gpu": "T4"}
@@ -39,14 +40,16 @@ def remote(home):
 @pytest.fixture
 def api(asked):
     url, token = remote(asked)
-    return ullage.Client(url=url, token=token)
+    return ullage.manager.Client(url=url, token=token)
 
 
 def test_a_model_is_estimated_without_a_job_as_it_is_here_and_kept_through_a_kill(asked, api):
     answer = api.estimate(timeout=120, **MODEL)
     assert (answer["state"], answer["question"]["gpu"], answer["reason"]) == ("done", ["T4"], None)
     [found] = answer["estimates"]
-    here = ullage.estimate("torchvision:alexnet", batch_size=4, input_shape=[3, 64, 64], gpu="T4").to_dict()
+    here = ullage.estimate(
+        ullage.Model("torchvision:alexnet", batch_size=4, input_shape=[3, 64, 64]), gpu="T4"
+    ).to_dict()
     assert {name: value for name, value in found.items() if name != "seconds"} == {
         name: value for name, value in json.loads(json.dumps(here)).items() if name != "seconds"
     }
@@ -139,7 +142,7 @@ def test_an_id_that_nobody_was_given_is_not_found(asked, api):
 def test_others_see_the_answer_if_they_know_its_id_and_never_the_script(asked, api):
     url, _ = remote(asked)
     mine = asked.client.estimate(timeout=120, script="raise ValueError('mine')", cwd=str(asked.work))
-    theirs = ullage.Client(url=url, token=api.token_create("theirs", "submit", user="nobody")["token"])
+    theirs = ullage.manager.Client(url=url, token=api.token_create("theirs", "submit", user="nobody")["token"])
     seen = theirs.estimated(mine["id"])
     assert seen["state"] == "failed" and "script" in mine["question"] and set(seen["question"]) == {"gpu"}
     with pytest.raises(NotAllowed, match="may not use what"):
@@ -149,7 +152,7 @@ def test_others_see_the_answer_if_they_know_its_id_and_never_the_script(asked, a
     who = theirs.estimate(timeout=120, script="import os; raise ValueError(f'I am {os.getuid()}')")
     # A Python in root's own folder cannot be run by anybody else, which shows it too.
     assert "I am 65534" in who["reason"] or "Permission denied" in who["reason"]
-    reader = ullage.Client(url=url, token=api.token_create("reader", "read", user="nobody")["token"])
+    reader = ullage.manager.Client(url=url, token=api.token_create("reader", "read", user="nobody")["token"])
     with pytest.raises(NotAllowed, match="scope submit"):
         reader.estimate(**MODEL)
     assert reader.estimated(mine["id"])["state"] == "failed"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import ullage
+import ullage.manager
+import ullage.manager.simulation
 from ullage.errors import InvalidValue, UllageError
 from ullage.manager.core.trace import stored_trace
 from ullage.manager.identity import Caller
@@ -45,7 +47,7 @@ def test_what_ran_can_be_simulated_again(make_here):
     assert [job.kind.estimates for job in found.jobs] == [{"promised": 20 * GIB}, {"promised": 30 * GIB}]
     real = as_it_was(told)
     assert (real.figures.done, real.figures.failed) == (1, 1)
-    was, again = ullage.replay(told, policy="exclusive", gpus="2xH200")
+    was, again = ullage.manager.simulation.replay(told, policy="exclusive", gpus="2xH200")
     assert was.figures == real.figures and again.figures.done == 2
     assert (again.scenario.policy, again.scenario.gpus, again.scenario.estimator) == ("exclusive", "2xH200", "promised")
     with pytest.raises(InvalidValue, match="before the one to report until"):

@@ -183,7 +183,7 @@ def test_what_was_measured_with_this_very_version_is_not_asked(machine: Machine)
 @pytest.mark.slow
 def test_one_process_serves_a_whole_search(machine: Machine) -> None:
     small = replace(CARD, usable=1200 * MIB)
-    found = ullage.max_batch("tests.virtual.answering:network", gpu=small, input_shape=[5, 19, 23])
+    found = ullage.max_batch(ullage.Model("tests.virtual.answering:network", input_shape=[5, 19, 23]), gpu=small)
     assert found.trials > 3 and machine.starts == 1
     assert len({json.loads(question)[1][0] for question in machine.questions}) == found.trials
 

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from ullage.hardware import gpu
-from ullage.jobs import Configuration, Workload
+from ullage.jobs import JobRequest, Model
+from ullage.jobs.job import Script
 from ullage.performance.alone import utilization_of
 from ullage.performance.step import StepCalls, runs_kernels
 from ullage.virtual import virtual_gpu
@@ -25,7 +26,7 @@ def train(model, optimizer, steps=3, batch=5, inputs=8, loss_of=lambda out: out.
 
 
 def calls_of(function) -> StepCalls:
-    return step_of(Workload(function=function))
+    return step_of(JobRequest(function))
 
 
 def words(step: StepCalls) -> list[str]:
@@ -220,14 +221,14 @@ def test_a_run_that_never_repeats_gives_its_last_step():
         for batch in (2, 3, 4):
             train(model, optimizer, steps=1, batch=batch)
 
-    step = step_of(Workload(function=function))
+    step = step_of(JobRequest(function))
     assert not step.steady
     assert [call["args"][1]["shape"] for call in step if call["operator"] == "aten.addmm.default"] == [[4, 8]]
 
 
 def test_inference_has_iterations_for_steps():
-    configuration = Configuration(model="mlp:x", widths=[8, 6, 4], batch_size=2, inference=True)
-    step = step_of(Workload(configuration=configuration))
+    configuration = Model("mlp:x", settings={"widths": [8, 6, 4]}, batch_size=2, inference=True)
+    step = step_of(JobRequest(configuration))
     assert step.steady and step.optimizer_steps == 0
     assert step.counts()["aten.addmm.default"] == 2
     assert {call["pass"] for call in step.calls} == {"forward", "outside"}
@@ -247,8 +248,8 @@ def test_a_model_by_name_and_a_script_give_the_same_step(tmp_path):
         "    torch.nn.functional.cross_entropy(model(x), y).backward()\n"
         "    optimizer.step()\n"
     )
-    named = step_of(Workload(configuration=Configuration(model="mlp:x", widths=[8, 6, 4], batch_size=2)))
-    followed = step_of(Workload(script=str(script)))
+    named = step_of(JobRequest(Model("mlp:x", settings={"widths": [8, 6, 4]}, batch_size=2)))
+    followed = step_of(JobRequest(Script(str(script))))
     assert json.loads(json.dumps(followed.to_dict())) == followed.to_dict()
     assert words(followed) == words(named)
     assert followed.steady

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import ullage
+import ullage.virtual
 from ullage.allocator import CachingAllocator
 from ullage.estimation.over_gpus import estimate_over_gpus
 from ullage.hardware import gpu as find_gpu
@@ -42,7 +43,7 @@ def convolve(layer: nn.Module, *size: int) -> None:
     layer(torch.zeros(*size, device="cuda", requires_grad=True)).sum().backward()
 
 
-def trials(gpu: ullage.VirtualGPU) -> list[int]:
+def trials(gpu: ullage.virtual.VirtualGPU) -> list[int]:
     requests = gpu.memory.requests
     return [size for place in requests.tried_at for size in requests.sizes(place, place + 1)]
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from ullage import estimate
 from ullage.estimation.timeline.trace import Trace
-from ullage.jobs import Configuration, train
+from ullage.jobs import Model, train
 from ullage.jobs.tasks import Task
 from ullage.virtual.tracking import own_loop
 
@@ -41,7 +41,7 @@ def trusted(monkeypatch):
 
 
 def answer(model, optimizer="adamw", trace=None, **options):
-    configuration = Configuration(model="mlp:x", widths=[8, 4], batch_size=4, optimizer=optimizer, **options)
+    configuration = Model("mlp:x", settings={"widths": [8, 4]}, batch_size=4, optimizer=optimizer, **options)
     found = estimate(lambda: train(configuration, prepared=(model, Task([3, 8, 8], 96))), gpu="H200", trace=trace)
     return found.to_dict() | {"seconds": 0, "timeline": found.timeline, "utilization": repr(found.utilization)}
 

@@ -12,7 +12,7 @@ from ullage.cli.options import Json, MeasuredGpu
 from ullage.cli.progress import following
 from ullage.cli.tables import fitted
 from ullage.errors import UllageError
-from ullage.jobs.configuration import read_rows
+from ullage.jobs.model import read_rows
 from ullage.virtual.releases import as_measured, follow
 
 if TYPE_CHECKING:

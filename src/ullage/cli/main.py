@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from typing import Annotated, Any
 
@@ -10,25 +11,23 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ullage.cli.exit_codes import FAILED, INTERRUPTED, WRONG, exit_code_of
-from ullage.cli.spelling import modern, with_launcher_apart
+from ullage.cli.launched import with_launcher_apart
 from ullage.errors import EXTRAS, LABS, UllageError, distribution
 from ullage.text import plain
-
-ESTIMATES, JOBS, SLURM, SIMULATION, GPUS, RESEARCH = (
-    "Estimate", "Run jobs on shared GPUs", "Slurm clusters", "Simulate", "GPUs", "Research",
-)  # fmt: skip
 
 # The commands in the order of the help, each with the module of this package that has it. A module is imported when its
 # command is typed, so that a wrong option is reported at once.
 _COMMANDS = {
-    ESTIMATES: {
+    "Estimate": {
         "estimate": "estimates",
         "check": "estimates",
         "max-batch": "estimates",
         "plan": "planning",
         "share": "sharing",
+        "compare": "comparison",
+        "gpus": "hardware",
     },
-    JOBS: {
+    "Run jobs on shared GPUs": {
         "serve": "daemon",
         "submit": "submission",
         "shell": "terminal",
@@ -51,11 +50,13 @@ _COMMANDS = {
         "unreserve": "reservations",
         "token": "tokens",
         "page": "page",
+        "top": "monitor",
+        "slurm": "slurm",
+        "simulate": "simulation",
+        "sweep": "simulation",
+        "trace": "traces",
     },
-    SLURM: {"slurm": "slurm"},
-    SIMULATION: {"simulate": "simulation", "sweep": "simulation", "trace": "traces"},
-    GPUS: {"gpus": "hardware", "top": "monitor"},
-    RESEARCH: {
+    "Research": {
         "evaluate": "accuracy",
         "diff": "measurements",
         "measure": "measurements",
@@ -69,23 +70,16 @@ Examples:
 
   ullage estimate torchvision:resnet50 --batch-size 64 --gpu A100-40GB
   ullage estimate train.py --gpu RTX-4090 -- --epochs 90
-  ullage max-batch timm:vit_small_patch16_224 --gpu RTX-4090
-  ullage COMMAND --help
-
-A command exits with 0 when it is done, with 1 when it fails, and with 2 when what was typed is wrong: an option, a
-value, or a name that is not there. 1 and 2 come with a line on standard error. 'check' and 'wait' answer with them.
 """
 
 
 def _tidy(command: Any, params: list[Any]) -> list[Any]:
-    """Show flags and arguments without a type, and paragraphs as paragraphs; take plain values as they are."""
+    """Show flags and arguments without a type, and paragraphs as paragraphs."""
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
         if param.param_type_name == "argument":
             param.display_type_rich = _no_type
-        if getattr(param, "_runtime_param", param) is None:
-            param._runtime_param = _PlainValues()
     paragraphs = (command.help or "").split("\n\n")
     command.help = "\n\n".join(text if "\n  " in f"\n{text}" else " ".join(text.split("\n")) for text in paragraphs)
     return params
@@ -93,27 +87,6 @@ def _tidy(command: Any, params: list[Any]) -> list[Any]:
 
 def _no_type(ctx: Any) -> None:
     """What the help says of an argument's type: its name and its meaning say enough."""
-
-
-class _PlainValues:
-    """Reads the text of an option where that takes no effort, and leaves everything else to typer.
-
-    Typer (since 0.27) reads every option, also one that was not given, with pydantic, which takes longer to import than
-    to report a wrong name.
-    """
-
-    def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:
-        """The value of one parameter."""
-        several = param.multiple or param.nargs == -1
-        kind = param.type_descriptor.annotation
-        if value is None:
-            return () if several else None
-        if several and kind == list[str]:
-            return list(value)
-        if not several and type(value) is kind:
-            return value
-        param._runtime_param = None
-        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
 
 class PlainCommand(TyperCommand):
@@ -124,9 +97,9 @@ class PlainCommand(TyperCommand):
         return _tidy(self, super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the words after the command; older spellings of options are understood."""
+        """Read the words after the command; a launcher's words are its own."""
         try:
-            return super().parse_args(ctx, modern(_path(ctx), with_launcher_apart(_path(ctx), args)))
+            return super().parse_args(ctx, with_launcher_apart(_path(ctx), args))
         except Exception as error:
             if getattr(error, "ctx", ctx) is None:  # the parser does not say where an option lacks its value
                 error.ctx = ctx  # type: ignore[attr-defined]
@@ -178,7 +151,18 @@ def _load(name: str) -> Any:
         settings = getattr(found, "context_settings", None)
         home.command(name, cls=PlainCommand, rich_help_panel=panel, context_settings=settings)(found)
     group: Any = typer.main.get_command(home)
-    return group.commands[name]
+    command = group.commands[name]
+    command.short_help = _short(command.help or "")
+    return command
+
+
+def _short(help: str) -> str:
+    """The first sentence of a help, up to a colon or semicolon, for the list of commands.
+
+    >>> _short("Run the manager: a daemon that runs jobs. It ...")
+    'Run the manager.'
+    """
+    return re.split(r"[.:;](?:\s|$)", help.strip(), maxsplit=1)[0].replace("\n", " ") + "."
 
 
 def _tidied(group: typer.Typer) -> None:

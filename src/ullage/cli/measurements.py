@@ -236,7 +236,7 @@ def diff(
 
       ullage diff d0149 --truth h200_train_steps.jsonl
     """
-    from ullage.jobs import Configuration, read_rows, train
+    from ullage.jobs import Model, read_rows, train
     from ullage.measuring.differences import first_difference, recorded_requests, virtual_requests
 
     rows = {str(line.get("id")): line for line in read_rows(truth)}
@@ -248,9 +248,9 @@ def diff(
         raise UllageError(
             f"run {row} has no recorded history; {len(with_history)} runs have: {', '.join(with_history[:8])} ..."
         )
-    configuration = Configuration.from_row(rows[row])
+    configuration = Model.from_row(rows[row])
     recorded = recorded_requests(truth.parent / history)
-    with Console(stderr=True).status(f"running {configuration.name} on a virtual GPU ..."):
+    with Console(stderr=True).status(f"running {configuration.short_name} on a virtual GPU ..."):
         virtual = virtual_requests(lambda: train(configuration), gpu or "H200")
     found = first_difference(recorded, virtual, around)
     print(f"{rows[row]['model']}: {len(recorded):,} requests and frees recorded, {len(virtual):,} on the virtual GPU")

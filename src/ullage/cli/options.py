@@ -1,6 +1,6 @@
-"""Options that several commands share, and what a command line asks to estimate.
+"""Options that several commands share, and the request that a command line describes.
 
-An option has the name of the argument of `ullage.estimate` that it stands for.
+Options for a job are made from the fields of `Model`, `Script`, `Ranks` and `Training`, with their help.
 """
 
 from __future__ import annotations
@@ -9,219 +9,180 @@ import inspect
 import json
 import os
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from ullage.cli import completion
 from ullage.errors import InvalidValue
+from ullage.jobs.job import Ranks, Script
+from ullage.jobs.model import Model
 from ullage.jobs.ranks import LAUNCHERS, NOT_FOLLOWED
+from ullage.performance.cost import Training
 from ullage.units import parse_duration
 from ullage.virtual import releases
 
 if TYPE_CHECKING:
     from ullage.estimation.jobs.command import ScriptCommand
-    from ullage.estimation.result import Estimate
-    from ullage.hardware import GPU
-    from ullage.jobs import Workload
+    from ullage.jobs import JobRequest
 
-RANKS = "Many GPUs"
-_DEFAULT = "local, where there is one, else H200"
+MODEL, RANKS, LENGTH = (
+    "Model (if SOURCE is a model's name)",
+    "Many GPUs",
+    "How long a training takes, and what it costs",
+)
 ALL = "all"  # the word for all GPUs, or all estimators
+_DEFAULT = "local, where there is one, else H200"
+_GPU = "The GPU to estimate for: a name from 'ullage gpus', the path of a TOML file, or 'local' for this machine's GPU."
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+def option(help: str, *names: str, default: str | None = None, **shown: Any) -> Any:
+    """An option as typer takes it; `default` are the words for what happens without it."""
+    if default is not None:
+        shown["show_default"] = default
+    return typer.Option(*names, help=help, **shown)
+
+
+Json = Annotated[bool, option("Print JSON.", "--json")]
 Gpu = Annotated[
-    str | None, typer.Option("--gpu", "-g", help="The GPU to estimate for: a name from 'ullage gpus', the path of a "
-                             "TOML file, or 'local' for the GPU of this machine.", metavar="NAME",
-                             show_default=_DEFAULT, autocompletion=completion.gpus)
-]  # fmt: skip
-Gpus = Annotated[
-    str | None, typer.Option("--gpu", "-g", help="The GPU to estimate for: a name from 'ullage gpus', the path of a "
-                             "TOML file, or 'local' for the GPU of this machine. Several with commas, or 'all', give "
-                             "a table.", metavar="NAME", show_default=_DEFAULT,
-                             autocompletion=completion.several_gpus)
-]  # fmt: skip
-MeasuredGpu = Annotated[
-    str | None, typer.Option("--gpu", "-g", help="The GPU on which the runs were measured.", metavar="NAME",
-                             show_default="H200, A100-40GB for .csv", autocompletion=completion.gpus)
-]  # fmt: skip
-Source = Annotated[
-    str, typer.Argument(help="A model's name or the path of a script.", metavar="SOURCE", show_default=False,
-                        autocompletion=completion.sources)
-]  # fmt: skip
-ScriptArguments = Annotated[
-    list[str] | None, typer.Argument(help="Arguments of the script, after --.", metavar="ARGS",
-                                     show_default=False)
-]  # fmt: skip
-Seed = Annotated[
-    int, typer.Option(help="Seed of the random generator; the same seed gives the same result.", metavar="N", min=0)
+    str | None, option(_GPU, "--gpu", "-g", metavar="NAME", default=_DEFAULT, autocompletion=completion.gpus)
 ]
-Network = Annotated[bool, typer.Option("--network", help="Let a script reach other machines, to download something.")]
+Gpus = Annotated[
+    str | None,
+    option(
+        _GPU + " Several with commas, or 'all', give a table.",
+        "--gpu",
+        "-g",
+        metavar="NAME",
+        default=_DEFAULT,
+        autocompletion=completion.several_gpus,
+    ),
+]
+MeasuredGpu = Annotated[
+    str | None,
+    option(
+        "The GPU on which the runs were measured.",
+        "--gpu",
+        "-g",
+        metavar="NAME",
+        default="H200, A100-40GB for .csv",
+        autocompletion=completion.gpus,
+    ),
+]
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="A model's name or the path of a script.",
+        metavar="SOURCE",
+        show_default=False,
+        autocompletion=completion.sources,
+    ),
+]
+ScriptArguments = Annotated[
+    list[str] | None,
+    typer.Argument(help="Arguments of the script, after --.", metavar="ARGS", show_default=False),
+]
+Seed = Annotated[int, option("Seed of the random generator; the same seed gives the same result.", metavar="N", min=0)]
 Timeout = Annotated[
-    str | None, typer.Option(help="Give up on a script after this long, such as 90s or 10m.", metavar="TIME",
-                             show_default="5m")
-]  # fmt: skip
+    str | None, option("Give up on a script after this long, such as 90s or 10m.", metavar="TIME", default="5m")
+]
 Pytorch = Annotated[
-    str | None, typer.Option("--pytorch", help="The release of PyTorch on the GPU, such as 2.11: which attention runs "
-                             "and which workspaces stay differ.", metavar="RELEASE",
-                             envvar=releases.VARIABLE, show_envvar=False, autocompletion=completion.releases,
-                             show_default="the one that is installed; 2.11 for newer CPU builds")
-]  # fmt: skip
-InterconnectNames = Annotated[
-    str | None, typer.Option("--interconnect", help="The networks by which ranks reach each other: inside a machine "
-                             "(nvlink1 to nvlink5, pcie3 to pcie5), between machines (ib-hdr, ib-ndr, eth-100, ...), "
-                             "or both with a comma. 4xib-ndr means four adapters in each machine.",
-                             metavar="NAME[,NAME]", show_default="as machines with this GPU are sold",
-                             rich_help_panel=RANKS, autocompletion=completion.interconnects)
-]  # fmt: skip
+    str | None,
+    option(
+        "PyTorch release on the GPU machine, such as 2.11; it changes kernels and workspaces.",
+        "--pytorch",
+        metavar="RELEASE",
+        envvar=releases.VARIABLE,
+        show_envvar=False,
+        autocompletion=completion.releases,
+        default="the one that is installed; 2.11 for newer CPU builds",
+    ),
+]
+Steps = Annotated[int, option("Follow the job for at least this many optimizer steps.", metavar="N")]
+Settings = Annotated[
+    list[str] | None,
+    option(
+        "Another field of ullage.Model, such as attention=flash or freeze=layer1, or else a value of the config of an "
+        "hf: model (n_layer=12) or an argument of another model. Can be given more than once.",
+        "--set",
+        metavar="KEY=VALUE",
+        rich_help_panel=MODEL,
+    ),
+]
+Options = dict[str, tuple[Any, Any]]  # by the name of the parameter: the annotation, and the default
+
+_COMPLETERS = {
+    "optimizer": completion.optimizers,
+    "precision": completion.precisions,
+    "quantize": completion.quantizations,
+    "parallel": completion.parallel,
+    "interconnect": completion.interconnects,
+    "python": completion.pythons,
+}
 
 
-class ScriptOptions:
-    """How a script is started; every command that takes one has these options."""
+def options_of(made: type, *names: str, panel: str | None = None) -> Options:
+    """The options for these fields of a dataclass, all that have a help by default.
 
-    module: Annotated[bool, typer.Option("--module", "-m", help="SOURCE is a module, as in python -m.")] = False
-    network: Network = False
-    python: Annotated[
-        str | None, typer.Option("--python", help="Run a script in another Python, which needs PyTorch but not Ullage: "
-                                 "its path, an environment's folder, or the name of a conda environment.",
-                                 metavar="PATH", autocompletion=completion.pythons,
-                                 show_default="the active environment if it has PyTorch, or else Ullage's own")
-    ] = None  # fmt: skip
-    pytorch: Pytorch = None
-
-
-class FollowOptions(ScriptOptions):
-    """And for how long it is followed."""
-
-    steps: Annotated[
-        int, typer.Option(help="Follow the job for at least this many optimizer steps.", metavar="N")
-    ] = 3  # fmt: skip
-    timeout: Timeout = None
-
-
-class RankOptions:
-    """The ranks of a job of many GPUs, and which of them to follow."""
-
-    world_size: Annotated[
-        int | None, typer.Option("--world-size", help="Run as one rank of N, with what torchrun would set. Each rank "
-                                 "has a GPU.", metavar="N", show_default="as the script is started", min=1,
-                                 rich_help_panel=RANKS)
-    ] = None  # fmt: skip
-    rank: Annotated[
-        int, typer.Option("--rank", help="The rank to follow.", metavar="N", min=0, rich_help_panel=RANKS)
-    ] = 0  # fmt: skip
-    ranks: Annotated[
-        str | None, typer.Option("--ranks", help="Several ranks to follow, such as 0,7. The one that takes most "
-                                 "decides.", metavar="N,N", show_default="0, and the last stage of a pipeline",
-                                 rich_help_panel=RANKS)
-    ] = None  # fmt: skip
-    nodes: Annotated[
-        int, typer.Option("--nodes", help="On how many machines the ranks are.", metavar="N", min=1,
-                          rich_help_panel=RANKS)
-    ] = 1  # fmt: skip
+    >>> list(options_of(Ranks, "size", "nodes"))
+    ['world_size', 'nodes']
+    """
+    hints = get_type_hints(made)
+    found: Options = {}
+    for spec in fields(made):
+        if "help" not in spec.metadata or names and spec.name not in names:
+            continue
+        about = spec.metadata
+        long = about.get("option", spec.name.replace("_", "-"))
+        words = [f"--{long}", *(f"-{letter}" for letter in about.get("letter", ""))]
+        kinds = {hints[spec.name], *get_args(hints[spec.name])}
+        shown: dict[str, Any] = {"rich_help_panel": panel, "autocompletion": _COMPLETERS.get(spec.name)}
+        if bool in kinds:
+            found[long.replace("-", "_")] = Annotated[bool, option(about["help"], *words, **shown)], False
+            continue
+        number = next((kind for kind in (int, float) if kind in kinds and about["metavar"] != "TIME"), None)
+        kind: Any = str if number is None else number
+        default = about.get("default") or (None if spec.default in (None, ()) else str(spec.default))
+        taken = option(about["help"], *words, metavar=about["metavar"], default=default, **shown)
+        found[long.replace("-", "_")] = Annotated[kind | None, taken], None
+    return found
 
 
-MODEL = "Model (when SOURCE is a model's name)"
-TRAINING = "Training (when SOURCE is a model's name)"
+# The fields of a model that are options of their own; --set takes the others.
+_MODEL_FIELDS = (
+    "batch_size",
+    "input_shape",
+    "sequence_length",
+    "optimizer",
+    "precision",
+    "checkpointing",
+    "lora",
+    "quantize",
+    "inference",
+)
+MODEL_OPTIONS = options_of(Model, *_MODEL_FIELDS, panel=MODEL) | {"set": (Settings, None)}
+SCRIPT_OPTIONS = options_of(Script, "module", "network", "python") | {"pytorch": (Pytorch, None)}
+FOLLOW_OPTIONS = SCRIPT_OPTIONS | {"steps": (Steps, 3)} | options_of(Script, "timeout")
+RANK_OPTIONS = options_of(Ranks, "size", "nodes", "follow", panel=RANKS)
+NETWORK_OPTIONS = options_of(Ranks, "interconnect", panel=RANKS)
+SPREAD_OPTIONS = options_of(Ranks, "parallel", panel=RANKS)
+TRAINING_OPTIONS = options_of(Training, panel=LENGTH)
+Network = SCRIPT_OPTIONS["network"][0]
 
 
-class ModelOptions:
-    """The options that describe a model and its training; every command that takes a model's name has them."""
-
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", "-b", help="Samples in a batch.", metavar="N", show_default="32",
-                                 rich_help_panel=TRAINING)
-    ] = None  # fmt: skip
-    input_shape: Annotated[
-        str | None, typer.Option(help="Shape of one sample, such as 3,224,224.", metavar="C,H,W",
-                                 show_default="what the model was made for", rich_help_panel=MODEL)
-    ] = None  # fmt: skip
-    sequence_length: Annotated[
-        int | None, typer.Option(help="Tokens in a sample.", metavar="N",
-                                 show_default="the model's limit, at most 1024", rich_help_panel=MODEL)
-    ] = None  # fmt: skip
-    num_classes: Annotated[
-        int | None, typer.Option(help="Number of classes.", metavar="N", show_default="the model's own",
-                                 rich_help_panel=MODEL)
-    ] = None  # fmt: skip
-    config: Annotated[
-        str | None, typer.Option(help="For hf:CLASS, a config: a JSON file, a folder with a config.json, or the name "
-                                 "of a model on the hub.", metavar="PATH", rich_help_panel=MODEL)
-    ] = None  # fmt: skip
-    set: Annotated[
-        list[str] | None, typer.Option(help="For hf: models, a value of the config, such as n_layer=12 or "
-                                       "text_config.vocab_size=1000. For other models, an argument of the model. "
-                                       "Can be given more than once.",
-                                       metavar="KEY=VALUE", rich_help_panel=MODEL)
-    ] = None  # fmt: skip
-    attention: Annotated[
-        str | None, typer.Option(help="sdpa, eager, or one of PyTorch's kernels: flash, efficient, cudnn, math.",
-                                 metavar="NAME", show_default="the model's own", rich_help_panel=MODEL,
-                                 autocompletion=completion.attentions)
-    ] = None  # fmt: skip
-    freeze: Annotated[
-        list[str] | None, typer.Option(help="Layers that are not trained, such as 'layer1' or 'blocks.[0-5].*'. "
-                                       "Can be given more than once.", metavar="PATTERN", rich_help_panel=MODEL)
-    ] = None  # fmt: skip
-    lora: Annotated[
-        int | None, typer.Option("--lora", help="Train only LoRA adapters of this rank (needs peft).",
-                                 metavar="N", rich_help_panel=MODEL)
-    ] = None  # fmt: skip
-    lora_targets: Annotated[
-        str | None, typer.Option(help="The layers that get adapters, such as q_proj,v_proj.", metavar="NAMES",
-                                 show_default="every linear one but the last", rich_help_panel=MODEL)
-    ] = None  # fmt: skip
-    quantize: Annotated[
-        str | None, typer.Option(help="For hf: models, hold the frozen weights in nf4, fp4 or int8 (needs "
-                                 "bitsandbytes).", metavar="NAME", rich_help_panel=MODEL,
-                                 autocompletion=completion.quantizations)
-    ] = None  # fmt: skip
-    dtype: Annotated[
-        str | None, typer.Option(help="The type that the weights are loaded in: float32, bfloat16 or float16.",
-                                 metavar="NAME", show_default="as --precision says; for hf:ORG/NAME as saved",
-                                 rich_help_panel=MODEL, autocompletion=completion.dtypes)
-    ] = None  # fmt: skip
-    optimizer: Annotated[
-        str | None, typer.Option("--optimizer", "-O", help="sgd, sgdm, adam, adamw, adamw_fused, rmsprop, adagrad, "
-                                 "adafactor, or any class of torch.optim.", metavar="NAME", show_default="adamw",
-                                 rich_help_panel=TRAINING, autocompletion=completion.optimizers)
-    ] = None  # fmt: skip
-    precision: Annotated[
-        str | None, typer.Option("--precision", "-p", help="fp32, tf32, amp_fp16, amp_bf16, bf16 or fp16.",
-                                 metavar="NAME", show_default="fp32", rich_help_panel=TRAINING,
-                                 autocompletion=completion.precisions)
-    ] = None  # fmt: skip
-    gradient_accumulation: Annotated[
-        int | None, typer.Option(help="Batches for each optimizer step.", metavar="N", show_default="1",
-                                 rich_help_panel=TRAINING)
-    ] = None  # fmt: skip
-    checkpointing: Annotated[
-        bool, typer.Option("--checkpointing", help="Recompute activations in the backward pass.",
-                           rich_help_panel=TRAINING)
-    ] = False  # fmt: skip
-    channels_last: Annotated[
-        bool, typer.Option("--channels-last", help="Keep images and weights in channels-last order.",
-                           rich_help_panel=TRAINING)
-    ] = False  # fmt: skip
-    inference: Annotated[
-        bool, typer.Option("--inference", help="Run the forward pass only, without gradients.",
-                           rich_help_panel=TRAINING)
-    ] = False  # fmt: skip
-
-
-def with_options(*shared: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options that these classes have; it gets them as keyword arguments."""
+def with_options(*shared: Options | type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these options, or those that classes have; it gets them as keyword arguments."""
 
     def added(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         others = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(one, name), annotation=kind)
-            for one in shared
-            for name, kind in get_type_hints(one, include_extras=True).items()
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for options in map(_options, shared)
+            for name, (kind, default) in options.items()
         ]
         command.__signature__ = signature.replace(parameters=[*own, *others])  # type: ignore[attr-defined]
         return command
@@ -229,22 +190,51 @@ def with_options(*shared: type) -> Callable[[Callable[..., None]], Callable[...,
     return added
 
 
-def given_options(values: dict[str, Any]) -> dict[str, Any]:
-    """The model options that were given, as the library takes them.
+def _options(shared: Options | type) -> Options:
+    if isinstance(shared, dict):
+        return shared
+    hints = get_type_hints(shared, include_extras=True)
+    return {name: (kind, getattr(shared, name)) for name, kind in hints.items()}
 
-    >>> given_options({"input_shape": "3,32,32", "set": ["n_layer=2"], "freeze": [], "inference": False})
-    {'input_shape': [3, 32, 32], 'set': {'n_layer': 2}}
+
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given, by their names, as `request_of` takes them.
+
+    >>> given({"input_shape": "3,32,32", "set": ["n_layer=2", "lora_targets=q,v"], "inference": False})
+    {'input_shape': [3, 32, 32], 'set': {'n_layer': 2, 'lora_targets': ['q', 'v']}}
     """
-    given = {name: value for name, value in values.items() if value is not None and value is not False and value != []}
-    if "input_shape" in given:
-        from ullage.jobs.configuration import parse_shape
+    found = {name: value for name, value in values.items() if value is not None and value is not False and value != []}
+    return {name: _READ[name](value) if name in _READ else value for name, value in found.items()}
 
-        given["input_shape"] = parse_shape(given["input_shape"], "--input-shape")
-    if "lora_targets" in given:
-        given["lora_targets"] = [name.strip() for name in given["lora_targets"].split(",") if name.strip()]
-    if "set" in given:
-        given["set"] = dict(parse_setting(text) for text in given["set"])
-    return given
+
+def _shape(text: str) -> list[int]:
+    from ullage.jobs.model import parse_shape
+
+    return parse_shape(text, "--input-shape")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise InvalidValue(f"--follow-ranks: needed numbers with commas between them, such as 0,7; found {text!r}")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def _settings(texts: list[str]) -> dict[str, Any]:
+    found = dict(parse_setting(text) for text in texts)
+    lists = {name for name in ("freeze", "lora_targets") if isinstance(found.get(name), str)}
+    found |= {name: [word.strip() for word in found[name].split(",") if word.strip()] for name in lists}
+    if isinstance(found.get("input_shape"), str):
+        found["input_shape"] = _shape(found["input_shape"])
+    return found
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "input_shape": _shape,
+    "follow_ranks": _numbers,
+    "set": _settings,
+    "timeout": parse_duration,
+}
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -263,109 +253,43 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return key.strip(), value
 
 
-@dataclass(frozen=True)
-class EstimateTarget:
-    """What to estimate and with which estimator; `options` are those that were given, `workload` what they describe.
-
-    >>> target_of("torchvision:resnet18", batch_size=8).options
-    {'steps': 3, 'batch_size': 8}
-    """
-
-    source: str
-    options: dict[str, Any]
-    workload: Workload
-    estimator: str = "ullage"
-
-    @property
-    def is_ullage(self) -> bool:
-        """Whether Ullage's own estimator is used."""
-        return self.estimator == "ullage"
-
-    def telling(self, progress: Callable[[str], None]) -> EstimateTarget:
-        """The same for a script, whose run tells what takes long."""
-        return replace(self, workload=replace(self.workload, run=replace(self.workload.run, progress=progress)))
-
-    def run(self, gpu: GPU, **how: Any) -> Estimate:
-        """The estimate on one GPU; `how` are further run options, such as `trace`."""
-        from ullage.estimation.asking import estimate_workload
-
-        workload = replace(self.workload, run=replace(self.workload.run, **how)) if how else self.workload
-        return estimate_workload(workload, gpu, self.estimator)
-
-
-def target_of(
-    source: str,
-    args: list[str] | None = None,
-    *,
-    estimator: str = "ullage",
-    module: bool = False,
-    steps: int = 3,
-    timeout: str | None = None,
-    show_output: bool = False,
-    network: bool = False,
-    python: str | None = None,
-    world_size: int | None = None,
-    rank: int = 0,
-    ranks: str | None = None,
-    nodes: int = 1,
-    interconnect: str | None = None,
-    parallel: str | None = None,
-    pytorch: str | None = None,
-    **model: Any,
-) -> EstimateTarget:
-    """What the command line describes; options that do not belong to this kind of source are refused."""
-    if pytorch:  # children read the variable, so the whole command follows this release
+def request_from(
+    source: str, args: list[str] | None = None, *, estimator: str = "ullage", steps: int = 3, **options: Any
+) -> JobRequest:
+    """The request that a command line describes; options that this kind of source does not have are refused."""
+    if pytorch := options.pop("pytorch", None):  # children read the variable, so the whole command follows this release
         os.environ[releases.VARIABLE] = releases.named(pytorch).name
-    from ullage.jobs.kinds import SCRIPT, check_script, kind_of
-
-    if source.endswith(".py") and not module:
-        check_script(source)  # at once: the rest takes longer to import
     from ullage.estimation.estimators.registry import check_name
     from ullage.estimation.jobs.command import EACH_GPU
-    from ullage.jobs.workload import workload_of
+    from ullage.jobs.job import request_of
+    from ullage.jobs.kinds import SCRIPT, check_script, kind_of
     from ullage.sandbox.interpreter import active_environment
 
     check_name(estimator)
+    asked = given(options)
     by = _launched(source, args)
     if by is not None:
-        if world_size is None:
-            world_size, nodes = by.world_size or None, by.nodes
+        if "world_size" not in asked:
+            asked |= {"world_size": by.world_size} if by.world_size else {}
+            asked |= {"nodes": by.nodes} if by.nodes > 1 else {}
             if by.world_size == EACH_GPU and by.launched_by[:1] != ("accelerate",):  # which knows more than its words
                 raise InvalidValue(f"{source}: needed a number of ranks; type --world-size 8 before {source}")
-        source, args, module = by.source, by.args, by.module
+        source, args = by.source, by.args
+        asked |= {"module": True} if by.module else {}
+        asked |= {"launcher": by.launcher_text} if by.launcher_text else {}
     if steps < 1:
         raise InvalidValue(f"--steps: needed a whole number of at least 1; found {steps}")
-    kind = kind_of(source, module)
-    if kind == SCRIPT and not module:
-        check_script(source)
-    if kind != SCRIPT and args:
+    kind = kind_of(source, asked.get("module", False))
+    if kind == SCRIPT:
+        if not asked.get("module"):
+            check_script(source)
+        if "python" not in asked and (active := active_environment()):
+            asked["python"] = active
+    elif args:
         raise InvalidValue(f"{' '.join(args)!r}: arguments after -- are for scripts; {source} is a model's name")
-    of_script = {
-        "args": args,
-        "module": module,
-        "timeout": None if timeout is None else parse_duration(timeout),
-        "show_output": show_output,
-        "network": network,
-        "python": python or (active_environment() if kind == SCRIPT else None),
-        "world_size": world_size,
-        "rank": rank,
-        "ranks": _numbers(ranks),
-        "nodes": nodes if nodes > 1 else None,
-        "interconnect": interconnect,
-        "launcher": by and by.launcher_text,
-        "parallel": parallel,
-    }
-    options = {"steps": steps, **given_options(model), **{name: value for name, value in of_script.items() if value}}
-    if kind != SCRIPT:
+    else:
         _silence_model_packages()
-    return EstimateTarget(source, options, workload_of(source, options, estimator), estimator)
-
-
-def _numbers(ranks: str | None) -> tuple[int, ...]:
-    words = ranks.split(",") if ranks is not None else []
-    if not all(word.strip().isdecimal() for word in words):
-        raise InvalidValue(f"--ranks: needed numbers with commas between them, such as 0,7; found {ranks!r}")
-    return tuple(dict.fromkeys(map(int, words)))
+    return request_of(source, {"steps": steps, **asked, **({"args": args} if args else {})}, estimator)
 
 
 def _launched(source: str, args: list[str] | None) -> ScriptCommand | None:

@@ -7,9 +7,8 @@ import importlib.util
 import json
 import socket
 import sys
-import webbrowser
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -67,22 +66,14 @@ def check_page() -> None:
         raise MissingPackage("nicegui", "web pages")
 
 
-def serve_answer(question: dict[str, Any], estimates: list[dict[str, Any]], advice: Any, opens: bool) -> None:
-    """Keep an answer, and serve a page that shows it, until Ctrl-C."""
-    from ullage.manager.page.questions import keep_estimates
-
-    number = keep_estimates(home() / ESTIMATES, question, estimates, advice)
-    _serve("0", parse_duration("12h"), "submit", None, f"/estimate/{number}", opens)
-
-
-def _serve(listen: str, lasts: float, scope: str, url: str | None, first: str = "/", opens: bool = False) -> None:
+def _serve(listen: str, lasts: float, scope: str, url: str | None) -> None:
     from ullage.manager.page.kept_sessions import KeptSessions
     from ullage.manager.page.questions import OwnEstimates
     from ullage.manager.page.server import open_door, serve_page
     from ullage.manager.page.sessions import Sessions
 
     here = None if url else OwnEstimates(home() / ESTIMATES)
-    kept = KeptSessions(home() / SESSIONS, url or "") if first == "/" else None
+    kept = KeptSessions(home() / SESSIONS, url or "")
     make_token = None if url else _token_maker(scope, lasts)
     sessions = Sessions(lambda: url or _api(), lasts, make_token, here=here, kept=kept)
 
@@ -90,15 +81,12 @@ def _serve(listen: str, lasts: float, scope: str, url: str | None, first: str = 
         _say(f"the page is at {address}; stop it with Ctrl-C")
         if url is not None:
             return
-        link = f"{address}/sign-in#code={sessions.new_code(first)}"
+        link = f"{address}/sign-in#code={sessions.new_code()}"
         _say(f"sign in, once and within 10 minutes: {link}")
-        if opens:
-            webbrowser.open(link)
-        elif first == "/":
-            try:
-                _api()
-            except NoDaemon as error:
-                _say(f"the page only estimates, until a daemon answers: {error}")
+        try:
+            _api()
+        except NoDaemon as error:
+            _say(f"the page only estimates, until a daemon answers: {error}")
 
     serve_page(open_door(listen, _say), sessions, _say, ready)
 

@@ -20,7 +20,7 @@ from ullage.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
     from ullage.manager.simulation.scenario import Scenario
-    from ullage.manager.simulation.sweep import TraceSource
+    from ullage.manager.simulation.sweeps import TraceSource
 
 RULES, WORLD, DRAWN = "Rules of placement", "The simulated world", "Drawn jobs"
 _RANGE = re.compile(r"\s*([0-9]+)\.\.([0-9]+)(?::([0-9]+))?\s*[x×*]\s*([^,]+)")
@@ -189,7 +189,7 @@ with_scenario_options = with_options(ScenarioOptions, TraceOptions, DrawnOptions
 def sources_of(traces: Sequence[Path], options: dict[str, Any]) -> list[TraceSource]:
     """The traces that were named, and the one that is to be drawn."""
     from ullage.hardware import gpu_list
-    from ullage.manager.simulation.sweep import TraceSource
+    from ullage.manager.simulation.sweeps import TraceSource
 
     found = [TraceSource(str(file), options["trace_format"], options["limit"], options["mix"]) for file in traces]
     if options["generate"] is not None:
@@ -200,7 +200,7 @@ def sources_of(traces: Sequence[Path], options: dict[str, Any]) -> list[TraceSou
 
 def drawn_source(jobs: int, gpus: int, options: dict[str, Any]) -> TraceSource:
     """A trace that is drawn, by the load of so many GPUs."""
-    from ullage.manager.simulation.sweep import TraceSource
+    from ullage.manager.simulation.sweeps import TraceSource
 
     if not 0 < options["load"] < math.inf:  # before a sweep begins; the other options have their limits
         raise InvalidValue(f"--load: needed a number above 0, such as 0.8; found {options['load']:g}")

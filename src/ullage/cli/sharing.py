@@ -17,13 +17,13 @@ import typer
 from ullage.cli import completion
 from ullage.cli.options import (
     ALL,
-    EstimateTarget,
+    MODEL_OPTIONS,
     Gpu,
     Json,
-    ModelOptions,
     Pytorch,
     default_gpu_hint,
-    target_of,
+    option,
+    request_from,
     with_options,
 )
 from ullage.cli.tables import fitted
@@ -33,30 +33,39 @@ from ullage.units import format_duration
 if TYPE_CHECKING:
     from ullage.estimation.result import Estimate
     from ullage.hardware import GPU
+    from ullage.jobs.job import JobRequest
     from ullage.performance.sharing import Sharing
 
 _OF_A_JOB = {"args", "module", "steps", "timeout", "network", "python"}  # may stand in its quotes, besides the model's
 
 
-@with_options(ModelOptions)
+@with_options(MODEL_OPTIONS)
 def share(
     jobs: Annotated[
-        list[str], typer.Argument(help="Two jobs or more: models, scripts, commands of Python, or files that "
-                                  "'ullage estimate --json' wrote. Quote a job of several words.",
-                                  metavar="JOB JOB [JOB...]",
-                                  show_default=False, autocompletion=completion.sources)
+        list[str],
+        typer.Argument(
+            help="Two jobs or more: models, scripts, commands of Python, or files that 'ullage estimate --json' wrote. "
+            "Quote a job of several words.",
+            metavar="JOB JOB [JOB...]",
+            show_default=False,
+            autocompletion=completion.sources,
+        ),
     ],
     gpu: Gpu = None,
     pytorch: Pytorch = None,
     how: Annotated[
-        str, typer.Option(help="How they share it: mps, timeslice or mig; several with commas, or 'all', are compared. "
-                          "mig:PROFILE names the instance that each job gets.", metavar="WAYS",
-                          autocompletion=completion.ways_to_share)
+        str,
+        option(
+            "How they share it: mps, timeslice or mig; several with commas, or 'all', are compared. mig:PROFILE names "
+            "the instance that each job gets.",
+            metavar="WAYS",
+            autocompletion=completion.ways_to_share,
+        ),
     ] = "mps",
     as_json: Json = False,
     **model: Any,
-) -> None:  # fmt: skip
-    """Tell how fast jobs are when they share a GPU, and whether it is worth it.
+) -> None:
+    """Predict how fast jobs run when they share a GPU, and whether sharing is worth it.
 
     A job is written as after 'ullage estimate', or as a command of Python. One of several words stands in quotes;
     options outside of quotes are for all models. A job that is there twice is two copies of it.
@@ -74,8 +83,10 @@ def share(
     """
     from rich.console import Console
 
+    from ullage.estimation.asking import answer_request
     from ullage.hardware import default_gpu
     from ullage.hardware import gpu as find_gpu
+    from ullage.jobs.job import JobRequest
     from ullage.performance.sharing import HOWS, profiles
 
     if len(jobs) < 2:
@@ -90,7 +101,7 @@ def share(
     with Console(stderr=True).status("") as status:
         for text, target in targets.items():
             status.update(f"running {text} on a virtual {card.name} ...")
-            answers[text] = target.run(card) if isinstance(target, EstimateTarget) else target
+            answers[text] = answer_request(target, card) if isinstance(target, JobRequest) else target
     found = {way: _shared([answers[text] for text in jobs], jobs, card, way) for way in ways}
     if as_json:
         print(
@@ -104,7 +115,7 @@ def share(
         print(hint)
 
 
-def _target(text: str, pytorch: str | None, model: dict[str, Any]) -> EstimateTarget | Estimate:
+def _target(text: str, pytorch: str | None, model: dict[str, Any]) -> JobRequest | Estimate:
     """What a job's text stands for: an estimate that was written to a file, or something to estimate."""
     if text.endswith(".json"):
         return _read(Path(text))
@@ -125,10 +136,10 @@ def _target(text: str, pytorch: str | None, model: dict[str, Any]) -> EstimateTa
         raise InvalidValue(f"{text!r}: {names} is not for one job of several; write it outside of the quotes")
     if kind_of(own["source"], own.get("module", False)) != SCRIPT:
         own = {**model, **own}
-    return target_of(**own, pytorch=pytorch)
+    return request_from(**own, pytorch=pytorch)
 
 
-def _command(words: list[str], pytorch: str | None) -> EstimateTarget | None:
+def _command(words: list[str], pytorch: str | None) -> JobRequest | None:
     """What a command of Python runs, as it would be submitted; `None` if it is none."""
     from ullage.estimation.jobs.command import python_of, script_of
 
@@ -137,7 +148,7 @@ def _command(words: list[str], pytorch: str | None) -> EstimateTarget | None:
         return None
     usual = found.program in ("python", "python3") and not found.launcher
     python = None if usual else python_of(found, os.environ).path
-    return target_of(found.source, found.args, module=found.module, python=python, pytorch=pytorch)
+    return request_from(found.source, found.args, module=found.module, python=python, pytorch=pytorch)
 
 
 def _read(file: Path) -> Estimate:
@@ -152,7 +163,9 @@ def _read(file: Path) -> Estimate:
 
 def _gpu_of(targets: Any) -> str | None:
     """The GPU of the estimates that were read from files."""
-    return next((each.gpu for each in targets if not isinstance(each, EstimateTarget)), None)
+    from ullage.estimation.result import Estimate
+
+    return next((each.gpu for each in targets if isinstance(each, Estimate)), None)
 
 
 def _shared(answers: Sequence[Estimate], names: Sequence[str], card: GPU, how: str) -> Sharing:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ullage.manager.simulation.measures import Target
     from ullage.manager.simulation.result import SimulationResult
     from ullage.manager.simulation.scenario import Scenario
-    from ullage.manager.simulation.sweep import CaseOutcome, SweepRow, TargetAnswer
+    from ullage.manager.simulation.sweeps import CaseOutcome, SweepRow, TargetAnswer
     from ullage.manager.simulation.trace import JobTrace
 
 
@@ -251,7 +251,7 @@ def sweep(
       ullage sweep jobs.csv --gpus 4..16xA100-40GB --policy exclusive,ullage --target "waiting<=10m"
       ullage sweep a.csv b.csv --gpus 8xH200 --estimator ullage,none --seeds 10 --resume sweep.jsonl
     """
-    from ullage.manager.simulation import sweep as sweeping
+    from ullage.manager.simulation import sweeps as sweeping
     from ullage.manager.simulation.measures import Target
     from ullage.manager.simulation.pages import plots
     from ullage.manager.simulation.pages import sweeps as page

@@ -11,10 +11,10 @@ from ullage.errors import UllageError
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU, gpus
 from ullage.hardware import gpu as find_gpu
-from ullage.jobs import Configuration
+from ullage.jobs import Model
 from ullage.units import format_bytes, format_duration
 
-Run = Callable[[Configuration, GPU], Estimate]
+Run = Callable[[Model, GPU], Estimate]
 Report = Callable[[str], Any]
 
 LIGHTER = {  # optimizers that keep less state for each weight, the most similar first
@@ -96,7 +96,7 @@ class Option:
 
 
 def options(
-    configuration: Configuration,
+    configuration: Model,
     gpu: str | GPU,
     run: Run,
     progress: Report | None = None,
@@ -130,7 +130,7 @@ def larger_gpu(run: Callable[[GPU], Estimate], answer: Estimate, progress: Repor
 class _Adviser:
     """Tries changes of one job that does not fit."""
 
-    def __init__(self, job: Configuration, gpu: GPU, progress: Report, run: Run) -> None:
+    def __init__(self, job: Model, gpu: GPU, progress: Report, run: Run) -> None:
         self._job, self._gpu, self._progress, self._run = job, gpu, progress, run
 
     def options(self, answer: Estimate | None) -> list[Option]:

@@ -15,15 +15,15 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue, ScriptFailed, UnknownName
-from ullage.estimation.asking import estimate_workload
+from ullage.estimation.asking import answer_request, names_unknown_options, request_for
 from ullage.estimation.result import Estimate
 from ullage.estimation.scripts.parent import many_runs
 from ullage.hardware import GPU, default_gpu
 from ullage.hardware import gpu as find_gpu
-from ullage.jobs.configuration import Configuration
-from ullage.jobs.kinds import FUNCTION, MODEL, kind_of
-from ullage.jobs.workload import Workload, workload_of
+from ullage.jobs.job import Job, JobRequest, Ranks, Script
+from ullage.jobs.model import Model
 from ullage.units import format_bytes
 
 FIRST_GROWTH = 4
@@ -182,26 +182,35 @@ class MaxBatch(int):
         return "\n".join(lines)
 
 
+@names_unknown_options
 def max_batch(
-    source: str | Path | Callable[..., Any],
+    job: str | Path | Callable[..., Any] | Model | Script,
     *,
     gpu: str | GPU | None = None,
     what: str = "batch-size",
     parameter: str | None = None,
     batch_arg: str | None = None,
+    batch_size: int | None = None,
+    args: Sequence[str] = (),
+    ranks: Ranks | int | None = None,
+    steps: int | None = 3,
+    allocator: AllocatorConfig | None = None,
     progress: Progress | None = None,
-    **options: Any,
 ) -> MaxBatch:
     """Find the largest batch that trains on `gpu`; the next larger one does not fit.
 
     Args:
-        source: A model's name, a function or a script, as for `ullage.estimate`.
+        job: A model, a function or a script, as for `ullage.estimate`. The function has a parameter for the size.
         gpu: The GPU, as for `ullage.estimate`.
         what: What to make larger: `"batch-size"`, `"sequence-length"` or `"image-size"`.
         parameter: For a function: the parameter that gets the number. Default: its first.
         batch_arg: For a script: its argument that gets the number, such as `"--batch-size"`.
+        batch_size: Where the search starts, for a model.
+        args: The script's own arguments.
+        ranks: As for `ullage.estimate`.
+        steps: As for `ullage.estimate`.
+        allocator: As for `ullage.estimate`.
         progress: Called after each estimate with the count so far, the number that was tried, and its estimate.
-        options: Other options of `ullage.estimate`. A given `batch_size` is where the search starts.
 
     >>> found = max_batch("torchvision:alexnet", gpu="RTX-3070")
     >>> found.estimate.fits, found.beyond.fits
@@ -209,18 +218,34 @@ def max_batch(
 
     Not covered: a still larger number that fits again, because kernels change with the shape.
     """
+    request = request_for(job, batch_size=batch_size, args=args, ranks=ranks, steps=steps, allocator=allocator)
+    start = getattr(job, WHAT[what][0]) if isinstance(job, Model) and what in WHAT else batch_size
+    return search(request, gpu, what=what, parameter=parameter, batch_arg=batch_arg, start=start, progress=progress)
+
+
+def search(
+    request: JobRequest,
+    gpu: str | GPU | None = None,
+    *,
+    what: str = "batch-size",
+    parameter: str | None = None,
+    batch_arg: str | None = None,
+    start: int | Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> MaxBatch:
+    """`max_batch` for a request; `start` is the first size to try, or the shape that has it last."""
     if what not in WHAT:
         raise UnknownName("thing to search for", what, WHAT)
     begin = time.perf_counter()
-    option, start, step = WHAT[what]
+    _, usual, step = WHAT[what]
     card = find_gpu(gpu or default_gpu())
-    variant = _variants(source, what, parameter, batch_arg, options)
+    variant = _variants(request, what, parameter, batch_arg)
     estimates: dict[int, Estimate] = {}
 
     def estimate_of(number: int) -> Estimate:
         if number not in estimates:
             try:
-                estimates[number] = estimate_workload(variant(number), card)
+                estimates[number] = answer_request(dataclasses.replace(request, job=variant(number)), card)
             except ScriptFailed as error:
                 fit = max((tried for tried, each in estimates.items() if each.fits), default=0)
                 if not fit:
@@ -238,9 +263,9 @@ def max_batch(
         return allocated, answer.fits
 
     limit = card.usable - (card.context or 0)
-    first = argument_value(options.get("args", ()), batch_arg) or options.get(option)
-    with many_runs(of_ranks=bool(options.get("world_size"))), _one_asker(card):
-        largest = Search(trial, limit, step).largest(_start(first, start))
+    first = argument_value(request.script.args, batch_arg) if request.script is not None else start
+    with many_runs(of_ranks=request.ranks.size is not None), _one_asker(card):
+        largest = Search(trial, limit, step).largest(_start(first, usual))
         sure = _sure(largest, step, estimates, estimate_of) if largest else 0
     found, beyond = estimates.get(largest), estimates.get(largest + step)
     return MaxBatch(
@@ -312,35 +337,25 @@ def _start(given: Any, default: int) -> int:
     return given if isinstance(given, int) else default
 
 
-def _variants(
-    source: Any, what: str, parameter: str | None, batch_arg: str | None, options: dict[str, Any]
-) -> Callable[[int], Workload]:
-    """The workload for each number that is tried."""
-    kind = kind_of(source, bool(options.get("module")))
-    if kind == FUNCTION:
-        name = _parameter(source, parameter)
-        rest = {key: value for key, value in options.items() if key != WHAT[what][0]}
-        return lambda number: workload_of(functools.partial(source, **{name: number}), rest)
-    workload = workload_of(source, options)
-    if kind == MODEL:
-        configuration = workload.configuration
-        assert configuration is not None
-        return lambda number: dataclasses.replace(workload, configuration=_with(configuration, what, number))
-    if batch_arg is None:
+def _variants(request: JobRequest, what: str, parameter: str | None, batch_arg: str | None) -> Callable[[int], Job]:
+    """The job for each number that is tried."""
+    model, script, function = request.model, request.script, request.function
+    if function is not None:
+        name = _parameter(function, parameter)
+        return lambda number: functools.partial(function, **{name: number})
+    if model is not None:
+        return lambda number: _with(model, what, number)
+    if script is None or batch_arg is None:
         raise InvalidValue("for a script, say which of its arguments is the batch size: --batch-arg=--batch-size")
-    return lambda number: dataclasses.replace(
-        workload, args=tuple(with_argument(list(workload.args), batch_arg, number))
-    )
+    return lambda number: dataclasses.replace(script, args=with_argument(list(script.args), batch_arg, number))
 
 
-def _with(configuration: Configuration, what: str, number: int) -> Configuration:
+def _with(model: Model, what: str, number: int) -> Model:
     if what == "batch-size":
-        return dataclasses.replace(configuration, batch_size=number)
+        return dataclasses.replace(model, batch_size=number)
     if what == "sequence-length":
-        return dataclasses.replace(configuration, sequence_length=number)
-    return dataclasses.replace(
-        configuration, input_shape=[*(configuration.input_shape or [3, 0, 0])[:-2], number, number]
-    )
+        return dataclasses.replace(model, sequence_length=number)
+    return dataclasses.replace(model, input_shape=[*(model.input_shape or [3, 0, 0])[:-2], number, number])
 
 
 def _parameter(source: Callable[..., Any], wanted: str | None) -> str:

@@ -16,9 +16,9 @@ from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.from_virtual_gpu import estimate_from
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.job import JobRequest
+from ullage.jobs.model import Model
 from ullage.jobs.training import train
-from ullage.jobs.workload import RunOptions
 from ullage.performance.step import StepCalls
 from ullage.virtual import VirtualGPU
 from ullage.virtual.kernels.cudnn.asked import asking
@@ -28,23 +28,23 @@ T = TypeVar("T")
 _ITERATIONS = 5  # of the standard loop; three are watched, two more are there if the requests have not settled
 
 
-def run_model(configuration: Configuration, gpu: GPU, how: RunOptions) -> Estimate:
+def run_model(model: Model, gpu: GPU, request: JobRequest) -> Estimate:
     """The standard training loop; whatever the model does not accept becomes one clear message."""
-    samples = configuration.batch_size * configuration.gradient_accumulation
-    return _of_model(configuration, how, lambda loop: run_function(loop, gpu, how, samples))
+    samples = model.batch_size * model.gradient_accumulation
+    return _of_model(model, request, lambda loop: run_function(loop, gpu, request, samples))
 
 
-def follow_model(configuration: Configuration, gpu: GPU, how: RunOptions) -> VirtualGPU:
+def follow_model(model: Model, gpu: GPU, request: JobRequest) -> VirtualGPU:
     """The virtual GPU on which the standard training loop ran."""
-    return _of_model(configuration, how, lambda loop: follow_function(loop, gpu, how)[0])
+    return _of_model(model, request, lambda loop: follow_function(loop, gpu, request)[0])
 
 
-def _of_model(configuration: Configuration, how: RunOptions, run: Callable[[Callable[[], Any]], T]) -> T:
-    iterations = max(_ITERATIONS, how.steps or 0)
+def _of_model(model: Model, request: JobRequest, run: Callable[[Callable[[], Any]], T]) -> T:
+    iterations = max(_ITERATIONS, request.steps or 0)
 
     def loop() -> None:
         try:
-            train(configuration, iterations, parallel=how.spread)
+            train(model, iterations, parallel=request.ranks.spread)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # which holds the model otherwise, and weights that are held get their values
@@ -58,45 +58,45 @@ def _of_model(configuration: Configuration, how: RunOptions, run: Callable[[Call
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()] or [""]
         raise InvalidValue(
-            f"{configuration.model} does not run with {configuration.in_words()}: {type(error).__name__}: {lines[0]}"
+            f"{model.name} does not run with {model.in_words()}: {type(error).__name__}: {lines[0]}"
         ) from error
 
 
-def run_function(function: Callable[[], Any], gpu: GPU, how: RunOptions, samples: int = 0) -> Estimate:
+def run_function(function: Callable[[], Any], gpu: GPU, request: JobRequest, samples: int = 0) -> Estimate:
     """A function as it is, until its memory has settled; a step takes so many `samples`, if that is known."""
     begin = time.perf_counter()
-    virtual, out_of_memory = follow_function(function, gpu, how)
-    if how.trace is not None:
-        how.trace.fill(virtual)
+    virtual, out_of_memory = follow_function(function, gpu, request)
+    if request.trace is not None:
+        request.trace.fill(virtual)
     found = estimate_from(virtual, time.perf_counter() - begin, out_of_memory)
     return found.with_utilization(
-        StepCalls(**virtual.calls.step() | {"samples": samples, "interconnect": how.interconnect}), gpu
+        StepCalls(**virtual.calls.step() | {"samples": samples, "interconnect": request.ranks.interconnect}), gpu
     )
 
 
-def follow_function(function: Callable[[], Any], gpu: GPU, how: RunOptions) -> tuple[VirtualGPU, str | None]:
+def follow_function(function: Callable[[], Any], gpu: GPU, request: JobRequest) -> tuple[VirtualGPU, str | None]:
     """The virtual GPU on which a function ran, without a limit if it ran out of memory; and the message then."""
     with asking(gpu) as answers:
-        virtual = VirtualGPU(gpu, how.allocator_config)
-        out_of_memory = _watch(function, virtual, how)
+        virtual = VirtualGPU(gpu, request.allocator)
+        out_of_memory = _watch(function, virtual, request)
         if out_of_memory is not None:
-            virtual = VirtualGPU(gpu, how.allocator_config, limited=False)
+            virtual = VirtualGPU(gpu, request.allocator, limited=False)
             virtual.note("memory", "ran out of memory; the figures are those of a card without limit")
-            _watch(function, virtual, how)
+            _watch(function, virtual, request)
         if answers is not None and answers.words:
             virtual.note("asked", answers.words)
     return virtual, out_of_memory
 
 
-def _watch(function: Callable[[], Any], virtual: VirtualGPU, how: RunOptions) -> str | None:
+def _watch(function: Callable[[], Any], virtual: VirtualGPU, request: JobRequest) -> str | None:
     """Run a function until its memory has settled; returns the message if it ran out of memory."""
-    if how.trace is not None:
-        how.trace.watch(virtual)
-    rank = how.as_rank
+    if request.trace is not None:
+        request.trace.watch(virtual)
+    rank = request.ranks.first
     with contextlib.nullcontext() if rank is None else rank.entered(), virtual, _leaving_no_trace():
-        if how.steps is not None:
-            foresee = virtual.progress.foresee if how.trace is None else None  # a trace has every event
-            virtual.progress.on_step = ConvergenceWatch(virtual, how.steps, foresee=foresee).after_step
+        if request.steps is not None:
+            foresee = virtual.progress.foresee if request.trace is None else None  # a trace has every event
+            virtual.progress.on_step = ConvergenceWatch(virtual, request.steps, foresee=foresee).after_step
         try:
             function()
         except MemoryConverged:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.hardware import GPU, nobody_named
-from ullage.performance.cost import TrainingCost, TrainingPlan
+from ullage.performance.cost import Training, TrainingCost
 from ullage.performance.result import Utilization, utilization_html
 from ullage.performance.step import StepCalls
 from ullage.text import AFTER_THE_TIME
@@ -232,7 +232,7 @@ class Estimate:
                 notes = [*notes, f"how long a step takes is not known: {type(error).__name__}: {error}"]
         return replace(self, utilization=found, step_calls=step, notes=list(dict.fromkeys(notes)))
 
-    def for_training(self, plan: TrainingPlan) -> Estimate:
+    def for_training(self, plan: Training) -> Estimate:
         """The same estimate, which says what a whole training takes.
 
         Where a rate of input is known, a step is not quicker than its input. What the run did not tell becomes a note.

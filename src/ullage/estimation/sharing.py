@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.estimation.asking import estimate
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU, default_gpu
 from ullage.hardware import gpu as find_gpu
+from ullage.jobs.job import Function, Script
+from ullage.jobs.model import Model
 from ullage.performance.result import Utilization
 from ullage.performance.sharing import Sharing, share_of
 
-Job = str | Path | Callable[[], Any] | Estimate | Utilization
+Shared = str | Path | Function | Model | Script | Estimate | Utilization
 
 
-def share(jobs: Sequence[Job], *, gpu: str | GPU | None = None, how: str = "mps") -> Sharing:
+def share(jobs: Sequence[Shared], *, gpu: str | GPU | None = None, how: str = "mps") -> Sharing:
     """Tell how fast jobs are together on one GPU, and whether they fit. No GPU is needed.
 
     Args:
-        jobs: At least two. Each is what `ullage.estimate` takes as its source, or an `Estimate`, or a `Utilization`.
+        jobs: At least two. Each is what `ullage.estimate` takes, or an `Estimate`, or a `Utilization`.
         gpu: As in `ullage.estimate`. Default: the GPU of the estimates among the jobs.
         how: `"mps"`, `"timeslice"` or `"mig"`; `"mig:2g.35gb"` names the instance that each job gets.
 
@@ -32,7 +33,7 @@ def share(jobs: Sequence[Job], *, gpu: str | GPU | None = None, how: str = "mps"
     Raises:
         UllageError: With one message that says what was needed and what was found.
 
-    >>> one = estimate("torchvision:resnet18", batch_size=8, input_shape=[3, 64, 64], gpu="H200")
+    >>> one = estimate(Model("torchvision:resnet18", batch_size=8, input_shape=[3, 64, 64]), gpu="H200")
     >>> share([one, one], how="mps").throughput > 1
     True
     """

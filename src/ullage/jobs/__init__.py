@@ -9,20 +9,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ullage.jobs.configuration import Configuration, read_rows
+    from ullage.jobs.job import JobRequest, Script
+    from ullage.jobs.model import Model, read_rows
     from ullage.jobs.sources.build import build
     from ullage.jobs.training import train
-    from ullage.jobs.workload import Workload
 
 _HOMES = {
-    "Configuration": "configuration",
-    "Workload": "workload",
+    "Model": "model",
+    "JobRequest": "job",
+    "Script": "job",
     "build": "sources.build",
-    "read_rows": "configuration",
+    "read_rows": "model",
     "train": "training",
 }
 
-__all__ = ["Configuration", "Workload", "build", "read_rows", "train"]
+__all__ = ["JobRequest", "Model", "Script", "build", "read_rows", "train"]
 
 
 def __getattr__(name: str) -> Any:

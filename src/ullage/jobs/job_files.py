@@ -58,7 +58,7 @@ OUTPUT_HELP = ", ".join(f"%{letter} ({meaning})" for letter, meaning in OUTPUT_P
 
 
 class JobSpec(BaseModel):
-    """A job as its submitter asks for it, from a job file, `ullage submit`, `ullage.Client` or the API.
+    """A job as its submitter asks for it, from a job file, `ullage submit`, `ullage.manager.Client` or the API.
 
     `None` means that nothing was said. Sizes are in bytes or text such as `12GiB`, times in seconds or text such as
     `90m`. `memory` is the promise that the job asks for on each of its GPUs, instead of an estimate.

@@ -14,7 +14,7 @@ from ullage.errors import InvalidValue, ModelLacks, UnknownName
 if TYPE_CHECKING:
     from torch import nn
 
-    from ullage.jobs.configuration import Configuration
+    from ullage.jobs.model import Model
     from ullage.jobs.ranks import Rank
 
 DDP, FSDP2, TP, PP = "ddp", "fsdp2", "tp", "pp"
@@ -45,7 +45,7 @@ def data_ranks(how: str, rank: Rank) -> int:
     return {TP: rank.nodes, PP: 1}.get(how, rank.world_size)
 
 
-def spread(model: nn.Module, how: str, configuration: Configuration, device: str) -> nn.Module:
+def spread(model: nn.Module, how: str, configuration: Model, device: str) -> nn.Module:
     """The model on the GPU of this rank, as it trains with the others. It comes from the CPU, in its types."""
     import torch
     from torch import distributed
@@ -63,7 +63,7 @@ def spread(model: nn.Module, how: str, configuration: Configuration, device: str
     return _shard(model, mesh["data"], configuration, device) if on_node < ranks else model.to(device)
 
 
-def join_ranks(how: str, configuration: Configuration) -> int:
+def join_ranks(how: str, configuration: Model) -> int:
     """Join the other ranks, on the GPU of this one; returns its number on this machine."""
     import torch
 
@@ -85,7 +85,7 @@ def casts_itself(how: str | None, ranks_on_node: int, ranks: int) -> bool:
     return how == FSDP2 or (how == TP and ranks_on_node < ranks)
 
 
-def _shard(model: nn.Module, mesh: Any, configuration: Configuration, device: str) -> nn.Module:
+def _shard(model: nn.Module, mesh: Any, configuration: Model, device: str) -> nn.Module:
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -119,7 +119,7 @@ def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
             yield from repeated_blocks(child)
 
 
-def _split(model: Any, mesh: Any, configuration: Configuration) -> nn.Module:
+def _split(model: Any, mesh: Any, configuration: Model) -> nn.Module:
     """Tensor parallelism by the plan that comes with a model of transformers."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -138,7 +138,7 @@ def _split(model: Any, mesh: Any, configuration: Configuration) -> nn.Module:
     if not wanted or unknown:
         found = f"a plan with {', '.join(unknown)}" if unknown else "none"
         raise ModelLacks(
-            f"{configuration.model}: tensor parallelism needs a plan that comes with the model (tp_plan of "
+            f"{configuration.name}: tensor parallelism needs a plan that comes with the model (tp_plan of "
             f"transformers); found {found}"
         )
     _check_heads(model, mesh.size())

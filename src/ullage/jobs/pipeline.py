@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ullage.errors import InvalidValue, ModelLacks
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.model import Model
 from ullage.jobs.tasks import Task, assume
 
 _MOST_IN_A_STAGE = 4  # micro-batches for each stage: a bubble of a quarter at most
@@ -69,14 +69,14 @@ class Stage(nn.Module):
             return out
 
 
-def cut(model: Any, task: Task, number: int, stages: int, configuration: Configuration) -> Stage:
+def cut(model: Any, task: Task, number: int, stages: int, configuration: Model) -> Stage:
     """One of the stages of a model, which is changed: it loses all that the others have."""
     inner = _inner(model)
     body = getattr(inner, "base_model", None)
     takes = inspect.signature(body.forward).parameters if isinstance(body, nn.Module) else {}
     if not {"input_ids", "inputs_embeds"} <= set(takes) or getattr(inner.config, "is_encoder_decoder", False):
         raise ModelLacks(
-            f"{configuration.model}: stages need a model of transformers that takes text (input_ids, inputs_embeds), "
+            f"{configuration.name}: stages need a model of transformers that takes text (input_ids, inputs_embeds), "
             "not an encoder with a decoder; cut it by hand in a script"
         )
     assert isinstance(body, nn.Module)
@@ -135,7 +135,7 @@ def _inner(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _path_to_blocks(body: nn.Module, configuration: Configuration) -> str:
+def _path_to_blocks(body: nn.Module, configuration: Model) -> str:
     lists = {name: part for name, part in body.named_modules() if isinstance(part, nn.ModuleList) and name}
     outer = {
         name: sum(weights.numel() for weights in part.parameters())
@@ -143,7 +143,7 @@ def _path_to_blocks(body: nn.Module, configuration: Configuration) -> str:
         if not any(name.startswith(f"{other}.") for other in lists)
     }
     if not outer:
-        raise ModelLacks(f"{configuration.model}: stages need a list of layers (nn.ModuleList); found none")
+        raise ModelLacks(f"{configuration.name}: stages need a list of layers (nn.ModuleList); found none")
     found: str = max(outer, key=lambda name: outer[name])
     return found
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ullage.errors import InvalidValue
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.model import Model
 from ullage.jobs.optimizers import make_optimizer
 from ullage.jobs.parallel import PP, casts_itself, join_ranks, spread
 from ullage.jobs.pipeline import cut, microbatches, schedule_of
@@ -31,7 +31,7 @@ _ATTENTION_KERNELS = {
 
 
 def train(
-    configuration: Configuration,
+    configuration: Model,
     iterations: int = 5,
     device: str = "cuda",
     after_iteration: Callable[[], Any] | None = None,
@@ -43,7 +43,7 @@ def train(
     `prepared` is the result of `ullage.jobs.sources.build.prepare`, if the model was built beforehand. `parallel`
     says how the model is spread over the ranks of which this process is one (`ullage.jobs.parallel`).
 
-    >>> train(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, optimizer="sgd"), iterations=1, device="cpu")
+    >>> train(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2, optimizer="sgd"), iterations=1, device="cpu")
     """
     model, task = prepared or prepare(configuration)
     low = low_precision(configuration)
@@ -63,13 +63,13 @@ def train(
         run(configuration, model, task, iterations, device, after_iteration or _nothing)
 
 
-def _in_layout(model: nn.Module, configuration: Configuration) -> nn.Module:
+def _in_layout(model: nn.Module, configuration: Model) -> nn.Module:
     if not configuration.channels_last:
         return model
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
-def _as_spread(configuration: Configuration, parallel: str) -> Configuration:
+def _as_spread(configuration: Model, parallel: str) -> Model:
     """What is left to the loop: FSDP2 casts weights as it gathers them, instead of autocast."""
     ranks = torch.distributed.get_world_size()
     on_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
@@ -78,25 +78,25 @@ def _as_spread(configuration: Configuration, parallel: str) -> Configuration:
     return replace(configuration, precision="fp32")
 
 
-def _has_its_types(configuration: Configuration) -> bool:
+def _has_its_types(configuration: Model) -> bool:
     """Whether a model was made in its types: saved weights, which keep what is in 32 bits, and adapters beside them."""
-    return configuration.lora is not None or configuration.source == "hf" and is_checkpoint(configuration.name)
+    return configuration.lora is not None or configuration.source == "hf" and is_checkpoint(configuration.short_name)
 
 
-def low_precision(configuration: Configuration) -> torch.dtype | None:
+def low_precision(configuration: Model) -> torch.dtype | None:
     """The type that weights are cast to; `None` if they stay in 32 bits, with autocast or without.
 
-    >>> low_precision(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, precision="bf16"))
+    >>> low_precision(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2, precision="bf16"))
     torch.bfloat16
     """
     weights: torch.dtype = getattr(torch, configuration.types.weights)
     return None if weights is torch.float32 else weights
 
 
-def autocast_type(configuration: Configuration) -> torch.dtype | None:
+def autocast_type(configuration: Model) -> torch.dtype | None:
     """The type that autocast uses; `None` without autocast.
 
-    >>> autocast_type(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, precision="amp_fp16"))
+    >>> autocast_type(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2, precision="amp_fp16"))
     torch.float16
     """
     name = configuration.types.autocast
@@ -118,7 +118,7 @@ def _foreseen(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Ca
 
 
 def _train(
-    configuration: Configuration,
+    configuration: Model,
     model: nn.Module,
     task: Task,
     iterations: int,
@@ -157,7 +157,7 @@ def _train(
 
 
 def _train_stage(
-    configuration: Configuration,
+    configuration: Model,
     model: nn.Module,
     task: Task,
     iterations: int,
@@ -189,7 +189,7 @@ def _train_stage(
 
 
 def _infer(
-    configuration: Configuration,
+    configuration: Model,
     model: nn.Module,
     task: Task,
     iterations: int,
@@ -220,7 +220,7 @@ def _trainable(model: nn.Module) -> list[Any]:
     return [{"params": group} for group in groups] if len(groups) > 1 else sum(groups, [])
 
 
-def _batch(configuration: Configuration, task: Task) -> tuple[Any, Any]:
+def _batch(configuration: Model, task: Task) -> tuple[Any, Any]:
     inputs, targets = task.batch(configuration.batch_size)
     low = low_precision(configuration)
     if low is None:
@@ -248,7 +248,7 @@ def _each(batch: Any, act: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 @contextmanager
-def _switches(configuration: Configuration) -> Iterator[None]:
+def _switches(configuration: Model) -> Iterator[None]:
     """Set PyTorch's global switches for TensorFloat-32 and attention kernels during the run."""
     with ExitStack() as stack:
         if configuration.types.tensor_float_32:

@@ -1,4 +1,4 @@
-"""`ullage.Client`: submit jobs and follow them from Python. The command line uses it too.
+"""`ullage.manager.Client`: submit jobs and follow them from Python. The command line uses it too.
 
 The two ways to reach the daemon are in `ullage.manager.transport`.
 """
@@ -31,7 +31,7 @@ _EVENT_WAIT, _LOG_WAIT = 5.0, 0.5  # seconds that one request for events may wai
 class Client:
     """Talks to the daemon of this home, of another one, or with `url` and `token` to any daemon that serves its API.
 
-        with ullage.Client() as manager:
+        with ullage.manager.Client() as manager:
             [job] = manager.submit(["python", "train.py"], memory="12GiB")
             print(manager.wait(job)["state"], manager.logs(job))
 
@@ -128,7 +128,7 @@ class Client:
     def estimate(self, timeout: float | None = None, **question: Any) -> dict[str, Any]:
         """Ask the daemon for an estimate without a job, and wait for the answer.
 
-            answer = ullage.Client().estimate(model="timm:vit_small_patch16_224", options={"batch_size": 64}, gpu="T4")
+            answer = Client().estimate(model="timm:vit_small_patch16_224", options={"batch_size": 64}, gpu="T4")
             print(answer["estimates"][0]["upper"])
 
         The question has a `model`, a `script` (its text) with `args`, or a `command`; and `options`, `gpu` (one name or

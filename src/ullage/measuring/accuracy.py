@@ -11,7 +11,7 @@ from ullage.errors import UllageError
 from ullage.estimation.asking import estimate
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.jobs import Configuration, train
+from ullage.jobs import Model, train
 
 FIGURES = ("allocated", "reserved", "process")
 
@@ -51,7 +51,7 @@ def compare(row: dict[str, Any], gpu: str | GPU = "H200", run: Callable[[], Any]
     figures: dict[str, Any] = {}
     try:
         if run is None:
-            configuration = Configuration.from_row(row)
+            configuration = Model.from_row(row)
             figures = _figures(row, estimate(lambda: train(configuration), gpu=gpu))
         else:
             figures = _figures(row, estimate(run, gpu=gpu))

@@ -22,7 +22,7 @@ from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.scripts.parent import convolutions_of_script
 from ullage.hardware import gpu
 from ullage.hardware.catalogue import ARCHITECTURE_CARDS
-from ullage.jobs.configuration import read_rows, rows_so_far
+from ullage.jobs.model import read_rows, rows_so_far
 from ullage.virtual.kernels.cudnn.candidates import Cudnn, CudnnError
 from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
 

@@ -84,15 +84,12 @@ def apart(
 
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     """In the child process: the figures of the estimate that a file of measured runs keeps."""
-    from ullage.estimation.asking import estimate_workload
-    from ullage.jobs.workload import RunOptions, Workload
+    from ullage.estimation.asking import answer_request
+    from ullage.jobs.job import JobRequest, Script
+    from ullage.jobs.model import Model
 
-    if request["script"]:
-        how = RunOptions(module=request["module"])
-        workload = Workload(script=request["script"], args=tuple(request["args"]), run=how)
-    else:
-        workload = Workload.from_row(request["row"])
-    found = estimate_workload(workload, request["gpu"])
+    script = request["script"] and Script(request["script"], request["args"], module=request["module"])
+    found = answer_request(JobRequest(script or Model.from_row(request["row"])), request["gpu"])
     values = {**found.to_dict(timeline=False, layers=False), "context": found.breakdown["context"]}
     return {name: values[name] for name in ESTIMATED}
 

@@ -23,7 +23,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ullage.hardware.local import driver_version, pynvml
-from ullage.jobs import Configuration, train
+from ullage.jobs import Model, train
 
 # What NVML says of the process that asks: its memory on one GPU. `None` where it says nothing.
 
@@ -111,7 +111,7 @@ def _set_cap(cap: int) -> float:
 
 
 def _train(row: dict[str, Any], iterations: int, answer: dict[str, Any]) -> None:
-    configuration = Configuration.from_row(row)
+    configuration = Model.from_row(row)
     after: list[list[int]] = []
     ends: list[list[int]] = []  # while model, batch and loss are still alive
     outside: list[int | None] = []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue
+from ullage.fields import described
 from ullage.hardware import gpu as find_gpu
 from ullage.home import home
 from ullage.performance.result import NO_SAMPLES_PER_STEP, Utilization
@@ -82,19 +83,35 @@ def _price(value: Any, name: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingPlan:
-    """How long somebody wants to train: `epochs` over `samples`, or `total_steps`.
+class Training:
+    """How long to train: `Training(epochs=90, samples=1281167)`, or `Training(total_steps=10_000)`.
 
     A step takes `samples_per_step`, if the run itself does not tell. The data loader delivers at most `input_rate`
-    samples a second.
+    samples a second. `prices` are a TOML file or its content: `{"currency": "EUR", "kwh": 0.3, "hour": {"H200": 3.5}}`.
+
+    >>> Training(samples=1000).has_length, Training(input_rate=100).has_length
+    (True, False)
     """
 
-    epochs: float | None = None
-    samples: int | None = None
-    samples_per_step: int | None = None
-    total_steps: int | None = None
-    input_rate: float | None = None
-    prices: Prices | None = None
+    epochs: float | None = described(
+        None, "How often the data is gone through.", metavar="N", default="1 with --samples"
+    )
+    samples: int | None = described(
+        None, "Samples in an epoch.", metavar="N", default="the length of a script's DataLoader"
+    )
+    samples_per_step: int | None = described(
+        None, "Samples in a step.", metavar="N", default="the batch of a model, or of a script's DataLoader"
+    )
+    total_steps: int | None = described(None, "The length in steps, instead of --epochs and --samples.", metavar="N")
+    input_rate: float | None = described(
+        None, "Measured data-loader throughput, in samples per second: no step is faster than its input.", metavar="N"
+    )
+    prices: Prices | str | Path | Mapping[str, Any] | None = described(
+        None,
+        "A TOML file with prices of GPUs by the hour and of a kilowatt hour.",
+        metavar="FILE.toml",
+        default="prices.toml in Ullage's folder, if it is there",
+    )
 
     def __post_init__(self) -> None:
         for spec in fields(self):
@@ -103,22 +120,15 @@ class TrainingPlan:
                 raise InvalidValue(f"{spec.name}: needed a number above zero; found {value}")
         if self.total_steps is not None and (self.epochs is not None or self.samples is not None):
             raise InvalidValue("needed either total_steps, or epochs and samples; found both")
-
-    @classmethod
-    def of(cls, prices: str | Path | Mapping[str, Any] | None = None, **given: Any) -> TrainingPlan:
-        """The plan for what was given; prices are a file or what it would have.
-
-        >>> TrainingPlan.of(samples=1000).has_length, TrainingPlan.of(input_rate=100).has_length
-        (True, False)
-        """
-        plan = cls(**given)
-        if prices is not None and not plan.has_length:
+        if self.prices is not None and not self.has_length:
             raise InvalidValue("prices: needed how long to train: epochs, samples or total_steps")
-        known = usual_prices() if prices is None and plan.has_length else prices
-        if known is None:
-            return plan
-        found = Prices.from_dict(known) if isinstance(known, Mapping) else Prices.read(known)
-        return cls(**given, prices=found)
+        object.__setattr__(self, "prices", self._known_prices())
+
+    def _known_prices(self) -> Prices | None:
+        given = usual_prices() if self.prices is None and self.has_length else self.prices
+        if given is None or isinstance(given, Prices):
+            return given
+        return Prices.from_dict(given) if isinstance(given, Mapping) else Prices.read(given)
 
     def check(self, tells_epoch: bool, tells_step: bool) -> None:
         """Refuse, before anything runs, what could not be answered after it.
@@ -134,7 +144,7 @@ class TrainingPlan:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was asked."""
-        return self == TrainingPlan()
+        return self == Training()
 
     @property
     def has_length(self) -> bool:
@@ -158,7 +168,7 @@ class TrainingPlan:
             steps = math.ceil(epochs * math.ceil(samples / step.samples))
         assert steps is not None
         hours, kwh = steps * step.step_s / 3600, steps * step.energy_j / 3.6e6
-        prices = self.prices
+        prices = self._known_prices()
         cost = None if prices is None else prices.of(step.gpu, hours, kwh)
         notes = [f"{prices.source} has no price for {step.gpu}"] if prices is not None and cost is None else []
         return TrainingCost(
@@ -171,9 +181,6 @@ class TrainingPlan:
             currency=None if prices is None or cost is None else prices.currency,
             notes=notes,
         )
-
-
-PLAN_OPTIONS = tuple(spec.name for spec in fields(TrainingPlan))
 
 
 @dataclass(frozen=True, kw_only=True)

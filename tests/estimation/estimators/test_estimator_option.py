@@ -10,6 +10,7 @@ from tests import commands
 from typer.testing import CliRunner
 
 import ullage
+import ullage.estimation.estimators
 from ullage.cli.completion import estimators as complete
 from ullage.cli.main import app
 
@@ -60,14 +61,14 @@ def test_an_unknown_estimator_is_one_clear_message(name: str) -> None:
     assert name in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [["--max-batch"], ["--timeline", "t.html"], ["--snapshot", "s.pickle"]])
+@pytest.mark.parametrize("words", [["--timeline", "t.html"], ["--snapshot", "s.pickle"]])
 def test_what_only_ullage_can_do_is_refused(words: list[str]) -> None:
     done = runner.invoke(app, ["estimate", "torchvision:resnet18", "--estimator", "horus", *words])
     assert done.exit_code != 0 and "is for Ullage's own estimate" in str(done.exception)
 
 
 def test_completion_knows_all() -> None:
-    assert complete("") == ullage.estimators()
+    assert complete("") == ullage.estimation.estimators.estimators()
 
 
 def test_names_are_known_without_pytorch() -> None:

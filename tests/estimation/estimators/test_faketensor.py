@@ -9,8 +9,8 @@ from ullage.errors import InvalidValue
 from ullage.estimation.estimators.faketensor import MARGIN, EveryResult, Meter, propagate
 from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
-from ullage.jobs import Configuration
-from ullage.jobs.workload import Workload
+from ullage.jobs import Model
+from ullage.jobs.job import JobRequest
 
 # MiB, as the evaluators published them for timm models on an A100
 PUBLISHED = [
@@ -18,7 +18,7 @@ PUBLISHED = [
     ("mobilenetv3_small_100", 128, 2079.83518218994),
     ("vgg11", 32, 2021.03604888916),
 ]
-SMALL = Workload(configuration=Configuration(model="mlp:x", widths=[64, 32, 10], batch_size=4, act="Identity"))
+SMALL = JobRequest(Model("mlp:x", settings={"widths": [64, 32, 10], "act": "Identity"}, batch_size=4))
 
 
 @pytest.mark.parametrize(("name", "batch", "mib"), PUBLISHED)
@@ -41,8 +41,8 @@ def test_views_share_and_dead_tensors_are_gone() -> None:
 
 def test_a_count_by_hand() -> None:
     """Input twice, both layers' outputs, and the weights of which a linear layer's operator makes a view."""
-    assert SMALL.configuration is not None
-    forward, backward = propagate(SMALL.configuration, gpu("T4"))
+    assert SMALL.model is not None
+    forward, backward = propagate(SMALL.model, gpu("T4"))
     inputs, hidden, out = 4 * 64 * 4, 4 * 32 * 4, 4 * 10 * 4
     viewed = 4 * (64 * 32 + 32 * 10)
     assert forward == 2 * inputs + hidden + out + viewed
@@ -59,7 +59,7 @@ def test_the_margin_is_four_gib() -> None:
 def test_what_it_was_not_evaluated_for_is_refused() -> None:
     with pytest.raises(InvalidValue, match="this is inference"):
         find("faketensor").estimate(
-            Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2, inference=True)), gpu("T4")
+            JobRequest(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2, inference=True)), gpu("T4")
         )
     with pytest.raises(InvalidValue, match="this is a function"):
-        find("faketensor").estimate(Workload(function=print), gpu("T4"))
+        find("faketensor").estimate(JobRequest(print), gpu("T4"))

@@ -26,16 +26,16 @@ from ullage.estimation.estimators.gpumemnet.features import (
     tuples_of,
 )
 from ullage.estimation.estimators.gpumemnet.networks import WIDTHS, Perceptrons, build, jobs_of, load, shipped
-from ullage.estimation.estimators.registry import Workload, find
+from ullage.estimation.estimators.registry import JobRequest, find
 from ullage.estimation.estimators.weights import SHIPPED, ModelCard, probabilities
 from ullage.hardware import gpu
-from ullage.jobs import Configuration
+from ullage.jobs import Model
 from ullage_lab.estimators.walknet import networks
 
 GIB = 1 << 30
 HOME = Path(features.__file__).parent
 DATA = Path(__file__).parents[3] / "benchmarks" / "data" / "generated_h200.parquet"
-MLP = Configuration(model="mlp:x", widths=[2048, 4096, 4096, 1000], batch_size=256, optimizer="adam")
+MLP = Model("mlp:x", settings={"widths": [2048, 4096, 4096, 1000]}, batch_size=256, optimizer="adam")
 
 
 def small_cnn() -> nn.Module:
@@ -61,12 +61,12 @@ class SmallTransformer(nn.Module):
         return out
 
 
-def job(model: str, **more: object) -> Configuration:
-    return Configuration(model=f"{Path(__file__)}:{model}", batch_size=10, **more)  # type: ignore[arg-type]
+def job(model: str, **more: object) -> Model:
+    return Model(f"{Path(__file__)}:{model}", batch_size=10, **more)  # type: ignore[arg-type]
 
 
 def test_the_features_of_an_mlp_are_those_counted_by_hand() -> None:
-    summary = summary_of(Configuration(model="mlp:x", widths=[8, 4, 2], batch_size=16))
+    summary = summary_of(Model("mlp:x", settings={"widths": [8, 4, 2]}, batch_size=16))
     assert summary.layers == (("linear", 4, 8 * 4 + 4), ("relu", 4, 0), ("linear", 2, 4 * 2 + 2))
     angle = math.pi * 6 / 11  # ReLU is the seventh of eleven functions
     expected = [16, 46, 4 + 4 + 2, 10 * 16, 2, 0, 0, math.sin(angle), math.cos(angle)]
@@ -110,7 +110,7 @@ def test_rows_of_the_data_set_have_the_features_of_their_models(family: str) -> 
     rows = read_rows(DATA, family)
     assert all(family_of(summary_of_row(row)) == family for row in rows)
     for row in rows[:: len(rows) // 4]:
-        found = summary_of(Configuration.from_row(json.loads(row["configuration"])))
+        found = summary_of(Model.from_row(json.loads(row["configuration"])))
         assert totals_of(found, family) == pytest.approx(totals_of(summary_of_row(row), family))
         assert tuples_of(found, family) == tuples_of(summary_of_row(row), family)
 
@@ -146,7 +146,7 @@ def test_an_estimate_asks_neither_allocator_nor_kernels_nor_a_virtual_gpu(name: 
     def refuse(*args: object, **options: object) -> None:
         raise AssertionError("this is ours")
 
-    before = [find(name).estimate(Workload(configuration=one), gpu("H200")).figure for one in (MLP, CNN)]
+    before = [find(name).estimate(JobRequest(one), gpu("H200")).figure for one in (MLP, CNN)]
     monkeypatch.setattr(CachingAllocator, "malloc", refuse)
     monkeypatch.setattr(VirtualGPU, "__enter__", refuse)
     monkeypatch.setattr(workspaces, "workspace", refuse)
@@ -156,8 +156,8 @@ def test_an_estimate_asks_neither_allocator_nor_kernels_nor_a_virtual_gpu(name: 
     ):  # fmt: skip
         monkeypatch.setattr(module, attribute, refuse)
     with pytest.raises((AssertionError, InvalidValue), match="this is ours"):
-        find("walknet").estimate(Workload(configuration=MLP), gpu("H200"))
-    after = [find(name).estimate(Workload(configuration=one), gpu("H200")).figure for one in (MLP, CNN)]
+        find("walknet").estimate(JobRequest(MLP), gpu("H200"))
+    after = [find(name).estimate(JobRequest(one), gpu("H200")).figure for one in (MLP, CNN)]
     assert before == after
 
 
@@ -168,7 +168,7 @@ CNN = job("small_cnn", input_shape=[3, 8, 8], num_classes=5)
 def test_optimizer_and_precision_change_nothing(name: str) -> None:
     """They are not among the published features."""
     jobs = [MLP, dataclasses.replace(MLP, optimizer="sgd", precision="bf16")]
-    first, second = (find(name).estimate(Workload(configuration=one), gpu("H200")) for one in jobs)
+    first, second = (find(name).estimate(JobRequest(one), gpu("H200")) for one in jobs)
     assert first.figure == second.figure and first.notes == second.notes
 
 
@@ -231,16 +231,16 @@ def test_weights_have_a_card_and_were_judged_on_the_rows_of_walknet(family: str,
 
 
 def test_the_classes_are_those_of_the_paper_and_others_can_be_asked_for() -> None:
-    e = find("gpumemnet").estimate(Workload(configuration=CNN), gpu("H200"))
+    e = find("gpumemnet").estimate(JobRequest(CNN), gpu("H200"))
     assert e.figure % (8 * GIB) == 0 and e.upper is None and e.figure_kind == "process"
-    fine = find("gpumemnet").estimate(Workload(configuration=CNN, options={"bin": "1GiB"}), gpu("H200"))
+    fine = find("gpumemnet").estimate(JobRequest(CNN, options={"bin": "1GiB"}), gpu("H200"))
     assert fine.figure % GIB == 0 and fine.figure < 8 * GIB
     with pytest.raises(InvalidValue, match="needs 1GiB or 8GiB for the family cnn; found '2GiB'"):
-        find("gpumemnet").estimate(Workload(configuration=CNN, options={"bin": "2GiB"}), gpu("H200"))
+        find("gpumemnet").estimate(JobRequest(CNN, options={"bin": "2GiB"}), gpu("H200"))
 
 
 def test_another_gpu_is_said_to_be_another_one() -> None:
-    e = find("gpumemnet").estimate(Workload(configuration=MLP), gpu("A100-40GB"))
+    e = find("gpumemnet").estimate(JobRequest(MLP), gpu("A100-40GB"))
     assert any("trained on an H200 alone" in note for note in e.notes)
 
 

@@ -12,8 +12,8 @@ from ullage.estimation.estimators import horus
 from ullage.estimation.estimators.registry import find
 from ullage.estimation.estimators.summary import read_summary
 from ullage.hardware import gpu
-from ullage.jobs import Configuration
-from ullage.jobs.workload import Workload
+from ullage.jobs import Model
+from ullage.jobs.job import JobRequest, Summary, request_of
 
 # Published with the evaluation: neurons in a layer, layers, GiB for a batch of 32 of MNIST
 FULLY_CONNECTED = {
@@ -78,8 +78,8 @@ def test_every_published_figure_of_fully_connected_networks_comes_out(reference:
 
 
 def test_a_network_by_its_configuration_gives_the_published_figure() -> None:
-    workload = Workload(
-        configuration=Configuration(model="mlp:x", widths=[784, *[101] * 11, 10], batch_size=32, act="Identity"),
+    workload = JobRequest(
+        Model("mlp:x", settings={"widths": [784, *[101] * 11, 10], "act": "Identity"}, batch_size=32),
         options={"overhead_mib": 0},
     )
     found = find("horus").estimate(workload, gpu("A100-40GB")).figure / 2**30
@@ -98,14 +98,14 @@ def test_a_torchsummary_text() -> None:
     assert (summary.parameters, summary.batch) == (54_410, None)
     assert horus.activations(summary) == 32 * 26 * 26 + 10  # pooling and dropout are not counted
     with pytest.raises(InvalidValue, match="--batch-size"):
-        find("horus").estimate(Workload(summary_text=TORCHSUMMARY), gpu("T4"))
+        find("horus").estimate(JobRequest(Summary("x.txt", TORCHSUMMARY)), gpu("T4"))
 
 
 def test_a_torchinfo_text_counts_layers_and_not_what_holds_them() -> None:
     summary = read_summary(TORCHINFO)
     assert [layer.kind for layer in summary.layers] == ["Conv2d", "ReLU", "Linear"]
     assert (summary.parameters, summary.batch) == (54_410, 16)
-    found = find("horus").estimate(Workload(summary_text=TORCHINFO), gpu("T4"))
+    found = find("horus").estimate(JobRequest(Summary("x.txt", TORCHINFO)), gpu("T4"))
     assert found.figure == 4 * (16 * (2 * 32 * 26 * 26 + 10 + 54_410) + 54_410) + (800 << 20)
 
 
@@ -121,7 +121,7 @@ def test_a_file_is_read_through_the_public_face(tmp_path: Path) -> None:
     found = ullage.estimate(file, batch_size=8, gpu="T4", estimator="horus")
     assert found.figure == horus.memory(8, 32 * 26 * 26 + 10, 54_410, overhead=800 << 20)
     with pytest.raises(InvalidValue, match="only batch_size counts"):
-        ullage.estimate(file, batch_size=8, optimizer="sgd", gpu="T4", estimator="horus")
+        request_of(file, {"batch_size": 8, "optimizer": "sgd"}, "horus")
     with pytest.raises(InvalidValue, match="a summary has no code"):
         ullage.estimate(file, batch_size=8, gpu="T4")
     with pytest.raises(InvalidValue, match="cannot read"):

@@ -4,19 +4,19 @@ import json
 
 import pytest
 
-import ullage
 from ullage.errors import InvalidValue, UnknownName
+from ullage.estimation.estimators import estimators
 from ullage.estimation.estimators.answer import answer
 from ullage.estimation.estimators.registry import find
 from ullage.estimation.result import Estimate
 from ullage.hardware import gpu
-from ullage.jobs import Configuration
-from ullage.jobs.workload import Workload
+from ullage.jobs import Model
+from ullage.jobs.job import JobRequest, Script, Summary
 
-SMALL = Workload(configuration=Configuration(model="mlp:x", widths=[64, 32, 10], batch_size=4, optimizer="adam"))
+SMALL = JobRequest(Model("mlp:x", settings={"widths": [64, 32, 10]}, batch_size=4, optimizer="adam"))
 
 
-@pytest.mark.parametrize("name", ullage.estimators())
+@pytest.mark.parametrize("name", estimators())
 def test_every_estimator_says_where_it_comes_from(name: str) -> None:
     found = find(name)
     assert found.name == name
@@ -26,25 +26,23 @@ def test_every_estimator_says_where_it_comes_from(name: str) -> None:
 def test_an_unknown_name_lists_all() -> None:
     with pytest.raises(UnknownName) as caught:
         find("oracle")
-    assert all(name in str(caught.value) for name in ullage.estimators())
+    assert all(name in str(caught.value) for name in estimators())
 
 
 def test_ullage_is_the_first_and_the_default() -> None:
-    assert ullage.estimators()[0] == "ullage"
+    assert estimators()[0] == "ullage"
     by_name = find("ullage").estimate(SMALL, gpu("T4"))
     assert (by_name.estimator, by_name.figure, by_name.figure_kind) == ("ullage", by_name.process_memory, "process")
 
 
-def test_a_workload_is_one_thing() -> None:
-    with pytest.raises(InvalidValue, match="needed one of"):
-        Workload().kind  # noqa: B018
-    with pytest.raises(InvalidValue, match="function and script"):
-        Workload(function=print, script="train.py").kind  # noqa: B018
+def test_a_job_has_one_kind() -> None:
+    kinds = [JobRequest(job).kind for job in (print, Script("train.py"), Summary("x.txt", ""), SMALL.job)]
+    assert kinds == ["function", "script", "summary", "model"]
 
 
 def test_what_is_not_supported_is_refused_with_the_reason() -> None:
     with pytest.raises(InvalidValue, match="a summary has no code to run"):
-        find("ullage").estimate(Workload(summary_text="Linear-1"), gpu("T4"))
+        find("ullage").estimate(JobRequest(Summary("x.txt", "Linear-1")), gpu("T4"))
 
 
 @pytest.mark.parametrize("kind", ["allocated", "reserved", "process"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ullage.cli.options import target_of
+from ullage.cli.options import request_from
 from ullage.errors import InvalidValue, MissingPackage, ScriptFailed
 from ullage.estimation.scripts.parent import estimate_script
 from ullage.sandbox.interpreter import active_environment, environment_with, find_interpreter
@@ -117,7 +117,8 @@ def test_an_environment_is_named_by_its_folder_by_conda_or_by_a_command(tmp_path
 
 def test_a_command_uses_the_environment_that_is_active(script, other_python, empty, monkeypatch):
     def python_of(source, **options):
-        return target_of(source, **options).options.get("python")
+        script = request_from(source, **options).script
+        return script and script.python
 
     assert python_of("train.py") is None
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from ullage.cli.options import target_of
-from ullage.cli.spelling import with_launcher_apart
+from ullage.cli.launched import with_launcher_apart
+from ullage.cli.options import request_from
 from ullage.errors import InvalidValue
 from ullage.estimation.jobs.launchers import launched
 from ullage.jobs.ranks import Rank
@@ -69,7 +69,7 @@ def test_what_cannot_be_followed_is_said(words, message, tmp_path, monkeypatch):
     (tmp_path / "a.py").write_text("")
     source, *args = words.split()
     with pytest.raises(InvalidValue, match=message):
-        target_of(source, args)
+        request_from(source, args)
 
 
 def test_the_words_of_a_launcher_that_is_not_followed_are_its_own_too():
@@ -83,10 +83,10 @@ def test_the_words_of_a_launcher_are_its_own(words, tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("")
     typed = with_launcher_apart("estimate", ["--gpu", "H200", *words.split(), "train.py", "--lr", "1"])
     assert typed[:3] == ["--gpu", "H200", "--"]
-    target = target_of(typed[3], typed[4:])
-    run = target.workload.run
-    assert (target.source, target.workload.args, run.world_size) == ("train.py", ("--lr", "1"), 8)
-    assert run.launcher.split()[0] == words.split()[0]
+    request = request_from(typed[3], typed[4:])
+    assert request.script is not None
+    assert (request.script.path, request.script.args, request.ranks.size) == ("train.py", ("--lr", "1"), 8)
+    assert request.ranks.launcher.split()[0] == words.split()[0]
 
 
 @pytest.mark.parametrize(

@@ -249,23 +249,6 @@ def test_who_may_only_read_cannot_submit_or_estimate(page, browser):
 
 
 @pytest.mark.slow
-def test_estimate_serve_shows_that_very_answer(make_home, browser, tmp_path):
-    home = make_home(tmp_path / "h")
-    (home.work / "tiny.py").write_text(TINY)
-    served = Page(home, ["estimate", str(home.work / "tiny.py"), "--gpu", "T4", "--serve"])
-    tab = browser.new_page()
-    try:
-        tab.goto(served.link)
-        tab.wait_for_url(served.url + "/estimate/here-*")
-        figure = re.search(r"fits on T4: (\S+ MiB of \S+ GiB)", served.said())[1]
-        see(tab, ".verdict.good", f"fits on T4: {figure}")
-        see(tab, ".source", str(home.work / "tiny.py"))
-    finally:
-        tab.close()
-        served.process.kill()
-
-
-@pytest.mark.slow
 def test_without_a_daemon_the_page_estimates_for_its_own_user(make_home, browser, tmp_path):
     home = make_home(tmp_path / "h")
     alone = Page(home)

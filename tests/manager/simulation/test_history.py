@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 
 import ullage
+import ullage.manager
+import ullage.manager.simulation
 from ullage.errors import InvalidValue
 from ullage.manager.simulation.engine import simulate
 from ullage.manager.simulation.history import as_it_is, as_it_was, scenario_of_history, trace_of_history
@@ -237,9 +239,9 @@ def test_no_code_runs_because_a_history_names_it(tmp_path):
     file.write_text(code)
     found = told(job(1, attempt(100, 200))) | {"policy": f"{file}:choose"}
     with pytest.raises(InvalidValue, match="policy is theirs.py:choose, a file of its own; name your copy: --policy"):
-        ullage.replay(found)
+        ullage.manager.simulation.replay(found)
     assert as_it_was(found).scenario.policy == f"{file}:choose"
-    assert ullage.replay(found, policy="magm")[1].figures.done == 1
+    assert ullage.manager.simulation.replay(found, policy="magm")[1].figures.done == 1
     assert not (tmp_path / "ran").exists()
-    assert ullage.replay(found, policy=f"{file}:choose")[1].figures.done == 1
+    assert ullage.manager.simulation.replay(found, policy=f"{file}:choose")[1].figures.done == 1
     assert (tmp_path / "ran").exists(), "whoever names it wants it"

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import ullage
+import ullage.manager
+import ullage.manager.simulation
 from ullage.errors import PolicyFailed
 from ullage.manager.placement.own_policies import GpuView, JobView
 from ullage.manager.simulation.engine import simulate
@@ -67,7 +69,7 @@ def test_a_function_will_do_in_python() -> None:
     def fullest(job: JobView, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
         return sorted(gpus, key=lambda gpu: gpu.free)
 
-    found = ullage.simulate(trace(), gpus="4xA100-40GB", policy=fullest, estimator="oracle")
+    found = ullage.manager.simulation.simulate(trace(), gpus="4xA100-40GB", policy=fullest, estimator="oracle")
     assert (found.scenario.policy, found.figures.done) == ("fullest", 60)
     assert list(found.jobs) != simulated("magm")
 

@@ -6,6 +6,8 @@ import pytest
 from tests.commands import typed_in
 
 import ullage
+import ullage.manager
+import ullage.manager.simulation
 
 HEAD = "task,arrival_s,inter_arrival_s,rad,model,batch_size,gpus,mem_mib,horus_mib,faketensor_mib,gpumemnet_mib,"
 HEAD += "epochs_in_cmd,duration_min_mapper,duration_min_from_sept_summary,command\n"
@@ -43,7 +45,7 @@ def test_json_has_what_the_python_function_gives(typed, trace):
                          "--json")  # fmt: skip
     (run,) = json.loads(out)["runs"]
     assert code == 0 and run["scenario"]["label"] == "mine" and run["scenario"]["rules"]["smact_limit"] is None
-    result = ullage.simulate(
+    result = ullage.manager.simulation.simulate(
         trace, gpus="A100-40GB", policy="magm", estimator="oracle", smact_limit=None, interference=False,
         interference_error=0.0, startup_s=0.0, fragmentation=0, monitor_delay_s=0.0, retry_s=0.0,
     )  # fmt: skip

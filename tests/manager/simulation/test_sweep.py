@@ -6,14 +6,16 @@ import pytest
 from tests.commands import typed_in
 
 import ullage
+import ullage.manager
+import ullage.manager.simulation
 from ullage.errors import InvalidValue, UnknownName
-from ullage.manager.simulation import sweep as sweeping
+from ullage.manager.simulation import sweeps as sweeping
 from ullage.manager.simulation.asking import variants
 from ullage.manager.simulation.measures import Target
 from ullage.manager.simulation.pages import sweeps as page
 from ullage.manager.simulation.scenario import Scenario
 from ullage.manager.simulation.statistics import Interval, changes
-from ullage.manager.simulation.sweep import TraceSource, answers, cases, run_cases, summarize
+from ullage.manager.simulation.sweeps import TraceSource, answers, cases, run_cases, summarize
 
 DRAWN = TraceSource(drawn=(("jobs", 12), ("gpus", 2), ("load", 2.0)))
 SCENARIOS = variants(Scenario(gpus="2xA100-40GB"), {"policy": ["exclusive", "magm"]})
@@ -179,7 +181,9 @@ def test_what_is_wrong_is_told(typed, words, code, said):
 
 
 def test_the_python_function_gives_the_same_rows(outcomes):
-    rows = ullage.sweep(dict(jobs=12, gpus=2, load=2.0), gpus="2xA100-40GB", policy=["exclusive", "magm"], seeds=3)
+    rows = ullage.manager.simulation.sweep(
+        dict(jobs=12, gpus=2, load=2.0), gpus="2xA100-40GB", policy=["exclusive", "magm"], seeds=3
+    )
     assert [row.figures for row in rows] == [row.figures for row in summarize(CASES, outcomes)]
     with pytest.raises(UnknownName, match="did you mean 'policy'"):
-        ullage.sweep("jobs.csv", gpus="T4", polic="magm")
+        ullage.manager.simulation.sweep("jobs.csv", gpus="T4", polic="magm")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ullage.jobs.configuration import PREFIXES, current_name
+from ullage.jobs.model import PREFIXES, current_name
 
 KINDS = ("cnn", "transformer", "mlp")
 TEST_SHARE = 0.25

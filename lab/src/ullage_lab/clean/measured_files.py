@@ -8,13 +8,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError, UnknownName
 from ullage.hardware import gpu
-from ullage.jobs.configuration import FILE_KEYS, Configuration, read_rows
+from ullage.jobs.model import ROW_KEYS, Model, read_rows
 from ullage.units import MIB, format_bytes
 from ullage_lab.clean.schema import COUNTED
 
@@ -185,7 +185,7 @@ def share(value: float | None) -> float | None:
     return None if value is None or not 0 <= value <= ROUNDING else min(1.0, value)
 
 
-_FIELDS = tuple(FILE_KEYS.get(spec.name, spec.name) for spec in fields(Configuration))
+_FIELDS = tuple(ROW_KEYS.values())
 
 
 @dataclass
@@ -224,7 +224,7 @@ def canonical(row: dict[str, Any]) -> str:
     >>> canonical({"id": "a", "model": "mlp:x", "opt": "sgd", "batch": 2, "widths": [8, 4], "seq": None})
     '{"model":"mlp:x","batch":2,"opt":"sgd","widths":[8,4]}'
     """
-    row = {FILE_KEYS.get(name, name): value for name, value in row.items()}
+    row = {ROW_KEYS.get(name, name): value for name, value in row.items()}
     known = {name: row[name] for name in _FIELDS if row.get(name) is not None}
     return json.dumps(known, separators=(",", ":"))
 
@@ -269,7 +269,7 @@ def gpu_name(name: str | None) -> str | None:
 
 def _no_run(row: dict[str, Any]) -> str | None:
     try:
-        Configuration.from_row(row)
+        Model.from_row(row)
     except UllageError as error:
         return str(error).splitlines()[0]
     return None

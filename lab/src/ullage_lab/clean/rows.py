@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import UllageError
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.model import Model
 from ullage_lab.clean.families import family_of, is_for_testing
 from ullage_lab.clean.measured_files import (
     DUPLICATE,
@@ -67,11 +67,11 @@ def _begin() -> None:
 
 def feature_row(configuration: str) -> dict[str, Any] | str:
     """The columns of one configuration, or why there are none."""
-    from ullage.jobs.configuration import Configuration
+    from ullage.jobs.model import Model
     from ullage_lab.estimators.walknet.inputs import row_of
 
     try:
-        return row_of(Configuration.from_row(json.loads(configuration)))
+        return row_of(Model.from_row(json.loads(configuration)))
     except UllageError as error:
         return str(error).splitlines()[0]
 
@@ -142,7 +142,7 @@ def _row(run: MergedRun, columns: dict[str, Any] | str, report: CleaningReport) 
         "model_family": known.name,
         "kind": known.kind,
         "split": "test" if is_for_testing(known.name) else "train",
-        "family": line.get("family") or Configuration.from_row(json.loads(run.configuration)).source,
+        "family": line.get("family") or Model.from_row(json.loads(run.configuration)).source,
         "arch": line.get("arch"),
         "configuration": run.configuration,
         **columns,

@@ -148,7 +148,7 @@ COLUMNS = (
     Column("model_family", "text", "models with the same layers up to their sizes: resnet, llama, generated cnn dense"),
     Column("kind", "text", "cnn, transformer, mlp, or other"),
     Column("split", "text", "train, or test for families that no fit has seen; by the family's name alone"),
-    Column("configuration", "text", "the run as JSON: what `Configuration.from_row` reads"),
+    Column("configuration", "text", "the run as JSON: what `Model.from_row` reads"),
     Column("batch_size", "whole", "samples"),
     Column("input_elements", "whole", "numbers of one sample: pixels, features or token ids"),
     Column("sequence_length", "whole", "tokens of a sample; null where there are none"),

@@ -17,15 +17,14 @@ from ullage.cli import completion
 from ullage.cli.exit_codes import FAILED
 from ullage.cli.options import (
     ALL,
-    EstimateTarget,
+    MODEL_OPTIONS,
+    SCRIPT_OPTIONS,
     Gpu,
     Json,
-    ModelOptions,
     ScriptArguments,
-    ScriptOptions,
     Source,
     default_gpu_hint,
-    target_of,
+    request_from,
     with_options,
 )
 from ullage.cli.progress import Following, following
@@ -36,6 +35,7 @@ from ullage.units import format_bytes, format_duration, parse_duration
 
 if TYPE_CHECKING:
     from ullage.hardware import GPU
+    from ullage.jobs.job import JobRequest
     from ullage_lab.judge.truth import MeasuredRun
     from ullage_lab.judge.worker import Record
 
@@ -44,7 +44,7 @@ TRAIN_ON_THE_CPU = ("xmem", "veritasest")
 _LEAST_ROOM = 30  # columns for the reason why there is no answer
 
 
-@with_options(ScriptOptions, ModelOptions)
+@with_options(SCRIPT_OPTIONS, MODEL_OPTIONS)
 def compare(
     source: Source,
     args: ScriptArguments = None,
@@ -89,10 +89,10 @@ def compare(
     if estimators is None:
         names = [name for name in names if name not in TRAIN_ON_THE_CPU]
     card = find_gpu(gpu or default_gpu())
-    target = target_of(source, args, **options)
-    _check(target)
-    row = _row(target)
-    runs = _truth(target, row, card, truth, measure)
+    request = request_from(source, args, **options)
+    _check(request)
+    row = request.to_row()
+    runs = _truth(request, row, card, truth, measure)
     table = None if as_json else _Table(card, runs, names)
     records: list[Record] = []
     if table is not None:
@@ -115,37 +115,29 @@ def compare(
         raise typer.Exit(FAILED)
 
 
-def _check(target: EstimateTarget) -> None:
+def _check(request: JobRequest) -> None:
     """A mistake that no estimator could do anything about is said once, before all of them are asked."""
     from ullage.jobs.sources.names import model_names
 
-    configuration = target.workload.configuration
+    configuration = request.model
     if configuration is None:
-        if not target.workload.run.module and not Path(target.source).is_file():
-            raise InvalidValue(f"cannot read {target.source}: there is no such script")
+        script = request.script
+        if script is not None and not script.module and not Path(script.path).is_file():
+            raise InvalidValue(f"cannot read {script.path}: there is no such script")
         return
     known = model_names(configuration.source) if configuration.source in ("torchvision", "timm") else ()
-    if known and configuration.name.partition(".")[0] not in known:
-        raise UnknownName(f"{configuration.source} model", configuration.name, known)
-
-
-def _row(target: EstimateTarget) -> dict[str, Any]:
-    """The job as plain values, for the process of an estimator."""
-    configuration = target.workload.configuration
-    if configuration is not None:
-        return configuration.to_row()
-    run = {name: value for name, value in target.options.items() if name not in ("args", "show_output")}
-    return {"script": str(Path(target.source).resolve()), "args": target.options.get("args", []), "run": run}
+    if known and configuration.short_name.partition(".")[0] not in known:
+        raise UnknownName(f"{configuration.source} model", configuration.short_name, known)
 
 
 def _truth(
-    target: EstimateTarget, row: dict[str, Any], card: GPU, file: Path | None, measure: bool
+    request: JobRequest, row: dict[str, Any], card: GPU, file: Path | None, measure: bool
 ) -> list[tuple[str, MeasuredRun]]:
     """Measured runs of this job: those in the file, and one on this machine's GPU."""
     from ullage.hardware import local_gpus
 
     found: list[tuple[str, MeasuredRun]] = []
-    configuration = target.workload.configuration
+    configuration = request.model
     if file is not None:
         if configuration is None:
             raise InvalidValue("--truth: files of measured runs hold models by name, not scripts")

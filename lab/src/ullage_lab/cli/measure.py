@@ -176,7 +176,7 @@ def _measure_rates(
     as_json: bool,
 ) -> None:
     """Time operator calls, and write each row as it comes; with `workers`, without counters and the host's time."""
-    from ullage.jobs.configuration import rows_so_far
+    from ullage.jobs.model import rows_so_far
     from ullage_lab.calls import identity, packed
     from ullage_lab.draw import calls as listing
     from ullage_lab.measure import rounds, timing
@@ -310,7 +310,7 @@ def dataset(
         raise InvalidValue("--together is for memory alone: leave --utilization and --raw away")
     if readings > 1 and not utilization:
         raise InvalidValue("--readings says how often utilisation is read: add --utilization")
-    from ullage.jobs.configuration import read_rows
+    from ullage.jobs.model import read_rows
     from ullage_lab.measure.dataset import MeasurementSettings, measure_rows
 
     rows = list(read_rows(file))[::every]

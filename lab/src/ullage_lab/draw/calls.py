@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.jobs import Configuration, Workload, read_rows
+from ullage.jobs import JobRequest, Model, Script, read_rows
 from ullage.performance.step import runs_kernels
 from ullage.units import GIB
 from ullage_lab.calls import bytes_of, identity, unpacked
@@ -68,7 +68,7 @@ def followed(rows: Iterable[dict[str, Any]], gpu: str = "H200") -> Iterator[dict
     """Each run with its step as the virtual GPU sees it (`step`), or with the reason why there is none (`failed`)."""
     for row in rows:
         try:
-            step = step_of(Workload(configuration=Configuration.from_row(row)), gpu)
+            step = step_of(JobRequest(Model.from_row(row)), gpu)
             yield {**row, "step": step.to_dict()}
         except (UllageError, ImportError, MemoryError) as error:
             yield {**row, "failed": str(error)[:300]}
@@ -132,7 +132,7 @@ def drawn_calls(
 
 def calls_of_script(path: Path, args: Sequence[str]) -> list[dict[str, Any]]:
     """The distinct calls of a training step of a script."""
-    step = step_of(Workload(script=str(path), args=tuple(args)))
+    step = step_of(JobRequest(Script(path, args)))
     return chosen([step.to_dict()], len(step.calls), whole=1)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.jobs.configuration import PRECISIONS
+from ullage.jobs.model import PRECISIONS
 from ullage.jobs.optimizers import OPTIMIZERS
 from ullage.units import GIB, format_bytes
 

@@ -12,7 +12,7 @@ import random
 from typing import Any
 
 from ullage.errors import InvalidValue
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.model import Model
 from ullage_lab.clean.families import family_of
 from ullage_lab.draw.configurations import draw_t5, draw_transformer
 from ullage_lab.draw.generated import Cost, DrawingLimits
@@ -100,7 +100,7 @@ def draw_real(number: int, seed: int, limits: DrawingLimits | None = None) -> di
         row["batch"] = chance.choice(long or fitting[-1:])
         return {
             "id": f"{FAMILY}-{seed}-{number:05d}",
-            "family": Configuration.from_row(row).source,
+            "family": Model.from_row(row).source,
             "arch": family,
             **row,
             "parameters": cost.parameters,
@@ -123,11 +123,11 @@ def counted(row: dict[str, Any]) -> Cost | None:
     asked = {**row, "batch": _COUNTED, "opt": "sgd", "precision": "fp32", "ckpt": False, "channels_last": False}
     key = json.dumps(asked, sort_keys=True)
     if key not in _known:
-        _known[key] = _count(Configuration.from_row(asked))
+        _known[key] = _count(Model.from_row(asked))
     return _known[key]
 
 
-def _count(configuration: Configuration) -> Cost | None:
+def _count(configuration: Model) -> Cost | None:
     from torch.utils.flop_counter import FlopCounterMode
 
     from ullage_lab.estimators.walknet.features import features

@@ -17,8 +17,8 @@ from ullage.estimation.estimators.answer import answer, read_options, supports_n
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
+from ullage.jobs.job import JobRequest
 from ullage.jobs.sources.build import build
-from ullage.jobs.workload import Workload
 from ullage.units import format_bytes
 from ullage.virtual import VirtualGPU
 
@@ -71,14 +71,14 @@ def _largest(model: nn.Module) -> int:
     needs="the model",
     supports=supports_names,
 )
-def run(workload: Workload, gpu: GPU) -> Estimate:
+def run(request: JobRequest, gpu: GPU) -> Estimate:
     """The estimate of a model; option: dtype (float32, float16, bfloat16), by default that of the precision."""
     begin = time.perf_counter()
-    assert workload.configuration is not None
-    types = workload.configuration.types
-    dtype = read_options("accelerate", workload.options, {"dtype": types.autocast or types.weights})["dtype"]
+    assert request.model is not None
+    types = request.model.types
+    dtype = read_options("accelerate", request.options, {"dtype": types.autocast or types.weights})["dtype"]
     with VirtualGPU(gpu, limited=False):
-        row = sizes(build(workload.configuration), dtype)
+        row = sizes(build(request.model), dtype)
     if row.training is None:
         raise InvalidValue(f"accelerate gives no training memory for {dtype}")
     if dtype == "float32":

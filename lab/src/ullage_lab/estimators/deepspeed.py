@@ -18,8 +18,8 @@ from ullage.estimation.estimators.answer import answer, read_options, supports_n
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
+from ullage.jobs.job import JobRequest
 from ullage.jobs.sources.build import build
-from ullage.jobs.workload import Workload
 from ullage.units import format_bytes
 from ullage.virtual import VirtualGPU
 
@@ -132,13 +132,13 @@ def count(model: nn.Module) -> tuple[int, int]:
     needs="the number of parameters and of the largest layer",
     supports=supports_names,
 )
-def run(workload: Workload, gpu: GPU) -> Estimate:
+def run(request: JobRequest, gpu: GPU) -> Estimate:
     """The estimate of a model; options: stage, gpus (a node), nodes, offload, offload_params, zero_init."""
     begin = time.perf_counter()
-    assert workload.configuration is not None
-    options = read_options("deepspeed", workload.options, DEFAULTS)
+    assert request.model is not None
+    options = read_options("deepspeed", request.options, DEFAULTS)
     with VirtualGPU(gpu, limited=False):
-        params, largest = count(build(workload.configuration))
+        params, largest = count(build(request.model))
     states = model_states(params, largest, **options)
     parts = {"parameters": states.weights, "gradients": states.gradients, "optimizer": states.optimizer}
     notes = [

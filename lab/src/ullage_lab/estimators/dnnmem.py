@@ -21,20 +21,20 @@ from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.summary import moved
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.job import JobRequest
+from ullage.jobs.model import Model
 from ullage.jobs.optimizers import OPTIMIZER_ALIASES
 from ullage.jobs.sources.build import prepare
 from ullage.jobs.training import autocast_type, low_precision
-from ullage.jobs.workload import Workload
 from ullage.virtual import VirtualGPU
 from ullage_lab.estimators.graph import ComputationGraph, GraphRecorder, Operator
 
 
-def record(configuration: Configuration, gpu: GPU) -> ComputationGraph:
+def record(configuration: Model, gpu: GPU) -> ComputationGraph:
     """The graph of one forward pass with its loss.
 
     >>> from ullage.hardware import gpu
-    >>> graph = record(Configuration(model="mlp:x", widths=[8, 4], batch_size=2), gpu("T4"))
+    >>> graph = record(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2), gpu("T4"))
     >>> sum(graph.sizes[weight] for weight in graph.weights)
     144
     """
@@ -56,7 +56,7 @@ def record(configuration: Configuration, gpu: GPU) -> ComputationGraph:
         raise
     except Exception as error:
         line = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise InvalidValue(f"{configuration.model} has no graph: {type(error).__name__}: {line[:200]}") from error
+        raise InvalidValue(f"{configuration.name} has no graph: {type(error).__name__}: {line[:200]}") from error
     return recorder.graph
 
 
@@ -182,11 +182,11 @@ def states_of(optimizer: str) -> int:
     needs="the model's computation graph",
     supports=supports_names,
 )
-def run(workload: Workload, gpu: GPU) -> Estimate:
+def run(request: JobRequest, gpu: GPU) -> Estimate:
     """The estimate over the graph; the figure is the process's memory, or reserved memory if the context is unknown."""
     begin = time.perf_counter()
-    assert workload.configuration is not None
-    configuration = workload.configuration
+    assert request.model is not None
+    configuration = request.model
     walk = TrainingWalk(record(configuration, gpu))
     walk.run(states_of(configuration.optimizer), training=not configuration.inference)
     reserved = walk.allocator.peak_reserved

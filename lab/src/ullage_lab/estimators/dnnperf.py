@@ -31,9 +31,9 @@ from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.job import JobRequest
+from ullage.jobs.model import Model
 from ullage.jobs.training import train
-from ullage.jobs.workload import Workload
 from ullage.units import format_duration
 from ullage.virtual import VirtualGPU
 from ullage_lab.estimators.graph import ComputationGraph, GraphRecorder
@@ -94,7 +94,7 @@ class NodeFeatures:
 class StepGraph:
     """The graph of a step, with plain sizes; `tensors_of` scales them.
 
-    >>> graph = graph_of(Configuration(model="mlp:x", widths=[8, 16, 4], batch_size=2, optimizer="sgd"))
+    >>> graph = graph_of(Model("mlp:x", settings={"widths": [8, 16, 4]}, batch_size=2, optimizer="sgd"))
     >>> graph.parameters, len(graph.nodes) > 4, len(graph.edges) > 4
     (848, True, True)
     """
@@ -123,7 +123,7 @@ def kind_number(name: str) -> int:
     return _KIND_NUMBERS["other"]
 
 
-def graph_of(configuration: Configuration, gpu: str = "H200") -> StepGraph:
+def graph_of(configuration: Model, gpu: str = "H200") -> StepGraph:
     """The computation graph of the first training step of a configuration, found without a GPU."""
     recorder = _StepRecorder()
     handles = [
@@ -138,7 +138,7 @@ def graph_of(configuration: Configuration, gpu: str = "H200") -> StepGraph:
         for handle in handles:
             handle.remove()
     graph = step_graph(recorder.graph)
-    graph.precision, graph.checkpointing = configuration.precision, configuration.checkpointing
+    graph.precision, graph.checkpointing = configuration.precision or "fp32", configuration.checkpointing
     graph.gradients, graph.state = recorder.gradients, recorder.state
     graph.foreach, graph.fused = recorder.foreach, recorder.fused
     return graph
@@ -391,15 +391,15 @@ class StepPrediction:
     step_seconds: float
 
 
-def supports(workload: Workload) -> str | None:
+def supports(request: JobRequest) -> str | None:
     """Training runs of a named model.
 
-    >>> supports(Workload(script="train.py"))
+    >>> supports(JobRequest(Script("train.py")))
     'it needs the computation graph of a training step: a model by name'
     """
-    if workload.configuration is None:
+    if request.model is None:
         return "it needs the computation graph of a training step: a model by name"
-    return "it was trained on training steps; this is inference" if workload.configuration.inference else None
+    return "it was trained on training steps; this is inference" if request.model.inference else None
 
 
 @functools.cache
@@ -417,10 +417,10 @@ def network(path: Path = WEIGHTS) -> tuple[GraphNetwork, dict[str, Any]]:
     return made.eval(), card
 
 
-def predict(configuration: Configuration) -> StepPrediction:
+def predict(configuration: Model) -> StepPrediction:
     """Memory and step time of a training run on an H200.
 
-    >>> predict(Configuration(model="mlp:x", widths=[64, 64, 10], batch_size=8)).peak_reserved > 2**20
+    >>> predict(Model("mlp:x", settings={"widths": [64, 64, 10]}, batch_size=8)).peak_reserved > 2**20
     True
     """
     return predict_graph(_graph(configuration))
@@ -434,16 +434,16 @@ def predict_graph(graph: StepGraph, path: Path = WEIGHTS) -> StepPrediction:
     return StepPrediction(int(memory), seconds)
 
 
-def _graph(configuration: Configuration) -> StepGraph:
+def _graph(configuration: Model) -> StepGraph:
     try:
         graph = graph_of(configuration)
     except UllageError:
         raise
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        raise InvalidValue(f"{configuration.model} gave no graph: {type(error).__name__}: {lines[0]}") from error
+        raise InvalidValue(f"{configuration.name} gave no graph: {type(error).__name__}: {lines[0]}") from error
     if not graph.nodes:
-        raise InvalidValue(f"{configuration.model} gave an empty graph: no operator ran between input and loss")
+        raise InvalidValue(f"{configuration.name} gave an empty graph: no operator ran between input and loss")
     return graph
 
 
@@ -455,17 +455,17 @@ def _graph(configuration: Configuration) -> StepGraph:
     needs="the model by name; no GPU",
     supports=supports,
 )
-def run(workload: Workload, gpu: GPU) -> Estimate:
+def run(request: JobRequest, gpu: GPU) -> Estimate:
     """Estimate by the trained network.
 
     >>> from ullage.hardware import gpu
-    >>> workload = Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2))
-    >>> run(workload, gpu("H200")).figure_kind
+    >>> request = JobRequest(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2))
+    >>> run(request, gpu("H200")).figure_kind
     'reserved'
     """
     begin = time.perf_counter()
-    assert workload.configuration is not None
-    graph = _graph(workload.configuration)
+    assert request.model is not None
+    graph = _graph(request.model)
     predicted = predict_graph(graph)
     held_out = network()[1]["held_out"]
     return answer(

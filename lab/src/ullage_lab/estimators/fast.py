@@ -26,7 +26,7 @@ from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.weights import write_weights
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.jobs.workload import Workload
+from ullage.jobs.job import JobRequest
 from ullage.performance.trees import Trees
 from ullage.units import MIB
 from ullage_lab.estimators.walknet.features import (
@@ -173,13 +173,13 @@ def trained(path: Path = WEIGHTS) -> Fast:
     needs="the model by name; no GPU",
     supports=supports_training_by_name,
 )
-def run(workload: Workload, gpu: GPU) -> Estimate:
+def run(request: JobRequest, gpu: GPU) -> Estimate:
     """Estimate from the totals of a model."""
     begin = time.perf_counter()
-    options = read_options("fast", workload.options, {"weights": ""})
-    assert workload.configuration is not None
+    options = read_options("fast", request.options, {"weights": ""})
+    assert request.model is not None
     model = trained(Path(options["weights"]) if options["weights"] else WEIGHTS)
-    row = row_of(workload.configuration)
+    row = row_of(request.model)
     reserved, bound = model.reserved(row)
     context = gpu.context if gpu.context is not None else CONTEXT
     most = gpu.context_upper if gpu.context_upper is not None else context

@@ -28,8 +28,8 @@ from ullage.estimation.estimators.answer import answer, read_options
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
+from ullage.jobs.job import JobRequest
 from ullage.jobs.sources.build import prepare
-from ullage.jobs.workload import Workload
 from ullage.virtual import VirtualGPU
 
 PAGE = 2 << 20
@@ -103,14 +103,14 @@ def decoder_of(model: nn.Module) -> Decoder:
     return Decoder(tuple(weights.values()), layers, hidden, vocabulary)
 
 
-def _supports(workload: Workload) -> str | None:
-    if workload.kind != "model" or workload.configuration is None:
-        return f"it needs a decoder language model by its name; this is a {workload.kind}"
-    c = workload.configuration
+def _supports(request: JobRequest) -> str | None:
+    if request.kind != "model" or request.model is None:
+        return f"it needs a decoder language model by its name; this is a {request.kind}"
+    c = request.model
     if c.source != "hf":
-        return f"it knows decoder language models of transformers; {c.model} is none"
-    if c.config_file is None and not c.name.endswith(_DECODERS):
-        return f"it knows decoders with a language model's head, not {c.name}"
+        return f"it knows decoder language models of transformers; {c.name} is none"
+    if c.config is None and not c.short_name.endswith(_DECODERS):
+        return f"it knows decoders with a language model's head, not {c.short_name}"
     if c.optimizer not in _ADAM:
         return f"it is made for Adam; this is {c.optimizer}"
     if c.inference or c.lora is not None or c.freeze:
@@ -129,15 +129,15 @@ def _supports(workload: Workload) -> str | None:
     needs="the decoder's config, batch and sequence length",
     supports=_supports,
 )
-def run(workload: Workload, gpu: GPU) -> Estimate:
+def run(request: JobRequest, gpu: GPU) -> Estimate:
     """The estimate for one of the GPUs; options: dp, tp, head_in_32_bits."""
     begin = time.perf_counter()
-    assert workload.configuration is not None
-    options = read_options("llmem", workload.options, {"dp": 1, "tp": 1, "head_in_32_bits": False})
+    assert request.model is not None
+    options = read_options("llmem", request.options, {"dp": 1, "tp": 1, "head_in_32_bits": False})
     with VirtualGPU(gpu, limited=False):
-        model, task = prepare(workload.configuration)
+        model, task = prepare(request.model)
         decoder = decoder_of(model)
-        inputs, _ = task.batch(workload.configuration.batch_size)
+        inputs, _ = task.batch(request.model.batch_size)
         del model, task  # weights that are alive on leaving would be filled with their initial values
     ids = inputs["input_ids"] if isinstance(inputs, dict) else inputs
     parts = parts_of(decoder, int(ids.shape[0]), int(ids.shape[1]), **options)

@@ -15,27 +15,27 @@ from ullage.errors import UllageError
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.job import JobRequest
+from ullage.jobs.model import Model
 from ullage.jobs.sources.build import build
-from ullage.jobs.workload import Workload
 from ullage_lab.estimators.xmem import estimator as xmem
 
 
-def supports(workload: Workload) -> str | None:
+def supports(request: JobRequest) -> str | None:
     """What xMem supports, as far as it is a convolutional network.
 
-    >>> supports(Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2)))
+    >>> supports(JobRequest(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2)))
     'its paper covers convolutional networks; this model has no convolution'
     """
-    reason = xmem.supports(workload)
+    reason = xmem.supports(request)
     if reason is not None:
         return reason
-    if workload.configuration is None:
+    if request.model is None:
         return None  # what a function trains is known only when it runs
-    return _why_not_convolutional(workload.configuration)
+    return _why_not_convolutional(request.model)
 
 
-def _why_not_convolutional(configuration: Configuration) -> str | None:
+def _why_not_convolutional(configuration: Model) -> str | None:
     covers = "its paper covers convolutional networks; "
     if configuration.source == "hf":
         return covers + "transformers models are xMem's addition"
@@ -48,7 +48,7 @@ def _why_not_convolutional(configuration: Configuration) -> str | None:
     return None if convolutions else covers + "this model has no convolution"
 
 
-def _layers(configuration: Configuration) -> tuple[bool, str | None]:
+def _layers(configuration: Model) -> tuple[bool, str | None]:
     """Whether there are convolutions, and the name of the first kind of attention."""
     built = _built(configuration)
     kinds = [type(module) for module in built.modules()]
@@ -57,7 +57,7 @@ def _layers(configuration: Configuration) -> tuple[bool, str | None]:
     return convolutions, attention
 
 
-def _built(configuration: Configuration) -> nn.Module:
+def _built(configuration: Model) -> nn.Module:
     """The model without its weights; with them where a model looks at values while it is built."""
     try:
         with torch.device("meta"):
@@ -74,12 +74,12 @@ def _built(configuration: Configuration) -> nn.Module:
     needs="the training code of a convolutional network, time and RAM for three steps on the CPU",
     supports=supports,
 )
-def run(workload: Workload, gpu: GPU) -> Estimate:
+def run(request: JobRequest, gpu: GPU) -> Estimate:
     """Estimate by three steps on the CPU, as xMem does.
 
     >>> from ullage.hardware import gpu
-    >>> squeezenet = Configuration(model="tv:squeezenet1_1", batch_size=1, input_shape=[3, 64, 64])
-    >>> run(Workload(configuration=squeezenet), gpu("T4")).figure_kind      # doctest: +SKIP
+    >>> squeezenet = Model("tv:squeezenet1_1", batch_size=1, input_shape=[3, 64, 64])
+    >>> run(JobRequest(squeezenet), gpu("T4")).figure_kind      # doctest: +SKIP
     'reserved'
     """
-    return xmem.estimate_by_cpu_run("veritasest", workload, gpu)
+    return xmem.estimate_by_cpu_run("veritasest", request, gpu)

@@ -14,7 +14,7 @@ from typing import Any
 
 import ullage
 from ullage.errors import InvalidValue
-from ullage.jobs.configuration import FILE_KEYS, Configuration, rows_so_far
+from ullage.jobs.model import ROW_KEYS, rows_so_far
 from ullage_lab.judge.truth import MeasuredRun, TruthSet, sample
 from ullage_lab.judge.worker import Ask, Record, ask_apart
 
@@ -32,8 +32,7 @@ class Question:
     @property
     def key(self) -> str:
         """The same for the same question: an answer in a file is only used for the run that it was given for."""
-        keys = {name: FILE_KEYS.get(name, name) for name in Configuration.__dataclass_fields__}
-        asked = {key: self.run.row.get(key, self.run.row.get(name)) for name, key in keys.items()}
+        asked = {key: self.run.row.get(key, self.run.row.get(name)) for name, key in ROW_KEYS.items()}
         text = json.dumps([self.estimator, self.run.id, self.gpu, asked], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue
-from ullage.jobs.configuration import PREFIXES, Configuration, read_rows
+from ullage.jobs.model import PREFIXES, Model, read_rows
 from ullage.jobs.sources.names import model_names
 from ullage.units import MIB
 from ullage_lab.clean.schema import read_parquet
@@ -296,33 +296,35 @@ def _timm(rows: list[dict[str, str]], gpu: str) -> TruthSet:
 # Which measured run a configuration is, if any.
 
 _DEFAULTS = {"num_classes": 1000, "attention": "sdpa", "optimizer": "adamw", "precision": "fp32"}
-_OF_THE_MODEL = ("conf", "hf_config", "settings", "vocab", "config_file")
+_OF_THE_MODEL = ("name", "settings", "config")
 
 
-def identity(configuration: Configuration) -> dict[str, Any]:
+def identity(configuration: Model) -> dict[str, Any]:
     """What makes two configurations the same run, however they were written down.
 
-    >>> one = identity(Configuration(model="tv:resnet18", batch_size=8, num_classes=1000))
-    >>> one == identity(Configuration(model="torchvision:resnet18", batch_size=8))
+    >>> one = identity(Model("tv:resnet18", batch_size=8, num_classes=1000))
+    >>> one == identity(Model("torchvision:resnet18", batch_size=8))
     True
 
     A size that is left to the model ("what it is made for") is only the same as one that is left to it too.
     """
     values = {name: value for name, value in asdict(configuration).items() if name not in _OF_THE_MODEL}
     values |= {name: default for name, default in _DEFAULTS.items() if values.get(name) is None}
-    config = {**configuration.hf_config, **configuration.settings}
-    if configuration.vocab is not None:
-        config.setdefault("vocab_size", configuration.vocab)
+    config = dict(configuration.settings)
+    _ = config.pop("conf", None)
+    config = {**config.pop("hf_config", {}), **config}
+    if (vocab := config.pop("vocab", None)) is not None:
+        config.setdefault("vocab_size", vocab)
     values["freeze"] = list(configuration.freeze)
-    return values | {"model": f"{configuration.source}:{configuration.name}", "config": config}
+    return values | {"model": f"{configuration.source}:{configuration.short_name}", "config": config}
 
 
-def matching(configuration: Configuration, runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+def matching(configuration: Model, runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     """The runs that measured this configuration."""
     wanted, found = identity(configuration), []
     for run in runs:
         try:
-            same = identity(Configuration.from_row(run.row)) == wanted
+            same = identity(Model.from_row(run.row)) == wanted
         except InvalidValue:
             continue
         if same:

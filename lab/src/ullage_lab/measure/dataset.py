@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.jobs.configuration import Configuration, read_rows, rows_so_far
+from ullage.jobs.model import Model, read_rows, rows_so_far
 from ullage.units import GIB, MIB
 from ullage_lab.measure.pool import ParallelRuns, RunKind
 
@@ -73,7 +73,7 @@ def checked_rows(rows: Sequence[dict[str, Any]], plan: MeasurementSettings) -> l
         if name in seen or "/" in name:
             raise InvalidValue(f"needed an id of its own for every run, without '/'; found {name!r} twice or bad")
         seen.add(name)
-        Configuration.from_row(row)
+        Model.from_row(row)
         extra: dict[str, Any] = {"iterations": plan.iterations}
         if plan.utilization:
             extra = {"seconds": plan.seconds, "readings": plan.readings}
@@ -161,8 +161,8 @@ def prepare_runs(plan: MeasurementSettings) -> tuple[ParallelRuns, dict[str, Any
 def import_models(rows: Sequence[dict[str, Any]]) -> None:
     """Import what models come from, once for all children. A package that is not there is an error of theirs."""
     names: dict[str, set[str]] = {}
-    for configuration in map(Configuration.from_row, rows):
-        names.setdefault(configuration.source, set()).add(configuration.name)
+    for configuration in map(Model.from_row, rows):
+        names.setdefault(configuration.source, set()).add(configuration.short_name)
     packages = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}
     if packages.keys() & names.keys():
         from ullage.virtual.torch_api.torchvision import make_torchvision_importable

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ullage.jobs import Configuration, train
+from ullage.jobs import Model, train
 from ullage.jobs.sources.build import prepare
 from ullage.jobs.training import low_precision
 from ullage.measuring.single_run import ProcessMemory
@@ -137,7 +137,7 @@ class EnoughSteps(Exception):
 class PreparedMemoryRun:
     """A child that may begin: the model is on the CPU, the context is there."""
 
-    configuration: Configuration
+    configuration: Model
     made: Any
     iterations: int
     nvml: ProcessMemory | None
@@ -152,7 +152,7 @@ def prepare_memory(order: dict[str, Any], ask_nvml: bool = True) -> PreparedMemo
     torch.cuda.synchronize()  # makes the context, and leaves the allocator as a script finds it
     nvml = ProcessMemory(torch.cuda.get_device_properties(0).uuid) if ask_nvml else None
     context = nvml.read() if nvml else None
-    configuration = Configuration.from_row(order)
+    configuration = Model.from_row(order)
     with cheap_start():
         made = prepare(configuration)
     return PreparedMemoryRun(configuration, made, int(order.get("iterations", 3)), nvml, context, began)

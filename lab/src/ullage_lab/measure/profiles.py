@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from ullage.jobs import Configuration, train
+from ullage.jobs import Model, train
 from ullage.jobs.sources.build import prepare
 from ullage.jobs.training import low_precision
 from ullage_lab.measure.memory import EnoughSteps, cheap_start, on_gpu
@@ -92,7 +92,7 @@ class _ProfiledSteps:
 
 def profiled(row: dict[str, Any]) -> dict[str, Any]:
     """Train a configuration for some steps and profile the last."""
-    configuration = Configuration.from_row(row)
+    configuration = Model.from_row(row)
     with cheap_start():
         model, task = prepare(configuration)
     made = on_gpu(model, low_precision(configuration), drawn=True), task

@@ -33,7 +33,7 @@ from typing import Any
 from ullage.errors import UnknownName
 from ullage.hardware.local import pynvml
 from ullage.hardware.mps import MISSING, MpsService, MpsUnavailable
-from ullage.jobs.configuration import Configuration, rows_so_far
+from ullage.jobs.model import Model, rows_so_far
 from ullage.manager.monitor.activity import activity_between
 from ullage.manager.monitor.host import LoadSince
 from ullage.sandbox.forking import ForkedHere, Pause
@@ -333,7 +333,7 @@ def measure_together(
     """
     jobs = {str(row["id"]): row for row in rows if "model" in row}
     for row in jobs.values():
-        Configuration.from_row(row)
+        Model.from_row(row)
     for one in sets:
         for name in one.jobs:
             if name not in jobs:

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from ullage.errors import UllageError
-from ullage.jobs import Configuration, train
+from ullage.jobs import Model, train
 from ullage.jobs.sources.build import prepare
 from ullage.jobs.training import low_precision
 from ullage.manager.monitor.activity import ActivityBetween, activity_between
@@ -54,7 +54,7 @@ _is_renewed = False
 class PreparedUtilizationRun:
     """The model on the CPU, and how long to read."""
 
-    configuration: Configuration
+    configuration: Model
     made: Any
     seconds: float
     log: bool = False
@@ -63,7 +63,7 @@ class PreparedUtilizationRun:
 
 def prepare_utilization(order: dict[str, Any]) -> PreparedUtilizationRun:
     """Make the model; no CUDA."""
-    configuration = Configuration.from_row(order)
+    configuration = Model.from_row(order)
     with cheap_start():
         made = prepare(configuration)
     return PreparedUtilizationRun(

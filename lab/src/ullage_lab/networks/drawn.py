@@ -1,7 +1,7 @@
 """Networks that were drawn at random to test estimates on, as factories: `ullage_lab.networks.drawn:unet`.
 
 Files of measured runs name these factories with their arguments, so each has to build the same model for ever. Files
-that are older than this module name a script instead: `Configuration.from_row` knows where its factories went.
+that are older than this module name a script instead: `Model.from_row` knows where its factories went.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.weights import write_weights
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.model import Model
 from ullage_lab.estimators.dnnperf import GraphNetwork, GraphTensors, folded, graph_of, joined, tensors_of
 
 SEED = 20
@@ -63,7 +63,7 @@ def samples(path: Path, seen: Callable[[], None] = lambda: None) -> list[Sample]
     for row in read(path):
         if not row.get("peak_reserved") or not row.get("step_s"):
             continue
-        configuration = Configuration.from_row(row)
+        configuration = Model.from_row(row)
         if configuration.inference:
             continue
         truth = torch.tensor([float(row["peak_reserved"]), float(row["step_s"])]).log()

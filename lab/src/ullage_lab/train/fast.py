@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ullage.errors import InvalidValue, MissingPackage, UllageError
 from ullage.hardware import gpu as find_gpu
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.model import Model
 from ullage.performance.trees import Trees
 from ullage_lab.estimators.fast import NAMES, Fast, vector_of
 from ullage_lab.estimators.walknet.inputs import row_of
@@ -180,13 +180,13 @@ def read_real(
 
 def _row(run: MeasuredRun) -> dict[str, Any] | None:
     try:
-        configuration = Configuration.from_row(run.row)
+        configuration = Model.from_row(run.row)
         if configuration.inference:
             return None
         row = row_of(configuration)
     except UllageError:
         return None
-    group = "real " + group_of(configuration.model)
+    group = "real " + group_of(configuration.name)
     return row | {
         "id": run.id,
         "group": group,

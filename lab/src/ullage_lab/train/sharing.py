@@ -19,7 +19,7 @@ from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu as find_gpu
-from ullage.jobs.configuration import read_rows as read_lines
+from ullage.jobs.model import read_rows as read_lines
 from ullage.performance.alone import utilization_of
 from ullage.performance.contention import SharingRules
 from ullage.performance.rates import Rates

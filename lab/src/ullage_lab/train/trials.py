@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ullage.jobs.configuration import read_rows
+from ullage.jobs.model import read_rows
 from ullage.virtual.kernels.cudnn.formulas import (
     FOURIER,
     FOURIER_NOTE,

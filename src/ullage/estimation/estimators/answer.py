@@ -8,7 +8,7 @@ from typing import Any
 from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.result import BREAKDOWN_WORDS, Estimate
 from ullage.hardware import GPU
-from ullage.jobs.workload import Workload
+from ullage.jobs.job import JobRequest
 
 _FIELDS = {"allocated": "peak_allocated", "reserved": "peak_reserved", "process": "process_memory"}
 
@@ -56,7 +56,7 @@ def answer(
     )
 
 
-def read_options(name: str, given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+def read_options(name: str, given: Mapping[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """An estimator's own options, from `set={"NAME.key": value}` or `--set NAME.key=value`, with their defaults.
 
     An unknown name or a value of another type is refused.
@@ -73,22 +73,22 @@ def read_options(name: str, given: dict[str, Any], defaults: dict[str, Any]) -> 
             raise InvalidValue(f"{name}.{key} needs a value like {defaults[key]!r}; found {value!r}")
         if wanted is int and value < 0:
             raise InvalidValue(f"{name}.{key} needs a number of at least 0; found {value!r}")
-    return defaults | given
+    return {**defaults, **given}
 
 
-def supports_training_by_name(workload: Workload) -> str | None:
-    """Why a learned estimator cannot take a workload; `None` for training runs of a model by name.
+def supports_training_by_name(request: JobRequest) -> str | None:
+    """Why a learned estimator cannot take a request; `None` for training runs of a model by name.
 
-    >>> supports_training_by_name(Workload(script="train.py"))
+    >>> supports_training_by_name(JobRequest(Script("train.py")))
     'it reads the layers of a model: a model by name'
     """
-    if workload.configuration is None:
+    if request.model is None:
         return "it reads the layers of a model: a model by name"
-    return "it was trained on training runs; this is inference" if workload.configuration.inference else None
+    return "it was trained on training runs; this is inference" if request.model.inference else None
 
 
-def supports_names(workload: Workload) -> str | None:
+def supports_names(request: JobRequest) -> str | None:
     """For estimators that look at the model's parameters only."""
-    if workload.kind != "model":
-        return f"it needs a model by its name; this is a {workload.kind}"
+    if request.kind != "model":
+        return f"it needs a model by its name; this is a {request.kind}"
     return None

@@ -23,11 +23,11 @@ from ullage.estimation.estimators.answer import answer, supports_names
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.job import JobRequest
+from ullage.jobs.model import Model
 from ullage.jobs.sources.build import prepare
 from ullage.jobs.tasks import Task
 from ullage.jobs.training import autocast_type, low_precision
-from ullage.jobs.workload import Workload
 from ullage.virtual import VirtualGPU
 
 MARGIN = 4 << 30  # the paper's "+4 GB"
@@ -85,7 +85,7 @@ class EveryResult(TorchDispatchMode):
         return tensor
 
 
-def propagate(configuration: Configuration, gpu: GPU) -> tuple[int, int]:
+def propagate(configuration: Model, gpu: GPU) -> tuple[int, int]:
     """The most bytes alive after the forward pass, and after the backward pass."""
     with VirtualGPU(gpu, limited=False):  # weights that nobody looks at take no memory there
         model, task = prepare(configuration)
@@ -105,7 +105,7 @@ def propagate(configuration: Configuration, gpu: GPU) -> tuple[int, int]:
     except Exception as error:  # whatever an operator without shape propagation raises
         line = next((line for line in str(error).splitlines() if line.strip()), "")
         raise InvalidValue(
-            f"FakeTensor cannot follow {configuration.model}: {type(error).__name__}: {line[:200]}"
+            f"FakeTensor cannot follow {configuration.name}: {type(error).__name__}: {line[:200]}"
         ) from error
 
 
@@ -135,12 +135,12 @@ def _copied(batch: Any, meter: Meter, low: torch.dtype | None) -> Any:
     return batch.clone()
 
 
-def _estimate(name: str, workload: Workload, gpu: GPU, margin: int) -> Estimate:
+def _estimate(name: str, request: JobRequest, gpu: GPU, margin: int) -> Estimate:
     begin = time.perf_counter()
-    assert workload.configuration is not None
-    if workload.configuration.inference:
+    assert request.model is not None
+    if request.model.inference:
         raise InvalidValue(f"the estimator {name} was evaluated for training; this is inference")
-    _, peak = propagate(workload.configuration, gpu)
+    _, peak = propagate(request.model, gpu)
     parts = {"activations": peak} | ({"fragmentation": margin} if margin else {})
     notes = [
         "tensors that operators gave, inputs and gradients among them; weights, optimizer, temporaries, allocator and "
@@ -160,9 +160,9 @@ def _estimate(name: str, workload: Workload, gpu: GPU, margin: int) -> Estimate:
     needs="the model and an input shape",
     supports=supports_names,
 )
-def run(workload: Workload, gpu: GPU) -> Estimate:
+def run(request: JobRequest, gpu: GPU) -> Estimate:
     """The most bytes of tensors alive in one step."""
-    return _estimate("faketensor", workload, gpu, 0)
+    return _estimate("faketensor", request, gpu, 0)
 
 
 @estimator(
@@ -172,6 +172,6 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     needs="the model and an input shape",
     supports=supports_names,
 )
-def run_with_margin(workload: Workload, gpu: GPU) -> Estimate:
+def run_with_margin(request: JobRequest, gpu: GPU) -> Estimate:
     """The same with the paper's margin."""
-    return _estimate("faketensor+margin", workload, gpu, MARGIN)
+    return _estimate("faketensor+margin", request, gpu, MARGIN)

@@ -16,7 +16,7 @@ from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.summary import LayerSummary, read_summary, summarize
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.jobs.workload import Workload
+from ullage.jobs.job import JobRequest
 
 BYTES = 4
 OVERHEAD_MIB = 800
@@ -44,9 +44,9 @@ def activations(summary: LayerSummary) -> int:
     return sum(layer.outputs for layer in summary.layers if _COUNTED.fullmatch(layer.kind))
 
 
-def _supports(workload: Workload) -> str | None:
-    if workload.kind in ("function", "script"):
-        return f"it needs a model summary; this is a {workload.kind}"
+def _supports(request: JobRequest) -> str | None:
+    if request.kind in ("function", "script"):
+        return f"it needs a model summary; this is a {request.kind}"
     return None
 
 
@@ -57,24 +57,24 @@ def _supports(workload: Workload) -> str | None:
     needs="a model summary and the batch size",
     supports=_supports,
 )
-def run(workload: Workload, gpu: GPU) -> Estimate:
+def run(request: JobRequest, gpu: GPU) -> Estimate:
     """The estimate for a model by its name or from the text of a summary.
 
     >>> from ullage.hardware import gpu
-    >>> run(Workload(summary_text="Linear-1  [-1, 10]  7,850", batch_size=32), gpu("T4")).breakdown["gradients"]
+    >>> run(JobRequest(Summary("x.txt", "Linear-1  [-1, 10]  7,850", 32)), gpu("T4")).breakdown["gradients"]
     1004800
     """
     begin = time.perf_counter()
-    options = read_options("horus", workload.options, {"overhead_mib": OVERHEAD_MIB})
-    if workload.summary_text is not None:
-        summary = read_summary(workload.summary_text)
-        batch = workload.batch_size or summary.batch
+    options = read_options("horus", request.options, {"overhead_mib": OVERHEAD_MIB})
+    if request.summary is not None:
+        summary = read_summary(request.summary.text)
+        batch = request.summary.batch_size or summary.batch
         if batch is None:
             raise InvalidValue("the summary does not tell the batch size: give it with --batch-size")
     else:
-        assert workload.configuration is not None
-        summary = summarize(workload.configuration, gpu)
-        batch = workload.configuration.batch_size
+        assert request.model is not None
+        summary = summarize(request.model, gpu)
+        batch = request.model.batch_size
     parts = {
         "parameters": BYTES * summary.parameters,
         "gradients": BYTES * batch * summary.parameters,

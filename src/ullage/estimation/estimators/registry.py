@@ -1,9 +1,9 @@
-"""The list of estimators: each has a name, a source, the kinds of workload that it supports, and a function.
+"""The list of estimators: each has a name, a source, the kinds of request that it supports, and a function.
 
 An estimator is a function with the decorator `@estimator(...)` in a module of this package, or in one that a package
-names as an entry point of the group `ullage.estimators`: ullage-lab has those of the literature. All of them take
-the same `Workload` and return the same `Estimate`; figures that an estimator cannot know are `None`, and a note says
-what its figure means.
+names as an entry point of the group `ullage.estimators`: ullage-lab has those of the literature. All of them take a
+`JobRequest` and return an `Estimate`; figures that an estimator cannot know are `None`, and a note says what its figure
+means.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 from ullage.errors import LAB, InvalidValue, UnknownName
-from ullage.jobs.workload import Workload
+from ullage.jobs.job import JobRequest
 from ullage.virtual.releases import refuse_if_unserved
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ HOMES = {
 GROUP = "ullage.estimators"
 
 
-Supports = Callable[[Workload], str | None]
-Run = Callable[[Workload, "GPU"], "Estimate"]
+Supports = Callable[[JobRequest], str | None]
+Run = Callable[[JobRequest, "GPU"], "Estimate"]
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """An estimator. `supports` returns `None`, or the reason why it cannot estimate a workload.
+    """An estimator. `supports` returns `None`, or the reason why it cannot estimate a request.
 
     >>> find("ullage").title
     'the unmodified code on a virtual GPU'
@@ -55,21 +55,21 @@ class Estimator:
     supports: Supports
     run: Run
 
-    def estimate(self, workload: Workload, gpu: GPU) -> Estimate:
-        """The estimate; a workload that is not supported is refused with the reason."""
-        reason = self.supports(workload)
+    def estimate(self, request: JobRequest, gpu: GPU) -> Estimate:
+        """The estimate; a request that is not supported is refused with the reason."""
+        reason = self.supports(request)
         if reason is not None:
             raise InvalidValue(f"the estimator {self.name} cannot estimate this: {reason}")
-        answer = self.run(workload, gpu)
-        return answer if workload.source is None else dataclasses.replace(answer, source=workload.source)
+        answer = self.run(request, gpu)
+        return answer if request.source is None else dataclasses.replace(answer, source=request.source)
 
 
 _REGISTERED: dict[str, Estimator] = {}
 
 
-def _quantized(workload: Workload) -> str | None:
+def _quantized(request: JobRequest) -> str | None:
     """The published estimators are older than quantized weights."""
-    kind = workload.configuration and workload.configuration.quantize
+    kind = request.model and request.model.quantize
     return f"it does not know weights in {kind}" if kind else None
 
 
@@ -77,8 +77,8 @@ def estimator(name: str, *, title: str, source: str, needs: str, supports: Suppo
     """Register the decorated function as the estimator `name`; each name can be used once.
 
     >>> _ = find("ullage")
-    >>> @estimator("ullage", title="a second one", source="", needs="", supports=lambda workload: None)
-    ... def second(workload, gpu): ...
+    >>> @estimator("ullage", title="a second one", source="", needs="", supports=lambda request: None)
+    ... def second(request, gpu): ...
     Traceback (most recent call last):
     ...
     ullage.errors.InvalidValue: there is an estimator 'ullage' already
@@ -87,7 +87,7 @@ def estimator(name: str, *, title: str, source: str, needs: str, supports: Suppo
     def register(run: Run) -> Run:
         if name in _REGISTERED:
             raise InvalidValue(f"there is an estimator {name!r} already")
-        known = supports if name == "ullage" else lambda workload: _quantized(workload) or supports(workload)
+        known = supports if name == "ullage" else lambda request: _quantized(request) or supports(request)
         _REGISTERED[name] = Estimator(name, title, source, needs, known, run)
         return run
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.hardware import GPU
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.model import Model
 from ullage.jobs.sources.build import prepare
 from ullage.virtual import VirtualGPU
 
@@ -47,7 +47,7 @@ class LayerSummary:
     batch: int | None = None
 
 
-def summarize(configuration: Configuration, gpu: GPU) -> LayerSummary:
+def summarize(configuration: Model, gpu: GPU) -> LayerSummary:
     """The summary of a model: every layer without layers inside, in the order of the forward pass."""
     layers: list[SummaryLayer] = []
 
@@ -63,7 +63,7 @@ def summarize(configuration: Configuration, gpu: GPU) -> LayerSummary:
     return LayerSummary(tuple(layers), parameters, configuration.batch_size)
 
 
-def run_forward(configuration: Configuration, note: Callable[[nn.Module, Any, Any], None] | None = None) -> nn.Module:
+def run_forward(configuration: Model, note: Callable[[nn.Module, Any, Any], None] | None = None) -> nn.Module:
     """Build a model and run its forward pass in training mode on the current virtual GPU; `note` sees each layer."""
     try:
         model, task = prepare(configuration)
@@ -78,7 +78,7 @@ def run_forward(configuration: Configuration, note: Callable[[nn.Module, Any, An
         raise
     except Exception as error:
         raise InvalidValue(
-            f"{configuration.model} does not run: {type(error).__name__}: {_first_line(error)}"
+            f"{configuration.name} does not run: {type(error).__name__}: {_first_line(error)}"
         ) from error
     return model
 

@@ -1,25 +1,27 @@
-"""`ullage`: the code of the workload itself, on a virtual GPU."""
+"""`ullage`: the code of the request itself, on a virtual GPU."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, ScriptFailed
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate, of_ranks
-from ullage.estimation.scripts.parent import DEFAULT_TIMEOUT, SeenOfRanks, estimate_script
+from ullage.estimation.scripts.parent import SeenOfRanks, estimate_script
 from ullage.hardware import GPU
+from ullage.jobs.job import JobRequest, Script
 from ullage.jobs.parallel import PP
-from ullage.jobs.workload import RunOptions, Workload
 from ullage.sandbox.gc_control import importing
 
 
-def _supports(workload: Workload) -> str | None:
-    if workload.kind == "summary":
+def _supports(request: JobRequest) -> str | None:
+    if request.kind == "summary":
         return "a summary has no code to run; horus reads one"
     return None
 
@@ -31,46 +33,44 @@ def _supports(workload: Workload) -> str | None:
     needs="the code; no GPU",
     supports=_supports,
 )
-def run(workload: Workload, gpu: GPU) -> Estimate:
-    """Run the workload on a virtual GPU and say how much memory it took.
+def run(request: JobRequest, gpu: GPU) -> Estimate:
+    """Run the request on a virtual GPU and say how much memory it took.
 
     A script runs in a process of its own, a model in the standard training loop, a function as it is. A function is
     stopped after at least `steps` optimizer steps, as soon as an iteration asks for the same memory as the one before
-    (after 30 steps at the latest). A workload that runs out of memory is run once more without a limit, to say how
+    (after 30 steps at the latest). A request that runs out of memory is run once more without a limit, to say how
     much it would need.
 
     >>> from ullage.hardware import gpu
-    >>> from ullage.jobs.configuration import Configuration
-    >>> run(Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2)), gpu("T4")).figure_kind
+    >>> from ullage.jobs.model import Model
+    >>> run(JobRequest(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2)), gpu("T4")).figure_kind
     'process'
 
     Not covered: code after the step at which a function is stopped (validation, a second phase); use `steps=None`.
     """
-    if workload.options:
-        raise InvalidValue(f"the estimator ullage has no options of its own; found {', '.join(workload.options)}")
-    how = workload.run
-    if how.world_size is None or workload.configuration is not None and how.spread != PP:
-        return _one(workload, gpu, how, None)
-    return _ranks(workload, gpu)
+    if request.options:
+        raise InvalidValue(f"the estimator ullage has no options of its own; found {', '.join(request.options)}")
+    if request.ranks.size is None or request.model is not None and request.ranks.spread != PP:
+        return _one(request, gpu, None)
+    return _ranks(request, gpu)
 
 
-def _ranks(workload: Workload, gpu: GPU) -> Estimate:
+def _ranks(request: JobRequest, gpu: GPU) -> Estimate:
     """The estimate for the rank that takes most, of those that were named, or that seem to have parts of their own."""
-    how, seen = workload.run, SeenOfRanks()
-    if workload.configuration is not None:
-        seen.apart = list(range(how.world_size or 1))
-    as_rank = [replace(how, rank=number, ranks=()) for number in how.ranks or (how.rank,)]
-    found = {each.rank: _one(workload, gpu, each, seen) for each in as_rank}
-    if how.ranks or how.rank or not seen.apart:
+    follow, seen = request.ranks.follow, SeenOfRanks()
+    if request.model is not None:
+        seen.apart = list(range(request.ranks.size or 1))
+    found = {number: _one(request.as_rank(number), gpu, seen) for number in follow or (0,)}
+    if follow or not seen.apart:
         return of_ranks(found)
     stages = seen.apart
     among = {*stages[:2], stages[-1]}
-    if workload.configuration is None:  # a model by name has its stages from us: none is larger than the second one
+    if request.model is None:  # a model by name has its stages from us: none is larger than the second one
         among.add(stages[len(stages) // 2])
     while missing := sorted(among - set(found)):
         for number in missing:
             try:
-                found[number] = _one(workload, gpu, replace(how, rank=number), seen)
+                found[number] = _one(request.as_rank(number), gpu, seen)
             except ScriptFailed as error:
                 reason = str(error).splitlines()[0]
                 note = f"rank {number}, which may have another part of the model, was not followed: {reason}"
@@ -100,19 +100,40 @@ def _alike(stages: list[int], found: Mapping[int, Any]) -> dict[int, int]:
     return alike
 
 
-def _one(workload: Workload, gpu: GPU, how: RunOptions, seen: SeenOfRanks | None) -> Estimate:
-    if workload.script is not None:
-        return estimate_script(
-            workload.script, workload.args, module=how.module, gpu=gpu, steps=how.steps,
-            timeout=DEFAULT_TIMEOUT if how.timeout is None else how.timeout, config=how.allocator_config,
-            trace_file=how.trace_file, show_output=how.show_output, network=how.network, python=how.python,
-            progress=how.progress, rank=how.as_rank, interconnect=how.interconnect,
-            launcher=how.launcher, seen=seen,
-        )  # fmt: skip
+def _one(request: JobRequest, gpu: GPU, seen: SeenOfRanks | None) -> Estimate:
+    if request.script is not None:
+        return _script(request.script, request, gpu, seen)
     with importing() if "torch" not in sys.modules else contextlib.nullcontext():
         from ullage.estimation.on_virtual_gpu import run_function, run_model  # PyTorch: a script's process has its own
 
-    if workload.configuration is not None:
-        return run_model(workload.configuration, gpu, how)
-    assert workload.function is not None
-    return run_function(workload.function, gpu, how)
+    if request.model is not None:
+        return run_model(request.model, gpu, request)
+    assert request.function is not None
+    return run_function(request.function, gpu, request)
+
+
+def _script(script: Script, request: JobRequest, gpu: GPU, seen: SeenOfRanks | None) -> Estimate:
+    ranks = request.ranks
+    with tempfile.TemporaryDirectory() if request.trace is not None else contextlib.nullcontext() as folder:
+        file = None if folder is None else Path(folder) / "trace.npz"  # the script runs in a process of its own
+        found = estimate_script(
+            script.path,
+            script.args,
+            module=script.module,
+            gpu=gpu,
+            steps=request.steps,
+            timeout=script.timeout,
+            config=request.allocator,
+            trace_file=file,
+            show_output=script.show_output,
+            network=script.network,
+            python=script.python,
+            progress=request.progress,
+            rank=ranks.first,
+            interconnect=ranks.interconnect,
+            launcher=ranks.launcher,
+            seen=seen,
+        )
+        if file is not None:
+            request.trace.read(file)
+    return found

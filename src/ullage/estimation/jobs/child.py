@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ullage.estimation.advice import Budget
     from ullage.estimation.result import Estimate
     from ullage.hardware import GPU
-    from ullage.jobs.configuration import Configuration
+    from ullage.jobs.job import JobRequest
+    from ullage.jobs.model import Model
 
 OWN = "ullage"  # the estimator that can tell what would help
 _FOR_ALL = 0.85  # of the time of an estimate: what it and all advice may take, so that the answer is not lost
@@ -76,7 +77,8 @@ def _first_answer(request: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, 
 
 
 def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, Any]:
-    from ullage.estimation.asking import estimate as ask
+    from ullage.estimation.asking import answer_request
+    from ullage.jobs.job import request_of
 
     options: dict[str, Any] = dict(question["options"])
     batch_arg = options.pop("batch_arg", None)
@@ -93,7 +95,8 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
         source = os.path.abspath(source)
     if request["whole"]:
         return _whole(source, question["source"], request, options, batch_arg)
-    answers = {gpu: ask(source, gpu=gpu, estimator=request["estimator"], **options) for gpu in request["gpus"]}
+    asked = request_of(source, options, request["estimator"])
+    answers = {gpu: answer_request(asked, gpu) for gpu in request["gpus"]}
     gpu, worst = max(answers.items(), key=lambda each: each[1].bound)
     upper = min(worst.bound, worst.gpu_memory) if worst.fits else worst.bound
     known = {name: found.utilization.to_dict() for name, found in answers.items() if found.utilization is not None}
@@ -141,50 +144,56 @@ def _same_stage(rank: int, stages: list[int], ranks: int) -> int:
 def _whole(
     source: str, name: str, request: dict[str, Any], options: dict[str, Any], batch_arg: str | None
 ) -> dict[str, Any]:
-    from ullage.estimation.asking import estimate as ask
+    from ullage.estimation.asking import answer_request
     from ullage.estimation.over_gpus import estimate_over_gpus
     from ullage.hardware import gpu as find_gpu
+    from ullage.jobs.job import request_of
 
     details, began = request["whole"] == "details", time.monotonic()
     cards = [find_gpu(name) for name in request["gpus"]]
-    found = estimate_over_gpus(lambda card: ask(source, gpu=card, estimator=request["estimator"], **options), cards)
+    asked = request_of(source, options, request["estimator"])
+    found = estimate_over_gpus(lambda card: answer_request(asked, card), cards)
     shown = [replace(each, source=name).to_dict(timeline=details, layers=details) for each in found]
     wanted = request["advice"] and request["estimator"] == OWN
     left = _FOR_ALL * request["timeout"] - (time.monotonic() - began)
-    advice = advise(source, cards[0], found[0], options, batch_arg, left) if wanted else None
+    advice = advise(asked, cards[0], found[0], options, batch_arg, left) if wanted else None
     return {"estimates": shown, "advice": advice}
 
 
 def advise(
-    source: str, card: GPU, answer: Estimate, options: dict[str, Any], batch_arg: str | None, seconds: float
+    request: JobRequest,
+    card: GPU,
+    answer: Estimate,
+    options: Mapping[str, Any],
+    batch_arg: str | None,
+    seconds: float,
 ) -> dict[str, Any]:
     """What would make a job fit, as `options` with what each takes, and the `largest` batch: of a model that fits, and
     of a script whose argument for it is known. What there is no time for is said."""
     from ullage.estimation import advice
-    from ullage.estimation.asking import estimate_workload
-    from ullage.jobs.workload import workload_of
+    from ullage.estimation.asking import answer_request
 
-    workload, found = workload_of(source, options), []
+    found: list[advice.Option] = []
     budget = advice.Budget(seconds, longest=answer.seconds)
-    if workload.configuration is None:
-        run = budget.timed(lambda gpu: estimate_workload(workload, gpu))
+    if request.model is None:
+        run = budget.timed(lambda gpu: answer_request(request, gpu))
         larger = None if answer.fits else advice.larger_gpu(run, answer)
         found = [] if larger is None else [larger]
     elif not answer.fits:
 
-        def run_changed(configuration: Configuration, gpu: GPU) -> Estimate:
-            return estimate_workload(replace(workload, configuration=configuration), gpu)
+        def run_changed(configuration: Model, gpu: GPU) -> Estimate:
+            return answer_request(replace(request, job=configuration), gpu)
 
-        found = advice.options(workload.configuration, card, budget.timed(run_changed), answer=answer)
-    wanted = batch_arg if workload.configuration is None else answer.fits
-    largest = _largest(source, card, options, batch_arg, budget) if wanted else None
+        found = advice.options(request.model, card, budget.timed(run_changed), answer=answer)
+    wanted = batch_arg if request.model is None else answer.fits
+    largest = _largest(request, card, options.get("batch_size"), batch_arg, budget) if wanted else None
     return {"options": [each.to_dict() for each in found], "largest": largest}
 
 
-def _largest(source: str, card: GPU, options: dict[str, Any], batch_arg: str | None, budget: Budget) -> str:
+def _largest(request: JobRequest, card: GPU, start: int | None, batch_arg: str | None, budget: Budget) -> str:
     """The largest batch in words, or the largest that was found while there was time."""
     from ullage.estimation.advice import OutOfTime
-    from ullage.estimation.largest_batch import max_batch
+    from ullage.estimation.largest_batch import search
 
     fitting = [0]
 
@@ -196,7 +205,7 @@ def _largest(source: str, card: GPU, options: dict[str, Any], batch_arg: str | N
 
     try:
         budget.check()
-        return max_batch(source, gpu=card, batch_arg=batch_arg, progress=note, **options).report()
+        return search(request, card, batch_arg=batch_arg, start=start, progress=note).report()
     except OutOfTime as error:
         known = f"batch size {max(fitting)} fits on {card.name}; a larger one" if max(fitting) else "the largest batch"
         return f"{known} was {error}"

@@ -18,14 +18,14 @@ from threading import Event
 from typing import Any
 
 from ullage.errors import InvalidValue, ModelLacks, UllageError
-from ullage.estimation.asking import estimate_workload
+from ullage.estimation.asking import answer_request
 from ullage.estimation.planning.clusters import Cluster
 from ullage.estimation.planning.result import PlanRow
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
+from ullage.jobs.job import JobRequest, Ranks
 from ullage.jobs.kinds import MODEL, SCRIPT
 from ullage.jobs.parallel import DDP
-from ullage.jobs.workload import Workload
 from ullage.performance.step import StepCalls
 from ullage.sandbox.child import end_with
 from ullage.sandbox.process_identity import Process, this_process
@@ -44,10 +44,16 @@ class Filling:
     """
 
     def __init__(
-        self, rows: list[PlanRow], workload: Workload, card: GPU, interconnect: str | None, workers: int, stop: Event
+        self,
+        rows: list[PlanRow],
+        request: JobRequest,
+        card: GPU,
+        interconnect: str | None,
+        workers: int,
+        stop: Event,
     ) -> None:
-        self._rows, self._workload, self._card, self._interconnect = rows, workload, card, interconnect
-        self._workers = min(workers, len(rows)) if workload.kind in (MODEL, SCRIPT) else 1
+        self._rows, self._request, self._card, self._interconnect = rows, request, card, interconnect
+        self._workers = min(workers, len(rows)) if request.kind in (MODEL, SCRIPT) else 1
         self._stop = stop
         self._filled: dict[int, PlanRow] = {}
         self._errors: list[UllageError] = []
@@ -69,7 +75,7 @@ class Filling:
                     progress(row, len(self._filled), len(self._rows))
                 known = self._known(row)
                 if known is None:
-                    under_way[pool.submit(estimate_workload, self._asked(row), self._card)] = number
+                    under_way[pool.submit(answer_request, self._asked(row), self._card)] = number
                 else:
                     self._filled[number] = known
         filled = [row for _, row in sorted(self._filled.items())]
@@ -102,7 +108,7 @@ class Filling:
         row = self._rows[number]
         try:
             answer = future.result()
-            found = replace(row, estimate=answer) if self._workload.kind == MODEL else _as_it_ran(row, answer)
+            found = replace(row, estimate=answer) if self._request.kind == MODEL else _as_it_ran(row, answer)
             whatever_the_number = found.why_not == _ALONE
         except BrokenProcessPool:
             raise InvalidValue(
@@ -117,24 +123,26 @@ class Filling:
             self._hopeless[_kind(row)] = found.why_not
         self._filled[number] = found
 
-    def _asked(self, row: PlanRow) -> Workload:
-        workload = self._workload
-        many = row.gpus > 1 or workload.kind != MODEL
-        run = replace(
-            workload.run, world_size=row.gpus if many else None, nodes=row.nodes, interconnect=self._interconnect,
-            parallel=row.strategy if workload.kind == MODEL and many else None,
-        )  # fmt: skip
-        if workload.configuration is None or row.batch_size is None:
-            return replace(workload, run=run)
-        asked = replace(workload.configuration, batch_size=row.batch_size, checkpointing=row.checkpointing)
-        return replace(workload, run=run, configuration=asked)
+    def _asked(self, row: PlanRow) -> JobRequest:
+        request = self._request
+        many = row.gpus > 1 or request.kind != MODEL
+        ranks = Ranks(
+            size=row.gpus if many else None,
+            nodes=row.nodes,
+            interconnect=self._interconnect,
+            parallel=row.strategy if request.kind == MODEL and many else None,
+        )
+        if request.model is None or row.batch_size is None:
+            return replace(request, ranks=ranks)
+        asked = replace(request.model, batch_size=row.batch_size, checkpointing=row.checkpointing)
+        return replace(request, ranks=ranks, job=asked)
 
     @contextmanager
     def _pool(self) -> Iterator[Executor]:
         """Who estimates: this process, its threads for scripts, which have processes of their own, or processes."""
         if self._workers == 1:
             yield _Here()
-        elif self._workload.kind == SCRIPT:
+        elif self._request.kind == SCRIPT:
             with ThreadPoolExecutor(self._workers) as pool:
                 try:
                     yield pool

@@ -21,9 +21,9 @@ from ullage.estimation.scripts.frameworks import framework_of, other_framework
 from ullage.estimation.scripts.request import GRACE, ScriptRequest, unpacked
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
+from ullage.jobs.job import DEFAULT_TIMEOUT, JobRequest, Script
 from ullage.jobs.kinds import check_script
 from ullage.jobs.ranks import MPI, SLURM, TORCHRUN, Rank
-from ullage.jobs.workload import RunOptions
 from ullage.performance.step import StepCalls
 from ullage.sandbox.environment import environment
 from ullage.sandbox.guard import Sandbox
@@ -33,7 +33,6 @@ from ullage.sandbox.parent import Outcome, run
 from ullage.sandbox.worker_pool import WorkerPool
 from ullage.units import GIB
 
-DEFAULT_TIMEOUT = 300.0  # seconds
 _PATIENCE = 30.0  # seconds more for a script that does not let itself be stopped
 _LIMITS = {"processes": 512, "written": 4 * GIB}  # of a script; the workers of its loaders are such processes
 _PRELOAD = ("ullage.estimation.asking", "ullage.estimation.scripts.child")  # of a process that others are forked from
@@ -143,22 +142,23 @@ def convolutions_of_script(path: str | os.PathLike[str], args: Sequence[str] = (
     return found
 
 
-def step_of_script(path: str | os.PathLike[str], args: Sequence[str], gpu: GPU, how: RunOptions) -> dict[str, Any]:
+def step_of_script(script: Script, gpu: GPU, how: JobRequest) -> dict[str, Any]:
     """The operator calls of a training step of a script, followed as for an estimate: `OperatorCalls.step()`."""
     request = ScriptRequest(
-        path=str(path),
-        args=[str(value) for value in args],
-        module=how.module,
+        path=str(script.path),
+        args=list(script.args),
+        module=script.module,
         gpu=gpu,
         steps=how.steps,
-        timeout=DEFAULT_TIMEOUT if how.timeout is None else how.timeout,
+        timeout=script.timeout,
         limited=True,
-        config=how.allocator_config,
-        launcher=_asked(how.launcher),
+        config=how.allocator,
+        launcher=_asked(how.ranks.launcher),
     )
-    python, rank = find_interpreter(sys.executable if how.python is None else os.fspath(how.python)), how.as_rank
+    python = find_interpreter(sys.executable if script.python is None else os.fspath(script.python))
+    rank = how.ranks.first
     python = _started_as(rank, python)
-    asked = Run(request=request, python=python, rank=rank, network=how.network, show_output=how.show_output)
+    asked = Run(request=request, python=python, rank=rank, network=script.network, show_output=script.show_output)
     _, answer = _followed(asked)
     return unpacked(answer["calls"])
 

@@ -136,19 +136,23 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
-        """Read a trace that `save` wrote."""
+        """A trace that `save` wrote."""
         trace = cls()
+        trace.read(path)
+        return trace
+
+    def read(self, path: str | Path) -> None:
+        """Fill this trace from a file that `save` wrote."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 about = json.loads(str(file["about"]))
-                trace._values = {name: file[name] for name in _ARRAYS}
+                self._values = {name: file[name] for name in _ARRAYS}
         except OSError as error:
             raise InvalidValue(f"cannot read the trace {path}: {error.strerror or error}") from None
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
             raise InvalidValue(f"{path} is no trace; needed a file that Trace.save wrote") from None
         for name, value in about.items():
-            setattr(trace, name, value)
-        return trace
+            setattr(self, name, value)
 
 
 def _without_last_repetitions(events: Array) -> Array:

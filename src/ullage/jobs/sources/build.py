@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ullage.errors import InvalidValue, MissingPackage, ModelLacks, UnknownName
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.model import Model
 from ullage.jobs.sources.own import build_own, build_perceptron, own_task, perceptron_task
 from ullage.jobs.sources.transformers import TransformersTask, build_transformers
 from ullage.jobs.sources.vision import build_timm, build_torchvision, timm_task, torchvision_task
@@ -39,7 +39,7 @@ def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
         raise InvalidValue(f"freezing {', '.join(patterns)} leaves nothing to train; use --inference instead")
 
 
-def add_lora(model: nn.Module, configuration: Configuration) -> nn.Module:
+def add_lora(model: nn.Module, configuration: Model) -> nn.Module:
     """Add LoRA adapters to linear layers, with peft: those that were named, or all but the last. The rest is frozen."""
     try:
         import peft
@@ -71,31 +71,31 @@ def add_lora(model: nn.Module, configuration: Configuration) -> nn.Module:
             raise
         ends = {name.rpartition(".")[2] for name in linear}
         unknown = next((name for name in targets if name not in ends), where)
-        raise UnknownName(f"layer for LoRA in {configuration.model}", unknown, ends) from error
+        raise UnknownName(f"layer for LoRA in {configuration.name}", unknown, ends) from error
     return adapted
 
 
-def checkpoint_activations(model: Any, configuration: Configuration) -> None:
+def checkpoint_activations(model: Any, configuration: Model) -> None:
     """Turn on activation checkpointing: by the model's own method if it has one, else around its blocks."""
     if hasattr(model, "gradient_checkpointing_enable"):
         try:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         except ValueError as error:
-            raise ModelLacks(f"{configuration.model} has no activation checkpointing: {error}") from None
+            raise ModelLacks(f"{configuration.name} has no activation checkpointing: {error}") from None
     elif hasattr(model, "set_grad_checkpointing"):
         try:
             model.set_grad_checkpointing(True)
         except (AssertionError, NotImplementedError) as error:
-            raise ModelLacks(f"{configuration.model} has no activation checkpointing: {error}") from None
+            raise ModelLacks(f"{configuration.name} has no activation checkpointing: {error}") from None
     else:
         _checkpoint_blocks(model, configuration)
 
 
-def _checkpoint_blocks(model: nn.Module, configuration: Configuration) -> None:
+def _checkpoint_blocks(model: nn.Module, configuration: Model) -> None:
     """Checkpoint every block of several layers in an nn.Sequential."""
     blocks = list(_blocks(model))
     if not blocks:
-        raise ModelLacks(f"{configuration.model} has no blocks in an nn.Sequential to checkpoint; leave it out")
+        raise ModelLacks(f"{configuration.name} has no blocks in an nn.Sequential to checkpoint; leave it out")
     for block in blocks:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
     assume(f"activation checkpointing over {len(blocks)} blocks of the model, by torch.utils.checkpoint")
@@ -120,12 +120,12 @@ _BUILDERS = {
 }
 
 
-def build(configuration: Configuration) -> nn.Module:
+def build(configuration: Model) -> nn.Module:
     """The model, untrained and on the CPU."""
     return prepare(configuration)[0]
 
 
-def prepare(configuration: Configuration) -> tuple[nn.Module, Task]:
+def prepare(configuration: Model) -> tuple[nn.Module, Task]:
     """The model as it will be trained, on the CPU, and its task."""
     make_torchvision_importable()  # timm and transformers import it too, also outside a virtual GPU
     _check(configuration)
@@ -139,18 +139,18 @@ def prepare(configuration: Configuration) -> tuple[nn.Module, Task]:
             model = model.to(getattr(torch, configuration.types.weights))  # before: peft keeps adapters in 32 bits
         model = add_lora(model, configuration)
     if configuration.freeze:
-        freeze(model, configuration.freeze)
+        freeze(model, tuple(configuration.freeze))
     if configuration.compiled:
         model = cast(nn.Module, torch.compile(model))
     return model, task
 
 
-def _check(configuration: Configuration) -> None:
+def _check(configuration: Model) -> None:
     """Refuse options that do not apply to this source, instead of ignoring them."""
-    model, source = configuration.model, configuration.source
+    model, source = configuration.name, configuration.source
     if configuration.sequence_length is not None and source in ("torchvision", "timm"):
         raise InvalidValue(f"{model} takes images, not sequences: use --input-shape 3,224,224")
     if configuration.attention == "eager" and source not in ("timm", "hf"):
         raise InvalidValue(f"{model} has no eager attention; 'math' is PyTorch's plain kernel")
-    if configuration.config_file is not None and source != "hf":
+    if configuration.config is not None and source != "hf":
         raise InvalidValue(f"{model} has no config file; that is for hf:CLASS. Use --set key=value for its arguments")

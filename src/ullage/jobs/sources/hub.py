@@ -130,7 +130,7 @@ def _config_of(name: str) -> Path:
         page = f"{hub.constants.ENDPOINT}/{model}"
         raise InvalidValue(
             f"{model} is gated: accept its terms at {page}, then type: hf auth login. A config that you have is taken "
-            "by hf:CLASS --config FILE"
+            "by hf:CLASS --set config=FILE"
         ) from None
     except errors.RepositoryNotFoundError:
         raise InvalidValue(

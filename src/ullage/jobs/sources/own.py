@@ -13,14 +13,14 @@ from typing import Any
 from torch import nn
 
 from ullage.errors import LABS, InvalidValue, MissingPackage, UllageError, UnknownName, nearest
-from ullage.jobs.configuration import PREFIXES, Configuration
+from ullage.jobs.model import PREFIXES, Model
 from ullage.jobs.sources.transformers import TransformersTask, is_transformers_model
 from ullage.jobs.tasks import OwnTask, Task
 
 
-def build_own(configuration: Configuration) -> nn.Module:
-    """The model that the factory returns; `--set` and `--num-classes` become its arguments."""
-    place, _, name = configuration.model.rpartition(":")
+def build_own(configuration: Model) -> nn.Module:
+    """The model that the factory returns; its settings and the number of classes become its arguments."""
+    place, _, name = configuration.name.rpartition(":")
     module = _module(place)
     if not hasattr(module, name):
         callables = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
@@ -30,20 +30,20 @@ def build_own(configuration: Configuration) -> nn.Module:
         return factory
     if not callable(factory):
         raise InvalidValue(
-            f"{configuration.model} is {type(factory).__name__}; needed a callable that returns an nn.Module"
+            f"{configuration.name} is {type(factory).__name__}; needed a callable that returns an nn.Module"
         )
     try:
         model = factory(**_arguments(configuration, factory))
     except UllageError:
         raise
     except Exception as error:
-        raise InvalidValue(f"{configuration.model} raised {_last_line(error)}") from error
+        raise InvalidValue(f"{configuration.name} raised {_last_line(error)}") from error
     if not isinstance(model, nn.Module):
-        raise InvalidValue(f"{configuration.model} returned {type(model).__name__}; needed an nn.Module")
+        raise InvalidValue(f"{configuration.name} returned {type(model).__name__}; needed an nn.Module")
     return model
 
 
-def _arguments(configuration: Configuration, factory: Any) -> dict[str, Any]:
+def _arguments(configuration: Model, factory: Any) -> dict[str, Any]:
     arguments = dict(configuration.settings)
     if configuration.num_classes is not None:
         try:
@@ -99,49 +99,50 @@ def _last_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1]}"
 
 
-def own_task(configuration: Configuration, model: nn.Module) -> Task:
+def own_task(configuration: Model, model: nn.Module) -> Task:
     """Inputs of the given shape or length; a transformers model knows what it takes."""
     if configuration.input_shape is not None:
-        return OwnTask(configuration.input_shape, None, None)
+        return OwnTask(list(configuration.input_shape), None, None)
     if is_transformers_model(model):
         return TransformersTask(configuration, model)
     if configuration.sequence_length is None:
         raise InvalidValue(
-            f"{configuration.model} needs the shape of its input: --input-shape 3,224,224 (without the batch), "
+            f"{configuration.name} needs the shape of its input: --input-shape 3,224,224 (without the batch), "
             "or --sequence-length 512 if it takes integer ids"
         )
     embeddings = [part for part in model.modules() if isinstance(part, nn.Embedding)]
     if not embeddings:
         raise InvalidValue(
-            f"{configuration.model} has no nn.Embedding, so the number of ids is unknown; "
+            f"{configuration.name} has no nn.Embedding, so the number of ids is unknown; "
             "give the shape of its input: --input-shape 512,80"
         )
     return OwnTask(None, configuration.sequence_length, embeddings[0].num_embeddings)
 
 
-def build_perceptron(configuration: Configuration) -> nn.Module:
+def build_perceptron(configuration: Model) -> nn.Module:
     """`mlp:NAME`: linear layers of the given widths, with batch norm and dropout if the configuration has them.
 
-    >>> build_perceptron(Configuration(model="mlp:x", widths=[8, 4], batch_size=2))
+    >>> build_perceptron(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2))
     Sequential(
       (0): Linear(in_features=8, out_features=4, bias=True)
     )
     """
-    widths = configuration.widths or []
+    settings = configuration.settings
+    widths = settings["widths"]
     layers: list[nn.Module] = []
     for place, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
         layers.append(nn.Linear(inputs, outputs))
         if place == len(widths) - 2:
             break
-        if configuration.bn:
+        if settings.get("bn"):
             layers.append(nn.BatchNorm1d(outputs))
-        layers.append(getattr(nn, configuration.act)())
-        if configuration.drop:
+        layers.append(getattr(nn, settings.get("act", "ReLU"))())
+        if settings.get("drop"):
             layers.append(nn.Dropout(0.3))
     return nn.Sequential(*layers)
 
 
-def perceptron_task(configuration: Configuration, model: nn.Module) -> Task:
+def perceptron_task(configuration: Model, model: nn.Module) -> Task:
     """Classification of vectors."""
-    widths = configuration.widths or [1]
+    widths = configuration.settings["widths"] or [1]
     return Task([widths[0]], widths[-1])

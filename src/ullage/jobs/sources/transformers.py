@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from ullage.errors import InvalidValue, MissingPackage, UllageError, UnknownName
-from ullage.jobs.configuration import Configuration, Precision
+from ullage.jobs.model import Model, Precision
 from ullage.jobs.sources.hub import is_checkpoint, read_config
 from ullage.jobs.sources.names import model_names
 from ullage.jobs.tasks import Task, assume
 from ullage.virtual.torch_api.torchvision import make_torchvision_importable
 
 
-def build_transformers(configuration: Configuration) -> nn.Module:
+def build_transformers(configuration: Model) -> nn.Module:
     """The model, untrained, with the chosen attention and without a key-value cache."""
     make_torchvision_importable()
     try:
@@ -61,7 +61,7 @@ def build_transformers(configuration: Configuration) -> nn.Module:
     return built
 
 
-def _quantized(configuration: Configuration, make: Any, config: Any, options: dict[str, Any]) -> Any:
+def _quantized(configuration: Model, make: Any, config: Any, options: dict[str, Any]) -> Any:
     """The model with quantized weights on the GPU, by the code of transformers that loads a checkpoint."""
     import transformers
 
@@ -87,12 +87,12 @@ def _quantized(configuration: Configuration, make: Any, config: Any, options: di
     )
 
 
-def _values_and_class_name(configuration: Configuration) -> tuple[dict[str, Any], str]:
+def _values_and_class_name(configuration: Model) -> tuple[dict[str, Any], str]:
     """The values of the config, and the class to build."""
-    place, name = configuration.config_file, configuration.name
+    place, name = configuration.config, configuration.short_name
     if is_checkpoint(name):
         place, name = name, ""
-    values = read_config(place) if place is not None else {}
+    values = read_config(str(place)) if place is not None else {}
     if not name:
         if "auto_map" in values and values.get("model_type") not in _model_types():
             raise InvalidValue(
@@ -101,7 +101,7 @@ def _values_and_class_name(configuration: Configuration) -> tuple[dict[str, Any]
             )
         names = values.get("architectures") or []
         if not names:
-            raise InvalidValue(f"{place} names no architecture; give the class: hf:CLASS --config {place}")
+            raise InvalidValue(f"{place} names no architecture; give the class: hf:CLASS --set config={place}")
         name = names[0]
     return values, name
 
@@ -112,14 +112,15 @@ def _model_types() -> Any:
     return CONFIG_MAPPING
 
 
-def _config(configuration: Configuration, made_by: Any, values: dict[str, Any]) -> Any:
+def _config(configuration: Model, made_by: Any, values: dict[str, Any]) -> Any:
     import transformers
 
-    if configuration.conf is not None:  # a measured run: the class and its arguments
-        if not hasattr(transformers, f"{configuration.conf}Config"):
-            raise UnknownName("transformers class", f"{configuration.conf}Config", dir(transformers))
-        return getattr(transformers, f"{configuration.conf}Config")(**configuration.hf_config)
     settings = dict(configuration.settings)
+    measured, values_measured, _ = (settings.pop(name, None) for name in ("conf", "hf_config", "vocab"))
+    if measured is not None:  # a measured run: the class and its arguments
+        if not hasattr(transformers, f"{measured}Config"):
+            raise UnknownName("transformers class", f"{measured}Config", dir(transformers))
+        return getattr(transformers, f"{measured}Config")(**values_measured or {})
     config_class = _config_class(made_by, settings.pop("model_type", None) or values.get("model_type"))
     _check_settings(configuration, config_class, settings)
     if configuration.num_classes is not None:
@@ -131,18 +132,18 @@ def _config(configuration: Configuration, made_by: Any, values: dict[str, Any]) 
     try:
         config = config_class.from_dict(_merged(values, settings))
     except Exception as error:  # its checks raise exceptions of several packages
-        raise InvalidValue(f"{configuration.model}: its config is not valid: {_first_line(error)}") from error
+        raise InvalidValue(f"{configuration.name}: its config is not valid: {_first_line(error)}") from error
     _choose_type(configuration, config)
     return config
 
 
-def _choose_type(configuration: Configuration, config: Any) -> None:
+def _choose_type(configuration: Model, config: Any) -> None:
     """Saved weights are loaded in the type of the run. A class is made in 32 bits and cast, like any other model."""
     saved, types = config.dtype and str(config.dtype).removeprefix("torch."), configuration.types
-    of_checkpoint = is_checkpoint(configuration.name)
+    of_checkpoint = is_checkpoint(configuration.short_name)
     if of_checkpoint and types.weights == (saved or "float32"):
         unsaid = "" if saved else "; its config does not say so"
-        assume(f"weights in {types.weights}, the type in which {configuration.name} was saved{unsaid}")
+        assume(f"weights in {types.weights}, the type in which {configuration.short_name} was saved{unsaid}")
     elif saved and types != Precision(types.meaning, saved):
         assume(f"weights in {types.weights} as the options say, not {saved} as the config says")
     config.dtype = types.weights if of_checkpoint else None
@@ -155,12 +156,12 @@ def _config_class(made_by: Any, model_type: str | None) -> Any:
         return _model_types()[model_type]
     if getattr(made_by, "config_class", None) is None:
         raise InvalidValue(
-            f"{made_by.__name__} needs a model type: --config FILE.json, --config FOLDER, or --set model_type=gpt2"
+            f"{made_by.__name__} needs a model type: --set config=FILE.json (or a folder), or --set model_type=gpt2"
         )
     return made_by.config_class
 
 
-def _check_settings(configuration: Configuration, config_class: Any, settings: dict[str, Any]) -> None:
+def _check_settings(configuration: Model, config_class: Any, settings: dict[str, Any]) -> None:
     """Refuse unknown keys, which transformers would accept and ignore."""
     try:
         example = config_class()
@@ -170,7 +171,7 @@ def _check_settings(configuration: Configuration, config_class: Any, settings: d
     for key in settings:
         if key.partition(".")[0] not in known:
             keys = set(example.to_dict()) | set(example.attribute_map)
-            raise UnknownName(f"setting of {configuration.name}", key, keys)
+            raise UnknownName(f"setting of {configuration.short_name}", key, keys)
 
 
 def _merged(values: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -234,7 +235,7 @@ def _places(model: nn.Module) -> int | None:
 class TransformersTask(Task):
     """Inputs and labels for a transformers model."""
 
-    def __init__(self, configuration: Configuration, model: Any) -> None:
+    def __init__(self, configuration: Model, model: Any) -> None:
         super().__init__([], 0)
         self._wanted, self._config, self._class = configuration, model.config, type(model).__name__
         self._takes = inspect.signature(model.forward).parameters
@@ -289,7 +290,7 @@ class TransformersTask(Task):
         return torch.randint(0, self._vocabulary(), shape)
 
     def _vocabulary(self) -> int:
-        words = self._wanted.vocab or getattr(self._text, "vocab_size", None)
+        words = self._wanted.settings.get("vocab") or getattr(self._text, "vocab_size", None)
         if words is None:
             raise InvalidValue(f"the config of {self._class} has no vocab_size, so no ids can be made for it")
         return int(words)

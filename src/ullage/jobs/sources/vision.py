@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
 from ullage.errors import InvalidValue, MissingPackage, UnknownName
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.model import Model
 from ullage.jobs.sources.names import model_names
 from ullage.jobs.tasks import Detection, Segmentation, Task, assume
 from ullage.virtual.torch_api.torchvision import make_torchvision_importable
@@ -24,13 +25,13 @@ _LARGE_VIDEO_SIZE = 224
 _INCEPTION_SIZE = 299
 
 
-def build_torchvision(configuration: Configuration) -> nn.Module:
+def build_torchvision(configuration: Model) -> nn.Module:
     """`torchvision:NAME`, untrained."""
     try:
         import torchvision
     except ImportError:
         raise MissingPackage("torchvision", "models named torchvision:NAME") from None
-    name, kind = configuration.name, torchvision_kind(configuration.name)
+    name, kind = configuration.short_name, torchvision_kind(configuration.short_name)
     options: dict[str, Any] = dict(configuration.settings)
     if name in ("inception_v3", "googlenet"):
         options.setdefault("init_weights", False)  # initialization takes minutes and warns
@@ -58,9 +59,9 @@ def torchvision_kind(name: str) -> str:
     return kind
 
 
-def torchvision_task(configuration: Configuration, model: nn.Module) -> Task:
+def torchvision_task(configuration: Model, model: nn.Module) -> Task:
     """What the model is trained on."""
-    name, kind = configuration.name, torchvision_kind(configuration.name)
+    name, kind = configuration.short_name, torchvision_kind(configuration.short_name)
     shape, classes = _KINDS[kind]
     if name == "inception_v3":
         shape = [3, _INCEPTION_SIZE, _INCEPTION_SIZE]
@@ -70,7 +71,7 @@ def torchvision_task(configuration: Configuration, model: nn.Module) -> Task:
     return tasks.get(kind, Task)(_shape(configuration, shape), configuration.num_classes or classes)
 
 
-def build_timm(configuration: Configuration) -> nn.Module:
+def build_timm(configuration: Model) -> nn.Module:
     """`timm:NAME`, untrained."""
     make_torchvision_importable()
     try:
@@ -78,8 +79,8 @@ def build_timm(configuration: Configuration) -> nn.Module:
         from timm.layers.config import set_fused_attn
     except ImportError:
         raise MissingPackage("timm", "models named timm:NAME") from None
-    if not timm.is_model(configuration.name):
-        raise UnknownName("timm model", configuration.name, model_names("timm"))
+    if not timm.is_model(configuration.short_name):
+        raise UnknownName("timm model", configuration.short_name, model_names("timm"))
     options: dict[str, Any] = dict(configuration.settings)
     if configuration.input_shape and configuration.input_shape[0] != 3:
         options.setdefault("in_chans", configuration.input_shape[0])
@@ -87,7 +88,7 @@ def build_timm(configuration: Configuration) -> nn.Module:
         set_fused_attn(False)
     try:
         model: nn.Module = _called(
-            configuration, timm.create_model, configuration.name, pretrained=False,
+            configuration, timm.create_model, configuration.short_name, pretrained=False,
             num_classes=configuration.num_classes or 1000, **options,
         )  # fmt: skip
     finally:
@@ -97,7 +98,7 @@ def build_timm(configuration: Configuration) -> nn.Module:
     return model
 
 
-def _fit_to_images(model: Any, shape: list[int] | None) -> None:
+def _fit_to_images(model: Any, shape: Sequence[int] | None) -> None:
     """Vision transformers are made for one image size; most of those in timm can be given another."""
     embedding: Any = getattr(model, "patch_embed", None)
     made_for = getattr(embedding, "img_size", None)
@@ -107,26 +108,26 @@ def _fit_to_images(model: Any, shape: list[int] | None) -> None:
         model.set_input_size(img_size=tuple(shape[-2:]))
 
 
-def timm_task(configuration: Configuration, model: nn.Module) -> Task:
+def timm_task(configuration: Model, model: nn.Module) -> Task:
     """Classification of images of the size that the model's weights were trained with."""
     settings: Any = getattr(model, "pretrained_cfg", None) or {}
     shape = list(settings.get("input_size") or _KINDS["classification"][0])
     return Task(_shape(configuration, shape), configuration.num_classes or 1000)
 
 
-def _shape(configuration: Configuration, default: list[int]) -> list[int]:
+def _shape(configuration: Model, default: list[int]) -> list[int]:
     if configuration.input_shape is None:
-        assume(f"input shape {','.join(map(str, default))}: what {configuration.name} is made for")
+        assume(f"input shape {','.join(map(str, default))}: what {configuration.short_name} is made for")
         return default
     if len(configuration.input_shape) != len(default):
         raise InvalidValue(
-            f"{configuration.model} needs an input shape of {len(default)} numbers such as "
+            f"{configuration.name} needs an input shape of {len(default)} numbers such as "
             f"{','.join(map(str, default))}; found {','.join(map(str, configuration.input_shape))}"
         )
-    return configuration.input_shape
+    return list(configuration.input_shape)
 
 
-def _called(configuration: Configuration, make: Any, *args: Any, **options: Any) -> Any:
+def _called(configuration: Model, make: Any, *args: Any, **options: Any) -> Any:
     """Call a function of the package; arguments that it refuses came from `--set`."""
     try:
         return make(*args, **options)
@@ -134,4 +135,4 @@ def _called(configuration: Configuration, make: Any, *args: Any, **options: Any)
         if not configuration.settings:
             raise
         given = ", ".join(f"{key}={value}" for key, value in configuration.settings.items())
-        raise InvalidValue(f"{configuration.model} does not take {given}: {error}") from None
+        raise InvalidValue(f"{configuration.name} does not take {given}: {error}") from None

@@ -13,7 +13,7 @@ from nicegui.events import GenericEventArguments
 
 from ullage.errors import InvalidValue, NoDaemon, UllageError
 from ullage.hardware import gpus as all_gpus
-from ullage.jobs.configuration import PRECISIONS, QUANTIZATIONS, parse_shape
+from ullage.jobs.model import PRECISIONS, QUANTIZATIONS, parse_shape
 from ullage.jobs.optimizers import OPTIMIZERS
 from ullage.jobs.sources.names import model_names
 from ullage.manager.page.answer import read_estimates, show_answer

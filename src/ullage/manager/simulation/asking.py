@@ -1,4 +1,4 @@
-"""`ullage.simulate`: a simulation as people ask for it; and many scenarios from a few lists of choices."""
+"""A simulation as people ask for it; and many scenarios from a few lists of choices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ullage.manager.simulation.history import as_it_was, scenario_of_history, tr
 from ullage.manager.simulation.reading import read_trace
 from ullage.manager.simulation.result import SimulationResult
 from ullage.manager.simulation.scenario import Scenario
-from ullage.manager.simulation.sweep import SweepRow, TraceSource, cases, run_cases, summarize
+from ullage.manager.simulation.sweeps import SweepRow, TraceSource, cases, run_cases, summarize
 from ullage.manager.simulation.trace import JobTrace
 from ullage.units import format_bytes
 
@@ -53,7 +53,7 @@ def simulate(
     Returns:
         What became of every job and every GPU; its `figures` sum it up.
 
-    >>> result = ullage.simulate("jobs.csv", gpus="4xA100-40GB", policy="magm", smact_limit=0.8)   # doctest: +SKIP
+    >>> result = simulate("jobs.csv", gpus="4xA100-40GB", policy="magm", smact_limit=0.8)   # doctest: +SKIP
     >>> result.figures.total_s, result.figures.ooms                                                # doctest: +SKIP
     """
     chosen = load_policy(policy) if isinstance(policy, str) else own_policy(policy.__name__, policy)
@@ -74,8 +74,8 @@ def replay(history: str | Path | Mapping[str, Any], **settings: Any) -> tuple[Si
     Returns:
         What really happened, and the simulation.
 
-    >>> with ullage.Client() as manager:                                                       # doctest: +SKIP
-    ...     was, now = ullage.replay(manager.trace(), policy="magm", sharing="mps")
+    >>> with Client() as manager:                                                       # doctest: +SKIP
+    ...     was, now = replay(manager.trace(), policy="magm", sharing="mps")
     >>> now.figures.total_s / was.figures.total_s                                              # doctest: +SKIP
     """
     told = history if isinstance(history, Mapping) else read_history(Path(history))
@@ -108,7 +108,7 @@ def sweep(
     Returns:
         A row for each scenario on each trace: `figures` and `changes` against the first scenario, as intervals.
 
-    >>> rows = ullage.sweep("jobs.csv", gpus="4xA100-40GB", policy=["exclusive", "magm"], seeds=10)  # doctest: +SKIP
+    >>> rows = sweep("jobs.csv", gpus="4xA100-40GB", policy=["exclusive", "magm"], seeds=10)  # doctest: +SKIP
     >>> rows[1].changes["total"].mean, rows[1].changes["total"].half                                 # doctest: +SKIP
     """
     given = [traces] if isinstance(traces, str | Path | Mapping) else traces

@@ -1,6 +1,6 @@
 """What a manager really ran, to be simulated again: under another policy, with another estimator, on other GPUs.
 
-    with ullage.Client() as manager:
+    with ullage.manager.Client() as manager:
         told = manager.trace()
     simulate(trace_of_history(told), scenario_of_history(told).but(policy="magm"))
 

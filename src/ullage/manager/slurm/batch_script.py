@@ -36,7 +36,7 @@ class Hints:
 
 
 @dataclass(frozen=True)
-class Training:
+class BatchTraining:
     """A script of Python that a batch script runs, as it would run it. `ranks` are the options of an estimate that say
     as one of how many processes, and `on_each_gpu` is how many of those share a GPU."""
 
@@ -64,7 +64,7 @@ class BatchScript:
 
     options: Mapping[str, str]
     hints: Hints
-    trainings: tuple[Training, ...] = ()
+    trainings: tuple[BatchTraining, ...] = ()
     notes: tuple[str, ...] = ()
     refusal: str | None = None
 
@@ -144,9 +144,9 @@ def _slurm_variables(options: Mapping[str, str], folder: str) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _trainings(programs: Sequence[Program], options: Mapping[str, str], notes: list[str]) -> list[Training]:
+def _trainings(programs: Sequence[Program], options: Mapping[str, str], notes: list[str]) -> list[BatchTraining]:
     """The scripts of Python among the programs, each once."""
-    found: dict[tuple[object, ...], Training] = {}
+    found: dict[tuple[object, ...], BatchTraining] = {}
     for program in programs:
         inner = launched(program.words)
         command = inner.script
@@ -163,7 +163,7 @@ def _trainings(programs: Sequence[Program], options: Mapping[str, str], notes: l
     return list(found.values())
 
 
-def _with_ranks(training: Training, srun: Mapping[str, str] | None, options: Mapping[str, str]) -> Training:
+def _with_ranks(training: BatchTraining, srun: Mapping[str, str] | None, options: Mapping[str, str]) -> BatchTraining:
     """As how many processes it runs: as many as its launcher starts, or as srun has tasks."""
     gpus = gpu_request(options).per_node
     ranks = training.command.ranks(gpus or 1)
@@ -182,7 +182,9 @@ def _names_python(words: Sequence[str]) -> bool:
     return any(re.search(r"\b(python[\d.]*|torchrun|accelerate)\b|\.py\b", word) for word in words)
 
 
-def _training(program: Program, command: ScriptCommand, variables: Mapping[str, str], folder: str | None) -> Training:
+def _training(
+    program: Program, command: ScriptCommand, variables: Mapping[str, str], folder: str | None
+) -> BatchTraining:
     unknown = [word for word in (command.source, *command.args, *variables.values()) if isinstance(word, Unknown)]
     if unknown:
         raise InvalidValue(f"line {program.line}: '{unknown[0]}' is known only when the job runs")
@@ -191,7 +193,7 @@ def _training(program: Program, command: ScriptCommand, variables: Mapping[str, 
     if "PATH" not in program.environment:
         raise InvalidValue(f"line {program.line}: the environment in which it runs was not found here")
     where = os.path.normpath(os.path.join(program.folder, folder or ""))
-    return Training(command, {**program.environment, **variables}, where, program.at_once)
+    return BatchTraining(command, {**program.environment, **variables}, where, program.at_once)
 
 
 def read_hints(text: str) -> Hints:

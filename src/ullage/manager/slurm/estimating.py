@@ -19,7 +19,7 @@ from typing import Any
 import ullage
 from ullage.estimation.jobs.child import estimate_here, script_request
 from ullage.home import home
-from ullage.manager.slurm.batch_script import Training
+from ullage.manager.slurm.batch_script import BatchTraining
 from ullage.performance.result import Utilization
 from ullage.sandbox.environment import environment
 from ullage.sandbox.guard import Sandbox
@@ -52,7 +52,9 @@ class ScriptAnswer:
         return self.failure is not None and _NO_GPU in self.failure
 
 
-def estimate_training(training: Training, gpu: str, network: bool = False, timeout: float = TIMEOUT) -> ScriptAnswer:
+def estimate_training(
+    training: BatchTraining, gpu: str, network: bool = False, timeout: float = TIMEOUT
+) -> ScriptAnswer:
     """How much memory a script of a batch script takes on a GPU."""
     variables = {**environment(training.environment), **_ALONE}
     file = _kept_file(training, gpu)
@@ -83,7 +85,7 @@ def _answer(told: dict[str, Any], gpu: str, seconds: float, kept: bool = False) 
     return ScriptAnswer(told["upper"], told["fits"], None, utilization, seconds, kept)
 
 
-def _kept_file(training: Training, gpu: str) -> Path:
+def _kept_file(training: BatchTraining, gpu: str) -> Path:
     command, ranks, path = training.command, dict(training.ranks), training.environment.get("PATH")
     known = [
         ullage.__version__, os.getuid(), command, ranks, training.folder, path, gpu, os.environ.get("ULLAGE_PYTORCH")

@@ -9,7 +9,7 @@ from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.estimation.jobs.slurm_words import read_words
-from ullage.manager.slurm.batch_script import BatchScript, Hints, Training, read_batch, read_file
+from ullage.manager.slurm.batch_script import BatchScript, BatchTraining, Hints, read_batch, read_file
 from ullage.manager.slurm.comment import read_comment, write_comment
 from ullage.manager.slurm.estimating import TIMEOUT, ScriptAnswer, estimate_training
 from ullage.manager.slurm.sbatch_options import GpuRequest, gpu_request
@@ -148,7 +148,7 @@ def _needs(
     return needs, found
 
 
-def _need(kind: GpuKind, trainings: Sequence[Training], answers: Sequence[ScriptAnswer]) -> GpuNeed:
+def _need(kind: GpuKind, trainings: Sequence[BatchTraining], answers: Sequence[ScriptAnswer]) -> GpuNeed:
     """Scripts that run one after the other need as much as the largest; those that run at once, the sum."""
     pairs = [pair for pair in zip(trainings, answers, strict=True) if not pair[1].uses_no_gpu]
     if not pairs:

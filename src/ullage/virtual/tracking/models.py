@@ -79,7 +79,7 @@ def buffers_of(module: torch.nn.Module) -> list[torch.Tensor]:
     return [buffer for _, buffer in torch.nn.Module.named_buffers(module, recurse=False)]
 
 
-class Model:
+class CalledModel:
     """One model of a run: `known` has the numbers of its modules; `claimed` gets the spans that hold its weights."""
 
     def __init__(

@@ -24,7 +24,7 @@ from ullage.virtual.allocations import ACTIVATIONS, alive_from
 from ullage.virtual.state import GPUState
 from ullage.virtual.tracking.calls import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE, PASSES
 from ullage.virtual.tracking.lookups import Lookups
-from ullage.virtual.tracking.models import Model, buffers_of, parameters_of
+from ullage.virtual.tracking.models import CalledModel, buffers_of, parameters_of
 
 _COMPILED_FROM = "_orig_mod"  # torch._dynamo.eval_frame.OptimizedModule
 _HIGHEST = 100  # containers around a module
@@ -57,7 +57,7 @@ class RequestOrigins:
         self._numbers: dict[tuple[str, int, int], int] = {}
         self._paths: list[tuple[str, str]] = [("", "")]  # by module number: the root's class and the path in it
         self.classes: list[str | None] = [None]  # by module number
-        self.models: list[Model] = []
+        self.models: list[CalledModel] = []
         self._weights: set[int] = set()  # the indices of the spans that hold them
         self._parents: MutableMapping[Any, Any] = WeakIdKeyDictionary()  # a class may have an __eq__ of its own
         self._shapes: dict[int, list[int | None]] = {}  # by module number: of its first output
@@ -206,7 +206,7 @@ class RequestOrigins:
             if below not in self._known:
                 self._name(below, root, path)
         self._roots_with_children += children
-        self.models.append(Model(top, self._known, self._gpu.memory, self._weights))
+        self.models.append(CalledModel(top, self._known, self._gpu.memory, self._weights))
         return self._known[module]
 
     def _top(self, module: Any) -> Any:

@@ -19,7 +19,7 @@ from ullage.estimation.estimators.answer import answer, read_options, supports_t
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.jobs.workload import Workload
+from ullage.jobs.job import JobRequest
 from ullage.units import format_bytes, parse_bytes
 from ullage_lab.estimators.walknet.inputs import family_of, inputs_of, row_of
 from ullage_lab.estimators.walknet.networks import ModelCard, batched, probabilities, shipped, trained
@@ -49,11 +49,11 @@ def classify(
     return padded.reshape(-1, factor).sum(1), card, width
 
 
-def _estimate(name: str, kind: str, workload: Workload, gpu: GPU) -> Estimate:
+def _estimate(name: str, kind: str, request: JobRequest, gpu: GPU) -> Estimate:
     begin = time.perf_counter()
-    options = read_options("walknet", workload.options, {"bin": "", "weights": ""})
-    assert workload.configuration is not None
-    row = row_of(workload.configuration)
+    options = read_options("walknet", request.options, {"bin": "", "weights": ""})
+    assert request.model is not None
+    row = row_of(request.model)
     found, card, width = classify(row, kind, options)
     best = int(found.argmax())
     upper = int(np.searchsorted(found.cumsum(), SURE)) + 1
@@ -102,9 +102,9 @@ def _bin(place: int, width: int) -> str:
     needs="the model by name; no GPU",
     supports=supports_training_by_name,
 )
-def run(workload: Workload, gpu: GPU) -> Estimate:
+def run(request: JobRequest, gpu: GPU) -> Estimate:
     """Estimate by the ensemble of the family that the model's layers belong to."""
-    return _estimate("walknet", "mlp", workload, gpu)
+    return _estimate("walknet", "mlp", request, gpu)
 
 
 @estimator(
@@ -114,6 +114,6 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     needs="the model by name; no GPU",
     supports=supports_training_by_name,
 )
-def run_transformer(workload: Workload, gpu: GPU) -> Estimate:
+def run_transformer(request: JobRequest, gpu: GPU) -> Estimate:
     """Estimate by the Transformer of the family that the model's layers belong to."""
-    return _estimate("walknet+transformer", "transformer", workload, gpu)
+    return _estimate("walknet+transformer", "transformer", request, gpu)

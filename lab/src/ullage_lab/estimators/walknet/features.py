@@ -21,7 +21,7 @@ from torch import nn
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.estimators.summary import tensors_in
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.model import Model
 from ullage.jobs.optimizers import optimizer_class
 from ullage.jobs.sources.build import prepare
 from ullage.jobs.tasks import Task
@@ -290,10 +290,10 @@ class _Seen:
         self.watch.layer(None, (out,), (out,))
 
 
-def features(configuration: Configuration) -> Features:
+def features(configuration: Model) -> Features:
     """The features of a run by its configuration.
 
-    >>> found = features(Configuration(model="mlp:x", widths=[8, 4, 2], batch_size=16, optimizer="adam"))
+    >>> found = features(Model("mlp:x", settings={"widths": [8, 4, 2]}, batch_size=16, optimizer="adam"))
     >>> found.layers, found.parameters, found.counts["linear"]
     ((('linear', 4, 36), ('relu', 4, 0), ('linear', 2, 10)), 46, 2)
     """
@@ -313,7 +313,7 @@ def features(configuration: Configuration) -> Features:
     return _summed(configuration, model, inputs, seen)
 
 
-def _on_virtual_gpu(configuration: Configuration, seen: _Seen) -> tuple[nn.Module, list[torch.Tensor]]:
+def _on_virtual_gpu(configuration: Model, seen: _Seen) -> tuple[nn.Module, list[torch.Tensor]]:
     from ullage.hardware import gpu
     from ullage.virtual import VirtualGPU
 
@@ -326,12 +326,10 @@ def _on_virtual_gpu(configuration: Configuration, seen: _Seen) -> tuple[nn.Modul
         raise
     except Exception as error:
         first = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise InvalidValue(f"{configuration.model} does not run: {type(error).__name__}: {first}") from error
+        raise InvalidValue(f"{configuration.short_name} does not run: {type(error).__name__}: {first}") from error
 
 
-def _observe(
-    configuration: Configuration, model: nn.Module, task: Task, seen: _Seen, device: str
-) -> list[torch.Tensor]:
+def _observe(configuration: Model, model: nn.Module, task: Task, seen: _Seen, device: str) -> list[torch.Tensor]:
     """Run the forward pass and the loss; gives the inputs."""
     hooks = [
         part.register_forward_hook(_noting(configuration.batch_size, seen))
@@ -425,7 +423,7 @@ def _kind_named(name: str) -> str:
     return name.lower()
 
 
-def _summed(configuration: Configuration, model: nn.Module, inputs: list[torch.Tensor], seen: _Seen) -> Features:
+def _summed(configuration: Model, model: nn.Module, inputs: list[torch.Tensor], seen: _Seen) -> Features:
     batch = configuration.batch_size
     kinds = Counter(kind for kind, _, _ in seen.layers)
     kept = list(seen.storages.values())
@@ -453,10 +451,10 @@ def _summed(configuration: Configuration, model: nn.Module, inputs: list[torch.T
         counts={kind: kinds[kind] for kind in COUNTED},
         activation_function=acts.most_common(1)[0][0] if acts else None,
         optimizer=configuration.optimizer,
-        precision=configuration.precision,
+        precision=configuration.precision or "fp32",
         inference=configuration.inference,
         layers=tuple(seen.layers),
-        details=tuple(seen.watch.details(batch, configuration.precision, seen.own)),
+        details=tuple(seen.watch.details(batch, configuration.precision or "fp32", seen.own)),
     )
 
 
@@ -488,7 +486,7 @@ def closed_parts(found: Features) -> dict[str, int]:
 def closed_formula(found: Features) -> int:
     """Weights, gradients, optimizer states and what the backward pass needs, in bytes: no workspace, no cache.
 
-    >>> closed_formula(features(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, optimizer="sgd")))
+    >>> closed_formula(features(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2, optimizer="sgd")))
     504
     """
     return sum(closed_parts(found).values())

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.model import Model
 from ullage.units import MIB
 from ullage.virtual.kernels.reductions import Kind, buffer_sizes, iterate
 from ullage_lab.estimators.walknet.features import (
@@ -363,10 +363,10 @@ def family_of(row: Mapping[str, Any]) -> str:
 # The facts of a job by name in the form of a data set's row, as `ullage lab data clean` writes them.
 
 
-def row_of(configuration: Configuration) -> dict[str, Any]:
+def row_of(configuration: Model) -> dict[str, Any]:
     """The row of a configuration, without anything measured.
 
-    >>> row = row_of(Configuration(model="mlp:x", widths=[8, 4, 2], batch_size=16, optimizer="adam"))
+    >>> row = row_of(Model("mlp:x", settings={"widths": [8, 4, 2]}, batch_size=16, optimizer="adam"))
     >>> row["parameters"], row["count_linear"], row["layers"][0]["activations"]
     (46, 2, 4)
     """
@@ -376,7 +376,7 @@ def row_of(configuration: Configuration) -> dict[str, Any]:
         raise
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        raise InvalidValue(f"{configuration.model} does not run: {type(error).__name__}: {lines[0]}") from error
+        raise InvalidValue(f"{configuration.short_name} does not run: {type(error).__name__}: {lines[0]}") from error
 
 
 def from_features(found: Features) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import contextlib
 import inspect
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,8 +26,8 @@ from ullage.estimation.estimators.answer import answer
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.jobs.configuration import Configuration
-from ullage.jobs.workload import Workload
+from ullage.jobs.job import JobRequest
+from ullage.jobs.model import Model
 from ullage.sandbox.child import function_named
 from ullage.sandbox.environment import environment
 from ullage.sandbox.limits import Limits, machine_memory
@@ -63,7 +63,7 @@ class TooLarge(UllageError, RuntimeError):
 class CpuTraining:
     """What to train: a configuration, or a function by module and name that takes a device."""
 
-    configuration: Configuration | None = None
+    configuration: Model | None = None
     function: tuple[str, str] | None = None
 
 
@@ -168,7 +168,7 @@ def _training(request: dict[str, Any]) -> Callable[[], Any]:
     if request["configuration"] is not None:
         from ullage.jobs.training import train
 
-        configuration = Configuration(**request["configuration"])
+        configuration = Model(**request["configuration"])
         return lambda: train(configuration, ITERATIONS, device="cpu")
     function = function_named(":".join(request["function"]))
     return lambda: function("cpu")
@@ -180,22 +180,22 @@ NOTES = (
 )
 
 
-def supports(workload: Workload) -> str | None:
+def supports(request: JobRequest) -> str | None:
     """Training that runs on a CPU as it would on a GPU; autocast to CUDA does not.
 
-    >>> from ullage.jobs import Configuration
-    >>> supports(Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2, inference=True)))
+    >>> from ullage.jobs import Model
+    >>> supports(JobRequest(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2, inference=True)))
     'it follows training steps; this is inference'
     """
-    configuration = workload.configuration
+    configuration = request.model
     if configuration is not None:
         if configuration.inference:
             return "it follows training steps; this is inference"
-        if configuration.precision.startswith("amp"):
+        if configuration.types.autocast is not None:
             return "the CPU has no CUDA autocast: the papers train in one precision"
         return None
-    if workload.function is not None:
-        return _why_not_function(workload.function)
+    if request.function is not None:
+        return _why_not_function(request.function)
     return "it needs a model's name or a function that takes a device and trains on it"
 
 
@@ -214,8 +214,8 @@ def _why_not_function(function: Callable[..., Any]) -> str | None:
     return None
 
 
-def limits_of(options: dict[str, Any]) -> dict[str, Any]:
-    """The limits of the run on the CPU that a workload's options give.
+def limits_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The limits of the run on the CPU that a request's options give.
 
     >>> limits_of({"timeout": "90s", "memory": "4GiB"})
     {'timeout': 90.0, 'memory': 4294967296}
@@ -230,15 +230,15 @@ def limits_of(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def estimate_by_cpu_run(name: str, workload: Workload, gpu: GPU) -> Estimate:
+def estimate_by_cpu_run(name: str, request: JobRequest, gpu: GPU) -> Estimate:
     """The estimate, under the name of one of the two papers' tools."""
     begin = time.perf_counter()
-    function = workload.function
+    function = request.function
     training = CpuTraining(
-        configuration=workload.configuration,
+        configuration=request.model,
         function=None if function is None else (function.__module__, function.__qualname__),
     )
-    trace = run_on_cpu(training, **limits_of(workload.options))
+    trace = run_on_cpu(training, **limits_of(request.options))
     outcome = simulate(orchestrate(trace), gpu.usable)
     foreign = sum(block.operator is None for block in trace.blocks)
     notes = [*NOTES, f"{ITERATIONS} steps on the CPU took {format_duration(trace.seconds)}"]
@@ -269,13 +269,13 @@ def _parts(outcome: ReplayOutcome) -> dict[str, int]:
     needs="the training code, time and RAM for three steps on the CPU",
     supports=supports,
 )
-def run(workload: Workload, gpu: GPU) -> Estimate:
+def run(request: JobRequest, gpu: GPU) -> Estimate:
     """Estimate by three steps on the CPU.
 
     >>> from ullage.hardware import gpu
-    >>> from ullage.jobs import Configuration
-    >>> workload = Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2))
-    >>> run(workload, gpu("T4")).peak_reserved
+    >>> from ullage.jobs import Model
+    >>> request = JobRequest(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2))
+    >>> run(request, gpu("T4")).peak_reserved
     2097152
     """
-    return estimate_by_cpu_run("xmem", workload, gpu)
+    return estimate_by_cpu_run("xmem", request, gpu)

@@ -12,8 +12,8 @@ from typing import Any, TextIO
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.hardware.work import Work, work_of
-from ullage.jobs.configuration import Configuration, read_rows, rows_so_far
-from ullage.jobs.workload import Workload
+from ullage.jobs.job import JobRequest
+from ullage.jobs.model import Model, read_rows, rows_so_far
 from ullage.performance.alone import StepWork, host_word
 from ullage.performance.rates import SHARES, measured_gpu
 from ullage.performance.step import StepCalls, runs_kernels
@@ -254,7 +254,7 @@ def with_work(runs: Sequence[ReadRun], steps: Mapping[str, StepCalls]) -> list[F
 
 def _configuration(row: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(row["configuration"])
-    return found | {"model": Configuration.from_row(found).model}
+    return found | {"model": Model.from_row(found).name}
 
 
 def configurations(rows: Sequence[Mapping[str, Any]], runs: Sequence[ReadRun]) -> list[dict[str, Any]]:
@@ -281,7 +281,7 @@ def follow(
         name = str(row["id"])
         if name not in found:
             try:
-                found[name] = step_of(Workload(configuration=Configuration.from_row({**row})))
+                found[name] = step_of(JobRequest(Model.from_row({**row})))
             except (UllageError, ImportError, MemoryError):
                 continue
             if kept is not None:

@@ -20,7 +20,7 @@ from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.weights import ModelCard, probabilities
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.jobs.workload import Workload
+from ullage.jobs.job import JobRequest
 from ullage.units import GIB, format_bytes, parse_bytes
 
 SOURCE = (
@@ -51,11 +51,11 @@ def _width(told: str, family: str, kind: str) -> int:
     return width
 
 
-def _estimate(name: str, kind: str, workload: Workload, gpu: GPU) -> Estimate:
+def _estimate(name: str, kind: str, request: JobRequest, gpu: GPU) -> Estimate:
     begin = time.perf_counter()
-    options = read_options("gpumemnet", workload.options, {"bin": "", "weights": ""})
-    assert workload.configuration is not None
-    found, card = classify(summary_of(workload.configuration), kind, options)
+    options = read_options("gpumemnet", request.options, {"bin": "", "weights": ""})
+    assert request.model is not None
+    found, card = classify(summary_of(request.model), kind, options)
     best = max(range(len(found)), key=found.__getitem__)
     return answer(
         name,
@@ -91,9 +91,9 @@ def _notes(found: list[float], best: int, card: ModelCard, gpu: GPU) -> list[str
     needs="the model by name; no GPU",
     supports=supports_training_by_name,
 )
-def run(workload: Workload, gpu: GPU) -> Estimate:
+def run(request: JobRequest, gpu: GPU) -> Estimate:
     """Estimate by the ensemble of the family that the model's layers belong to."""
-    return _estimate("gpumemnet", "mlp", workload, gpu)
+    return _estimate("gpumemnet", "mlp", request, gpu)
 
 
 @estimator(
@@ -103,6 +103,6 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     needs="the model by name; no GPU",
     supports=supports_training_by_name,
 )
-def run_transformer(workload: Workload, gpu: GPU) -> Estimate:
+def run_transformer(request: JobRequest, gpu: GPU) -> Estimate:
     """Estimate by the Transformers of the family that the model's layers belong to."""
-    return _estimate("gpumemnet+transformer", "transformer", workload, gpu)
+    return _estimate("gpumemnet+transformer", "transformer", request, gpu)

@@ -23,7 +23,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.jobs.configuration import Configuration
+from ullage.jobs.model import Model
 
 FAMILIES = ("mlp", "cnn", "transformer")
 COUNTED = {
@@ -171,12 +171,12 @@ def _spelled(name: str) -> str:
     return _SPELLINGS.get(plain, plain)
 
 
-def summary_of(configuration: Configuration) -> ModelSummary:
+def summary_of(configuration: Model) -> ModelSummary:
     """The summary of a model by name, from one forward pass without numbers (PyTorch's meta device).
 
     A model that cannot do without runs on the processor instead, with two samples, as torchsummary does it.
 
-    >>> summary_of(Configuration(model="mlp:x", widths=[8, 4, 2], batch_size=16)).layers
+    >>> summary_of(Model("mlp:x", settings={"widths": [8, 4, 2]}, batch_size=16)).layers
     (('linear', 4, 36), ('relu', 4, 0), ('linear', 2, 10))
     """
     try:
@@ -191,10 +191,10 @@ def summary_of(configuration: Configuration) -> ModelSummary:
         raise
     except Exception as error:
         first = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise InvalidValue(f"{configuration.model} does not run: {type(error).__name__}: {first}") from error
+        raise InvalidValue(f"{configuration.name} does not run: {type(error).__name__}: {first}") from error
 
 
-def _summarized(configuration: Configuration, run: Configuration, device: str) -> ModelSummary:
+def _summarized(configuration: Model, run: Model, device: str) -> ModelSummary:
     from ullage.jobs.sources.build import prepare
 
     layers: list[tuple[str, int, int]] = []

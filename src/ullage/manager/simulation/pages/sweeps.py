@@ -14,7 +14,7 @@ from ullage.manager.simulation.measures import MEASURES, Measure
 from ullage.manager.simulation.pages.plots import Bar, PlotAxis, PlotLine, bars, card, colour, lines, table, words
 from ullage.manager.simulation.pages.plots import write as write_page
 from ullage.manager.simulation.statistics import Interval
-from ullage.manager.simulation.sweep import SweepRow
+from ullage.manager.simulation.sweeps import SweepRow
 from ullage.units import energy_unit
 
 SHOWN = ("total", "waiting", "running", "completion", "slowdown", "ooms", "energy", "smact", "memory", "fairness")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.jobs.configuration import rows_so_far
+from ullage.jobs.model import rows_so_far
 from ullage.manager.simulation import engine
 from ullage.manager.simulation.generator import generate_trace
 from ullage.manager.simulation.measures import MEASURES, Target

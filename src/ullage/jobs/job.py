@@ -1,0 +1,356 @@
+"""A job and how to estimate it: a model by name, a script, a function, or the summary of a model.
+
+`Model` (in `model.py`), `Script` and `Ranks` say what runs; `JobRequest` adds how it is followed.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ullage.allocator import AllocatorConfig
+from ullage.errors import InvalidValue, UnknownName
+from ullage.fields import described
+from ullage.hardware.networks import check_interconnect
+from ullage.jobs.kinds import FUNCTION, MODEL, SCRIPT, SUMMARY, kind_of
+from ullage.jobs.model import Model
+from ullage.jobs.parallel import DDP, check_parallel
+from ullage.jobs.ranks import TORCHRUN, Rank
+from ullage.jobs.sources.names import check_model_name
+
+DEFAULT_TIMEOUT = 300.0  # seconds
+
+
+@dataclass(frozen=True)
+class Script:
+    """A training script as it is: `Script("train.py", ["--batch-size", "64"])`.
+
+    With `module`, `path` is the name of a module, as in `python -m`. `python` is another Python to run it in: the path
+    of one, the folder of an environment, or the name of a conda environment. It needs PyTorch, and not Ullage.
+
+    >>> Script("train.py", ["--epochs", 1]).args
+    ('--epochs', '1')
+    """
+
+    path: str | Path
+    args: Sequence[str] = ()
+    _: KW_ONLY
+    module: bool = described(False, "SOURCE is a module, as in python -m.", letter="m")
+    python: str | Path | None = described(
+        None,
+        "Run a script in another Python, which needs PyTorch but not Ullage: its path, an environment's folder, or the "
+        "name of a conda environment.",
+        metavar="PATH",
+        default="the active environment if it has PyTorch, or else Ullage's own",
+    )
+    timeout: float = described(
+        DEFAULT_TIMEOUT, "Give up on a script after this long, such as 90s or 10m.", metavar="TIME", default="5m"
+    )
+    network: bool = described(False, "Let a script reach other machines, to download something.")
+    show_output: bool = described(False, "Show what the script prints.")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", str(self.path))
+        object.__setattr__(self, "args", tuple(map(str, self.args)))
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a job of many GPUs, a GPU each: `Ranks(16, nodes=2)`. The job runs once, as one of them.
+
+    `follow` names the ranks to run as, such as `(0, 7)`; the estimate is that of the one that needs most, and
+    `Estimate.ranks` has the figures of each. `launcher` is `"torchrun"`, `"mpirun"` or `"srun"`, whose variables the
+    job then has, or `"accelerate launch"` with its options, which accelerate itself reads: it may then know the `size`.
+
+    >>> Ranks(16, nodes=2).first.environment["LOCAL_RANK"]
+    '0'
+    """
+
+    size: int | None = described(
+        None,
+        "Run as one rank of N, with what torchrun would set. Each rank has a GPU.",
+        metavar="N",
+        option="world-size",
+        default="as the script is started",
+    )
+    nodes: int = described(1, "Machines that the ranks are spread over.", metavar="N")
+    follow: Sequence[int] = described(
+        (),
+        "The ranks to follow, such as 0,7. The rank that needs the most memory sets the estimate.",
+        metavar="N,N",
+        option="follow-ranks",
+        default="0, and the last stage of a pipeline",
+    )
+    parallel: str | None = described(
+        None, "How a model by name is spread over ranks: ddp, fsdp2, tp or pp.", metavar="NAME", default="ddp"
+    )
+    interconnect: str | None = described(
+        None,
+        "The networks by which ranks reach each other: inside a machine (nvlink1 to nvlink5, pcie3 to pcie5), between "
+        "machines (ib-hdr, ib-ndr, eth-100, ...), or both with a comma. 4xib-ndr means four adapters in each machine.",
+        metavar="NAME[,NAME]",
+        default="as machines with this GPU are sold",
+    )
+    launcher: str = described(TORCHRUN, "The program that starts the ranks.", metavar="COMMAND")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "follow", tuple(dict.fromkeys(self.follow)))
+        if self.parallel is not None:
+            check_parallel(self.parallel)
+            if self.size is None:
+                raise InvalidValue("a way to spread a model needs the number of ranks: --world-size, Ranks(size=...)")
+        if self.interconnect is not None:
+            check_interconnect(self.interconnect)
+
+    @property
+    def spread(self) -> str | None:
+        """How a model by name is spread: as `parallel` says, a whole one on each rank where it says nothing."""
+        return None if self.size is None else self.parallel or DDP
+
+    @property
+    def first(self) -> Rank | None:
+        """The first rank to run as; `None` where no launcher starts the job."""
+        if self.size is None and (self.follow or self.nodes > 1):
+            raise InvalidValue("a rank and a number of nodes need the number of ranks: --world-size, Ranks(size=...)")
+        if self.size is None:
+            return None
+        number = self.follow[0] if self.follow else 0
+        return Rank(self.size, number, self.nodes, (shlex.split(self.launcher) or [""])[0])
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The text of a model summary (torchsummary, torchinfo), for the estimators that read one."""
+
+    file: str
+    text: str
+    batch_size: int | None = None
+
+    @classmethod
+    def read(cls, file: str | Path, batch_size: int | None = None) -> Summary:
+        """The summary in a file."""
+        try:
+            return cls(str(file), Path(file).read_text(), batch_size)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidValue(f"cannot read {file} as a model summary: {error}") from None
+
+
+Function = Callable[[], Any]
+Job = Model | Script | Summary | Function
+
+_ADVICE = {
+    MODEL: "The path of a script ends in .py",
+    FUNCTION: "Wrap the call: ullage.estimate(lambda: train(batch_size=64), gpu=...)",
+    SCRIPT: "A script takes its own arguments: args=['--batch-size', '64'], or after -- on the command line",
+    SUMMARY: "For a model summary only batch_size counts",
+}
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """A job and how an estimator runs it.
+
+    It is followed for at least `steps` optimizer steps; `None` lets it run to its end. `trace` is an empty
+    `ullage.estimation.timeline.trace.Trace` that is filled with every request. `progress` is called with what takes
+    long. `options` are the estimator's own, such as `{"stage": 3}` for deepspeed.
+
+    >>> JobRequest(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2)).kind
+    'model'
+    """
+
+    job: Job
+    _: KW_ONLY
+    ranks: Ranks = Ranks()
+    steps: int | None = 3
+    allocator: AllocatorConfig | None = None
+    trace: Any = None
+    progress: Callable[[str], None] | None = None
+    estimator: str = "ullage"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.ranks.parallel is not None and self.model is None:
+            raise _wrong_kind("parallel", MODEL, self.kind)
+
+    @property
+    def kind(self) -> str:
+        """The kind of job: "model", "function", "script" or "summary"."""
+        kinds = {Model: MODEL, Script: SCRIPT, Summary: SUMMARY}
+        return next((kind for made, kind in kinds.items() if isinstance(self.job, made)), FUNCTION)
+
+    @property
+    def model(self) -> Model | None:
+        """The job if it is a model by name."""
+        return self.job if isinstance(self.job, Model) else None
+
+    @property
+    def script(self) -> Script | None:
+        """The job if it is a script."""
+        return self.job if isinstance(self.job, Script) else None
+
+    @property
+    def summary(self) -> Summary | None:
+        """The job if it is the summary of a model."""
+        return self.job if isinstance(self.job, Summary) else None
+
+    @property
+    def function(self) -> Function | None:
+        """The job if it is a function."""
+        return None if isinstance(self.job, Model | Script | Summary) else self.job
+
+    @property
+    def source(self) -> str | None:
+        """The job as people name it; `None` for a function."""
+        match self.job:
+            case Model(name=name):
+                return name
+            case Script(path=path, module=module):
+                return f"-m {path}" if module else str(path)
+            case Summary(file=file):
+                return file
+        return None
+
+    @property
+    def is_ullage(self) -> bool:
+        """Whether Ullage's own estimator is asked."""
+        return self.estimator == "ullage"
+
+    def as_rank(self, number: int) -> JobRequest:
+        """The same, followed as one rank."""
+        return replace(self, ranks=replace(self.ranks, follow=(number,)))
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> JobRequest:
+        """The job in a line of measurements: a model, or `{"script": "train.py", "args": [...], "run": {...}}`.
+
+        `run` has further values by the names of `request_of`.
+
+        >>> JobRequest.from_row({"script": "train.py", "args": ["--epochs", "1"]}).script.args
+        ('--epochs', '1')
+        """
+        if "script" not in row:
+            return cls(Model.from_row(row))
+        values = {**row.get("run", {}), "args": row.get("args", ())}
+        return request_of(Script(str(row["script"])), values)
+
+    def to_row(self) -> dict[str, Any]:
+        """The job as plain values, which `from_row` reads in another process."""
+        if self.model is not None:
+            return self.model.to_row()
+        if self.script is None:
+            raise InvalidValue(f"needed a model's name or a script; this is a {self.kind}")
+        script = self.script
+        run = {name: value for name, value in vars(script).items() if name not in ("path", "args", "show_output")}
+        run |= {name: getattr(self.ranks, field) for name, field in _OF_RANKS.items()}
+        run = {name: value for name, value in run.items() if value is not None and name != "parallel"}
+        return {
+            "script": script.path if script.module else str(Path(script.path).resolve()),
+            "args": list(script.args),
+            "run": {**run, "steps": self.steps},
+        }
+
+
+_OF_RANKS = {spec.metadata.get("option", spec.name).replace("-", "_"): spec.name for spec in fields(Ranks)}
+_OF_KIND: dict[str, list[str]] = {
+    MODEL: [spec.name for spec in fields(Model)[1:]],
+    SCRIPT: [spec.name for spec in fields(Script)[1:]],
+    SUMMARY: ["batch_size"],
+    FUNCTION: [],
+}
+_OF_ALL = ["steps", "allocator", "trace", "progress"]
+OPTIONS = list(dict.fromkeys([*_OF_KIND[MODEL], *_OF_KIND[SCRIPT], *_OF_RANKS, *_OF_ALL]))
+
+
+def request_of(source: Any, options: Mapping[str, Any] | None = None, estimator: str = "ullage") -> JobRequest:
+    """The request that a source and options by name describe: those of the command line and of the HTTP API.
+
+    The names are the fields of `Model`, `Script` and `Ranks` (its `size` is `world_size`, its `follow` is
+    `follow_ranks`) and of the request. `set` has further fields of the model, the estimator's own options with its name
+    before them (`{"deepspeed.stage": 3}`), and else settings of the model.
+
+    >>> request_of("torchvision:resnet18", {"batch_size": 8, "set": {"num_classes": 10}}).model.num_classes
+    10
+    """
+    given = dict(options or {})
+    job = job_of(source, bool(given.get("module")))
+    kind = JobRequest(job).kind
+    own: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    prefix = estimator.partition("+")[0] + "."
+    for name, value in given.pop("set", {}).items():
+        if name.startswith(prefix):
+            own[name.removeprefix(prefix)] = value
+        elif name in _OF_KIND[MODEL] and kind != FUNCTION:
+            given.setdefault(name, value)
+        else:
+            settings[name] = value
+    if settings:
+        given["settings"] = {**given.get("settings", {}), **settings}
+    for name in given:
+        _check_option(name, kind)
+    of_ranks = {field: given.pop(name) for name, field in _OF_RANKS.items() if name in given}
+    of_all = {name: given.pop(name) for name in _OF_ALL if name in given}
+    if not isinstance(job, Model | Script | Summary):
+        return JobRequest(job, ranks=Ranks(**of_ranks), estimator=estimator, options=own, **of_all)
+    made = with_saved_types(replace(job, **given))
+    return JobRequest(made, ranks=Ranks(**of_ranks), estimator=estimator, options=own, **of_all)
+
+
+def job_of(source: Any, module: bool = False, batch_size: int | None = None, args: Sequence[str] = ()) -> Job:
+    """The job that a name, a path or a function means; what is a job already stays one.
+
+    >>> job_of("train.py", args=["--lr", "0.1"]).args
+    ('--lr', '0.1')
+    """
+    job = source if isinstance(source, Model | Script | Summary) else _named(source, module)
+    kind = JobRequest(job).kind
+    if args:
+        if not isinstance(job, Script):
+            raise _wrong_kind("args", SCRIPT, kind)
+        job = replace(job, args=args)
+    if batch_size is not None:
+        if not isinstance(job, Model | Summary):
+            raise _wrong_kind("batch_size", MODEL, kind)
+        job = replace(job, batch_size=batch_size)
+    return job
+
+
+def _named(source: Any, module: bool) -> Job:
+    kind = kind_of(source, module)
+    if kind == FUNCTION:
+        function: Function = source
+        return function
+    name = str(source)
+    if kind == MODEL:
+        return Model(name)
+    return Summary.read(name) if kind == SUMMARY else Script(name, module=module)
+
+
+def with_saved_types(job: Job) -> Job:
+    """The job as it is estimated: saved weights have their types, and the name of a model is one that is there."""
+    if not isinstance(job, Model):
+        return job
+    if not job.is_saved:
+        check_model_name(job.source, job.short_name)
+    return job.as_saved()
+
+
+def _check_option(name: str, kind: str) -> None:
+    """Refuse an option that this kind of job does not have."""
+    if name in _OF_KIND[kind] or name in _OF_ALL and kind != SUMMARY or name == "steps":
+        return
+    if name in _OF_RANKS and kind != SUMMARY and (name != "parallel" or kind == MODEL):
+        return
+    others = [other for other, names in _OF_KIND.items() if name in names]
+    if name == "parallel":
+        others = [MODEL]
+    if not others:
+        raise UnknownName("option", name, OPTIONS)
+    raise _wrong_kind(name, others[0], kind)
+
+
+def _wrong_kind(name: str, other: str, kind: str) -> InvalidValue:
+    return InvalidValue(f"{name!r} is an option for a {other}; this is a {kind}. {_ADVICE[kind]}")
