@@ -16,7 +16,7 @@ from typing import Any
 
 import sky
 
-import ullage
+from ullage.manager import Client
 
 GPUS = {"T4": "T4", "L4": "L4", "A10G": "A10G", "L40S": "L40S", "A100": "A100-40GB", "A100-80GB": "A100-80GB"}
 GPUS |= {"H100": "H100-80GB", "H200": "H200", "B200": "B200"}  # by SkyPilot's names, from the smallest
@@ -38,7 +38,7 @@ class SmallestGPU(sky.AdminPolicy):  # type: ignore[misc]
     def smallest(cls, question: dict[str, Any]) -> str:
         """Return SkyPilot's name of the first GPU in `GPUS` on which the job fits."""
         url, token = os.environ.get("ULLAGE_URL"), os.environ.get("ULLAGE_TOKEN")
-        with ullage.Client(url=url, token=token) as daemon:
+        with Client(url=url, token=token) as daemon:
             answer = daemon.estimate(details=False, gpu=list(GPUS.values()), **question)
         if answer["state"] != "done":
             raise ValueError(f"Ullage has no estimate: {answer['reason']}")

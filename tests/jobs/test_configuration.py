@@ -57,7 +57,7 @@ def test_a_row_that_is_no_run():
 
 
 def test_a_row_has_either_key_for_the_batch_size_and_is_written_with_the_one_that_files_have():
-    old, new = ({"name": "mlp:x", "widths": [8, 4], key: 3} for key in ("batch", "batch_size"))
+    old, new = ({"model": "mlp:x", "widths": [8, 4], key: 3} for key in ("batch", "batch_size"))
     assert Model.from_row(old) == Model.from_row(new)
     assert Model.from_row(Model.from_row(new).to_row()) == Model.from_row(old)
     assert list(Model.from_row(new).to_row())[:3] == ["model", "batch", "opt"]

@@ -24,7 +24,6 @@ _COMMANDS = {
         "max-batch": "estimates",
         "plan": "planning",
         "share": "sharing",
-        "compare": "comparison",
         "gpus": "hardware",
     },
     "Run jobs on shared GPUs": {
