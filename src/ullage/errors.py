@@ -232,11 +232,11 @@ class NoSuchJob(UllageError, LookupError):
     """No job has this number or name.
 
     >>> str(NoSuchJob("17"))
-    "no job 17; 'ullage queue' and 'ullage history' list them"
+    "no job 17; 'ullage queue' and 'ullage queue --over' list them"
     """
 
     def __init__(self, reference: str) -> None:
-        super().__init__(f"no job {reference}; 'ullage queue' and 'ullage history' list them")
+        super().__init__(f"no job {reference}; 'ullage queue' and 'ullage queue --over' list them")
 
 
 class NoDaemon(UllageError, ConnectionError):

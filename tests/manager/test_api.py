@@ -432,15 +432,15 @@ def test_a_token_lives_through_a_restart_and_no_longer_than_it_was_made_for(home
 
 def test_tokens_on_the_command_line(api):
     home = api.home
-    made = json.loads(home.cli("token", "create", "--name", "my\x1b[31m laptop", "--scope", "read", "--json"))
-    assert home.cli("token", "create", "--expires", "30d").startswith("ullage_")
-    listed = home.cli("token", "list", "--all")
+    made = json.loads(home.cli("admin", "token", "create", "--name", "my\x1b[31m laptop", "--scope", "read", "--json"))
+    assert home.cli("admin", "token", "create", "--expires", "30d").startswith("ullage_")
+    listed = home.cli("admin", "token", "list", "--all")
     assert "my laptop" in listed and "\x1b" not in listed and made["token"] not in listed
-    assert home.cli("token", "revoke", str(made["id"])) == f"token {made['id']} of {made['user']} is revoked\n"
-    assert "revoked 20" in home.cli("token", "list")
-    assert "needed the scope read, submit or operate" in home.cli("token", "create", "--scope", "all", code=2)
-    assert "no token 999" in home.cli("token", "revoke", "999", code=2)
-    assert "found no 'nobody at all'" in home.cli("token", "create", "--user", "nobody at all", code=2)
+    assert home.cli("admin", "token", "revoke", str(made["id"])) == f"token {made['id']} of {made['user']} is revoked\n"
+    assert "revoked 20" in home.cli("admin", "token", "list")
+    assert "needed the scope read, submit or operate" in home.cli("admin", "token", "create", "--scope", "all", code=2)
+    assert "no token 999" in home.cli("admin", "token", "revoke", "999", code=2)
+    assert "found no 'nobody at all'" in home.cli("admin", "token", "create", "--user", "nobody at all", code=2)
 
 
 def crowd(api, number, sent):

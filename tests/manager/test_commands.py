@@ -9,8 +9,21 @@ import pytest
 
 
 def test_without_a_daemon_every_command_says_how_to_start_one(home):
-    commands = (["queue"], ["status", "1"], ["logs", "1"], ["cancel", "1"], ["hold", "1"], ["release", "1"])
-    more = (["wait", "1"], ["drain", "0"], ["resume", "0"], ["history"], ["submit", "--", "true"])
+    commands = (
+        ["queue"],
+        ["status", "1"],
+        ["logs", "1"],
+        ["cancel", "1"],
+        ["edit", "1", "--hold"],
+        ["edit", "1", "--release"],
+    )
+    more = (
+        ["wait", "1"],
+        ["admin", "drain", "0"],
+        ["admin", "resume", "0"],
+        ["queue", "--over"],
+        ["submit", "--", "true"],
+    )
     for words in (commands + more)[::3]:
         assert home.cli(*words, code=1) == "ullage: no daemon is running: start it with `ullage serve`\n"
 
@@ -41,7 +54,7 @@ def test_submit_and_wait_give_the_output_and_the_exit_code(common):
     assert common.cli("logs", number) == "hello\n"
     assert common.cli("logs", "-f", "greeting") == "hello\n"
     assert "greeting, done" in common.cli("status", "greeting")
-    assert "finished" in common.cli("history")
+    assert "finished" in common.cli("queue", "--over")
     common.cli("submit", "--memory", "2GiB", "--wait", "--", "sh", "-c", "exit 7", code=7)
 
 
@@ -68,16 +81,16 @@ def test_the_queue_says_why_a_job_waits(common):
 def test_a_held_job_waits_for_its_release(common):
     number = common.script("true", hold=True)
     assert common.job(number)["state"] == "held"
-    assert common.cli("release", str(number)) == f"job {number} is released\n"
+    assert common.cli("edit", "--release", str(number)) == f"job {number} is released\n"
     assert common.wait(number)["state"] == "done"
-    assert "cannot release: needed a job that is held" in common.cli("release", str(number), code=1)
+    assert "cannot release: needed a job that is held" in common.cli("edit", "--release", str(number), code=1)
 
 
 def test_jobs_are_held_cancelled_and_waited_for_by_command(common):
     after = common.script("true", hold=True)
     number = str(common.script("true", after=[{"job": after, "kind": "ok"}]))
-    assert common.cli("hold", number) == f"job {number} is held\n"
-    common.cli("release", str(after), number)
+    assert common.cli("edit", "--hold", number) == f"job {number} is held\n"
+    common.cli("edit", "--release", str(after), number)
     assert f"job {number} is done" in common.cli("wait", number)
     failing = str(common.script("exit 9"))
     common.cli("wait", failing, code=9)
@@ -144,14 +157,14 @@ def test_a_job_file_is_submitted(common):
 
 
 def test_a_drained_gpu_gets_no_job_until_it_is_resumed(common):
-    assert "GPU 0" in common.cli("drain", "0", "--reason", "dust")
+    assert "GPU 0" in common.cli("admin", "drain", "0", "--reason", "dust")
     jobs = [common.script("true") for _ in range(4)]
     uuid = common.client.call("gpus")[0]["id"]
     assert uuid not in {slot for job in jobs for a in common.wait(job)["attempts"] for slot in a["slots"]}
     assert "dust" in common.cli("queue", "--show-gpus")
-    common.cli("resume", "0")
+    common.cli("admin", "resume", "0")
     common.until(lambda: not common.client.call("gpus")[0]["drained"], "the GPU to be there again")
-    assert "needed a GPU by index or UUID; found '9'" in common.cli("drain", "9", code=2)
+    assert "needed a GPU by index or UUID; found '9'" in common.cli("admin", "drain", "9", code=2)
 
 
 def test_logs_follow_a_job_to_its_end(common):
@@ -196,7 +209,10 @@ def test_what_a_job_is_called_or_prints_cannot_write_to_the_terminal(common):
     failed = common.submit([str(program), evil], exclusive=True, memory=None)
     named = common.submit(["true"], name=f"a name {evil}", hold=True)
     common.wait(failed)
-    said = [common.cli(*words) for words in (["history"], ["queue"], ["status", str(failed)], ["status", str(named)])]
+    said = [
+        common.cli(*words)
+        for words in (["queue", "--over"], ["queue"], ["status", str(failed)], ["status", str(named)])
+    ]
     said.append(common.cli("wait", str(failed), code=1))
     said.append(common.cli("cancel", evil, code=2))
     for text in said:

@@ -61,7 +61,7 @@ def test_what_runs_or_is_over_is_not_edited(common):
     said = common.cli("edit", str(number), "--priority", "3", code=1)
     assert said == (
         f"ullage: job {number}: cannot edit: needed a job that waits; found one that is running; "
-        f"'ullage requeue --hold {number}' stops it first\n"
+        f"'ullage edit --requeue --hold {number}' stops it first\n"
     )
     common.client.cancel(number)
     common.wait(number)
@@ -138,7 +138,7 @@ def test_a_job_that_is_over_goes_into_the_queue_again_under_its_number(common):
     first = common.wait(number)
     assert first["state"] == "failed"
     (common.work / "fixed").touch()
-    assert common.cli("requeue", str(number)).startswith(f"job {number} is in the queue again")
+    assert common.cli("edit", "--requeue", str(number)).startswith(f"job {number} is in the queue again")
     job = common.wait(number)
     assert (job["state"], causes(job)) == ("done", ["failed by itself", "finished"])
     assert job["submitted"] > first["ended"] and job["promise"] == 2 * GIB
@@ -150,15 +150,15 @@ def test_a_job_that_is_over_can_be_given_more_memory(common):
     number = common.script("[ $ULLAGE_PROMISED_BYTES -gt 3000000000 ]", memory=2 * GIB)
     first = common.wait(number)
     assert (first["state"], first["more_memory"]) == ("failed", 7 * GIB)
-    assert "is in the queue again with 6.00 GiB" in common.cli("requeue", str(number), "--memory", "6GiB")
+    assert "is in the queue again with 6.00 GiB" in common.cli("edit", "--requeue", str(number), "--memory", "6GiB")
     job = common.wait(number)
     assert (job["state"], job["memory"], [each["promise"] for each in job["attempts"]]) == (
         "done", 6 * GIB, [2 * GIB, 6 * GIB],
     )  # fmt: skip
-    assert "the largest GPU has" in common.cli("requeue", str(number), "--memory", "1TiB", code=1)
+    assert "the largest GPU has" in common.cli("edit", "--requeue", str(number), "--memory", "1TiB", code=1)
     running = common.submit(proceed="proceed")
     common.wait(running, "running")
-    assert "needed a job that is over" in common.cli("requeue", str(running), "--memory", "6GiB", code=1)
+    assert "needed a job that is over" in common.cli("edit", "--requeue", str(running), "--memory", "6GiB", code=1)
     common.go()
 
 
@@ -289,7 +289,10 @@ def test_a_dry_run_says_where_a_job_would_start_and_stores_nothing(common):
     )
     assert [start["index"] for start in answer["starts"]] == [5, 6] and answer["jobs"] == 5
     assert "at most 2 run at once" in answer["reason"]
-    assert common.client.dry_run(["true"], memory="1GiB", hold=True)["reason"] == "it is held until 'ullage release'"
+    assert (
+        common.client.dry_run(["true"], memory="1GiB", hold=True)["reason"]
+        == "it is held until 'ullage edit --release'"
+    )
     assert common.client.ping()["last_event"] == before and common.client.queue() == []
     gpus = common.client.gpus()
     assert [gpu["promised"] for gpu in gpus] == [0, 0] and [gpu["jobs"] for gpu in gpus] == [[], []]

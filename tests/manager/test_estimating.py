@@ -562,7 +562,7 @@ def test_a_script_that_fails_by_itself_is_held_until_it_is_released(make_here, m
     found = here.job(number)
     assert found["reason"] == (
         "is held: train.py fails: ValueError: no such layer (line 3 of train.py); "
-        "'ullage release' starts it all the same"
+        "'ullage edit --release' starts it all the same"
     )
     assert found["attempts"] == []
     here.call("release", jobs=[number])

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from ullage.cli.job_tables import HISTORY, QUEUE, chosen, table
+from ullage.cli.job_tables import OVER, QUEUE, chosen, table
 from ullage.errors import NoSuchJob, UnknownName
 from ullage.jobs.schedules import parse_array
 from ullage.manager.core.views import ranges
@@ -59,7 +59,7 @@ def test_programs_get_plain_values_with_tabs(busy):
     rows = [line.split("\t") for line in busy.cli("queue", "--format", "id,state,jobs,promise,why").splitlines()]
     assert rows[1][:4] == [f"{busy.array}_[1-{MANY}]", "queued", str(MANY), str(1 << 30)] and "GPU" in rows[1][4]
     assert busy.cli("queue", "--all", "--format", "id").split()[1:] == [f"{busy.array}_{n}" for n in range(1, MANY + 1)]
-    [ended] = [line.split("\t") for line in busy.cli("history", "--format", "name,exit,why").splitlines()]
+    [ended] = [line.split("\t") for line in busy.cli("queue", "--over", "--format", "name,exit,why").splitlines()]
     assert ended == ["a job whose name is longer than any table has room for", "3", "failed by itself: exit code 3"]
     said = busy.cli("queue", "--format", "id,stat", code=2)
     assert "no column named 'stat'" in said and "'state'" in said
@@ -102,7 +102,7 @@ def test_why_it_ended_is_never_cut_off():
            "state": "failed", "ended": 1e9, "waited": 1e5, "completion": 1e6, "cause": "failed by itself",
            "detail": why, "alone": None, "gpus": 1, "promise": 1 << 30}  # fmt: skip
     for width in (75, 80, 120, 200):
-        for names in (HISTORY, QUEUE, "id,why"):
+        for names in (OVER, QUEUE, "id,why"):
             lines = table([job], chosen(names), width).splitlines()
             assert " ".join(" ".join(lines).split()).count("word") == 60 and "word59" in lines[-1]
             assert max(map(len, lines[1:])) <= width

@@ -16,12 +16,12 @@ from ullage.manager.storage.database import Database
 def test_a_transaction_is_all_or_nothing(tmp_path):
     database = Database(tmp_path)
     with pytest.raises(RuntimeError), database.transaction():
-        database.execute("INSERT INTO gpus VALUES ('a', 1, '')")
+        database.execute("INSERT INTO site VALUES ('a')")
         raise RuntimeError
     with database.transaction():
-        database.execute("INSERT INTO gpus VALUES ('b', 1, '')")
+        database.execute("INSERT INTO site VALUES ('b')")
     database.close()
-    assert [row["id"] for row in Database(tmp_path).rows("SELECT id FROM gpus")] == ["b"]
+    assert [row["told"] for row in Database(tmp_path).rows("SELECT told FROM site")] == ["b"]
 
 
 def test_it_is_written_with_full_sync_and_a_log(tmp_path):
@@ -37,7 +37,7 @@ def test_a_damaged_database_is_left_alone_and_can_be_restored(tmp_path, damage):
     database = Database(tmp_path)
     with database.transaction():
         for number in range(500):
-            database.execute("INSERT INTO gpus VALUES (?, 1, 'some words that fill pages')", (f"GPU-{number}",))
+            database.execute("INSERT INTO site VALUES (?)", (f"GPU-{number} some words that fill pages",))
     database.back_up()
     database.close()
     file = tmp_path / "state.db"
@@ -56,7 +56,7 @@ def test_a_damaged_database_is_left_alone_and_can_be_restored(tmp_path, damage):
     assert "is damaged" in message and "nothing was changed" in message and "\n" not in message
     advice = message.partition("To go back to it: ")[2]
     subprocess.run(["sh", "-c", advice], check=True)
-    assert len(Database(tmp_path).rows("SELECT id FROM gpus")) == 500
+    assert len(Database(tmp_path).rows("SELECT told FROM site")) == 500
 
 
 def test_a_daemon_with_a_damaged_database_says_so_and_changes_nothing(served):
@@ -256,8 +256,8 @@ def test_no_room_is_one_message_and_nothing_happened(tmp_path):
     database.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StoreFull, match="nothing was written"), database.transaction():
         for number in range(10000):
-            database.execute("INSERT INTO gpus VALUES (?, 1, 'words')", (str(number),))
-    assert database.rows("SELECT * FROM gpus") == []
+            database.execute("INSERT INTO site VALUES (?)", (f"{number} words",))
+    assert database.rows("SELECT * FROM site") == []
 
 
 def kept(home, word):

@@ -76,7 +76,7 @@ class Person:
 
 
 def test_a_shell_has_its_promise_a_terminal_and_an_exit_code(common):
-    person = Person(common, "shell", "--memory", "8GiB", "--name", "by hand")
+    person = Person(common, "submit", "-i", "--memory", "8GiB", "--name", "by hand")
     person.sees("connected to job")
     person.types("echo promised $ULLAGE_PROMISED_BYTES; tty; stty size\n")
     person.sees(rf"promised {8 << 30}\s+/dev/pts/\d+\s+33 111")
@@ -121,11 +121,11 @@ def test_who_waits_is_told_why_and_can_give_up(home):
     home.start()
     blocker = home.submit(proceed="proceed", exclusive=True)
     home.wait(blocker, "running")
-    person = Person(home, "shell", "--memory", "8GiB")
+    person = Person(home, "submit", "-i", "--memory", "8GiB")
     person.sees("job 2 is queued: .*belongs to one job alone")
     person.types("\x03")
     assert person.leaves_with() == 130 and home.wait(2)["state"] == "cancelled"
-    patient = Person(home, "shell", "--memory", "8GiB")
+    patient = Person(home, "submit", "-i", "--memory", "8GiB")
     patient.sees("job 3 is queued")
     home.go()
     patient.sees("connected to job 3")
@@ -137,7 +137,7 @@ def test_who_waits_is_told_why_and_can_give_up(home):
 
 
 def test_a_shell_outlives_the_daemon_and_takes_a_long_paste(served):
-    person = Person(served, "shell", "--memory", "1GiB")
+    person = Person(served, "submit", "-i", "--memory", "1GiB")
     person.sees("connected to job")
     served.kill()
     person.types("stty -echo -icanon; wc -l <<END\n")
@@ -150,7 +150,7 @@ def test_a_shell_outlives_the_daemon_and_takes_a_long_paste(served):
 
 
 def test_commands_can_come_from_a_file(common):
-    said = common.cli("shell", "--memory", "1GiB", text="echo promised $ULLAGE_PROMISED_BYTES\n")
+    said = common.cli("submit", "-i", "--memory", "1GiB", text="echo promised $ULLAGE_PROMISED_BYTES\n")
     assert f"promised {1 << 30}" in said
 
 

@@ -288,4 +288,3 @@ def _latest(client: Client) -> dict[str, str]:
 jobs, jobs_to_requeue = of_daemon(_unfinished), of_daemon(_latest)
 cards = of_daemon(lambda client: {str(card["index"]): card["name"] for card in client.gpus()})
 tokens = of_daemon(lambda client: {str(each["id"]): each["name"] for each in client.tokens()})
-reservations = of_daemon(lambda client: {str(each["id"]): each["name"] for each in client.reservations()})

@@ -1,4 +1,4 @@
-"""Commands of those who run the manager: `ullage serve`, `drain` and `resume`."""
+"""`ullage serve`: run the manager."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ullage.cli import completion
-from ullage.cli.jobs import client, print_json
-from ullage.cli.options import Json
 
 if TYPE_CHECKING:
     from ullage.manager.settings import ManagerSettings
@@ -22,42 +20,63 @@ DEFAULT_PAGE_PORT = 8601
 
 def serve(
     virtual: Annotated[
-        str | None, typer.Option(help="Serve virtual GPUs instead of this machine's, such as 4xA100-40GB.",
-                                 metavar="GPUS")
+        str | None,
+        typer.Option(help="Serve virtual GPUs instead of this machine's, such as 4xA100-40GB.", metavar="GPUS"),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="How GPUs are chosen for jobs: ullage, exclusive, round-robin, magm, lug or mug; "
-                                 "or a function of your own in a Python file.",
-                                 show_default="ullage", metavar="NAME|FILE.py:FUNCTION",
-                                 autocompletion=completion.policies)
+        str | None,
+        typer.Option(
+            help="How GPUs are chosen for jobs: ullage, exclusive, round-robin, magm, lug or mug; or a function of "
+            "your own in a Python file.",
+            show_default="ullage",
+            metavar="NAME|FILE.py:FUNCTION",
+            autocompletion=completion.policies,
+        ),
     ] = None,
     sharing: Annotated[
-        str | None, typer.Option(help="How jobs share a GPU: time-slicing, or through NVIDIA's MPS with mps.",
-                                 show_default="time-slicing", metavar="WAY",
-                                 autocompletion=lambda: ["time-slicing", "mps"])
+        str | None,
+        typer.Option(
+            help="How jobs share a GPU: time-slicing, or through NVIDIA's MPS with mps.",
+            show_default="time-slicing",
+            metavar="WAY",
+            autocompletion=lambda: ["time-slicing", "mps"],
+        ),
     ] = None,
     estimator: Annotated[
-        str | None, typer.Option("--estimator", "-e", help="Which estimator to use for submitted jobs: ullage, "
-                                 "another one such as horus, or none.", show_default="ullage", metavar="NAME",
-                                 autocompletion=completion.estimators)
+        str | None,
+        typer.Option(
+            "--estimator",
+            "-e",
+            help="Which estimator to use for submitted jobs: ullage, another one such as horus, or none.",
+            show_default="ullage",
+            metavar="NAME",
+            autocompletion=completion.estimators,
+        ),
     ] = None,
     api: Annotated[
-        str | None, typer.Option(help="Serve the REST API on this port of 127.0.0.1, or on HOST:PORT.",
-                                 metavar="[HOST:]PORT")
+        str | None,
+        typer.Option(help="Serve the REST API on this port of 127.0.0.1, or on HOST:PORT.", metavar="[HOST:]PORT"),
     ] = None,
     page: Annotated[
-        str | None, typer.Option(help="Serve a web page on this port of 127.0.0.1, or on HOST:PORT, and print its "
-                                 "link; off: none.", metavar="[HOST:]PORT|off",
-                                 show_default="8601 or another port in a terminal, if ullage[page] is installed")
+        str | None,
+        typer.Option(
+            help="Serve a web page on this port of 127.0.0.1, or on HOST:PORT, and print its link; off: none.",
+            metavar="[HOST:]PORT|off",
+            show_default="8601 or another port in a terminal, if ullage[page] is installed",
+        ),
     ] = None,
     settings: Annotated[
         Path | None, typer.Option(help="Read the settings from this file.", metavar="FILE.toml")
     ] = None,
     new_database: Annotated[
-        bool, typer.Option("--new-database", help="Begin with an empty database where the old one is missing. Without "
-                           "this, a home that has jobs or copies and no database is left alone.")
+        bool,
+        typer.Option(
+            "--new-database",
+            help="Begin with an empty database where the old one is missing. Without this, a home that has jobs or "
+            "copies and no database is left alone.",
+        ),
     ] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Run the manager: a daemon that runs submitted jobs on shared GPUs without overbooking their memory.
 
     It stays in the foreground. Ctrl-C ends it; running jobs go on, and the next daemon takes them over.
@@ -122,52 +141,3 @@ def _free_port(wanted: int) -> str:
 
 def _say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
-
-
-def drain(
-    gpu: Annotated[
-        str,
-        typer.Argument(
-            help="The GPU: its index or its UUID.", show_default=False, metavar="GPU", autocompletion=completion.cards
-        ),
-    ],
-    reason: Annotated[str, typer.Option(help="A reason to show in 'ullage queue --show-gpus'.", metavar="TEXT")] = "",
-    as_json: Json = False,
-) -> None:
-    """Stop giving new jobs to a GPU. Jobs that run there go on.
-
-    The GPU stays drained, even if the daemon is restarted, until 'ullage resume'.
-
-    Example:
-
-      ullage drain 2 --reason "the fan is loud"
-    """
-    answer = client().drain(gpu, reason)
-    if as_json:
-        print_json(answer)
-    else:
-        print(f"GPU {answer['index']} ({answer['gpu']}) gets no new jobs")
-
-
-def resume(
-    gpu: Annotated[
-        str,
-        typer.Argument(
-            help="The GPU: its index or its UUID.", show_default=False, metavar="GPU", autocompletion=completion.cards
-        ),
-    ],
-    as_json: Json = False,
-) -> None:
-    """Give new jobs to a drained GPU again.
-
-    Undoes 'ullage drain'.
-
-    Example:
-
-      ullage resume 2
-    """
-    answer = client().resume(gpu)
-    if as_json:
-        print_json(answer)
-    else:
-        print(f"GPU {answer['index']} ({answer['gpu']}) gets new jobs again")

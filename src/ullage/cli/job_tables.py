@@ -87,7 +87,7 @@ COLUMNS: dict[str, JobColumn] = {
     "why": JobColumn("why", why, why),
 }
 QUEUE = "id,user,name,state,gpus,promise,time,why"
-HISTORY = "id,user,name,state,ended,waited,ran,why"
+OVER = "id,user,name,state,ended,waited,ran,why"
 FORMAT_HELP = f"The columns to show, such as id,state,why. There are {', '.join(COLUMNS)}."
 
 

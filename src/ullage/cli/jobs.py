@@ -1,4 +1,4 @@
-"""Commands about jobs: `ullage queue`, `status`, `logs`, `cancel`, `hold`, `release`, `wait` and `history`."""
+"""Commands about jobs: `ullage queue`, `status`, `logs`, `cancel` and `wait`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 
 from ullage.cli import completion
 from ullage.cli.exit_codes import DONE, FAILED
-from ullage.cli.job_tables import FORMAT_HELP, HISTORY, QUEUE, chosen, show
+from ullage.cli.job_tables import FORMAT_HELP, OVER, QUEUE, chosen, show
 from ullage.cli.options import Json
 from ullage.cli.tables import fitted, text_width
 from ullage.errors import UllageError
@@ -27,16 +27,26 @@ if TYPE_CHECKING:
 
 
 MOST_ROWS = 100_000  # that the daemon gives at a time
-_MANY = 10  # lines that say the same
+_MANY, _LATEST = 10, 20  # lines that say the same, and jobs that are over
 
 JobNumber = Annotated[
-    str, typer.Argument(help="The job: its number (17), its place in an array (12_3), or its name.",
-                        autocompletion=completion.jobs, show_default=False, metavar="JOB")
-]  # fmt: skip
+    str,
+    typer.Argument(
+        help="The job: its number (17), its place in an array (12_3), or its name.",
+        autocompletion=completion.jobs,
+        show_default=False,
+        metavar="JOB",
+    ),
+]
 JobNumbers = Annotated[
-    list[str], typer.Argument(help="The jobs: numbers (17), places in an array (12_3), whole arrays (12_all) or names.",
-                              autocompletion=completion.jobs, show_default=False, metavar="JOB")
-]  # fmt: skip
+    list[str],
+    typer.Argument(
+        help="The jobs: numbers (17), places in an array (12_3), whole arrays (12_all) or names.",
+        autocompletion=completion.jobs,
+        show_default=False,
+        metavar="JOB",
+    ),
+]
 
 
 def client() -> Client:
@@ -67,14 +77,12 @@ def _print_answers(answers: list[dict[str, Any]]) -> None:
     for answer in answers:
         alike.setdefault((answer["done"], answer["text"]), []).append(named(answer))
     for (done, text), jobs in alike.items():
+        target = sys.stdout if done else sys.stderr
         if len(jobs) > _MANY:
-            print(f"{'' if done else 'ullage: '}{len(jobs):,} jobs, {jobs[0]} to {jobs[-1]}: {text}",
-                  file=sys.stdout if done else sys.stderr)  # fmt: skip
+            print(f"{'' if done else 'ullage: '}{len(jobs):,} jobs, {jobs[0]} to {jobs[-1]}: {text}", file=target)
             continue
         for job in jobs:
-            print(
-                f"job {job} {text}" if done else f"ullage: job {job}: {text}", file=sys.stdout if done else sys.stderr
-            )
+            print(f"job {job} {text}" if done else f"ullage: job {job}: {text}", file=target)
 
 
 def queue(
@@ -82,23 +90,41 @@ def queue(
         str | None, typer.Option("--user", "-u", help="Show only the jobs of this user.", metavar="NAME")
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", "-a", help="Show all jobs: each one of an array in a row of its own.")
+        bool,
+        typer.Option("--all", "-a", help="Show all jobs: those of an array in rows of their own."),
     ] = False,
+    over: Annotated[bool, typer.Option("--over", help="Show the jobs that are over, the latest first.")] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", help="Show at most this many rows.", metavar="N", min=1)
+        int | None,
+        typer.Option(
+            "--limit",
+            "-n",
+            help="Show at most this many rows.",
+            metavar="N",
+            min=1,
+            show_default="20 of jobs that are over",
+        ),
     ] = None,
     columns: Annotated[
-        str, typer.Option("--format", help=FORMAT_HELP, metavar="COLUMNS", autocompletion=completion.columns)
-    ] = QUEUE,
+        str | None,
+        typer.Option(
+            "--format",
+            help=FORMAT_HELP,
+            metavar="COLUMNS",
+            autocompletion=completion.columns,
+            show_default=f"{QUEUE}; of jobs that are over {OVER}",
+        ),
+    ] = None,
     gpus: Annotated[
         bool, typer.Option("--show-gpus", help="Show the GPUs too: the memory that is used, promised and free.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the jobs that wait or run.
+    """Show the jobs that wait or run, or those that are over.
 
     A waiting job shows why it waits, a running one where it runs, and whether it uses more than it was promised. Jobs
-    of an array that wait are one row, such as 12_[5-10000]; other commands take that name, too.
+    of an array that wait are one row, such as 12_[5-10000]; other commands take that name, too. A job that is over
+    shows how long it waited and ran, and why it ended.
 
     A long table goes through a pager (PAGER). Where the output is no terminal, each row is a line of plain values with
     tabs between them: bytes, seconds, and seconds since 1970.
@@ -109,8 +135,13 @@ def queue(
       ullage queue --user ada --show-gpus
       ullage queue --all --format id,state,why
       ullage queue --format id,promise | sort -k 2 -n
+      ullage queue --over
+      ullage queue --over --all --format id,user,ran,exit
     """
-    names, manager = chosen(columns), client()
+    names, manager = chosen(columns or (OVER if over else QUEUE)), client()
+    if over:
+        _show_over(manager, user, MOST_ROWS if every else limit or _LATEST, names, as_json)
+        return
     if as_json:
         jobs = manager.queue(user, limit)
         print_json({"jobs": jobs, "gpus": manager.gpus()} if gpus else jobs)
@@ -127,6 +158,16 @@ def queue(
     if gpus:
         print(_gpu_table(plain_values(cards), shutil.get_terminal_size().columns))
         print(_host_line(manager.ping()))
+
+
+def _show_over(manager: Client, user: str | None, limit: int, names: list[str], as_json: bool) -> None:
+    jobs = manager.history(limit, user)
+    if as_json:
+        print_json(jobs)
+    elif jobs or not sys.stdout.isatty():
+        show([job | {"places": []} for job in jobs], names)
+    else:
+        print("no jobs have ended yet")
 
 
 def _rows(manager: Client, user: str | None, every: bool, limit: int | None) -> tuple[list[dict[str, Any]], str]:
@@ -170,11 +211,16 @@ def _gpu_table(cards: list[dict[str, Any]], width: int) -> str:
 
 def status(
     job: Annotated[
-        str | None, typer.Argument(help="The job: its number (17), its place in an array (12_3), its name, or a whole "
-                                   "array (12_all).", autocompletion=completion.jobs, show_default=False, metavar="JOB")
+        str | None,
+        typer.Argument(
+            help="The job: its number (17), its place in an array (12_3), its name, or a whole array (12_all).",
+            autocompletion=completion.jobs,
+            show_default=False,
+            metavar="JOB",
+        ),
     ] = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show everything about a job, or about the daemon.
 
     With JOB: its command, its promise and where that comes from, and each attempt with how it ended. Without JOB: the
@@ -277,15 +323,13 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing until the job is over, including later attempts.")
     ] = False,
-    errors: Annotated[
-        bool, typer.Option("--stderr", help="Print standard error instead of standard output.")
-    ] = False,
+    errors: Annotated[bool, typer.Option("--stderr", help="Print standard error instead of standard output.")] = False,
     attempt: Annotated[
-        int | None, typer.Option(help="Print the output of this attempt.", metavar="N", show_default="the newest",
-                                 min=1)
+        int | None,
+        typer.Option(help="Print the output of this attempt.", metavar="N", show_default="the newest", min=1),
     ] = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Print what a job has written so far.
 
     Prints the newest attempt, from its beginning. In a terminal, the output of another user's job has ? for control
@@ -318,32 +362,6 @@ def cancel(jobs: JobNumbers, as_json: Json = False) -> None:
       ullage cancel 12_all
     """
     print_each(client().cancel(*jobs), as_json)
-
-
-def hold(jobs: JobNumbers, as_json: Json = False) -> None:
-    """Hold waiting jobs: they keep their place in the queue but do not start.
-
-    'ullage release' lets them start.
-
-    Examples:
-
-      ullage hold 17
-      ullage hold 12_all
-    """
-    print_each(client().hold(*jobs), as_json)
-
-
-def release(jobs: JobNumbers, as_json: Json = False) -> None:
-    """Release held jobs, so that they can start.
-
-    Jobs are held by 'ullage hold' and 'ullage submit --hold'.
-
-    Examples:
-
-      ullage release 17
-      ullage release 12_all
-    """
-    print_each(client().release(*jobs), as_json)
 
 
 def wait_for(manager: Client, jobs: list[str], timeout: float | None = None) -> list[dict[str, Any]]:
@@ -390,38 +408,3 @@ def wait(
     found = wait_for(client(), jobs, None if timeout is None else parse_duration(timeout))
     tell(found, as_json)
     raise typer.Exit(exit_code(found))
-
-
-def history(
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Show at most this many jobs.", metavar="N", min=1)] = 20,
-    every: Annotated[bool, typer.Option("--all", "-a", help="Show all jobs, not only the latest.")] = False,
-    user: Annotated[
-        str | None, typer.Option("--user", "-u", help="Show only the jobs of this user.", metavar="NAME")
-    ] = None,
-    columns: Annotated[
-        str, typer.Option("--format", help=FORMAT_HELP, metavar="COLUMNS", autocompletion=completion.columns)
-    ] = HISTORY,
-    as_json: Json = False,
-) -> None:
-    """Show the jobs that are over, the latest first.
-
-    Shows how long each waited and ran, and why it ended. A long table goes through a pager, and where the output is no
-    terminal, each job is a line of plain values with tabs between them, as with 'ullage queue'.
-
-    Examples:
-
-      ullage history
-      ullage history -n 1000 --json
-      ullage history --all --format id,user,ran,exit
-    """
-    names = chosen(columns)
-    jobs = client().history(MOST_ROWS if every else limit, user)
-    if as_json:
-        print_json(jobs)
-        return
-    for job in jobs:
-        job["places"] = []
-    if jobs or not sys.stdout.isatty():
-        show(jobs, names)
-    else:
-        print("no jobs have ended yet")

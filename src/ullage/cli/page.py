@@ -42,10 +42,10 @@ def page(
 ) -> None:  # fmt: skip
     """Serve a web page that shows the GPUs, the queue and each job of a daemon, submits jobs and estimates.
 
-    It prints a link that signs you in: once, and within 10 minutes. Others sign in with a token from 'ullage token
-    create'. The daemon has to serve its API ('ullage serve --api 8600'). Ctrl-C ends the page, and not the daemon.
-    'ullage serve --page 8601' runs the page beside the daemon, and ends it with the daemon. Where no daemon runs, the
-    page estimates models and scripts.
+    It prints a link that signs you in: once, and within 10 minutes. Others sign in with a token from 'ullage admin
+    token create'. The daemon has to serve its API ('ullage serve --api 8600'). Ctrl-C ends the page, and not the
+    daemon. 'ullage serve --page 8601' runs the page beside the daemon, and ends it with the daemon. Where no daemon
+    runs, the page estimates models and scripts.
 
     Examples:
 

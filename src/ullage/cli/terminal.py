@@ -1,4 +1,4 @@
-"""`ullage attach` and `ullage shell`: sit down at the terminal of a job."""
+"""`ullage attach`, and what `ullage submit --interactive` does: sit down at the terminal of a job."""
 
 from __future__ import annotations
 
@@ -34,9 +34,13 @@ _CHUNK = 1 << 14
 
 
 def attach(
-    job: Annotated[str, typer.Argument(help="The job, by number or name.", metavar="JOB", show_default=False,
-                                       autocompletion=completion.jobs)],
-) -> None:  # fmt: skip
+    job: Annotated[
+        str,
+        typer.Argument(
+            help="The job, by number or name.", metavar="JOB", show_default=False, autocompletion=completion.jobs
+        ),
+    ],
+) -> None:
     """Sit down at the terminal of an interactive job.
 
     Waits until the job runs. Ctrl-] leaves it running; 'ullage attach' comes back to it. Exits with the job's exit
@@ -47,41 +51,6 @@ def attach(
       ullage attach 17
     """
     raise typer.Exit(sit_down(client(), job))
-
-
-def shell(
-    memory: Annotated[
-        str | None, typer.Option(help="GPU memory to promise the shell on each GPU, such as 8GiB.", metavar="SIZE",
-                                 show_default="a GPU to itself")
-    ] = None,
-    gpus: Annotated[int, typer.Option(help="Number of GPUs.", metavar="N")] = 1,
-    time_limit: Annotated[
-        str | None, typer.Option("--time-limit", "-t", help="End the shell after this long, such as 2h.",
-                                 metavar="TIME")
-    ] = None,
-    name: Annotated[str, typer.Option("--name", "-N", help="Name the job.", metavar="NAME")] = "shell",
-) -> None:  # fmt: skip
-    """Open a shell on a promised part of a GPU.
-
-    It waits in the queue like any job; Ctrl-C takes it out again. Ctrl-] leaves the shell running, 'ullage attach'
-    comes back to it, and 'exit' ends it. 'ullage submit --interactive -- COMMAND' runs another command in this way.
-
-    Examples:
-
-      ullage shell --memory 8GiB
-      ullage shell --memory 8GiB --time-limit 2h
-    """
-    from ullage.jobs.job_files import make_job
-
-    asked = {
-        "command": [os.environ.get("SHELL") or "/bin/sh"], "name": name, "memory": memory, "gpus": gpus,
-        "time_limit": time_limit, "estimator": None if memory else "none", "interactive": True,
-        "cwd": os.getcwd(), "env": dict(os.environ), "umask": umask_now(),
-    }  # fmt: skip
-    spec = make_job({name: value for name, value in asked.items() if value is not None}, "the shell")
-    manager = client()
-    job = manager.submit_spec(spec)["jobs"][0]
-    raise typer.Exit(sit_down(manager, str(job), cancel=True))
 
 
 def sit_down(manager: Client, job: str, cancel: bool = False) -> int:

@@ -57,6 +57,22 @@ OUTPUT_PATTERNS = {
 OUTPUT_HELP = ", ".join(f"%{letter} ({meaning})" for letter, meaning in OUTPUT_PATTERNS.items())
 
 
+RESOURCES, SCHEDULE, RUN = "Resources", "When it runs", "How it runs"
+
+
+@dataclass(frozen=True)
+class JobOption:
+    """How a field of `JobSpec` is an option of `ullage submit` and `ullage edit`; one that takes nothing is a flag."""
+
+    help: str
+    takes: str | None = None
+    panel: str | None = None
+    letter: str | None = None
+    default: str | None = None  # as the help says it
+    off: str | None = None  # the flag that means the opposite
+    complete: str | None = None  # a function of `ullage.cli.completion`
+
+
 class JobSpec(BaseModel):
     """A job as its submitter asks for it, from a job file, `ullage submit`, `ullage.manager.Client` or the API.
 
@@ -72,40 +88,155 @@ class JobSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     command: list[_Text] = Field(min_length=1, max_length=MOST_WORDS)
-    name: _Name | None = None
-    cwd: _Text | None = None
-    env: dict[_Text, _Value] = {}
-    venv: _Text | None = None
-    conda: _Text | None = None
-    gpus: Int = Field(1, ge=0, le=1024)
-    cores: Int | None = Field(None, ge=1, le=1 << 16)
-    memory: Bytes | None = Field(None, gt=0, le=1 << 50)
-    host_memory: Bytes | None = Field(None, gt=0, le=1 << 60)
-    model: _Text | None = None
-    batch_size: Int | None = Field(None, ge=1, le=1 << 40)
+    name: Annotated[_Name | None, JobOption("Name the job.", "NAME", letter="N")] = None
+    gpus: Annotated[Int, JobOption("Number of GPUs; 0 for a job that uses none.", "N", RESOURCES, default="1")] = Field(
+        1, ge=0, le=1024
+    )
+    memory: Annotated[
+        Bytes | None,
+        JobOption("GPU memory to promise the job on each GPU, such as 6GiB.", "SIZE", RESOURCES, default="estimated"),
+    ] = Field(None, gt=0, le=1 << 50)
+    cores: Annotated[
+        Int | None, JobOption("Processor cores to promise the job.", "N", RESOURCES, default="as the server has it")
+    ] = Field(None, ge=1, le=1 << 16)
+    host_memory: Annotated[
+        Bytes | None,
+        JobOption(
+            "Host memory to promise the job, which is also its limit, such as 32GiB.",
+            "SIZE",
+            RESOURCES,
+            default="as the server has it",
+        ),
+    ] = Field(None, gt=0, le=1 << 60)
+    exclusive: Annotated[
+        bool,
+        JobOption(
+            "Give the job GPUs of its own, or let it share them.", panel=RESOURCES, default="shared", off="shared"
+        ),
+    ] = False
+    min_speed: Annotated[
+        float | None,
+        JobOption(
+            "Share a GPU only where the job keeps at least this much of its speed, such as 0.8.",
+            "SHARE",
+            RESOURCES,
+            default="as the server has it",
+        ),
+    ] = Field(None, ge=0, le=1)
+    model: Annotated[
+        _Text | None,
+        JobOption(
+            "Estimate this model instead of the command's script, such as torchvision:resnet50.",
+            "SOURCE",
+            RESOURCES,
+            complete="sources",
+        ),
+    ] = None
+    batch_size: Annotated[Int | None, JobOption("With --model: samples in a batch.", "N", RESOURCES, letter="b")] = (
+        Field(None, ge=1, le=1 << 40)
+    )
     estimate: dict[_Text, Any] = {}
-    estimator: _Name | None = None
-    exclusive: bool = False
-    min_speed: float | None = Field(None, ge=0, le=1)
-    priority: Int = Field(0, ge=-1000, le=1000)
-    time_limit: Seconds | None = Field(None, gt=0, le=3.2e9)
-    resumable: bool = False
+    estimator: Annotated[
+        _Name | None,
+        JobOption(
+            "Which estimator to use, or none.",
+            "NAME",
+            RESOURCES,
+            letter="e",
+            default="the daemon's",
+            complete="estimators",
+        ),
+    ] = None
+    array: Annotated[
+        list[int] | None,
+        JobOption(
+            "Submit one job for each index: 1-20, 0-10:2 or 1,5,7; 1-1000%8 runs at most 8 at once. {index} in the "
+            "command becomes the index.",
+            "INDICES",
+            SCHEDULE,
+        ),
+    ] = Field(None, min_length=1, max_length=LONGEST_ARRAY)
+    throttle: Annotated[Int | None, JobOption("Run at most this many jobs of the array at once.", "N", SCHEDULE)] = (
+        Field(None, ge=1, le=LONGEST_ARRAY)
+    )
+    after: Annotated[
+        list[Dependency],
+        JobOption(
+            "Start after job 17 is done (17), or after it is over in any way (any:17); also 12_3, 12_all, a name, or "
+            "in an array 12_{index}. Can be given more than once.",
+            "JOB",
+            SCHEDULE,
+            complete="jobs",
+        ),
+    ] = Field([], max_length=MOST_DEPENDENCIES)
+    begin: Annotated[
+        StartTime | None,
+        JobOption("Do not start before this time: 2026-11-20T08:00, 22:00 or now+2h.", "TIME", SCHEDULE),
+    ] = None
+    priority: Annotated[Int, JobOption("Jobs with a higher priority start first.", "N", SCHEDULE, default="0")] = Field(
+        0, ge=-1000, le=1000
+    )
+    hold: Annotated[bool, JobOption("Do not start before 'ullage edit --release'.", panel=SCHEDULE)] = False
+    time_limit: Annotated[
+        Seconds | None, JobOption("Stop the job after this long, such as 90m or 12h.", "TIME", SCHEDULE, letter="t")
+    ] = Field(None, gt=0, le=3.2e9)
+    retries: Annotated[
+        Int, JobOption("If the job fails by itself, try it again up to this many times.", "N", RUN, default="0")
+    ] = Field(0, ge=0, le=1000)
+    requeue: Annotated[
+        bool,
+        JobOption(
+            "Whether the job may be started again, after whatever failure; with --no-requeue it is started once.",
+            panel=RUN,
+            default="requeue",
+            off="no-requeue",
+        ),
+    ] = True
+    cwd: Annotated[
+        _Text | None,
+        JobOption("Run in this folder.", "FOLDER", RUN, letter="C", default="this folder, or the job file's"),
+    ] = None
+    venv: Annotated[_Text | None, JobOption("Run in this virtual environment.", "FOLDER", RUN)] = None
+    conda: Annotated[_Text | None, JobOption("Run in this conda environment.", "NAME", RUN)] = None
+    env: dict[_Text, _Value] = {}
+    output: Annotated[
+        _Text | None,
+        JobOption(
+            "Write what the job prints to this file, such as logs/%j.out: %j is the job, %A its array, %a its index, "
+            "%t the attempt, %n its name, %u its user.",
+            "FILE",
+            RUN,
+            letter="o",
+        ),
+    ] = None
+    error: Annotated[
+        _Text | None, JobOption("Write its standard error to this file.", "FILE", RUN, default="the file of --output")
+    ] = None
+    resumable: Annotated[bool, JobOption("The job saves a checkpoint on SIGUSR1 and can be resumed.", panel=RUN)] = (
+        False
+    )
     checkpoint_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     checkpoint_lead: Seconds | None = Field(None, ge=0, le=3.2e9)
-    array: list[int] | None = Field(None, min_length=1, max_length=LONGEST_ARRAY)
-    throttle: Int | None = Field(None, ge=1, le=LONGEST_ARRAY)
-    after: list[Dependency] = Field([], max_length=MOST_DEPENDENCIES)
-    begin: StartTime | None = None
-    hold: bool = False
-    retries: Int = Field(0, ge=0, le=1000)
-    requeue: bool = True
-    mps_threads: Int | None = Field(None, ge=1, le=100)
-    mps_memory: Bytes | None = Field(None, gt=0, le=1 << 50)
-    on_end: list[_Text] | None = Field(None, min_length=1, max_length=MOST_WORDS)
+    mps_threads: Annotated[
+        Int | None,
+        JobOption("With 'ullage serve --sharing mps': the job's percentage of the GPU's threads.", "PERCENT", RUN),
+    ] = Field(None, ge=1, le=100)
+    mps_memory: Annotated[
+        Bytes | None, JobOption("With 'ullage serve --sharing mps': limit the job's GPU memory.", "SIZE", RUN)
+    ] = Field(None, gt=0, le=1 << 50)
+    on_end: Annotated[
+        list[_Text] | None,
+        JobOption(
+            "Run this command at the job's end, with what became of it as JSON on its standard input.", "COMMAND", RUN
+        ),
+    ] = Field(None, min_length=1, max_length=MOST_WORDS)
     umask: Int = Field(0o022, ge=0, le=0o777)
-    output: _Text | None = None
-    error: _Text | None = None
-    interactive: bool = False
+    interactive: Annotated[
+        bool,
+        JobOption(
+            "Run the command at a terminal, and connect to it when it runs. Without a command: your shell.", letter="i"
+        ),
+    ] = False
 
     @field_validator("command", "on_end", mode="before")
     @classmethod
@@ -245,6 +376,30 @@ class JobSpec(BaseModel):
         """The same job with other values for some fields, checked as the first ones were."""
         return make_job({**self.said(), **changes}, "the job")
 
+
+# What can be changed of a job that waits.
+EDITABLE = (
+    "name",
+    "gpus",
+    "memory",
+    "cores",
+    "host_memory",
+    "exclusive",
+    "min_speed",
+    "estimator",
+    "throttle",
+    "after",
+    "begin",
+    "priority",
+    "time_limit",
+    "retries",
+    "requeue",
+    "resumable",
+    "checkpoint_signal",
+    "checkpoint_lead",
+    "mps_threads",
+    "mps_memory",
+)
 
 # `.rad` files are the job files of RAD-RM (dissertation, listing 6.1). Two forms are in use. The keyed one, of the
 # listing: an environment (`conda activate NAME`), the command, then lines such as `model: resnet.txt`,

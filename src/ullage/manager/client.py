@@ -342,29 +342,25 @@ class Client:
         """The GPUs as they are now."""
         return list(self.call("gpus"))
 
-    def drain(self, gpu: int | str, reason: str = "") -> dict[str, Any]:
-        """Give a GPU no new jobs; those that run there go on."""
-        return dict(self.call("drain", gpu=gpu, reason=reason))
+    def drain(
+        self,
+        gpu: int | str,
+        reason: str = "",
+        begin: float | None = None,
+        until: float | None = None,
+        users: Sequence[str] = (),
+        groups: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Give a GPU no new jobs but those of some users and groups; those that run there go on. For operators.
 
-    def resume(self, gpu: int | str) -> dict[str, Any]:
-        """Give a drained GPU new jobs again."""
-        return dict(self.call("resume", gpu=gpu))
+        Times are seconds since 1970: from now on by default, and until it is resumed.
+        """
+        when: dict[str, Any] = {"reason": reason, "begin": begin, "until": until}
+        return dict(self.call("drain", gpu=gpu, **when, users=list(users), groups=list(groups)))
 
-    def reserve(
-        self, gpus: Sequence[int | str], seconds: float, begin: float | None = None, users: Sequence[str] = (),
-        groups: Sequence[str] = (), name: str = "",
-    ) -> dict[str, Any]:  # fmt: skip
-        """Reserve GPUs for users and groups, from a time (seconds since 1970; now by default) on. For operators."""
-        asked: dict[str, Any] = {"users": list(users), "groups": list(groups), "name": name}
-        return dict(self.call("reserve", gpus=[str(gpu) for gpu in gpus], seconds=seconds, begin=begin, **asked))
-
-    def reservations(self) -> list[dict[str, Any]]:
-        """The reservations that are not over."""
-        return list(self.call("reservations"))
-
-    def unreserve(self, reservation: int | str) -> dict[str, Any]:
-        """Take a reservation back, by its number or its name."""
-        return dict(self.call("unreserve", reservation=reservation))
+    def resume(self, gpu: int | str, later: bool = False) -> dict[str, Any]:
+        """Give a drained GPU new jobs again; with `later`, take back what is to be drained at another time too."""
+        return dict(self.call("resume", gpu=gpu, later=later))
 
     def report(
         self, by: Sequence[str] = ("user", "day"), since: float | None = None, until: float | None = None,

@@ -146,7 +146,7 @@ class Tokens:
 
     The daemon writes the token of its own user to `run/api-token` (mode 600): that user's number and a signature of it
     with a secret that the daemon keeps (mode 600). To make it worthless, remove the secret and start the daemon again.
-    All others are made by `ullage token create` and looked for with `find`.
+    All others are made by `ullage admin token create` and looked for with `find`.
 
     >>> import tempfile
     >>> tokens = Tokens(Path(tempfile.mkdtemp()), [])

@@ -25,7 +25,7 @@ LONGEST_HEAD, LONGEST_BODY = 15.0, 60.0  # seconds until the headers and until t
 MOST_CONNECTIONS, MOST_REQUESTS = 256, 192  # requests of others than operators, at a time
 NO_TOKEN = (
     "needed the header 'Authorization: Bearer TOKEN' with a token of this daemon (run/api-token in its home, or one "
-    "from `ullage token create`); found "
+    "from `ullage admin token create`); found "
 )
 HEALTH = "/health"
 Whose = Callable[[str], Caller | None]

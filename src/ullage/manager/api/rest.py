@@ -30,7 +30,7 @@ from ullage.manager.api.shapes import (
     ChangeAnswer,
     DaemonAnswer,
     DrainAnswer,
-    DrainReason,
+    DrainRequest,
     EventsAnswer,
     FoldedAnswer,
     FullJobAnswer,
@@ -44,8 +44,7 @@ from ullage.manager.api.shapes import (
     QuestionRow,
     ReportAnswer,
     RequeueRequest,
-    ReservationAnswer,
-    ReservationRequest,
+    ResumeRequest,
     SubmissionAnswer,
     SubmissionRequest,
     TokenAnswer,
@@ -286,14 +285,16 @@ def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> No
         return JSONResponse(await ask(caller, "gpus", {}, 0.0))
 
     @router.post("/v1/gpus/{gpu}/drain", response_model=DrainAnswer, tags=["gpus"])
-    async def drain(caller: Asker, gpu: GPUName, why: DrainReason | None = None) -> Response:
-        """No new jobs for a GPU; those that are there go on. For operators."""
-        return JSONResponse(await ask(caller, "drain", {"gpu": gpu, "reason": why.reason if why else ""}, 0.0))
+    async def drain(caller: Asker, gpu: GPUName, how: DrainRequest | None = None) -> Response:
+        """No new jobs for a GPU but those of some; those that are there go on. For operators."""
+        terms = how or DrainRequest()
+        return JSONResponse(await ask(caller, "drain", {"gpu": gpu, **terms.model_dump()}, 0.0))
 
     @router.post("/v1/gpus/{gpu}/resume", response_model=DrainAnswer, tags=["gpus"])
-    async def resume(caller: Asker, gpu: GPUName) -> Response:
+    async def resume(caller: Asker, gpu: GPUName, how: ResumeRequest | None = None) -> Response:
         """New jobs for a GPU again. For operators."""
-        return JSONResponse(await ask(caller, "resume", {"gpu": gpu}, 0.0))
+        terms = how or ResumeRequest()
+        return JSONResponse(await ask(caller, "resume", {"gpu": gpu, **terms.model_dump()}, 0.0))
 
     @router.get("/v1/events", response_model=EventsAnswer, tags=["events"])
     async def events(
@@ -316,21 +317,6 @@ def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> No
         return StreamingResponse(
             _events(ask, caller, begin, ending), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
-
-    @router.post("/v1/reservations", status_code=201, response_model=ReservationAnswer, tags=["gpus"])
-    async def reserve(caller: Asker, wanted: ReservationRequest) -> Response:
-        """Reserve GPUs for users and groups. For operators."""
-        return JSONResponse(await ask(caller, "reserve", wanted.model_dump(), 0.0), 201)
-
-    @router.get("/v1/reservations", response_model=list[ReservationAnswer], tags=["gpus"])
-    async def reservations(caller: Asker) -> Response:
-        """Reservations that are not over."""
-        return JSONResponse(await ask(caller, "reservations", {}, 0.0))
-
-    @router.delete("/v1/reservations/{reservation}", response_model=ReservationAnswer, tags=["gpus"])
-    async def unreserve(caller: Asker, reservation: Annotated[str, Path(max_length=200)]) -> Response:
-        """Take a reservation back, by its number or its name. For operators."""
-        return JSONResponse(await ask(caller, "unreserve", {"reservation": reservation}, 0.0))
 
     @router.get("/v1/report", response_model=ReportAnswer, tags=["daemon"])
     async def report(

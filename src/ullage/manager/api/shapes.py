@@ -52,12 +52,28 @@ class RequeueRequest(BaseModel):
     ] = None
 
 
-class DrainReason(BaseModel):
-    """Why a GPU is drained."""
+class DrainRequest(BaseModel):
+    """Why, when and for whom a GPU is drained: by default now, for all, and until it is resumed."""
 
     model_config = ConfigDict(extra="forbid")
 
-    reason: str = Field("", max_length=200)
+    reason: str = Field(default="", max_length=200)
+    begin: float | None = Field(
+        default=None, ge=0, le=1e11, description="seconds since 1970; no job starts that may run then"
+    )
+    until: float | None = Field(default=None, ge=0, le=1e11, description="seconds since 1970")
+    users: list[Annotated[str, Field(max_length=200)]] = Field(
+        default=[], max_length=1000, description="whose jobs may start"
+    )
+    groups: list[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=1000)
+
+
+class ResumeRequest(BaseModel):
+    """Which drains of a GPU are taken back."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    later: bool = Field(default=False, description="those that have not begun too")
 
 
 class SubmissionAnswer(_Answer):
@@ -245,7 +261,8 @@ class DrainAnswer(_Answer):
 
     gpu: str
     index: int
-    drained: bool
+    drained: bool = Field(description="whether it gets none at all")
+    text: str = Field(description="the drain in words, or those that remain")
 
 
 class EventAnswer(_Answer):
@@ -264,32 +281,6 @@ class EventsAnswer(_Answer):
 
     events: list[EventAnswer]
     last: int
-
-
-class ReservationRequest(BaseModel):
-    """GPUs to reserve for users and groups, for so many seconds from `begin` (now) on."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    gpus: list[str] = Field(min_length=1, max_length=1024, description="by index or UUID")
-    seconds: float = Field(gt=0, le=366 * 86400)
-    begin: float | None = Field(None, ge=0, le=1e11, description="seconds since 1970")
-    users: list[Annotated[str, Field(max_length=200)]] = Field([], max_length=1000)
-    groups: list[Annotated[str, Field(max_length=200)]] = Field([], max_length=1000)
-    name: str = Field("", max_length=80)
-
-
-class ReservationAnswer(_Answer):
-    """GPUs that are for some users and groups alone, from `begin` to `end`."""
-
-    id: int
-    name: str
-    gpus: list[str]
-    users: list[str]
-    groups: list[str]
-    begin: float
-    end: float
-    maker: str
 
 
 class ReportRow(_Answer):

@@ -36,7 +36,7 @@ _FINAL = {Cause.FINISHED: State.DONE, Cause.CANCELLED: State.CANCELLED}
 
 
 def _poison(job: JobRecord) -> str:
-    return f"the daemon ended {job.crashes} times while it dealt with this job; 'ullage release' tries it again"
+    return f"the daemon ended {job.crashes} times while it dealt with this job; 'ullage edit --release' tries it again"
 
 
 class AttemptTracker:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ullage.errors import InvalidValue
+from ullage.jobs.schedules import LAST_MOMENT
 from ullage.manager.core.curves import MemoryCurve
 from ullage.manager.core.energy import EnergyMeter
 from ullage.manager.core.fair_share import FairShare
-from ullage.manager.core.reservations import booking_of
 from ullage.manager.core.watchdog import Handled
 from ullage.manager.core.works import WorkMeter, Works
 from ullage.manager.monitor import Monitor
@@ -26,7 +26,7 @@ from ullage.manager.running.sharing import TimeSlicing
 from ullage.manager.running.supervisor import TOKEN
 from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.job_store import JobStore
-from ullage.manager.storage.records import AttemptRecord, JobRecord, Reservation
+from ullage.manager.storage.records import AttemptRecord, Drain, JobRecord
 from ullage.sandbox.process_identity import Process, start_of
 
 _STUCK = 60.0  # seconds without a step after which a daemon is not well
@@ -57,14 +57,14 @@ class SlotReader:
         return found
 
     def look(
-        self, drained: Mapping[str, str], reservations: Sequence[Reservation] = ()
+        self, drained: Collection[str], booked: Sequence[tuple[str, Booking]] = ()
     ) -> tuple[list[Slot], dict[str, dict[str, int]]]:
-        """The slots now, and the bytes that each attempt holds, by token and slot."""
+        """The slots now, and the bytes that each attempt holds, by token and slot. `drained` are the devices that get
+        no new jobs, `booked` those that get none of others for a time."""
         held: dict[str, dict[str, int]] = {}
-        booked = [(each.gpus, booking_of(each)) for each in reservations]
         slots = []
         for device in self.devices():
-            bookings = tuple(booking for gpus, booking in booked if device.id in gpus)
+            bookings = tuple(booking for gpu, booking in booked if device.id == gpu)
             slots.append(self._slot(device, device.id in drained, held, bookings))
         self._forget_ended_processes()
         slots.sort(key=lambda slot: slot.index)  # a lost one keeps its place
@@ -182,7 +182,7 @@ class ManagerContext:
     work_meter: WorkMeter = field(init=False)
     cards: Path | None = None  # the folder of the virtual GPUs, if it serves those
     slots: list[Slot] = field(default_factory=list)
-    reservations: list[Reservation] = field(default_factory=list)  # that are not over
+    drains: list[Drain] = field(default_factory=list)  # that are not over
     reasons: dict[int, str | Waiting] = field(default_factory=dict)  # why a job waits
     not_before: dict[int, float] = field(default_factory=dict)  # by the monotonic clock
     queued_at: dict[int, float] = field(default_factory=dict)  # when a job last came into the queue
@@ -209,8 +209,10 @@ class ManagerContext:
 
     def look(self) -> None:
         """Take over what the monitor sees: the slots, and what each attempt holds."""
-        self.reservations = self.store.history.reservations(self.clock())
-        self.slots, self.used = self.slot_reader.look(self.store.drained(), self.reservations)
+        self.drains = self.store.history.drains(self.clock())
+        ends = {each.id: LAST_MOMENT if each.until is None else each.until for each in self.drains}
+        booked = [(each.gpu, Booking(each.id, each.begin, ends[each.id], each.text)) for each in self.drains]
+        self.slots, self.used = self.slot_reader.look(self.drained, booked)
         self.ledger.see(self.slots)
         self.slot_reader.monitor.follow(self.pids.values())
         for job, attempt in self.store.attempts.items():
@@ -233,6 +235,11 @@ class ManagerContext:
         found = {slot.id: latest(slot.id) for slot in self.slots}
         power = {slot: None if reading is None else reading.power_w for slot, reading in found.items()}
         self.energy.look(self.store.attempts.values(), power.get)
+
+    @property
+    def drained(self) -> dict[str, str]:
+        """GPUs that get no new jobs at all now, each with the reason given."""
+        return {each.gpu: each.reason for each in self.drains if each.closes(self.clock())}
 
     def keep_curve(self, attempt: AttemptRecord) -> None:
         """Write down an attempt's memory over time, if any was seen."""

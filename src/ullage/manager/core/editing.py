@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ullage.errors import InvalidValue, nearest
-from ullage.jobs.job_files import JobSpec
+from ullage.jobs.job_files import EDITABLE, JobSpec
 from ullage.jobs.validation import checked
 from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
@@ -20,11 +20,6 @@ from ullage.manager.identity import Caller
 from ullage.manager.storage.records import WAITING, JobRecord, Need, State
 from ullage.units import format_bytes
 
-EDITABLE = (
-    "name", "gpus", "memory", "cores", "host_memory", "exclusive", "priority", "time_limit", "throttle", "after",
-    "begin", "retries", "requeue", "resumable", "checkpoint_signal", "checkpoint_lead", "estimator", "mps_threads",
-    "mps_memory", "min_speed",
-)  # fmt: skip
 _SHOWN = 5  # names in a sentence
 _OF_PROMISE = {"memory", "estimator"}  # what a promise is made of
 
@@ -70,7 +65,7 @@ class JobEditor:
 
         def edit(job: JobRecord) -> str:
             if job.state not in WAITING:
-                stop = f"; 'ullage requeue --hold {job.id}' stops it first" if job.state.is_live else ""
+                stop = f"; 'ullage edit --requeue --hold {job.id}' stops it first" if job.state.is_live else ""
                 raise InvalidValue(f"cannot edit: needed a job that waits; found one that is {job.state}{stop}")
             if job.spec_id not in specs:
                 spec = self._edited(job, changes)

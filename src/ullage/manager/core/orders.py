@@ -27,11 +27,11 @@ from ullage.jobs.schedules import parse_array
 from ullage.jobs.validation import checked
 from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
+from ullage.manager.core.drains import Drains
 from ullage.manager.core.editing import JobEditor
 from ullage.manager.core.intake import Intake
 from ullage.manager.core.questions import Questions
 from ullage.manager.core.report import report
-from ullage.manager.core.reserving import Reserving
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.core.trace import trace
 from ullage.manager.core.trials import Trials
@@ -82,13 +82,13 @@ class Orders:
 
     names = ("ping", "submit", "dry_run", "estimate", "estimated", "estimates", "cancel_estimate", "queue",
              "folded_queue", "status", "memory", "history", "logs", "attach", "cancel", "hold", "release", "edit",
-             "requeue", "drain", "resume", "reserve", "unreserve", "reservations", "gpus", "events", "report", "trace",
+             "requeue", "drain", "resume", "gpus", "events", "report", "trace",
              "api", "figures", "stop_serving", "tokens", "token_create", "token_revoke")  # fmt: skip
     changing = ("submit", "dry_run", "estimate", "cancel_estimate", "cancel", "hold", "release", "edit", "requeue",
-                "drain", "resume", "reserve", "unreserve", "token_create", "token_revoke")  # fmt: skip
+                "drain", "resume", "token_create", "token_revoke")  # fmt: skip
     reading = ("ping", "estimated", "estimates", "queue", "folded_queue", "status", "memory", "history", "logs",
-               "reservations", "gpus", "events", "report", "trace", "figures", "tokens")  # fmt: skip
-    operating = ("drain", "resume", "reserve", "unreserve", "stop_serving", "api", "token_create", "token_revoke")
+               "gpus", "events", "report", "trace", "figures", "tokens")  # fmt: skip
+    operating = ("drain", "resume", "stop_serving", "api", "token_create", "token_revoke")
     long = (
         "estimated",
         "estimates",
@@ -110,7 +110,7 @@ class Orders:
         self._context, self._store, self._service = context, context.store, context.service
         self._intake, self._attempts, self._cgroups, self._tokens, self._api = intake, attempts, cgroups, tokens, api
         self._editor, self._trials = JobEditor(context, intake, attempts), Trials(context, intake, scheduler)
-        self._reserving, self._questions = Reserving(context), questions
+        self._drains, self._questions = Drains(context), questions
         self._views = JobViews(context, intake)
 
     @classmethod
@@ -358,34 +358,29 @@ class Orders:
         With `memory`, which only jobs that are over can be given, that is what they ask for from now on."""
         return self._each(caller, jobs, "requeue", self._editor.requeueing(caller, hold, env, memory))
 
-    def drain(self, caller: Caller, gpu: str | int, reason: str = "") -> dict[str, Any]:
-        """No new jobs for a GPU (by index or UUID); those that are there go on."""
-        return self._drain(caller, gpu, True, reason)
+    def drain(
+        self,
+        caller: Caller,
+        gpu: str | int,
+        reason: str = "",
+        begin: float | None = None,
+        until: float | None = None,
+        users: list[str] | None = None,
+        groups: list[str] | None = None,
+    ) -> dict[str, Any]:
+        """No new jobs for a GPU (by index or UUID), but those of some users and groups; those that are there go on.
+        With times, no job is started before that might still run then."""
+        self._check_operator(caller, "drain or resume a GPU")
+        return self._drains.drain(gpu, reason, begin, until, users or [], groups or [])
 
-    def resume(self, caller: Caller, gpu: str | int) -> dict[str, Any]:
-        """New jobs for a GPU again."""
-        return self._drain(caller, gpu, False, "")
-
-    def reserve(
-        self, caller: Caller, gpus: list[str | int], seconds: float, begin: float | None = None,
-        users: list[str] | None = None, groups: list[str] | None = None, name: str = "",
-    ) -> dict[str, Any]:  # fmt: skip
-        """Reserve GPUs for users and groups from a time (now) on: no other job is started that might run then."""
-        self._check_operator(caller, "reserve GPUs")
-        return self._reserving.make(caller.user, gpus, seconds, begin, users or [], groups or [], name)
-
-    def unreserve(self, caller: Caller, reservation: str | int) -> dict[str, Any]:
-        """Take a reservation back, by its number or its name."""
-        self._check_operator(caller, "take a reservation back")
-        return self._reserving.take_back(caller.user, reservation)
-
-    def reservations(self, caller: Caller) -> list[dict[str, Any]]:
-        """Reservations that are not over, the first one first."""
-        return self._reserving.listed()
+    def resume(self, caller: Caller, gpu: str | int, later: bool = False) -> dict[str, Any]:
+        """New jobs for a GPU again; with `later`, what is to be drained at another time is not."""
+        self._check_operator(caller, "drain or resume a GPU")
+        return self._drains.resume(gpu, later)
 
     def gpus(self, caller: Caller) -> list[dict[str, Any]]:
         """GPUs as they are now: what is used, what is promised, what is left, and to whom."""
-        drained = self._store.drained()
+        drained = self._context.drained
         latest = self._context.slot_reader.monitor.latest
         return [
             gpu_shown(slot, self._context.ledger, drained.get(slot.id), latest(slot.id)) for slot in self._context.slots
@@ -442,7 +437,7 @@ class Orders:
             self._check_operator(caller, "make tokens for others")
             uid, owner = number_of_user(user), user
         if sum(each.revoked is None for each in self._tokens.records(uid)) >= MOST_TOKENS:
-            raise InvalidValue(f"{owner} has {MOST_TOKENS} tokens; revoke one first (ullage token revoke)")
+            raise InvalidValue(f"{owner} has {MOST_TOKENS} tokens; revoke one first (ullage admin token revoke)")
         token, record = self._tokens.make(uid, owner, scope, plain(name)[:80], lasts)
         return {"token": token} | _token_shown(record)
 
@@ -517,13 +512,6 @@ class Orders:
             yield
         self._store.afterwards(self._service.wake)
         return answers
-
-    def _drain(self, caller: Caller, gpu: str | int, drained: bool, reason: str) -> dict[str, Any]:
-        self._check_operator(caller, "drain or resume a GPU")
-        found = self._context.slot_reader.named(gpu)
-        self._store.drain(found.id, drained, plain(reason)[:200])
-        self._store.afterwards(self._service.wake)
-        return {"gpu": found.id, "index": found.index, "drained": drained}
 
     def _check_mine(self, caller: Caller, job: JobRecord, doing: str) -> None:
         if not caller.may_change(job.uid):

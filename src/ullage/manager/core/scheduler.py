@@ -14,9 +14,9 @@ from ullage.errors import Overbooked, PolicyFailed
 from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies, waits_for
+from ullage.manager.core.drains import usable_by
 from ullage.manager.core.host import share_of
 from ullage.manager.core.limits import UserLimits
-from ullage.manager.core.reservations import usable_by
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights
 from ullage.manager.placement import Decision, Job, PassOutcome, Rules, Running, decide, part_of_gpu
@@ -25,7 +25,7 @@ from ullage.manager.placement.own_policies import forgiving
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import gpu_variables, job_environment, output_paths
 from ullage.manager.settings import ManagerSettings
-from ullage.manager.storage.records import STARTING, AttemptRecord, Cause, JobRecord, Reservation, State
+from ullage.manager.storage.records import STARTING, AttemptRecord, Cause, Drain, JobRecord, State
 from ullage.units import format_bytes, format_moment
 
 _TO_THE_END = (Cause.SLOT_ENDED, Cause.REQUEUED)  # who had a turn stands behind those who had none
@@ -47,7 +47,7 @@ class Scheduler:
         self._seen: dict[int, tuple[JobRecord, float | None, Job]] = {}
         self._ready: dict[int, Job] = {}
         self._blocked: set[int] = set()  # those that wait for other jobs, or for a time
-        self._reservations: list[Reservation] = []  # as the jobs that are ready know them
+        self._drains: list[Drain] = []  # as the jobs that are ready know them
 
     async def place(self) -> list[tuple[JobRecord, AttemptRecord]]:
         """Promise what may start now: in the ledger, and on disk, before a process is made. `start` comes after it.
@@ -134,10 +134,10 @@ class Scheduler:
         return list(self._ready.values())
 
     def _unsorted(self) -> set[int]:
-        """The jobs that have changed or wait for something; all, where reservations have."""
+        """The jobs that have changed or wait for something; all, where drains have."""
         found = self._context.store.changed() | self._blocked
-        if self._reservations != self._context.reservations:
-            self._reservations = self._context.reservations
+        if self._drains != self._context.drains:
+            self._drains = self._context.drains
             self._seen.clear()
             found |= self._ready.keys()
         return found
@@ -190,7 +190,7 @@ class Scheduler:
             part=part_of_gpu(job.promise, context.largest, job.exclusive, max(busy or 0.0, context.claim(job))),
             busy=busy, work=job.work,
             min_speed=context.settings.placing.min_speed if min_speed is None else min_speed,
-            host=share_of(spec["asked"], context.settings.host), bookings=usable_by(job, context.reservations),
+            host=share_of(spec["asked"], context.settings.host), bookings=usable_by(job, context.drains),
         )  # fmt: skip
 
     def _running(self, attempt: AttemptRecord) -> Running:
@@ -260,10 +260,8 @@ class Scheduler:
         context, placed = self._context, []
         try:
             with context.store.transaction():
-                closed = set(context.store.drained())
-                reservations = context.store.history.reservations(context.clock())
-                if reservations != self._reservations:
-                    closed.update(gpu for each in reservations for gpu in each.gpus)
+                drains, now = context.store.history.drains(context.clock()), context.clock()
+                closed = {each.gpu for each in drains if each.closes(now) or drains != self._drains}
                 for decision in decisions:
                     if self._outdated(decision, closed):
                         continue

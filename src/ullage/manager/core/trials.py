@@ -53,7 +53,7 @@ class Trials:
         if failed:
             answer["reason"] = f"would be cancelled: {failed[0]}"
         elif first.state is State.HELD:
-            answer["reason"] = "it is held until 'ullage release'"
+            answer["reason"] = "it is held until 'ullage edit --release'"
         elif first.state is State.ESTIMATING:
             answer["reason"] = _TO_ESTIMATE
         elif waits:

@@ -22,7 +22,7 @@ HIDDEN = "only its owner and operators see this"
 # Why a job waits, for states in which placement was not asked.
 _REASONS = {
     State.ESTIMATING: "waits to be estimated",
-    State.HELD: "is held; 'ullage release' lets it go",
+    State.HELD: "is held; 'ullage edit --release' lets it go",
     State.QUEUED: "has just come",
 }
 
@@ -173,5 +173,5 @@ class JobViews:
             with contextlib.suppress(KeyError, RuntimeError):  # what is under way may change while it is looked at
                 return self._intake.standing(job)
         if job.state is State.HELD and job.detail and mine:
-            return f"is held: {job.detail}; 'ullage release' starts it all the same"
+            return f"is held: {job.detail}; 'ullage edit --release' starts it all the same"
         return None

@@ -218,7 +218,7 @@ def sign_in_form(problem: str = "", status: int = 200) -> Response:
   <input id="code" name="code" type="hidden">
   <button type="submit">Sign in</button>
 </form>
-<p class="hint"><code>ullage token create --expires 30d</code> prints a token.</p>
+<p class="hint"><code>ullage admin token create --expires 30d</code> prints a token.</p>
 """), status)  # fmt: skip
 
 

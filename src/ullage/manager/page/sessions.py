@@ -25,7 +25,7 @@ _CHECK = 3.0  # seconds after which a session's own token is tried again
 _TIMEOUT = 10.0  # seconds that the daemon may take to answer
 _WINDOW, _EACH, _ALL = 60.0, 10, 200  # failures to sign in within so many seconds: from one address, from everywhere
 _AS_IT_IS = ("logs", "estimate", "estimated")  # answers with lines of text in them
-_WHO = "that is no token of this daemon; `ullage token create` prints one"
+_WHO = "that is no token of this daemon; `ullage admin token create` prints one"
 
 
 MakeToken = Callable[[], tuple[str, Callable[[], None]]]

@@ -31,9 +31,9 @@ class Database:
     >>> import tempfile
     >>> with contextlib.closing(Database(Path(tempfile.mkdtemp()))) as store:
     ...     with store.transaction():
-    ...         _ = store.execute("INSERT INTO gpus VALUES ('GPU-1', 1, 'dust')")
-    ...     store.rows("SELECT id FROM gpus")[0]["id"]
-    'GPU-1'
+    ...         _ = store.execute("INSERT INTO site VALUES ('dust')")
+    ...     store.rows("SELECT told FROM site")[0]["told"]
+    'dust'
 
     A missing file is made anew only where nothing is left of an earlier one, or with `new`. A file that is removed
     while it is open is put back, with all that it held, before anything more is acknowledged.

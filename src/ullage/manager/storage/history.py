@@ -14,10 +14,10 @@ from ullage.manager.storage.database import Database
 from ullage.manager.storage.records import (
     OVER,
     AttemptRecord,
+    Drain,
     JobRecord,
     Need,
     Notification,
-    Reservation,
     attempt_from_row,
     job_from_row,
     spec_from_text,
@@ -198,12 +198,14 @@ class JobHistory:
         )
         return {row["job"]: row["time"] for row in rows}
 
-    def reservations(self, now: float) -> list[Reservation]:
+    def drains(self, now: float) -> list[Drain]:
         """Those that are not over, in the order of their beginning."""
         found = []
-        for row in self._database.rows('SELECT * FROM reservations WHERE "end" > ? ORDER BY "begin", id', (now,)):
-            lists = {name: tuple(json.loads(row[name])) for name in ("gpus", "users", "groups")}
-            found.append(Reservation(**{**dict(row), **lists}))
+        for row in self._database.rows(
+            'SELECT * FROM drains WHERE until IS NULL OR until > ? ORDER BY "begin"', (now,)
+        ):
+            lists = {name: tuple(json.loads(row[name])) for name in ("users", "groups")}
+            found.append(Drain(**{**dict(row), **lists}))
         return found
 
     def notifications(self) -> dict[tuple[int, str], list[Notification]]:

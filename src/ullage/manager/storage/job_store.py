@@ -24,10 +24,10 @@ from ullage.manager.storage.records import (
     RUNNING,
     AttemptRecord,
     Cause,
+    Drain,
     JobRecord,
     Need,
     Notification,
-    Reservation,
     State,
     WorkRecord,
     check_transition,
@@ -462,32 +462,21 @@ class JobStore:
         rows = self._database.rows("SELECT told FROM site")
         return dict(json.loads(rows[0]["told"])) if rows else None
 
-    def drained(self) -> dict[str, str]:
-        """GPUs that get no new jobs, each with the reason given."""
-        return {row["id"]: row["reason"] for row in self._database.rows("SELECT * FROM gpus WHERE drained = 1")}
-
-    def drain(self, gpu: str, drained: bool, reason: str) -> None:
-        """Give a GPU no new jobs, or jobs again."""
+    def drain(self, new: Drain, replaced: Sequence[int], text: str) -> None:
+        """Give a GPU no new jobs; this drain takes the place of others."""
+        values = (new.gpu, new.begin, new.until, stored(new.users), stored(new.groups), new.reason)
         with self.transaction():
-            self._now.add("INSERT OR REPLACE INTO gpus VALUES (?, ?, ?)", (gpu, drained, reason))
-            self.event("drained" if drained else "resumed", None, f"{gpu} {reason}".strip())
+            self._now.add("DELETE FROM drains WHERE id = ?", *((number,) for number in replaced))
+            self._now.add(
+                'INSERT INTO drains (gpu, "begin", until, users, groups, reason) VALUES (?, ?, ?, ?, ?, ?)', values
+            )
+            self.event("drained", None, text)
 
-    def next_reservation(self) -> int:
-        """The number of the next reservation."""
-        return self._sequence("reservations") + 1
-
-    def reserve(self, new: Reservation, text: str) -> None:
-        """Give GPUs to some users and groups for a time."""
+    def resume(self, drains: Sequence[int], gpu: str) -> None:
+        """Take drains of a GPU back."""
         with self.transaction():
-            values = [stored(value) for value in dataclasses.astuple(new)]
-            self._now.add("INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
-            self.event("reserved", None, text)
-
-    def unreserve(self, number: int, text: str) -> None:
-        """Take a reservation back."""
-        with self.transaction():
-            self._now.add("DELETE FROM reservations WHERE id = ?", (number,))
-            self.event("unreserved", None, text)
+            self._now.add("DELETE FROM drains WHERE id = ?", *((number,) for number in drains))
+            self.event("resumed", None, gpu)
 
     def skip_numbers(self, highest: int) -> int:
         """Give new jobs numbers above that one only; how many numbers were skipped for it.

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from ullage.errors import DamagedRecord, InvalidValue
 from ullage.manager.placement import by_slot
+from ullage.units import format_moment
 
 
 class State(StrEnum):
@@ -268,17 +269,38 @@ class WorkRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reservation:
-    """That GPUs are for jobs of these users and groups alone, from `begin` to `end`."""
+class Drain:
+    """That a GPU gets no new jobs from `begin` until a time (`None`: until it is resumed), but for those of some users
+    and groups."""
 
     id: int
-    name: str
-    gpus: tuple[str, ...]
+    gpu: str
+    begin: float
+    until: float | None
     users: tuple[str, ...]
     groups: tuple[str, ...]
-    begin: float
-    end: float
-    maker: str
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """The drain in words that go on after "the GPU".
+
+        >>> Drain(id=1, gpu="GPU-1", begin=0.0, until=None, users=("ann",), groups=("ml",), reason="demo").text[:42]
+        'is drained for all but ann and group ml fr'
+        """
+        who = " and ".join((*self.users, *(f"group {name}" for name in self.groups)))
+        until = "" if self.until is None else f" until {format_moment(self.until)}"
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"is drained{f' for all but {who}' if who else ''} from {format_moment(self.begin)}{until}{reason}"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it lets nobody in and has no end."""
+        return self.until is None and not self.users and not self.groups
+
+    def closes(self, now: float) -> bool:
+        """Whether nobody gets the GPU now."""
+        return self.is_plain and self.begin <= now
 
 
 @dataclass(frozen=True, kw_only=True)

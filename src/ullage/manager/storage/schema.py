@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 20  # one more when a table changes; a database of another version is refused
+VERSION = 21  # one more when a table changes; a database of another version is refused
 
 TABLES = """
 CREATE TABLE specs (
@@ -106,14 +106,13 @@ CREATE TABLE works (                      -- what jobs do on GPUs
     changed REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX works_by_age ON works (changed);
-CREATE TABLE gpus (id TEXT PRIMARY KEY, drained INTEGER NOT NULL, reason TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE reservations (
+CREATE TABLE drains (                     -- GPUs that get no new jobs
     id INTEGER PRIMARY KEY AUTOINCREMENT,
-    name TEXT NOT NULL,
-    gpus TEXT NOT NULL,                   -- JSON list of UUIDs
-    users TEXT NOT NULL, groups TEXT NOT NULL,  -- JSON lists of names
-    "begin" REAL NOT NULL, "end" REAL NOT NULL,
-    maker TEXT NOT NULL                   -- who reserved them
+    gpu TEXT NOT NULL,                    -- UUID
+    "begin" REAL NOT NULL,
+    until REAL,                           -- NULL: until the GPU is resumed
+    users TEXT NOT NULL, groups TEXT NOT NULL,  -- whose jobs may use it meanwhile: JSON lists of names
+    reason TEXT NOT NULL
 );
 CREATE TABLE events (
     id INTEGER PRIMARY KEY AUTOINCREMENT,

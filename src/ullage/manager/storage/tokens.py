@@ -59,7 +59,7 @@ class TokenStore:
         for record in self.records():
             if record.id == number:
                 return record
-        raise InvalidValue(f"no token {number}; 'ullage token list' lists them")
+        raise InvalidValue(f"no token {number}; 'ullage admin token list' lists them")
 
     def revoke(self, record: TokenRecord) -> None:
         """It is worth nothing any more once this is on disk."""

@@ -1,0 +1,216 @@
+"""`ullage admin`: what operators do to the GPUs, and tokens for the HTTP API."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from ullage.cli import completion
+from ullage.cli.jobs import client, print_json
+from ullage.cli.options import Json
+from ullage.text import plain, plain_values
+from ullage.units import parse_duration
+
+admin = typer.Typer(
+    help="Drain GPUs and resume them; make, list and revoke tokens for the HTTP API.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+token = typer.Typer(
+    help="Make, list and revoke tokens for the HTTP API.", no_args_is_help=True, rich_markup_mode="rich"
+)
+admin.add_typer(token, name="token")
+
+Cards = Annotated[
+    list[str],
+    typer.Argument(
+        help="The GPUs: their indices or UUIDs.", show_default=False, metavar="GPU", autocompletion=completion.cards
+    ),
+]
+
+
+@admin.command()
+def drain(
+    gpus: Cards,
+    reason: Annotated[str, typer.Option(help="A reason to show in 'ullage queue --show-gpus'.", metavar="TEXT")] = "",
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="Begin at this time: 2026-11-20T08:00, 22:00 or now+2h.", metavar="TIME", show_default="now"
+        ),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(help="Until when, in the same way.", metavar="TIME", show_default="'ullage admin resume'"),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Go on starting the jobs of this user, or of the group @NAME. Can be given more than once.",
+            metavar="USER|@GROUP",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Give GPUs no new jobs, at once or for a time, but those of some users. Jobs that run there go on.
+
+    Before the drain begins, no job is started there that might still run then: give jobs a time limit if they are to
+    use the GPUs before. Drains survive a restart of the daemon.
+
+    Examples:
+
+      ullage admin drain 2 --reason "the fan is loud"
+      ullage admin drain 0 1 --from 2026-11-20T08:00 --until 2026-11-20T12:00 --allow ann --reason demo
+      ullage admin drain 3 --until now+2d --allow @vision
+    """
+    from ullage.jobs.schedules import parse_start
+
+    now = time.time()
+    begins, ends = (None if text is None else parse_start(text, now) for text in (begin, until))
+    users = [name for name in allow or () if not name.startswith("@")]
+    groups = [name[1:] for name in allow or () if name.startswith("@")]
+    answers = [client().drain(gpu, reason, begins, ends, users, groups) for gpu in gpus]
+    if as_json:
+        print_json(answers)
+        return
+    for answer in answers:
+        print(f"GPU {answer['index']} ({answer['gpu']}) {plain(answer['text'])}")
+
+
+@admin.command()
+def resume(
+    gpus: Cards,
+    later: Annotated[bool, typer.Option("--all", "-a", help="Take back the drains that have not begun too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Give new jobs to drained GPUs again.
+
+    Examples:
+
+      ullage admin resume 2
+      ullage admin resume 0 1 --all
+    """
+    answers = [client().resume(gpu, later) for gpu in gpus]
+    if as_json:
+        print_json(answers)
+        return
+    for answer in answers:
+        left = f"; it {plain(answer['text'])}" if answer["text"] else ""
+        print(f"GPU {answer['index']} ({answer['gpu']}) gets new jobs again{left}")
+
+
+@token.command()
+def create(
+    name: Annotated[str, typer.Option("--name", "-N", help="A name to know it by.", metavar="NAME")] = "",
+    scope: Annotated[
+        str,
+        typer.Option(
+            help="What it allows: read (see jobs and GPUs), submit (also submit and change jobs), or operate (all that "
+            "its user may do).",
+            metavar="read|submit|operate",
+            autocompletion=lambda: ["read", "submit", "operate"],
+        ),
+    ] = "submit",
+    expires: Annotated[
+        str | None,
+        typer.Option(help="How long it is valid, such as 12h or 30d.", metavar="TIME", show_default="always"),
+    ] = None,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user", "-u", help="Make it for another user. For operators.", metavar="NAME", show_default="you"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a token and print it. It is shown only this once.
+
+    Examples:
+
+      ullage admin token create --name laptop --expires 30d
+      ullage admin token create --scope read --name prometheus
+      ullage admin token create --user ann
+    """
+    lasts = None if expires is None else parse_duration(expires)
+    made = client().token_create(name=name, scope=scope, lasts=lasts, user=user)
+    if as_json:
+        print_json(made)
+        return
+    print(made["token"])
+    until = "" if made["expires"] is None else f", valid until {_time(made['expires'])}"
+    told = f"ullage: token {made['id']} of {made['user']}, scope {made['scope']}{until}; it is not shown again"
+    print(told, file=sys.stderr)
+
+
+@token.command("list")
+def list_tokens(
+    everybody: Annotated[
+        bool, typer.Option("--all", "-a", help="Show the tokens of all users. For operators.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show your tokens, without the tokens themselves.
+
+    Examples:
+
+      ullage admin token list
+      ullage admin token list --all
+    """
+    found = client().tokens(everybody=everybody)
+    if as_json:
+        print_json(found)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("token", "user", "name", "scope", "made", "valid until"):
+        table.add_column(column)
+    for each in plain_values(found):
+        names = (Text(each["user"]), Text(each["name"]))
+        table.add_row(str(each["id"]), *names, each["scope"], _time(each["made"]), _valid(each))
+    Console().print(table if found else "there are no tokens; 'ullage admin token create' makes one")
+
+
+@token.command()
+def revoke(
+    tokens: Annotated[
+        list[int],
+        typer.Argument(
+            help="Numbers from 'ullage admin token list'.",
+            metavar="TOKEN",
+            show_default=False,
+            autocompletion=completion.tokens,
+        ),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Revoke tokens: they are worth nothing from now on.
+
+    Examples:
+
+      ullage admin token revoke 3
+      ullage admin token revoke 3 4
+    """
+    manager = client()
+    done = [manager.token_revoke(number) for number in tokens]
+    if as_json:
+        print_json(done)
+        return
+    for each in done:
+        print(f"token {each['id']} of {each['user']} is revoked")
+
+
+def _valid(each: dict[str, Any]) -> str:
+    if each["revoked"] is not None:
+        return f"revoked {_time(each['revoked'])}"
+    return "always" if each["expires"] is None else _time(each["expires"])
+
+
+def _time(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

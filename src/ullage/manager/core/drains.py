@@ -1,0 +1,100 @@
+"""GPUs that operators take away from new jobs, at once or for a time, and the users whose jobs may use them then."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ullage.errors import InvalidValue
+from ullage.jobs.schedules import LAST_MOMENT
+from ullage.manager.core.context import ManagerContext
+from ullage.manager.storage.records import Drain, JobRecord
+from ullage.text import plain
+from ullage.units import format_moment
+
+LONGEST = 366 * 86400.0  # seconds
+
+
+def usable_by(job: JobRecord, drains: Sequence[Drain]) -> frozenset[int]:
+    """The drains that do not concern a job: those that let its user in, or a group that its user is in."""
+    found = {each.id for each in drains if job.user in each.users}
+    left = [each for each in drains if each.groups and each.id not in found]
+    if left:
+        mine = _groups(job.user, job.gid)
+        found |= {each.id for each in left if mine & set(each.groups)}
+    return frozenset(found)
+
+
+class Drains:
+    """The drains of one daemon. The callers have checked that an operator asks."""
+
+    def __init__(self, context: ManagerContext) -> None:
+        self._context, self._store = context, context.store
+
+    def drain(
+        self, gpu: str | int, reason: str, begin: float | None, until: float | None, users: list[str], groups: list[str]
+    ) -> dict[str, Any]:
+        """Take a GPU away from new jobs; one that is taken away from all until it is resumed may be so again."""
+        now, device = self._context.clock(), self._context.slot_reader.named(gpu)
+        new = Drain(
+            id=0,
+            gpu=device.id,
+            begin=now if begin is None else begin,
+            until=until,
+            users=tuple(users),
+            groups=tuple(groups),
+            reason=plain(reason)[:200],
+        )
+        there = [each for each in self._store.history.drains(now) if each.gpu == new.gpu]
+        if new.closes(now):
+            replaced = [each.id for each in there if each.closes(now)]
+        else:
+            check_drain(new, [each for each in there if not each.closes(now)], now)
+            replaced = []
+        self._store.drain(new, replaced, f"{new.gpu} {new.reason if new.is_plain else new.text}".strip())
+        self._store.afterwards(self._context.service.wake)
+        return {"gpu": device.id, "index": device.index, "drained": new.closes(now), "text": new.text}
+
+    def resume(self, gpu: str | int, later: bool) -> dict[str, Any]:
+        """Take back the drains of a GPU that are in force; with `later`, those to come too."""
+        now, device = self._context.clock(), self._context.slot_reader.named(gpu)
+        there = [each for each in self._store.history.drains(now) if each.gpu == device.id]
+        gone = [each for each in there if later or each.begin <= now]
+        left = "; ".join(each.text for each in there if each not in gone)
+        self._store.resume([each.id for each in gone], device.id)
+        self._store.afterwards(self._context.service.wake)
+        return {"gpu": device.id, "index": device.index, "drained": False, "text": left}
+
+
+def check_drain(new: Drain, others: Iterable[Drain], now: float) -> None:
+    """Refuse a drain for people whom the system does not know, in the past, or over another one with a time."""
+    for name in new.users:
+        _known("user", name, pwd.getpwnam)
+    for name in new.groups:
+        _known("group", name, grp.getgrnam)
+    if new.until is not None and (new.until <= now or not 0 < new.until - new.begin <= LONGEST):
+        found = f"{format_moment(new.begin)} to {format_moment(new.until)}"
+        raise InvalidValue(f"needed a time that is not over, of at most {LONGEST / 86400:.0f} days; found {found}")
+    for other in others:
+        if other.begin < (new.until or LAST_MOMENT) and new.begin < (other.until or LAST_MOMENT):
+            raise InvalidValue(f"this GPU {other.text} already; 'ullage admin resume --all' takes that back")
+
+
+def _known(what: str, name: str, find: Callable[[str], object]) -> None:
+    try:
+        find(name)
+    except KeyError:
+        raise InvalidValue(f"needed a {what} of this system; found no {name[:80]!r}") from None
+
+
+def _groups(user: str, gid: int) -> set[str]:
+    found = set()
+    for number in os.getgrouplist(user, gid):
+        try:
+            found.add(grp.getgrgid(number).gr_name)
+        except KeyError:
+            continue
+    return found
