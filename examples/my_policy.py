@@ -1,6 +1,6 @@
 """Policies of one's own, as docs/how-to/write-a-policy.md writes them step by step.
 
-ullage sweep --generate 200 --load 2 --seeds 20 --gpus 4xA100-40GB --policy magm,my_policy.py:choose
+ullage simulate --generate 200 --load 2 --seeds 20 --gpus 4xA100-40GB --policy magm,my_policy.py:choose
 """
 
 ENOUGH = 0.15  # of what a job does alone: so much a further one has to add

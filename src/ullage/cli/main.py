@@ -42,7 +42,6 @@ _COMMANDS = {
         "top": "monitor",
         "slurm": "slurm",
         "simulate": "simulation",
-        "sweep": "simulation",
         "trace": "traces",
     },
     "Research": {

@@ -1,4 +1,4 @@
-"""What `ullage simulate` and `ullage sweep` are asked: options that say which jobs come and what they meet.
+"""The options of `ullage simulate` that say which jobs come and in which scenarios they run.
 
 An option that takes several values stands for several scenarios.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -30,159 +31,289 @@ _OFF = ("off", "none")
 class DrawnOptions:
     """The options that say which jobs are drawn."""
 
+    generate: Annotated[
+        int | None,
+        typer.Option(
+            help="Generate a trace of N known workloads from the seed.", metavar="N", min=1, rich_help_panel=DRAWN
+        ),
+    ] = None
     load: Annotated[
-        float, typer.Option(help="The share of the GPUs (of the first --gpus) that the jobs need if none shares; above "
-                            "1 the queue grows.", metavar="X", rich_help_panel=DRAWN)
-    ] = 0.8  # fmt: skip
+        float,
+        typer.Option(
+            help="Demand as a fraction of the first --gpus, without sharing; above 1 the queue grows.",
+            metavar="X",
+            rich_help_panel=DRAWN,
+        ),
+    ] = 0.8
     burst: Annotated[
-        float, typer.Option(help="Jobs that a user submits at once, on average.", metavar="X", min=1.0,
-                            rich_help_panel=DRAWN)
-    ] = 1.0  # fmt: skip
+        float,
+        typer.Option(
+            help="Mean number of jobs that a user submits at once.", metavar="X", min=1.0, rich_help_panel=DRAWN
+        ),
+    ] = 1.0
     daily: Annotated[
-        float, typer.Option(help="How much arrivals swing over a day, from 0 to 1.", metavar="X", min=0.0, max=1.0,
-                            rich_help_panel=DRAWN)
-    ] = 0.0  # fmt: skip
+        float,
+        typer.Option(
+            help="Daily swing of arrivals, from 0 to 1.", metavar="X", min=0.0, max=1.0, rich_help_panel=DRAWN
+        ),
+    ] = 0.0
     users: Annotated[
-        int, typer.Option(help="How many users submit jobs.", metavar="N", min=1, rich_help_panel=DRAWN)
-    ] = 10  # fmt: skip
+        int, typer.Option(help="Number of users who submit jobs.", metavar="N", min=1, rich_help_panel=DRAWN)
+    ] = 10
     tail: Annotated[
-        str, typer.Option(help="How the work of jobs spreads: lognormal or pareto.", metavar="NAME",
-                          rich_help_panel=DRAWN, autocompletion=lambda: ["lognormal", "pareto"])
-    ] = "lognormal"  # fmt: skip
+        str,
+        typer.Option(
+            help="Distribution of the work of jobs: lognormal or pareto.",
+            metavar="NAME",
+            rich_help_panel=DRAWN,
+            autocompletion=lambda: ["lognormal", "pareto"],
+        ),
+    ] = "lognormal"
     spread: Annotated[
-        float, typer.Option(help="Of lognormal the standard deviation of the logarithm, of pareto the index.",
-                            metavar="X", rich_help_panel=DRAWN)
-    ] = 1.0  # fmt: skip
+        float,
+        typer.Option(
+            help="Standard deviation of the logarithm (lognormal), or the index (pareto).",
+            metavar="X",
+            rich_help_panel=DRAWN,
+        ),
+    ] = 1.0
 
 
 class TraceOptions:
     """The options that say how a trace is read."""
 
     trace_format: Annotated[
-        str | None, typer.Option(help="The form of the trace.", metavar="NAME",
-                                 show_default="recognised by how the file begins",
-                                 autocompletion=completion.trace_formats)
-    ] = None  # fmt: skip
+        str | None,
+        typer.Option(
+            help="Format of the trace.",
+            metavar="NAME",
+            show_default="recognised by how the file begins",
+            autocompletion=completion.trace_formats,
+        ),
+    ] = None
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", help="Take only so many jobs of a trace, those that come first.",
-                                 metavar="N", min=1)
-    ] = None  # fmt: skip
+        int | None, typer.Option("--limit", "-n", help="Read only the first N jobs of a trace.", metavar="N", min=1)
+    ] = None
     mix: Annotated[
-        str, typer.Option(help="For traces that do not say what their jobs train: the mix of known workloads that "
-                          "they are given.", metavar="NAME")
-    ] = "mixed"  # fmt: skip
+        str,
+        typer.Option(
+            help="Mix of known workloads for jobs that are drawn, or whose trace does not say what they train: mixed "
+            "(65 % light, 27 % medium, 8 % large) or heavy (83 % medium, 17 % large).",
+            metavar="NAME",
+        ),
+    ] = "mixed"
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise InvalidValue(f"needed a whole number above 0; found {text!r}")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise InvalidValue(f"needed a number of 0 or more; found {text!r}")
+    return value
+
+
+def _share(text: str) -> float:
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise InvalidValue(f"needed a share such as 0.8 or 80%; found {text!r}") from None
+
+
+def _or_off(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: None if text in _OFF else read(text)
+
+
+@dataclass(frozen=True)
+class ScenarioSetting:
+    """An option that sets a field of a scenario, its rules or its world: the `field`, how its text is read, and what
+    the help says of it. `several`: it takes several values, between commas."""
+
+    field: str
+    read: Callable[[str], Any]
+    help: str
+    metavar: str
+    default: str
+    panel: str | None = None
+    several: bool = False
+    complete: Callable[..., list[str]] | None = None
+    short: tuple[str, ...] = ()
+
+
+# By the name of the option; in the names of scenarios the policy comes first.
+SETTINGS = {
+    "policy": ScenarioSetting(
+        "policy",
+        str,
+        "How GPUs are chosen for jobs: ullage, exclusive, round-robin, magm, lug, mug, or with true memory first-fit, "
+        "best-fit, worst-fit, least-utilized. Or a function in a Python file.",
+        "NAME|FILE.py:FUNCTION",
+        "ullage",
+        several=True,
+        complete=completion.several_policies,
+    ),
+    "estimator": ScenarioSetting(
+        "estimator",
+        str,
+        "Estimator whose estimates are promised: ullage, another one from 'ullage lab compare', oracle for true memory, or "
+        "none.",
+        "NAME",
+        "ullage",
+        several=True,
+        complete=completion.promising_estimators,
+        short=("--estimator", "-e"),
+    ),
+    "sharing": ScenarioSetting(
+        "sharing",
+        lambda text: "timeslice" if text == "time-slicing" else text,
+        "How jobs share a GPU: mps, timeslice, mig (with the instances: mig:2g.10gb) or off.",
+        "WAY",
+        "mps",
+        several=True,
+        complete=completion.simulated_sharing,
+    ),
+    "smact_limit": ScenarioSetting(
+        "smact_limit", _or_off(_share), "Share a GPU only up to this SM activity, or off.", "SHARE", "0.8", RULES, True
+    ),
+    "free_floor": ScenarioSetting(
+        "free_floor",
+        _or_off(parse_bytes),
+        "Free memory required for a job of unknown memory (with --unknown floor), or off.",
+        "SIZE",
+        "5GiB",
+        RULES,
+        True,
+    ),
+    "margin": ScenarioSetting(
+        "margin", parse_bytes, "Extra memory to leave free on a shared GPU.", "SIZE", "2GiB", RULES, True
+    ),
+    "min_speed": ScenarioSetting(
+        "min_speed",
+        _share,
+        "Put no job where one would keep less of its speed than this.",
+        "SHARE",
+        "any speed",
+        RULES,
+        True,
+    ),
+    "unknown": ScenarioSetting(
+        "unknown",
+        str,
+        "A job of unknown memory gets a GPU to itself (exclusive) or one with --free-floor free (floor).",
+        "exclusive|floor",
+        "exclusive",
+        RULES,
+        complete=lambda: ["exclusive", "floor"],
+    ),
+    "queue_depth": ScenarioSetting(
+        "at_a_time", _count, "Number of jobs that a pass looks at, from the head of the queue.", "N", "all", RULES
+    ),
+    "exclusive_after": ScenarioSetting(
+        "exclusive_after",
+        _count,
+        "Number of times a job runs out of memory until it gets a GPU to itself.",
+        "N",
+        "3",
+        RULES,
+    ),
+    "interference_error": ScenarioSetting(
+        "interference_error",
+        _number,
+        "Difference between true and predicted slowdowns: the standard deviation of the logarithm of what jobs lose.",
+        "X",
+        "0.4 under MPS, 0.2 time-sliced",
+        WORLD,
+    ),
+    "startup": ScenarioSetting(
+        "startup_s", parse_duration, "Time from the start of a job until it takes its memory.", "TIME", "10s", WORLD
+    ),
+    "fragmentation": ScenarioSetting(
+        "fragmentation", parse_bytes, "Free GPU memory lost to fragmentation.", "SIZE", "0B", WORLD
+    ),
+    "monitor_delay": ScenarioSetting(
+        "monitor_delay_s", parse_duration, "Age of the readings used for placement.", "TIME", "1s", WORLD
+    ),
+    "retry": ScenarioSetting(
+        "retry_s", parse_duration, "Time from a failure until the job is queued again.", "TIME", "0s", WORLD
+    ),
+    "node_mtbf": ScenarioSetting(
+        "node_mtbf_s",
+        parse_duration,
+        "Mean time to a failure of a node, such as 30d.",
+        "TIME",
+        "no node fails",
+        WORLD,
+    ),
+    "node_gpus": ScenarioSetting("node_gpus", _count, "Number of GPUs of a node.", "N", "8", WORLD),
+    "node_repair": ScenarioSetting(
+        "node_repair_s", parse_duration, "Time that a node is away after it failed.", "TIME", "1h", WORLD
+    ),
+}
 
 
 class ScenarioOptions:
-    """The options that say what jobs meet; those that take several values compare every combination of them."""
+    """The options without a text to read; those of `SETTINGS` are added below."""
 
     gpus: Annotated[
-        list[str] | None, typer.Option(help="The GPUs, such as 4xA100-40GB, or 8xH200,4xT4. 4..16xA100-40GB is every "
-                                       "number from 4 to 16, 8..64:8xH200 every eighth. Can be given more than once.",
-                                       metavar="GPUS", autocompletion=completion.counted_gpus)
-    ] = None  # fmt: skip
-    policy: Annotated[
-        list[str] | None, typer.Option(help="How GPUs are chosen for jobs: ullage, exclusive, round-robin, magm, lug, "
-                                       "mug, or with true memory first-fit, best-fit, worst-fit, least-utilized. "
-                                       "Or a function of your own in a Python file. Several with commas.",
-                                       metavar="NAME|FILE.py:FUNCTION", show_default="ullage",
-                                       autocompletion=completion.several_policies)
-    ] = None  # fmt: skip
-    estimator: Annotated[
-        list[str] | None, typer.Option("--estimator", "-e", help="Whose estimates jobs are promised: ullage, another "
-                                       "one from 'ullage lab compare', oracle for true memory, or none. Several with "
-                                       "commas.",
-                                       metavar="NAME", show_default="ullage",
-                                       autocompletion=completion.promising_estimators)
-    ] = None  # fmt: skip
-    sharing: Annotated[
-        list[str] | None, typer.Option(help="How jobs share a GPU: mps, timeslice, mig (with the instances: "
-                                       "mig:2g.10gb) or off. Several with commas.", metavar="WAY", show_default="mps",
-                                       autocompletion=completion.simulated_sharing)
-    ] = None  # fmt: skip
-    generate: Annotated[
-        int | None, typer.Option(help="Draw a trace of so many known workloads by the seed.", metavar="N", min=1,
-                                 rich_help_panel=DRAWN)
-    ] = None  # fmt: skip
-    smact_limit: Annotated[
-        list[str] | None, typer.Option(help="Share a GPU only up to this SM activity, such as 0.8, or off. Several "
-                                       "with commas.", metavar="SHARE", rich_help_panel=RULES, show_default="0.8")
-    ] = None  # fmt: skip
-    free_floor: Annotated[
-        list[str] | None, typer.Option(help="What must be free for a job of unknown memory (with --unknown floor), or "
-                                       "off. Several with commas.", metavar="SIZE", rich_help_panel=RULES,
-                                       show_default="5GiB")
-    ] = None  # fmt: skip
-    margin: Annotated[
-        list[str] | None, typer.Option(help="What is left free beside a job's promise where others are. Several with "
-                                       "commas.", metavar="SIZE", rich_help_panel=RULES, show_default="2GiB")
-    ] = None  # fmt: skip
-    min_speed: Annotated[
-        list[str] | None, typer.Option(help="Put no job where one would keep less of its speed than this. Several "
-                                       "with commas.", metavar="SHARE", rich_help_panel=RULES,
-                                       show_default="what serves all together")
-    ] = None  # fmt: skip
-    unknown: Annotated[
-        str | None, typer.Option(help="A job of unknown memory gets a GPU to itself (exclusive) or one with "
-                                 "--free-floor free (floor).", metavar="exclusive|floor", rich_help_panel=RULES,
-                                 show_default="exclusive", autocompletion=lambda: ["exclusive", "floor"])
-    ] = None  # fmt: skip
-    foresight: Annotated[
-        bool, typer.Option("--foresight/--no-foresight", help="Whether placement knows what jobs will do on a GPU, or "
-                           "only what the monitor sees.", rich_help_panel=RULES)
-    ] = True  # fmt: skip
-    at_a_time: Annotated[
-        int | None, typer.Option(help="A pass looks at so many jobs, from the head of the queue.", metavar="N", min=1,
-                                 rich_help_panel=RULES, show_default="all of them")
-    ] = None  # fmt: skip
-    bookkeeping: Annotated[
-        bool, typer.Option("--bookkeeping/--no-bookkeeping", help="Whether placement remembers what it promised, or "
-                           "goes by what the monitor saw last.", rich_help_panel=RULES)
-    ] = True  # fmt: skip
-    exclusive_after: Annotated[
-        int | None, typer.Option(help="A job that ran out of memory so often gets a GPU to itself.", metavar="N",
-                                 min=1, rich_help_panel=RULES, show_default="3")
-    ] = None  # fmt: skip
-    without: Annotated[
-        str | None, typer.Option(help="Switch parts off: interference, errors, startup, fragmentation, delay, retry, "
-                                 "failures, or all. Several with commas.", metavar="PARTS", rich_help_panel=WORLD,
-                                 autocompletion=completion.parts_of_world)
-    ] = None  # fmt: skip
-    interference_error: Annotated[
-        float | None, typer.Option(help="How far true slowdowns are from predicted ones: the standard deviation of "
-                                   "the logarithm of what jobs lose.", metavar="X", min=0.0, rich_help_panel=WORLD,
-                                   show_default="0.4 under MPS, 0.2 time-sliced")
-    ] = None  # fmt: skip
-    startup: Annotated[
-        str | None, typer.Option(help="From the start of a job until it takes its memory.", metavar="TIME",
-                                 rich_help_panel=WORLD, show_default="10s")
-    ] = None  # fmt: skip
-    fragmentation: Annotated[
-        str | None, typer.Option(help="What no job can have of a GPU although it is free.", metavar="SIZE",
-                                 rich_help_panel=WORLD, show_default="0B")
-    ] = None  # fmt: skip
-    monitor_delay: Annotated[
-        str | None, typer.Option(help="How old the readings are that a placement sees.", metavar="TIME",
-                                 rich_help_panel=WORLD, show_default="1s")
-    ] = None  # fmt: skip
-    retry: Annotated[
-        str | None, typer.Option(help="From a failure until the job stands in the queue again.", metavar="TIME",
-                                 rich_help_panel=WORLD, show_default="0s")
-    ] = None  # fmt: skip
-    node_mtbf: Annotated[
-        str | None, typer.Option(help="How long a node works until it fails, on average, such as 30d.",
-                                 metavar="TIME", rich_help_panel=WORLD, show_default="no node fails")
-    ] = None  # fmt: skip
-    node_gpus: Annotated[
-        int | None, typer.Option(help="How many GPUs a node has.", metavar="N", min=1, rich_help_panel=WORLD,
-                                 show_default="8")
-    ] = None  # fmt: skip
-    node_repair: Annotated[
-        str | None, typer.Option(help="How long a node is away after it failed.", metavar="TIME",
-                                 rich_help_panel=WORLD, show_default="1h")
-    ] = None  # fmt: skip
+        list[str] | None,
+        typer.Option(
+            help="The GPUs, such as 4xA100-40GB, or 8xH200,4xT4. 4..16xA100-40GB is every number from 4 to 16, "
+            "8..64:8xH200 every eighth. Can be given more than once.",
+            metavar="GPUS",
+            autocompletion=completion.counted_gpus,
+        ),
+    ] = None
+    use_predictions: Annotated[
+        bool,
+        typer.Option(
+            "--use-predictions/--no-use-predictions",
+            help="Whether placement knows what jobs will do on a GPU, or only what the monitor sees.",
+            rich_help_panel=RULES,
+        ),
+    ] = True
+    track_promises: Annotated[
+        bool,
+        typer.Option(
+            "--track-promises/--no-track-promises",
+            help="Whether placement remembers promises, or uses only the monitor's last reading.",
+            rich_help_panel=RULES,
+        ),
+    ] = True
+    disable: Annotated[
+        str | None,
+        typer.Option(
+            help="Switch parts off: interference, errors, startup, fragmentation, delay, retry, failures, or all. "
+            "Several with commas.",
+            metavar="PARTS",
+            rich_help_panel=WORLD,
+            autocompletion=completion.parts_of_world,
+        ),
+    ] = None
 
 
+def _add_settings() -> None:
+    for name, setting in SETTINGS.items():
+        option = typer.Option(
+            *setting.short,
+            help=setting.help + (" Several with commas." if setting.several else ""),
+            metavar=setting.metavar,
+            show_default=setting.default,
+            rich_help_panel=setting.panel,
+            autocompletion=setting.complete,
+        )
+        kind = list[str] | None if setting.several else str | None
+        ScenarioOptions.__annotations__[name] = Annotated[kind, option]
+        setattr(ScenarioOptions, name, None)
+
+
+_add_settings()
 with_scenario_options = with_options(ScenarioOptions, TraceOptions, DrawnOptions)
 
 
@@ -194,22 +325,23 @@ def sources_of(traces: Sequence[Path], options: dict[str, Any]) -> list[TraceSou
     found = [TraceSource(str(file), options["trace_format"], options["limit"], options["mix"]) for file in traces]
     if options["generate"] is not None:
         gpus = len(gpu_list(gpu_choices(options["gpus"][0])[0])) if options["gpus"] else 1
-        found.append(drawn_source(options["generate"], gpus, options))
+        found.append(drawn_source(gpus, options))
     return found
 
 
-def drawn_source(jobs: int, gpus: int, options: dict[str, Any]) -> TraceSource:
-    """A trace that is drawn, by the load of so many GPUs."""
+def drawn_source(gpus: int, options: dict[str, Any]) -> TraceSource:
+    """A trace that is drawn, by the load of a number of GPUs."""
     from ullage.manager.simulation.sweeps import TraceSource
 
-    if not 0 < options["load"] < math.inf:  # before a sweep begins; the other options have their limits
+    if not 0 < options["load"] < math.inf:  # before any simulation; the other options have their limits
         raise InvalidValue(f"--load: needed a number above 0, such as 0.8; found {options['load']:g}")
-    drawn = {"jobs": jobs, "gpus": gpus, **{name: options[name] for name in get_type_hints(DrawnOptions)}}
+    drawn = {"jobs": options["generate"], "gpus": gpus}
+    drawn |= {name: options[name] for name in get_type_hints(DrawnOptions) if name != "generate"}
     return TraceSource(mix=options["mix"], drawn=tuple(drawn.items()))
 
 
 def scenarios_of(options: dict[str, Any], seed: int) -> list[Scenario]:
-    """Every combination of what was typed."""
+    """Every combination of the values that were typed."""
     from ullage.manager.simulation.asking import variants
     from ullage.manager.simulation.scenario import Scenario
 
@@ -222,10 +354,9 @@ def scenarios_of(options: dict[str, Any], seed: int) -> list[Scenario]:
 def choices_of(options: dict[str, Any]) -> dict[str, list[Any]]:
     """The values of each setting that can have several; in names the policy comes first, the GPUs last."""
     choices: dict[str, list[Any]] = {}
-    for name, read in _READERS.items():
-        given = [text.strip() for values in options[name] or [] for text in values.split(",")]
-        if given:
-            choices[name] = [read(text) for text in given]
+    for name, setting in SETTINGS.items():
+        if setting.several and options[name]:
+            choices[setting.field] = [setting.read(each.strip()) for text in options[name] for each in text.split(",")]
     if options["gpus"]:
         choices["gpus"] = [text for given in options["gpus"] for text in gpu_choices(given)]
     return choices
@@ -250,48 +381,16 @@ def gpu_choices(text: str) -> list[str]:
     return [f"{count}x{match[4].strip()}" for count in range(first, last + 1, step)]
 
 
-def share_or_off(text: str) -> float | None:
-    """A share, or None for off.
-
-    >>> share_or_off("80%"), share_or_off("0.8"), share_or_off("off")
-    (0.8, 0.8, None)
-    """
-    return None if text in _OFF else _share(text)
-
-
-def _share(text: str) -> float:
-    try:
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        raise InvalidValue(f"needed a share such as 0.8 or 80%; found {text!r}") from None
-
-
-_READERS: dict[str, Callable[[str], Any]] = {
-    "policy": str,
-    "estimator": str,
-    "sharing": lambda text: "timeslice" if text == "time-slicing" else text,
-    "smact_limit": share_or_off,
-    "free_floor": lambda text: None if text in _OFF else parse_bytes(text),
-    "margin": parse_bytes,
-    "min_speed": _share,
-}
-
-
 def settings_of(options: dict[str, Any]) -> dict[str, Any]:
-    """The settings that have one value each, where they were given."""
+    """The settings that have one value each, as far as they were given."""
     from ullage.manager.simulation.scenario import PARTS_OF_WORLD
 
-    readers: dict[str, tuple[str, Callable[[Any], Any]]] = {
-        "unknown": ("unknown", str), "exclusive_after": ("exclusive_after", int),
-        "at_a_time": ("at_a_time", int),
-        "interference_error": ("interference_error", float), "startup": ("startup_s", parse_duration),
-        "fragmentation": ("fragmentation", parse_bytes), "monitor_delay": ("monitor_delay_s", parse_duration),
-        "retry": ("retry_s", parse_duration), "node_mtbf": ("node_mtbf_s", parse_duration),
-        "node_gpus": ("node_gpus", int), "node_repair": ("node_repair_s", parse_duration),
-    }  # fmt: skip
-    found: dict[str, Any] = {name: False for name in ("foresight", "bookkeeping") if not options[name]}
-    found |= {name: read(options[option]) for option, (name, read) in readers.items() if options[option] is not None}
-    for part in (options["without"] or "").split(",") if options["without"] else []:
+    switches = {"foresight": options["use_predictions"], "bookkeeping": options["track_promises"]}
+    found: dict[str, Any] = {name: False for name, on in switches.items() if not on}
+    for name, setting in SETTINGS.items():
+        if not setting.several and options[name] is not None:
+            found[setting.field] = setting.read(options[name])
+    for part in (options["disable"] or "").split(",") if options["disable"] else []:
         if part not in (*PARTS_OF_WORLD, "all"):
             raise UnknownName("part of the simulated world", part, [*PARTS_OF_WORLD, "all"])
         for name, settings in PARTS_OF_WORLD.items():
@@ -300,7 +399,7 @@ def settings_of(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def labelled(scenarios: list[Scenario], labels: list[str]) -> list[Scenario]:
-    """The scenarios with names of their own, where those were given."""
+    """The scenarios with the labels that were given."""
     if labels and len(labels) != len(scenarios):
         names = "; ".join(scenario.name for scenario in scenarios)
         raise InvalidValue(f"needed a --label for each of {len(scenarios)} runs ({names}); found {len(labels)}")

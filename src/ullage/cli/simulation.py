@@ -1,4 +1,4 @@
-"""`ullage simulate` and `ullage sweep`: what would become of a trace of jobs on these GPUs."""
+"""`ullage simulate`: traces of jobs on simulated GPUs, once or with many seeds."""
 
 from __future__ import annotations
 
@@ -35,102 +35,207 @@ if TYPE_CHECKING:
     from ullage.manager.simulation.measures import Target
     from ullage.manager.simulation.result import SimulationResult
     from ullage.manager.simulation.scenario import Scenario
-    from ullage.manager.simulation.sweeps import CaseOutcome, SweepRow, TargetAnswer
+    from ullage.manager.simulation.sweeps import CaseOutcome, SweepRow, TargetAnswer, TraceSource
     from ullage.manager.simulation.trace import JobTrace
+
+
+HISTORY, MANY = "What the server ran", "Many simulations"
 
 
 @with_scenario_options
 def simulate(
-    trace: Annotated[
-        Path | None, typer.Argument(help="A trace of jobs, in any form that is known.", metavar="TRACE",
-                                    show_default=False)
-    ] = None,
-    from_history: Annotated[
-        bool, typer.Option("--from-history", help="Simulate again what the daemon ran, beside what really happened. "
-                           "GPUs, policy, sharing and rules are the daemon's unless others are given.")
-    ] = False,
-    database: Annotated[
-        Path | None, typer.Option(help="With --from-history, read the database of a daemon that does not run: its "
-                                  "state.db, a copy, or a folder that has it. It is not changed.", metavar="PATH")
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option(help="With --from-history, jobs submitted from then on: a date (2026-11-01), a time "
-                                 "(2026-11-01T08:00), or how long ago (30d, 12h).", metavar="TIME",
-                                 show_default="7d; all of a database")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(help="With --from-history, jobs submitted before then, in the same way.",
-                                 metavar="TIME", show_default="now")
-    ] = None,
-    save_history: Annotated[
-        Path | None, typer.Option(help="With --from-history, write what the daemon ran to this file, which is a trace "
-                                  "that can be simulated anywhere.", metavar="FILE.json")
+    traces: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Traces of jobs, in any known format.", metavar="[TRACE...]", show_default=False),
     ] = None,
     label: Annotated[
-        list[str] | None, typer.Option(help="What a run is called; once for each run, in their order.", metavar="TEXT")
+        list[str] | None, typer.Option(help="Name of a run; once for each run, in their order.", metavar="TEXT")
     ] = None,
     seed: Seed = 0,
     save: Annotated[
-        Path | None, typer.Option(help="Write everything about the runs to this file, packed if it ends in .gz.",
-                                  metavar="FILE.json")
+        Path | None,
+        typer.Option(help="Write the complete runs to this file, compressed if it ends in .gz.", metavar="FILE.json"),
     ] = None,
-    beside: Annotated[
-        list[Path] | None, typer.Option(help="Show the runs of a --save file before these. Can be given more than "
-                                        "once.", metavar="FILE.json")
+    compare_with: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Show the runs of a --save file before these. Can be given more than once.", metavar="FILE.json"
+        ),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(help="Write figures and plots of all runs to one HTML page.", metavar="FILE.html")
+        Path | None, typer.Option(help="Write figures and plots to one HTML page.", metavar="FILE.html")
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of seeds: each generates another trace with --generate, and other chances of the simulated "
+            "world. Figures are then means with 95 % confidence intervals.",
+            metavar="N",
+            min=1,
+            show_default="1",
+            rich_help_panel=MANY,
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Find the number of GPUs that is enough for this: a figure, <= or >=, and a value, such as "
+            "'waiting<=10m'.",
+            metavar="TARGET",
+            rich_help_panel=MANY,
+            autocompletion=completion.targets,
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of simulations that run at once.",
+            metavar="N",
+            min=1,
+            show_default="one for each core",
+            rich_help_panel=MANY,
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep figures in this file; those already in it are not computed again.",
+            metavar="FILE.jsonl",
+            rich_help_panel=MANY,
+        ),
+    ] = None,
+    from_history: Annotated[
+        bool,
+        typer.Option(
+            "--from-history",
+            help="Simulate again what the server ran, next to what really happened. GPUs, policy, sharing and rules "
+            "are the server's unless others are given.",
+            rich_help_panel=HISTORY,
+        ),
+    ] = False,
+    database: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --from-history, read the database of a server that does not run: its state.db, a copy, or a "
+            "folder that has it. It is not changed.",
+            metavar="PATH",
+            rich_help_panel=HISTORY,
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            help="With --from-history, jobs submitted from then on: a date (2026-11-01), a time (2026-11-01T08:00), or "
+            "how long ago (30d, 12h).",
+            metavar="TIME",
+            show_default="7d; all of a database",
+            rich_help_panel=HISTORY,
+        ),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="With --from-history, jobs submitted before then, in the same form.",
+            metavar="TIME",
+            show_default="now",
+            rich_help_panel=HISTORY,
+        ),
+    ] = None,
+    save_history: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --from-history, write what the server ran to this file, which can be simulated anywhere.",
+            metavar="FILE.json",
+            rich_help_panel=HISTORY,
+        ),
     ] = None,
     as_json: Json = False,
     **options: Any,
-) -> None:  # fmt: skip
-    """Tell what would become of a trace of jobs on shared GPUs.
+) -> None:
+    """Simulate traces of jobs on shared GPUs with the server's placement code.
 
-    The decisions are made by the code that 'ullage serve' runs, under a virtual clock. Where an option has several
-    values, every combination is simulated and compared with the first. After Ctrl-C, what was done is printed.
+    Give an option several values to compare every combination with the first. With several --seeds or traces, figures
+    are means with confidence intervals, computed on all cores. After Ctrl-C, the runs that are done are printed.
 
     Examples:
 
       ullage simulate jobs.csv --gpus 4xA100-40GB --policy magm --estimator gpumemnet --sharing mps
       ullage simulate jobs.csv --gpus 4xA100-40GB --policy exclusive,magm,ullage --report runs.html
       ullage simulate jobs.csv --gpus 4xA100-40GB --gpus 2xH200 --save runs.json.gz
-      ullage simulate jobs.csv --gpus 4xA100-40GB --policy magm --estimator none --unknown floor --without startup
-      ullage simulate --generate 500 --load 1.2 --gpus 8xH200 --policy exclusive,ullage --seed 3
-      ullage simulate --beside yesterday.json --beside today.json --report both.html
+      ullage simulate --generate 500 --load 1.2 --gpus 8xH200 --policy exclusive,ullage --disable startup
+      ullage simulate --generate 200 --seeds 50 --gpus 4xA100-40GB --policy exclusive,magm,ullage
+      ullage simulate jobs.csv --gpus 4..16xA100-40GB --policy exclusive,ullage --target "waiting<=10m"
+      ullage simulate --compare-with yesterday.json --compare-with today.json --report both.html
       ullage simulate --from-history --since 30d --sharing mps --policy magm,ullage
-      ullage simulate --from-history --since 30d --gpus 2..8xA100-40GB
-      ullage simulate --from-history --database /mnt/old/var/lib/ullage --policy magm,ullage
+      ullage simulate --from-history --database /mnt/old/var/lib/ullage --gpus 2..8xA100-40GB
     """
-    from ullage.manager.simulation.formats.history import is_history, read_history, write_history
-    from ullage.manager.simulation.pages import plots
-    from ullage.manager.simulation.pages import runs as page
-    from ullage.manager.simulation.result import check_results_file, read_results, write_results
+    from ullage.manager.simulation import report as pages
+    from ullage.manager.simulation.result import check_results_file
 
     if save is not None:
         check_results_file(save)
     if report is not None:
-        plots.check_page(report)
-    sources = sources_of([] if trace is None else [trace], options)
-    if not sources and not beside and not from_history:
-        raise InvalidValue("needed a trace of jobs, such as: ullage simulate jobs.csv --gpus 4xA100-40GB")
+        pages.check_page(report)
+    sources = sources_of(traces or [], options)
+    if not sources and not compare_with and not from_history:
+        raise InvalidValue(
+            "needed a trace of jobs, or --generate N, such as: ullage simulate jobs.csv --gpus 4xA100-40GB"
+        )
     if sources and from_history:
         raise InvalidValue(f"needed a trace or --from-history; found both ({sources[0].name})")
-    if save_history is not None and not from_history:
-        raise InvalidValue("--save-history: needed --from-history, which asks the daemon")
-    if database is not None and not from_history:
-        raise InvalidValue("--database: needed --from-history beside it")
-    told = _history(database, since, until) if from_history else None
-    if told is not None and save_history is not None:
-        write_history(told, save_history)
-    if trace is not None and is_history(trace):
-        told, sources = read_history(trace), []
-    runs = [run for file in beside or [] for run in read_results(file)]
+    for name, value in (("--save-history", save_history), ("--database", database)):
+        if value is not None and not from_history:
+            raise InvalidValue(f"{name}: needed --from-history beside it")
+    many = {
+        "several traces": len(sources) > 1,
+        "--seeds": seeds is not None and seeds > 1,
+        "--target": target,
+        "--resume": resume,
+    }
+    asked = [name for name, value in many.items() if value]
+    if not asked:
+        history = _history(database, since, until) if from_history else None
+        if history is not None and save_history is not None:
+            from ullage.manager.simulation.formats.history import write_history
+
+            write_history(history, save_history)
+        _one_by_one(sources, history, options, seed, label or [], compare_with or [], save, report, as_json)
+        if save_history is not None and not as_json:
+            print(f"written: {save_history}")
+        return
+    others = {"--save": save, "--compare-with": compare_with, "--from-history": from_history, "--label": label}
+    for name, given in others.items():
+        if given:
+            raise InvalidValue(f"{name}: not together with {asked[0]}, which prints means over many simulations")
+    _many(sources, options, range(seed, seed + (seeds or 1)), target, workers, resume, report, as_json)
+
+
+def _one_by_one(
+    sources: Sequence[TraceSource],
+    history: dict[str, Any] | None,
+    options: dict[str, Any],
+    seed: int,
+    labels: list[str],
+    compare_with: Sequence[Path],
+    save: Path | None,
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    """Simulate each scenario once, and print every run."""
+    from ullage.manager.simulation import report as pages
+    from ullage.manager.simulation.formats.history import is_history, read_history
+    from ullage.manager.simulation.result import read_results, write_results
+
+    for source in sources:
+        if source.path is not None and is_history(Path(source.path)):
+            history, sources = read_history(Path(source.path)), []
+    runs = [run for file in compare_with for run in read_results(file)]
     notes: Sequence[str] = ()
     with following("reading the trace", stoppable=True) as going:
-        if told is not None:
-            notes = _replay(told, options, seed, label or [], runs, going)
+        if history is not None:
+            notes = _replay(history, options, seed, labels, runs, going)
         for source in sources:
-            scenarios = labelled(scenarios_of(options, seed), label or [])
+            scenarios = labelled(scenarios_of(options, seed), labels)
             jobs = source.read(seed)
             notes = jobs.notes
             _simulate(jobs, scenarios, runs, going)
@@ -143,11 +248,54 @@ def simulate(
     if save is not None and runs:
         write_results(save, runs)
     if report is not None and runs:
-        page.write(runs, report)
-    for file in () if as_json or not runs else (save, save_history, report):
+        pages.write_runs(runs, report)
+    for file in () if as_json or not runs else (save, report):
         if file is not None:
             print(f"written: {file}")
     going.end()
+
+
+def _many(
+    sources: Sequence[TraceSource],
+    options: dict[str, Any],
+    seeds: range,
+    target: str | None,
+    workers: int | None,
+    resume: Path | None,
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    """Simulate every scenario on every trace with every seed, and print means."""
+    from ullage.manager.simulation import report as pages
+    from ullage.manager.simulation import sweeps as sweeping
+    from ullage.manager.simulation.measures import Target
+
+    wanted_target = Target.parse(target or "waiting<=10m")
+    wanted = sweeping.cases(sources, scenarios_of(options, seeds[0]), seeds)
+    outcomes: list[CaseOutcome] = []
+    with following("simulating", len(wanted), stoppable=True) as going:
+        for outcome in sweeping.run_cases(wanted, workers or len(os.sched_getaffinity(0)), resume):
+            outcomes.append(outcome)
+            going.step(outcome.case.scenario.name)
+    rows = sweeping.summarize(wanted, outcomes)
+    answers = sweeping.answers(rows, wanted_target) if target else []
+    if as_json:
+        enough = [
+            {"trace": each.trace, "scenario": each.name, "enough": each.enough and each.enough.scenario.gpus}
+            for each in answers
+        ]
+        print(json.dumps({"rows": [row.to_dict() for row in rows], "target": target, "answers": enough}))
+    else:
+        print("\n\n".join(_sweep_tables(rows, changes=not target)))
+        remarks = _sweep_remarks(rows, len(seeds), changes=not target)
+        for line in [*remarks, *(_target_words(each, wanted_target) for each in answers)]:
+            print(line)
+    if report is not None and rows:
+        pages.write_sweep(rows, report)
+        print(f"written: {report}", file=sys.stderr if as_json else sys.stdout)
+    going.end()
+    if not any(row.figures for row in rows):
+        raise typer.Exit(FAILED)
 
 
 def _simulate(jobs: JobTrace, scenarios: Sequence[Scenario], found: list[SimulationResult], going: Following) -> None:
@@ -176,9 +324,13 @@ def _history(database: Path | None, since: str | None, until: str | None) -> dic
 
 
 def _replay(
-    told: dict[str, Any], options: dict[str, Any], seed: int, labels: list[str], found: list[SimulationResult],
+    told: dict[str, Any],
+    options: dict[str, Any],
+    seed: int,
+    labels: list[str],
+    found: list[SimulationResult],
     going: Following,
-) -> Sequence[str]:  # fmt: skip
+) -> Sequence[str]:
     """Find what really happened, the same simulated, and what it is compared with; tell what was assumed."""
     from ullage.manager.policy_files import own_name
     from ullage.manager.simulation.asking import variants
@@ -207,87 +359,6 @@ def _replay(
         f"the manager's policy was {copy}; to see that simulated as well, name your copy: --policy {copy}",
         *jobs.notes,
     ]
-
-
-@with_scenario_options
-def sweep(
-    traces: Annotated[
-        list[Path] | None, typer.Argument(help="Traces of jobs, in any form that is known.", metavar="[TRACE...]",
-                                          show_default=False)
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="How many seeds: each draws another trace with --generate, and other chances of "
-                                 "the simulated world.", metavar="N", min=1,
-                                 show_default="10 with --generate, else 1")
-    ] = None,
-    seed: Seed = 0,
-    target: Annotated[
-        str | None, typer.Option(help="Tell how many GPUs are enough for this: a figure, <= or >=, and a value, such "
-                                 "as 'waiting<=10m'.", metavar="TARGET", autocompletion=completion.targets)
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="How many simulations run at once.", metavar="N", min=1,
-                                 show_default="one for each core")
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Keep figures in this file; those already in it are not computed again.",
-                                  metavar="FILE.jsonl")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write tables and plots to one HTML page.", metavar="FILE.html")
-    ] = None,
-    as_json: Json = False,
-    **options: Any,
-) -> None:  # fmt: skip
-    """Simulate many scenarios on the same traces and seeds, on all cores, and tell how sure their differences are.
-
-    Every combination of the values of options is simulated. Figures are means over seeds with 95 % confidence
-    intervals; changes are those against the first scenario on the same seeds. After Ctrl-C, what was done is printed.
-
-    Examples:
-
-      ullage sweep --generate 200 --seeds 50 --gpus 4xA100-40GB --policy exclusive,magm,ullage
-      ullage sweep jobs.csv --gpus 4xA100-40GB --policy magm,lug --smact-limit 0.7,0.8,off --report sweep.html
-      ullage sweep jobs.csv --gpus 4..16xA100-40GB --policy exclusive,ullage --target "waiting<=10m"
-      ullage sweep a.csv b.csv --gpus 8xH200 --estimator ullage,none --seeds 10 --resume sweep.jsonl
-    """
-    from ullage.manager.simulation import sweeps as sweeping
-    from ullage.manager.simulation.measures import Target
-    from ullage.manager.simulation.pages import plots
-    from ullage.manager.simulation.pages import sweeps as page
-
-    if report is not None:
-        plots.check_page(report)
-    wanted_target = Target.parse(target or "waiting<=10m")
-    sources = sources_of(traces or [], options)
-    if not sources:
-        raise InvalidValue("needed traces of jobs, or --generate N, such as: ullage sweep jobs.csv --gpus 4xA100-40GB")
-    count = seeds or (10 if options["generate"] else 1)
-    wanted = sweeping.cases(sources, scenarios_of(options, seed), range(seed, seed + count))
-    outcomes: list[CaseOutcome] = []
-    with following("simulating", len(wanted), stoppable=True) as going:
-        for outcome in sweeping.run_cases(wanted, workers or len(os.sched_getaffinity(0)), resume):
-            outcomes.append(outcome)
-            going.step(outcome.case.scenario.name)
-    rows = sweeping.summarize(wanted, outcomes)
-    answers = sweeping.answers(rows, wanted_target) if target else []
-    if as_json:
-        enough = [
-            {"trace": each.trace, "scenario": each.name, "enough": each.enough and each.enough.scenario.gpus}
-            for each in answers
-        ]
-        print(json.dumps({"rows": [row.to_dict() for row in rows], "target": target, "answers": enough}))
-    else:
-        print("\n\n".join(_sweep_tables(rows, changes=not target)))
-        told = _sweep_remarks(rows, count, changes=not target)
-        for line in [*told, *(_target_words(each, wanted_target) for each in answers)]:
-            print(line)
-    if report is not None and rows:
-        page.write(rows, report)
-        print(f"written: {report}", file=sys.stderr if as_json else sys.stdout)
-    going.end()
-    if not any(row.figures for row in rows):
-        raise typer.Exit(FAILED)
 
 
 # What is printed.
@@ -331,22 +402,24 @@ _SWEPT = ("total", "waiting", "completion", "slowdown", "ooms", "energy", "smact
 
 def _sweep_tables(rows: Sequence[SweepRow], changes: bool) -> list[str]:
     """The figures on each trace, and their changes against the first scenario."""
-    from ullage.manager.simulation.measures import MEASURES
-    from ullage.manager.simulation.pages.sweeps import change_text, interval_text
+    from ullage.manager.simulation.measures import MEASURES, change_text, interval_text
 
     found = []
     traces = dict.fromkeys(row.source for row in rows)
     for source in traces:
         own = [row for row in rows if row.source == source]
         title = f"{plain(source.name)}\n" if len(traces) > 1 else ""
-        cells = [[plain(row.scenario.name), *(interval_text(MEASURES[name], row.figures.get(name)) for name in _SWEPT)]
-                 for row in own]  # fmt: skip
+        cells = [
+            [plain(row.scenario.name), *(interval_text(MEASURES[name], row.figures.get(name)) for name in _SWEPT)]
+            for row in own
+        ]
         ways = ["smact", "slowdown", "ooms", "completion", "energy"]
         found.append(title + fitted(["scenario", *_SWEPT], cells, give_way=ways))
         if changes and len(own) > 1:
             against = [name for name in _SWEPT if any(name in row.changes for row in own)]
-            cells = [[plain(row.scenario.name), *(change_text(row.changes.get(name)) for name in against)]
-                     for row in own[1:]]  # fmt: skip
+            cells = [
+                [plain(row.scenario.name), *(change_text(row.changes.get(name)) for name in against)] for row in own[1:]
+            ]
             head = f"against {plain(own[0].scenario.name)}"
             found.append(fitted([head, *against], cells, give_way=[name for name in ways if name in against]))
     return found
@@ -368,7 +441,7 @@ def _sweep_remarks(rows: Sequence[SweepRow], seeds: int, changes: bool) -> list[
 
 def _target_words(answer: TargetAnswer, target: Target) -> str:
     """How many GPUs are enough, in a sentence."""
-    from ullage.manager.simulation.pages.sweeps import interval_text
+    from ullage.manager.simulation.measures import interval_text
 
     where = f"{plain(answer.name)} on {plain(answer.trace)}"
 

@@ -216,7 +216,7 @@ def test_what_a_simulation_did_gives_its_trace_again():
 def test_without_foresight_placement_knows_what_its_monitor_sees_and_no_more():
     kind = JobKind("busy", 6 * GIB, {"H200": BUSY}, {"ullage": 8 * GIB})
     jobs = JobTrace("made", [TraceJob(number, 0.0, kind, work_s=60.0) for number in (1, 2)])
-    scenario = Scenario(gpus="H200", sharing="timeslice", world=QUIET).but(smact_limit=None)
+    scenario = Scenario(gpus="H200", sharing="timeslice", world=QUIET, min_speed=0.8).but(smact_limit=None)
     begins = {
         foresight: [job.attempts[0].begin for job in simulate(jobs, scenario.but(foresight=foresight)).jobs]
         for foresight in (True, False)

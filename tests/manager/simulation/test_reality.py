@@ -44,12 +44,26 @@ def test_jobs_are_placed_in_the_order_in_which_they_were():
 
 
 def test_a_history_tells_what_another_way_of_sharing_would_have_done():
+    """Of the policy that is as it was then: the `ullage` of these histories decided by rules that are gone."""
     found = list(simulated_reality.replays())
-    same_policy = [ours / real - 1 for known, wanted, real, ours in found if known[:4] == wanted[:4]]
-    assert len(found) == 16 and len(same_policy) == 8 and max(map(abs, same_policy)) < 0.13
-    for history in ("ullage", "ullage+mps", "magm", "magm+mps"):
-        makespans = {wanted: ours for known, wanted, _, ours in found if known == history}
-        assert max(makespans["magm"], makespans["magm+mps"]) < makespans["ullage+mps"] < makespans["ullage"]
+    published = [ours / real - 1 for known, wanted, real, ours in found if known[:4] == wanted[:4] == "magm"]
+    assert len(found) == 16 and len(published) == 4 and max(map(abs, published)) < 0.10
+
+
+# Seconds until all jobs of a trace were done on an H200, and the version of `ullage` that was played. No recorded run
+# is of the policy as it is now (`benchmarks/results/simulation.md`).
+MEASURED = [
+    ("h200_trace", "of 2026-11-15", {"ullage+mps": 81, "magm+mps": 83, "magm": 84, "ullage": 86, "exclusive": 328}),
+    ("h200_trace_long", "of 2026-11-15", {"ullage+mps": 106, "magm": 111, "ullage": 113, "exclusive": 359}),
+    ("h200_trace_detail", "of 2026-11-16", {"magm": 60, "magm+mps": 61, "ullage+mps": 154, "ullage": 185}),
+]
+
+
+@pytest.mark.parametrize(("name", "version", "seconds"), MEASURED)
+def test_who_won_in_reality_and_with_which_version(name, version, seconds):
+    recorded = next(each for each in simulated_reality.RECORDED if each.name == name)
+    assert {run["run"]: round(run["makespan_s"]) for run in recorded.runs} == seconds, version
+    assert min(seconds, key=seconds.__getitem__) == next(iter(seconds)), "the first in the list won"
 
 
 def test_the_slowdown_of_neighbours_is_a_part_of_the_truth(found):

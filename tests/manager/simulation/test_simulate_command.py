@@ -41,7 +41,7 @@ def test_policies_are_compared(typed, trace):
 
 def test_json_has_what_the_python_function_gives(typed, trace):
     code, out, _ = typed("simulate", trace, "--gpus", "A100-40GB", "--policy", "magm", "--estimator", "oracle",
-                         "--smact-limit", "off", "--without", "all", "--label", "mine",
+                         "--smact-limit", "off", "--disable", "all", "--label", "mine",
                          "--json")  # fmt: skip
     (run,) = json.loads(out)["runs"]
     assert code == 0 and run["scenario"]["label"] == "mine" and run["scenario"]["rules"]["smact_limit"] is None
@@ -55,11 +55,11 @@ def test_json_has_what_the_python_function_gives(typed, trace):
 def test_saved_runs_are_shown_beside_others(typed, trace, tmp_path):
     saved, page = tmp_path / "runs.json.gz", tmp_path / "runs.html"
     assert typed("simulate", trace, "--gpus", "A100-40GB", "--save", saved, "--label", "before")[0] == 0
-    code, out, err = typed("simulate", trace, "--gpus", "2xA100-40GB", "--beside", saved, "--report", page)
+    code, out, err = typed("simulate", trace, "--gpus", "2xA100-40GB", "--compare-with", saved, "--report", page)
     assert code == 0, err
     assert [line.split("  ")[0] for line in out.splitlines()[1:3]] == ["before", "ullage, ullage, mps"]
     assert "before" in page.read_text() and "<rect" in page.read_text()
-    code, out, _ = typed("simulate", "--beside", saved, "--json")
+    code, out, _ = typed("simulate", "--compare-with", saved, "--json")
     assert code == 0 and len(json.loads(out)["runs"]) == 1
 
 
@@ -95,7 +95,7 @@ def test_unknown_memory_is_told(typed, trace):
         (("--gpus", "T4", "--policy", "magn"), "did you mean 'magm'"),
         (("--gpus", "T4", "--estimator", "hors"), "did you mean 'horus'"),
         (("--gpus", "T4", "--sharing", "mpx"), "needed a way of sharing"),
-        (("--gpus", "T4", "--without", "gravity"), "no part of the simulated world named 'gravity'"),
+        (("--gpus", "T4", "--disable", "gravity"), "no part of the simulated world named 'gravity'"),
         (("--gpus", "T4", "--label", "a", "--label", "b"), "needed a --label for each of 1 runs"),
         (("--gpus", "T4", "--smact-limit", "x"), "needed a share such as 0.8"),
     ],
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_told_in_a_line(typed, trace, words, said):
 def test_a_trace_and_files_that_are_something_else_are_told_and_left(typed, trace, tmp_path):
     mine = tmp_path / "mine"
     mine.write_text("mine")
-    for option in ("--save", "--report", "--beside"):
+    for option in ("--save", "--report", "--compare-with"):
         code, _, err = typed("simulate", trace, "--gpus", "T4", option, mine)
         assert code == 2 and str(mine) in err and mine.read_text() == "mine"
         assert "simulating" not in err  # it is told at once, not after an hour
@@ -139,4 +139,4 @@ def test_the_help_tells_the_defaults_of_the_world():
     world = World()
     assert told == [world.startup_s, world.monitor_delay_s, world.retry_s, world.node_repair_s, world.fragmentation,
                     world.node_gpus]  # fmt: skip
-    assert shown["min_speed"] == "what serves all together" and Scenario(gpus="H200").min_speed is None
+    assert shown["min_speed"] == "any speed" and Scenario(gpus="H200").min_speed is None

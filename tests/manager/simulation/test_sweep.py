@@ -1,18 +1,17 @@
-"""Many simulations: means over seeds, pairs, files that are kept, processes that die, and `ullage sweep`."""
+"""Many simulations: means over seeds, pairs, files that are kept, processes that die, and `ullage simulate --seeds`."""
 
 import json
 
 import pytest
 from tests.commands import typed_in
 
-import ullage
 import ullage.manager
 import ullage.manager.simulation
 from ullage.errors import InvalidValue, UnknownName
+from ullage.manager.simulation import report
 from ullage.manager.simulation import sweeps as sweeping
 from ullage.manager.simulation.asking import variants
 from ullage.manager.simulation.measures import Target
-from ullage.manager.simulation.pages import sweeps as page
 from ullage.manager.simulation.scenario import Scenario
 from ullage.manager.simulation.statistics import Interval, changes
 from ullage.manager.simulation.sweeps import TraceSource, answers, cases, run_cases, summarize
@@ -114,13 +113,10 @@ def test_the_first_number_of_gpus_that_meets_a_target_is_found():
     assert none.enough is None and none.short is rows[1]
 
 
-def test_the_page_has_intervals_and_lines_over_gpus(outcomes, tmp_path):
-    rows = summarize(CASES, outcomes)
-    page.write(rows, tmp_path / "sweep.html")
+def test_the_page_has_intervals_and_changes(outcomes, tmp_path):
+    report.write_sweep(summarize(CASES, outcomes), tmp_path / "sweep.html")
     text = (tmp_path / "sweep.html").read_text()
-    assert text.count('<div class="row">') == 12 and "<u style" in text and "By the number of GPUs" not in text
-    page.write([row("1xT4", 90.0), row("2xT4", 30.0)], tmp_path / "sweep.html")
-    assert "By the number of GPUs" in (tmp_path / "sweep.html").read_text()
+    assert text.count('<div class="row">') == 8 and "<u style" in text and "magm" in text and " ± " in text
 
 
 # The command
@@ -131,7 +127,7 @@ def typed(monkeypatch, capsys):
     return typed_in(monkeypatch, capsys)
 
 
-DRAW = ("sweep", "--generate", 12, "--load", 2, "--workers", 1, "--gpus")
+DRAW = ("simulate", "--generate", 12, "--load", 2, "--workers", 1, "--gpus")
 
 
 def test_the_command_prints_means_and_changes(typed, tmp_path):
@@ -160,19 +156,19 @@ def test_seeds_without_chance_are_told(typed, tmp_path):
 
     file = tmp_path / "jobs.csv"
     file.write_text(HEAD + ROW.format(0, 0.0))
-    code, out, _ = typed("sweep", file, "--gpus", "A100-40GB", "--seeds", 2, "--workers", 1, "--without", "all")
+    code, out, _ = typed("simulate", file, "--gpus", "A100-40GB", "--seeds", 2, "--workers", 1, "--disable", "all")
     assert code == 0 and "every seed gave the same" in out
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("sweep",), 2, "needed traces of jobs, or --generate N"),
+        ((*DRAW, "T4", "--seeds", 2, "--save", "runs.json"), 2, "--save: not together with --seeds"),
         ((*DRAW, "T4", "--target", "much"), 2, "needed a target such as"),
         ((*DRAW, "T4", "--policy", "magn"), 2, "did you mean 'magm'"),
         ((*DRAW, "T4", "--load", 0), 2, "--load: needed a number above 0, such as 0.8; found 0"),
         ((*DRAW, "T4", "--load", "inf"), 2, "--load: needed a number above 0, such as 0.8; found inf"),
-        (("sweep", "/no/such.csv", "--gpus", "T4", "--workers", 1), 1, "/no/such.csv"),
+        (("simulate", "/no/such.csv", "--gpus", "T4", "--seeds", 2, "--workers", 1), 1, "/no/such.csv"),
     ],
 )
 def test_what_is_wrong_is_told(typed, words, code, said):
@@ -181,9 +177,7 @@ def test_what_is_wrong_is_told(typed, words, code, said):
 
 
 def test_the_python_function_gives_the_same_rows(outcomes):
-    rows = ullage.manager.simulation.sweep(
-        dict(jobs=12, gpus=2, load=2.0), gpus="2xA100-40GB", policy=["exclusive", "magm"], seeds=3
-    )
+    rows = ullage.manager.simulation.sweep(dict(jobs=12, gpus=2, load=2.0), gpus="2xA100-40GB", policy=["exclusive", "magm"], seeds=3)
     assert [row.figures for row in rows] == [row.figures for row in summarize(CASES, outcomes)]
     with pytest.raises(UnknownName, match="did you mean 'policy'"):
         ullage.manager.simulation.sweep("jobs.csv", gpus="T4", polic="magm")

@@ -1,4 +1,4 @@
-"""`ullage trace`: draw, show, convert."""
+"""`ullage trace`: show, generate, convert."""
 
 import json
 
@@ -16,21 +16,21 @@ def typed(monkeypatch, capsys):
 
 def test_a_drawn_trace_is_written_shown_and_simulated(typed, tmp_path):
     file = tmp_path / "jobs.csv"
-    code, out, err = typed("trace", "generate", 30, "--gpus", 2, "--load", 1.5, "--users", 3, "--out", file)
+    code, out, err = typed("trace", "--generate", 30, "--for-gpus", 2, "--load", 1.5, "--users", 3, "--out", file)
     assert code == 0, err
     assert "30 jobs of" in out and out.splitlines()[-1] == f"written: {file}"
     assert len(read_trace(file).jobs) == 30
-    _, shown, _ = typed("trace", "show", file, "--json", "--limit", 10)
+    _, shown, _ = typed("trace", file, "--json", "--limit", 10)
     assert json.loads(shown)["jobs"] == sum(row["jobs"] for row in json.loads(shown)["kinds"]) == 10
     before = file.read_text()
-    code, _, err = typed("trace", "generate", 5, "--out", file)
+    code, _, err = typed("trace", "--generate", 5, "--out", file)
     assert code == 2 and "is there already" in err and file.read_text() == before
     assert typed("simulate", file, "--gpus", "2xA100-40GB", "--json")[0] == 0
 
 
 def test_a_trace_of_another_form_is_converted(typed, tmp_path):
     (tmp_path / "theirs.csv").write_text(HEAD + "".join(ROW.format(number, 60.0 * number) for number in range(4)))
-    code, out, err = typed("trace", "convert", tmp_path / "theirs.csv", "--out", tmp_path / "ours.json")
+    code, out, err = typed("trace", tmp_path / "theirs.csv", "--out", tmp_path / "ours.json")
     assert code == 0, err
     assert "resnet18 cifar100 b32     4" in out and "0.4 GPUs" not in out
     ours, theirs = read_trace(tmp_path / "ours.json"), read_trace(tmp_path / "theirs.csv")
@@ -42,10 +42,12 @@ def test_a_trace_of_another_form_is_converted(typed, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("show", "/no/such.csv"), "/no/such.csv"),
-        (("generate", 5, "--tail", "short", "--out", "x.csv"), "short"),
-        (("generate", 5, "--out", "x.txt"), "needed a name that ends in .csv"),
-        (("generate", 5, "--mix", "hevy", "--out", "x.csv"), "did you mean 'heavy'"),
+        (("/no/such.csv",), "/no/such.csv"),
+        ((), "needed a trace of jobs, or --generate N"),
+        (("jobs.csv", "--generate", 5), "needed a trace of jobs, or --generate N"),
+        (("--generate", 5, "--tail", "short", "--out", "x.csv"), "short"),
+        (("--generate", 5, "--out", "x.txt"), "needed a name that ends in .csv"),
+        (("--generate", 5, "--mix", "hevy", "--out", "x.csv"), "did you mean 'heavy'"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(typed, words, said, tmp_path, monkeypatch):

@@ -112,10 +112,14 @@ def sweep(
     >>> rows[1].changes["total"].mean, rows[1].changes["total"].half                                 # doctest: +SKIP
     """
     given = [traces] if isinstance(traces, str | Path | Mapping) else traces
-    sources = [TraceSource(drawn=tuple(each.items())) if isinstance(each, Mapping) else TraceSource(str(each))
-               for each in given]  # fmt: skip
-    choices = {name: value if isinstance(value, list | tuple) else [value]
-               for name, value in (settings | {"gpus": gpus}).items()}  # fmt: skip
+    sources = [
+        TraceSource(drawn=tuple(each.items())) if isinstance(each, Mapping) else TraceSource(str(each))
+        for each in given
+    ]
+    choices = {
+        name: value if isinstance(value, list | tuple) else [value]
+        for name, value in (settings | {"gpus": gpus}).items()
+    }
     scenarios = variants(Scenario(gpus=choices["gpus"][0]), choices)
     wanted = cases(sources, scenarios, range(seed, seed + seeds))
     return summarize(wanted, run_cases(wanted, workers, None if kept is None else Path(kept)))

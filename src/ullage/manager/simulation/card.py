@@ -146,8 +146,10 @@ def cards_of(gpus: str, sharing: str, node_gpus: int, most_series: int) -> list[
     """
     made: list[SimulatedCard] = []
     wholes = gpu_list(gpus)
-    kinds = {whole.name: (_instances(whole, sharing), resting_w(whole.name), waiting_w(whole.name))
-             for whole in {whole.name: whole for whole in wholes}.values()}  # fmt: skip
+    kinds = {
+        whole.name: (_instances(whole, sharing), resting_w(whole.name), waiting_w(whole.name))
+        for whole in {whole.name: whole for whole in wholes}.values()
+    }
     for number, whole in enumerate(wholes):
         parts, resting, waiting = kinds[whole.name]
         for part in parts:

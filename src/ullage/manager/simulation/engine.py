@@ -208,11 +208,22 @@ class _Engine:
         exclusive = kept.exclusive or (kept.promise or 0) > self.largest  # no GPU has as much: a whole one, then
         promise = kept.promise if kept.promise is None else min(kept.promise, self.largest)
         self.queue[job.id] = Job(
-            job.id, job.user, job.arrival, job.gpus, promise, job.kind.memory, exclusive, job.priority, recovery, busy,
-            work=None if busy is None else str(number), min_speed=0.0 if busy is None else self.scenario.min_speed,
-            time_limit=job.time_limit, queued=kept.queued,
+            job.id,
+            job.user,
+            job.arrival,
+            job.gpus,
+            promise,
+            job.kind.memory,
+            exclusive,
+            job.priority,
+            recovery,
+            busy,
+            work=None if busy is None else str(number),
+            min_speed=0.0 if busy is None else self.scenario.min_speed,
+            time_limit=job.time_limit,
+            queued=kept.queued,
             part=part_of_gpu(promise, self.largest, exclusive, busy or 0.0),
-        )  # fmt: skip
+        )
         self._want_pass(self.now)
 
     def _back(self, job: TraceJob) -> None:
@@ -286,10 +297,18 @@ class _Engine:
             room += self.world.fragmentation  # alone there are no pieces of others in its way
         if need > room:
             self._end(run, OUT_OF_MEMORY)
-            self._recover(run, Failure(
-                "memory", self.kept[run.asked.id].memory_failures, run.promise or None, max(room, 0), None,
-                self.kept[run.asked.id].exclusive, run.exclusive,
-            ))  # fmt: skip
+            self._recover(
+                run,
+                Failure(
+                    "memory",
+                    self.kept[run.asked.id].memory_failures,
+                    run.promise or None,
+                    max(room, 0),
+                    None,
+                    self.kept[run.asked.id].exclusive,
+                    run.exclusive,
+                ),
+            )
             return
         run.started = self.now
         for card in run.cards:
@@ -500,9 +519,11 @@ class _Engine:
         found = []
         for job in jobs:
             kept = self.kept[job.id]
-            found.append(SimulatedJob(
-                job.id, job.kind.name, job.user, job.arrival, job.work_s, job.gpus, kept.state, tuple(kept.attempts)
-            ))  # fmt: skip
+            found.append(
+                SimulatedJob(
+                    job.id, job.kind.name, job.user, job.arrival, job.work_s, job.gpus, kept.state, tuple(kept.attempts)
+                )
+            )
         seconds = self.now - jobs[0].arrival if jobs else 0.0
         whole = seconds * len(self.cards) or 1.0
         return SimulationResult(

@@ -62,12 +62,17 @@ def trace_of_history(told: Mapping[str, Any], name: str = "history", startup_s: 
     history = _History(told, startup_s)
     jobs = [
         TraceJob(
-            id=job["id"], arrival=history.arrival(job) - history.begin, kind=history.kinds[job["id"]],
-            work_s=history.works[job["id"]], gpus=job["gpus"], user=job["user"], priority=job["priority"],
+            id=job["id"],
+            arrival=history.arrival(job) - history.begin,
+            kind=history.kinds[job["id"]],
+            work_s=history.works[job["id"]],
+            gpus=job["gpus"],
+            user=job["user"],
+            priority=job["priority"],
             time_limit=job["time_limit"],
         )
         for job in history.jobs
-    ]  # fmt: skip
+    ]
     ordered = sorted(jobs, key=lambda job: (job.arrival, job.id))
     return JobTrace(name, ordered, history.notes, history.names[0] if len(set(history.names)) == 1 else None)
 
@@ -90,12 +95,16 @@ def _scenario(told: Mapping[str, Any], policy: str) -> Scenario:
         raise InvalidValue("needed a manager that has GPUs; found none")
     counts = Counter(gpu(each["name"]).name for each in told["gpus"])
     return Scenario(
-        gpus=", ".join(f"{count}x{name}" for name, count in counts.items()), policy=policy,
-        estimator=PROMISED, sharing=_HOWS[told["sharing"]], min_speed=told["min_speed"], rules=Rules(**told["rules"]),
+        gpus=", ".join(f"{count}x{name}" for name, count in counts.items()),
+        policy=policy,
+        estimator=PROMISED,
+        sharing=_HOWS[told["sharing"]],
+        min_speed=told["min_speed"],
+        rules=Rules(**told["rules"]),
         world=World(
             reading_s=told["reading_s"], monitor_delay_s=told["reading_s"] / 2, startup_s=0.0, interference_error=0.0
         ),
-    )  # fmt: skip
+    )
 
 
 def as_it_was(told: Mapping[str, Any], name: str = "history", startup_s: float = 0.0) -> SimulationResult:
@@ -126,22 +135,30 @@ def _result(history: _History, name: str) -> SimulationResult:
     told = history.told
     jobs = [
         SimulatedJob(
-            job["id"], job["name"], job["user"], history.arrival(job) - history.begin,
-            history.works.get(job["id"], 0.0), job["gpus"],
+            job["id"],
+            job["name"],
+            job["user"],
+            history.arrival(job) - history.begin,
+            history.works.get(job["id"], 0.0),
+            job["gpus"],
             DONE if job["state"] == "done" else FAILED if job["state"] in _OVER else WAITING,
             tuple(history.shown(each) for each in history.attempts.get(job["id"], ())),
         )
         for job in (*history.jobs, *history.waiting)
-    ]  # fmt: skip
+    ]
     series = history.series
     whole = (history.end - history.begin) * len(series) or 1.0
     return SimulationResult(
-        scenario=_scenario(told, told["policy"]).but(label="as it was"), trace=name, jobs=jobs,
-        gpus=series if len(series) <= MOST_SERIES else (), energy_j=sum(_sum(each, each.power_w) for each in series),
+        scenario=_scenario(told, told["policy"]).but(label="as it was"),
+        trace=name,
+        jobs=jobs,
+        gpus=series if len(series) <= MOST_SERIES else (),
+        energy_j=sum(_sum(each, each.power_w) for each in series),
         busy_s=sum(_sum(each, [jobs > 0 for jobs in each.jobs]) for each in series),
         smact=sum(_sum(each, each.smact) for each in series) / whole,
-        memory=sum(_sum(each, each.memory) / each.total for each in series) / whole, passes=0,
-    )  # fmt: skip
+        memory=sum(_sum(each, each.memory) / each.total for each in series) / whole,
+        passes=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -254,9 +271,15 @@ class _History:
         end = float(self._now or 0.0 if told["ended"] is None else told["ended"])
         begin = told["started"] or told["placed"] if told["elapsed"] is None else end - told["elapsed"]
         return _Attempt(
-            job, min(float(begin), end), end, tuple(self.numbers[slot] for slot in told["slots"]), told["promise"],
-            told["used"], told["energy"], RUNNING if told["ended"] is None else str(told["cause"]),
-        )  # fmt: skip
+            job,
+            min(float(begin), end),
+            end,
+            tuple(self.numbers[slot] for slot in told["slots"]),
+            told["promise"],
+            told["used"],
+            told["energy"],
+            RUNNING if told["ended"] is None else str(told["cause"]),
+        )
 
     @property
     def _all_attempts(self) -> Iterator[_Attempt]:

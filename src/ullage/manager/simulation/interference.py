@@ -117,7 +117,19 @@ class Interference:
 
 def _always_busy(card: GPU) -> Utilization:
     return Utilization(
-        gpu=card.name, step_s=1.0, gpu_s=1.0, host_s=0.0, smact=1.0, smocc=0.5, drama=0.5, tensor=0.0,
-        power_w=card.power_w or 300.0, energy_j=card.power_w or 300.0, flops=0.0, bytes=0.0, kernels=1000,
-        steady=True, measured=False,
-    )  # fmt: skip
+        gpu=card.name,
+        step_s=1.0,
+        gpu_s=1.0,
+        host_s=0.0,
+        smact=1.0,
+        smocc=0.5,
+        drama=0.5,
+        tensor=0.0,
+        power_w=card.power_w or 300.0,
+        energy_j=card.power_w or 300.0,
+        flops=0.0,
+        bytes=0.0,
+        kernels=1000,
+        steady=True,
+        measured=False,
+    )

@@ -93,9 +93,15 @@ def with_step(found: Utilization, step_s: float) -> Utilization:
     energy = found.energy_j * cut + (step_s - found.step_s * cut) * min(waiting_w(found.gpu), found.power_w)
     shares = {name: min(1.0, share * getattr(found, name)) for name in ("smact", "smocc", "drama", "tensor")}
     return replace(
-        found, step_s=step_s, gpu_s=found.gpu_s * cut, host_s=min(found.host_s, step_s), **shares, energy_j=energy,
-        power_w=energy / step_s, input_s=step_s if step_s > found.step_s else None,
-    )  # fmt: skip
+        found,
+        step_s=step_s,
+        gpu_s=found.gpu_s * cut,
+        host_s=min(found.host_s, step_s),
+        **shares,
+        energy_j=energy,
+        power_w=energy / step_s,
+        input_s=step_s if step_s > found.step_s else None,
+    )
 
 
 def _published(table: Mapping[str, Any], batch: Mapping[str, Any], data: Mapping[str, Any]) -> KnownWorkload:

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.manager.simulation.result import Figures
+from ullage.manager.simulation.statistics import Interval
 from ullage.units import energy_unit, format_duration, parse_duration, parse_energy
 
 _TARGET = re.compile(r"\s*([a-z0-9-]+)\s*(<=|>=|<|>)\s*(.+?)\s*")
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
-}  # fmt: skip
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
 
 
 @dataclass(frozen=True)
@@ -149,3 +153,26 @@ def change(value: float | None, base: float | None) -> str:
     ('-30.0 %', '+0.0 %', '')
     """
     return "" if value is None or not base else f"{100 * (value / base - 1):+.1f} %"
+
+
+def interval_text(measure: Measure, found: Interval | None) -> str:
+    """A mean with its uncertainty.
+
+    >>> interval_text(MEASURES["slowdown"], Interval(2.0, 0.25, 3)), interval_text(MEASURES["slowdown"], None)
+    ('2.00 ± 0.25', '–')
+    """
+    return measure.short(None if found is None else found.mean, None if found is None else found.half)
+
+
+def change_text(found: Interval | None) -> str:
+    """A relative change; in brackets if it may be chance.
+
+    >>> change_text(Interval(-0.3, 0.1, 5)), change_text(Interval(-0.3, 0.4, 5)), change_text(None)
+    ('-30.0 ± 10.0 %', '(-30.0 ± 40.0 %)', '')
+    """
+    if found is None:
+        return ""
+    if found.half is None:
+        return f"{100 * found.mean:+.1f} %"
+    text = f"{100 * found.mean:+.1f} ± {100 * found.half:.1f} %"
+    return text if found.sign else f"({text})"

@@ -201,9 +201,14 @@ class SimulationResult:
         return self._summed(begin, end, sum(row.energy_j for row in rows), busy, *means)
 
     def _summed(
-        self, begin: float, end: float, energy_j: float | None, busy_s: float | None, smact: float | None,
+        self,
+        begin: float,
+        end: float,
+        energy_j: float | None,
+        busy_s: float | None,
+        smact: float | None,
         memory: float | None,
-    ) -> Figures:  # fmt: skip
+    ) -> Figures:
         there = [job for job in self.jobs if job.arrival <= end and (job.state == WAITING or job.over_at >= begin)]
         over = [job for job in there if job.state != WAITING and job.over_at <= end]
         done = [job for job in over if job.state == DONE]
@@ -248,8 +253,10 @@ class SimulationResult:
 
     def __str__(self) -> str:
         f = self.figures
-        times = [f"{name} {format_duration(value)}" for name, value in
-                 (("waiting", f.waiting_s), ("running", f.running_s), ("completion", f.completion_s))]  # fmt: skip
+        times = [
+            f"{name} {format_duration(value)}"
+            for name, value in (("waiting", f.waiting_s), ("running", f.running_s), ("completion", f.completion_s))
+        ]
         return (
             f"{self.name}: {f.done} of {f.jobs} jobs done in {format_duration(f.total_s)}; "
             f"on average {', '.join(times)}; {f.ooms} out of memory; {format_energy(self.energy_j)}"
@@ -277,8 +284,10 @@ class SimulationResult:
     def from_dict(cls, values: Mapping[str, Any]) -> SimulationResult:
         """Read what `to_dict` gave; keys of later versions are ignored."""
         known = _known(cls, values, "no result of a simulation")
-        jobs = [SimulatedJob(**_known(SimulatedJob, job, "no job of one") | {"attempts": _attempts(job)})
-                for job in known["jobs"]]  # fmt: skip
+        jobs = [
+            SimulatedJob(**_known(SimulatedJob, job, "no job of one") | {"attempts": _attempts(job)})
+            for job in known["jobs"]
+        ]
         gpus = [GpuSeries(**_known(GpuSeries, series, "no GPU of one")) for series in known["gpus"]]
         return cls(**known | {"scenario": Scenario.from_dict(known["scenario"]), "jobs": jobs, "gpus": gpus})
 
@@ -367,8 +376,9 @@ def _cut(series: GpuSeries, begin: float, end: float) -> GpuSeries:
     inside = np.flatnonzero((times > first) & (times < last))
     places = [int(np.searchsorted(times, first, side="right")) - 1, *inside.tolist()]
     places.append(places[-1])
-    values: dict[str, Any] = {name: [getattr(series, name)[place] for place in places]
-                              for name in ("jobs", "memory", "smact", "power_w")}  # fmt: skip
+    values: dict[str, Any] = {
+        name: [getattr(series, name)[place] for place in places] for name in ("jobs", "memory", "smact", "power_w")
+    }
     return replace(series, times=[first, *times[inside].tolist(), last], **values)
 
 

@@ -105,7 +105,7 @@ class Scenario:
         return replace(self, **{name: settings[name] for name in own if name in settings}, **parts)
 
 
-# What `ullage simulate --without` switches off: a part of the world, and the settings without it.
+# What `ullage simulate --disable` switches off: a part of the world, and the settings without it.
 PARTS_OF_WORLD: dict[str, dict[str, Any]] = {
     "interference": {"interference": False},
     "errors": {"interference_error": 0.0},

@@ -18,11 +18,19 @@ _TASKS, _JOBS = "pai_task_table", "pai_job_table"
 # As the .header files have them.
 _COLUMNS = {
     _TASKS: [
-        "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu",
+        "job_name",
+        "task_name",
+        "inst_num",
+        "status",
+        "start_time",
+        "end_time",
+        "plan_cpu",
+        "plan_mem",
+        "plan_gpu",
         "gpu_type",
     ],
     _JOBS: ["job_name", "inst_id", "user", "status", "start_time", "end_time"],
-}  # fmt: skip
+}
 _STATES = ("Terminated", "Failed", "Running", "Waiting")
 
 

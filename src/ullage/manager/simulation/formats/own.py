@@ -187,9 +187,15 @@ def _json_lines(trace: JobTrace) -> Iterator[str]:
     yield '},\n"jobs": ['
     for number, job in enumerate(trace.jobs):
         values = {
-            "id": job.id, "arrival": job.arrival, "kind": names[id(job.kind)], "work_s": job.work_s, "gpus": job.gpus,
-            "user": job.user, "priority": job.priority, "time_limit": job.time_limit,
-        }  # fmt: skip
+            "id": job.id,
+            "arrival": job.arrival,
+            "kind": names[id(job.kind)],
+            "work_s": job.work_s,
+            "gpus": job.gpus,
+            "user": job.user,
+            "priority": job.priority,
+            "time_limit": job.time_limit,
+        }
         yield f"{',' * (number > 0)}\n{json.dumps(values)}"
     yield "]}\n"
 
