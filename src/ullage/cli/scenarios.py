@@ -143,7 +143,7 @@ class ScenarioSetting:
     default: str
     panel: str | None = None
     several: bool = False
-    complete: Callable[..., list[str]] | None = None
+    complete: Callable[..., Any] | None = None
     short: tuple[str, ...] = ()
 
 
@@ -162,8 +162,8 @@ SETTINGS = {
     "estimator": ScenarioSetting(
         "estimator",
         str,
-        "Estimator whose estimates are promised: ullage, another one from 'ullage lab compare', oracle for true memory, or "
-        "none.",
+        "Estimator whose estimates are promised: ullage, another one from 'ullage lab compare', oracle for true "
+        "memory, or none.",
         "NAME",
         "ullage",
         several=True,

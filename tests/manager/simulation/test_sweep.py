@@ -177,7 +177,9 @@ def test_what_is_wrong_is_told(typed, words, code, said):
 
 
 def test_the_python_function_gives_the_same_rows(outcomes):
-    rows = ullage.manager.simulation.sweep(dict(jobs=12, gpus=2, load=2.0), gpus="2xA100-40GB", policy=["exclusive", "magm"], seeds=3)
+    rows = ullage.manager.simulation.sweep(
+        dict(jobs=12, gpus=2, load=2.0), gpus="2xA100-40GB", policy=["exclusive", "magm"], seeds=3
+    )
     assert [row.figures for row in rows] == [row.figures for row in summarize(CASES, outcomes)]
     with pytest.raises(UnknownName, match="did you mean 'policy'"):
         ullage.manager.simulation.sweep("jobs.csv", gpus="T4", polic="magm")
