@@ -48,7 +48,7 @@ from ullage.virtual.operators.data_dependent import cut_as_asked
 from ullage.virtual.operators.foreach import is_list_operator, list_operator
 from ullage.virtual.operators.registry import HANDLERS
 from ullage.virtual.state import GPUState
-from ullage.virtual.tracking.calls import SeenCall, describe, floats_of, mark_of_lists, outputs_of, same_lists
+from ullage.virtual.tracking.calls import SeenCall, describe, layout_of_view, mark_of_lists, outputs_of, same_lists
 from ullage.virtual.values import (
     ANSWERED,
     DRAWN,
@@ -189,71 +189,76 @@ class _Operator:
             self.plans = _plans.setdefault((func, spec if self.rule else None), {})
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        gpu = self.gpu
+        gpu, handler = self.gpu, self.handler
         gpu.operator = self.name
         if gpu.other_layouts:
             keys = layouts.keys_of(args) or layouts.keys_of(kwargs.values())
             if keys is not None:
                 return self._in_other_layout(args, kwargs, keys)
-        calls = gpu.calls
-        handler = self.handler
         if handler is not None:
-            before = len(calls.stream)
+            before = len(gpu.calls.stream)
             result = handler(gpu, self.func, args, kwargs)
             if result is not NotImplemented:
-                if self.seen and len(calls.stream) == before:  # else it was other operators, which were seen
+                if self.seen and len(gpu.calls.stream) == before:  # else it was other operators, which were seen
                     self._handled(args, kwargs, result)
                 return result
         key, on_gpu = self._key(args, kwargs)
         plan = self.plans.get(key)  # only calls on the GPU have one
         if plan is None:
             if not on_gpu:
-                result = gpu.host.call(self.func, args, kwargs)
-                calls.add_on_host(None if self.func.is_view or self.name.startswith("aten.empty") else result)
-                return result
+                return self._on_host(args, kwargs)
             if self.composite:
                 with self.mode:
                     return self.func.decompose(*args, **kwargs)
             if self.func is _VIEW and (cut := cut_as_asked(gpu, *args)) is not None:
                 key, args = (key, cut.shape), (cut, *args[1:])
-            plan = self.plans[key] = self.plans.get(key) or self._make_plan(args, kwargs)
-            plan.quick = _quick(plan, args)
-            plan.small = any(map(_is_small, plan.outputs)) and (
-                self.func in DRAWN or not has_no_fixed_result(self.func)
-            )
-        quick: Any = plan.quick
-        if quick is None:
-            result = carry_out(gpu, plan, args, kwargs)
-        elif type(quick) is New:
-            result = gpu.memory.tensor(*quick)
-        elif type(quick) is Same:
-            result = args[quick.argument]
-        else:
-            base = args[quick.argument]
-            result = view_without_data(base, quick.size, quick.stride, base.storage_offset() + quick.offset)
+            plan = self._plan(key, args, kwargs)
+        number = self._number(plan, key, args, kwargs)
+        result = _run(gpu, plan, args, kwargs)
+        self._follow_values(plan, args, kwargs, result)
+        gpu.calls.add(number)
+        return result
+
+    def _on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self.gpu.host.call(self.func, args, kwargs)
+        self.gpu.calls.add_on_host(None if self.func.is_view or self.name.startswith("aten.empty") else result)
+        return result
+
+    def _plan(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+        """The plan of a call that is new to this GPU, or that is one of another."""
+        plan = self.plans[key] = self.plans.get(key) or self._make_plan(args, kwargs)
+        plan.quick = _quick(plan, args)
+        small = any(map(_is_small, plan.outputs))
+        plan.small = small and (self.func in DRAWN or not has_no_fixed_result(self.func))
+        return plan
+
+    def _follow_values(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        values = self.gpu.values
         if self.written:
             written = [args[place] for place in self.written if place < len(args) and args[place] is not None]
-            if self.writes_known or not gpu.values.forget_marks(written):
-                gpu.values.follow_in_place(self.func, args, kwargs, written)
+            if self.writes_known or not values.forget_marks(written):
+                values.follow_in_place(self.func, args, kwargs, written)
         elif self.outputs:
-            gpu.values.follow_out(self.func, args, kwargs, self.outputs)
+            values.follow_out(self.func, args, kwargs, self.outputs)
         else:
             if self.marks:
-                gpu.values.follow_marks(self.func, args, result)
+                values.follow_marks(self.func, args, result)
             if plan.small and (self.answered or not args or not is_unknown(args[0])):
-                gpu.values.follow(self.func, args, kwargs, result)
+                values.follow(self.func, args, kwargs, result)
+
+    def _number(self, plan: Plan, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """The number of a call, which is described by its arguments as they are before it."""
         same = 0
         if len(args) > 1:
             same = 1 if args[0] is args[1] else 2 if len(args) > 2 and args[1] is args[2] else 0
-        mark = id(plan) * 3 + same  # plans are kept
-        number = calls.numbers.get(mark)
-        calls.add(self._learn(mark, args, kwargs, plan.outputs, key, same) if number is None else number)
-        return result
+        mark = id(plan), same  # plans are kept
+        number = self.gpu.calls.numbers.get(mark)
+        return self._learn(mark, args, kwargs, plan.outputs, key, same) if number is None else number
 
     def _handled(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Note a call that a handler has carried out."""
         calls = self.gpu.calls
-        key, same = None, 0
+        same = 0
         if self.handler is list_operator:
             same = same_lists(args)
             mark: Any = mark_of_lists(self.name, args, same)
@@ -264,15 +269,12 @@ class _Operator:
                 return
             mark = self.name, key
         number = calls.numbers.get(mark)
-        calls.add(self._learn(mark, args, kwargs, outputs_of(result), key, same) if number is None else number)
+        calls.add(self._learn(mark, args, kwargs, outputs_of(result), None, same) if number is None else number)
 
     def _learn(self, mark: Any, args: Any, kwargs: Any, outputs: Any, key: Any, same: int) -> int:
         """The number of a call that is new."""
-        key = key or self._key(args, kwargs)[0]
-        floats = tuple(floats_of((*args, *kwargs.values())))
-        writes = bool(self.written or self.outputs)
-        seen = SeenCall(self.name, key, len(args), len(kwargs), floats, tuple(outputs), writes, same)
-        return self.gpu.calls.learn(mark, seen)
+        seen = SeenCall.of(self.name, args, kwargs, outputs, bool(self.written or self.outputs), same)
+        return self.gpu.calls.learn(mark, seen, layout_of_view(self.name, key, outputs))
 
     def _in_other_layout(self, args: tuple[Any, ...], kwargs: dict[str, Any], keys: Any) -> Any:
         if not layouts.is_for_gpu(args, kwargs):
@@ -340,6 +342,19 @@ def _quick(plan: Plan, args: tuple[Any, ...]) -> New | Alias | Same | None:
         return output
     plain = output.dtype is args[output.argument].dtype and not output.conjugated and not output.negated
     return output if plain else None
+
+
+def _run(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Carry out a plan; most have a single output, and nothing else."""
+    quick: Any = plan.quick
+    if quick is None:
+        return carry_out(gpu, plan, args, kwargs)
+    if type(quick) is New:
+        return gpu.memory.tensor(*quick)
+    base = args[quick.argument]
+    if type(quick) is Same:
+        return base
+    return view_without_data(base, quick.size, quick.stride, base.storage_offset() + quick.offset)
 
 
 def carry_out(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -25,7 +25,7 @@ the host. Types, devices, formats and layouts are objects with one key that says
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -90,22 +90,35 @@ def describe(values: Any, parts: list[Any], floats_matter: bool) -> bool:
 
 
 class SeenCall(NamedTuple):
-    """A distinct call as it was first seen. Nothing in it keeps a tensor alive."""
+    """A distinct call as it was first seen, in plain values."""
 
     operator: str
-    key: Sequence[Any]  # the arguments, as `describe` gives them, each name before its value
-    places: int = 0  # how many arguments were given by place
-    names: int = 0  # and by name
-    floats: Sequence[float] = ()  # the numbers of which the key has only the type
-    outputs: Sequence[Any] = ()  # of a plan, or as `describe` gives them
-    writes: bool = False
+    args: list[Any]
+    kwargs: Mapping[str, Any] = {}
+    outputs: list[Any] = []
+    is_view: bool = False  # whether no kernel runs
     same: int = 0  # 1: the first and the second argument are the same, 2: the second and the third
 
-    @property
-    def is_view(self) -> bool:
-        """Whether no kernel runs."""
-        made = [output for output in self.outputs if output is not None]
-        return bool(made) and not self.writes and all(type(output) in (Alias, Same) for output in made)
+    @classmethod
+    def of(
+        cls, operator: str, args: Any, kwargs: Mapping[str, Any], outputs: Sequence[Any], writes: bool, same: int
+    ) -> SeenCall:
+        """A call with these arguments, whose outputs are those of a plan."""
+        given, named = [_plain(value) for value in args], {name: _plain(value) for name, value in kwargs.items()}
+        made = [output for output in outputs if output is not None]
+        is_view = bool(made) and not writes and all(type(output) in (Alias, Same) for output in made)
+        try:
+            return cls(operator, given, named, [_output(output, given, named) for output in made], is_view, same)
+        except LookupError:  # of an estimate of memory nothing is lost by this
+            return cls(operator, [])
+
+    def to_dict(self, part: str, tf32: tuple[bool, bool]) -> dict[str, Any]:
+        """The call in a pass, see the top of this file."""
+        call = {"operator": self.operator, "pass": part, "args": self.args, "kwargs": self.kwargs}
+        call["outputs"] = self.outputs
+        if self.same:
+            call["same"] = [self.same - 1, self.same]
+        return call | ({"view": True} if self.is_view else _rounding(call, *tf32))
 
 
 class _Mark(NamedTuple):
@@ -147,13 +160,13 @@ class OperatorCalls:
         self._trains = False
         self._dropped = 0  # calls that are no longer kept
 
-    def learn(self, mark: Any, seen: SeenCall) -> int:
+    def learn(self, mark: Any, seen: SeenCall, layout: Any = None) -> int:
         """The number of a call that is seen for the first time.
 
-        Views that only begin elsewhere, as those of each step's part of a text, are one call.
+        Views that only begin elsewhere, as those of each step's part of a text, are one call: they have one `layout`.
         """
         new = len(self._distinct) * len(PASSES)
-        number = self.numbers[mark] = self._views.setdefault(_layout_of_view(seen), new) if seen.is_view else new
+        number = self.numbers[mark] = self._views.setdefault(layout, new) if seen.is_view else new
         if number == new:
             self._distinct.append(seen)
             self._operators.add(seen.operator)
@@ -190,35 +203,33 @@ class OperatorCalls:
 
     def add_wait(self) -> None:
         """The host waits for the GPU: `torch.cuda.synchronize()`, or the same of a stream or an event."""
-        self._add_other(SeenCall("cuda.synchronize", ()))
+        self.add_values("cuda.synchronize")
 
     def add_graph(self, calls: array[int]) -> None:
         """A CUDA graph makes the calls again that it has captured, by one launch."""
-        self._add_other(SeenCall("cuda.graph_launch", ()))
+        self.add_values("cuda.graph_launch")
         self.stream.extend(calls)
 
     def add_kernel(self, name: str, arguments: Iterable[Any]) -> None:
         """A kernel that is no operator, of Triton for one."""
         given = [value for value in arguments if isinstance(value, _Tensor | int | float)]
-        parts: list[Any] = []
-        describe(given, parts, False)
-        floats = [value for value in given if type(value) is float]
-        self._add_other(SeenCall(f"triton.{name}", tuple(parts), len(given), floats=tuple(floats), writes=True))
+        parts: list[Any] = [f"triton.{name}"]
+        describe(given, parts, True)
+        self._add_other(tuple(parts), lambda: SeenCall(f"triton.{name}", [_plain(value) for value in given]))
 
     def add_values(self, name: str, **values: int) -> None:
         """Something that is no operator and has numbers only: a collective, or a wait for one."""
-        key = tuple(part for item, value in values.items() for part in (item, (int, value)))
-        self._add_other(SeenCall(name, key, names=len(values)))
+        self._add_other((name, *values.items()), lambda: SeenCall(name, [], values))
 
     def add_shapes(self, name: str, args: Iterable[Any], result: Any) -> None:
         """An operator on tensors in another layout, of which only the shapes are kept."""
         made = result if isinstance(result, list | tuple) else [result]
-        given, outputs = (tuple(_layouts(values)) for values in (args, made))
-        self._add_other(SeenCall(name, given, len(given), outputs=outputs))
+        given, outputs = (list(_in_layouts(values)) for values in (args, made))
+        self._add_other(repr((name, given, outputs)), lambda: SeenCall(name, given, {}, outputs))
 
-    def _add_other(self, seen: SeenCall) -> None:
-        number = self.numbers.get(seen)
-        self.add(self.learn(seen, seen) if number is None else number)
+    def _add_other(self, mark: Any, seen: Callable[[], SeenCall]) -> None:
+        number = self.numbers.get(mark)
+        self.add(self.learn(mark, seen()) if number is None else number)
 
     def end_step(self) -> None:
         """An optimizer has made its step, or where there is none, a backward pass is over."""
@@ -257,7 +268,7 @@ class OperatorCalls:
             self._marks = [mark._replace(calls=mark.calls - begin) for mark in marks[old:]]
 
     def _described(self, number: int) -> dict[str, Any]:
-        return _as_json(self._distinct[number // len(PASSES)], PASSES[OUTSIDE], _tf32())
+        return self._distinct[number // len(PASSES)].to_dict(PASSES[OUTSIDE], _tf32())
 
     def _begin_anew(self) -> None:
         self._marks = [self._now(0)]
@@ -281,7 +292,7 @@ class OperatorCalls:
         kinds = len(PASSES)
         return {
             "calls": [
-                _as_json(self._distinct[number // kinds], PASSES[number % kinds], marks[-1].tf32) for number in places
+                self._distinct[number // kinds].to_dict(PASSES[number % kinds], marks[-1].tf32) for number in places
             ],
             "order": order,
             **({} if self.bubble is None else {"bubble": self.bubble}),
@@ -291,12 +302,12 @@ class OperatorCalls:
         }
 
 
-def _layout_of_view(seen: SeenCall) -> tuple[Any, ...]:
+def layout_of_view(operator: str, key: Any, outputs: Iterable[Any]) -> tuple[Any, ...]:
+    """What tells views apart: the layouts of their outputs, or of their arguments."""
     layouts = (
-        (tuple(output.size), tuple(output.stride), output.dtype) if type(output) is Alias else seen.key
-        for output in seen.outputs
+        (tuple(output.size), tuple(output.stride), output.dtype) if type(output) is Alias else key for output in outputs
     )
-    return seen.operator, *layouts
+    return operator, *layouts
 
 
 def same_lists(args: Sequence[Any]) -> int:
@@ -322,93 +333,21 @@ def mark_of_lists(name: str, args: Iterable[Any], same: int) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-def floats_of(values: Iterable[Any]) -> Iterator[float]:
-    """The numbers with a fraction among arguments, in the order in which `describe` meets them.
-
-    >>> list(floats_of([1, 0.5, [0.25, None]]))
-    [0.5, 0.25]
-    """
-    for value in values:
-        if type(value) is float:
-            yield value
-        elif type(value) is list or type(value) is tuple:
-            yield from floats_of(value)
-
-
-def _layouts(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, _Tensor):
-            yield (str(value.layout).removeprefix("torch."), tuple(value.shape), value.dtype)
-        elif isinstance(value, bool | int | float):
-            yield (type(value), value)
-
-
 # What was seen, as plain values.
 
 
-def _tf32() -> tuple[bool, bool]:
-    return tf32_for_products(), tf32_for_convolutions()
-
-
-def _as_json(seen: SeenCall, part: str, tf32: tuple[bool, bool]) -> dict[str, Any]:
-    try:
-        return _described(seen, part, tf32)
-    except (TypeError, ValueError, LookupError, StopIteration):  # of an estimate of memory nothing is lost by this
-        return {"operator": seen.operator, "pass": part, "args": [], "kwargs": {}, "outputs": []}
-
-
-def _described(seen: SeenCall, part: str, tf32: tuple[bool, bool]) -> dict[str, Any]:
-    parts, floats = iter(seen.key), iter(seen.floats)
-    args = [_argument(parts, floats) for _ in range(seen.places)]
-    kwargs = {next(parts): _argument(parts, floats) for _ in range(seen.names)}
-    outputs = [_output(output, args, kwargs) for output in seen.outputs if output is not None]
-    call = {"operator": seen.operator, "pass": part, "args": args, "kwargs": kwargs, "outputs": outputs}
-    if seen.same:
-        call["same"] = [seen.same - 1, seen.same]
-    return call | ({"view": True} if seen.is_view else _rounding(call, *tf32))
-
-
-def _rounding(call: dict[str, Any], for_products: bool, for_convolutions: bool) -> dict[str, bool]:
-    """What is not PyTorch's default about TF32, for a call that it matters to."""
-    made = call["outputs"][0] if call["outputs"] else None
-    if not isinstance(made, dict) or made["dtype"] != "float32":
-        return {}
-    if for_products and call["operator"].startswith(_PRODUCTS):
-        return {"tf32": True}
-    return {} if for_convolutions or not call["operator"].startswith(_CONVOLUTIONS) else {"tf32": False}
-
-
-def _argument(parts: Iterator[Any], floats: Iterator[float]) -> Any:
-    """The next value, as `describe` has written it down."""
-    part = next(parts)
-    if isinstance(part, torch.Size):
-        stride, dtype, cuda = next(parts), next(parts), next(parts)
-        return _tensor(part, stride, dtype, cuda if isinstance(cuda, bool) else cuda[0])
-    if part is float:
-        return next(floats)
-    if type(part) is tuple:
-        if part[0] is float:
-            next(floats, None)
-        return part[1] if len(part) == 2 else {"shape": list(part[1]), "dtype": _word(part[2]), "layout": part[0]}
-    if type(part) is int:  # the length of a list: numbers come with their type
-        return [_argument(parts, floats) for _ in range(part)]
-    return _other(part)
-
-
-def _output(output: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if isinstance(output, Same):
-        return _at(output.argument, args, kwargs)
-    if isinstance(output, New | Alias):
-        return _tensor(output.size, output.stride, output.dtype, True)
-    if len(output) == 2:  # a number, with its type before it
-        return output[1]
-    return {"shape": list(output[1]), "dtype": _word(output[2]), "layout": output[0]}
-
-
-def _at(place: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if isinstance(place, tuple):
-        return _at(place[0], args, kwargs)[place[1]]
-    return kwargs[place] if isinstance(place, str) else args[place]
+def _plain(value: Any) -> Any:
+    kind = type(value)
+    if isinstance(value, _Tensor):
+        return None if kind in _WITHOUT_SHAPE else _tensor(value.shape, value.stride(), value.dtype, value.is_cuda)
+    if value is None or kind in (int, float, bool) or isinstance(value, str):
+        return value
+    if kind is list or kind is tuple:
+        return [_plain(item) for item in value]
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    name = _NAMES.get(kind)
+    return None if name is None else {name: _word(value)}
 
 
 def _tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, cuda: bool) -> dict[str, Any]:
@@ -418,17 +357,42 @@ def _tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, cuda
     return found if cuda else {**found, "cpu": True}
 
 
-def _other(value: Any) -> Any:
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, complex):
-        return {"complex": [value.real, value.imag]}
-    kind = _NAMES.get(type(value))
-    return None if kind is None else {kind: _word(value)}
+def _output(output: Any, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
+    if isinstance(output, Same):
+        return _at(output.argument, args, kwargs)
+    return _tensor(output.size, output.stride, output.dtype, True)
+
+
+def _at(place: Any, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
+    if isinstance(place, tuple):
+        return _at(place[0], args, kwargs)[place[1]]
+    return kwargs[place] if isinstance(place, str) else args[place]
+
+
+def _in_layouts(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, _Tensor):
+            yield {"shape": list(value.shape), "dtype": _word(value.dtype), "layout": _word(value.layout)}
+        elif isinstance(value, bool | int | float):
+            yield value
 
 
 def _word(value: Any) -> str:
     return str(value).removeprefix("torch.")
+
+
+def _tf32() -> tuple[bool, bool]:
+    return tf32_for_products(), tf32_for_convolutions()
+
+
+def _rounding(call: Mapping[str, Any], for_products: bool, for_convolutions: bool) -> dict[str, bool]:
+    """What is not PyTorch's default about TF32, for a call that it matters to."""
+    made = call["outputs"][0] if call["outputs"] else None
+    if not isinstance(made, dict) or made["dtype"] != "float32":
+        return {}
+    if for_products and call["operator"].startswith(_PRODUCTS):
+        return {"tf32": True}
+    return {} if for_convolutions or not call["operator"].startswith(_CONVOLUTIONS) else {"tf32": False}
 
 
 def outputs_of(result: Any) -> list[New | None]:
