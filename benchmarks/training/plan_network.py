@@ -58,6 +58,7 @@ from drawn_convolutions.answers import (
 )
 from drawn_convolutions.asking import ask, network_file
 from drawn_convolutions.refining import in_whole_numbers, refined
+from ullage.virtual.kernels.cudnn.arrays import write_arrays
 from ullage.virtual.kernels.cudnn.network import DOUBT, GROUP, network_inputs, read_network
 from ullage.virtual.kernels.cudnn.workspaces import PLAN_NETWORK, PLAN_TREES
 from ullage_lab.train import workspaces as table
@@ -365,7 +366,7 @@ def fit(folder: Path, out: Path, workers: int) -> None:
             for grown in pool.imap(_grown, [(direction, engine) for engine in common]):
                 trees |= grown
     np.savez(out / PLAN_NETWORK, **networks)  # few bits do not compress
-    np.savez_compressed(out / PLAN_TREES, **trees)
+    write_arrays(out / PLAN_TREES, trees)
 
 
 def main() -> None:

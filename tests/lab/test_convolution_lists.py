@@ -77,7 +77,7 @@ def test_fitting_needs_a_folder_or_held_out_layers(tmp_path):
     alone = invoke("train", "convolutions", tmp_path / "x", "--add", "--out", tmp_path).exception
     assert isinstance(alone, InvalidValue) and "--trials" in str(alone)
     empty = invoke("train", "convolutions", tmp_path / "x", "--trials", "--add", "--out", tmp_path).exception
-    assert isinstance(empty, InvalidValue) and "trial_trees.npz" in str(empty)
+    assert isinstance(empty, InvalidValue) and "trial_trees.xz" in str(empty)
 
 
 @pytest.mark.slow

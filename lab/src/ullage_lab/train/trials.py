@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ullage.jobs.model import read_rows
+from ullage.virtual.kernels.cudnn.arrays import read_arrays, write_arrays
 from ullage.virtual.kernels.cudnn.formulas import (
     FOURIER,
     FOURIER_NOTE,
@@ -152,8 +153,7 @@ def add_trees(
     found: dict[ConvolutionProblem, LargestPlans], out: Path, trees: int, leaves: int, say: Callable[[str], None]
 ) -> None:
     """Grow more trees for both questions: they vote beside those in a folder."""
-    with np.load(out / TRIAL_TREES) as file:
-        arrays = dict(file)
+    arrays = read_arrays(out / TRIAL_TREES)
     for direction in DIRECTIONS:
         asked = {problem: plans for problem, plans in found.items() if problem.direction == direction}
         if not asked:
@@ -168,7 +168,7 @@ def add_trees(
                 added = export(answer[0]) | {"formulas": np.array(answer[1], dtype=np.int64)}
                 arrays |= {f"{name}_{part}": values for part, values in beside(before, added).items()}
         say(f"{direction} {len(asked)} problems, {trees} more trees")
-    np.savez_compressed(out / TRIAL_TREES, **arrays)
+    write_arrays(out / TRIAL_TREES, arrays)
 
 
 def beside(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def write_fit(
             if max(size, guessed) >= _WORTH_TABLING and abs(guessed - size) > _WELL_GUESSED * size:
                 tabled[problem] = int(size)
         say(f"{direction} {len(asked)} problems, {len(usual)} of usual batch sizes, {len(tabled)} tabled so far")
-    np.savez_compressed(out / TRIAL_TREES, **arrays)
+    write_arrays(out / TRIAL_TREES, arrays)
     write_table(out / TRIAL_TABLE, tabled, header)
 
 

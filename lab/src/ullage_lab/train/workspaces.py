@@ -11,10 +11,8 @@ the trees do on it, apart for layers whose channels are no multiples of 8. Needs
 from __future__ import annotations
 
 import importlib
-import io
 import itertools
 import json
-import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ullage.errors import InvalidValue
+from ullage.virtual.kernels.cudnn.arrays import write_arrays
 from ullage.virtual.kernels.cudnn.formulas import (
     AT_ONCE,
     AT_ONCE_BUT_FILTER,
@@ -127,13 +126,7 @@ def write_table(path: Path, found: dict[ConvolutionProblem, int], header: dict[s
         "nonzero": (sizes > 0).astype(np.uint8),
         "sizes": sizes[sizes > 0],
     }
-    with zipfile.ZipFile(path, "w") as file:
-        for name, column in columns.items():
-            content = io.BytesIO()
-            np.save(content, column)
-            # Steps are random numbers: compressed they are hardly smaller, and take half of the time of reading.
-            how = zipfile.ZIP_STORED if name == "steps" else zipfile.ZIP_DEFLATED
-            file.writestr(zipfile.ZipInfo(f"{name}.npy"), content.getvalue(), how)
+    write_arrays(path, columns)
 
 
 def _candidates(part: Measured, chosen: Any) -> Any:
@@ -405,7 +398,7 @@ def write_fit(
         for name, values in export(grown).items():
             arrays[f"{direction}_{name}"] = values
         arrays[f"{direction}_formulas"] = np.array(formulas, dtype=np.int64)
-    np.savez_compressed(out / trees_of(MEASURED_CAPABILITY), **arrays)
+    write_arrays(out / trees_of(MEASURED_CAPABILITY), arrays)
 
 
 def evaluate_held_out(

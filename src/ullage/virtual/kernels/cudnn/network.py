@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ullage.errors import MissingPackage
+from ullage.virtual.kernels.cudnn.arrays import needed_numpy
 from ullage.virtual.kernels.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem, round_up
 from ullage.virtual.kernels.cudnn.plans import MULTIPROCESSORS, EnginePlan, fallback, output_length, row_of
 
@@ -174,15 +174,6 @@ def _from_half_bytes(values: dict[str, Any], name: str, np: Any) -> Any:
     weights[:, 1::2] = (packed >> 4).astype(np.float32) - 8
     scales = values[f"{name}_scale"].astype(np.float32)
     return (weights.reshape(len(weights), -1, GROUP) * scales[:, :, None]).reshape(weights.shape)
-
-
-def needed_numpy() -> Any:
-    """NumPy, which the Python that runs a script may not have; without convolutions it needs none."""
-    try:
-        import numpy
-    except ModuleNotFoundError:
-        raise MissingPackage("numpy", "estimates of convolutions") from None
-    return numpy
 
 
 @cache

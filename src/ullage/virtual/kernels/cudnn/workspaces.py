@@ -5,14 +5,13 @@ that on the architecture. For the H200 a table of measured calls has the answer,
 is not in it (`network.py`). Decision trees guess for every other architecture that cuDNN could be asked about, one file
 of them for each (`ullage measure cudnn`).
 
-The number of multiprocessors changes answers for sm_90 alone. A table for another GPU (`convolution_table*.npz`) put
+The number of multiprocessors changes answers for sm_90 alone. A table for another GPU (`convolution_table*.gz`) put
 into `data/` serves the GPUs that its header names.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 from ullage.hardware.specification import MEASURED_CAPABILITY as MEASURED_CAPABILITY
 from ullage.virtual.kernels.cudnn import plans
+from ullage.virtual.kernels.cudnn.arrays import HEADER, header_of, needed_numpy, read_arrays, read_header
 from ullage.virtual.kernels.cudnn.formulas import (
     FOURIER,
     ITEM_BYTES,
@@ -37,7 +37,7 @@ from ullage.virtual.kernels.cudnn.formulas import (
     round_up,
     shares_of_votes,
 )
-from ullage.virtual.kernels.cudnn.network import needed_numpy, read_network
+from ullage.virtual.kernels.cudnn.network import read_network
 from ullage.virtual.kernels.cudnn.terms import (
     needed_copies,
     terms,
@@ -49,10 +49,10 @@ from ullage.virtual.releases import MEASURED_CUDNN
 # The table and the trees. `ullage lab train convolutions` writes them; they are read at the first convolution.
 
 DATA_FOLDER = Path(__file__).with_name("data")
-TABLE = f"convolution_table-cudnn{MEASURED_CUDNN}-sm_90.npz"
+TABLE = f"convolution_table-cudnn{MEASURED_CUDNN}-sm_90.gz"
 PLAN_NETWORK = f"plan_network-cudnn{MEASURED_CUDNN}-sm_90.npz"  # which plan cuDNN names, and what a plan takes
-PLAN_TREES = f"plan_trees-cudnn{MEASURED_CUDNN}-sm_90.npz"
-TRIAL_TABLE, TRIAL_TREES = "trial_table.npz", "trial_trees.npz"
+PLAN_TREES = f"plan_trees-cudnn{MEASURED_CUDNN}-sm_90.xz"
+TRIAL_TABLE, TRIAL_TREES = "trial_table.gz", "trial_trees.xz"
 OTHERS, TRANSFORM = "o", "t"  # the largest plan without Fourier transforms, and whether there is one with them
 MULTIPROCESSORS = 132  # of the GPU that was measured
 ASKED = ((7, 5), (8, 0), (8, 6), (8, 9), MEASURED_CAPABILITY, (12, 0))  # cuDNN answers for no other architecture
@@ -63,10 +63,10 @@ def trees_of(capability: tuple[int, int] | None) -> str:
     some only where somebody has grown them: it is shipped with a network.
 
     >>> trees_of((8, 6)), trees_of((10, 0)) == trees_of((9, 0))
-    ('convolution_trees-cudnn9.19-sm_86.npz', True)
+    ('convolution_trees-cudnn9.19-sm_86.xz', True)
     """
     major, minor = capability if capability in ASKED else MEASURED_CAPABILITY
-    return f"convolution_trees-cudnn{MEASURED_CUDNN}-sm_{major}{minor}.npz"
+    return f"convolution_trees-cudnn{MEASURED_CUDNN}-sm_{major}{minor}.xz"
 
 
 # 1 in 17.7 million problems that were never measured is taken for one of the 996,558 in the table.
@@ -114,10 +114,9 @@ def hash_of(problem: ConvolutionProblem) -> int:
 @cache
 def tables(folder: Path, kind: str = "convolution") -> dict[tuple[tuple[int, ...], int], Path]:
     """The tables in a folder by compute capability and number of multiprocessors; only their headers are read."""
-    found, np = {}, needed_numpy()
-    for path in sorted(folder.glob(f"{kind}_table*.npz")):
-        with np.load(path) as file:
-            header = json.loads(bytes(file["header"]).decode())
+    found = {}
+    for path in sorted(folder.glob(f"{kind}_table*.gz")):
+        header = read_header(path)
         found[tuple(header["compute_capability"]), header["multiprocessors"]] = path
     return found
 
@@ -125,13 +124,11 @@ def tables(folder: Path, kind: str = "convolution") -> dict[tuple[tuple[int, ...
 @cache
 def table(path: Path) -> WorkspaceTable:
     """Read a table of measured calls."""
-    np = needed_numpy()
-    with np.load(path) as file:
-        header = json.loads(bytes(file["header"]).decode())
-        hashes = np.cumsum(file["steps"], dtype=np.uint64)
-        sizes = np.zeros(len(hashes), dtype=np.uint64)
-        sizes[file["nonzero"].view(bool)] = file["sizes"]
-    return WorkspaceTable(header, hashes, sizes)
+    np, file = needed_numpy(), read_arrays(path)
+    hashes = np.cumsum(file["steps"], dtype=np.uint64)
+    sizes = np.zeros(len(hashes), dtype=np.uint64)
+    sizes[file["nonzero"].view(bool)] = file["sizes"]
+    return WorkspaceTable(header_of(file[HEADER]), hashes, sizes)
 
 
 def measured(
@@ -322,20 +319,19 @@ def trees(path: Path) -> dict[str, WorkspaceTrees]:
     """Read the trees in a file, by what they are for: a direction, and for trials one of their two questions."""
     if not path.exists():
         return {}
-    found, np = {}, needed_numpy()
-    with np.load(path) as file:
-        for direction in [name.removesuffix("_roots") for name in file if name.endswith("_roots")]:
-            part = {name: file[f"{direction}_{name}"] for name in ("roots", "feature", "step", "labels", "shares")}
-            leaf, step = part["feature"] < 0, part["step"]
-            ends = np.cumsum(np.where(leaf, step, 0))
-            right = np.where(leaf, ends - step, np.arange(len(step)) + step)
-            threshold = np.zeros(len(step), dtype=np.int64)
-            threshold[~leaf] = file[f"{direction}_thresholds"][file[f"{direction}_threshold"]]
-            formulas = [Formula(*row) for row in file[f"{direction}_formulas"].tolist()]
-            columns: dict[str, Any] = {"threshold": threshold, "right": right, "ends": ends}
-            columns |= {name: part[name] for name in ("feature", "labels", "shares")}
-            views: dict[str, Any] = {name: memoryview(column) for name, column in columns.items()}  # quick to index
-            found[direction] = WorkspaceTrees(roots=part["roots"].tolist(), formulas=formulas, **views)
+    found, np, file = {}, needed_numpy(), read_arrays(path)
+    for direction in [name.removesuffix("_roots") for name in file if name.endswith("_roots")]:
+        part = {name: file[f"{direction}_{name}"] for name in ("roots", "feature", "step", "labels", "shares")}
+        leaf, step = part["feature"] < 0, part["step"]
+        ends = np.cumsum(np.where(leaf, step, 0))
+        right = np.where(leaf, ends - step, np.arange(len(step)) + step)
+        threshold = np.zeros(len(step), dtype=np.int64)
+        threshold[~leaf] = file[f"{direction}_thresholds"][file[f"{direction}_threshold"]]
+        formulas = [Formula(*row) for row in file[f"{direction}_formulas"].tolist()]
+        columns: dict[str, Any] = {"threshold": threshold, "right": right, "ends": ends}
+        columns |= {name: part[name] for name in ("feature", "labels", "shares")}
+        views: dict[str, Any] = {name: memoryview(column) for name, column in columns.items()}  # quick to index
+        found[direction] = WorkspaceTrees(roots=part["roots"].tolist(), formulas=formulas, **views)
     return found
 
 
