@@ -8,7 +8,7 @@ from ullage.cli.main import app
 from ullage.cli.tables import fitted
 from ullage.hardware import gpu
 from ullage_lab.cli import compare as comparison
-from ullage_lab.cli import evaluate, ranking, training
+from ullage_lab.cli import evaluate, ranking
 from ullage_lab.judge.standings import rank
 from ullage_lab.judge.truth import MeasuredRun, TruthSet
 from ullage_lab.judge.worker import Record
@@ -74,14 +74,6 @@ def test_the_table_of_a_paper(capsys):
     evaluate.print_lines([line])
     shown = fits(capsys.readouterr().out)
     assert "paper" in shown and "0.500" in shown and "too low" in shown
-
-
-def test_outcomes_of_a_training(capsys):
-    from ullage_lab.train.regression import RegressionOutcome
-
-    values = {name: 12345.6 for name in RegressionOutcome.__dataclass_fields__ if name != "name"}
-    training._print_outcomes([RegressionOutcome(name="a line for every GiB, with quantiles", **values)])
-    assert "median" in fits(capsys.readouterr().out)
 
 
 def a_job(**more):

@@ -5,13 +5,13 @@ import math
 import random
 from typing import Any
 
-from ullage_lab.estimators.walknet.inputs import inputs_of
+from ullage_lab.estimators.fast.estimator import closed_bytes, parts_of
 
 GIB = 1 << 30
 
 
 def rows(count: int, seed: int = 1, family: str = "mlp", scale: float = 1.0) -> list[dict[str, Any]]:
-    """Rows as `ullage dataset clean` writes them; memory is 0.75 GiB and 1.1 times what a walk reserves."""
+    """Rows as `ullage dataset clean` writes them; memory is 0.75 GiB and 1.1 times what the closed formula says."""
     chance = random.Random(seed)
     return [row(number, chance, family, scale) for number in range(count)]
 
@@ -32,6 +32,6 @@ def row(number: int, chance: random.Random, family: str, scale: float) -> dict[s
         "activation_function": "relu", "optimizer": chance.choice(["adam", "sgd"]),
         "precision": chance.choice(["fp32", "bf16"]), "layers": layers, "gpu": "H200", "torch": "2.11.0",
     }  # fmt: skip
-    walked = float(inputs_of(found).parts[0])
-    reserved = walked * scale * 1.1 * math.exp(chance.gauss(0, 0.005))
+    closed = closed_bytes(parts_of(found))
+    reserved = closed * scale * 1.1 * math.exp(chance.gauss(0, 0.005))
     return found | {"peak_reserved": int(reserved), "process_memory": int(reserved + 0.75 * GIB)}

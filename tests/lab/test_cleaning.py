@@ -19,7 +19,7 @@ from ullage_lab.clean import rows as cleaning
 from ullage_lab.clean.measured_files import REASONS, CleaningReport
 from ullage_lab.clean.rows import clean
 from ullage_lab.clean.schema import COLUMNS, frame, read_dataset, write_dataset
-from ullage_lab.estimators.walknet.features import features
+from ullage_lab.estimators.fast.features import features
 
 HEADER = {"gpu": "NVIDIA H200", "memory": 150109880320, "driver": "580.159.04", "torch": "2.11.0+cu130", "cuda": "13.0",
           "cudnn": 91900, "context": 543162368}  # fmt: skip

@@ -11,7 +11,7 @@ from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
 from ullage.jobs import Model
 from ullage.jobs.job import JobRequest
-from ullage_lab.estimators.fast import NAMES, closed_bytes, load, parts_of, save, vector_of
+from ullage_lab.estimators.fast.estimator import NAMES, closed_bytes, load, parts_of, save, vector_of
 from ullage_lab.train.fast import FOLDS, _group_folds, _grow, conformal, jobs_of, train_fast
 
 

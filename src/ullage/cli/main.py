@@ -95,7 +95,7 @@ class PlainCommand(TyperCommand):
 
 
 def _path(ctx: Any) -> str:
-    """The words that name a command, without the program's: "train walknet"."""
+    """The words that name a command, without the program's: "lab train fast"."""
     words: list[str] = []
     while ctx.parent is not None:
         words.insert(0, ctx.info_name)

@@ -30,7 +30,6 @@ from ullage.estimation.estimators.registry import JobRequest, find
 from ullage.estimation.estimators.weights import SHIPPED, ModelCard, probabilities
 from ullage.hardware import gpu
 from ullage.jobs import Model
-from ullage_lab.estimators.walknet import networks
 
 GIB = 1 << 30
 HOME = Path(features.__file__).parent
@@ -119,7 +118,7 @@ def test_the_published_modules_import_nothing_of_ours() -> None:
     code = (
         "import sys, ullage.estimation.estimators.gpumemnet.features, ullage.estimation.estimators.gpumemnet.networks\n"
         "print([name for name in sys.modules if name.startswith(('ullage.virtual', 'ullage.allocator')) "
-        "or 'walknet' in name])"
+        "or 'ullage_lab' in name])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
@@ -133,7 +132,7 @@ def test_the_published_modules_import_nothing_of_ours() -> None:
                 assert not name.startswith(
                     ("ullage.virtual", "ullage.allocator", "ullage.estimation.estimators.summary")
                 ), file
-                assert "walknet" not in name and "fast" not in name, file
+                assert not name.startswith("ullage_lab"), file
 
 
 @pytest.mark.parametrize("name", ["gpumemnet", "gpumemnet+transformer"])
@@ -141,7 +140,7 @@ def test_an_estimate_asks_neither_allocator_nor_kernels_nor_a_virtual_gpu(name: 
     from ullage.allocator.caching import CachingAllocator
     from ullage.virtual import VirtualGPU
     from ullage.virtual.kernels.cudnn import workspaces
-    from ullage_lab.estimators.walknet import estimator, features, inputs, walk
+    from ullage_lab.estimators.fast import rows as facts
 
     def refuse(*args: object, **options: object) -> None:
         raise AssertionError("this is ours")
@@ -150,13 +149,9 @@ def test_an_estimate_asks_neither_allocator_nor_kernels_nor_a_virtual_gpu(name: 
     monkeypatch.setattr(CachingAllocator, "malloc", refuse)
     monkeypatch.setattr(VirtualGPU, "__enter__", refuse)
     monkeypatch.setattr(workspaces, "workspace", refuse)
-    for module, attribute in (
-        (walk.AllocatorWalk, "run"), (inputs, "walks"), (estimator, "inputs_of"),
-        (inputs, "closed_sum"), (features, "features"), (features.LayerWatch, "layer"),
-    ):  # fmt: skip
-        monkeypatch.setattr(module, attribute, refuse)
+    monkeypatch.setattr(facts, "features", refuse)
     with pytest.raises((AssertionError, InvalidValue), match="this is ours"):
-        find("walknet").estimate(JobRequest(MLP), gpu("H200"))
+        find("fast").estimate(JobRequest(MLP), gpu("H200"))
     after = [find(name).estimate(JobRequest(one), gpu("H200")).figure for one in (MLP, CNN)]
     assert before == after
 
@@ -217,14 +212,14 @@ def test_a_job_gets_the_same_answer_alone_and_among_others(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("estimator", ["mlp", "transformer"])
-def test_weights_have_a_card_and_were_judged_on_the_rows_of_walknet(family: str, estimator: str) -> None:
-    _, ours = networks.load(networks.shipped(family, estimator))
+def test_weights_have_a_card_and_were_judged_on_the_same_rows(family: str, estimator: str) -> None:
+    _, first = load(shipped(family, "mlp", WIDTHS[family, "mlp"][0] * GIB))
     text = (SHIPPED / "gpumemnet.md").read_text()
     for width in WIDTHS[family, estimator]:
         file = shipped(family, estimator, width * GIB)
         network, card = load(file)
         assert (card.family, card.estimator, card.bin, card.gpu) == (family, estimator, width * GIB, "H200")
-        assert sorted(card.test) == sorted(ours.test) and card.rows == ours.rows
+        assert sorted(card.test) == sorted(first.test) and card.rows == first.rows
         assert 0.2 < card.figures["test"]["accuracy"] <= 1 and len(card.figures["validation"]) in (0, 3)
         assert file.stat().st_size < 256 << 10 and file.name in text
         assert all(torch.isfinite(value).all() for value in network.state_dict().values())

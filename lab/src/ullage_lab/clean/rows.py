@@ -57,7 +57,7 @@ def _begin() -> None:
 
     import torch
 
-    import ullage_lab.estimators.walknet.features  # noqa: F401
+    import ullage_lab.estimators.fast.features  # noqa: F401
 
     torch.set_num_threads(1)
     gc.collect()
@@ -68,7 +68,7 @@ def _begin() -> None:
 def feature_row(configuration: str) -> dict[str, Any] | str:
     """The columns of one configuration, or why there are none."""
     from ullage.jobs.model import Model
-    from ullage_lab.estimators.walknet.inputs import row_of
+    from ullage_lab.estimators.fast.rows import row_of
 
     try:
         return row_of(Model.from_row(json.loads(configuration)))

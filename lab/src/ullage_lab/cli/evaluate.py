@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from ullage_lab.train.table2 import Table2Line
 
 RANKING = "Ranking (with --truth)"
-LEARNED = "Tables 2 and 7 of the GPUMemNet paper (with gpumemnet, walknet or gpuutilnet)"
+LEARNED = "Tables 2 and 7 of the GPUMemNet paper (with gpumemnet or gpuutilnet)"
 
 
 def evaluate(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="gpumemnet or walknet (the paper's Table 2), gpuutilnet (Table 7): score its networks on data sets; "
+            help="gpumemnet (the paper's Table 2), gpuutilnet (Table 7): score its networks on data sets; "
             "utilization: step times, how busy a GPU is, and jobs together, on families left out.",
             metavar="METHOD",
             autocompletion=lambda: list(LEARNED_METHODS),
@@ -108,7 +108,7 @@ def evaluate(
 
       ullage lab evaluate utilization --resume steps.jsonl
 
-      ullage lab evaluate walknet --data gpumemnet_mlp_a100.csv --retrain
+      ullage lab evaluate gpumemnet --data gpumemnet_mlp_a100.csv --retrain
     """
     if kept and resume is None:
         raise InvalidValue("--kept ranks answers that are kept: name their file with --resume")
@@ -138,22 +138,21 @@ def _learned(
     elif what == "utilization":
         evaluate_utilization(data, weights, resume, as_json)
     else:
-        evaluate_gpumemnet(Table2Plan(method=what, data=data, weights=weights, retrain=retrain, as_json=as_json))
+        evaluate_gpumemnet(Table2Plan(data=data, weights=weights, retrain=retrain, as_json=as_json))
 
 
-# `ullage lab evaluate gpumemnet` and `walknet`: the paper's Table 2 again, on one's own data.
+# `ullage lab evaluate gpumemnet`: the paper's Table 2 again, on one's own data.
 
 # The project's data lie in its source, not in the package that is installed.
 SHIPPED_DATA = Path(__file__).parents[4] / "benchmarks" / "data" / "generated_h200.parquet"
 _NETWORKS = ("mlp", "transformer")
-LEARNED_METHODS = ("gpumemnet", "gpuutilnet", "utilization", "walknet")
+LEARNED_METHODS = ("gpumemnet", "gpuutilnet", "utilization")
 
 
 @dataclass(frozen=True)
 class Table2Plan:
     """What the command line asked for."""
 
-    method: str = "gpumemnet"
     data: list[Path] = field(default_factory=list)
     weights: Path | None = None
     retrain: bool = False
@@ -163,10 +162,10 @@ class Table2Plan:
 
 def evaluate_gpumemnet(plan: Table2Plan) -> None:
     """Judge both estimators on every family in the data, and print the lines beside the paper's."""
-    files = _data_files(plan.method, plan.data)
+    files = _data_files("gpumemnet", plan.data)
     if plan.weights is not None and not plan.weights.is_dir():
         raise InvalidValue(
-            f"--weights: needed a folder of files that 'ullage lab train {plan.method}' wrote; found {plan.weights}"
+            f"--weights: needed a folder of files that 'ullage lab train gpumemnet' wrote; found {plan.weights}"
         )
     lines: list[Table2Line] = []
     with following(f"reading {files[0].name}", stoppable=True) as going:
@@ -191,15 +190,14 @@ def _data_files(method: str, given: list[Path]) -> list[Path]:
 
 def _lines(file: Path, plan: Table2Plan, going: Following) -> Iterator[list[Table2Line]]:
     """The lines of each family and network of a file, as they come."""
-    from ullage_lab.train.methods import method_of
     from ullage_lab.train.protocol import examples_of, read_rows
 
     rows = read_rows(file)
     families = list(dict.fromkeys(str(row["family"]) for row in rows))
-    going.begin(f"judging {plan.method}", None if plan.retrain else len(families) * len(_NETWORKS))
+    going.begin("judging gpumemnet", None if plan.retrain else len(families) * len(_NETWORKS))
     for family in families:
         going.doing(f"reading the jobs of {NAMES.get(family, family)}s")
-        examples = examples_of([row for row in rows if row["family"] == family], method_of(plan.method))
+        examples = examples_of([row for row in rows if row["family"] == family])
         for network in _NETWORKS:
             going.doing(f"{NAMES.get(family, family)}s by the {NAMES[network]}")
             yield _judged(examples, family, network, plan, going)
@@ -209,23 +207,20 @@ def _lines(file: Path, plan: Table2Plan, going: Following) -> Iterator[list[Tabl
 def _judged(
     examples: Examples, family: str, estimator: str, plan: Table2Plan, going: Following
 ) -> list[Table2Line]:  # fmt: skip
-    from ullage_lab.train.methods import method_of
     from ullage_lab.train.table2 import retrained_lines, shipped_lines
 
-    method = method_of(plan.method)
     if not plan.retrain:
-        return shipped_lines(examples, family, estimator, plan.weights, method)
+        return shipped_lines(examples, family, estimator, plan.weights)
 
     def named(name: str, steps: int) -> None:
         going.begin(f"{family} {estimator}, {name}", steps)
 
-    return retrained_lines(examples, family, estimator, seed=plan.seed, begin=named, notify=going.step, method=method)
+    return retrained_lines(examples, family, estimator, seed=plan.seed, begin=named, notify=going.step)
 
 
 def print_lines(lines: list[Table2Line]) -> None:
-    """The table; what was measured here is "ours" for walknet, and "here" for the method of the paper."""
-    told = "here" if lines and lines[0].method == "gpumemnet" else "ours"
-    heads = ("data", "GPU", "estimator", "bin", "rows", "paper", told, "folds", "F1 paper", f"F1 {told}",
+    """The table, beside the paper's."""
+    heads = ("data", "GPU", "estimator", "bin", "rows", "paper", "here", "folds", "F1 paper", "F1 here",
              "too low", "too high", "one job")  # fmt: skip
     rows = []
     for line in lines:
@@ -235,10 +230,10 @@ def print_lines(lines: list[Table2Line]) -> None:
             share_of_one(line.paper_f1), share_of_one(line.f1), f"{line.under:.1%}", f"{line.over:.1%}",
             format_duration(line.seconds),
         ])  # fmt: skip
-    give_way = ("GPU", "too high", "F1 paper", f"F1 {told}", "rows", "folds", "one job")
+    give_way = ("GPU", "too high", "F1 paper", "F1 here", "rows", "folds", "one job")
     print(fitted(heads, rows, give_way=give_way, left=("GPU", "estimator")))
     Console().print(
-        f"{told}: accuracy on the held-out 30 %; folds: mean of 3-fold cross-validation on the rest, a new network in "
+        "here: accuracy on the held-out 30 %; folds: mean of 3-fold cross-validation on the rest, a new network in "
         "each; one job: the processor's time for the longest one, on one core (paper: at most 32 ms)",
         highlight=False,
     )

@@ -19,11 +19,9 @@ from ullage_lab.cli.scores import print_noise_of_turns, print_sharing, print_tab
 
 if TYPE_CHECKING:
     from ullage_lab.train.protocol import Trained
-    from ullage_lab.train.regression import RegressionOutcome
 
 train = typer.Typer(
-    help="Train estimators on measured data: gpumemnet, walknet, fast, dnnperf, regression; and gpuutilnet, "
-    "utilization, sharing.",
+    help="Train estimators on measured data: gpumemnet, fast, dnnperf; and gpuutilnet, utilization, sharing.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -81,37 +79,44 @@ def gpumemnet(
       ullage lab train gpumemnet --data x.parquet --family mlp --architecture transformer --bin 2GiB --out w.safetensors
     """
     check_family(family)
-    _train_network("gpumemnet", data, family, out, architecture, bin, seed, epochs, validate, report, as_json)
+    from dataclasses import replace
 
+    from ullage.estimation.estimators.gpumemnet import networks
+    from ullage.units import GIB, parse_bytes
+    from ullage_lab.train.fitting import SCHEDULES
+    from ullage_lab.train.protocol import examples_of, read_rows
+    from ullage_lab.train.protocol import train as learn
 
-@train.command()
-def walknet(
-    data: Data,
-    family: Family,
-    out: Out,
-    architecture: Kind = "mlp",
-    bin: Annotated[str, typer.Option("--bin", help="The width of a class of memory.", metavar="SIZE")] = "1GiB",
-    seed: Seed = 1,
-    epochs: Epochs = None,
-    validate: Validate = True,
-    report: Page = None,
-    as_json: Json = False,
-) -> None:
-    """Train walknet: networks over features from a walk through our allocator model.
+    if architecture not in SCHEDULES:
+        raise UnknownName("gpumemnet architecture", architecture, SCHEDULES, hint="mlp or transformer")
+    for file in (out, report):
+        check_file(file)
+    width = parse_bytes(bin) if bin is not None else networks.WIDTHS[family, architecture][0] * GIB
+    if width < 1 << 20:
+        raise InvalidValue(f"--bin: needed a class of at least 1 MiB; found {bin}")
+    planned = SCHEDULES[architecture]
+    with following(f"reading {data.name}") as going:
+        examples = examples_of(read_rows(data, family))
+        result = learn(
+            examples,
+            family=family,
+            estimator=architecture,
+            bin=width,
+            seed=seed,
+            schedule=replace(planned, epochs=epochs or planned.epochs),
+            begin=going.begin,
+            notify=going.step,
+            validate=validate,
+        )
+    networks.save(result.network, result.card, out)
+    if report is not None:
+        from ullage_lab.train.report import write_report
 
-    They classify jobs into bins of memory.
-
-    30 % of the rows are held out, the rest is cross-validated in 3 folds with a new network in each; then a network
-    learns from all of the rest and is tested once.
-
-    Examples:
-
-      ullage lab train walknet --data h200.parquet --family cnn --out cnn.safetensors
-
-      ullage lab train walknet --data x.parquet --family mlp --architecture transformer --out w.safetensors
-    """
-    check_family(family)
-    _train_network("walknet", data, family, out, architecture, bin, seed, epochs, validate, report, as_json)
+        write_report(result, examples, report)
+    if as_json:
+        print(json.dumps({"out": str(out), "figures": result.card.figures, "rows": result.card.rows}))
+        return
+    _print_trained(result, out)
 
 
 @train.command()
@@ -251,51 +256,6 @@ def sharing(
             print(f"{how}: jobs lose what is predicted times exp(±{width:.2f}), with jobs alone as {inputs}")
 
 
-def _train_network(
-    name: str, data: Path, family: str, out: Path, architecture: str, bin: str | None, seed: int, epochs: int | None,
-    validate: bool, report: Path | None, as_json: bool,
-) -> None:  # fmt: skip
-    from dataclasses import replace
-
-    from ullage.units import GIB, parse_bytes
-    from ullage_lab.train.methods import method_of
-    from ullage_lab.train.protocol import examples_of, read_rows
-    from ullage_lab.train.protocol import train as learn
-
-    method = method_of(name)
-    if architecture not in method.schedules:
-        raise UnknownName(f"{name} architecture", architecture, method.schedules, hint="mlp or transformer")
-    for file in (out, report):
-        check_file(file)
-    width = parse_bytes(bin) if bin is not None else method.widths(family, architecture)[0] * GIB
-    if width < 1 << 20:
-        raise InvalidValue(f"--bin: needed a class of at least 1 MiB; found {bin}")
-    planned = method.schedules[architecture]
-    with following(f"reading {data.name}") as going:
-        examples = examples_of(read_rows(data, family), method)
-        result = learn(
-            examples,
-            family=family,
-            estimator=architecture,
-            bin=width,
-            seed=seed,
-            schedule=replace(planned, epochs=epochs or planned.epochs),
-            begin=going.begin,
-            notify=going.step,
-            method=method,
-            validate=validate,
-        )
-    method.save(result.network, result.card, out)
-    if report is not None:
-        from ullage_lab.train.report import write_report
-
-        write_report(result, examples, report)
-    if as_json:
-        print(json.dumps({"out": str(out), "figures": result.card.figures, "rows": result.card.rows}))
-        return
-    _print_trained(result, out)
-
-
 def check_family(family: str) -> None:
     """Refuse a family that there is not."""
     if family not in FAMILIES:
@@ -337,7 +297,7 @@ def fast(
 
       ullage lab train fast --data h200.parquet --real benchmarks/data/h200_runs.jsonl.gz --out fast.safetensors
     """
-    from ullage_lab.estimators.fast import save
+    from ullage_lab.estimators.fast.estimator import save
     from ullage_lab.train.fast import FOLDS, jobs_of, read_real, train_fast, write_records
     from ullage_lab.train.protocol import read_rows
 
@@ -401,46 +361,6 @@ def dnnperf(
         network, card = trained(found, data.name, folds, epochs, going.step)
     save(network, out, card)
     print(json.dumps(card, indent=2))
-
-
-@train.command()
-def regression(
-    data: Data,
-    family: Family,
-    seed: Seed = 1,
-    epochs: Annotated[int, typer.Option(help="Epochs.", metavar="N", min=1)] = 150,
-    as_json: Json = False,
-) -> None:
-    """Show why a plain regression of memory fails, and what makes it work, one change at a time.
-
-    Examples:
-
-      ullage lab train regression --data gpumemnet_mlp_a100.csv --family mlp
-    """
-    from ullage_lab.train.protocol import examples_of, read_rows
-    from ullage_lab.train.regression import compare
-
-    check_family(family)
-    with following(f"reading {data.name}") as going:
-        examples = examples_of(read_rows(data, family))
-        outcomes = compare(examples, seed=seed, epochs=epochs, begin=going.begin, notify=going.step)
-    if as_json:
-        from dataclasses import asdict
-
-        print(json.dumps([asdict(one) for one in outcomes]))
-        return
-    _print_outcomes(outcomes)
-
-
-def _print_outcomes(outcomes: list[RegressionOutcome]) -> None:
-    heads = ("regression of memory", "MiB off: epoch 1", "last", "test", "median", "too low", "below its 99 %",
-             "right GiB")  # fmt: skip
-    lines = []
-    for one in outcomes:
-        sizes = (f"{value:,.0f}" for value in (one.first, one.last, one.error_mib))
-        lines.append([one.name, *sizes, f"{one.error_median:.1%}", f"{one.under:.0%}", f"{one.below_high:.1%}",
-                      f"{one.same_bin:.1%}"])  # fmt: skip
-    print(fitted(heads, lines, give_way=("MiB off: epoch 1", "last", "below its 99 %", "right GiB")))
 
 
 @train.command()

@@ -92,7 +92,7 @@ def image_sides(side: int, depth: int, down: list[int]) -> list[int]:
 #
 # Drawing keeps only feasible designs, and a run is started where the GPU has room for it: both need a number at once
 # and without PyTorch, thousands of times. It is counted layer by layer from the settings; docs/reference/dataset.md
-# says how far it is from what was measured. Estimators use `ullage_lab.estimators.walknet.features`, which
+# says how far it is from what was measured. Estimators use `ullage_lab.estimators.fast.features`, which
 # looks at the model.
 
 _STATES = {"adam": 2, "adamw": 2, "sgdm": 1, "rmsprop": 1, "adagrad": 1}  # numbers a parameter; others keep none

@@ -130,7 +130,7 @@ def counted(row: dict[str, Any]) -> Cost | None:
 def _count(configuration: Model) -> Cost | None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    from ullage_lab.estimators.walknet.features import features
+    from ullage_lab.estimators.fast.features import features
 
     try:
         with FlopCounterMode(display=False) as counter:

@@ -18,8 +18,8 @@ from ullage.errors import InvalidValue, MissingPackage, UllageError
 from ullage.hardware import gpu as find_gpu
 from ullage.jobs.model import Model
 from ullage.performance.trees import Trees
-from ullage_lab.estimators.fast import NAMES, Fast, vector_of
-from ullage_lab.estimators.walknet.inputs import row_of
+from ullage_lab.estimators.fast.estimator import NAMES, Fast, vector_of
+from ullage_lab.estimators.fast.rows import row_of
 from ullage_lab.judge.questions import Question
 from ullage_lab.judge.truth import MeasuredRun, read_truth
 from ullage_lab.judge.worker import Record

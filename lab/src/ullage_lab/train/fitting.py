@@ -1,14 +1,12 @@
-"""How the networks of walknet and gpumemnet are fitted to examples.
+"""How GPUMemNet's networks are fitted to examples.
 
-walknet's networks descend on the cross-entropy over fine bins. GPUMemNet's follow the published code: batches of 128 at
-a rate of 0.001, stopped 30 epochs after the best loss on a part that it does not learn from, 600 at the most. Its
-Transformers take batches of 32 here, 30 epochs at the most and 5 to wait: an epoch costs the same and moves four times
-as far, without which their long sequences take hours on one core.
+It follows the published code: batches of 128 at a rate of 0.001, stopped 30 epochs after the best loss on a part that
+it does not learn from, 600 at the most. Transformers take batches of 32 here, 30 epochs at the most and 5 to wait: an
+epoch costs the same and moves four times as far, without which their long sequences take hours on one core.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,19 +21,9 @@ from ullage.errors import InvalidValue
 from ullage.estimation.estimators.gpumemnet.networks import GPUMemNet, SummaryBatch
 from ullage.estimation.estimators.gpumemnet.networks import build as build_gpumemnet
 from ullage.estimation.estimators.weights import ModelCard, plain_products
-from ullage_lab.estimators.walknet.networks import (
-    Factors,
-    WalkNet,
-    WalknetBatch,
-    cross_entropy,
-)
-from ullage_lab.estimators.walknet.networks import (
-    build as build_walknet,
-)
 from ullage_lab.train.folds import held_out
 
 Notify = Callable[[str], None]
-FINER = 16  # training tells bins apart that are so many times finer: a bin of 1 GiB alone says little about its inside
 
 
 @dataclass(frozen=True)
@@ -53,9 +41,6 @@ class Schedule:
     patience: int | None = None  # stop so many epochs after the best one
 
 
-WALKNET_SCHEDULES = {"mlp": Schedule(), "transformer": Schedule(rate=2e-3)}
-
-
 def classes_of(memory: npt.NDArray[np.float64], width: int, bins: int) -> npt.NDArray[np.int64]:
     """The bin that each figure (bytes) falls into; an edge belongs to the bin below it, whose upper edge it is.
 
@@ -65,69 +50,7 @@ def classes_of(memory: npt.NDArray[np.float64], width: int, bins: int) -> npt.ND
     return np.clip(np.ceil(memory / width).astype(np.int64) - 1, 0, bins - 1)
 
 
-def fit_walknet(
-    card: ModelCard,
-    jobs: WalknetBatch,
-    memory: npt.NDArray[np.float64],
-    schedule: Schedule,
-    seed: int,
-    notify: Notify | None = None,
-) -> WalkNet:
-    """A new network, trained on these jobs and nothing else; `notify` hears of every epoch.
-
-    The network is built here, with its weights drawn from `seed`, and takes its statistics from these jobs: nothing is
-    carried over from another fold. Equal arguments give equal weights.
-    """
-    if len(jobs) < 8:
-        raise InvalidValue(f"needed at least 8 rows to train on; found {len(jobs)}")
-    torch.set_num_threads(schedule.threads)
-    with torch.random.fork_rng(devices=[]), plain_products():
-        torch.manual_seed(seed)
-        network = build_walknet(card)
-        network.normal.learn(jobs.totals)
-        _begin_near(network, jobs, memory)
-        seen = jobs if card.estimator == "transformer" else jobs.alone()
-        _descend_walknet(network, seen, _edges(memory, card.bin // FINER), schedule, notify)
-    return network.eval()
-
-
-def _begin_near(network: WalkNet, jobs: WalknetBatch, memory: npt.NDArray[np.float64]) -> None:
-    """What is fixed begins with the median of what the walk leaves over: another GPU has another context."""
-    parts = jobs.parts.double().numpy()
-    fixed = float(np.median((memory - parts[:, 0]) / parts[:, -1]))
-    for module in network.modules():
-        if isinstance(module, Factors):
-            module.begin(min(max(fixed, 0.1), 10.0))
-
-
-def _edges(memory: npt.NDArray[np.float64], width: int) -> torch.Tensor:
-    """The logarithms of the lower and the upper edge of each figure's bin [2, rows]; the first bin begins at 1 byte."""
-    place = np.ceil(memory / width) - 1
-    return torch.from_numpy(np.log(np.stack([np.maximum(place * width, 1.0), (place + 1) * width]))).float()
-
-
-def _descend_walknet(
-    network: WalkNet, jobs: WalknetBatch, edges: torch.Tensor, schedule: Schedule, notify: Notify | None
-) -> None:
-    weights = list(network.parameters())
-    optimizer = torch.optim.Adam(weights, lr=schedule.rate, fused=True)
-    rounds = math.ceil(len(jobs) / schedule.batch)
-    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, schedule.rate, total_steps=rounds * schedule.epochs + 1)
-    for epoch in range(schedule.epochs):
-        losses = []
-        for chosen in torch.randperm(len(jobs)).split(schedule.batch):
-            loss = cross_entropy(network.belief(jobs.rows(chosen)), *edges[:, chosen])
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(weights, 5.0)
-            optimizer.step()
-            rate.step()
-            losses.append(loss.item())
-        if notify is not None:
-            notify(f"epoch {epoch + 1}, loss {sum(losses) / len(losses):.2f}")
-
-
-GPUMEMNET_SCHEDULES = {
+SCHEDULES = {
     "mlp": Schedule(epochs=600, batch=128, rate=1e-3, patience=30),
     "transformer": Schedule(epochs=30, batch=32, rate=1e-3, patience=5),
 }
@@ -135,7 +58,7 @@ STOP_SHARE = 2 / 9  # of the rows: they tell when to stop (published: 20 % besid
 AT_ONCE = 256
 
 
-def fit_gpumemnet(
+def fit(
     card: ModelCard,
     jobs: SummaryBatch,
     memory: npt.NDArray[np.float64],

@@ -17,25 +17,27 @@ import numpy.typing as npt
 import torch
 
 from ullage.errors import InvalidValue
+from ullage.estimation.estimators.gpumemnet.features import summary_of_row
+from ullage.estimation.estimators.gpumemnet.networks import SummaryBatch, build, jobs_of
 from ullage.estimation.estimators.weights import ModelCard, probabilities
-from ullage_lab.train.fitting import Notify, Schedule, classes_of
+from ullage.units import GIB
+from ullage_lab.train.fitting import SCHEDULES, Notify, Schedule, classes_of, fit
 from ullage_lab.train.folds import FOLDS, Indices, folds, held_out, key_of
-from ullage_lab.train.methods import WALKNET, Method
 
 TARGET = "process_memory"
 
 
 @dataclass
 class Examples:
-    """Examples of one family: `jobs` as a method's networks read them, `memory` in bytes, `rows` as they were read.
+    """Examples of one family: `jobs` as the networks read them, `memory` in bytes, `rows` as they were read.
 
-    >>> row = {"batch_size": 8, "parameters": 9, "layers": [], "process_memory": 1 << 30, "id": "a"}
+    >>> row = {"family": "mlp", "batch_size": 8, "parameters": 9, "layers": [], "process_memory": 1 << 30, "id": "a"}
     >>> examples_of([row]).memory.tolist()
     [1073741824.0]
     """
 
     rows: list[dict[str, Any]]
-    jobs: Any
+    jobs: SummaryBatch
     memory: npt.NDArray[np.float64]
     keys: list[str]
 
@@ -62,13 +64,17 @@ class Examples:
         return {name: ", ".join(values) for name, values in found.items() if values}
 
 
-def examples_of(rows: Sequence[Mapping[str, Any]], method: Method = WALKNET) -> Examples:
-    """Examples from rows for a method; those without a measured figure (out of memory) are left out."""
+def examples_of(rows: Sequence[Mapping[str, Any]]) -> Examples:
+    """Examples from rows of one family; those without a measured figure (out of memory) are left out."""
     measured = [dict(row) for row in rows if row.get(TARGET)]
     if not measured:
         raise InvalidValue(f"no row has {TARGET}: there is nothing to learn from")
     memory = np.array([row[TARGET] for row in measured], dtype=np.float64)
-    return Examples(measured, method.jobs(measured), memory, [key_of(row) for row in measured])
+    families = sorted({str(row["family"]) for row in measured})
+    if len(families) > 1:
+        raise InvalidValue(f"needed rows of one family; found {', '.join(families)}")
+    jobs = jobs_of([summary_of_row(row) for row in measured], families[0])
+    return Examples(measured, jobs, memory, [key_of(row) for row in measured])
 
 
 def read_rows(file: Path, family: str | None = None) -> list[dict[str, Any]]:
@@ -146,21 +152,7 @@ def confusion(true: Sequence[int], told: Sequence[int]) -> tuple[list[int], list
     return names, confusion_matrix(true, told, labels=names).tolist()
 
 
-def coarser(probabilities: npt.NDArray[np.floating[Any]], factor: int) -> npt.NDArray[np.floating[Any]]:
-    """The probabilities of bins `factor` times as wide.
-
-    >>> coarser(np.array([[0.1, 0.2, 0.3, 0.4]]), 2).round(1).tolist()
-    [[0.3, 0.7]]
-    """
-    rows, bins = probabilities.shape
-    padded = np.zeros((rows, -(-bins // factor) * factor))
-    padded[:, :bins] = probabilities
-    wide: npt.NDArray[np.floating[Any]] = padded.reshape(rows, -1, factor).sum(2)
-    return wide
-
-
 BATCH = 256
-WIDER = (2, 8)  # folds are judged in bins so many times as wide, too
 
 
 @dataclass
@@ -174,49 +166,44 @@ class Trained:
     test_rows: Indices
     learn_rows: Indices
     told: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    wider: dict[int, list[float]] = field(default_factory=dict)
-    method: str = WALKNET.name
 
 
 def train(
     examples: Examples, *, family: str, estimator: str, bin: int, seed: int = 1, schedule: Schedule | None = None,
-    notify: Notify | None = None, begin: Callable[[str, int], None] | None = None, method: Method = WALKNET,
-    validate: bool = True,
+    notify: Notify | None = None, begin: Callable[[str, int], None] | None = None, validate: bool = True,
 ) -> Trained:  # fmt: skip
     """Train an estimator of a family; `begin` hears of every training and its epochs, `notify` of every epoch.
 
     The test part is drawn first. Cross-validation divides the rest, with a new network in every fold; the network that
     is kept learns from all of the rest, and sees the test part once, to be judged.
     """
-    bins = method.bins(bin, examples.memory)
+    bins = max(2, int(-(-examples.memory.max() // bin)))  # the classes that occur, as published
     card = ModelCard(family=family, estimator=estimator, bin=bin, bins=bins, gpu=examples.gpu, seed=seed)
-    method.build(card)  # a wrong name is told before anything is done
-    plan = schedule or method.schedules[estimator]
+    build(card)  # a wrong name is told before anything is done
+    plan = schedule or SCHEDULES[estimator]
     classes = classes_of(examples.memory, bin, bins)
-    drawn = method.drawn_by or bin
-    learn, test = held_out(classes_of(examples.memory, drawn, max(1, bins * bin // drawn)).tolist(), seed)
-    validation, wider = [], {factor: list[float]() for factor in WIDER}
+    # Networks of all widths are judged on the same rows.
+    learn, test = held_out(classes_of(examples.memory, GIB, max(1, bins * bin // GIB)).tolist(), seed)
+    validation = []
     parts = folds(classes.tolist(), learn, seed) if validate else ()
     for number, (chosen, judged) in enumerate(parts, 1):
         if begin is not None:
             begin(f"fold {number} of {FOLDS}", plan.epochs)
-        network = method.fit(card, *examples.part(chosen), plan, seed, notify)
+        network = fit(card, *examples.part(chosen), plan, seed, notify)
         jobs = examples.part(judged)[0]
         validation.append(scored(classes[judged], predicted(network, jobs)))
-        for factor, shares in wider.items():
-            shares.append(float((classes[judged] // factor == predicted(network, jobs, factor)).mean()))
     if begin is not None:
         begin("all but the test part", plan.epochs)
-    network = method.fit(card, *examples.part(learn), plan, seed, notify)
+    network = fit(card, *examples.part(learn), plan, seed, notify)
     told = predicted(network, examples.part(test)[0])
-    result = Trained(network, card, validation, scored(classes[test], told), test, learn, told, wider, method.name)
+    result = Trained(network, card, validation, scored(classes[test], told), test, learn, told)
     _fill(card, result, examples)
     return result
 
 
-def predicted(network: torch.nn.Module, jobs: Any, factor: int = 1) -> npt.NDArray[np.int64]:
-    """The most probable bin of each job, in bins `factor` times as wide as the network's."""
-    return np.concatenate([coarser(found, factor).argmax(1) for found in spread_over_bins(network, jobs)])
+def predicted(network: torch.nn.Module, jobs: SummaryBatch) -> npt.NDArray[np.int64]:
+    """The most probable bin of each job."""
+    return np.concatenate([found.argmax(1) for found in spread_over_bins(network, jobs)])
 
 
 def spread_over_bins(network: torch.nn.Module, jobs: Any) -> list[npt.NDArray[np.floating[Any]]]:
@@ -230,7 +217,6 @@ def _fill(card: ModelCard, result: Trained, examples: Examples) -> None:
     card.figures = {
         "test": _rounded(result.test),
         "validation": [_rounded(one) for one in result.validation],
-        "validation_wider": {str(factor): [round(one, 4) for one in shares] for factor, shares in result.wider.items()},
     }
     card.versions = {f"measured with {name}": value for name, value in examples.versions.items()}
     card.versions |= {"trained with torch": torch.__version__, "trained with python": platform.python_version()}

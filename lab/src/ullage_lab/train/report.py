@@ -163,7 +163,7 @@ def page(result: Trained, examples: Examples, *, tsne: bool = True) -> str:
         f"from, {len(result.test_rows)} held out; seed {card.seed}"
     )
     parts = [
-        f"<h1>{escape(result.method)}: {escape(card.family)} data, {escape(_words(card.estimator))}</h1><p>{said}</p>",
+        f"<h1>gpumemnet: {escape(card.family)} data, {escape(_words(card.estimator))}</h1><p>{said}</p>",
         _card("Scores", "scroll", _scores(result)),
         _card("Test part, true and told", "scroll", _confusion(result, examples)),
         _card("The data in two dimensions", "many", _data(result, examples, tsne)),

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from ullage.errors import InvalidValue
+from ullage.estimation.estimators.gpumemnet.networks import WIDTHS, load, shipped
 from ullage.estimation.estimators.weights import ModelCard, probabilities
 from ullage.units import GIB
 from ullage_lab.train.fitting import Notify, Schedule, classes_of
 from ullage_lab.train.folds import Indices
-from ullage_lab.train.methods import WALKNET, Method
 from ullage_lab.train.protocol import Examples, predicted, scored, train
 
 # Family, estimator, bin in GiB: the paper's accuracy and F1 (Table 2; `None` where it has none).
@@ -42,8 +42,8 @@ class Table2Line:
     """One line of the table; shares from 0 to 1, `seconds` for one job on one processor core.
 
     >>> Table2Line(family="mlp", estimator="mlp", bin=1 << 30, gpu="H200", rows=9, accuracy=0.98, f1=0.98,
-    ...      f1_macro=0.9, under=0.01, over=0.01, seconds=0.001).method
-    'walknet'
+    ...      f1_macro=0.9, under=0.01, over=0.01, seconds=0.001).paper is None
+    True
     """
 
     family: str
@@ -61,7 +61,6 @@ class Table2Line:
     paper_f1: float | None = None
     validation: float | None = None
     trained: str = ""
-    method: str = WALKNET.name
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -70,43 +69,36 @@ class Table2Line:
 
 def lines_of(
     examples: Examples, family: str, network: torch.nn.Module, card: ModelCard, test: Indices, trained: str,
-    method: Method = WALKNET,
+   
 ) -> list[Table2Line]:  # fmt: skip
-    """The lines of one network, on the same test part.
-
-    They are in bins of every width that the table has, or in the network's own where a method has one for each width.
-    """
+    """The line of one network, in its own bins: none where the table has no such line."""
     jobs, memory = examples.part(test)
     took = seconds_a_job(network, examples)
     found = []
     for (of_family, estimator, width), (paper, paper_f1) in LINES.items():
-        factor, rest = divmod(width * GIB, card.bin)
-        if (of_family, estimator) != (family, card.estimator) or rest or (factor != 1 and not method.sums):
+        if (of_family, estimator, width * GIB) != (family, card.estimator, card.bin):
             continue
-        true = classes_of(memory, width * GIB, -(-card.bins // factor))
-        scores = scored(true, predicted(network, jobs, factor))
+        scores = scored(classes_of(memory, card.bin, card.bins), predicted(network, jobs))
         found.append(
             Table2Line(
                 family=family, estimator=estimator, bin=width * GIB, gpu=examples.gpu, rows=scores.rows,
                 accuracy=scores.accuracy, f1=scores.f1, f1_macro=scores.f1_macro, under=scores.under,
                 over=scores.over, seconds=took, paper=paper,
-                paper_f1=paper_f1, validation=_validation(card, factor), trained=trained, method=method.name,
+                paper_f1=paper_f1, validation=_validation(card), trained=trained,
             )
         )  # fmt: skip
     return found
 
 
-def shipped_lines(
-    examples: Examples, family: str, estimator: str, folder: Path | None, method: Method = WALKNET
-) -> list[Table2Line]:
+def shipped_lines(examples: Examples, family: str, estimator: str, folder: Path | None) -> list[Table2Line]:
     """The lines of trained weights, on the rows of these data that they were not trained on.
 
     Which rows were held out is written in the file of weights. Data in which none of them is found is all unseen.
     """
     found = []
-    for width in method.widths(family, estimator):
-        file = method.shipped(family, estimator, width * GIB)
-        network, card = method.load(folder / file.name if folder is not None else file)
+    for width in WIDTHS[family, estimator]:
+        file = shipped(family, estimator, width * GIB)
+        network, card = load(folder / file.name if folder is not None else file)
         if card.gpu != examples.gpu:
             raise InvalidValue(
                 f"{file.name} was trained on {card.gpu}, the data are from {examples.gpu}: add --retrain"
@@ -116,30 +108,28 @@ def shipped_lines(
         if not len(test):
             test = np.arange(len(examples))
         trained = "shipped" if folder is None else str(folder)
-        found += lines_of(examples, family, network, card, test, trained, method)
+        found += lines_of(examples, family, network, card, test, trained)
     return found
 
 
 def retrained_lines(
     examples: Examples, family: str, estimator: str, *, seed: int, schedule: Schedule | None = None,
-    notify: Notify | None = None, begin: Callable[[str, int], None] | None = None, method: Method = WALKNET,
+    notify: Notify | None = None, begin: Callable[[str, int], None] | None = None,
 ) -> list[Table2Line]:  # fmt: skip
     """The lines of networks that are trained now, with cross-validation, on these data."""
     found = []
-    for width in method.widths(family, estimator):
+    for width in WIDTHS[family, estimator]:
         result = train(
             examples, family=family, estimator=estimator, bin=width * GIB, seed=seed, schedule=schedule, notify=notify,
-            begin=begin, method=method,
+            begin=begin,
         )  # fmt: skip
-        found += lines_of(examples, family, result.network, result.card, result.test_rows, "now", method)
+        found += lines_of(examples, family, result.network, result.card, result.test_rows, "now")
     return found
 
 
-def _validation(card: ModelCard, factor: int) -> float | None:
-    """The mean accuracy of the folds in bins `factor` times as wide; `None` where the card does not have it."""
+def _validation(card: ModelCard) -> float | None:
+    """The mean accuracy of the folds; `None` where the card does not have it."""
     folds: Sequence[float] = [one["accuracy"] for one in card.figures.get("validation", ())]
-    if factor != 1:
-        folds = card.figures.get("validation_wider", {}).get(str(factor), ())
     return sum(folds) / len(folds) if folds else None
 
 

@@ -15,7 +15,7 @@ from ullage.estimation.estimators.gpumemnet.features import FAMILIES, ModelSumma
 from ullage.estimation.estimators.gpumemnet.networks import Perceptrons, jobs_of
 from ullage.estimation.estimators.gpuutilnet import BINS, METRICS, GPUUtilNet, classes_of, empty_network
 from ullage.estimation.estimators.weights import plain_products
-from ullage_lab.train.fitting import GPUMEMNET_SCHEDULES, STOP_SHARE, Notify, Schedule, descend_classes
+from ullage_lab.train.fitting import SCHEDULES, STOP_SHARE, Notify, Schedule, descend_classes
 from ullage_lab.train.folds import held_out, key_of
 
 # The paper's accuracy, and its recall of the high class.
@@ -25,7 +25,7 @@ PAPER: Mapping[tuple[str, str], tuple[float, float]] = {
     ("transformer", "smact"): (0.82, 0.89), ("transformer", "smocc"): (0.68, 0.36),
     ("transformer", "drama"): (0.62, 0.74),
 }  # fmt: skip
-SCHEDULE = GPUMEMNET_SCHEDULES["mlp"]
+SCHEDULE = SCHEDULES["mlp"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
 """GPUMemNet (Yousefzadeh-Asl-Miandoab et al.) as published: its features, its networks and its classes of memory.
 
-Nothing of Ullage's own knowledge is used here. `walknet/` has our networks; `ullage lab train gpumemnet` trains these.
+Nothing of Ullage's own knowledge is used here. `ullage lab train gpumemnet` trains the networks.
 """

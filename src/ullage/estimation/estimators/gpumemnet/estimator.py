@@ -2,8 +2,7 @@
 
 Yousefzadeh-Asl-Miandoab, Karimzadeh, Yorulmaz, Ibragimov and Tozun, arXiv 2602.17817, and chapter 5 of the first
 author's dissertation. Features, networks and classes of memory are theirs; the jobs that the networks learned from were
-generated and measured by this project. `walknet` is ours: networks over features from a walk through our allocator
-model.
+generated and measured by this project.
 """
 
 from __future__ import annotations

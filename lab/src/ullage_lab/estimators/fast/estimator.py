@@ -29,7 +29,7 @@ from ullage.hardware import GPU
 from ullage.jobs.job import JobRequest
 from ullage.performance.trees import Trees
 from ullage.units import MIB
-from ullage_lab.estimators.walknet.features import (
+from ullage_lab.estimators.fast.features import (
     COUNTS,
     ONE_BY_ONE,
     OPTIMIZERS,
@@ -38,7 +38,7 @@ from ullage_lab.estimators.walknet.features import (
     TEMPORARIES,
     optimizer_of,
 )
-from ullage_lab.estimators.walknet.inputs import row_of
+from ullage_lab.estimators.fast.rows import row_of
 
 WORKSPACES = 66 * MIB  # cuBLAS in both passes on compute capability 9, and the smallest segments of the allocator
 _SIZES = ("batch_size", "input_elements", "sequence_length", "parameters", "activations", "depth")
@@ -109,7 +109,7 @@ def vector_of(row: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], float]:
     return np.array(values), closed
 
 
-WEIGHTS = Path(__file__).parent / "data" / "fast.safetensors"
+WEIGHTS = Path(__file__).parents[1] / "data" / "fast.safetensors"
 CONTEXT = 760 * MIB  # where the catalogue does not know a GPU's context
 
 
@@ -169,7 +169,7 @@ def trained(path: Path = WEIGHTS) -> Fast:
 @estimator(
     "fast",
     title="a closed formula over a job's totals, corrected by regression trees, with a 99 % bound",
-    source="this project; trained here (src/ullage/estimation/estimators/data/fast.md)",
+    source="this project; trained here (lab/src/ullage_lab/estimators/data/fast.md)",
     needs="the model by name; no GPU",
     supports=supports_training_by_name,
 )

@@ -10,9 +10,9 @@ from torch.nn import functional
 from ullage.errors import InvalidValue
 from ullage.jobs import Model
 from ullage_lab.draw.generated import generate
-from ullage_lab.estimators.walknet import features as walknet_features
-from ullage_lab.estimators.walknet.features import features
-from ullage_lab.estimators.walknet.meta_device import no_start, shortcuts
+from ullage_lab.estimators.fast import features as fast_features
+from ullage_lab.estimators.fast.features import features
+from ullage_lab.estimators.fast.meta_device import no_start, shortcuts
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -102,7 +102,7 @@ def test_generated_models_need_no_virtual_gpu(family: str, monkeypatch: pytest.M
     def refuse(*args: Any) -> Any:
         raise AssertionError("went to the virtual GPU")
 
-    monkeypatch.setattr(walknet_features, "_on_virtual_gpu", refuse)
+    monkeypatch.setattr(fast_features, "_on_virtual_gpu", refuse)
     for row in generate(family, 15, 4):
         assert features(Model.from_row(row)).parameters == row["parameters"]
 

@@ -9,7 +9,9 @@ from torch import nn
 from ullage.errors import InvalidValue
 from ullage.jobs import Model
 from ullage_lab.draw.generated import generate
-from ullage_lab.estimators.walknet.features import closed_formula, closed_parts, features
+from ullage_lab.estimators.fast.estimator import WORKSPACES, closed_bytes, parts_of
+from ullage_lab.estimators.fast.features import features
+from ullage_lab.estimators.fast.rows import from_features, row_of
 
 
 class Twice(nn.Module):
@@ -96,27 +98,22 @@ def test_the_count_of_the_drawing_agrees_with_the_closed_formula(family: str) ->
     for row in list(generate(family, 6, 11)):
         found = features(Model.from_row(row))
         assert found.parameters == row["parameters"]
-        assert 0.8 < row["need"] / closed_formula(found) < 1.5
+        assert 0.8 < row["need"] / (closed_bytes(parts_of(from_features(found))) - WORKSPACES) < 1.5
 
 
 def test_optimizer_and_precision_move_the_parts_as_they_should() -> None:
     parts = {
-        (opt, precision): closed_parts(
-            features(Model("mlp:x", settings={"widths": [64, 64]}, batch_size=8, optimizer=opt, precision=precision))
+        (opt, precision): parts_of(
+            row_of(Model("mlp:x", settings={"widths": [64, 64]}, batch_size=8, optimizer=opt, precision=precision))
         )
         for opt in ("sgd", "sgdm", "adam")
         for precision in ("fp32", "amp_bf16", "bf16")
     }
     weights = 4 * (64 * 64 + 64)
-    assert [parts[opt, "fp32"]["optimizer"] for opt in ("sgd", "sgdm", "adam")] == [0, weights, 2 * weights]
-    assert parts["adam", "bf16"]["parameters"] == weights // 2 and parts["adam", "bf16"]["optimizer"] == weights
-    assert parts["adam", "amp_bf16"]["parameters"] == weights * 3 // 2
-    assert parts["sgd", "bf16"]["activations"] < parts["sgd", "fp32"]["activations"]
-
-
-def test_inference_keeps_no_gradients() -> None:
-    parts = closed_parts(features(Model("mlp:x", settings={"widths": [64, 64]}, batch_size=8, inference=True)))
-    assert parts["gradients"] == parts["optimizer"] == 0 and parts["activations"] > 0
+    assert [parts[opt, "fp32"]["state"] for opt in ("sgd", "sgdm", "adam")] == [0, weights, 2 * weights]
+    assert parts["adam", "bf16"]["weights"] == weights // 2 and parts["adam", "bf16"]["state"] == weights
+    assert parts["adam", "amp_bf16"]["weights"] == weights * 3 // 2
+    assert parts["sgd", "bf16"]["kept"] < parts["sgd", "fp32"]["kept"]
 
 
 @pytest.mark.parametrize(

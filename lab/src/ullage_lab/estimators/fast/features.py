@@ -1,9 +1,9 @@
-"""What learned estimators know of a training run: layers, sizes, optimizer, precision; and the closed formula over it.
+"""What is known of a training run before it runs: layers, sizes, optimizer, precision.
 
 One forward pass on the meta device, which computes nothing: tens of milliseconds, whatever the model's size. A model
-that asks for values on the way runs on a virtual GPU instead. `layers` is the sequence that the Transformer of walknet
-reads, (type, activations a sample, parameters); beyond it the tensors that autograd keeps for the backward pass are
-counted, because those are what memory is made of.
+that asks for values on the way runs on a virtual GPU instead. `layers` is a sequence of (type, activations a sample,
+parameters); beyond it the tensors that autograd keeps for the backward pass are counted, because those are what memory
+is made of.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from torch import nn
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.estimators.summary import tensors_in
 from ullage.jobs.model import Model
-from ullage.jobs.optimizers import optimizer_class
 from ullage.jobs.sources.build import prepare
 from ullage.jobs.tasks import Task
-from ullage_lab.estimators.walknet.meta_device import cheap_kernels, no_start, shortcuts
+from ullage_lab.estimators.fast.meta_device import cheap_kernels, no_start, shortcuts
 
 # Names and choices that the learned estimators share: kinds of layers, optimizers, precisions, widths.
 
@@ -456,47 +455,6 @@ def _summed(configuration: Model, model: nn.Module, inputs: list[torch.Tensor], 
         layers=tuple(seen.layers),
         details=tuple(seen.watch.details(batch, configuration.precision or "fp32", seen.own)),
     )
-
-
-def closed_parts(found: Features) -> dict[str, int]:
-    """The closed formula by parts, in bytes: parameters, gradients, optimizer, activations.
-
-    Weights, gradients and states in the width of the weights; what autograd keeps in the width of the arithmetic.
-    Autocast keeps a copy of the weights in 16 bits, and norms keep their input in 32. Two more of the model's output
-    are its gradients, in and out of the loss, while everything else is still there.
-    """
-    low, amp = found.precision in ("bf16", "fp16"), found.precision.startswith("amp")
-    width = 2 if low else 4
-    kept = found.kept_numbers * (2 if low or amp else 4) + found.kept_bytes
-    parts = {"parameters": found.parameters * width, "gradients": 0, "optimizer": 0, "activations": 0}
-    if amp:
-        parts["parameters"] += 2 * found.parameters
-        kept += 2 * found.norm_numbers
-    if found.inference:
-        widest = max((outputs for _, outputs, _ in found.layers), default=0)
-        parts["activations"] = 2 * widest * found.batch_size * (2 if low or amp else 4)
-        return parts
-    parts["gradients"] = found.trainable * width
-    parts["optimizer"] = found.trainable * width * _states(found.optimizer)
-    kept += 2 * found.output_elements * (2 if low else 4)
-    parts["activations"] = kept * found.batch_size
-    return parts
-
-
-def closed_formula(found: Features) -> int:
-    """Weights, gradients, optimizer states and what the backward pass needs, in bytes: no workspace, no cache.
-
-    >>> closed_formula(features(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2, optimizer="sgd")))
-    504
-    """
-    return sum(closed_parts(found).values())
-
-
-def _states(optimizer: str) -> int:
-    made, options = optimizer_class(optimizer)
-    if made.__name__ == "SGD":
-        return 1 if options.get("momentum") else 0
-    return _STATES.get(made.__name__, 0)
 
 
 def _floats(tensor: torch.Tensor) -> bool:

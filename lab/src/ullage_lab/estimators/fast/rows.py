@@ -1,0 +1,54 @@
+"""The facts of a job by name in the form of a data set's row, as `ullage lab data clean` writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.jobs.model import Model
+from ullage_lab.estimators.fast.features import Detail, Features, features
+
+
+def row_of(configuration: Model) -> dict[str, Any]:
+    """The row of a configuration, without anything measured.
+
+    >>> row = row_of(Model("mlp:x", settings={"widths": [8, 4, 2]}, batch_size=16, optimizer="adam"))
+    >>> row["parameters"], row["count_linear"], row["layers"][0]["activations"]
+    (46, 2, 4)
+    """
+    try:
+        return from_features(features(configuration))
+    except UllageError:
+        raise
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+        raise InvalidValue(f"{configuration.name} does not run: {type(error).__name__}: {lines[0]}") from error
+
+
+def from_features(found: Features) -> dict[str, Any]:
+    """The row of features."""
+    return {
+        "batch_size": found.batch_size,
+        "input_elements": found.input_elements,
+        "sequence_length": found.sequence_length,
+        "parameters": found.parameters,
+        "activations": found.activations,
+        "activations_batch": found.activations * found.batch_size,
+        "depth": found.depth,
+        **{f"count_{kind}": count for kind, count in found.counts.items()},
+        "activation_function": found.activation_function,
+        "optimizer": found.optimizer,
+        "precision": found.precision,
+        "trainable": found.trainable,
+        "kept_numbers": found.kept_numbers,
+        "kept_bytes": found.kept_bytes,
+        "norm_numbers": found.norm_numbers,
+        "output_elements": found.output_elements,
+        "layers": [{"type": kind, "activations": out, "parameters": own} for kind, out, own in found.layers],
+        "tensors": [_tensors(detail) for detail in found.details],
+    }
+
+
+def _tensors(detail: Detail) -> dict[str, int]:
+    facts = {name: getattr(detail, name) for name in ("inputs", "output", "beside", "beside_bytes")}
+    return facts | dict(zip(("forward", "data", "filter"), detail.workspaces, strict=True))
