@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ullage.errors import NoDaemon, NotAllowed, OtherVersion, UllageError
 from ullage.manager.client import Client
-from ullage.manager.core.orders import Orders
 from ullage.manager.identity import Caller, check_submitter
 from ullage.manager.transport import PROTOCOL, socket_file
+from ullage.manager.verbs import VERBS
 
 
 def test_the_socket_is_its_owners(common):
@@ -58,7 +58,7 @@ def test_any_bytes_get_one_message_and_the_daemon_stays_up(common, data):
 
 @FUZZ
 @given(
-    verb=st.sampled_from([name for name in Orders.names if name != "stop_serving"]) | st.text(max_size=10),
+    verb=st.sampled_from([name for name in VERBS if name != "stop_serving"]) | st.text(max_size=10),
     arguments=st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=6), JSON, max_size=4),
 )
 def test_any_request_gets_one_answer_and_the_daemon_stays_up(common, verb, arguments):

@@ -24,12 +24,18 @@ _GIVE_WAY = ("core hours", "energy", "90 %", "by part", "promised", "used")  # i
 
 def report(
     by: Annotated[
-        str, typer.Option(help="What rows are for: user, day, name, gpu, or several of them.", metavar="KEYS",
-                          autocompletion=completion.report_keys)
+        str,
+        typer.Option(
+            help="What rows are for: user, day, name, gpu, or several of them.",
+            metavar="KEYS",
+            autocompletion=completion.report_keys,
+        ),
     ] = "user,day",
     since: Annotated[
-        str, typer.Option(help="From when: a date (2026-11-01), a time (2026-11-01T08:00), or how long ago (7d, 12h).",
-                          metavar="TIME")
+        str,
+        typer.Option(
+            help="From when: a date (2026-11-01), a time (2026-11-01T08:00), or how long ago (7d, 12h).", metavar="TIME"
+        ),
     ] = "7d",
     until: Annotated[
         str | None, typer.Option(help="Until when, in the same way.", metavar="TIME", show_default="now")
@@ -39,7 +45,7 @@ def report(
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show what jobs took: GPU hours, memory promised and used, energy, waiting and failures.
 
     "by part" counts each GPU by the part of its memory that was promised. "promised" and "used" are means over time, of

@@ -45,15 +45,22 @@ MOST_WORDS, LONGEST_COMMAND, LARGEST_ENVIRONMENT = 4096, 128 << 10, 512 << 10
 _Text = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00]*$")]
 _Value = Annotated[str, StringConstraints(max_length=LONGEST_COMMAND, pattern=r"^[^\x00]*$")]
 _Name = Annotated[
-    str, BeforeValidator(lambda name: plain(name) if isinstance(name, str) else name),
+    str,
+    BeforeValidator(lambda name: plain(name) if isinstance(name, str) else name),
     StringConstraints(min_length=1, max_length=128),
-]  # fmt: skip
+]
 
 
 # What may stand for a value in the path of an output.
 OUTPUT_PATTERNS = {
-    "j": "job", "A": "array", "a": "array index", "t": "attempt", "n": "name", "u": "user", "%": "a percent sign"
-}  # fmt: skip
+    "j": "job",
+    "A": "array",
+    "a": "array index",
+    "t": "attempt",
+    "n": "name",
+    "u": "user",
+    "%": "a percent sign",
+}
 OUTPUT_HELP = ", ".join(f"%{letter} ({meaning})" for letter, meaning in OUTPUT_PATTERNS.items())
 
 
@@ -412,10 +419,34 @@ EDITABLE = (
 
 POSITIONS = ("model", "dataset", "batch_size", "policy", "gpus", "measured", "horus", "faketensor", "gpumemnet")
 KEYS = (
-    "model", "batch_size", "policy", "gpus", "dataset", "memory", "name", "cwd", "venv", "conda", "priority",
-    "time_limit", "array", "throttle", "after", "begin", "retries", "requeue", "estimator", "cores", "host_memory",
-    "resumable", "hold", "checkpoint_signal", "checkpoint_lead", "on_end", "min_speed",
-)  # fmt: skip
+    "model",
+    "batch_size",
+    "policy",
+    "gpus",
+    "dataset",
+    "memory",
+    "name",
+    "cwd",
+    "venv",
+    "conda",
+    "priority",
+    "time_limit",
+    "array",
+    "throttle",
+    "after",
+    "begin",
+    "retries",
+    "requeue",
+    "estimator",
+    "cores",
+    "host_memory",
+    "resumable",
+    "hold",
+    "checkpoint_signal",
+    "checkpoint_lead",
+    "on_end",
+    "min_speed",
+)
 _FIGURES = POSITIONS[5:]
 _KEYED = re.compile(r"([A-Za-z_][A-Za-z_ -]*?)\s*:(\s.*|)", re.DOTALL)
 _KEYED_TIGHT = re.compile(rf"({'|'.join(KEYS)}):(.*)", re.IGNORECASE | re.DOTALL)

@@ -363,9 +363,12 @@ class Client:
         return dict(self.call("resume", gpu=gpu, later=later))
 
     def report(
-        self, by: Sequence[str] = ("user", "day"), since: float | None = None, until: float | None = None,
+        self,
+        by: Sequence[str] = ("user", "day"),
+        since: float | None = None,
+        until: float | None = None,
         user: str | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """What jobs took between two times (seconds since 1970; by default the last seven days): GPU hours, memory,
         energy, waiting and failures, in rows by user, day, name and gpu."""
         return dict(self.call("report", by=list(by), since=since, until=until, user=user))

@@ -20,10 +20,15 @@ from ullage.manager.storage.tokens import TokenRecord
 
 # The limits that a job takes over from whoever submitted it.
 _LIMITS = {
-    "open files": "RLIMIT_NOFILE", "locked memory": "RLIMIT_MEMLOCK", "processes": "RLIMIT_NPROC",
-    "stack size": "RLIMIT_STACK", "core file size": "RLIMIT_CORE", "file size": "RLIMIT_FSIZE",
-    "address space": "RLIMIT_AS", "cpu time": "RLIMIT_CPU",
-}  # fmt: skip
+    "open files": "RLIMIT_NOFILE",
+    "locked memory": "RLIMIT_MEMLOCK",
+    "processes": "RLIMIT_NPROC",
+    "stack size": "RLIMIT_STACK",
+    "core file size": "RLIMIT_CORE",
+    "file size": "RLIMIT_FSIZE",
+    "address space": "RLIMIT_AS",
+    "cpu time": "RLIMIT_CPU",
+}
 _LIMIT_LINE = re.compile(r"Max (.+?)\s+(unlimited|\d+)\s+(unlimited|\d+)\b")
 
 

@@ -14,12 +14,19 @@ from ullage.units import format_duration, parse_duration
 Sums = dict[str, dict[str, float]]
 
 FIGURES = (
-    "jobs", "gpu_hours", "gpu_hours_by_part", "core_hours", "promised", "used", "energy_j", "energy_known",
-    "waited_median", "waited_90", "failures",
-)  # fmt: skip
-COLUMNS = (
-    "jobs", "GPU hours", "by part", "core hours", "promised", "used", "energy", "waited", "90 %",
-)  # fmt: skip
+    "jobs",
+    "gpu_hours",
+    "gpu_hours_by_part",
+    "core_hours",
+    "promised",
+    "used",
+    "energy_j",
+    "energy_known",
+    "waited_median",
+    "waited_90",
+    "failures",
+)
+COLUMNS = ("jobs", "GPU hours", "by part", "core hours", "promised", "used", "energy", "waited", "90 %")
 
 
 def moment(text: str, now: float) -> float:
@@ -75,10 +82,16 @@ def cells_of(row: dict[str, Any]) -> list[str]:
     factor, unit = (3.6e6, "kWh") if (row["energy_j"] or 0.0) >= 3.6e5 else (3.6e3, "Wh")
     energy = "unknown" if row["energy_j"] is None else f"{at_least}{row['energy_j'] / factor:.3g} {unit}"
     return [
-        str(row["jobs"]), f"{row['gpu_hours']:.2f}", f"{row['gpu_hours_by_part']:.2f}", f"{row['core_hours']:.2f}",
-        memory(row["promised"]), memory(row["used"]), energy, format_duration(row["waited_median"]),
+        str(row["jobs"]),
+        f"{row['gpu_hours']:.2f}",
+        f"{row['gpu_hours_by_part']:.2f}",
+        f"{row['core_hours']:.2f}",
+        memory(row["promised"]),
+        memory(row["used"]),
+        energy,
+        format_duration(row["waited_median"]),
         format_duration(row["waited_90"]),
-    ]  # fmt: skip
+    ]
 
 
 def sums_of(found: dict[str, Any], figure: str = "gpu_hours") -> tuple[str, str | None, Sums, list[str]]:

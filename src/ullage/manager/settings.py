@@ -211,8 +211,11 @@ def read_settings(file: Path | None, **given: Any) -> ManagerSettings:
             raise InvalidValue(f"cannot read the settings in {file}: {error}") from None
         if isinstance(values.get("policy"), str):
             values["policy"] = located(values["policy"], file.parent)
-    for option, table, name in (("listen", "api", "listen"), ("page", "page", "listen"),
-                                ("estimator", "estimating", "estimator")):  # fmt: skip
+    for option, table, name in (
+        ("listen", "api", "listen"),
+        ("page", "page", "listen"),
+        ("estimator", "estimating", "estimator"),
+    ):
         value = given.pop(option, None)
         if value is not None:
             values[table] = {**values.get(table, {}), name: value}

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from ullage import errors
 from ullage.errors import InvalidValue, NoDaemon, OtherVersion, UllageError
 from ullage.home import SYSTEM_HOME, home
+from ullage.manager.verbs import VERBS
 
 SOCKET = "ullage.sock"
 # What client and daemon say to each other. One more when an order or an answer changes so that an older one is misled.
@@ -117,38 +118,6 @@ class SocketTransport:
         return line
 
 
-# By order: method, path, which arguments are in the query.
-ROUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "ping": ("GET", "/v1/ping", ()),
-    "submit": ("POST", "/v1/jobs", ()),
-    "queue": ("GET", "/v1/jobs", ("user", "limit", "offset")),
-    "folded_queue": ("GET", "/v1/queue", ("user", "limit", "offset", "live")),
-    "status": ("GET", "/v1/jobs/{job}", ()),
-    "memory": ("GET", "/v1/jobs/{job}/memory", ()),
-    "logs": ("GET", "/v1/jobs/{job}/logs", ("attempt", "stream", "offset", "tail")),
-    "cancel": ("POST", "/v1/jobs/{job}/cancel", ()),
-    "hold": ("POST", "/v1/jobs/{job}/hold", ()),
-    "release": ("POST", "/v1/jobs/{job}/release", ()),
-    "edit": ("PATCH", "/v1/jobs/{job}", ()),
-    "requeue": ("POST", "/v1/jobs/{job}/requeue", ()),
-    "dry_run": ("POST", "/v1/dry-run", ()),
-    "estimate": ("POST", "/v1/estimates", ()),
-    "estimates": ("GET", "/v1/estimates", ("limit",)),
-    "cancel_estimate": ("POST", "/v1/estimates/{estimate}/cancel", ()),
-    "estimated": ("GET", "/v1/estimates/{estimate}", ("wait",)),
-    "history": ("GET", "/v1/history", ("limit", "user")),
-    "gpus": ("GET", "/v1/gpus", ()),
-    "drain": ("POST", "/v1/gpus/{gpu}/drain", ()),
-    "resume": ("POST", "/v1/gpus/{gpu}/resume", ()),
-    "events": ("GET", "/v1/events", ("since", "limit", "wait")),
-    "report": ("GET", "/v1/report", ("by", "since", "until", "user")),
-    "trace": ("GET", "/v1/trace", ("since", "until", "user", "there")),
-    "tokens": ("GET", "/v1/tokens", ("everybody",)),
-    "token_create": ("POST", "/v1/tokens", ()),
-    "token_revoke": ("DELETE", "/v1/tokens/{token}", ()),
-}
-
-
 class HttpTransport:
     """The REST API: an order becomes a request. Proxies are not covered."""
 
@@ -160,8 +129,9 @@ class HttpTransport:
         self._understood = False
 
     def call(self, verb: str, wait: float, arguments: dict[str, Any]) -> Any:
-        if verb not in ROUTES:
-            raise InvalidValue(f"the API has no {verb!r}; it has {', '.join(ROUTES)}")
+        if verb not in VERBS or not VERBS[verb].path:
+            there = ", ".join(name for name, each in VERBS.items() if each.path)
+            raise InvalidValue(f"the API has no {verb!r}; it has {there}")
         self._check_protocol()
         if "jobs" in arguments:
             jobs, more = arguments["jobs"], {name: value for name, value in arguments.items() if name != "jobs"}
@@ -189,7 +159,7 @@ class HttpTransport:
             self._understood = True
 
     def _one(self, verb: str, arguments: dict[str, Any], wait: float) -> Any:
-        method, path, in_query = ROUTES[verb]
+        _, _, method, path, in_query = VERBS[verb]
         given = {**arguments, **({"wait": wait} if wait else {})}
         query = {name: given.pop(name) for name in in_query if given.get(name) is not None}
         query = {name: ",".join(value) if isinstance(value, list) else value for name, value in query.items()}

@@ -22,9 +22,15 @@ _ROWS: tuple[tuple[tuple[str, str, str, dict[str, str]], ...], ...] = (
     (
         ("Memory used of each GPU", "percentunit", "lines", {f"{_USED} / {_TOTAL}": _BY_GPU}),
         (
-            "Memory of all GPUs", "bytes", "lines",
-            {f"sum({_TOTAL})": "total", "sum(ullage_gpu_memory_promised_bytes)": "promised", f"sum({_USED})": "used",
-             "sum(ullage_gpu_memory_free_bytes)": "can still be promised"},
+            "Memory of all GPUs",
+            "bytes",
+            "lines",
+            {
+                f"sum({_TOTAL})": "total",
+                "sum(ullage_gpu_memory_promised_bytes)": "promised",
+                f"sum({_USED})": "used",
+                "sum(ullage_gpu_memory_free_bytes)": "can still be promised",
+            },
         ),
     ),
     (
@@ -38,17 +44,25 @@ _ROWS: tuple[tuple[tuple[str, str, str, dict[str, str]], ...], ...] = (
         ("Drained GPUs", "none", "lines", {"ullage_gpu_drained": _BY_GPU}),
     ),
     (
-        ("Attempts that ended, by cause, in an hour", "none", "stack",
-         {"increase(ullage_attempts_total[1h])": "{{cause}}"}),
+        (
+            "Attempts that ended, by cause, in an hour",
+            "none",
+            "stack",
+            {"increase(ullage_attempts_total[1h])": "{{cause}}"},
+        ),
         ("Events in a second", "none", "lines", {"rate(ullage_events_total[5m])": "events"}),
         ("Estimates that are made or wait", "none", "lines", {"ullage_estimates_pending": "estimates"}),
     ),
     (
         ("Cores", "none", "lines", {"ullage_host_cores_total": "total", "ullage_host_cores_free": "free"}),
-        ("Host memory", "bytes", "lines",
-         {"ullage_host_memory_total_bytes": "total", "ullage_host_memory_free_bytes": "free"}),
+        (
+            "Host memory",
+            "bytes",
+            "lines",
+            {"ullage_host_memory_total_bytes": "total", "ullage_host_memory_free_bytes": "free"},
+        ),
     ),
-)  # fmt: skip
+)
 
 
 def dashboard() -> dict[str, Any]:
@@ -64,12 +78,21 @@ def dashboard() -> dict[str, Any]:
             place = {"x": column * width, "y": row * _HEIGHT, "w": width, "h": _HEIGHT}
             panels.append({"id": len(panels) + 1, "title": title, "gridPos": place} | _panel(unit, kind, queries))
     return {
-        "uid": "ullage", "title": "Ullage", "tags": ["ullage", "gpu"], "schemaVersion": 39, "refresh": "30s",
-        "time": {"from": "now-6h", "to": "now"}, "timezone": "browser", "editable": True, "panels": panels,
-        "templating": {"list": [
-            {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
-        ]},
-    }  # fmt: skip
+        "uid": "ullage",
+        "title": "Ullage",
+        "tags": ["ullage", "gpu"],
+        "schemaVersion": 39,
+        "refresh": "30s",
+        "time": {"from": "now-6h", "to": "now"},
+        "timezone": "browser",
+        "editable": True,
+        "panels": panels,
+        "templating": {
+            "list": [
+                {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
+            ]
+        },
+    }
 
 
 def _panel(unit: str, kind: str, queries: dict[str, str]) -> dict[str, Any]:
@@ -83,6 +106,8 @@ def _panel(unit: str, kind: str, queries: dict[str, str]) -> dict[str, Any]:
     limits = {"min": 0, "max": 1} if unit == "percentunit" else {"min": 0}
     custom = {"custom": {"lineWidth": 1, "showPoints": "never", **drawn}} if kind in ("lines", "stack") else {}
     return {
-        "type": "timeseries" if custom else "stat", "datasource": _SOURCE, "targets": targets,
+        "type": "timeseries" if custom else "stat",
+        "datasource": _SOURCE,
+        "targets": targets,
         "fieldConfig": {"defaults": {"unit": unit, **limits, **colours, **custom}, "overrides": []},
-    }  # fmt: skip
+    }

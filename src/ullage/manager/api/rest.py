@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Body, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -54,6 +54,7 @@ from ullage.manager.api.shapes import (
     TrialRequest,
 )
 from ullage.manager.identity import Caller
+from ullage.manager.verbs import VERBS
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": ProblemAnswer, "description": "what was asked for cannot be done"},
@@ -70,8 +71,12 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 _STATUS: tuple[tuple[type[UllageError], int], ...] = (
-    (NoSuchJob, 404), (UnknownName, 404), (NotAllowed, 403), (StoreFull, 507), (NoDaemon, 503),
-)  # fmt: skip
+    (NoSuchJob, 404),
+    (UnknownName, 404),
+    (NotAllowed, 403),
+    (StoreFull, 507),
+    (NoDaemon, 503),
+)
 _PATHS = "needed a path and a method of this API (GET /openapi.json lists them); found another"
 
 
@@ -109,6 +114,7 @@ def _said(error: RequestValidationError, kind: type[BaseModel]) -> str:
     return first_problem(found, kind, skip=1)
 
 
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 Ask = Callable[[Caller, str, dict[str, Any], float], Awaitable[Any]]
 HEARTBEAT = 15.0  # seconds after which a silent stream says that it is alive
 _PART = 1000  # events at a time
@@ -170,39 +176,48 @@ def make_app(
     return app
 
 
+def _served(router: APIRouter, verb: str, answer: Any, tag: str, status: int = 200) -> Callable[[_Endpoint], _Endpoint]:
+    """The route of a verb."""
+    kind = VERBS[verb]
+    return router.api_route(kind.path, methods=[kind.method], status_code=status, response_model=answer, tags=[tag])
+
+
 def _job_routes(router: APIRouter, ask: Ask) -> None:
-    @router.post("/v1/jobs", status_code=201, response_model=SubmissionAnswer, tags=["jobs"])
+    @_served(router, "submit", SubmissionAnswer, "jobs", 201)
     async def submit(caller: Asker, submission: SubmissionRequest) -> Response:
         """Submit a job. It is on disk when the answer comes."""
         job = submission.job.said()
         key = submission.key or secrets.token_hex(16)
         return JSONResponse(await ask(caller, "submit", {"job": job, "key": key}, 0.0), 201)
 
-    @router.get("/v1/jobs", response_model=list[JobAnswer], tags=["jobs"])
+    @_served(router, "queue", list[JobAnswer], "jobs")
     async def queue(caller: Asker, user: User = None, limit: Limit = None, offset: Offset = 0) -> Response:
         """Jobs that are not over, or a page of them."""
         return await _long(ask(caller, "queue", {"user": user, "limit": limit, "offset": offset}, 0.0))
 
-    @router.get("/v1/queue", response_model=FoldedAnswer, tags=["jobs"])
+    @_served(router, "folded_queue", FoldedAnswer, "jobs")
     async def folded_queue(
-        caller: Asker, user: User = None, limit: Limit = None, offset: Offset = 0,
+        caller: Asker,
+        user: User = None,
+        limit: Limit = None,
+        offset: Offset = 0,
         live: Annotated[bool, Query(description="only jobs that have a place on GPUs now")] = False,
-    ) -> Response:  # fmt: skip
+    ) -> Response:
         """The same in few rows: jobs of an array that wait in the same state are one."""
         asked = {"user": user, "limit": limit, "offset": offset, "live": live}
         return await _long(ask(caller, "folded_queue", asked, 0.0))
 
-    @router.get("/v1/jobs/{job}", response_model=list[FullJobAnswer], tags=["jobs"])
+    @_served(router, "status", list[FullJobAnswer], "jobs")
     async def status(caller: Asker, job: JobName) -> Response:
         """All about a job, or the jobs of an array."""
         return await _long(ask(caller, "status", {"job": job}, 0.0))
 
-    @router.get("/v1/jobs/{job}/memory", response_model=MemoryAnswer, tags=["jobs"])
+    @_served(router, "memory", MemoryAnswer, "jobs")
     async def memory(caller: Asker, job: JobName) -> Response:
         """The memory of a job over time, attempt by attempt."""
         return await _long(ask(caller, "memory", {"job": job}, 0.0))
 
-    @router.get("/v1/jobs/{job}/logs", response_model=LogAnswer, tags=["jobs"])
+    @_served(router, "logs", LogAnswer, "jobs")
     async def logs(
         caller: Asker,
         job: JobName,
@@ -219,44 +234,44 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
         async def change(caller: Asker, job: JobName) -> Response:
             return await _long(ask(caller, verb, {"jobs": [job]}, 0.0))
 
-        change.__doc__ = text
-        router.post(f"/v1/jobs/{{job}}/{verb}", response_model=list[ChangeAnswer], tags=["jobs"], name=verb)(change)
+        change.__doc__, change.__name__ = text, verb
+        _served(router, verb, list[ChangeAnswer], "jobs")(change)
 
-    @router.patch("/v1/jobs/{job}", response_model=list[ChangeAnswer], tags=["jobs"])
+    @_served(router, "edit", list[ChangeAnswer], "jobs")
     async def edit(caller: Asker, job: JobName, values: Annotated[dict[str, Any], Body()]) -> Response:
         """Change a job that waits. The keys are those of a job file; null takes a value back."""
         return JSONResponse(await ask(caller, "edit", {"jobs": [job], "changes": values}, 0.0))
 
-    @router.post("/v1/jobs/{job}/requeue", response_model=list[ChangeAnswer], tags=["jobs"])
+    @_served(router, "requeue", list[ChangeAnswer], "jobs")
     async def requeue(caller: Asker, job: JobName, how: RequeueRequest | None = None) -> Response:
         """Put a job that runs or is over into the queue again."""
         terms = how or RequeueRequest()
         return JSONResponse(await ask(caller, "requeue", {"jobs": [job], **terms.model_dump()}, 0.0))
 
-    @router.post("/v1/dry-run", response_model=TrialAnswer, tags=["jobs"])
+    @_served(router, "dry_run", TrialAnswer, "jobs")
     async def dry_run(caller: Asker, trial: TrialRequest) -> Response:
         """What would become of a job if it were submitted now. Nothing is stored."""
         return JSONResponse(await ask(caller, "dry_run", {"job": trial.job.said(), "estimate": trial.estimate}, 0.0))
 
-    @router.post("/v1/estimates", status_code=201, response_model=QuestionAnswer, tags=["estimates"])
+    @_served(router, "estimate", QuestionAnswer, "estimates", 201)
     async def estimate(caller: Asker, question: EstimateSpec, wait: Patience = 0.0) -> Response:
         """Ask for an estimate without a job. It is kept; without `wait`, ask for the answer by its id."""
         found = await ask(caller, "estimate", {"question": question.said()}, 0.0)
         return await _long(ask(caller, "estimated", {"estimate": found["id"]}, wait), 201)
 
-    @router.get("/v1/estimates", response_model=list[QuestionRow], tags=["estimates"])
+    @_served(router, "estimates", list[QuestionRow], "estimates")
     async def estimates(caller: Asker, limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> Response:
         """The estimates that you asked for, the newest first, without the answers."""
         return await _long(ask(caller, "estimates", {"limit": limit}, 0.0))
 
-    @router.get("/v1/estimates/{estimate}", response_model=QuestionAnswer, tags=["estimates"])
+    @_served(router, "estimated", QuestionAnswer, "estimates")
     async def estimated(
         caller: Asker, estimate: Annotated[str, Path(max_length=200)], wait: Patience = 0.0
     ) -> Response:
         """An estimate that was asked for, with the answer once there is one."""
         return await _long(ask(caller, "estimated", {"estimate": estimate}, wait))
 
-    @router.post("/v1/estimates/{estimate}/cancel", tags=["estimates"])
+    @_served(router, "cancel_estimate", None, "estimates")
     async def cancel_estimate(caller: Asker, estimate: Annotated[str, Path(max_length=200)]) -> Response:
         """Give up an estimate that you asked for and that is not there yet."""
         return JSONResponse(await ask(caller, "cancel_estimate", {"estimate": estimate}, 0.0))
@@ -265,7 +280,7 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
     changes("hold", "Keep a waiting job from starting.")
     changes("release", "Let a held job go on.")
 
-    @router.get("/v1/history", response_model=list[JobAnswer], tags=["jobs"])
+    @_served(router, "history", list[JobAnswer], "jobs")
     async def history(
         caller: Asker, limit: Annotated[int, Query(ge=1, le=100_000)] = 50, user: User = None
     ) -> Response:
@@ -274,29 +289,29 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
 
 
 def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> None:
-    @router.get("/v1/ping", response_model=DaemonAnswer, tags=["daemon"])
+    @_served(router, "ping", DaemonAnswer, "daemon")
     async def ping(caller: Asker) -> Response:
         """What the daemon is, and who you are to it."""
         return JSONResponse(await ask(caller, "ping", {}, 0.0))
 
-    @router.get("/v1/gpus", response_model=list[GPUAnswer], tags=["gpus"])
+    @_served(router, "gpus", list[GPUAnswer], "gpus")
     async def gpus(caller: Asker) -> Response:
         """The GPUs now."""
         return JSONResponse(await ask(caller, "gpus", {}, 0.0))
 
-    @router.post("/v1/gpus/{gpu}/drain", response_model=DrainAnswer, tags=["gpus"])
+    @_served(router, "drain", DrainAnswer, "gpus")
     async def drain(caller: Asker, gpu: GPUName, how: DrainRequest | None = None) -> Response:
         """No new jobs for a GPU but those of some; those that are there go on. For operators."""
         terms = how or DrainRequest()
         return JSONResponse(await ask(caller, "drain", {"gpu": gpu, **terms.model_dump()}, 0.0))
 
-    @router.post("/v1/gpus/{gpu}/resume", response_model=DrainAnswer, tags=["gpus"])
+    @_served(router, "resume", DrainAnswer, "gpus")
     async def resume(caller: Asker, gpu: GPUName, how: ResumeRequest | None = None) -> Response:
         """New jobs for a GPU again. For operators."""
         terms = how or ResumeRequest()
         return JSONResponse(await ask(caller, "resume", {"gpu": gpu, **terms.model_dump()}, 0.0))
 
-    @router.get("/v1/events", response_model=EventsAnswer, tags=["events"])
+    @_served(router, "events", EventsAnswer, "events")
     async def events(
         caller: Asker,
         since: EventNumber = 0,
@@ -307,9 +322,11 @@ def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> No
         return JSONResponse(await ask(caller, "events", {"since": since, "limit": limit}, wait))
 
     @router.get(
-        "/v1/events/stream", tags=["events"], responses={200: {"content": {"text/event-stream": {}}}},
+        "/v1/events/stream",
+        tags=["events"],
+        responses={200: {"content": {"text/event-stream": {}}}},
         response_class=StreamingResponse,
-    )  # fmt: skip
+    )
     async def stream(request: Request, caller: Asker, since: EventNumber = 0) -> Response:
         """Events as they happen (server-sent events); after a break the header Last-Event-ID goes on from there."""
         last = request.headers.get("last-event-id", "")
@@ -318,7 +335,7 @@ def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> No
             _events(ask, caller, begin, ending), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
 
-    @router.get("/v1/report", response_model=ReportAnswer, tags=["daemon"])
+    @_served(router, "report", ReportAnswer, "daemon")
     async def report(
         caller: Asker,
         by: Annotated[str, Query(max_length=40, description="what rows are for: user, day, name, gpu")] = "user,day",
@@ -330,7 +347,7 @@ def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> No
         asked = {"by": by.split(","), "since": since, "until": until, "user": user}
         return JSONResponse(await ask(caller, "report", asked, 0.0))
 
-    @router.get("/v1/trace", response_model=TraceAnswer, tags=["daemon"])
+    @_served(router, "trace", TraceAnswer, "daemon")
     async def trace(
         caller: Asker,
         since: Annotated[float | None, Query(ge=0, description="seconds since 1970; seven days ago by default")] = None,
@@ -341,23 +358,22 @@ def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> No
         """The jobs that were submitted, with all that a simulation needs to run them again."""
         return await _long(ask(caller, "trace", {"since": since, "until": until, "user": user, "there": there}, 0.0))
 
-    @router.get("/v1/tokens", response_model=list[TokenAnswer], tags=["tokens"])
+    @_served(router, "tokens", list[TokenAnswer], "tokens")
     async def tokens(caller: Asker, everybody: bool = False) -> Response:
         """Your tokens, or those of all users."""
         return JSONResponse(await ask(caller, "tokens", {"everybody": everybody}, 0.0))
 
-    @router.post("/v1/tokens", status_code=201, response_model=NewTokenAnswer, tags=["tokens"])
+    @_served(router, "token_create", NewTokenAnswer, "tokens", 201)
     async def make_token(caller: Asker, wanted: TokenRequest) -> Response:
         """Make a token."""
         return JSONResponse(await ask(caller, "token_create", wanted.model_dump(), 0.0), 201)
 
-    @router.delete("/v1/tokens/{token}", response_model=TokenAnswer, tags=["tokens"])
+    @_served(router, "token_revoke", TokenAnswer, "tokens")
     async def revoke_token(caller: Asker, token: Annotated[int, Path(ge=1, le=2**62)]) -> Response:
         """Make a token worth nothing."""
         return JSONResponse(await ask(caller, "token_revoke", {"token": token}, 0.0))
 
-    @router.get("/metrics", tags=["daemon"], response_class=Response,
-                responses={200: {"content": {"text/plain": {}}}})  # fmt: skip
+    @router.get("/metrics", tags=["daemon"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def figures(caller: Asker) -> Response:
         """Figures for Prometheus."""
         return Response(metrics(await ask(caller, "figures", {}, 0.0)), media_type=CONTENT_TYPE)

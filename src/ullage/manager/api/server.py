@@ -31,9 +31,15 @@ class ApiServer:
     """Listens from its making on; `start` answers, `stop` ends it."""
 
     def __init__(
-        self, listen: str, run: Path, tokens: Tokens, call: Call, each: int, say: Callable[[str], None],
+        self,
+        listen: str,
+        run: Path,
+        tokens: Tokens,
+        call: Call,
+        each: int,
+        say: Callable[[str], None],
         health: Callable[[], str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._call, self._say, self._each, self._health, self.tokens = call, say, each, health, tokens
         host, port = parse_listen(listen)
         self._socket = listening(host, port, "the API")
@@ -59,10 +65,20 @@ class ApiServer:
         app = make_app(ask, self.tokens.caller, self._each, self._ending.is_set, self._say, self._health)
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, timeout_keep_alive=5, timeout_graceful_shutdown=1,
-            h11_max_incomplete_event_size=_LONGEST_HEADERS, http=guarded(), ws="none", lifespan="off", loop="asyncio",
-            server_header=False, date_header=False, backlog=1024,
-        )  # fmt: skip
+            app,
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=_LONGEST_HEADERS,
+            http=guarded(),
+            ws="none",
+            lifespan="off",
+            loop="asyncio",
+            server_header=False,
+            date_header=False,
+            backlog=1024,
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, args=(self._server,), daemon=True, name="ullage-api")
         self._thread.start()

@@ -49,9 +49,13 @@ def agreed(answers: Mapping[int, EstimateAnswer]) -> EstimateAnswer | None:
     of = "" if largest.upper is None else f": the largest of {len(answers)} estimates" if len(answers) > 1 else ""
     note = f"{largest.note} (as {which}{of})"
     return EstimateAnswer(
-        largest.upper, note, own_failure=largest.own_failure, utilization=largest.utilization,
-        breakdown=largest.breakdown, by_rank=largest.by_rank,
-    )  # fmt: skip
+        largest.upper,
+        note,
+        own_failure=largest.own_failure,
+        utilization=largest.utilization,
+        breakdown=largest.breakdown,
+        by_rank=largest.by_rank,
+    )
 
 
 def _files(answer: EstimateAnswer) -> frozenset[str]:

@@ -147,11 +147,18 @@ class AttemptTracker:
             ended = classify({"reason": job.stop_reason}, "")
         used, started = context.peaks.get(attempt.token), look.started or {}
         context.store.end_attempt(
-            attempt, ended.cause, ended.detail, exit_code=record.get("code"), signal=record.get("signal"),
-            started=attempt.started or started.get("time"), ended=record.get("time", context.clock()),
-            elapsed=record.get("elapsed"), used=used, host_memory=record.get("max_rss"),
+            attempt,
+            ended.cause,
+            ended.detail,
+            exit_code=record.get("code"),
+            signal=record.get("signal"),
+            started=attempt.started or started.get("time"),
+            ended=record.get("time", context.clock()),
+            elapsed=record.get("elapsed"),
+            used=used,
+            host_memory=record.get("max_rss"),
             energy=context.energy_of(attempt),
-        )  # fmt: skip
+        )
         context.keep_curve(attempt)
         context.fair_share.end(attempt, job.user, record.get("time", context.clock()))
         if record.get("checkpoint_unheard"):
@@ -181,13 +188,23 @@ class AttemptTracker:
         return since is not None and time.monotonic() - since < _MPS_BLAME
 
     def _move_on(
-        self, job: JobRecord, attempt: AttemptRecord, ended: AttemptEnd, record: dict[str, Any],
-        started: dict[str, Any], used: int | None,
-    ) -> None:  # fmt: skip
+        self,
+        job: JobRecord,
+        attempt: AttemptRecord,
+        ended: AttemptEnd,
+        record: dict[str, Any],
+        started: dict[str, Any],
+        used: int | None,
+    ) -> None:
         context = self._context
         ran = job.ran + float(record.get("elapsed") or 0.0)
-        common = {"ran": ran, "started": job.started or started.get("time"), "stop_reason": None, "cause": ended.cause,
-                  "exit_code": record.get("code")}  # fmt: skip
+        common = {
+            "ran": ran,
+            "started": job.started or started.get("time"),
+            "stop_reason": None,
+            "cause": ended.cause,
+            "exit_code": record.get("code"),
+        }
         over = {"ended": record.get("time", context.clock())}
         if ended.cause in _FINAL:
             context.store.move(job, "end", _FINAL[ended.cause], ended.detail, detail=ended.detail, **over, **common)
@@ -217,10 +234,19 @@ class AttemptTracker:
         crash_point("retry-before-commit")
         same = following.promise == job.promise and not following.exclusive
         self._context.store.move(
-            job, "retry", State.QUEUED, following.text, detail=following.text, promise=following.promise,
+            job,
+            "retry",
+            State.QUEUED,
+            following.text,
+            detail=following.text,
+            promise=following.promise,
             promises=job.promises if same else (),  # which rank was too large is not known: all get more
-            exclusive=following.exclusive, memory_failures=memory, other_failures=others, own_failures=own, **common,
-        )  # fmt: skip
+            exclusive=following.exclusive,
+            memory_failures=memory,
+            other_failures=others,
+            own_failures=own,
+            **common,
+        )
         failures = others if others > job.other_failures else own if own > job.own_failures else 0
         if failures:
             pause = min(_LONGEST_PAUSE, 2.0 ** min(failures - 1, 10) - 1.0)  # the first retry comes at once

@@ -86,15 +86,25 @@ class SlotReader:
                 of_job = held.setdefault(owner, {})
                 of_job[device.id] = of_job.get(device.id, 0) + used
         return Slot(
-            id=device.id, index=device.index, name=device.name, total=device.total or 0,
-            used=latest.memory_used if latest else None, mig=device.mig, drained=drained, lost=lost, foreign=foreign,
+            id=device.id,
+            index=device.index,
+            name=device.name,
+            total=device.total or 0,
+            used=latest.memory_used if latest else None,
+            mig=device.mig,
+            drained=drained,
+            lost=lost,
+            foreign=foreign,
             bookings=bookings,
             busy_now=self._busy_now(device.id),
             activity=Activity(
-                gract=window.mean("gract"), smact=window.mean("smact"), smocc=window.mean("smocc"),
-                drama=window.mean("drama"), age=window.age("smact"),
+                gract=window.mean("gract"),
+                smact=window.mean("smact"),
+                smocc=window.mean("smocc"),
+                drama=window.mean("drama"),
+                age=window.age("smact"),
             ),
-        )  # fmt: skip
+        )
 
     def _busy_now(self, device: str) -> float | None:
         """The SM activity of the last seconds; if it is not measured, the GPU's own, or NVML's utilisation."""

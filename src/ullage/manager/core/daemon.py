@@ -50,6 +50,7 @@ from ullage.manager.storage.questions import QuestionStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord
 from ullage.manager.storage.tokens import TokenStore
 from ullage.manager.transport import reachable, socket_file
+from ullage.manager.verbs import VERBS
 
 if TYPE_CHECKING:
     from ullage.manager.api.server import ApiServer
@@ -72,10 +73,17 @@ class Daemon:
     """
 
     def __init__(
-        self, folder: Path, settings: ManagerSettings, monitor: Monitor, *, cards: Path | None = None,
-        clock: Callable[[], float] = time.time, say: Callable[[str], None] = lambda text: None, new: bool = False,
+        self,
+        folder: Path,
+        settings: ManagerSettings,
+        monitor: Monitor,
+        *,
+        cards: Path | None = None,
+        clock: Callable[[], float] = time.time,
+        say: Callable[[str], None] = lambda text: None,
+        new: bool = False,
         gpu_locks: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         policy = load_policy(settings.policy, guarded=True)
         self._run = folder / "run"
         folder = folder / "manager"
@@ -85,11 +93,20 @@ class Daemon:
         self.database = Database(folder, new, say)
         sharing = sharing_of(settings.sharing, self._run, say)
         self.context = ManagerContext(
-            folder=folder, settings=settings, policy=policy, store=JobStore(self.database, clock), clock=clock, say=say,
+            folder=folder,
+            settings=settings,
+            policy=policy,
+            store=JobStore(self.database, clock),
+            clock=clock,
+            say=say,
             cards=cards,
-            launcher=Launcher(folder, self._run / "wake.sock"), slot_reader=SlotReader(monitor), sharing=sharing,
-            ledger=Ledger(host=host_of(settings.host)), service=ServiceState(began=clock()), handled=Handled(folder),
-        )  # fmt: skip
+            launcher=Launcher(folder, self._run / "wake.sock"),
+            slot_reader=SlotReader(monitor),
+            sharing=sharing,
+            ledger=Ledger(host=host_of(settings.host)),
+            service=ServiceState(began=clock()),
+            handled=Handled(folder),
+        )
         cgroups = Cgroups(wanted=settings.running.cgroup)
         self.attempts = AttemptTracker(self.context)
         self.intake = Intake(self.context)
@@ -279,16 +296,16 @@ class Daemon:
         """Do an order, in the thread of the event loop. `events` may wait for something to happen, `estimated` for the
         answer."""
         do, arguments = self._verb(verb, arguments)
-        scope = Orders.scope_of(verb)
+        scope, how = VERBS[verb].scope, VERBS[verb].how
         if SCOPES.index(caller.scope) < SCOPES.index(scope):
             raise NotAllowed(f"this token allows to {caller.scope}; {verb!r} needs one with the scope {scope}")
         if wait > 0:
             await self._wait_for_news(verb, arguments, wait)
         order = partial(do, caller, **arguments)
         try:
-            if verb in Orders.changing:
+            if how == "changes":
                 return await self._group_commit.do(order)
-            if verb in Orders.long:
+            if how == "long":
                 return await asyncio.get_running_loop().run_in_executor(self._readers, order)
             return order()
         except StoreDamaged as error:
@@ -310,8 +327,8 @@ class Daemon:
         return asyncio.run_coroutine_threadsafe(self.call(caller, verb, arguments, wait), self._loop).result()
 
     def _verb(self, verb: str, arguments: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-        if verb not in Orders.names:
-            raise UnknownName("order", verb[:80], Orders.names)
+        if verb not in VERBS:
+            raise UnknownName("order", verb[:80], VERBS)
         values = checked(arguments_of(verb), arguments, verb)
         return getattr(self.orders, verb), {name: getattr(values, name) for name in type(values).model_fields}
 
@@ -392,9 +409,12 @@ ULLAGE_HOME names another folder to keep everything in
 
 
 def make_daemon(
-    folder: Path, settings: ManagerSettings, say: Callable[[str], None], clock: Callable[[], float] = time.time,
+    folder: Path,
+    settings: ManagerSettings,
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.time,
     new: bool = False,
-) -> Daemon:  # fmt: skip
+) -> Daemon:
     """A daemon of a home, ready to run. What is wrong with the settings or the machine is one clear message."""
     check_names(settings)
     cards = None if settings.virtual is None else folder / "cards" / CARDS

@@ -152,10 +152,26 @@ class JobEditor:
         if needs:
             self._store.wait_for(job.id, needs)
         return self._store.move(
-            job, "requeue", state, f"by {caller.user}", exclusive=spec.exclusive, submitted=self._context.clock(),
-            started=None, ended=None, cause=None, detail=None, exit_code=None, ran=0.0, recovery=False,
-            memory_failures=0, other_failures=0, own_failures=0, crashes=0, **changed, **promised,
-        )  # fmt: skip
+            job,
+            "requeue",
+            state,
+            f"by {caller.user}",
+            exclusive=spec.exclusive,
+            submitted=self._context.clock(),
+            started=None,
+            ended=None,
+            cause=None,
+            detail=None,
+            exit_code=None,
+            ran=0.0,
+            recovery=False,
+            memory_failures=0,
+            other_failures=0,
+            own_failures=0,
+            crashes=0,
+            **changed,
+            **promised,
+        )
 
     def _stop_and_requeue(self, caller: Caller, job: JobRecord, hold: bool) -> str:
         if job.state is State.STOPPING and job.stop_reason not in REQUEUES:

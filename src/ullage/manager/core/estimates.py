@@ -68,10 +68,14 @@ def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
     if script is not None:
         found.append(
             EstimateQuestion(
-                script.source, tuple(script.args), script.module, script.ranks(spec.gpus), script.program,
+                script.source,
+                tuple(script.args),
+                script.module,
+                script.ranks(spec.gpus),
+                script.program,
                 script.launcher,
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -84,11 +88,15 @@ def key_of(spec: JobSpec, uid: int, estimator: str, gpus: Sequence[str]) -> str:
     questions = questions_of(spec)
     by_path = any(question.program is not None and os.sep not in question.program for question in questions)
     known = {
-        "uid": uid, "cwd": spec.cwd, "venv": spec.venv, "conda": spec.conda,
+        "uid": uid,
+        "cwd": spec.cwd,
+        "venv": spec.venv,
+        "conda": spec.conda,
         "path": spec.env.get("PATH") if by_path else None,  # it says which Python runs
-        "questions": [asdict(question) for question in questions], "gpus": sorted(set(gpus)),
+        "questions": [asdict(question) for question in questions],
+        "gpus": sorted(set(gpus)),
         "versions": [ullage.__version__, _torch_version(), estimator],
-    }  # fmt: skip
+    }
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -333,9 +341,15 @@ class Estimates:
         request, held = work.request, None
         asked = {"reads": [each.reads.to_dict() for each in request.kept if each.reads is not None]}
         ask = partial(
-            run, _COMPARE, asked, limits=_COMPARE_LIMITS, env=environment({"PATH": os.defpath}), cwd="/",
-            rights=request.rights, stop=work.stop,
-        )  # fmt: skip
+            run,
+            _COMPARE,
+            asked,
+            limits=_COMPARE_LIMITS,
+            env=environment({"PATH": os.defpath}),
+            cwd="/",
+            rights=request.rights,
+            stop=work.stop,
+        )
         try:
             async with self._of_user.setdefault(request.uid, asyncio.Lock()):
                 outcome = await asyncio.get_running_loop().run_in_executor(self._comparers, ask)
@@ -412,13 +426,23 @@ class Estimates:
             "network": rules.network,
         }
         limits = Limits(
-            seconds=rules.timeout, memory=rules.memory, answer=_LONGEST_WHOLE if wanted.whole else _LONGEST_ANSWER,
-            processes=rules.processes, written=rules.written,
-        )  # fmt: skip
+            seconds=rules.timeout,
+            memory=rules.memory,
+            answer=_LONGEST_WHOLE if wanted.whole else _LONGEST_ANSWER,
+            processes=rules.processes,
+            written=rules.written,
+        )
         ask = partial(
-            run, _ENTRY, request, limits=limits, cwd=wanted.cwd, rights=wanted.rights,
-            private=Sandbox(network=rules.network), record=True, stop=work.stop,
-        )  # fmt: skip
+            run,
+            _ENTRY,
+            request,
+            limits=limits,
+            cwd=wanted.cwd,
+            rights=wanted.rights,
+            private=Sandbox(network=rules.network),
+            record=True,
+            stop=work.stop,
+        )
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask_warm_or_cold, wanted, ask)
 
     def _ask_warm_or_cold(self, wanted: EstimateRequest, ask: Callable[..., Outcome]) -> Outcome:

@@ -20,9 +20,12 @@ class FairShare:
     """
 
     def __init__(
-        self, store: JobStore, half_life: float, clock: Callable[[], float] = time.monotonic,
+        self,
+        store: JobStore,
+        half_life: float,
+        clock: Callable[[], float] = time.monotonic,
         claim: Callable[[JobRecord], float] = lambda job: 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store, self._half_life, self._clock, self._claim = store, half_life, clock, claim
         self._last = clock()
         self._held: dict[str, tuple[float, float]] = {}  # by token: GPU-seconds, and seconds

@@ -143,10 +143,14 @@ class Intake:
     def _common(self, caller: Caller, spec: JobSpec) -> dict[str, Any]:
         """What all jobs of a submission have; what was asked for is kept once."""
         return {
-            "user": caller.user, "uid": caller.uid, "gid": caller.gid,
-            "submitted": self._context.clock(), "priority": spec.priority, "exclusive": spec.exclusive,
+            "user": caller.user,
+            "uid": caller.uid,
+            "gid": caller.gid,
+            "submitted": self._context.clock(),
+            "priority": spec.priority,
+            "exclusive": spec.exclusive,
             "spec": self.kept(spec, caller.limits),
-        }  # fmt: skip
+        }
 
     def kept(self, spec: JobSpec, limits: Any) -> dict[str, Any]:
         """What is kept of what was asked for."""
@@ -225,10 +229,16 @@ class Intake:
         assert job.estimate_key is not None
         spec = JobSpec.model_validate(job.request)
         request = EstimateRequest(
-            key=job.estimate_key, uid=job.uid, estimator=self._estimator(spec), questions=questions_of(spec),
-            gpus=self._gpus(), env=estimate_environment(job, spec), cwd=spec.folder,
-            conda=spec.conda, rights=rights(job.uid, job.gid),
-        )  # fmt: skip
+            key=job.estimate_key,
+            uid=job.uid,
+            estimator=self._estimator(spec),
+            questions=questions_of(spec),
+            gpus=self._gpus(),
+            env=estimate_environment(job, spec),
+            cwd=spec.folder,
+            conda=spec.conda,
+            rights=rights(job.uid, job.gid),
+        )
         self.estimates.want(job.id, dataclasses.replace(request, kept=self._kept(request)))
 
     def _kept(self, request: EstimateRequest) -> list[EstimateAnswer]:
@@ -366,9 +376,13 @@ def _needs_estimate(job: JobRecord | None) -> TypeGuard[JobRecord]:
 def _promised(initial: InitialPromise, held: bool) -> tuple[State, dict[str, Any]]:
     state = State.HELD if held else State.ESTIMATING if initial.note is None else State.QUEUED
     return state, {
-        "estimate_key": initial.estimate_key, "estimate_note": initial.note, "promise": initial.promise, "work": None,
-        "breakdown": None, "promises": (),
-    }  # fmt: skip
+        "estimate_key": initial.estimate_key,
+        "estimate_note": initial.note,
+        "promise": initial.promise,
+        "work": None,
+        "breakdown": None,
+        "promises": (),
+    }
 
 
 def _of_index(spec: JobSpec, index: int | None) -> JobSpec:

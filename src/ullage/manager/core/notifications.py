@@ -40,10 +40,19 @@ def check_notifications(spec: JobSpec, settings: NotifySettings) -> None:
 def facts_of(job: JobRecord) -> dict[str, Any]:
     """What is told: no command, no variable and no output of the job."""
     return {
-        "job": job.id, "name": job.name, "user": job.user, "array": job.array_id, "index": job.array_index,
-        "state": job.state.value, "cause": None if job.cause is None else str(job.cause), "exit_code": job.exit_code,
-        "submitted": job.submitted, "started": job.started, "ended": job.ended, "ran": job.ran,
-    }  # fmt: skip
+        "job": job.id,
+        "name": job.name,
+        "user": job.user,
+        "array": job.array_id,
+        "index": job.array_index,
+        "state": job.state.value,
+        "cause": None if job.cause is None else str(job.cause),
+        "exit_code": job.exit_code,
+        "submitted": job.submitted,
+        "started": job.started,
+        "ended": job.ended,
+        "ran": job.ran,
+    }
 
 
 class Notifier:

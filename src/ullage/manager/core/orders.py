@@ -1,8 +1,8 @@
 """Everything that can be asked of a daemon: one method a verb, for the socket and for the API alike.
 
 Each takes who asks and plain values, and gives plain values (ready for JSON). Errors are `UllageError`s with one clear
-message. `Daemon.call` calls them: those of `Orders.changing` in the event loop's thread, as a work of a `GroupCommit`
-(where there may be thousands of jobs, they yield between two); those of `Orders.long` in a thread that only reads.
+message. `Daemon.call` calls them as `VERBS` says: those that change something in the event loop's thread, as a work of
+a `GroupCommit` (where there may be thousands of jobs, they yield between two); long ones in a thread that only reads.
 """
 
 from __future__ import annotations
@@ -74,53 +74,28 @@ _OUTPUTS = {"stdout": STDOUT, "stderr": STDERR}
 
 
 class Orders:
-    """The verbs. `names` lists them; anything else is no order.
+    """The verbs of `VERBS`, a method each.
 
     A job is named by its number (`17`), by its place in an array (`12_3`), some of an array by `12_[1-5,8]`, all of it
     by `12_all`, and a job of one's own by its name.
     """
 
-    names = ("ping", "submit", "dry_run", "estimate", "estimated", "estimates", "cancel_estimate", "queue",
-             "folded_queue", "status", "memory", "history", "logs", "attach", "cancel", "hold", "release", "edit",
-             "requeue", "drain", "resume", "gpus", "events", "report", "trace",
-             "api", "figures", "stop_serving", "tokens", "token_create", "token_revoke")  # fmt: skip
-    changing = ("submit", "dry_run", "estimate", "cancel_estimate", "cancel", "hold", "release", "edit", "requeue",
-                "drain", "resume", "token_create", "token_revoke")  # fmt: skip
-    reading = ("ping", "estimated", "estimates", "queue", "folded_queue", "status", "memory", "history", "logs",
-               "gpus", "events", "report", "trace", "figures", "tokens")  # fmt: skip
-    operating = ("drain", "resume", "stop_serving", "api", "token_create", "token_revoke")
-    long = (
-        "estimated",
-        "estimates",
-        "queue",
-        "folded_queue",
-        "status",
-        "memory",
-        "history",
-        "events",
-        "report",
-        "trace",
-        "figures",
-    )
-
     def __init__(
-        self, context: ManagerContext, intake: Intake, attempts: AttemptTracker, scheduler: Scheduler,
-        cgroups: Cgroups, tokens: TokenStore, questions: Questions, api: ApiServer | None,
-    ) -> None:  # fmt: skip
+        self,
+        context: ManagerContext,
+        intake: Intake,
+        attempts: AttemptTracker,
+        scheduler: Scheduler,
+        cgroups: Cgroups,
+        tokens: TokenStore,
+        questions: Questions,
+        api: ApiServer | None,
+    ) -> None:
         self._context, self._store, self._service = context, context.store, context.service
         self._intake, self._attempts, self._cgroups, self._tokens, self._api = intake, attempts, cgroups, tokens, api
         self._editor, self._trials = JobEditor(context, intake, attempts), Trials(context, intake, scheduler)
         self._drains, self._questions = Drains(context), questions
         self._views = JobViews(context, intake)
-
-    @classmethod
-    def scope_of(cls, verb: str) -> str:
-        """What a token has to allow for an order.
-
-        >>> Orders.scope_of("queue"), Orders.scope_of("cancel"), Orders.scope_of("drain")
-        ('read', 'submit', 'operate')
-        """
-        return "operate" if verb in cls.operating else "read" if verb in cls.reading else "submit"
 
     def ping(self, caller: Caller) -> dict[str, Any]:
         """That somebody is there, and who."""
@@ -131,15 +106,23 @@ class Orders:
         """What this daemon is."""
         settings, service = self._context.settings, self._service
         return {
-            "version": ullage.__version__, "protocol": PROTOCOL, "pid": os.getpid(), "since": service.began,
-            "policy": self._context.policy.name, "sharing": settings.sharing,
+            "version": ullage.__version__,
+            "protocol": PROTOCOL,
+            "pid": os.getpid(),
+            "since": service.began,
+            "policy": self._context.policy.name,
+            "sharing": settings.sharing,
             "estimator": settings.estimating.estimator,
-            "virtual": settings.virtual, "gpus": len(self._context.slots), "host": self._host(),
+            "virtual": settings.virtual,
+            "gpus": len(self._context.slots),
+            "host": self._host(),
             "jobs": self._store.history.counts(),
-            "last_event": self._store.last_event, "estimates_pending": self._intake.estimates.pending,
-            "trouble": service.trouble, "disk_full": service.disk_full,
+            "last_event": self._store.last_event,
+            "estimates_pending": self._intake.estimates.pending,
+            "trouble": service.trouble,
+            "disk_full": service.disk_full,
             "damaged": {str(job): reason for job, reason in sorted(self._store.history.damaged.items())},
-        }  # fmt: skip
+        }
 
     def _host(self) -> dict[str, int] | None:
         """Cores and host memory: what jobs may have together, and what is free of it."""
@@ -162,8 +145,14 @@ class Orders:
             notes.append(f"its limit of host memory cannot be kept here: {self._cgroups.why}")
         if spec.min_speed is not None and not self._context.policy.predicts:
             notes.append(f"min_speed is not heeded here: the policy is {self._context.policy.name}, not ullage")
-        return {"jobs": [one.id for one in made], "array": made[0].array_id, "state": made[0].state.value,
-                "estimate": made[0].estimate_note, "promise": made[0].promise, "notes": notes}  # fmt: skip
+        return {
+            "jobs": [one.id for one in made],
+            "array": made[0].array_id,
+            "state": made[0].state.value,
+            "estimate": made[0].estimate_note,
+            "promise": made[0].promise,
+            "notes": notes,
+        }
 
     def _heads(self, spec: JobSpec) -> list[int]:
         """Jobs that a submission waits for whose number is also that of a whole array, which may have been meant."""
@@ -211,8 +200,10 @@ class Orders:
         wanted = [row for row in rows if row[0].id in self._store.attempts] if live else rows
         return {
             "rows": [self._views.folded(caller, row) for row in wanted[_page(limit, offset)]],
-            "all_rows": len(rows), "jobs": len(jobs), "states": Counter(job.state.value for job in jobs),
-        }  # fmt: skip
+            "all_rows": len(rows),
+            "jobs": len(jobs),
+            "states": Counter(job.state.value for job in jobs),
+        }
 
     def _not_over(self, user: str | None) -> list[JobRecord]:
         """In the order of their numbers; one that was requeued came last into memory."""
@@ -250,11 +241,17 @@ class Orders:
         return {
             "job": number,
             "attempts": [
-                {"number": each.number, "begin": each.started or each.placed, "promise": each.promise,
-                 "step": curves[each.number][0], "values": curves[each.number][1]}
-                for each in attempts if each.number in curves
+                {
+                    "number": each.number,
+                    "begin": each.started or each.placed,
+                    "promise": each.promise,
+                    "step": curves[each.number][0],
+                    "values": curves[each.number][1],
+                }
+                for each in attempts
+                if each.number in curves
             ],
-        }  # fmt: skip
+        }
 
     def history(self, caller: Caller, limit: int = 50, user: str | None = None) -> list[dict[str, Any]]:
         """Jobs that are over, the last one first, with waiting, running and completion time."""
@@ -263,9 +260,14 @@ class Orders:
         return [self._views.shown(caller, job) for job in self._store.history.over(limit, user)]
 
     def logs(
-        self, caller: Caller, job: str | int, attempt: int | None = None, stream: str = "stdout", offset: int = 0,
+        self,
+        caller: Caller,
+        job: str | int,
+        attempt: int | None = None,
+        stream: str = "stdout",
+        offset: int = 0,
         tail: int | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """A piece of an output (of the newest attempt by default) from a byte on, or with `tail` of at most so many of
         its last bytes; `over`: there will be no more."""
         number = self._one(caller, job)
@@ -287,8 +289,14 @@ class Orders:
         text, end = _read(file, offset)
         newer = attempts[-1].number > chosen.number
         over = chosen.state == "over" and (newer or record.state.is_over or attempt is not None)
-        return {"job": number, "attempt": chosen.number, "offset": end, "text": text, "over": over and end == offset,
-                "file": self._named_file(record, chosen, stream)}  # fmt: skip
+        return {
+            "job": number,
+            "attempt": chosen.number,
+            "offset": end,
+            "text": text,
+            "over": over and end == offset,
+            "file": self._named_file(record, chosen, stream),
+        }
 
     def attach(self, caller: Caller, job: str | int) -> dict[str, Any]:
         """The socket of an interactive job's terminal, once it runs; only its user and root can connect there."""
@@ -300,11 +308,14 @@ class Orders:
         attempt = self._store.attempts.get(number)
         file = None if attempt is None else self._context.attempt_folder(attempt) / TERMINAL
         return {
-            "job": number, "reference": record.reference, "state": record.state.value,
+            "job": number,
+            "reference": record.reference,
+            "state": record.state.value,
             "reason": self._views.shown(caller, record)["reason"],
-            "detail": record.detail, "exit_code": record.exit_code,
+            "detail": record.detail,
+            "exit_code": record.exit_code,
             "socket": str(file) if file is not None and record.state is State.RUNNING else None,
-        }  # fmt: skip
+        }
 
     def _named_file(self, job: JobRecord, attempt: AttemptRecord, stream: str) -> str | None:
         """Where the job's user wanted that output to go. The daemon does not open it: the user can."""
@@ -351,9 +362,13 @@ class Orders:
         return self._each(caller, jobs, "edit", self._editor.editing(caller, changes))
 
     def requeue(
-        self, caller: Caller, jobs: list[str | int], hold: bool = False, env: dict[str, str] | None = None,
+        self,
+        caller: Caller,
+        jobs: list[str | int],
+        hold: bool = False,
+        env: dict[str, str] | None = None,
         memory: int | None = None,
-    ) -> Answers[list[dict[str, Any]]]:  # fmt: skip
+    ) -> Answers[list[dict[str, Any]]]:
         """Put jobs into the queue again; those that run are stopped first. `env` is for those whose own is not kept.
         With `memory`, which only jobs that are over can be given, that is what they ask for from now on."""
         return self._each(caller, jobs, "requeue", self._editor.requeueing(caller, hold, env, memory))
@@ -398,16 +413,24 @@ class Orders:
         return {"events": found, "last": found[-1]["id"] if found else self._store.last_event}
 
     def report(
-        self, caller: Caller, by: list[str] | None = None, since: float | None = None, until: float | None = None,
+        self,
+        caller: Caller,
+        by: list[str] | None = None,
+        since: float | None = None,
+        until: float | None = None,
         user: str | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """What jobs took between two times (the last seven days), in rows by user, day, name and GPU."""
         return report(self._context, caller, by, since, until, user)
 
     def trace(
-        self, caller: Caller, since: float | None = None, until: float | None = None, user: str | None = None,
+        self,
+        caller: Caller,
+        since: float | None = None,
+        until: float | None = None,
+        user: str | None = None,
         there: bool = False,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """The jobs that were submitted between two times (the last seven days), with all that a simulation needs; with
         `there`, those too that had been submitted before and were not over yet."""
         return trace(self._context, caller, since, until, user, there)
@@ -454,10 +477,11 @@ class Orders:
         """What `GET /metrics` shows."""
         waiting = [job.submitted for job in self._store.jobs.values() if job.state in WAITING]
         return {
-            "about": self.about(), "gpus": self.gpus(caller),
+            "about": self.about(),
+            "gpus": self.gpus(caller),
             "attempts": self._store.history.causes(),
             "oldest_waiting": max(0.0, self._context.clock() - min(waiting)) if waiting else None,
-        }  # fmt: skip
+        }
 
     def stop_serving(self, caller: Caller) -> dict[str, Any]:
         """End the daemon; jobs go on and are adopted by the next one."""

@@ -52,9 +52,13 @@ class Questions:
             raise InvalidValue("needed a command that runs a script or a module with Python; found none")
         question = {**spec.said(), "gpu": gpus}
         record = QuestionRecord(
-            id=secrets.token_hex(16), uid=caller.uid, gid=caller.gid, user=caller.user, asked=self._context.clock(),
+            id=secrets.token_hex(16),
+            uid=caller.uid,
+            gid=caller.gid,
+            user=caller.user,
+            asked=self._context.clock(),
             question=question,
-        )  # fmt: skip
+        )
         self._store.ask(record)
         self._context.store.afterwards(partial(self._want, record))
         return self._shown(caller, record)
@@ -143,10 +147,16 @@ class Questions:
         elif state == "failed" and not mine:
             reason = f"why is told to {record.user} alone"  # it may quote the script
         return {
-            "id": record.id, "state": state, "user": record.user, "asked": record.asked, "answered": record.answered,
-            "question": question, "reason": reason, "estimates": answer.get("estimates", []),
+            "id": record.id,
+            "state": state,
+            "user": record.user,
+            "asked": record.asked,
+            "answered": record.answered,
+            "question": question,
+            "reason": reason,
+            "estimates": answer.get("estimates", []),
             "advice": answer.get("advice"),
-        }  # fmt: skip
+        }
 
 
 def questions_about(spec: EstimateSpec) -> list[EstimateQuestion]:
@@ -167,10 +177,18 @@ def request_of(id: str, spec: EstimateSpec, uid: int, gid: int, estimator: str =
     """What is to be made for a question of a user; `estimator` is the usual one."""
     estimator = spec.estimator or estimator
     return EstimateRequest(
-        key=id, uid=uid, estimator="ullage" if estimator == NOBODY else estimator, questions=questions_about(spec),
-        gpus=spec.gpus, env=base_environment(spec.job, uid), cwd=spec.job.folder, conda=spec.conda,
-        rights=rights(uid, gid), whole="details" if spec.details else "figures", advice=spec.advice,
-    )  # fmt: skip
+        key=id,
+        uid=uid,
+        estimator="ullage" if estimator == NOBODY else estimator,
+        questions=questions_about(spec),
+        gpus=spec.gpus,
+        env=base_environment(spec.job, uid),
+        cwd=spec.job.folder,
+        conda=spec.conda,
+        rights=rights(uid, gid),
+        whole="details" if spec.details else "figures",
+        advice=spec.advice,
+    )
 
 
 def reason_of(answer: EstimateAnswer) -> str | None:

@@ -234,9 +234,14 @@ def what_next(
         why = f"{ended.cause}: {ended.detail}"
     elif ended.cause in _KINDS_OF_MEMORY:
         failure = Failure(
-            _KINDS_OF_MEMORY[ended.cause], job.memory_failures, max(attempt.promise or 0, job.promise or 0) or None,
-            used, ended.needed, job.exclusive, attempt.exclusive,
-        )  # fmt: skip
+            _KINDS_OF_MEMORY[ended.cause],
+            job.memory_failures,
+            max(attempt.promise or 0, job.promise or 0) or None,
+            used,
+            ended.needed,
+            job.exclusive,
+            attempt.exclusive,
+        )
         why = str(ended.cause)
     else:
         return stay

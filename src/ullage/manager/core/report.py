@@ -103,9 +103,13 @@ class _Sums:
 
 
 def report(
-    context: ManagerContext, caller: Caller, by: Sequence[str] | None, since: float | None, until: float | None,
+    context: ManagerContext,
+    caller: Caller,
+    by: Sequence[str] | None,
+    since: float | None,
+    until: float | None,
     user: str | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What jobs took between two times (the last seven days), as far as the caller may see it."""
     now = context.clock()
     rows = check_by(["user", "day"] if by is None else by)
@@ -143,12 +147,21 @@ def spans_of(rows: Iterable[Mapping[str, Any]], since: float, until: float, now:
         if not (inside or placed or ended):
             continue
         yield UsageSpan(
-            job=row["job"], user=row["user"], name=row["name"], begin=max(begin, since),
-            end=max(begin, since) + inside, slots=row["slots"], gpus=gpus,
-            part=gpus if row["gpu_part"] is None else row["gpu_part"], cores=row["cores"], promise=row["promise"],
-            used=row["used"], energy=None if row["energy"] is None else row["energy"] * part,
-            waited=row["waited"] if row["number"] == 1 and placed else None, cause=row["cause"] if ended else None,
-        )  # fmt: skip
+            job=row["job"],
+            user=row["user"],
+            name=row["name"],
+            begin=max(begin, since),
+            end=max(begin, since) + inside,
+            slots=row["slots"],
+            gpus=gpus,
+            part=gpus if row["gpu_part"] is None else row["gpu_part"],
+            cores=row["cores"],
+            promise=row["promise"],
+            used=row["used"],
+            energy=None if row["energy"] is None else row["energy"] * part,
+            waited=row["waited"] if row["number"] == 1 and placed else None,
+            cause=row["cause"] if ended else None,
+        )
 
 
 def report_of(spans: Iterable[UsageSpan], by: Sequence[str], names: Mapping[str, str]) -> dict[str, Any]:
@@ -210,11 +223,16 @@ def _pieces(span: UsageSpan, by: Sequence[str]) -> Iterator[UsageSpan]:
         for place, slots in enumerate(places):
             first, last = turn == place == 0, turn == len(times) - 1 and place == 0
             yield span._replace(
-                begin=begin, end=end, slots=slots, gpus=span.gpus / len(places), part=span.part / len(places),
+                begin=begin,
+                end=end,
+                slots=slots,
+                gpus=span.gpus / len(places),
+                part=span.part / len(places),
                 cores=span.cores if place == 0 else 0,
                 energy=None if span.energy is None else span.energy * share / len(places),
-                waited=span.waited if first else None, cause=span.cause if last else None,
-            )  # fmt: skip
+                waited=span.waited if first else None,
+                cause=span.cause if last else None,
+            )
 
 
 def _days(begin: float, end: float) -> Iterator[tuple[float, float]]:

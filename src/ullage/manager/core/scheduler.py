@@ -67,9 +67,17 @@ class Scheduler:
         running = [self._running(attempt) for attempt in context.store.attempts.values()]
         self._failures = {}
         outcome = await asyncio.to_thread(
-            decide, self._policy, waiting, running, context.slots, context.ledger.copy(), self._rules,
-            context.clock(), usage=context.fair_share.usage(context.clock()), name=context.store.name_of,
-        )  # fmt: skip
+            decide,
+            self._policy,
+            waiting,
+            running,
+            context.slots,
+            context.ledger.copy(),
+            self._rules,
+            context.clock(),
+            usage=context.fair_share.usage(context.clock()),
+            name=context.store.name_of,
+        )
         context.reasons.update((waits.job, waits) for waits in outcome.waiting)
         self._tell_failures([self._failures[each.job] for each in outcome.waiting if each.job in self._failures])
         async with context.store.turn:
@@ -119,9 +127,16 @@ class Scheduler:
         running = [self._running(attempt) for attempt in context.store.attempts.values()]
         waiting = [*ready, *(self._made(job, None, throttle) for job in jobs)]
         return decide(
-            self._policy, waiting, running, context.slots, context.ledger, self._rules, context.clock(),
-            usage=context.fair_share.usage(context.clock()), name=context.store.name_of,
-        )  # fmt: skip
+            self._policy,
+            waiting,
+            running,
+            context.slots,
+            context.ledger,
+            self._rules,
+            context.clock(),
+            usage=context.fair_share.usage(context.clock()),
+            name=context.store.name_of,
+        )
 
     async def _waiting(self) -> list[Job]:
         """Jobs that could go now. Queues are long: only those are looked at that have changed or wait for something."""
@@ -182,16 +197,27 @@ class Scheduler:
         came = max(job.submitted, job.asked("begin") or 0.0)  # before its start time it did not wait
         queued = max(came, queued or came)
         return Job(
-            id=job.id, user=job.user, submitted=queued if job.cause in _TO_THE_END else came, gpus=spec["gpus"],
-            array=job.array_id, throttle=throttle,
-            promise=job.promise, promises=job.promises, exclusive=job.exclusive, priority=job.priority,
+            id=job.id,
+            user=job.user,
+            submitted=queued if job.cause in _TO_THE_END else came,
+            gpus=spec["gpus"],
+            array=job.array_id,
+            throttle=throttle,
+            promise=job.promise,
+            promises=job.promises,
+            exclusive=job.exclusive,
+            priority=job.priority,
             recovery=job.recovery,
-            time_limit=spec["time_limit"], share=context.settings.fairness.shares.get(job.user, 1.0), queued=queued,
+            time_limit=spec["time_limit"],
+            share=context.settings.fairness.shares.get(job.user, 1.0),
+            queued=queued,
             part=part_of_gpu(job.promise, context.largest, job.exclusive, max(busy or 0.0, context.claim(job))),
-            busy=busy, work=job.work,
+            busy=busy,
+            work=job.work,
             min_speed=context.settings.placing.min_speed if min_speed is None else min_speed,
-            host=share_of(spec["asked"], context.settings.host), bookings=usable_by(job, context.drains),
-        )  # fmt: skip
+            host=share_of(spec["asked"], context.settings.host),
+            bookings=usable_by(job, context.drains),
+        )
 
     def _running(self, attempt: AttemptRecord) -> Running:
         return Running(self._as_placement(self._context.store.job(attempt.job)), attempt.slots, attempt.placed)
@@ -202,8 +228,7 @@ class Scheduler:
         Those that are being stopped leave anyway: nobody else has to go for who gets their places.
         """
         context = self._context
-        gone = [each for each in context.store.attempts.values()
-                if context.store.job(each.job).state is State.STOPPING]  # fmt: skip
+        gone = [each for each in context.store.attempts.values() if context.store.job(each.job).state is State.STOPPING]
         more = self._placed_without([*gone, leaving])
         return bool(more) and bool(more - self._placed_without(gone))
 
@@ -233,8 +258,10 @@ class Scheduler:
             ledger.release(attempt.job)
             for slot, held in context.used.get(attempt.token, {}).items():
                 used[slot] = used.get(slot, 0) + held
-        slots = [slot if slot.used is None else replace(slot, used=max(0, slot.used - used.get(slot.id, 0)))
-                 for slot in context.slots]  # fmt: skip
+        slots = [
+            slot if slot.used is None else replace(slot, used=max(0, slot.used - used.get(slot.id, 0)))
+            for slot in context.slots
+        ]
         running = [self._running(each) for each in context.store.attempts.values() if each.job not in numbers]
         for decision, job in joining:
             ledger.accept(decision)
@@ -290,11 +317,20 @@ class Scheduler:
         context = self._context
         job = context.store.job(decision.job)
         attempt = AttemptRecord(
-            job=job.id, number=context.store.next_attempt(job.id), token=secrets.token_hex(16), state=STARTING,
-            slots=decision.slots, promise=decision.promise, exclusive=decision.exclusive, placed=context.clock(),
-            cores=decision.host.cores, host_promise=decision.host.memory, gpu_part=self._part(decision),
-            waited=waited(self._as_placement(job), context.clock()), promises=decision.promises,
-        )  # fmt: skip
+            job=job.id,
+            number=context.store.next_attempt(job.id),
+            token=secrets.token_hex(16),
+            state=STARTING,
+            slots=decision.slots,
+            promise=decision.promise,
+            exclusive=decision.exclusive,
+            placed=context.clock(),
+            cores=decision.host.cores,
+            host_promise=decision.host.memory,
+            gpu_part=self._part(decision),
+            waited=waited(self._as_placement(job), context.clock()),
+            promises=decision.promises,
+        )
         alone = ", alone" if decision.exclusive else ""
         sizes = ", ".join(map(format_bytes, decision.promises or (decision.promise,)))
         places = f"on {', '.join(decision.slots)}: {sizes}{alone}" if decision.slots else ""
@@ -331,16 +367,25 @@ class Scheduler:
         lead = checkpoint_lead(context, spec)
         cgroup = self._cgroups.make(attempt.token, attempt.host_promise or None, attempt.cores or None)
         return {
-            "token": attempt.token, "command": spec.command, "cwd": spec.folder, "env": env, "umask": spec.umask,
+            "token": attempt.token,
+            "command": spec.command,
+            "cwd": spec.folder,
+            "env": env,
+            "umask": spec.umask,
             "conda": spec.conda,
-            "time_limit": spec.time_limit, "grace": context.settings.running.grace, "checkpoint_lead": lead,
+            "time_limit": spec.time_limit,
+            "grace": context.settings.running.grace,
+            "checkpoint_lead": lead,
             "checkpoint_signal": spec.checkpoint_signal,
             "checkpoint_extension": context.settings.fairness.checkpoint_extension,
-            "log_size": context.settings.running.log_size, "log_files": context.settings.running.log_files,
-            **output_paths(job, spec, attempt), "interactive": spec.interactive,
-            "limits": job.spec["limits"], "cgroup": cgroup,
+            "log_size": context.settings.running.log_size,
+            "log_files": context.settings.running.log_files,
+            **output_paths(job, spec, attempt),
+            "interactive": spec.interactive,
+            "limits": job.spec["limits"],
+            "cgroup": cgroup,
             **rights(job.uid, job.gid),
-        }  # fmt: skip
+        }
 
 
 def checkpoint_lead(context: ManagerContext, spec: JobSpec) -> float | None:
@@ -355,9 +400,16 @@ def rules_of(settings: ManagerSettings, virtual: bool) -> Rules:
     placing = settings.placing
     free = virtual or placing.smact_limit == "off"
     return Rules(
-        smact_limit=None if free else float(placing.smact_limit), free_floor=placing.free_floor, margin=placing.margin,
-        unknown=placing.unknown, max_jobs_per_gpu=placing.max_jobs_per_gpu, unmeasured=placing.unmeasured,
-        backfill=placing.backfill, patience=placing.patience, fresh_busy=placing.fresh_busy,
-        busy_window=min(placing.busy_window, settings.monitoring.window), window=settings.monitoring.window,
+        smact_limit=None if free else float(placing.smact_limit),
+        free_floor=placing.free_floor,
+        margin=placing.margin,
+        unknown=placing.unknown,
+        max_jobs_per_gpu=placing.max_jobs_per_gpu,
+        unmeasured=placing.unmeasured,
+        backfill=placing.backfill,
+        patience=placing.patience,
+        fresh_busy=placing.fresh_busy,
+        busy_window=min(placing.busy_window, settings.monitoring.window),
+        window=settings.monitoring.window,
         stale_after=max(30.0, 3 * settings.monitoring.interval),
-    )  # fmt: skip
+    )

@@ -71,13 +71,17 @@ def site(context: ManagerContext) -> dict[str, Any]:
     rules = dataclasses.asdict(rules_of(settings, virtual=context.cards is not None))
     del rules["predict"]
     return {
-        "policy": context.policy.name, "sharing": context.sharing.name, "estimator": settings.estimating.estimator,
-        "min_speed": settings.placing.min_speed, "rules": rules, "reading_s": settings.monitoring.interval,
+        "policy": context.policy.name,
+        "sharing": context.sharing.name,
+        "estimator": settings.estimating.estimator,
+        "min_speed": settings.placing.min_speed,
+        "rules": rules,
+        "reading_s": settings.monitoring.interval,
         "gpus": [
             {"id": slot.id, "index": slot.index, "name": slot.name, "total": slot.total, "mig": slot.mig}
             for slot in context.slots
         ],
-    }  # fmt: skip
+    }
 
 
 def _told(
@@ -96,9 +100,18 @@ def _job(job: JobRecord, attempts: Iterable[AttemptRecord], queued: float | None
     """A job; one of others that only their totals may be seen of has no names."""
     names = ("placed", "started", "ended", "elapsed", "slots", "promise", "exclusive", "used", "energy", "cause")
     return {
-        "id": job.id, "array_id": job.array_id, "array_index": job.array_index,
-        "user": job.user if named else OTHERS, "name": job.name if named else f"({OTHERS})",
-        "state": job.state.value, "submitted": job.submitted, "queued": queued, "gpus": job.asked("gpus"),
-        "priority": job.priority, "time_limit": job.asked("time_limit"), "promise": job.promise, "work": job.work,
+        "id": job.id,
+        "array_id": job.array_id,
+        "array_index": job.array_index,
+        "user": job.user if named else OTHERS,
+        "name": job.name if named else f"({OTHERS})",
+        "state": job.state.value,
+        "submitted": job.submitted,
+        "queued": queued,
+        "gpus": job.asked("gpus"),
+        "priority": job.priority,
+        "time_limit": job.asked("time_limit"),
+        "promise": job.promise,
+        "work": job.work,
         "attempts": [{name: getattr(attempt, name) for name in names} for attempt in attempts],
-    }  # fmt: skip
+    }

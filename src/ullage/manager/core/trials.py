@@ -44,10 +44,18 @@ class Trials:
             made = [(replace(job, work=work, estimate_note=note), needs) for job, needs in made]
         first, needs = made[0]
         answer: dict[str, Any] = {
-            "jobs": count, "state": first.state.value, "starts": [], "reason": None, "ahead": [],
-            "behind": [], "beside": [], "held_up": [], "references": {},
-            "estimate": first.estimate_note, "promise": first.promise,
-        }  # fmt: skip
+            "jobs": count,
+            "state": first.state.value,
+            "starts": [],
+            "reason": None,
+            "ahead": [],
+            "behind": [],
+            "beside": [],
+            "held_up": [],
+            "references": {},
+            "estimate": first.estimate_note,
+            "promise": first.promise,
+        }
         waits = [need for need in needs if not self._dependencies.is_over(need)]
         failed = [why for need in needs if need not in waits and (why := self._dependencies.failed(need))]
         if failed:
@@ -123,7 +131,10 @@ class Trials:
     def _start(self, decision: Decision, job: JobRecord, speed: float | None) -> dict[str, Any]:
         index = {slot.id: slot.index for slot in self._context.slots}
         return {
-            "index": job.array_index, "gpus": [index[slot] for slot in decision.slots], "promise": decision.promise,
+            "index": job.array_index,
+            "gpus": [index[slot] for slot in decision.slots],
+            "promise": decision.promise,
             "promises": list(decision.promises),
-            "alone": decision.exclusive, "speed": speed,
-        }  # fmt: skip
+            "alone": decision.exclusive,
+            "speed": speed,
+        }

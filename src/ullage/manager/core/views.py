@@ -32,21 +32,47 @@ def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine:
     (`mine` is false), nothing that may quote what it prints or runs."""
     asked = job.request if whole and mine else job.spec["asked"]
     shown: dict[str, Any] = {
-        "id": job.id, "name": job.name, "user": job.user, "state": job.state.value, "priority": job.priority,
-        "array_id": job.array_id, "array_index": job.array_index, "gpus": asked["gpus"],
+        "id": job.id,
+        "name": job.name,
+        "user": job.user,
+        "state": job.state.value,
+        "priority": job.priority,
+        "array_id": job.array_id,
+        "array_index": job.array_index,
+        "gpus": asked["gpus"],
         "estimate": job.estimate_note if mine or job.estimate_note is None else HIDDEN,
-        "exclusive": job.exclusive, "recovery": job.recovery,
-        "submitted": job.submitted, "started": job.started, "ended": job.ended,
+        "exclusive": job.exclusive,
+        "recovery": job.recovery,
+        "submitted": job.submitted,
+        "started": job.started,
+        "ended": job.ended,
         "waited": _span(job.submitted, job.started or job.ended or now),
         "ran": job.ran,
         "completion": _span(job.submitted, job.ended),
-        "cause": job.cause, "detail": job.detail if mine else None, "exit_code": job.exit_code,
+        "cause": job.cause,
+        "detail": job.detail if mine else None,
+        "exit_code": job.exit_code,
         "reason": _why_it_waits(job, reason),
-    }  # fmt: skip
+    }
     if whole and mine:
-        names = ("command", "cwd", "venv", "conda", "memory", "host_memory", "model", "batch_size", "time_limit",
-                 "resumable", "mps_threads", "mps_memory", "begin", "retries", "requeue",
-                 "on_end")  # fmt: skip
+        names = (
+            "command",
+            "cwd",
+            "venv",
+            "conda",
+            "memory",
+            "host_memory",
+            "model",
+            "batch_size",
+            "time_limit",
+            "resumable",
+            "mps_threads",
+            "mps_memory",
+            "begin",
+            "retries",
+            "requeue",
+            "on_end",
+        )
         variables = asked.get("env") or job.spec.get("variables", [])
         shown |= {name: asked.get(name) for name in names} | {"env": sorted(variables)}
         shown["breakdown"] = None if job.breakdown is None else json.loads(job.breakdown)
@@ -70,9 +96,13 @@ def gpu_shown(slot: Slot, ledger: Ledger, drained: str | None, latest: GPUReadin
     shown = dataclasses.asdict(slot)
     shown |= {
         "activity": slot.activity._asdict(),
-        "promised": ledger.promised(slot.id), "free": ledger.free(slot.id), "jobs": list(ledger.holders(slot.id)),
-        "alone": ledger.exclusive(slot.id), "drain_reason": drained, "power_w": latest.power_w if latest else None,
-    }  # fmt: skip
+        "promised": ledger.promised(slot.id),
+        "free": ledger.free(slot.id),
+        "jobs": list(ledger.holders(slot.id)),
+        "alone": ledger.exclusive(slot.id),
+        "drain_reason": drained,
+        "power_w": latest.power_w if latest else None,
+    }
     return shown
 
 
@@ -118,10 +148,16 @@ class JobViews:
         several = (
             {} if len(row) == 1 else {"promise": None if None in promises else max(map(int, filter(None, promises)))}
         )
-        return self.shown(caller, row[0]) | several | {
-            "jobs": len(row),
-            "indices": ranges(job.array_index for job in row if job.array_index is not None) if len(row) > 1 else None,
-        }  # fmt: skip
+        return (
+            self.shown(caller, row[0])
+            | several
+            | {
+                "jobs": len(row),
+                "indices": ranges(job.array_index for job in row if job.array_index is not None)
+                if len(row) > 1
+                else None,
+            }
+        )
 
     def shown(self, caller: Caller, job: JobRecord, whole: bool = False) -> dict[str, Any]:
         """A job; with `whole`, its command and all that it asked for too."""
@@ -137,16 +173,20 @@ class JobViews:
             share = HostShare(attempt.cores, attempt.host_promise)
         return shown | {
             "ran": job.ran + ((_span(attempt.started, context.clock()) if attempt else None) or 0.0),
-            "gpus_used": list(attempt.slots) if attempt else [], "alone": attempt.exclusive if attempt else None,
-            "promise": attempt.promise if attempt else job.promise, "used": used,
+            "gpus_used": list(attempt.slots) if attempt else [],
+            "alone": attempt.exclusive if attempt else None,
+            "promise": attempt.promise if attempt else job.promise,
+            "used": used,
             "promises": list(attempt.promises if attempt else job.promises),
             "over_promise": attempt is not None and self._is_over_promise(attempt, held or {}),
-            "cores": share.cores, "host_promise": share.memory,
+            "cores": share.cores,
+            "host_promise": share.memory,
             "after": [need.reference(context.store.name_of) for need in context.store.dependencies.get(job.id, ())],
             "throttle": None if job.array_id is None else context.store.throttles.get(job.array_id),
             **self._speeds(job, attempt),
-            "host_memory_used": host.ram if host else None, "host_cores_used": host.cpu if host else None,
-        }  # fmt: skip
+            "host_memory_used": host.ram if host else None,
+            "host_cores_used": host.cpu if host else None,
+        }
 
     def _speeds(self, job: JobRecord, attempt: AttemptRecord | None) -> dict[str, Any]:
         """What it is expected to do on a GPU, alone and where it is, and what it is to keep of its speed."""

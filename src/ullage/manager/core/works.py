@@ -322,9 +322,13 @@ class WorkMeter:
     """
 
     def __init__(
-        self, works: Works, store: JobStore, monitor: Monitor, others: Callable[[str], int],
+        self,
+        works: Works,
+        store: JobStore,
+        monitor: Monitor,
+        others: Callable[[str], int],
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._works, self._store, self._monitor, self._others, self._clock = works, store, monitor, others, clock
         self._there: dict[str, tuple[frozenset[str], float]] = {}  # by slot: tokens, and when the next window is over
         self.windows = 0  # that are over
@@ -356,6 +360,7 @@ class WorkMeter:
         window = self._monitor.window(slot)
         found = {name: window.mean(name) for name in _FIGURES if window.count(name) > 1}
         return {
-            name: value for name, value in found.items()
+            name: value
+            for name, value in found.items()
             if value is not None and math.isfinite(value) and 0 <= value <= (_MOST_WATTS if name == "power_w" else 1)
-        }  # fmt: skip
+        }

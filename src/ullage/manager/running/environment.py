@@ -66,9 +66,14 @@ def base_environment(spec: JobSpec, uid: int) -> dict[str, str]:
 def output_paths(job: JobRecord, spec: JobSpec, attempt: AttemptRecord) -> dict[str, str | None]:
     """Where the job wants what it prints, with the patterns filled in; errors go with the rest unless named."""
     values = {
-        "j": str(job.id), "t": str(attempt.number), "u": job.user, "n": job.name.replace("/", "_"), "%": "%",
-        "A": str(job.array_id or job.id), "a": str(0 if job.array_index is None else job.array_index),
-    }  # fmt: skip
+        "j": str(job.id),
+        "t": str(attempt.number),
+        "u": job.user,
+        "n": job.name.replace("/", "_"),
+        "%": "%",
+        "A": str(job.array_id or job.id),
+        "a": str(0 if job.array_index is None else job.array_index),
+    }
 
     def filled(path: str | None) -> str | None:
         return None if path is None else re.sub("%(.)", lambda match: values[match[1]], path)

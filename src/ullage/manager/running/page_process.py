@@ -83,14 +83,30 @@ class PageProcess:
     async def _once(self) -> str:
         """One process from beginning to end; how it ended."""
         token = await self._new_token()
-        handed = {"fd": self._door.fileno(), "url": self._url, "token": token, "session": self._settings.session,
-                  "kept": f"/proc/self/fd/{self._kept}"}  # fmt: skip
+        handed = {
+            "fd": self._door.fileno(),
+            "url": self._url,
+            "token": token,
+            "session": self._settings.session,
+            "kept": f"/proc/self/fd/{self._kept}",
+        }
         env = _environment(self._rights["user"]) if self._rights else dict(os.environ)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "ullage", "page", "--of-daemon", stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, pass_fds=[self._door.fileno(), self._kept], cwd="/", env=env,
-            start_new_session=True, limit=_LONGEST_LINE, **self._rights,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "ullage",
+            "page",
+            "--of-daemon",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=[self._door.fileno(), self._kept],
+            cwd="/",
+            env=env,
+            start_new_session=True,
+            limit=_LONGEST_LINE,
+            **self._rights,
+        )
         assert process.stdin is not None and process.stderr is not None
         try:
             with contextlib.suppress(ConnectionError):

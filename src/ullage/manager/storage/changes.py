@@ -86,9 +86,16 @@ class Changes:
 
     def __bool__(self) -> bool:
         return bool(
-            self.jobs or self.attempts or self.specs or self.events or self.dependencies or self.throttles
-            or self.accounts or self.works or self._others
-        )  # fmt: skip
+            self.jobs
+            or self.attempts
+            or self.specs
+            or self.events
+            or self.dependencies
+            or self.throttles
+            or self.accounts
+            or self.works
+            or self._others
+        )
 
     def statements(self) -> Iterator[tuple[str, _Rows]]:
         """All statements with their rows, in an order in which each finds what it refers to."""

@@ -392,9 +392,17 @@ class JobStore:
         ]
 
     def keep_estimate(
-        self, key: str, upper: int | None, note: str, own_failure: bool, seconds: float, reads: dict[str, Any],
-        utilization: dict[str, Any], breakdown: dict[str, int], by_rank: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+        self,
+        key: str,
+        upper: int | None,
+        note: str,
+        own_failure: bool,
+        seconds: float,
+        reads: dict[str, Any],
+        utilization: dict[str, Any],
+        breakdown: dict[str, int],
+        by_rank: Sequence[int] = (),
+    ) -> None:
         """Keep an estimate with what it followed from. Of one key the newest few are kept, and none for ever."""
         packed, now = zlib.compress(json.dumps(reads).encode()), self._clock()
         with self.transaction():

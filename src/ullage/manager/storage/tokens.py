@@ -43,9 +43,15 @@ class TokenStore:
         token = BEGINNING + secrets.token_urlsafe(32)
         now = self._clock()
         record = TokenRecord(
-            id=max((each.id for each in self._by_hash.values()), default=0) + 1, hash=_hash(token), uid=uid, user=user,
-            scope=scope, name=name, made=now, expires=None if lasts is None else now + lasts,
-        )  # fmt: skip
+            id=max((each.id for each in self._by_hash.values()), default=0) + 1,
+            hash=_hash(token),
+            uid=uid,
+            user=user,
+            scope=scope,
+            name=name,
+            made=now,
+            expires=None if lasts is None else now + lasts,
+        )
         self._store.also(f"INSERT INTO tokens VALUES ({', '.join('?' * 9)})", tuple(record.__dict__.values()))
         self._store.afterwards(partial(self._take, record))
         return token, record
