@@ -145,7 +145,7 @@ def test_gpus_are_drained_and_resumed(api):
     assert api.client.drain(first["id"], "dust")["drained"]
     api.home.until(lambda: api.client.gpus()[0]["drained"], "the GPU to be drained")
     assert api.client.gpus()[0]["drain_reason"] == "dust"
-    assert api.client.resume(0) == {"gpu": first["id"], "index": 0, "drained": False}
+    assert api.client.resume(0) == {"gpu": first["id"], "index": 0, "drained": False, "text": ""}
     with pytest.raises(InvalidValue, match="needed a GPU by index or UUID"):
         api.client.drain("none")
 

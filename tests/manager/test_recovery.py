@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ullage.manager.core.recovery import AttemptEnd, classify, read_output, was_seen, what_next
+from ullage.manager.core.ends import AttemptEnd, classify, read_output, was_seen, what_next
 from ullage.manager.placement.recovery import RecoveryRules
 from ullage.manager.storage.records import INFRASTRUCTURE, MEMORY, AttemptRecord, Cause, JobRecord, State
 

@@ -12,7 +12,7 @@ import ullage
 import ullage.manager
 import ullage.manager.simulation
 from ullage.errors import InvalidValue, UllageError
-from ullage.manager.core.trace import stored_trace
+from ullage.manager.core.export import stored_trace
 from ullage.manager.identity import Caller
 from ullage.manager.monitor import Monitor, NvmlSource
 from ullage.manager.simulation.history import as_it_was, trace_of_history

@@ -318,7 +318,7 @@ def _history(database: Path | None, since: str | None, until: str | None) -> dic
     end = None if until is None else moment(until, now)
     if database is None:
         return client().trace(moment(since or "7d", now), end)
-    from ullage.manager.core.trace import stored_trace
+    from ullage.manager.core.export import stored_trace
 
     return stored_trace(database, 0.0 if since is None else moment(since, now), end)
 

@@ -418,35 +418,8 @@ EDITABLE = (
 # the site's policy. So it is not followed here either, and a note says so. In the keyed form it is followed.
 
 POSITIONS = ("model", "dataset", "batch_size", "policy", "gpus", "measured", "horus", "faketensor", "gpumemnet")
-KEYS = (
-    "model",
-    "batch_size",
-    "policy",
-    "gpus",
-    "dataset",
-    "memory",
-    "name",
-    "cwd",
-    "venv",
-    "conda",
-    "priority",
-    "time_limit",
-    "array",
-    "throttle",
-    "after",
-    "begin",
-    "retries",
-    "requeue",
-    "estimator",
-    "cores",
-    "host_memory",
-    "resumable",
-    "hold",
-    "checkpoint_signal",
-    "checkpoint_lead",
-    "on_end",
-    "min_speed",
-)
+_NOT_KEYED = ("command", "env", "estimate", "exclusive", "mps_threads", "mps_memory", "umask", "output", "error")
+KEYS = ("policy", "dataset", *(name for name in JobSpec.model_fields if name not in (*_NOT_KEYED, "interactive")))
 _FIGURES = POSITIONS[5:]
 _KEYED = re.compile(r"([A-Za-z_][A-Za-z_ -]*?)\s*:(\s.*|)", re.DOTALL)
 _KEYED_TIGHT = re.compile(rf"({'|'.join(KEYS)}):(.*)", re.IGNORECASE | re.DOTALL)

@@ -149,8 +149,8 @@ SCOPES = ("read", "submit", "operate")  # each allows what those before it do
 class Tokens:
     """Says whose token one is.
 
-    The daemon writes the token of its own user to `run/api-token` (mode 600): that user's number and a signature of it
-    with a secret that the daemon keeps (mode 600). To make it worthless, remove the secret and start the daemon again.
+    The daemon writes the token of its own user to `run/api-token` (mode 600): that user's number and a secret that the
+    daemon keeps (mode 600). To make it worthless, remove the secret and start the daemon again.
     All others are made by `ullage admin token create` and looked for with `find`.
 
     >>> import tempfile
@@ -167,7 +167,7 @@ class Tokens:
 
     def own(self) -> str:
         """The token of the daemon's own user."""
-        return f"ullage-{os.getuid()}-{self._signature(str(os.getuid()))}"
+        return f"ullage-{os.getuid()}-{self._secret}"
 
     def caller(self, token: str) -> Caller | None:
         """Who holds a token; `None` for one that is worth nothing."""
@@ -178,9 +178,6 @@ class Tokens:
             return None
         operator = record.scope == "operate" and is_operator(record.uid, record.user, self._operators)
         return Caller(record.uid, _group(record.uid), record.user, operator, scope=record.scope)
-
-    def _signature(self, text: str) -> str:
-        return hmac.new(self._secret, text.encode(), "sha256").hexdigest()
 
 
 def write_token(file: Path, token: str) -> None:
@@ -193,7 +190,7 @@ def write_token(file: Path, token: str) -> None:
     new.replace(file)
 
 
-def _secret(file: Path) -> bytes:
+def _secret(file: Path) -> str:
     try:
         kept = file.read_text().strip()
     except FileNotFoundError:
@@ -201,7 +198,7 @@ def _secret(file: Path) -> bytes:
     if not re.fullmatch(r"[0-9a-f]{64}", kept):
         kept = secrets.token_hex(32)
         write_token(file, kept)
-    return bytes.fromhex(kept)
+    return kept
 
 
 def _group(uid: int) -> int:

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 
 import ullage
 from ullage.errors import NoDaemon, NoSuchJob, NotAllowed, StoreFull, UllageError, UnknownName, nearest
-from ullage.jobs.questions import EstimateSpec
+from ullage.jobs.estimate_spec import EstimateSpec
 from ullage.jobs.validation import first_problem
 from ullage.manager.api.encoding import encoded
 from ullage.manager.api.gate import BodyLimit, Gate, Whose, problem

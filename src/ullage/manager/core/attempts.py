@@ -10,7 +10,7 @@ from typing import Any
 
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.curves import MemoryCurve
-from ullage.manager.core.recovery import (
+from ullage.manager.core.ends import (
     CANCELLED,
     REQUEUE_HELD,
     REQUEUES,

@@ -22,7 +22,7 @@ from ullage.manager.placement import Activity, Booking, Ledger, Slot, Waiting, c
 from ullage.manager.placement.policies import Policy
 from ullage.manager.running.cgroups import JOBS
 from ullage.manager.running.launcher import Launcher
-from ullage.manager.running.sharing import TimeSlicing
+from ullage.manager.running.mps import TimeSlicing
 from ullage.manager.running.supervisor import TOKEN
 from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.job_store import JobStore

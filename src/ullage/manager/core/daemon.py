@@ -26,14 +26,14 @@ from ullage.jobs.validation import checked
 from ullage.manager.api.socket import SocketServer
 from ullage.manager.core.attempts import AttemptTracker, RunningJobGuard
 from ullage.manager.core.context import ManagerContext, ServiceState, SlotReader
-from ullage.manager.core.host import host_of
+from ullage.manager.core.export import site
+from ullage.manager.core.host_share import host_of
 from ullage.manager.core.intake import NOBODY, Intake
 from ullage.manager.core.locks import lock_gpus, lock_home
 from ullage.manager.core.notifications import Notifier
 from ullage.manager.core.orders import Orders, arguments_of
 from ullage.manager.core.questions import Questions
 from ullage.manager.core.scheduler import Scheduler
-from ullage.manager.core.trace import site
 from ullage.manager.core.watchdog import Handled, Watchdog
 from ullage.manager.identity import SCOPES, Caller, this_user
 from ullage.manager.monitor import Monitor, Source, best_source
@@ -41,12 +41,12 @@ from ullage.manager.placement import Ledger
 from ullage.manager.policy_files import load_policy
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.launcher import Launcher
-from ullage.manager.running.sharing import sharing_of
+from ullage.manager.running.mps import sharing_of
 from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.group_commit import GroupCommit
 from ullage.manager.storage.job_store import JobStore
-from ullage.manager.storage.questions import QuestionStore
+from ullage.manager.storage.question_store import QuestionStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord
 from ullage.manager.storage.tokens import TokenStore
 from ullage.manager.transport import reachable, socket_file

@@ -13,8 +13,8 @@ from ullage.jobs.validation import checked
 from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies
+from ullage.manager.core.ends import REQUEUE, REQUEUE_HELD, REQUEUES
 from ullage.manager.core.intake import Intake
-from ullage.manager.core.recovery import REQUEUE, REQUEUE_HELD, REQUEUES
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import Caller
 from ullage.manager.storage.records import WAITING, JobRecord, Need, State

@@ -24,7 +24,7 @@ from ullage.manager.core.estimates import (
     key_of,
     questions_of,
 )
-from ullage.manager.core.host import share_of
+from ullage.manager.core.host_share import share_of
 from ullage.manager.core.limits import UserLimits
 from ullage.manager.core.notifications import check_notifications
 from ullage.manager.fault_injection import crash_point

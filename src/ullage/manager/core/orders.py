@@ -21,19 +21,19 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 import ullage
 from ullage.errors import InvalidValue, NoSuchJob, NotAllowed, StoreDamaged, StoreFull, UllageError
+from ullage.jobs.estimate_spec import EstimateSpec
 from ullage.jobs.job_files import JobSpec
-from ullage.jobs.questions import EstimateSpec
 from ullage.jobs.schedules import parse_array
 from ullage.jobs.validation import checked
 from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.drains import Drains
 from ullage.manager.core.editing import JobEditor
+from ullage.manager.core.export import trace
 from ullage.manager.core.intake import Intake
 from ullage.manager.core.questions import Questions
 from ullage.manager.core.report import report
 from ullage.manager.core.scheduler import Scheduler
-from ullage.manager.core.trace import trace
 from ullage.manager.core.trials import Trials
 from ullage.manager.core.views import JobViews, attempt_shown, folded, gpu_shown
 from ullage.manager.identity import SCOPES, Caller, check_submitter, number_of_user

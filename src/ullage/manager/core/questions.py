@@ -13,7 +13,7 @@ from ullage.errors import InvalidValue, NotAllowed, StoreFull
 from ullage.estimation.estimators.registry import estimators, find
 from ullage.estimation.result import Estimate
 from ullage.hardware import gpu as find_gpu
-from ullage.jobs.questions import SCRIPT, EstimateSpec
+from ullage.jobs.estimate_spec import SCRIPT, EstimateSpec
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.estimates import (
     NOT_ESTIMATED,
@@ -27,7 +27,7 @@ from ullage.manager.core.intake import NOBODY, Commit
 from ullage.manager.core.works import read_utilization
 from ullage.manager.identity import Caller, rights
 from ullage.manager.running.environment import base_environment
-from ullage.manager.storage.questions import QuestionRecord, QuestionStore
+from ullage.manager.storage.question_store import QuestionRecord, QuestionStore
 from ullage.text import plain
 
 MOST_OPEN = 20  # of one user

@@ -15,7 +15,7 @@ from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies, waits_for
 from ullage.manager.core.drains import usable_by
-from ullage.manager.core.host import share_of
+from ullage.manager.core.host_share import share_of
 from ullage.manager.core.limits import UserLimits
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights

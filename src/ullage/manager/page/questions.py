@@ -16,7 +16,7 @@ from typing import Any
 
 from ullage.errors import InvalidValue, NoDaemon, UnknownName
 from ullage.hardware import default_gpu
-from ullage.jobs.questions import EstimateSpec
+from ullage.jobs.estimate_spec import EstimateSpec
 from ullage.jobs.validation import checked
 from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates
 from ullage.manager.core.questions import known_gpus, reason_of, request_of

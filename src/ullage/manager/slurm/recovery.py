@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ullage.errors import UllageError
 from ullage.hardware import gpu as find_gpu
-from ullage.manager.core.recovery import AttemptEnd, classify
+from ullage.manager.core.ends import AttemptEnd, classify
 from ullage.manager.placement.recovery import Failure, RecoveryRules, after_failure
 from ullage.manager.slurm.commands import Gres, SlurmJob, SlurmNode
 from ullage.manager.slurm.comment import read_comment
