@@ -1,4 +1,5 @@
-"""How fast and how busy: what a training step does, operator by operator.
+"""How long a training step takes and how busy it keeps a GPU, alone and beside other jobs.
 
-A step is followed on the virtual GPU; nothing here needs a GPU.
+In comes a step's calls (`step.StepCalls`, plain values), out a `Utilization` or a `Sharing`. Nothing here runs a job,
+knows the virtual GPU, or imports PyTorch.
 """

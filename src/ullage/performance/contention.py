@@ -190,7 +190,9 @@ def _as_busy(job: Utilization, gpu_s: float) -> list[KernelGroup]:
 
 
 # What calls are on average, where no more is known than how many there are: kernels of a call, from a sixteenth of its
-# mean length to sixteen times it, each with its part of the time, and that times the SMs that it fills.
+# mean length to sixteen times it, each with its part of the time, and that times the SMs that it fills. Read off steps
+# on an H200 once, when `SharingRules` were first fitted; no program prints it. Only jobs of files that are older than
+# `kernel_groups` need it.
 _USUAL = (
     (0.364, 0.024, 0.013),
     (0.247, 0.045, 0.026),

@@ -2,8 +2,8 @@
 
 A convolution is several kernels: cuDNN brings its tensors into another order and back, and the gradients of data and
 weights are kernels of their own. Calls of optimizers on lists take as many as their tensors do not fit into one. The
-shares of a call's time are those of 52 steps that were profiled on an H200 (`benchmarks/training/kernels_of_calls.py`
-prints them). Nothing here imports PyTorch.
+shares of a call's time are those of 52 steps that were profiled on an H200 (benchmarks/data/steps_h200.jsonl.xz), as
+`benchmarks/training/kernels_of_calls.py` prints them, rounded by hand. Nothing here imports PyTorch.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api.memory import memory_info
 
 _ARCHITECTURES = (75, 80, 86, 90, 100, 120)  # what PyTorch's wheels for CUDA 13.0 are built for
+_USUAL_SHARED_KIB = 64  # what a script is told of a card that does not say; kernels go by `GPU.shared_memory_kib`
 _DEVICE_TYPE = 1  # c10/core/DeviceType.h: CUDA
 
 
@@ -29,7 +30,7 @@ class _CudaDeviceProperties:
     def __init__(self, gpu: GPUState) -> None:
         spec = gpu.spec
         major, minor = spec.compute_capability or (0, 0)
-        shared = (spec.shared_memory_per_sm_kib or 64) * KIB
+        shared = (spec.shared_memory_per_sm_kib or _USUAL_SHARED_KIB) * KIB
         self.name = self.gcnArchName = spec.device_name
         self.major, self.minor = major, minor
         self.total_memory = gpu.memory.total
