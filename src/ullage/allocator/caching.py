@@ -76,11 +76,7 @@ class OutOfMemory(RuntimeError):
         return self.message()
 
     def message(self, device: int = 0, process: str = "") -> str:
-        """PyTorch's message. ``process`` is the part about processes on the GPU, which needs NVML.
-
-        >>> OutOfMemory(512, 512, 2**21, 2**20, 0, 0, 2**30, 2**30).message(device=1)[:60]
-        'CUDA out of memory. Tried to allocate 2.00 MiB. GPU 1 has a '
-        """
+        """PyTorch's message. ``process`` is the part about processes on the GPU, which needs NVML."""
         allowed = "" if self.allowed is None else f"{format_size(self.allowed)} allowed; "
         return (
             f"CUDA out of memory. Tried to allocate {format_size(self.segment_size)}. "
@@ -163,11 +159,7 @@ class CachingAllocator(Segments):
         self.set_memory_fraction(config.memory_fraction)
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Limit what is reserved to a fraction of the card, as torch.cuda.set_per_process_memory_fraction().
-
-        >>> gpu = CachingAllocator(2**30); gpu.set_memory_fraction(0.5); gpu.allowed
-        536870912
-        """
+        """Limit what is reserved to a fraction of the card, as torch.cuda.set_per_process_memory_fraction()."""
         if not 0.0 <= fraction <= 1.0:
             raise ValueError(f"a fraction in [0, 1] is needed, not {fraction:g}")
         self.allowed = int(fraction * self.total_memory) if fraction < 1.0 else None
@@ -180,9 +172,6 @@ class CachingAllocator(Segments):
         """Allocate ``size`` bytes for use on ``stream``, or raise OutOfMemory.
 
         As in PyTorch, 0 bytes are no allocation: nothing is counted and the block has address 0 and size 0.
-
-        >>> CachingAllocator(2**30).malloc(1).size
-        512
         """
         if size <= 0:
             return _no_block(size, stream)
@@ -243,11 +232,7 @@ class CachingAllocator(Segments):
         return block
 
     def free(self, block: Block) -> None:
-        """Give a block back to the cache, where it merges with free neighbours.
-
-        >>> gpu = CachingAllocator(2**30); gpu.free(gpu.malloc(512)); gpu.allocated, gpu.reserved
-        (0, 2097152)
-        """
+        """Give a block back to the cache, where it merges with free neighbours."""
         pool = block.pool
         if pool is None:
             return
@@ -307,20 +292,11 @@ class CachingAllocator(Segments):
             self.count_inactive(pool, more_split, more_split_bytes)
 
     def free_later(self, block: Block) -> None:
-        """Count a block as free that must not be used yet: another stream is at work on it (`record_stream`).
-
-        >>> gpu = CachingAllocator(2**30); block = gpu.malloc(512); gpu.free_later(block); gpu.allocated
-        0
-        """
+        """Count a block as free that must not be used yet: another stream is at work on it (`record_stream`)."""
         self._count_free(block, 1)
 
     def free_now(self, block: Block) -> None:
-        """Give back a block that `free_later` counted as free.
-
-        >>> gpu = CachingAllocator(2**30); block = gpu.malloc(512); gpu.free_later(block); gpu.free_now(block)
-        >>> gpu.allocated
-        0
-        """
+        """Give back a block that `free_later` counted as free."""
         self._count_free(block, -1)
         self.free(block)
 
@@ -338,55 +314,28 @@ class CachingAllocator(Segments):
         """Give every wholly free segment (and every wholly free page) back to the driver, or those of one pool.
 
         While a CUDA graph is captured only private pools that nobody uses give anything back.
-
-        >>> gpu = CachingAllocator(2**30); gpu.free(gpu.malloc(512)); gpu.empty_cache(); gpu.reserved
-        0
         """
         self.release_cached_blocks(pool)
 
     def largest_cached_block(self) -> int:
-        """The size of the largest free block, as CUDACachingAllocator::cacheInfo() tells it.
-
-        >>> gpu = CachingAllocator(2**30); gpu.free(gpu.malloc(2**24)); gpu.largest_cached_block() == 2**24
-        True
-        """
+        """The size of the largest free block, as CUDACachingAllocator::cacheInfo() tells it."""
         lists = [free_list for pool in (self._small, self._large) for free_list in pool.by_stream.values()]
         return max((block.size for free_list in lists for block in free_list.blocks[-1:]), default=0)
 
     def reset_peak_stats(self) -> None:
-        """Reset all peaks to the current values, as torch.cuda.reset_peak_memory_stats().
-
-        >>> gpu = CachingAllocator(2**30); gpu.free(gpu.malloc(512)); gpu.reset_peak_stats()
-        >>> gpu.peak_allocated
-        0
-        """
+        """Reset all peaks to the current values, as torch.cuda.reset_peak_memory_stats()."""
         self.reset_peaks()
 
     def reset_accumulated_stats(self) -> None:
-        """Reset all totals to zero, as torch.cuda.reset_accumulated_memory_stats().
-
-        >>> gpu = CachingAllocator(2**30); block = gpu.malloc(512); gpu.reset_accumulated_stats()
-        >>> gpu.memory_stats()["allocation.all.allocated"]
-        0
-        """
+        """Reset all totals to zero, as torch.cuda.reset_accumulated_memory_stats()."""
         self.stats_at_reset = statistics.accumulated(self, self.config.max_split_size)
 
     def memory_stats(self) -> dict[str, int]:
-        """What torch.cuda.memory_stats() returns, with the same keys.
-
-        >>> gpu = CachingAllocator(2**30); block = gpu.malloc(700)
-        >>> gpu.memory_stats()["requested_bytes.all.current"]
-        700
-        """
+        """What torch.cuda.memory_stats() returns, with the same keys."""
         return statistics.memory_stats(self, self.config.max_split_size)
 
     def snapshot(self) -> list[statistics.SegmentInfo]:
-        """What torch.cuda.memory_snapshot() returns: segments and blocks, without stack traces.
-
-        >>> gpu = CachingAllocator(2**30); block = gpu.malloc(700)
-        >>> [(b["size"], b["state"]) for b in gpu.snapshot()[0]["blocks"]]
-        [(1024, 'active_allocated'), (2096128, 'inactive')]
-        """
+        """What torch.cuda.memory_snapshot() returns: segments and blocks, without stack traces."""
         segments = statistics.snapshot(self.heads.values(), expandable=self.config.expandable_segments)
         for segment in segments:
             lane = segment["stream"]
@@ -413,10 +362,7 @@ class CachingAllocator(Segments):
             self.count_inactive(pool, 1, rest)
 
     def _take_cached(self, rounded: int, pool: Pool, free_list: FreeList) -> Block | None:
-        """Search the cache with all options: ages, expandable segments, blocks that must stay whole.
-
-        >>> gpu = CachingAllocator(2**30); gpu._take_cached(512, gpu.pools[0], gpu.pools[0].free_list(0))
-        """
+        """Search the cache with all options: ages, expandable segments, blocks that must stay whole."""
         if self.collects_garbage:
             pool.searches += 1
         blocks = free_list.blocks
@@ -437,12 +383,7 @@ class CachingAllocator(Segments):
         return block
 
     def _obtain(self, size: int, rounded: int, pool: Pool, free_list: FreeList, stream: int) -> Block:
-        """Get a block from the driver, at need after giving cached memory back.
-
-        >>> gpu = CachingAllocator(2**30)
-        >>> gpu._obtain(1, 512, gpu.pools[0], gpu.pools[0].free_list(0), 0).size
-        2097152
-        """
+        """Get a block from the driver, at need after giving cached memory back."""
         if self.collects_garbage:
             self._collect_garbage()
         wanted = segment_size(rounded, self.config.large_segment_size)
@@ -483,12 +424,7 @@ class CachingAllocator(Segments):
         return block
 
     def release_segment(self, block: Block) -> None:
-        """Give a wholly free segment back (PyTorch's release_block).
-
-        >>> gpu = CachingAllocator(2**30); block = gpu.malloc(2**25); gpu.free(block); gpu.release_segment(block)
-        >>> gpu.reserved
-        0
-        """
+        """Give a wholly free segment back (PyTorch's release_block)."""
         pool = block.pool
         assert pool is not None
         pool.by_stream[block.stream].remove(block)
@@ -501,11 +437,7 @@ class CachingAllocator(Segments):
             self.on_event(SEGMENT_FREE, block.address, block.size)
 
     def release_cached_blocks(self, only: PoolId = NO_POOL) -> None:
-        """Give back all wholly free segments and pages that may go, the large pool's first.
-
-        >>> gpu = CachingAllocator(2**30); gpu.free(gpu.malloc(1)); gpu.release_cached_blocks(); gpu.reserved
-        0
-        """
+        """Give back all wholly free segments and pages that may go, the large pool's first."""
         self.num_sync_all_streams += 1
         for pool in reversed(self.pools):
             for block in pool.free_blocks():
@@ -521,9 +453,6 @@ class CachingAllocator(Segments):
 
         One that is large enough, or else the largest ones until their sum is (PyTorch's
         release_available_cached_blocks). Returns whether enough came back.
-
-        >>> gpu = CachingAllocator(2**30); gpu._release_oversize_blocks(gpu.pools[1].free_list(0), 2**25)
-        False
         """
         limit = self.config.max_split_size
         if limit == UNLIMITED or self.config.expandable_segments:
@@ -546,8 +475,6 @@ class CachingAllocator(Segments):
 
         A block's age is the number of searches of the pool since the block became free. Each round gives back
         what is at least as old as the average, until reserved memory is under the threshold.
-
-        >>> gpu = CachingAllocator(2**30); gpu.set_memory_fraction(0.5); gpu._collect_garbage()
         """
         assert self.allowed is not None
         threshold = int(self.config.garbage_collection_threshold * self.allowed)

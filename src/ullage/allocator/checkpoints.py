@@ -29,13 +29,7 @@ class Restored(NamedTuple):
 
 
 def checkpoint(allocator: CachingAllocator, pool: PoolId) -> PoolState:
-    """The state of a private pool (PyTorch's getCheckpointState).
-
-    >>> from ullage.allocator import CachingAllocator
-    >>> gpu = CachingAllocator(2**30); gpu.private.begin((0, 1), lambda stream: True); block = gpu.malloc(512)
-    >>> [len(blocks) for blocks in checkpoint(gpu, (0, 1)).segments.values()]
-    [2]
-    """
+    """The state of a private pool (PyTorch's getCheckpointState)."""
     return PoolState(
         pool,
         {head.segment_id: [(block.size, block.allocated) for block in _from(head)] for head in _heads(allocator, pool)},
@@ -46,12 +40,6 @@ def restore(allocator: CachingAllocator, state: PoolState) -> Restored:
     """Free everything in a pool, then take again what a checkpoint had in use (PyTorch's setCheckpointPoolState).
 
     Not covered: expandable segments.
-
-    >>> from ullage.allocator import CachingAllocator
-    >>> gpu = CachingAllocator(2**30); gpu.private.begin((0, 1), lambda stream: True); block = gpu.malloc(512)
-    >>> before = checkpoint(gpu, (0, 1)); more = gpu.malloc(1024)
-    >>> len(restore(gpu, before).freed), gpu.allocated
-    (2, 512)
     """
     freed = []
     for head in _heads(allocator, state.pool):

@@ -23,12 +23,7 @@ from ullage.allocator.segments import Segments
 
 
 def page_size(allocator: Segments, pool: Pool) -> int:
-    """The unit in which memory is mapped.
-
-    >>> from ullage.allocator import CachingAllocator
-    >>> gpu = CachingAllocator(2**30); page_size(gpu, gpu.pools[0])
-    2097152
-    """
+    """The unit in which memory is mapped."""
     return SMALL_BUFFER if pool is allocator.pools[0] else allocator.config.large_segment_size
 
 
@@ -49,13 +44,7 @@ def _size_with_growth(block: Block) -> int:
 
 
 def allocate(allocator: Segments, size: int, pool: Pool, free_list: FreeList, stream: int) -> Block | None:
-    """Map pages until there is a block of ``size`` bytes; None if the driver has no more memory.
-
-    >>> from ullage.allocator import AllocatorConfig, CachingAllocator
-    >>> gpu = CachingAllocator(2**30, AllocatorConfig(expandable_segments=True))
-    >>> allocate(gpu, 2**25, gpu.pools[1], gpu.pools[1].free_list(0), 0).size // 2**20
-    40
-    """
+    """Map pages until there is a block of ``size`` bytes; None if the driver has no more memory."""
     block = _find_room(allocator, size, pool, free_list, stream)
     if block.state == UNMAPPED:
         mapped = _map(allocator, block, min(block.size, size), pool, free_list)
@@ -122,13 +111,7 @@ def _map(allocator: Segments, block: Block, size: int, pool: Pool, free_list: Fr
 
 
 def unmap(allocator: Segments, block: Block) -> None:
-    """Give back the pages that lie wholly inside a free block, and the range when nothing is left in it.
-
-    >>> from ullage.allocator import AllocatorConfig, CachingAllocator
-    >>> gpu = CachingAllocator(2**30, AllocatorConfig(expandable_segments=True))
-    >>> block = gpu.malloc(1); gpu.free(block); unmap(gpu, block); gpu.reserved
-    0
-    """
+    """Give back the pages that lie wholly inside a free block, and the range when nothing is left in it."""
     pool = block.pool
     assert pool is not None
     page = page_size(allocator, pool)

@@ -38,39 +38,23 @@ class PrivatePools:
         self._users: dict[PoolId, int] = {}
 
     def use(self, pool: PoolId) -> None:
-        """Count one more user of a pool (PyTorch's create_or_incref_pool).
-
-        >>> pools = PrivatePools(); pools.use((0, 1)); pools.users((0, 1))
-        1
-        """
+        """Count one more user of a pool (PyTorch's create_or_incref_pool)."""
         self._numbers.setdefault(pool, len(self._numbers) + 1)
         self._users[pool] = self._users.get(pool, 0) + 1
 
     def users(self, pool: PoolId) -> int:
-        """How many graphs and contexts use a pool.
-
-        >>> PrivatePools().users((0, 1))
-        0
-        """
+        """How many graphs and contexts use a pool."""
         return self._users.get(pool, 0)
 
     def begin(self, pool: PoolId, wants: Callable[[int], bool]) -> None:
-        """Send the requests of the streams that `wants` accepts to a pool (PyTorch's beginAllocateToPool).
-
-        >>> pools = PrivatePools(); pools.begin((0, 1), lambda stream: True); pools.users((0, 1))
-        1
-        """
+        """Send the requests of the streams that `wants` accepts to a pool (PyTorch's beginAllocateToPool)."""
         if any(busy == pool for busy, _ in self.underway):
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
         self.use(pool)
         self.underway.append((pool, wants))
 
     def end(self, pool: PoolId) -> None:
-        """Send no more requests to a pool, which keeps what it has.
-
-        >>> pools = PrivatePools(); pools.begin((0, 1), lambda stream: True); pools.end((0, 1)); pools.lane(0)
-        0
-        """
+        """Send no more requests to a pool, which keeps what it has."""
         for index, (busy, _) in enumerate(self.underway):
             if busy == pool:
                 del self.underway[index]
@@ -78,11 +62,7 @@ class PrivatePools:
         raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
 
     def release(self, pool: PoolId) -> None:
-        """Count one user less. What a pool without users has cached goes with `empty_cache`.
-
-        >>> pools = PrivatePools(); pools.use((0, 1)); pools.release((0, 1)); pools.users((0, 1))
-        0
-        """
+        """Count one user less. What a pool without users has cached goes with `empty_cache`."""
         if not self._users.get(pool):
             raise RuntimeError(f"nothing uses the memory pool {pool}")
         self._users[pool] -= 1
@@ -97,20 +77,12 @@ class PrivatePools:
         return stream
 
     def pool_of(self, lane: int) -> PoolId:
-        """The pool of a lane.
-
-        >>> PrivatePools().pool_of(7)
-        (0, 0)
-        """
+        """The pool of a lane."""
         number = lane >> STREAM_BITS
         return next((pool for pool, found in self._numbers.items() if found == number), NO_POOL)
 
     def may_be_emptied(self, lane: int, only: PoolId = NO_POOL) -> bool:
-        """Whether cached memory of a lane may go back to the driver, or, with `only`, if it is of that pool.
-
-        >>> PrivatePools().may_be_emptied(0)
-        True
-        """
+        """Whether cached memory of a lane may go back to the driver, or, with `only`, if it is of that pool."""
         pool = self.pool_of(lane)
         if pool == NO_POOL:
             return only == NO_POOL and not self.underway

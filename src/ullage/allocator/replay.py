@@ -55,19 +55,11 @@ class History:
         return len(self.action)
 
     def events(self) -> list[AllocatorEvent]:
-        """The history as a list of events.
-
-        >>> History([0], [0], [512]).events()
-        [AllocatorEvent(action=0, addr=0, size=512)]
-        """
+        """The history as a list of events."""
         return [AllocatorEvent(*entry) for entry in zip(self.action, self.addr, self.size, strict=True)]
 
     def segments(self) -> list[tuple[int, int]]:
-        """Address and size of every segment, in the order in which they were taken.
-
-        >>> History([3, 0], [0, 0], [2097152, 512]).segments()
-        [(0, 2097152)]
-        """
+        """Address and size of every segment, in the order in which they were taken."""
         return [(event.addr, event.size) for event in self.events() if event.action == SEGMENT_ALLOC]
 
     @classmethod
@@ -76,12 +68,6 @@ class History:
 
         The JSON form is ``{"config": "max_split_size_mb:64", "events": [["alloc", 0, 512], ...]}``, the
         settings optional.
-
-        >>> import os, tempfile
-        >>> name = os.path.join(tempfile.mkdtemp(), "one.json")
-        >>> _ = open(name, "w").write('{"events": [["segment_alloc", 0, 2097152], ["alloc", 0, 512]]}')
-        >>> len(History.load(name))
-        2
         """
         path = Path(path)
         if path.suffix == ".npz":

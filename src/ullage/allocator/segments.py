@@ -58,42 +58,23 @@ class Segments(Counters):
         self.driver = driver
 
     def can_take(self, size: int) -> bool:
-        """Take memory for a segment, or for more pages of one, from the driver; false if there is not enough.
-
-        >>> from ullage.allocator import CachingAllocator
-        >>> CachingAllocator(2**30).can_take(2**30), CachingAllocator(2**30).can_take(2**31)
-        (True, False)
-        """
+        """Take memory for a segment, or for more pages of one, from the driver; false if there is not enough."""
         if self.reserved + size > self.capacity:
             return False
         return self.driver is None or self.driver.take(size)
 
     def give_back(self, size: int) -> None:
-        """Give a segment, or pages of one, back to the driver.
-
-        >>> from ullage.allocator import CachingAllocator
-        >>> CachingAllocator(2**30).give_back(2**21)
-        """
+        """Give a segment, or pages of one, back to the driver."""
         if self.driver is not None:
             self.driver.give(size)
 
     def free_on_card(self) -> int:
-        """Bytes that the driver still has.
-
-        >>> from ullage.allocator import CachingAllocator
-        >>> CachingAllocator(2**30).free_on_card()
-        1073741824
-        """
+        """Bytes that the driver still has."""
         own = max(0, self.capacity - self.reserved)
         return own if self.driver is None else min(own, self.driver.free())
 
     def new_segment(self, size: int, stream: int, pool: Pool, state: int) -> Block:
-        """Give a new segment an address and an id; nothing is counted yet.
-
-        >>> from ullage.allocator import CachingAllocator
-        >>> gpu = CachingAllocator(2**30); gpu.new_segment(2097152, 0, gpu.pools[0], 0).segment_id
-        1
-        """
+        """Give a new segment an address and an id; nothing is counted yet."""
         place = self.segment_address
         address = self.addresses.place(size) if place is None else place(size)
         head = Block(address, size, stream, self.next_segment_id, pool, state)
@@ -102,13 +83,7 @@ class Segments(Counters):
         return head
 
     def drop_segment(self, head: Block) -> None:
-        """Forget a segment and let its addresses be used again.
-
-        >>> from ullage.allocator import CachingAllocator
-        >>> gpu = CachingAllocator(2**30); gpu.drop_segment(gpu.new_segment(2097152, 0, gpu.pools[0], 0))
-        >>> gpu.heads
-        {}
-        """
+        """Forget a segment and let its addresses be used again."""
         del self.heads[head.segment_id]
         if self.segment_address is None:
             self.addresses.release(head.address, head.size)

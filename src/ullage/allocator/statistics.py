@@ -145,12 +145,7 @@ class SegmentInfo(TypedDict):
 
 
 def memory_stats(counters: Counters, max_split_size: int) -> dict[str, int]:
-    """The flat dictionary of torch.cuda.memory_stats(), sorted by key as there.
-
-    >>> from ullage.allocator import CachingAllocator
-    >>> CachingAllocator(2**30).memory_stats()["max_split_size"]
-    -1
-    """
+    """The flat dictionary of torch.cuda.memory_stats(), sorted by key as there."""
     stats = raw_stats(counters, max_split_size)
     for key, at_reset in counters.stats_at_reset.items():
         stats[key] -= at_reset
@@ -158,12 +153,7 @@ def memory_stats(counters: Counters, max_split_size: int) -> dict[str, int]:
 
 
 def accumulated(counters: Counters, max_split_size: int) -> dict[str, int]:
-    """The entries that reset_accumulated_memory_stats() sets to zero, as they are now.
-
-    >>> from ullage.allocator import CachingAllocator
-    >>> accumulated(CachingAllocator(2**30), UNLIMITED)["num_ooms"]
-    0
-    """
+    """The entries that reset_accumulated_memory_stats() sets to zero, as they are now."""
     return {
         key: value
         for key, value in raw_stats(counters, max_split_size).items()
@@ -239,11 +229,7 @@ def _rows_of_all(counters: Counters) -> dict[str, Row]:
 
 
 def snapshot(heads: Iterable[Block], *, expandable: bool) -> list[SegmentInfo]:
-    """All segments by address, each with its blocks; an expandable one as its contiguous mapped ranges.
-
-    >>> snapshot([], expandable=False)
-    []
-    """
+    """All segments by address, each with its blocks; an expandable one as its contiguous mapped ranges."""
     segments: list[SegmentInfo] = []
     for head in heads:
         current: SegmentInfo | None = None
