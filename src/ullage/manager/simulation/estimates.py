@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.estimation.asking import estimate
+from ullage.estimation.asking import answer_request
 from ullage.estimation.estimators.registry import check_name
+from ullage.jobs.job import request_of
 from ullage.manager.simulation.known import MEASURED_ON, known_workloads
 from ullage.manager.simulation.trace import JobKind
 
@@ -40,7 +41,8 @@ def promise_of(kind: JobKind, estimator: str) -> int | None:
 def _answer(name: str, estimator: str) -> int | None:
     options = dict(known_workloads()[name].training)
     model = options.pop("model")
+    request = request_of(model, options, estimator)
     try:
-        return estimate(model, gpu=MEASURED_ON, estimator=estimator, **options).bound
+        return answer_request(request, MEASURED_ON).bound
     except UllageError:
         return None
