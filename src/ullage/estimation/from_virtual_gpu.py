@@ -15,13 +15,18 @@ _PARTS = ("parameters", "copies", "gradients", "optimizer", "activations", "work
 
 def estimate_from(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = None) -> Estimate:
     """The estimate after a run that took `seconds` here; `out_of_memory` is the error that the real GPU would raise."""
+    return Estimate(**figures_of(gpu, seconds, out_of_memory))
+
+
+def figures_of(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = None) -> dict[str, Any]:
+    """The arguments of that estimate, as plain values that another process can be sent."""
     breakdown = live_by_kind(gpu.memory.spans, gpu.memory.peak_clock)
     parts = {name: breakdown[name] for name in _PARTS if breakdown[name] or name != "copies"}
     parts["fragmentation"] = gpu.peak_reserved - sum(parts.values())
     parts["context"] = gpu.context
     largest, usable = largest_by_kind(list(gpu.memory.spans), gpu.memory.clock), gpu.spec.usable
     memory, progress = gpu.memory, gpu.progress
-    return Estimate(
+    return dict(
         gpu=gpu.spec.name,
         gpu_memory=usable,
         peak_allocated=gpu.peak_allocated,

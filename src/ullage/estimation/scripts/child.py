@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ullage.estimation.from_virtual_gpu import estimate_from
+from ullage.estimation.from_virtual_gpu import figures_of
 from ullage.estimation.scripts.driver import install_driver
 from ullage.estimation.scripts.failures import as_user_sees, describe, where_now
 from ullage.estimation.scripts.frameworks import imported_frameworks
@@ -321,18 +321,14 @@ class ScriptRun:
         with card.memory.at_rest():
             if self._answers and self._answers.words:
                 card.note_instead("asked", self._answers.words)
-            phases = self.watcher.phases.peaks(has_trained=self.watcher.backward.count > 0)
-            values = estimate_from(card, time.perf_counter() - self._begin).to_dict()
-            values |= {
-                "phases": phases,
-                "steps": self.watcher.steps,
-                "epoch_samples": self.watcher.loaders.epoch_samples,
-            }
-            largest = self.watcher.loaders.about_longest()
-            values["notes"] = [*values["notes"], *largest]
-            of_loaders = {"largest": bool(largest), "data_ranks": self.watcher.loaders.replicas}
-            calls = packed(card.calls.step() | of_loaders)
-            answer: dict[str, Any] = {"status": "estimated", "estimate": values, "calls": calls}
+            loaders = self.watcher.loaders
+            figures = figures_of(card, time.perf_counter() - self._begin)
+            figures["phases"] = self.watcher.phases.peaks(has_trained=self.watcher.backward.count > 0)
+            figures |= {"steps": self.watcher.steps, "epoch_samples": loaders.epoch_samples}
+            largest = loaders.about_longest()
+            figures["notes"] = [*figures["notes"], *largest]
+            calls = packed(card.calls.step() | {"largest": bool(largest), "data_ranks": loaders.replicas})
+            answer: dict[str, Any] = {"status": "estimated", "estimate": figures, "calls": calls}
             if self._groups is not None:
                 messages = self._groups.messages
                 answer["apart"], answer["waits"] = self._groups.apart, messages.waits and self._cut_short
