@@ -23,7 +23,7 @@ def step_of(request: JobRequest, gpu: str | GPU = "H200") -> StepCalls:
     if request.script is not None:
         from ullage.estimation.scripts.parent import step_of_script
 
-        return StepCalls(**step_of_script(request.script, spec, request))
+        return StepCalls(**step_of_script(request, spec))
     from ullage.estimation.on_virtual_gpu import follow_function, follow_model
 
     if request.model is not None:

@@ -4,11 +4,11 @@ import threading
 import time
 
 import pytest
+from tests.scripts import estimate_script
 
 import ullage
 from ullage.errors import ScriptFailed
 from ullage.estimation.scripts.failures import is_own, message, where_now
-from ullage.estimation.scripts.parent import estimate_script
 from ullage.estimation.scripts.when_to_stop import RunWatcher
 
 HEAD = """

@@ -7,10 +7,10 @@ import threading
 from importlib.util import find_spec
 
 import pytest
+from tests.scripts import estimate_script
 
 from ullage.errors import InvalidValue, ScriptFailed
 from ullage.estimation.scripts import parent
-from ullage.estimation.scripts.parent import estimate_script
 from ullage.estimation.timeline.trace import Trace
 from ullage.jobs.ranks import Rank
 from ullage.sandbox.parent import run
@@ -240,17 +240,15 @@ def test_rows_that_a_running_job_writes_are_not_lost(script, tmp_path):
 
 
 KILLED = """
-import sys
-from ullage.estimation.scripts.parent import estimate_script
-estimate_script("train.py", ["10", "600"])
+import ullage
+ullage.estimate(ullage.Script("train.py", ["10", "600"], show_output=True), gpu="H200")
 """
 
 
 def test_a_checkpoint_survives_the_end_of_an_estimate_in_the_middle(script, tmp_path):
     script(APPENDS.replace('open("going", "w").close()', 'print("going", flush=True)'))
     (tmp_path / "last.pt").write_bytes(b"three days of training")
-    source = KILLED.replace('600"]', '600"], show_output=True')
-    process = subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    process = subprocess.Popen([sys.executable, "-c", KILLED], stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     assert any("going" in line for line in process.stderr), "it has saved over last.pt"
     process.kill()
     process.wait()
@@ -272,10 +270,11 @@ def test_too_many_bytes_are_told(script, monkeypatch):
         estimate_script(name)
 
 
-def test_the_trace_that_was_asked_for_is_written(script, tmp_path):
+def test_the_trace_that_was_asked_for_is_filled(script):
     name = script(f"import torch\nfrom torch import nn\n{TRAINING}\ntrain()")
-    estimate_script(name, trace_file=tmp_path / "trace.npz")
-    assert len(Trace.load(tmp_path / "trace.npz").operators)
+    trace = Trace()
+    estimate_script(name, trace=trace)
+    assert len(trace.operators)
 
 
 @pytest.mark.slow

@@ -4,8 +4,7 @@ import importlib.util
 
 import pytest
 from tests.paths import ROOT
-
-from ullage.estimation.scripts.parent import estimate_script
+from tests.scripts import estimate_script
 
 FOLDER = ROOT / "examples" / "scripts"
 NEEDS = {

@@ -1,11 +1,11 @@
 """Scripts of other frameworks get one line that says so, before anything runs or is installed; others are followed."""
 
 import pytest
+from tests.scripts import estimate_script
 
 from ullage.errors import ScriptFailed
 from ullage.estimation.scripts.failures import is_own, message
 from ullage.estimation.scripts.frameworks import framework_of, other_framework
-from ullage.estimation.scripts.parent import estimate_script
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import venv
 from pathlib import Path
 
 import pytest
+from tests.scripts import estimate_script
 
 from ullage.cli.options import request_from
 from ullage.errors import InvalidValue, MissingPackage, ScriptFailed
-from ullage.estimation.scripts.parent import estimate_script
 from ullage.sandbox.interpreter import active_environment, environment_with, find_interpreter
 from ullage.virtual.kernels.cudnn import workspaces
 

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.hub import COMMIT, Hub, checkpoint, use
+from tests.scripts import estimate_script
 
 from ullage.errors import ScriptFailed
 from ullage.estimation.scripts import parent
-from ullage.estimation.scripts.parent import estimate_script
 from ullage.sandbox.guard import Sandbox
 from ullage.units import MIB
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, ScriptFailed
@@ -15,7 +13,7 @@ from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate, of_ranks
 from ullage.estimation.scripts.parent import SeenOfRanks, estimate_script
 from ullage.hardware import GPU
-from ullage.jobs.job import JobRequest, Script
+from ullage.jobs.job import JobRequest
 from ullage.jobs.parallel import PP
 from ullage.sandbox.gc_control import importing
 
@@ -102,7 +100,7 @@ def _alike(stages: list[int], found: Mapping[int, Any]) -> dict[int, int]:
 
 def _one(request: JobRequest, gpu: GPU, seen: SeenOfRanks | None) -> Estimate:
     if request.script is not None:
-        return _script(request.script, request, gpu, seen)
+        return estimate_script(request, gpu, seen)
     with importing() if "torch" not in sys.modules else contextlib.nullcontext():
         from ullage.estimation.on_virtual_gpu import run_function, run_model  # PyTorch: a script's process has its own
 
@@ -110,30 +108,3 @@ def _one(request: JobRequest, gpu: GPU, seen: SeenOfRanks | None) -> Estimate:
         return run_model(request.model, gpu, request)
     assert request.function is not None
     return run_function(request.function, gpu, request)
-
-
-def _script(script: Script, request: JobRequest, gpu: GPU, seen: SeenOfRanks | None) -> Estimate:
-    ranks = request.ranks
-    with tempfile.TemporaryDirectory() if request.trace is not None else contextlib.nullcontext() as folder:
-        file = None if folder is None else Path(folder) / "trace.npz"  # the script runs in a process of its own
-        found = estimate_script(
-            script.path,
-            script.args,
-            module=script.module,
-            gpu=gpu,
-            steps=request.steps,
-            timeout=script.timeout,
-            config=request.allocator,
-            trace_file=file,
-            show_output=script.show_output,
-            network=script.network,
-            python=script.python,
-            progress=request.progress,
-            rank=ranks.first,
-            interconnect=ranks.interconnect,
-            launcher=ranks.launcher,
-            seen=seen,
-        )
-        if file is not None:
-            request.trace.read(file)
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import io
 import os
 import shlex
 import sys
@@ -13,7 +14,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue, ScriptFailed
 from ullage.estimation.result import Estimate
 from ullage.estimation.scripts.failures import is_launcher_missing, is_own, message, missing_package, only_pytorch
@@ -21,7 +21,7 @@ from ullage.estimation.scripts.frameworks import framework_of, other_framework
 from ullage.estimation.scripts.request import GRACE, ScriptRequest, unpacked
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
-from ullage.jobs.job import DEFAULT_TIMEOUT, JobRequest, Script
+from ullage.jobs.job import JobRequest, Script
 from ullage.jobs.kinds import check_script
 from ullage.jobs.ranks import MPI, SLURM, TORCHRUN, Rank
 from ullage.performance.step import StepCalls
@@ -40,25 +40,7 @@ _OF_RANKS = "torch._dynamo"  # which torch.distributed imports with the first pr
 TAIL = 20  # lines of the script's output that are shown when it fails
 
 
-def estimate_script(
-    path: str | os.PathLike[str],
-    args: Sequence[str] = (),
-    *,
-    module: bool = False,
-    gpu: str | GPU = "H200",
-    steps: int | None = 3,
-    timeout: float = DEFAULT_TIMEOUT,
-    config: AllocatorConfig | None = None,
-    trace_file: str | os.PathLike[str] | None = None,
-    show_output: bool = False,
-    network: bool = False,
-    python: str | os.PathLike[str] | None = None,
-    progress: Callable[[str], None] | None = None,
-    rank: Rank | None = None,
-    interconnect: str | None = None,
-    launcher: str = TORCHRUN,
-    seen: SeenOfRanks | None = None,
-) -> Estimate:
+def estimate_script(asked: JobRequest, gpu: GPU, seen: SeenOfRanks | None = None) -> Estimate:
     """How much memory a script will take on `gpu`, found without a GPU.
 
     The script runs as `python path args...` would (`python -m path args...` with `module`), in this folder and in a
@@ -66,49 +48,23 @@ def estimate_script(
     steps, and a little further for validation and checkpoints; then it is stopped. `steps=None` lets it run to its end.
     Its output is kept apart: shown on standard error with `show_output`, and its last lines when it fails. If it runs
     out of memory, it is run once more on a card without limit to say how much it would need. What it writes is gone
-    with it, and it reaches no other machine, unless `network` allows that. `python` names another Python to run it in:
-    the path of one, the folder of an environment, or the name of a conda environment. It needs PyTorch, not Ullage.
-    `progress` is called with what takes long, such as "compiling Net.forward", and with nothing when it is done.
-    `rank` is the one of many as which it runs, with the variables that its launcher would give to it; `interconnect`
-    names the networks by which they reach each other. `launcher` may be `accelerate launch` with its options:
-    accelerate itself then says how it starts the script. `seen` is what was seen in other ranks, and is filled with
-    what is seen in this one.
-
-        estimate_script("train.py", ["--batch-size", "64"], gpu="A100-40GB").fits
+    with it, and it reaches no other machine, unless `network` allows that. As a rank of many it has the variables that
+    its launcher would give to it; `accelerate launch` itself says how it starts the script. `seen` is what was seen in
+    other ranks, and is filled with what is seen in this one.
 
     Not covered: a process that uses several GPUs, and compiled code that is no operator with a fake: `ScriptFailed`.
     """
-    interpreter = _started_as(rank, find_interpreter(sys.executable if python is None else os.fspath(python)))
-    if steps is not None and steps < 1:
-        raise InvalidValue(f"needed at least one step to follow; found {steps}")
-    if not timeout > 0:
-        raise InvalidValue(f"needed a time limit above zero seconds; found {timeout}")
-    request = ScriptRequest(
-        path=str(path),
-        args=[str(value) for value in args],
-        module=module,
-        gpu=find_gpu(gpu),
-        steps=steps,
-        timeout=timeout,
-        limited=True,
-        config=config,
-        traced=trace_file is not None,
-        launcher=_asked(launcher),
-        received=seen.sent if seen else {},
-    )
-    first = Run(
-        request=request, python=interpreter, rank=rank, network=network, show_output=show_output, progress=progress
-    )
+    first = _first_run(asked, gpu, traced=asked.trace is not None, received=seen.sent if seen else {})
     last, answer = _followed(first)
     if seen is not None:
         seen.see(answer)
-    if trace_file is not None:
-        _write(base64.b64decode(answer["trace"]), trace_file)
+    if asked.trace is not None:
+        asked.trace.read(io.BytesIO(base64.b64decode(answer["trace"])))
     figures = answer["estimate"] | {"notes": [*last.notes, *answer["estimate"]["notes"]], "source": first.shown}
     if last.out_of_memory is not None:
         figures |= {"out_of_memory": last.out_of_memory, "fits": False}
-    calls = StepCalls(**unpacked(answer["calls"]) | {"interconnect": interconnect})
-    return Estimate.from_dict(figures).with_utilization(calls, request.gpu)
+    calls = StepCalls(**unpacked(answer["calls"]) | {"interconnect": asked.ranks.interconnect})
+    return Estimate.from_dict(figures).with_utilization(calls, gpu)
 
 
 @dataclasses.dataclass
@@ -127,40 +83,46 @@ class SeenOfRanks:
 
 def convolutions_of_script(path: str | os.PathLike[str], args: Sequence[str] = ()) -> list[list[Any]]:
     """The fields of each `ConvolutionProblem` that a script gives to cuDNN on an H200, followed as for an estimate."""
-    request = ScriptRequest(
-        path=str(path),
-        args=[str(value) for value in args],
-        module=False,
-        gpu=find_gpu("H200"),
-        steps=3,
-        timeout=DEFAULT_TIMEOUT,
-        limited=True,
-        convolutions=True,
-    )
-    _, answer = _followed(Run(request=request, python=find_interpreter(sys.executable)))
+    asked = JobRequest(Script(os.fspath(path), args))
+    _, answer = _followed(_first_run(asked, find_gpu("H200"), convolutions=True))
     found: list[list[Any]] = answer["convolutions"]
     return found
 
 
-def step_of_script(script: Script, gpu: GPU, how: JobRequest) -> dict[str, Any]:
+def step_of_script(asked: JobRequest, gpu: GPU) -> dict[str, Any]:
     """The operator calls of a training step of a script, followed as for an estimate: `OperatorCalls.step()`."""
+    _, answer = _followed(_first_run(asked, gpu))
+    return unpacked(answer["calls"])
+
+
+def _first_run(asked: JobRequest, gpu: GPU, **more: Any) -> Run:
+    script, rank = asked.script, asked.ranks.first
+    assert script is not None
+    python = find_interpreter(sys.executable if script.python is None else os.fspath(script.python))
+    if asked.steps is not None and asked.steps < 1:
+        raise InvalidValue(f"needed at least one step to follow; found {asked.steps}")
+    if not script.timeout > 0:
+        raise InvalidValue(f"needed a time limit above zero seconds; found {script.timeout}")
     request = ScriptRequest(
         path=str(script.path),
         args=list(script.args),
         module=script.module,
         gpu=gpu,
-        steps=how.steps,
+        steps=asked.steps,
         timeout=script.timeout,
         limited=True,
-        config=how.allocator,
-        launcher=_asked(how.ranks.launcher),
+        config=asked.allocator,
+        launcher=_asked(asked.ranks.launcher),
+        **more,
     )
-    python = find_interpreter(sys.executable if script.python is None else os.fspath(script.python))
-    rank = how.ranks.first
-    python = _started_as(rank, python)
-    asked = Run(request=request, python=python, rank=rank, network=script.network, show_output=script.show_output)
-    _, answer = _followed(asked)
-    return unpacked(answer["calls"])
+    return Run(
+        request=request,
+        python=_started_as(rank, python),
+        rank=rank,
+        network=script.network,
+        show_output=script.show_output,
+        progress=asked.progress,
+    )
 
 
 def _started_as(rank: Rank | None, python: Interpreter) -> Interpreter:
@@ -384,13 +346,6 @@ def _seen_before(outcome: Outcome) -> dict[str, Any] | None:
     for bounds in (values, values.get("without_trials") or {"upper": 0}):
         bounds["upper"] += entry["adds"]
     return outcome.so_far
-
-
-def _write(content: bytes, file: str | os.PathLike[str]) -> None:
-    try:
-        Path(file).write_bytes(content)
-    except OSError as error:
-        raise InvalidValue(f"cannot write the trace to {file}: {error.strerror}") from None
 
 
 def _environment(python: Interpreter, network: bool) -> dict[str, str]:

@@ -11,7 +11,7 @@ import json
 import zipfile
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -141,8 +141,8 @@ class Trace:
         trace.read(path)
         return trace
 
-    def read(self, path: str | Path) -> None:
-        """Fill this trace from a file that `save` wrote."""
+    def read(self, path: str | Path | BinaryIO) -> None:
+        """Fill this trace from a file that `save` wrote, or an open one."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 about = json.loads(str(file["about"]))
