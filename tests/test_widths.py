@@ -3,7 +3,7 @@
 import pytest
 
 from ullage.cli import jobs
-from ullage.cli.job_tables import HISTORY, QUEUE, table
+from ullage.cli.job_tables import OVER, QUEUE, table
 from ullage.cli.main import app
 from ullage.cli.tables import fitted
 from ullage.hardware import gpu
@@ -90,7 +90,7 @@ def test_the_queue_and_the_history():
     shown = fits(table([a_job()], QUEUE.split(","), 80))
     assert "MORE THAN PROMISED" in " ".join(shown.split())
     over = a_job(ended=1.0, state="failed", cause="out of memory", detail="tried three times, on three GPUs " * 3)
-    assert "out of memory: tried three times" in " ".join(fits(table([over], HISTORY.split(","), 80)).split())
+    assert "out of memory: tried three times" in " ".join(fits(table([over], OVER.split(","), 80)).split())
 
 
 def test_the_gpus_of_the_queue():
