@@ -7,9 +7,17 @@ import sys
 from tests import nursery
 
 ROW = {
-    "id": "one", "model": "mlp:x", "widths": [784, 256, 10], "batch": 512, "opt": "sgd", "precision": "fp32",
-    "peak_alloc": 73022464, "peak_reserved": 92274688, "end_reserved": 92274688, "nvml_end": 870318080,
-}  # fmt: skip
+    "id": "one",
+    "model": "mlp:x",
+    "widths": [784, 256, 10],
+    "batch": 512,
+    "opt": "sgd",
+    "precision": "fp32",
+    "peak_alloc": 73022464,
+    "peak_reserved": 92274688,
+    "end_reserved": 92274688,
+    "nvml_end": 870318080,
+}
 
 
 def ullage(*words) -> subprocess.CompletedProcess:

@@ -30,9 +30,14 @@ HERE = Path(__file__).parent
 SHIPPED = HERE / "data" / "reference"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 collect_ignore = ["virtual/triton_kernels.py"]  # for a machine with Triton and a GPU, be it a virtual one
 

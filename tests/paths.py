@@ -54,9 +54,15 @@ def public_python() -> tuple[str, str] | None:
 def _is_for_all(python: str | Path, path: str) -> bool:
     try:
         done = subprocess.run(
-            [python, "-c", "import ullage, pydantic, torch"], env={"PYTHONPATH": path}, cwd="/", user="nobody",
-            group="nogroup", extra_groups=[], capture_output=True, timeout=60,
-        )  # fmt: skip
+            [python, "-c", "import ullage, pydantic, torch"],
+            env={"PYTHONPATH": path},
+            cwd="/",
+            user="nobody",
+            group="nogroup",
+            extra_groups=[],
+            capture_output=True,
+            timeout=60,
+        )
     except OSError:
         return False
     return done.returncode == 0

@@ -60,7 +60,7 @@ def check(monkeypatch, tmp_path):
         ((), 2, "Missing argument"),
         (("a:job", "--no-such-option"), 2, "No such option"),
     ],
-)  # fmt: skip
+)
 def test_exit_codes_and_words(check, words, code, said):
     answer = check(*words)
     assert answer.exit_code == code, answer.output

@@ -164,10 +164,15 @@ def test_allocator_settings_are_taken():
 
 
 ERRORS = (
-    UnknownName("GPU", "H20O", ["H200"]), MissingPackage("timm", "models"), ScriptFailed("a", "b", own=True),
-    DeviceLost("GPU-1", "lost"), PolicyFailed("mine.py:choose", 7, "none"), DamagedRecord(17, "no JSON"),
-    NoSuchJob("17"), InvalidValue("x"),
-)  # fmt: skip
+    UnknownName("GPU", "H20O", ["H200"]),
+    MissingPackage("timm", "models"),
+    ScriptFailed("a", "b", own=True),
+    DeviceLost("GPU-1", "lost"),
+    PolicyFailed("mine.py:choose", 7, "none"),
+    DamagedRecord(17, "no JSON"),
+    NoSuchJob("17"),
+    InvalidValue("x"),
+)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)

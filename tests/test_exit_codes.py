@@ -89,10 +89,29 @@ def test_an_option_without_its_value_names_the_help_of_its_command(type_in):
 
 
 WITHOUT_A_DAEMON = [
-    "queue", "history", "status", "status 1", "logs 1", "cancel 1", "hold 1", "release 1", "edit 1 --priority 3",
-    "requeue 1", "wait 1", "report", "drain 0", "resume 0", "reserve 0 --for 1h", "reservations", "unreserve 1",
-    "token list", "token create", "token revoke 1", "attach 1", "submit true",
-]  # fmt: skip
+    "queue",
+    "history",
+    "status",
+    "status 1",
+    "logs 1",
+    "cancel 1",
+    "hold 1",
+    "release 1",
+    "edit 1 --priority 3",
+    "requeue 1",
+    "wait 1",
+    "report",
+    "drain 0",
+    "resume 0",
+    "reserve 0 --for 1h",
+    "reservations",
+    "unreserve 1",
+    "token list",
+    "token create",
+    "token revoke 1",
+    "attach 1",
+    "submit true",
+]
 
 
 @pytest.mark.parametrize("line", WITHOUT_A_DAEMON)

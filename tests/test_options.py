@@ -22,9 +22,11 @@ def walk(command, path=()):
 
 COMMANDS = dict(walk(ROOT))
 OPTIONS = [
-    (path, option) for path, command in COMMANDS.items() for option in command.params
+    (path, option)
+    for path, command in COMMANDS.items()
+    for option in command.params
     if option.param_type_name == "option" and not option.hidden
-]  # fmt: skip
+]
 LONG = defaultdict(list)
 for _path, _option in OPTIONS:
     for _name in _option.opts:

@@ -130,9 +130,12 @@ def test_the_wheel_is_whole_and_keeps_its_budget(tmp_path: Path) -> None:
 
 def test_uv_is_given_the_settings_of_pip() -> None:
     lines = [
-        "global.extra-index-url='file:///one https://two'", "global.find-links='/old'", "global.quiet='1'",
-        ":env:.find-links='/wheels\\n/more'", ":env:.cert='/ca.crt'",
-    ]  # fmt: skip
+        "global.extra-index-url='file:///one https://two'",
+        "global.find-links='/old'",
+        "global.quiet='1'",
+        ":env:.find-links='/wheels\\n/more'",
+        ":env:.cert='/ca.crt'",
+    ]
     assert install.settings_of(lines) == {
         "UV_EXTRA_INDEX_URL": "file:///one https://two",
         "UV_FIND_LINKS": "/wheels,/more",

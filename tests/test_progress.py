@@ -121,9 +121,18 @@ def test_the_table_of_a_paper_that_is_stopped_has_the_lines_that_were_judged(typ
     from ullage_lab.train.table2 import Table2Line
 
     line = Table2Line(
-        family="mlp", estimator="mlp", bin=1 << 30, gpu="H200", rows=3, accuracy=0.5, f1=0.5, f1_macro=0.5, under=0.1,
-        over=0.2, seconds=0.01,
-    )  # fmt: skip
+        family="mlp",
+        estimator="mlp",
+        bin=1 << 30,
+        gpu="H200",
+        rows=3,
+        accuracy=0.5,
+        f1=0.5,
+        f1_macro=0.5,
+        under=0.1,
+        over=0.2,
+        seconds=0.01,
+    )
 
     def lines(file, plan, going):
         yield [line]

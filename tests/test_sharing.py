@@ -127,8 +127,13 @@ def grouped(*groups: tuple[float, float, float]) -> Utilization:
     gpu_s = sum(count * each for count, each, _ in groups)
     smact = sum(count * each * fill for count, each, fill in groups) / gpu_s
     kernels = [KernelGroup(count, count * each, count * each * fill) for count, each, fill in groups]
-    return job(step_s=gpu_s, gpu_s=gpu_s, smact=smact, kernels=int(sum(kernel.number for kernel in kernels)),
-               kernel_groups=kernels)  # fmt: skip
+    return job(
+        step_s=gpu_s,
+        gpu_s=gpu_s,
+        smact=smact,
+        kernels=int(sum(kernel.number for kernel in kernels)),
+        kernel_groups=kernels,
+    )
 
 
 def test_a_kernel_waits_for_those_that_fill_the_gpu() -> None:

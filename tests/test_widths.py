@@ -52,10 +52,21 @@ def test_a_ranking(capsys):
     runs = [MeasuredRun(id=name, row={}, family=name, process=9 << 30, reserved=8 << 30) for name in ("cnn", "mlp")]
     truth = TruthSet(name="runs of a campaign", gpu="H200", runs=runs)
     records = [
-        Record(estimator=LONG, run=run.id, gpu="H200", seconds=123.4, cpu_seconds=456.7, figure=7 << 30, kind="process",
-               allocated=6 << 30, reserved=7 << 30, process=7 << 30, upper=8 << 30)
+        Record(
+            estimator=LONG,
+            run=run.id,
+            gpu="H200",
+            seconds=123.4,
+            cpu_seconds=456.7,
+            figure=7 << 30,
+            kind="process",
+            allocated=6 << 30,
+            reserved=7 << 30,
+            process=7 << 30,
+            upper=8 << 30,
+        )
         for run in runs
-    ]  # fmt: skip
+    ]
     shown = fits(ranking._table(rank(truth, records)))
     assert all(name in shown for name in ("estimator", "median", "too low", "time", LONG))
     ranking.print_ranking(truth, records)
@@ -68,9 +79,21 @@ def test_a_ranking(capsys):
 
 def test_the_table_of_a_paper(capsys):
     line = Table2Line(
-        family="transformer", estimator="transformer", bin=8 << 30, gpu="A100-40GB", rows=12345, accuracy=0.5, f1=0.5,
-        f1_macro=0.5, under=0.1, over=0.2, seconds=0.0123, paper=0.9, paper_f1=0.9, validation=0.8,
-    )  # fmt: skip
+        family="transformer",
+        estimator="transformer",
+        bin=8 << 30,
+        gpu="A100-40GB",
+        rows=12345,
+        accuracy=0.5,
+        f1=0.5,
+        f1_macro=0.5,
+        under=0.1,
+        over=0.2,
+        seconds=0.0123,
+        paper=0.9,
+        paper_f1=0.9,
+        validation=0.8,
+    )
     evaluate.print_lines([line])
     shown = fits(capsys.readouterr().out)
     assert "paper" in shown and "0.500" in shown and "too low" in shown
@@ -78,12 +101,28 @@ def test_the_table_of_a_paper(capsys):
 
 def a_job(**more):
     return {
-        "id": 123456, "array_id": 123456, "array_index": 789, "user": "somebody-with-a-long-name", "ended": None,
-        "name": "a-name-that-nobody-would-type-twice-but-that-a-program-makes", "state": "running", "gpus": 8,
-        "promise": 39 << 30, "alone": False, "places": [0, 1], "over_promise": True, "used": 41 << 30, "cores": 16,
-        "host_promise": 256 << 30, "ran": 123456.0, "waited": 123456.0, "recovery": None, "reason": None,
-        "cause": None, "detail": None,
-    } | more  # fmt: skip
+        "id": 123456,
+        "array_id": 123456,
+        "array_index": 789,
+        "user": "somebody-with-a-long-name",
+        "ended": None,
+        "name": "a-name-that-nobody-would-type-twice-but-that-a-program-makes",
+        "state": "running",
+        "gpus": 8,
+        "promise": 39 << 30,
+        "alone": False,
+        "places": [0, 1],
+        "over_promise": True,
+        "used": 41 << 30,
+        "cores": 16,
+        "host_promise": 256 << 30,
+        "ran": 123456.0,
+        "waited": 123456.0,
+        "recovery": None,
+        "reason": None,
+        "cause": None,
+        "detail": None,
+    } | more
 
 
 def test_the_queue_and_the_history():
@@ -95,10 +134,18 @@ def test_the_queue_and_the_history():
 
 def test_the_gpus_of_the_queue():
     card = {
-        "index": 7, "name": "NVIDIA RTX PRO 6000 Blackwell", "total": 95 << 30, "used": 94 << 30,
-        "promised": 93 << 30, "free": 1 << 30, "jobs": list(range(100000, 100012)), "lost": False, "drained": True,
-        "drain_reason": "the fan is loud", "bookings": [],
-    }  # fmt: skip
+        "index": 7,
+        "name": "NVIDIA RTX PRO 6000 Blackwell",
+        "total": 95 << 30,
+        "used": 94 << 30,
+        "promised": 93 << 30,
+        "free": 1 << 30,
+        "jobs": list(range(100000, 100012)),
+        "lost": False,
+        "drained": True,
+        "drain_reason": "the fan is loud",
+        "bookings": [],
+    }
     shown = fits(jobs._gpu_table([card], 80))
     assert "93.0 GiB" in shown and "100011" in shown and "drained" in shown
 

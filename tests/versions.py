@@ -20,9 +20,17 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / ".venvs"
 # The last patch of each release, and a Python that it has builds for: old and new ones in turn.
 RELEASES = {
-    "2.6.0": "3.11", "2.7.1": "3.12", "2.8.0": "3.11", "2.9.1": "3.13", "2.10.0": "3.11",
-    "2.11.0": "3.12", "2.12.1": "3.13", "2.13.0": "3.12", "2.14.1": "3.12", "2.15.0": "3.13",
-}  # fmt: skip
+    "2.6.0": "3.11",
+    "2.7.1": "3.12",
+    "2.8.0": "3.11",
+    "2.9.1": "3.13",
+    "2.10.0": "3.11",
+    "2.11.0": "3.12",
+    "2.12.1": "3.13",
+    "2.13.0": "3.12",
+    "2.14.1": "3.12",
+    "2.15.0": "3.13",
+}
 TOOLS = ["pytest>=8", "pytest-timeout>=2.4", "hypothesis>=6.100", "psutil>=5.9"]
 SCRIPTS = ["bf16_transformer.py", "rnn_language_model.py"]
 HEADER = ["PyTorch", "Python", "platform", "passed", "failed", "skipped", "example scripts"]

@@ -44,10 +44,13 @@ def compare(rows: list[Row], out: Path | None) -> None:
             result["error"] = f"{type(error).__name__}: {error}"[:300]
         else:
             result |= {
-                "allocated": found.peak_allocated, "reserved": found.peak_reserved, "upper": found.upper,
-                "process": found.process_memory, "context": found.breakdown["context"],
+                "allocated": found.peak_allocated,
+                "reserved": found.peak_reserved,
+                "upper": found.upper,
+                "process": found.process_memory,
+                "context": found.breakdown["context"],
                 "connections": sum(entry["adds"] for entry in found.assumed if "NCCL" in entry["what"]),
-            }  # fmt: skip
+            }
         result["seconds"] = round(time.perf_counter() - begin, 2)
         if row.get("nvml_end") and row.get("peak_reserved"):
             result["process_truth"] = row["nvml_end"] - row["end_reserved"] + row["peak_reserved"]

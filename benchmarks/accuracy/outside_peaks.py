@@ -55,10 +55,16 @@ def qwen_model(size: str, method: str) -> Any:
 
     hidden, intermediate = {"0.8B": (1024, 3584), "2B": (2048, 6144)}[size]
     config = Qwen3_5TextConfig(
-        hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=24, num_attention_heads=8,
-        num_key_value_heads=2, linear_num_value_heads=16, tie_word_embeddings=True, use_cache=False,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=24,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        linear_num_value_heads=16,
+        tie_word_embeddings=True,
+        use_cache=False,
         attn_implementation="sdpa",
-    )  # fmt: skip
+    )
     torch.set_default_dtype(torch.bfloat16)
     try:
         model = Qwen3_5ForCausalLM(config)
@@ -125,10 +131,15 @@ def qwen_of_ranks(method: str, ranks: int, length: int) -> int:
         fully_shard(model, mesh=mesh, reshard_after_forward=True)
     else:
         model = FullyShardedDataParallel(
-            model, auto_wrap_policy=ModuleWrapPolicy({type(layers[0])}), device_id=torch.device("cuda:0"),
-            sharding_strategy=ShardingStrategy.FULL_SHARD, backward_prefetch=None, forward_prefetch=False,
-            limit_all_gathers=True, use_orig_params=False,
-        )  # fmt: skip
+            model,
+            auto_wrap_policy=ModuleWrapPolicy({type(layers[0])}),
+            device_id=torch.device("cuda:0"),
+            sharding_strategy=ShardingStrategy.FULL_SHARD,
+            backward_prefetch=None,
+            forward_prefetch=False,
+            limit_all_gathers=True,
+            use_orig_params=False,
+        )
     torch.cuda.synchronize()
     batch = qwen_batch(model.config.vocab_size, length)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -179,9 +190,12 @@ def bert(
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
-        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096,
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=4096,
         attn_implementation="eager",
-    )  # fmt: skip
+    )
     with torch.device("meta"):
         model = BertForSequenceClassification(config)
     if checkpoint:
@@ -212,8 +226,11 @@ def bert(
 
 
 TRAININGS: dict[str, Callable[..., int | None]] = {
-    "qwen": qwen, "qwen of ranks": qwen_of_ranks, "vit": vision_transformer, "bert": bert,
-}  # fmt: skip
+    "qwen": qwen,
+    "qwen of ranks": qwen_of_ranks,
+    "vit": vision_transformer,
+    "bert": bert,
+}
 
 
 def other_versions(packages: dict[str, str]) -> list[str]:
@@ -237,10 +254,16 @@ def compare(case: dict[str, Any]) -> dict[str, Any]:
     ours = peak or (gpu.peak_reserved if case["figure"] == "reserved" else gpu.peak_allocated)
     theirs = round(case["published"] * {"GiB": GIB, "GB": 10**9, "MiB": MIB}[case["unit"]])
     return {
-        "id": case["id"], "gpu": case["gpu"], "figure": case["figure"], "theirs": theirs, "ours": ours,
-        "error": ours / theirs - 1, "upper_holds": gpu.upper - gpu.context >= theirs,
-        "other_versions": other_versions(case["packages"]), "source": case["source"],
-    }  # fmt: skip
+        "id": case["id"],
+        "gpu": case["gpu"],
+        "figure": case["figure"],
+        "theirs": theirs,
+        "ours": ours,
+        "error": ours / theirs - 1,
+        "upper_holds": gpu.upper - gpu.context >= theirs,
+        "other_versions": other_versions(case["packages"]),
+        "source": case["source"],
+    }
 
 
 def results(only: str) -> Iterator[dict[str, Any]]:

@@ -57,11 +57,23 @@ WAITS = 3  # of a usual training step: two copies to the GPU, and the loss
 def job(step_s: float, share: float) -> Utilization:
     """A job that keeps the GPU busy for a share of its step."""
     return Utilization(
-        gpu=CARD.name, step_s=step_s, gpu_s=share * step_s, host_s=step_s, smact=share, smocc=share / 3, drama=0.0,
-        tensor=0.0, power_w=200.0, energy_j=200.0 * step_s, flops=0.0, bytes=0.0, steady=True,
+        gpu=CARD.name,
+        step_s=step_s,
+        gpu_s=share * step_s,
+        host_s=step_s,
+        smact=share,
+        smocc=share / 3,
+        drama=0.0,
+        tensor=0.0,
+        power_w=200.0,
+        energy_j=200.0 * step_s,
+        flops=0.0,
+        bytes=0.0,
+        steady=True,
         kernels=max(1, round(share * step_s / KERNEL_S)),
-        measured=False, waits=WAITS,
-    )  # fmt: skip
+        measured=False,
+        waits=WAITS,
+    )
 
 
 def by_copies(steps: Mapping[str, float], pairs: Sequence[Pair], how: str) -> dict[str, Utilization]:

@@ -169,9 +169,12 @@ SMACT_BINS = ((0, 0.4), (0.4, 0.8), (0.8, 1.2), (1.2, 99.0))
 def by_smact_table(sets: Sequence[Shared]) -> str:
     """Sets by the sum of what their jobs have of SMACT alone."""
     head = [
-        "sum of SMACT alone", "sets", "work done in the time of 1", "a job's step takes",
+        "sum of SMACT alone",
+        "sets",
+        "work done in the time of 1",
+        "a job's step takes",
         "jobs that keep 80 % of their speed",
-    ]  # fmt: skip
+    ]
     rows = []
     for low, high in SMACT_BINS:
         for how, words in HOWS.items():
@@ -253,10 +256,15 @@ def memory_table(rows: Sequence[Row]) -> str:
         for number, (jobs, whole) in enumerate(_rounds(rows, how), start=1):
             count = sum(job["copies"] for job in jobs)
             total = sum(job["copies"] * job["process_memory"] for job in jobs)
-            lines.append([
-                f"{words}, round {number}", str(count), f"{total / GIB:.1f}", f"{whole / GIB:.1f}",
-                f"{whole / total - 1:+.1%}",
-            ])  # fmt: skip
+            lines.append(
+                [
+                    f"{words}, round {number}",
+                    str(count),
+                    f"{total / GIB:.1f}",
+                    f"{whole / GIB:.1f}",
+                    f"{whole / total - 1:+.1%}",
+                ]
+            )
     return table(head, lines)
 
 
@@ -405,9 +413,12 @@ def legend(x: float, y: float) -> list[str]:
 
 
 PANELS = {
-    "step": "time of a step, ms", "rate": "steps a second", "smact": "SMACT, %",
-    "memory": "memory, GiB", "energy": "energy of a step, J",
-}  # fmt: skip
+    "step": "time of a step, ms",
+    "rate": "steps a second",
+    "smact": "SMACT, %",
+    "memory": "memory, GiB",
+    "energy": "energy of a step, J",
+}
 
 
 def uniform_picture(sets: Sequence[Shared], job: str) -> str:
@@ -445,9 +456,14 @@ def smact_picture(sets: Sequence[Shared]) -> str:
     low, high = math.log10(0.5), math.log10(1.2 * worst)
     figures = (
         ("work done in the time of 1", lambda one: one.throughput, 1.0, (0.0, best), ticks(best)),
-        ("slowest job: its step takes so many times as long", lambda one: math.log10(max(one.slowdowns)), 0.0,
-         (low, high), times_ticks(1.2 * worst)),
-    )  # fmt: skip
+        (
+            "slowest job: its step takes so many times as long",
+            lambda one: math.log10(max(one.slowdowns)),
+            0.0,
+            (low, high),
+            times_ticks(1.2 * worst),
+        ),
+    )
     for place, (title, figure, level, ends, y_ticks) in enumerate(figures):
         panel = Panel(46 + 470 * place, 66, 400, 240, (0, 1.03 * most), ends)
         parts += panel.frame(title, "sum of the jobs' SMACT alone, %", ticks(most), y_ticks)

@@ -61,8 +61,11 @@ def least_gpu_s(trace: JobTrace, most: int, min_speed: float) -> float:
         shares = interference.true(NAME, there)
         if round(min(shares), 2) >= min_speed:
             speeds[there] = shares
-    entries = [(kind, column, share) for column, (there, shares) in enumerate(speeds.items())
-               for kind, share in zip(there, shares, strict=True)]  # fmt: skip
+    entries = [
+        (kind, column, share)
+        for column, (there, shares) in enumerate(speeds.items())
+        for kind, share in zip(there, shares, strict=True)
+    ]
     rows, columns, values = zip(*entries, strict=True)
     done = csr_matrix((values, (rows, columns)), shape=(len(work), len(speeds)))
     found = linprog(np.ones(len(speeds)), A_ub=-done, b_ub=-work, bounds=(0, None), method="highs")

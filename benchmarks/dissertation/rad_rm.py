@@ -30,22 +30,44 @@ WINDOW_S = 90.0
 
 
 def rad_rm(
-    policy: str, estimator: str = "none", sharing: str = "mps", *, smact: float | None = None, free: int = 0,
-    margin: int = 0, label: str | None = None,
-) -> Scenario:  # fmt: skip
+    policy: str,
+    estimator: str = "none",
+    sharing: str = "mps",
+    *,
+    smact: float | None = None,
+    free: int = 0,
+    margin: int = 0,
+    label: str | None = None,
+) -> Scenario:
     """A run of RAD-RM under a policy of this file, or "exclusive". A GPU is shared where its SMACT is at most `smact`
     and where `free` bytes are free, or as many as the estimator says and the `margin`."""
     rules = Rules(
-        smact_limit=smact, free_floor=free, margin=margin, unknown="floor", window=WINDOW_S, fresh_busy=0.0,
-        stale_after=None, backfill=False, ageing=None, fair=False,
-    )  # fmt: skip
+        smact_limit=smact,
+        free_floor=free,
+        margin=margin,
+        unknown="floor",
+        window=WINDOW_S,
+        fresh_busy=0.0,
+        stale_after=None,
+        backfill=False,
+        ageing=None,
+        fair=False,
+    )
     alone = policy == "exclusive"
     return Scenario(
-        gpus=GPUS, policy=policy if alone else f"{__file__}:{policy}", estimator=estimator, sharing=sharing,
-        rules=rules, recovery=RecoveryRules(exclusive_after=1), pause_s=ALONE_S if alone else SHARED_S,
-        foresight=False, at_a_time=1, bookkeeping=False, label=label,
+        gpus=GPUS,
+        policy=policy if alone else f"{__file__}:{policy}",
+        estimator=estimator,
+        sharing=sharing,
+        rules=rules,
+        recovery=RecoveryRules(exclusive_after=1),
+        pause_s=ALONE_S if alone else SHARED_S,
+        foresight=False,
+        at_a_time=1,
+        bookkeeping=False,
+        label=label,
         world=World(reading_s=WINDOW_S, monitor_delay_s=0.0),  # who is idle is asked anew each time
-    )  # fmt: skip
+    )
 
 
 _last = -1  # the index of the GPU that round-robin gave away last

@@ -100,21 +100,29 @@ def unknown_runs() -> list[Run]:
         ("MAGM (85 %, 5 GB)", "magm", 0.85, 5, 2),
     ]
     return [_exclusive("90")] + [
-        Run("90", name, rad_rm(policy, smact=smact, free=free * GIB),
-            {"ooms": ooms} | ({"total": -0.28} if policy == "lug" else {}))
+        Run(
+            "90",
+            name,
+            rad_rm(policy, smact=smact, free=free * GIB),
+            {"ooms": ooms} | ({"total": -0.28} if policy == "lug" else {}),
+        )
         for name, policy, smact, free, ooms in conditions
-    ]  # fmt: skip
+    ]
 
 
 def estimator_runs() -> list[Run]:
     """Table 6.4, figures 6.9 and 6.10: memory by estimators."""
     ooms: dict[tuple[str, float | None], float] = {("horus", None): 1, ("gpumemnet", None): 1}
     return [_exclusive("90")] + [
-        Run("90", f"MAGM + {title}{'' if smact is None else ' (80 %)'}", rad_rm("magm", estimator, smact=smact),
-            {"ooms": ooms.get((estimator, smact), 0)} | ({"total": -0.25} if (estimator, smact) == BEST else {}))
+        Run(
+            "90",
+            f"MAGM + {title}{'' if smact is None else ' (80 %)'}",
+            rad_rm("magm", estimator, smact=smact),
+            {"ooms": ooms.get((estimator, smact), 0)} | ({"total": -0.25} if (estimator, smact) == BEST else {}),
+        )
         for smact in (None, 0.8)
         for estimator, title in TITLES.items()
-    ]  # fmt: skip
+    ]
 
 
 TITLES = {"horus": "Horus", "faketensor": "FakeTensor", "gpumemnet": "GPUMemNet"}
@@ -130,11 +138,16 @@ def heavy_runs() -> list[Run]:
         Run("60", "MAGM (80 %, 2 GB)", rad_rm("magm", smact=0.8, free=2 * GIB), {"ooms": 4, "energy": 28.781487533}),
         Run("60", "LUG (80 %, 2 GB)", rad_rm("lug", smact=0.8, free=2 * GIB), {"ooms": 4}),
         Run("60", "MAGM + Horus (80 %)", rad_rm("magm", "horus", smact=0.8), {"ooms": 2, "energy": 29.041723267}),
-        Run("60", "MAGM + FakeTensor (80 %)", rad_rm("magm", "faketensor", smact=0.8),
-            {"ooms": 3, "energy": 30.306237499}),
-        Run("60", "MAGM + GPUMemNet (80 %)", rad_rm("magm", "gpumemnet", smact=0.8),
-            {"ooms": 1, "energy": 28.502464491}),
-    ]  # fmt: skip
+        Run(
+            "60",
+            "MAGM + FakeTensor (80 %)",
+            rad_rm("magm", "faketensor", smact=0.8),
+            {"ooms": 3, "energy": 30.306237499},
+        ),
+        Run(
+            "60", "MAGM + GPUMemNet (80 %)", rad_rm("magm", "gpumemnet", smact=0.8), {"ooms": 1, "energy": 28.502464491}
+        ),
+    ]
 
 
 def explaining_runs() -> list[Run]:
@@ -175,9 +188,13 @@ def _two() -> dict[str, Scenario]:
 
 
 CHAPTER: dict[str, Callable[[], list[Run]]] = {
-    "oracles": oracle_runs, "unknown": unknown_runs, "estimators": estimator_runs, "heavy": heavy_runs,
-    "habits": explaining_runs, "world": world_runs,
-}  # fmt: skip
+    "oracles": oracle_runs,
+    "unknown": unknown_runs,
+    "estimators": estimator_runs,
+    "heavy": heavy_runs,
+    "habits": explaining_runs,
+    "world": world_runs,
+}
 
 
 def simulated(folder: Path, seeds: int, workers: int = 1, kept: Path | None = None) -> dict[str, list[Done]]:
@@ -306,9 +323,14 @@ def order_table(found: Mapping[str, Sequence[Done]]) -> str:
     rows = []
     for words, section, measure in ORDERS:
         seen = agreement(found[section], measure)
-        rows.append([
-            words, f"{seen.tau:.2f}", f"{seen.same} of {seen.decided}", "; ".join(seen.otherwise) or "none",
-        ])  # fmt: skip
+        rows.append(
+            [
+                words,
+                f"{seen.tau:.2f}",
+                f"{seen.same} of {seen.decided}",
+                "; ".join(seen.otherwise) or "none",
+            ]
+        )
     return table(["what is ordered", "Kendall's tau", "pairs beyond noise in the same order", "the others"], rows)
 
 
@@ -427,11 +449,16 @@ def written(page: Path, content: Mapping[str, str]) -> None:
 def as_json(found: Mapping[str, Sequence[Done]]) -> str:
     """Every figure of every run."""
     rows = [
-        {"section": name, "trace": done.run.trace, "run": done.run.name, "theirs": dict(done.run.theirs),
-         "ours": {measure: done.values(measure) for measure in SHOWN}}
+        {
+            "section": name,
+            "trace": done.run.trace,
+            "run": done.run.name,
+            "theirs": dict(done.run.theirs),
+            "ours": {measure: done.values(measure) for measure in SHOWN},
+        }
         for name, section in found.items()
         for done in section
-    ]  # fmt: skip
+    ]
     return json.dumps(rows, indent=1)
 
 

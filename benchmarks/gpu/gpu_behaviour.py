@@ -201,8 +201,13 @@ def room(card: Card, seed: int, rounds: int) -> Iterator[dict[str, Any]]:
                     others[place] = Holder()
                     others[place].ask("ready")
                 free = card.free
-                yield {"processes": count, "step": step, "blocks": len(taken), "free": free,
-                       "largest": probe.ask("largest", free)}  # fmt: skip
+                yield {
+                    "processes": count,
+                    "step": step,
+                    "blocks": len(taken),
+                    "free": free,
+                    "largest": probe.ask("largest", free),
+                }
             for each in others:
                 each.end()
 
@@ -217,8 +222,13 @@ def power(card: Card, seconds: float) -> Iterator[dict[str, Any]]:
             watts.append(card.watts)
             time.sleep(0.1)
         spent = (card.joules - before) / (time.monotonic() - began)
-        return {"processes": count, "held": held, "watts": statistics.mean(watts), "by_energy": spent,
-                "used": card.used}  # fmt: skip
+        return {
+            "processes": count,
+            "held": held,
+            "watts": statistics.mean(watts),
+            "by_energy": spent,
+            "used": card.used,
+        }
 
     yield rest(0, 0)
     for count in (1, 4, 8):
@@ -257,8 +267,10 @@ def trainings(card: Card, kinds: Sequence[Kind], share: float, more: Mapping[str
         assert job.stdout is not None
         try:
             told = json.loads(job.stdout.read())
-            told = {name: round(value - began, 3) if value > 1e9 and name != "reserved" else value
-                    for name, value in told.items()}  # fmt: skip
+            told = {
+                name: round(value - began, 3) if value > 1e9 and name != "reserved" else value
+                for name, value in told.items()
+            }
         except ValueError:
             told = {"failed": job.wait()}
         each.append({"kind": kind.name, "ended": round(ends.get(place, began) - began, 3), **told})
@@ -301,11 +313,13 @@ def measure(options: argparse.Namespace, card: Card) -> Iterator[dict[str, Any]]
     """All rows, part by part; a part that fails leaves the others alone."""
     kinds = [kind for kind in KINDS if kind.name in options.kinds.split(",")]
     parts = {
-        "lag": lambda: lag(card), "room": lambda: room(card, options.seed, options.rounds),
-        "power": lambda: power(card, options.rest), "alone": lambda: alone(card, kinds, options.steps),
+        "lag": lambda: lag(card),
+        "room": lambda: room(card, options.seed, options.rounds),
+        "power": lambda: power(card, options.rest),
+        "alone": lambda: alone(card, kinds, options.steps),
         "beside": lambda: together(card, kinds, options.steps, options.counts, {}),
         "mps": lambda: through_mps(card, kinds, options.steps, options.counts),
-    }  # fmt: skip
+    }
     for part in options.parts.split(","):
         began = time.monotonic()
         try:

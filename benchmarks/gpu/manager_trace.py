@@ -212,11 +212,18 @@ def detail(found: list[dict[str, Any]], client: Client, begin: float) -> list[di
         with contextlib.suppress(ValueError, IndexError):
             told = json.loads(client.logs(job["id"]).splitlines()[-1])
             told |= {name: told[name] - begin for name in told_names if name in told}
-        jobs.append({
-            "name": job["name"], "state": job["state"], "submitted": job["submitted"] - begin,
-            "queued": might[job["id"]] - begin if job["id"] in might else None, "waited": job["waited"],
-            "ran": job["ran"], "attempts": attempts, "told": told,
-        })  # fmt: skip
+        jobs.append(
+            {
+                "name": job["name"],
+                "state": job["state"],
+                "submitted": job["submitted"] - begin,
+                "queued": might[job["id"]] - begin if job["id"] in might else None,
+                "waited": job["waited"],
+                "ran": job["ran"],
+                "attempts": attempts,
+                "told": told,
+            }
+        )
     return jobs
 
 

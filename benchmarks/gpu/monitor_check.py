@@ -131,8 +131,12 @@ def products(torch: Any, device: Device, seconds: float, idle: float | None) -> 
     mine = (held or {}).get(os.getpid())
     print(f"  processes: {held}; this one is {os.getpid()} (in a container NVML may give other pids)")
     reserved = torch.cuda.memory_reserved()
-    check("products: GPU memory of this process over PyTorch's, GiB", None if mine is None else _gib(mine - reserved),
-          lambda value: 0.1 < value < 3, True)  # fmt: skip
+    check(
+        "products: GPU memory of this process over PyTorch's, GiB",
+        None if mine is None else _gib(mine - reserved),
+        lambda value: 0.1 < value < 3,
+        True,
+    )
     print(f"  host: {host}")
     check("products: CPU of this process, cores", host.cpu, lambda value: 0 < value < 64)
 
@@ -167,8 +171,12 @@ def copies(torch: Any, device: Device, seconds: float) -> None:
             torch.cuda.synchronize()
     rate = sent / (activity.seconds or seconds)
     print(f"  sent by us: {rate / 1e9:.2f} GB/s")
-    check("copies: PCIe received / sent by us", activity.pcie_rx_bps and activity.pcie_rx_bps / rate,
-          lambda value: 0.8 < value < 1.5, True)  # fmt: skip
+    check(
+        "copies: PCIe received / sent by us",
+        activity.pcie_rx_bps and activity.pcie_rx_bps / rate,
+        lambda value: 0.8 < value < 1.5,
+        True,
+    )
     check("copies: SMACT", activity.smact, lambda value: value < 0.1, True)
 
 

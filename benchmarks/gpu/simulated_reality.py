@@ -172,10 +172,15 @@ def simulated(recorded: Recorded, run: str, world: World) -> SimulationResult:
         for number, (moment, (_, name)) in enumerate(zip(moments, arrivals, strict=True))
     ]
     scenario = Scenario(
-        gpus=GPU, policy=policy, estimator="none" if policy == "exclusive" else "ullage", rules=RULES, world=world,
-        sharing="mps" if sharing == "mps" else "timeslice", foresight=recorded.foresight,
+        gpus=GPU,
+        policy=policy,
+        estimator="none" if policy == "exclusive" else "ullage",
+        rules=RULES,
+        world=world,
+        sharing="mps" if sharing == "mps" else "timeslice",
+        foresight=recorded.foresight,
         min_speed=0.8,  # the default of the manager that was recorded
-    )  # fmt: skip
+    )
     found = simulate(JobTrace(recorded.name, sorted(jobs, key=lambda job: job.arrival)), scenario)
     assert found.figures.done == len(jobs)
     return found
@@ -187,9 +192,11 @@ def again(recorded: Recorded, run: str, world: World = WORLD) -> Beside:
     waits = [job.attempts[0].begin - arrivals[job.id][0] for job in found.jobs]
     begin = min(job.arrival for job in found.jobs)  # until then the GPU does nothing
     return Beside(
-        max(job.attempts[-1].end for job in found.jobs), statistics.mean(waits), found.figures.running_s or 0.0,
+        max(job.attempts[-1].end for job in found.jobs),
+        statistics.mean(waits),
+        found.figures.running_s or 0.0,
         (found.energy_j + begin * found.gpus[0].power_w[0]) / 1000,
-    )  # fmt: skip
+    )
 
 
 def compared(world: World = WORLD) -> Iterator[tuple[Recorded, str, Beside, Beside]]:
@@ -219,18 +226,35 @@ def history_of(run: dict[str, Any]) -> dict[str, Any]:
     rules = asdict(RULES)
     del rules["predict"]
     jobs = [
-        {"id": number, "user": "user", "name": job["name"], "state": job["state"], "submitted": job["submitted"],
-         "queued": job["queued"], "gpus": 1, "priority": 0, "time_limit": None, "work": job["name"],
-         "promise": job["attempts"][0]["promise"],
-         "attempts": [each | {"slots": each["gpus"]} for each in job["attempts"]]}
+        {
+            "id": number,
+            "user": "user",
+            "name": job["name"],
+            "state": job["state"],
+            "submitted": job["submitted"],
+            "queued": job["queued"],
+            "gpus": 1,
+            "priority": 0,
+            "time_limit": None,
+            "work": job["name"],
+            "promise": job["attempts"][0]["promise"],
+            "attempts": [each | {"slots": each["gpus"]} for each in job["attempts"]],
+        }
         for number, job in enumerate(run["each"])
-    ]  # fmt: skip
+    ]
     return {
-        "since": 0.0, "until": run["makespan_s"], "policy": policy, "sharing": sharing or "time-slicing",
-        "min_speed": 0.8, "rules": rules, "reading_s": READING_S, "all": True, "jobs": jobs,
+        "since": 0.0,
+        "until": run["makespan_s"],
+        "policy": policy,
+        "sharing": sharing or "time-slicing",
+        "min_speed": 0.8,
+        "rules": rules,
+        "reading_s": READING_S,
+        "all": True,
+        "jobs": jobs,
         "gpus": [{"id": 0, "index": 0, "name": GPU, "total": find_gpu(GPU).usable, "mig": False}],
         "works": {name: work["predicted"] for name, work in run["works"].items()},
-    }  # fmt: skip
+    }
 
 
 def replays() -> Iterator[tuple[str, str, float, float]]:

@@ -50,9 +50,13 @@ def main() -> None:
     for way in [options.only] if options.only else WAYS:
         with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
             cluster = PrivateSlurm(
-                Path(folder), nodes=1, gpus=4, shards_per_gpu=KIND.shards, gpu_type="a100",
+                Path(folder),
+                nodes=1,
+                gpus=4,
+                shards_per_gpu=KIND.shards,
+                gpu_type="a100",
                 more="SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0",
-            )  # fmt: skip
+            )
             with cluster:
                 os.environ.update(cluster.environment)
                 run(way, jobs, options.scale, Path(folder))

@@ -67,13 +67,21 @@ MODELS = ("torchvision:resnet50", "timm:vit_small_patch16_224")
 SIZES = (1_000, 3_000, 10_000)  # operators
 LAYERS, RANKS = 12, (1, 64)
 SMALL = {
-    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": LAYERS, "num_attention_heads": 16,
-    "num_key_value_heads": 8, "vocab_size": 32000,
-}  # fmt: skip
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+}
 LARGE = {
-    "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
-    "num_key_value_heads": 8, "vocab_size": 128256,
-}  # fmt: skip
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
 REFERENCE = os.environ.get("ULLAGE_REFERENCE")
 ROUNDS = 3
 
@@ -170,10 +178,15 @@ def warm(checkouts: list[Path], every: int) -> list[dict[str, Any]]:
     found = []
     for row in track(rows[::every], "estimating", console=Console(stderr=True)):
         answers = [worker.ask(row) for worker in workers]
-        found.append({
-            "id": row["id"], "model": row["model"], "operators": answers[0]["operators"],
-            "seconds": [answer["seconds"] for answer in answers], "figures": [answer["figures"] for answer in answers],
-        })  # fmt: skip
+        found.append(
+            {
+                "id": row["id"],
+                "model": row["model"],
+                "operators": answers[0]["operators"],
+                "seconds": [answer["seconds"] for answer in answers],
+                "figures": [answer["figures"] for answer in answers],
+            }
+        )
     for worker in workers:
         worker.close()
     return found
@@ -313,10 +326,28 @@ def large() -> None:
     """Print what a very large model took."""
     words = [word for key, value in LARGE.items() for word in ("--set", f"{key}={value}")]
     command = [
-        sys.executable, "-m", "ullage", "estimate", "hf:LlamaForCausalLM", *words, "-b", "1", "--sequence-length",
-        "4096", "-p", "bf16", "--checkpointing", "--world-size", "64", "--nodes", "8", "--parallel", "fsdp2", "--gpu",
+        sys.executable,
+        "-m",
+        "ullage",
+        "estimate",
+        "hf:LlamaForCausalLM",
+        *words,
+        "-b",
+        "1",
+        "--sequence-length",
+        "4096",
+        "-p",
+        "bf16",
+        "--checkpointing",
+        "--world-size",
+        "64",
+        "--nodes",
+        "8",
+        "--parallel",
+        "fsdp2",
+        "--gpu",
         "H100",
-    ]  # fmt: skip
+    ]
     begin = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -332,9 +363,16 @@ def train_billions() -> None:
     import transformers
 
     config = transformers.Qwen3Config(
-        hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8,
-        head_dim=128, vocab_size=151936, tie_word_embeddings=False, use_cache=False,
-    )  # fmt: skip
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        tie_word_embeddings=False,
+        use_cache=False,
+    )
     model = transformers.Qwen3ForCausalLM(config)
     model.to("cuda").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)

@@ -218,8 +218,10 @@ def main() -> None:
     looks = sum(len(monitor.window(device.id)) for device in monitor.devices()) - looks
     percent = 100 * used / elapsed
     print(f"source: {about}")
-    print(f"{looks} readings in {elapsed:.1f} s, every {options.interval:g} s, windows of {monitor.seconds:g} s; "
-          f"{len(psutil.pids())} processes on this machine, {os.cpu_count()} cores")  # fmt: skip
+    print(
+        f"{looks} readings in {elapsed:.1f} s, every {options.interval:g} s, windows of {monitor.seconds:g} s; "
+        f"{len(psutil.pids())} processes on this machine, {os.cpu_count()} cores"
+    )
     print(
         f"CPU: {used * 1000:.0f} ms, {percent:.2f} % of one core (goal: under {GOAL:g} %); "
         f"failed looks: {monitor.failures}"
@@ -231,8 +233,10 @@ def main() -> None:
     calls = sum(seconds for _, seconds in CALLS.values())
     print(f"in NVML's calls: {100 * calls / elapsed:.2f} % of one core, of which")
     for name, (count, seconds) in sorted(CALLS.items(), key=lambda item: -item[1][1]):
-        print(f"  {name:42} {count / elapsed:6.1f} a second, {1000 * seconds / count:7.3f} ms each, "
-              f"{100 * seconds / elapsed:6.3f} % of one core")  # fmt: skip
+        print(
+            f"  {name:42} {count / elapsed:6.1f} a second, {1000 * seconds / count:7.3f} ms each, "
+            f"{100 * seconds / elapsed:6.3f} % of one core"
+        )
     monitor.stop()
     if real is not None:
         alone()

@@ -118,8 +118,10 @@ def cost(client: Client, browser: Browser, url: str, daemon: int, pages: int) ->
     for number, turns in found.items():
         spans = [span for each, _ in turns for span in each]
         cores = statistics.mean(used for _, used in turns)
-        print(f"{number} pages open: a job starts {statistics.median(spans) * 1e3:.0f} ms after it came (median), "
-              f"{max(spans) * 1e3:.0f} ms at most; the daemon uses {cores:.0%} of a core")  # fmt: skip
+        print(
+            f"{number} pages open: a job starts {statistics.median(spans) * 1e3:.0f} ms after it came (median), "
+            f"{max(spans) * 1e3:.0f} ms at most; the daemon uses {cores:.0%} of a core"
+        )
 
 
 def visit(client: Client, browser: Browser, url: str, path: str) -> Any:

@@ -57,9 +57,19 @@ def grown(calls: Sequence[runs.MeasuredCall], learn: Sequence[runs.FollowedRun],
     operators, usual = fitting._usual_factors(calls)
     empty = Trees.from_lists([[{"value": 0.0}]])
     rates = Rates(
-        time=empty, shares=dict.fromkeys(SHARES, empty), starts={}, operators=operators, usual=usual,
-        gap_s=fitting.GAP, gaps=fitting.GAPS, host={}, copied=7e9, stretch=1.0, idle_w=0.0, power={},
-    )  # fmt: skip
+        time=empty,
+        shares=dict.fromkeys(SHARES, empty),
+        starts={},
+        operators=operators,
+        usual=usual,
+        gap_s=fitting.GAP,
+        gaps=fitting.GAPS,
+        host={},
+        copied=7e9,
+        stretch=1.0,
+        idle_w=0.0,
+        power={},
+    )
     return replace(rates, time=fitting._times(rates, calls, learn, fitting._Sums.of(learn), trees))
 
 

@@ -39,9 +39,18 @@ DIGITS = 5  # that are kept of a figure
 def mnist() -> None:
     """The example of PyTorch: it trains on 64 images and tests with 1,000."""
     model = nn.Sequential(
-        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25),
-        nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10),
-    ).cuda()  # fmt: skip
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(9216, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, 10),
+    ).cuda()
     optimizer = torch.optim.Adadelta(model.parameters())
     for _ in range(STEPS):
         _step(optimizer, F.cross_entropy(model(torch.rand(64, 1, 28, 28).cuda()), torch.zeros(64).long().cuda()))
@@ -63,11 +72,15 @@ class UNet(nn.Module):
         widths = [(512 + 256, 256), (256 + 128, 128), (128 + 64, 64), (64 + 64, 32), (32, 16)]
         self.blocks = nn.ModuleList(
             nn.Sequential(
-                nn.Conv2d(come, go, 3, padding=1, bias=False), nn.BatchNorm2d(go), nn.ReLU(inplace=True),
-                nn.Conv2d(go, go, 3, padding=1, bias=False), nn.BatchNorm2d(go), nn.ReLU(inplace=True),
+                nn.Conv2d(come, go, 3, padding=1, bias=False),
+                nn.BatchNorm2d(go),
+                nn.ReLU(inplace=True),
+                nn.Conv2d(go, go, 3, padding=1, bias=False),
+                nn.BatchNorm2d(go),
+                nn.ReLU(inplace=True),
             )
             for come, go in widths
-        )  # fmt: skip
+        )
         self.head = nn.Conv2d(16, 21, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:

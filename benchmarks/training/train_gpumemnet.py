@@ -28,8 +28,10 @@ FAMILIES, KINDS = ("mlp", "cnn", "transformer"), ("mlp", "transformer")
 
 def ullage(*words: object) -> None:
     """Run a command, after printing it."""
-    told = [str(word.relative_to(ROOT)) if isinstance(word, Path) and word.is_relative_to(ROOT) else str(word)
-            for word in words]  # fmt: skip
+    told = [
+        str(word.relative_to(ROOT)) if isinstance(word, Path) and word.is_relative_to(ROOT) else str(word)
+        for word in words
+    ]
     print("$ ullage", *told, flush=True)
     subprocess.run([sys.executable, "-m", "ullage", *told], cwd=ROOT, check=True)
 
@@ -130,11 +132,36 @@ def main() -> None:
                 for bin in (f"{gib}GiB" for gib in widths):
                     out = WEIGHTS / f"gpumemnet_{family}_{kind}_{bin.lower()}.safetensors"
                     folds = "--validate" if kind == "mlp" and bin == f"{widths[0]}GiB" else "--no-validate"
-                    ullage("lab", "train", "gpumemnet", "--data", DATA, "--family", family, "--architecture", kind,
-                           "--bin", bin, folds, "--out", out)  # fmt: skip
+                    ullage(
+                        "lab",
+                        "train",
+                        "gpumemnet",
+                        "--data",
+                        DATA,
+                        "--family",
+                        family,
+                        "--architecture",
+                        kind,
+                        "--bin",
+                        bin,
+                        folds,
+                        "--out",
+                        out,
+                    )
     if asked.only in (None, "fast"):
-        ullage("lab", "train", "fast", "--data", DATA, "--real", REAL, "--out", LAB / "fast.safetensors",
-               "--records", asked.records.resolve())  # fmt: skip
+        ullage(
+            "lab",
+            "train",
+            "fast",
+            "--data",
+            DATA,
+            "--real",
+            REAL,
+            "--out",
+            LAB / "fast.safetensors",
+            "--records",
+            asked.records.resolve(),
+        )
     (WEIGHTS / "gpumemnet.md").write_text(network_card("gpumemnet", GPUMEMNET))
     (LAB / "fast.md").write_text(fast_card())
 

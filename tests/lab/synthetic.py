@@ -26,12 +26,23 @@ def row(number: int, chance: random.Random, family: str, scale: float) -> dict[s
         layers.append({"type": "relu", "activations": after, "parameters": 0})
         parameters, before = parameters + own, after
     found: dict[str, Any] = {
-        "id": f"{family}-{number}", "family": family, "configuration": json.dumps({"number": number, "seed": family}),
-        "batch_size": batch, "input_elements": width, "sequence_length": None, "parameters": parameters,
-        "activations": sum(layer["activations"] for layer in layers), "depth": depth, "count_linear": depth,
-        "activation_function": "relu", "optimizer": chance.choice(["adam", "sgd"]),
-        "precision": chance.choice(["fp32", "bf16"]), "layers": layers, "gpu": "H200", "torch": "2.11.0",
-    }  # fmt: skip
+        "id": f"{family}-{number}",
+        "family": family,
+        "configuration": json.dumps({"number": number, "seed": family}),
+        "batch_size": batch,
+        "input_elements": width,
+        "sequence_length": None,
+        "parameters": parameters,
+        "activations": sum(layer["activations"] for layer in layers),
+        "depth": depth,
+        "count_linear": depth,
+        "activation_function": "relu",
+        "optimizer": chance.choice(["adam", "sgd"]),
+        "precision": chance.choice(["fp32", "bf16"]),
+        "layers": layers,
+        "gpu": "H200",
+        "torch": "2.11.0",
+    }
     closed = closed_bytes(parts_of(found))
     reserved = closed * scale * 1.1 * math.exp(chance.gauss(0, 0.005))
     return found | {"peak_reserved": int(reserved), "process_memory": int(reserved + 0.75 * GIB)}

@@ -21,20 +21,50 @@ from ullage_lab.clean.rows import clean
 from ullage_lab.clean.schema import COLUMNS, frame, read_dataset, write_dataset
 from ullage_lab.estimators.fast.features import features
 
-HEADER = {"gpu": "NVIDIA H200", "memory": 150109880320, "driver": "580.159.04", "torch": "2.11.0+cu130", "cuda": "13.0",
-          "cudnn": 91900, "context": 543162368}  # fmt: skip
+HEADER = {
+    "gpu": "NVIDIA H200",
+    "memory": 150109880320,
+    "driver": "580.159.04",
+    "torch": "2.11.0+cu130",
+    "cuda": "13.0",
+    "cudnn": 91900,
+    "context": 543162368,
+}
 # As measured on an H200.
 MLP: dict[str, Any] = {
-    "id": "mlp-1-00012", "family": "mlp", "arch": "gradual", "model": "ullage_lab.networks.generated:mlp", "batch":
-    596, "input": [2307], "classes": 488, "opt": "adam", "precision": "fp32",
-    "settings": {"widths": [2307, 1397], "act": "silu", "batch_norm": False, "dropout": 0.34}, "parameters": 3906500,
-    "pass": "memory", "nvml_ctx": 543162368, "nvml_end": 962592768, "end_reserved": 184549376,
-    "peak_alloc": 153605120, "peak_reserved": 184549376, "retries": 0, "optimizer_steps": 3,
-}  # fmt: skip
+    "id": "mlp-1-00012",
+    "family": "mlp",
+    "arch": "gradual",
+    "model": "ullage_lab.networks.generated:mlp",
+    "batch": 596,
+    "input": [2307],
+    "classes": 488,
+    "opt": "adam",
+    "precision": "fp32",
+    "settings": {"widths": [2307, 1397], "act": "silu", "batch_norm": False, "dropout": 0.34},
+    "parameters": 3906500,
+    "pass": "memory",
+    "nvml_ctx": 543162368,
+    "nvml_end": 962592768,
+    "end_reserved": 184549376,
+    "peak_alloc": 153605120,
+    "peak_reserved": 184549376,
+    "retries": 0,
+    "optimizer_steps": 3,
+}
 BUSY: dict[str, Any] = {
-    "pass": "utilization", "step_s": 0.002156, "gract": 0.2585, "smact": 0.1626, "smocc": 0.0199, "drama": 0.0171,
-    "power_w": 189.8, "pcie_rx": 2754704331.0, "pcie_tx": 166231650.0, "cpu_percent": 97.7, "ram_bytes": 868143104,
-}  # fmt: skip
+    "pass": "utilization",
+    "step_s": 0.002156,
+    "gract": 0.2585,
+    "smact": 0.1626,
+    "smocc": 0.0199,
+    "drama": 0.0171,
+    "power_w": 189.8,
+    "pcie_rx": 2754704331.0,
+    "pcie_tx": 166231650.0,
+    "cpu_percent": 97.7,
+    "ram_bytes": 868143104,
+}
 
 
 def measured(file: Path, rows: Iterable[dict[str, Any]], header: dict[str, Any] | None = HEADER) -> Path:
@@ -75,8 +105,16 @@ def test_memory_and_utilisation_of_a_run_become_one_row(tmp_path: Path) -> None:
 
 
 def test_readings_of_a_run_tell_its_family_and_its_host(tmp_path: Path) -> None:
-    more = {"tensor": 0.2, "step_q1": 0.0021, "step_median": 0.00215, "step_q3": 0.0022, "steps": 230, "host_s": 0.0019,
-            "energy_step_j": 0.41, "clock_mhz": 1980.0}  # fmt: skip
+    more = {
+        "tensor": 0.2,
+        "step_q1": 0.0021,
+        "step_median": 0.00215,
+        "step_q3": 0.0022,
+        "steps": 230,
+        "host_s": 0.0019,
+        "energy_step_j": 0.41,
+        "clock_mhz": 1980.0,
+    }
     (row,), _ = cleaned(measured(tmp_path / "busy.jsonl", [mlp(13, **BUSY, **more)]))
     assert (row["model_family"], row["kind"], row["split"]) == ("generated mlp gradual", "mlp", "train")
     assert (row["host_seconds"], row["energy_step"], row["clock_mhz"], row["steps"]) == (0.0019, 0.41, 1980.0, 230)
@@ -95,8 +133,18 @@ def test_a_run_that_was_read_twice_tells_how_far_readings_differ(tmp_path: Path)
 
 
 def test_show_tells_how_readings_spread(tmp_path: Path) -> None:
-    rows = [{"id": str(n), "family": "timm", "kind": "cnn", "model_family": ("vgg", "resnet")[n % 2], "smact": n / 100,
-             "split": ("train", "test")[n % 2], "step_seconds": n / 1000} for n in range(1, 12)]  # fmt: skip
+    rows = [
+        {
+            "id": str(n),
+            "family": "timm",
+            "kind": "cnn",
+            "model_family": ("vgg", "resnet")[n % 2],
+            "smact": n / 100,
+            "split": ("train", "test")[n % 2],
+            "step_seconds": n / 1000,
+        }
+        for n in range(1, 12)
+    ]
     write_dataset(frame(rows), tmp_path / "read.parquet")
     told = json.loads(CliRunner().invoke(app, ["lab", "data", "show", str(tmp_path / "read.parquet"), "--json"]).stdout)
     cnn = told["readings"]["cnn"]
@@ -175,8 +223,10 @@ def test_another_gpu_or_version_is_another_run(tmp_path: Path) -> None:
     three = measured(tmp_path / "c.jsonl", [mlp()], None)
     rows, _ = cleaned(one, two, three)
     assert sorted((row["gpu"] or "", row["torch"] or "") for row in rows) == [
-        ("", ""), ("H200", "2.11.0+cu130"), ("H200", "2.13.0"),
-    ]  # fmt: skip
+        ("", ""),
+        ("H200", "2.11.0+cu130"),
+        ("H200", "2.13.0"),
+    ]
     assert {row["id"] for row in rows} == {"mlp-1-00012"}
 
 
@@ -195,8 +245,15 @@ def test_utilisation_alone_gives_memory_too_and_impossible_shares_are_unknown(tm
 
 
 def test_a_real_model_that_was_measured_is_a_row_of_its_source(tmp_path: Path) -> None:
-    line = {"id": "x", "model": "mlp:x", "widths": [8, 4], "batch": 2, "opt": "sgd", "peak_alloc": 9000,
-            "peak_reserved": 2 << 20}  # fmt: skip
+    line = {
+        "id": "x",
+        "model": "mlp:x",
+        "widths": [8, 4],
+        "batch": 2,
+        "opt": "sgd",
+        "peak_alloc": 9000,
+        "peak_reserved": 2 << 20,
+    }
     (row,), _ = cleaned(measured(tmp_path / "m.jsonl", [line], None))
     assert (row["family"], row["arch"], row["process_memory"], row["context"]) == ("mlp", None, None, None)
 
@@ -205,11 +262,18 @@ def authors_csv(file: Path, **changes: str) -> Path:
     line = {
         "Filename": "input:12_output:3_depth:1_arch:pyramid_batch:9_act:leaky_relu_dropout:0.3_dropout:True_batchnorm:"
         "True.out",
-        "Depth": "2", "Activations-Params": "[('linear', 6, 78), ('batch_normalization', 6, 12), ('LeakyReLU', 6, 0), "
-        "('dropout', 6, 0), ('linear', 3, 21), ('Softmax', 3, 0)]", "Activation Function": "LeakyReLU",
-        "Total Activations": "30", "Total Parameters": "111", "Batch Size": "9", "Max GPU Memory (MiB)": "1545",
-        "Avg GRACT": "0.25", "Avg SMACT": "0.2", "Avg SMOCC": "-1.0",
-    }  # fmt: skip
+        "Depth": "2",
+        "Activations-Params": "[('linear', 6, 78), ('batch_normalization', 6, 12), ('LeakyReLU', 6, 0), "
+        "('dropout', 6, 0), ('linear', 3, 21), ('Softmax', 3, 0)]",
+        "Activation Function": "LeakyReLU",
+        "Total Activations": "30",
+        "Total Parameters": "111",
+        "Batch Size": "9",
+        "Max GPU Memory (MiB)": "1545",
+        "Avg GRACT": "0.25",
+        "Avg SMACT": "0.2",
+        "Avg SMOCC": "-1.0",
+    }
     others = [line | changes] if changes else []
     with file.open("w", newline="") as sink:
         writer = csv.DictWriter(sink, [*line, *(name for name in changes if name not in line)])

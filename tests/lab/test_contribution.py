@@ -25,9 +25,16 @@ from ullage.measuring.single_run import measure_here
 MIB = 1 << 20
 HEADER = header_of(find_gpu("T4"), "580.159.03", "13.0", 91900)
 RUN = {
-    "peak_alloc": 51200, "peak_reserved": 2 * MIB, "end_alloc": 512, "end_reserved": 2 * MIB, "retries": 0,
-    "segments": 1, "nvml_ctx": 300 * MIB, "nvml_end": 400 * MIB, "step_s": 0.01,
-}  # fmt: skip
+    "peak_alloc": 51200,
+    "peak_reserved": 2 * MIB,
+    "end_alloc": 512,
+    "end_reserved": 2 * MIB,
+    "retries": 0,
+    "segments": 1,
+    "nvml_ctx": 300 * MIB,
+    "nvml_end": 400 * MIB,
+    "step_s": 0.01,
+}
 
 
 def stand_in(row, seconds):
@@ -63,8 +70,10 @@ def test_nothing_of_the_machine_gets_out(tmp_path):
         assert private not in text, private
     runs = read(path).runs
     assert [runs[name] for name in ("mlp", "vgg11", "vit")] == [
-        {"failed": "failed"}, {"failed": "out of memory"}, {"failed": "not installed"}
-    ]  # fmt: skip
+        {"failed": "failed"},
+        {"failed": "out of memory"},
+        {"failed": "not installed"},
+    ]
     keys = {key for run in runs.values() for key in run}
     assert keys <= {*RUN, "failed"}
 

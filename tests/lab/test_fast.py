@@ -13,16 +13,30 @@ from ullage_lab.estimators.fast.estimator import trained as trained_fast
 GIB = 1 << 30
 MLP = Model("mlp:x", settings={"widths": [2048, 4096, 4096, 1000]}, batch_size=256, optimizer="adam")
 CNN = Model(
-    "ullage_lab.networks.generated:cnn", batch_size=32, optimizer="sgd", input_shape=[3, 96, 96],
+    "ullage_lab.networks.generated:cnn",
+    batch_size=32,
+    optimizer="sgd",
+    input_shape=[3, 96, 96],
     num_classes=10,
     settings={"arch": "pyramid", "filters": [32, 64, 128], "kernels": [3, 3, 3], "down": [1, 2], "batch_norm": True},
-)  # fmt: skip
+)
 ENCODER = Model(
-    "ullage_lab.networks.generated:transformer", batch_size=16, optimizer="adamw", sequence_length=128,
-    precision="bf16", num_classes=10,
-    settings={"kind": "encoder", "vocabulary": 5000, "length": 128, "size": 256, "layers": 4, "heads": 4,
-              "middle": 1024},
-)  # fmt: skip
+    "ullage_lab.networks.generated:transformer",
+    batch_size=16,
+    optimizer="adamw",
+    sequence_length=128,
+    precision="bf16",
+    num_classes=10,
+    settings={
+        "kind": "encoder",
+        "vocabulary": 5000,
+        "length": 128,
+        "size": 256,
+        "layers": 4,
+        "heads": 4,
+        "middle": 1024,
+    },
+)
 
 
 @pytest.mark.parametrize("job", [MLP, CNN, ENCODER], ids=["mlp", "cnn", "transformer"])

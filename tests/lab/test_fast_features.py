@@ -46,8 +46,12 @@ def test_a_perceptron_by_hand() -> None:
         Model("mlp:x", settings={"widths": [8, 16, 4], "drop": True, "bn": True}, batch_size=32, optimizer="adam")
     )
     assert found.layers == (
-        ("linear", 16, 144), ("batch_norm", 16, 32), ("relu", 16, 0), ("dropout", 16, 0), ("linear", 4, 68),
-    )  # fmt: skip
+        ("linear", 16, 144),
+        ("batch_norm", 16, 32),
+        ("relu", 16, 0),
+        ("dropout", 16, 0),
+        ("linear", 4, 68),
+    )
     assert (found.parameters, found.activations, found.depth, found.input_elements) == (244, 68, 2, 8)
     assert found.activation_function == "relu" and found.sequence_length is None
     # input 8, into the norm 16, out of relu 16, out of dropout 16, scores 4 and their logarithms 4; norm: 2 x 16 in all
@@ -74,10 +78,22 @@ def test_a_wrong_shape_is_an_error_of_ours() -> None:
 
 def test_fused_attention_keeps_no_scores_and_eager_attention_does() -> None:
     row = {
-        "model": "ullage_lab.networks.generated:transformer", "batch": 2, "seq": 64, "classes": 4, "opt": "adam",
-        "settings": {"kind": "decoder", "vocabulary": 50, "length": 64, "size": 16, "layers": 2, "heads": 4,
-                     "middle": 32, "dropout": 0.0},
-    }  # fmt: skip
+        "model": "ullage_lab.networks.generated:transformer",
+        "batch": 2,
+        "seq": 64,
+        "classes": 4,
+        "opt": "adam",
+        "settings": {
+            "kind": "decoder",
+            "vocabulary": 50,
+            "length": 64,
+            "size": 16,
+            "layers": 2,
+            "heads": 4,
+            "middle": 32,
+            "dropout": 0.0,
+        },
+    }
     fused = features(Model.from_row(row))
     row["settings"]["eager"] = True  # type: ignore[index]
     eager = features(Model.from_row(row))

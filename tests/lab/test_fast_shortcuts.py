@@ -64,7 +64,7 @@ CALLS: dict[str, Any] = {
     "masked": lambda: meta(2, 3, 4, 4).masked_fill(meta(4, 4, dtype=torch.bool), 1.0),
     "masked with broadcasting": lambda: meta(2, 1, 4).masked_fill(meta(2, 3, 1, dtype=torch.bool), 1.0),
     "on the CPU": lambda: functional.gelu(torch.ones(3)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CALLS)

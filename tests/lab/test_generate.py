@@ -28,10 +28,16 @@ SMALL = {
     "mlp": {"inputs": (4, 64), "classes": (1, 16), "batch": (4, 16)},
     "cnn": {"side": (16, 32), "classes": (2, 8), "filters": (4, 16), "depth": (1, 9), "batch": (2, 4)},
     "transformer": {
-        "vocabulary": (50, 100), "words_vocabulary": (50, 100), "length": [8, 16], "size": (64, 128), "layers": (2, 4),
-        "heads": [2, 4], "classes": (4, 9), "batch": (1, 4),
+        "vocabulary": (50, 100),
+        "words_vocabulary": (50, 100),
+        "length": [8, 16],
+        "size": (64, 128),
+        "layers": (2, 4),
+        "heads": [2, 4],
+        "classes": (4, 9),
+        "batch": (1, 4),
     },
-}  # fmt: skip
+}
 
 
 def small(family: str, count: int, seed: int = 0, **more: Any) -> list[dict[str, Any]]:

@@ -26,8 +26,14 @@ def test_training_learns() -> None:
     """Of what the published method can see: 16 bytes a parameter."""
     told = [row | {"process_memory": (1 << 29) + 16 * row["parameters"]} for row in rows(240)]
     examples = examples_of(told)
-    result = train(examples, family="mlp", estimator="mlp", bin=1 << 30, validate=False,
-                   schedule=Schedule(epochs=150, batch=32, rate=3e-3, patience=30))  # fmt: skip
+    result = train(
+        examples,
+        family="mlp",
+        estimator="mlp",
+        bin=1 << 30,
+        validate=False,
+        schedule=Schedule(epochs=150, batch=32, rate=3e-3, patience=30),
+    )
     most = np.bincount(np.ceil(examples.memory[result.test_rows] / 2**30).astype(int)).max() / len(result.test_rows)
     assert result.test.accuracy >= most + 0.2 and result.validation == []
 

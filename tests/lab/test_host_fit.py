@@ -15,8 +15,14 @@ from ullage_lab.train.steps import runs
 from ullage_lab.train.steps.host import host_and_step
 
 SMALL = {"shape": [4, 4], "dtype": "float32"}
-ALONE = {"forward mm": 3e-5, "backward mm": 3e-5, "forward add": 1e-5, "backward add": 1e-5, "forward": 1e-5,
-         "backward": 1e-5}  # fmt: skip
+ALONE = {
+    "forward mm": 3e-5,
+    "backward mm": 3e-5,
+    "forward add": 1e-5,
+    "backward add": 1e-5,
+    "forward": 1e-5,
+    "backward": 1e-5,
+}
 
 
 def call(operator, which):
@@ -35,10 +41,19 @@ def made_up(number, machine, factor, with_passes):
     backward = 2e-4 + 1e-5 * nodes + 3 * (3e-5 * counts[2] + 1e-5 * counts[3])
     forward, backward, host = factor * forward, factor * backward, factor * (forward + backward + 3e-4)
     return runs.FollowedRun(
-        id=f"{machine}-{number}", family=f"family {number}", kind="mlp", is_test=False, machine=machine, step_s=host,
-        gpu_s=0.05 * host, host_s=host, shares={}, power_w=100.0, work=StepWork.of(step),
+        id=f"{machine}-{number}",
+        family=f"family {number}",
+        kind="mlp",
+        is_test=False,
+        machine=machine,
+        step_s=host,
+        gpu_s=0.05 * host,
+        host_s=host,
+        shares={},
+        power_w=100.0,
+        work=StepWork.of(step),
         host_passes=(forward, backward) if with_passes else None,
-    )  # fmt: skip
+    )
 
 
 def test_what_operators_and_passes_take_is_learned_from_all_machines():
@@ -88,8 +103,10 @@ def test_convolutions_with_groups_are_known_by_themselves_on_all_machines(tmp_pa
         made = {"operator": "aten.convolution.default", "args": args, "kwargs": {}, "outputs": [source]}
         return {"operator": "aten.convolution.default", "host_us": taken, "call": packed_call(made)}
 
-    lines = {"a": [{"machine": {"uuid": "a"}}, *[timed(1, 40.0)] * 9, {"operator": "aten.mm.default", "host_us": 20.0}],
-             "b": [{"machine": {"uuid": "b"}}, timed(1, 20.0), timed(8, 10.0), timed(2, 30.0)]}  # fmt: skip
+    lines = {
+        "a": [{"machine": {"uuid": "a"}}, *[timed(1, 40.0)] * 9, {"operator": "aten.mm.default", "host_us": 20.0}],
+        "b": [{"machine": {"uuid": "b"}}, timed(1, 20.0), timed(8, 10.0), timed(2, 30.0)],
+    }
     for name, several in lines.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in several))
     found = runs.calls_on_host([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], None)

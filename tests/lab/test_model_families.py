@@ -22,10 +22,25 @@ ALL = [ModelFamily(family, kind) for family, kind, _ in _KNOWN] + [
 def test_test_families_are_those_that_were_laid_down() -> None:
     """Fits were judged on these: whoever changes the rule or a name has to see that."""
     assert sorted(family.name for family in ALL if is_for_testing(family.name) and family.name not in FRESH) == [
-        "albert", "alexnet", "bloom", "densenet", "dla", "efficientnet", "generated cnn dense", "generated mlp random",
-        "generated mlp uniform", "generated transformer decoder", "generated transformer encoder", "gptj", "inception",
-        "mixer", "resmlp", "resnet", "twins", "vit",
-    ]  # fmt: skip
+        "albert",
+        "alexnet",
+        "bloom",
+        "densenet",
+        "dla",
+        "efficientnet",
+        "generated cnn dense",
+        "generated mlp random",
+        "generated mlp uniform",
+        "generated transformer decoder",
+        "generated transformer encoder",
+        "gptj",
+        "inception",
+        "mixer",
+        "resmlp",
+        "resnet",
+        "twins",
+        "vit",
+    ]
     kinds = {(family.kind, "generated" in family.name) for family in ALL if is_for_testing(family.name)}
     assert kinds == {(kind, generated) for kind in GENERATED for generated in (True, False)}
 
@@ -47,16 +62,30 @@ def test_families_of_the_second_and_third_test_are_all_for_testing_and_none_was_
 @pytest.mark.parametrize(
     ("model", "family"),
     [
-        ("tv:resnet18", "resnet"), ("timm:resnetv2_50", "resnet"), ("tv:wide_resnet50_2", "resnet"),
-        ("timm:seresnet50", "resnet"), ("tv:resnext50_32x4d", "resnet"), ("tv:fcn_resnet50", "segmentation"),
-        ("timm:resmlp_12_224", "resmlp"), ("timm:repvgg_a0", "repvgg"), ("tv:vgg16_bn", "vgg"),
-        ("timm:inception_next_tiny", "inception_next"), ("timm:inception_v3", "inception"),
-        ("timm:tf_efficientnet_b0", "efficientnet"), ("tv:vit_b_16", "vit"), ("timm:deit_base_patch16_224", "vit"),
-        ("timm:mobilevitv2_050", "mobilevitv"), ("hf:BertForMaskedLM", "bert"), ("hf:DebertaV2ForMaskedLM", "deberta"),
-        ("hf:AlbertForMaskedLM", "albert"), ("hf:GPT2LMHeadModel", "gpt2"), ("hf:GPTJForCausalLM", "gptj"),
-        ("hf:ViTForImageClassification", "vit"), ("package.module:my_net", "my"),
+        ("tv:resnet18", "resnet"),
+        ("timm:resnetv2_50", "resnet"),
+        ("tv:wide_resnet50_2", "resnet"),
+        ("timm:seresnet50", "resnet"),
+        ("tv:resnext50_32x4d", "resnet"),
+        ("tv:fcn_resnet50", "segmentation"),
+        ("timm:resmlp_12_224", "resmlp"),
+        ("timm:repvgg_a0", "repvgg"),
+        ("tv:vgg16_bn", "vgg"),
+        ("timm:inception_next_tiny", "inception_next"),
+        ("timm:inception_v3", "inception"),
+        ("timm:tf_efficientnet_b0", "efficientnet"),
+        ("tv:vit_b_16", "vit"),
+        ("timm:deit_base_patch16_224", "vit"),
+        ("timm:mobilevitv2_050", "mobilevitv"),
+        ("hf:BertForMaskedLM", "bert"),
+        ("hf:DebertaV2ForMaskedLM", "deberta"),
+        ("hf:AlbertForMaskedLM", "albert"),
+        ("hf:GPT2LMHeadModel", "gpt2"),
+        ("hf:GPTJForCausalLM", "gptj"),
+        ("hf:ViTForImageClassification", "vit"),
+        ("package.module:my_net", "my"),
     ],
-)  # fmt: skip
+)
 def test_models_have_a_family(model: str, family: str) -> None:
     assert family_of({"model": model}).name == family
 

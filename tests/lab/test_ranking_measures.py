@@ -167,10 +167,20 @@ def test_a_sample_is_always_the_same_and_part_of_a_larger_one():
 def test_a_configuration_finds_its_measured_run():
     rows = [
         run(id="vision", row={"model": "tv:resnet18", "batch": 8, "input": [3, 64, 64], "opt": "sgd"}),
-        run(id="language", row={"model": "hf:GPT2LMHeadModel", "conf": "GPT2", "hf_config": {"n_layer": 2},
-                                "vocab": 99, "batch": 2, "seq": 16, "attn": "sdpa"}),
+        run(
+            id="language",
+            row={
+                "model": "hf:GPT2LMHeadModel",
+                "conf": "GPT2",
+                "hf_config": {"n_layer": 2},
+                "vocab": 99,
+                "batch": 2,
+                "seq": 16,
+                "attn": "sdpa",
+            },
+        ),
         run(id="broken", row={"model": "tv:resnet18"}),
-    ]  # fmt: skip
+    ]
     options = {"batch_size": 8, "input_shape": [3, 64, 64], "optimizer": "sgd"}
     same = Model("torchvision:resnet18", **options)
     assert [one.id for one in matching(same, rows)] == ["vision"]

@@ -9,13 +9,25 @@ from ullage_lab.judge.worker import Record
 
 
 def ranked():
-    runs = [MeasuredRun(id=f"<r{i}>", row={}, family=("timm", "MLPs")[i % 2], reserved=i * GIB, process=(i + 1) * GIB)
-            for i in range(1, 9)]  # fmt: skip
+    runs = [
+        MeasuredRun(id=f"<r{i}>", row={}, family=("timm", "MLPs")[i % 2], reserved=i * GIB, process=(i + 1) * GIB)
+        for i in range(1, 9)
+    ]
     records = []
     for run in runs:
         mine = {"run": run.id, "gpu": "H200"}
-        records.append(Record(estimator="ullage", figure=run.process, kind="process", seconds=1.0, **mine,
-                              upper=run.process + GIB, process=run.process, reserved=run.reserved))  # fmt: skip
+        records.append(
+            Record(
+                estimator="ullage",
+                figure=run.process,
+                kind="process",
+                seconds=1.0,
+                **mine,
+                upper=run.process + GIB,
+                process=run.process,
+                reserved=run.reserved,
+            )
+        )
         records.append(Record(estimator="horus", figure=9 * run.process, kind="allocated", seconds=0.001, **mine))
         records.append(Record(estimator="other", unsupported="needs <b>a summary</b>", seconds=0.0, **mine))
     return TruthSet(name="a & b", gpu="H200", runs=runs, left_out={"too large": 3}, notes=["a note"]), records

@@ -138,15 +138,21 @@ def test_two_campaigns_of_one_table(tmp_path):
     assert [run.id for run in september.runs] == ["realworld-00", "realworld-01", "realworld-04"]
     assert (may.runs[0].process, september.runs[0].process) == (8222 << 20, 6684 << 20)
     assert may.runs[0].row == {
-        "model": "torchvision:vgg16", "batch": 32, "opt": "adam", "precision": "fp32", "input": [3, 224, 224]
-    }  # fmt: skip
+        "model": "torchvision:vgg16",
+        "batch": 32,
+        "opt": "adam",
+        "precision": "fp32",
+        "input": [3, 224, 224],
+    }
     assert september.runs[1].row["seq"] == 512 and "input" not in september.runs[1].row
     (theirs,) = may.published
     assert (theirs.estimator, theirs.figure, theirs.kind) == ("horus (published)", 21525.75 * 2**20, "process")
     assert [one.run for one in september.published] == ["realworld-00"], "40000 is a cap and no estimate"
     assert may.left_out == {
-        "not measured in this campaign": 2, "on two GPUs": 1, "near the card's end, perhaps clipped": 1
-    }  # fmt: skip
+        "not measured in this campaign": 2,
+        "on two GPUs": 1,
+        "near the card's end, perhaps clipped": 1,
+    }
 
 
 @pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="the package timm is not installed")

@@ -32,8 +32,15 @@ def call(operator: str, *args: object, outputs: tuple = (), **more: object) -> d
 @pytest.fixture(scope="module")
 def step() -> dict:
     def train() -> None:
-        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-                              nn.Linear(36, 5), nn.Dropout(0.5)).cuda()  # fmt: skip
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(36, 5),
+            nn.Dropout(0.5),
+        ).cuda()
         optimizer = torch.optim.Adam(model.parameters())
         for _ in range(3):
             out = model(torch.zeros(2, 3, 8, 8).cuda())
@@ -72,11 +79,20 @@ INT = {"dtype": "int64"}
         call("index.Tensor", tensor(2, 30), [None, tensor(50, **INT)]),
         call("index_put_.default", tensor(2, 30), [tensor(50, **INT), tensor(50, **INT)], tensor(50)),
         call("scatter_add.default", tensor(2, 3), 1, tensor(2, 3, **INT), tensor(2, 3)),
-        call("max_pool2d_with_indices_backward.default", tensor(1, 1, 3, 3), tensor(1, 1, 6, 6), [2, 2], [2, 2],
-             [0, 0], [1, 1], False, tensor(1, 1, 3, 3, **INT)),
+        call(
+            "max_pool2d_with_indices_backward.default",
+            tensor(1, 1, 3, 3),
+            tensor(1, 1, 6, 6),
+            [2, 2],
+            [2, 2],
+            [0, 0],
+            [1, 1],
+            False,
+            tensor(1, 1, 3, 3, **INT),
+        ),
     ],
     ids=lambda given: given["operator"],
-)  # fmt: skip
+)
 def test_indices_lie_inside_of_what_they_point_into(given: dict) -> None:
     operator, args, kwargs = prepared(given, "cpu")
     operator(*args, **kwargs)
@@ -130,8 +146,11 @@ def test_the_call_in_which_a_process_ended_is_known(tmp_path: Path) -> None:
 
 
 def test_of_chosen_calls_whole_steps_come_whole_and_others_from_every_operator(step: dict) -> None:
-    others = [call(f"{name}.default", tensor(size), outputs=(tensor(size),))
-              for name in ("exp", "log", "tanh") for size in range(1, 40)]  # fmt: skip
+    others = [
+        call(f"{name}.default", tensor(size), outputs=(tensor(size),))
+        for name in ("exp", "log", "tanh")
+        for size in range(1, 40)
+    ]
     found = listing.chosen([step, {"calls": others}], 60, whole=1, seed=1)
     assert found == listing.chosen([step, {"calls": others}], 60, whole=1, seed=1)
     names = {identity(one) for one in found}
@@ -218,8 +237,10 @@ def test_the_file_that_notes_the_call_at_work_is_ours_or_left_alone(tmp_path: Pa
     assert timing.died_in(started) is None
     started.write_text('{"id": "a", "operator": "aten.mm.default"}')
     assert timing.died_in(started) == {
-        "id": "a", "operator": "aten.mm.default", "failed": "the process ended in this call"
-    }  # fmt: skip
+        "id": "a",
+        "operator": "aten.mm.default",
+        "failed": "the process ended in this call",
+    }
     for text in ("a diary", "[1]", "{}"):
         started.write_text(text)
         with pytest.raises(InvalidValue, match="something else"):
@@ -269,8 +290,9 @@ def test_what_is_shorter_between_calls_on_a_machine_is_added_and_calls_that_ran_
     tmp_path: Path,
 ) -> None:
     given = call("exp.default", tensor(4), outputs=(tensor(4),))
-    rows = [{"id": name, "how": "graph", "gpu_us": taken, "call": packed(given)} for name, taken in
-            (("a", 2.0), ("b", 0.1))]  # fmt: skip
+    rows = [
+        {"id": name, "how": "graph", "gpu_us": taken, "call": packed(given)} for name, taken in (("a", 2.0), ("b", 0.1))
+    ]
     for name, header in (("one", {"machine": {}}), ("other", {"machine": {}, "shorter_us": 0.25})):
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in (header, *rows)))
     times = [[found.seconds for found in read_calls([tmp_path / name])] for name in ("one", "other")]
@@ -290,8 +312,14 @@ def test_a_profile_says_how_many_warps_the_kernels_of_a_call_keep(tmp_path: Path
     """By registers where blocks are many, by the grid where they are few; weighted by time, without copies."""
     many, few, copy = [[4096, 1, 1], [256, 1, 1], 128, 0, None], [[64, 1, 1], [256, 1, 1], 32, 0, None], [None] * 5
     kernels = {"call": [0, 0, 0], "name": [1, 1, 1], "launch": [0, 1, 2], "taken": [3000, 1000, 1000]}
-    row = {"id": "a", "model": "tv:vgg11", "names": ["aten::exp", "kernel"], "kernels": kernels,
-           "launches": [many, few, copy], "calls": {"name": [0]}}  # fmt: skip
+    row = {
+        "id": "a",
+        "model": "tv:vgg11",
+        "names": ["aten::exp", "kernel"],
+        "kernels": kernels,
+        "launches": [many, few, copy],
+        "calls": {"name": [0]},
+    }
     (tmp_path / "profiles.jsonl").write_text(json.dumps(row) + "\n")
     made = StepCalls(calls=[call("exp.default", tensor(4), outputs=(tensor(4),))], order=[0])
     [found] = calls_in_steps(tmp_path / "profiles.jsonl", {"a": made})
@@ -301,8 +329,14 @@ def test_a_profile_says_how_many_warps_the_kernels_of_a_call_keep(tmp_path: Path
 
 def test_profiles_of_families_for_testing_are_not_learned_from(tmp_path: Path) -> None:
     kernels = {"call": [0], "name": [1], "launch": [0], "taken": [3000]}
-    row = {"id": "a", "model": "tv:efficientnet_b0", "names": ["aten::exp", "kernel"], "kernels": kernels,
-           "launches": [[[1, 1, 1], [32, 1, 1], 32, 0, None]], "calls": {"name": [0]}}  # fmt: skip
+    row = {
+        "id": "a",
+        "model": "tv:efficientnet_b0",
+        "names": ["aten::exp", "kernel"],
+        "kernels": kernels,
+        "launches": [[[1, 1, 1], [32, 1, 1], 32, 0, None]],
+        "calls": {"name": [0]},
+    }
     made = StepCalls(calls=[call("exp.default", tensor(4), outputs=(tensor(4),))], order=[0])
     for model, count in (("tv:efficientnet_b0", 0), ("tv:vgg11", 1)):
         (tmp_path / "profiles.jsonl").write_text(json.dumps(row | {"model": model}) + "\n")

@@ -17,9 +17,7 @@ from ullage.performance.sharing import load, share_of
 from ullage.performance.step import StepCalls
 from ullage_lab.train import sharing as training
 
-RULES = SharingRules(
-    overlap=6.0, contention=1.3, crowding=0.15, closing=0.5, turn_s=1e-3, switch_s=2e-4, idle_w=100.0
-)  # fmt: skip
+RULES = SharingRules(overlap=6.0, contention=1.3, crowding=0.15, closing=0.5, turn_s=1e-3, switch_s=2e-4, idle_w=100.0)
 NUMBERS = {"shape": [4096, 4096], "dtype": "float32"}
 WAIT, KERNEL = (
     {"operator": "cuda.synchronize"},
@@ -40,15 +38,35 @@ def rows_of(rules: SharingRules, count: int, of: int = 12) -> tuple[list, dict]:
         steps[name] = StepCalls(calls=[WAIT, KERNEL], order=[0] * waits + [1] * kernels)
         job = {"id": name, "model": MODELS[number % len(MODELS)], "batch": 2}
         alone[name] = Utilization(
-            gpu="H200", step_s=step_s, gpu_s=busy * step_s, host_s=step_s, power_w=150 + 300 * busy, energy_j=1.0,
-            flops=0, bytes=0, kernels=kernels, steady=True, measured=True, waits=waits, **figures,
+            gpu="H200",
+            step_s=step_s,
+            gpu_s=busy * step_s,
+            host_s=step_s,
+            power_w=150 + 300 * busy,
+            energy_j=1.0,
+            flops=0,
+            bytes=0,
+            kernels=kernels,
+            steady=True,
+            measured=True,
+            waits=waits,
+            **figures,
             kernel_groups=utilization_of(steps[name], gpu("H200")).kernel_groups,
-        )  # fmt: skip
+        )
         for how in training.HOWS:
-            rows.append({
-                "session": 1, "how": how, "alone": name, "jobs": [name], "job": job, "step_s": [step_s], "gract": busy,
-                "power_w": alone[name].power_w, **figures,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "session": 1,
+                    "how": how,
+                    "alone": name,
+                    "jobs": [name],
+                    "job": job,
+                    "step_s": [step_s],
+                    "gract": busy,
+                    "power_w": alone[name].power_w,
+                    **figures,
+                }
+            )
     for number in range(count):
         jobs = chance.sample(names, min(of, chance.choice([2, 2, 3, 5])))
         for how in training.HOWS:
@@ -162,9 +180,14 @@ def small_jobs_together(tmp_path):
         if "alone" in row:
             settings = {"widths": [8, 4], "act": "relu", "batch_norm": False, "dropout": 0.0}
             row["job"] = {
-                "id": row["alone"], "model": "ullage_lab.networks.generated:mlp", "input": [8], "batch": 2,
-                "classes": 4, "settings": settings, "arch": "uniform" if row["alone"] == "job0" else "pyramid",
-            }  # fmt: skip
+                "id": row["alone"],
+                "model": "ullage_lab.networks.generated:mlp",
+                "input": [8],
+                "batch": 2,
+                "classes": 4,
+                "settings": settings,
+                "arch": "uniform" if row["alone"] == "job0" else "pyramid",
+            }
     rows.append({"how": "mps", "set": "lost", "jobs": ["job0", "job1"], "failed": "no steps in 120 s"})
     file = tmp_path / "together.jsonl.gz"
     file.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))

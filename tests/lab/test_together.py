@@ -131,8 +131,10 @@ def test_in_turns_jobs_run_alone_and_together_again_and_again(tmp_path: Path) ->
 def test_a_host_that_becomes_slower_does_not_count_as_company() -> None:
     """A step takes a tenth longer with every reading; in company it takes twice as long as it would alone."""
     order = phases("ab", 3)
-    steps = {"a": [(moment, 1 + moment / 10) for moment, name in enumerate(order) if name == "a"],
-             "b": [(moment, 3 + moment / 10) for moment, name in enumerate(order) if name == "b"]}  # fmt: skip
+    steps = {
+        "a": [(moment, 1 + moment / 10) for moment, name in enumerate(order) if name == "a"],
+        "b": [(moment, 3 + moment / 10) for moment, name in enumerate(order) if name == "b"],
+    }
     turns = [
         {"step_s": [2 + moment / 5, 6 + moment / 5], "alone_s": [step_alone_at(moment, steps[name]) for name in "ab"]}
         for moment, name in enumerate(order)
@@ -210,16 +212,22 @@ def test_a_job_that_dies_fails_its_sets_and_no_others(tmp_path: Path) -> None:
                 raise ValueError("no such layer\nat all")
             after_step()
 
-    found = {row["set"]: row for row in measure_together(ROWS, sets("ac", "bc", "ab"), settings(tmp_path, run))[1]
-             if "set" in row}  # fmt: skip
+    found = {
+        row["set"]: row
+        for row in measure_together(ROWS, sets("ac", "bc", "ab"), settings(tmp_path, run))[1]
+        if "set" in row
+    }
     assert "c#0: the process was ended by SIGKILL" in found["ac"]["failed"] + found["bc"]["failed"]
     assert "c#0" in found["bc"]["failed"] and min(found["ab"]["steps"]) >= 4
     (tmp_path / "bad").touch()
     rows = list(measure_together(ROWS, sets("b"), settings(tmp_path, run))[1])
     assert [row["failed"] for row in rows] == ["b#0: ValueError: no such layer"] * 2
     (tmp_path / "bad").unlink()
-    found = {row["set"]: row for row in measure_together(ROWS, sets("cb", "ba"), settings(tmp_path, run, rounds=1))[1]
-             if "set" in row}  # fmt: skip
+    found = {
+        row["set"]: row
+        for row in measure_together(ROWS, sets("cb", "ba"), settings(tmp_path, run, rounds=1))[1]
+        if "set" in row
+    }
     assert "c#0" in found["cb"]["failed"] and len(found["ba"]["turns"]) == 2
 
 

@@ -8,10 +8,17 @@ from drawn_ranks.models import Row
 
 GIB = 1 << 30
 _SHAPES = (  # width, layers, heads, groups, middle
-    (768, 12, 12, 12, 3072), (1024, 16, 16, 8, 2816), (1280, 20, 20, 20, 5120), (1536, 24, 16, 8, 4096),
-    (2048, 16, 32, 8, 8192), (2048, 24, 16, 16, 5504), (2560, 32, 32, 8, 6912), (3072, 28, 24, 8, 8192),
-    (4096, 16, 32, 8, 11008), (4096, 32, 32, 8, 14336),
-)  # fmt: skip
+    (768, 12, 12, 12, 3072),
+    (1024, 16, 16, 8, 2816),
+    (1280, 20, 20, 20, 5120),
+    (1536, 24, 16, 8, 4096),
+    (2048, 16, 32, 8, 8192),
+    (2048, 24, 16, 16, 5504),
+    (2560, 32, 32, 8, 6912),
+    (3072, 28, 24, 8, 8192),
+    (4096, 16, 32, 8, 11008),
+    (4096, 32, 32, 8, 14336),
+)
 STRATEGIES = ("fsdp2", "fsdp1", "tp", "fsdp2+tp", "hsdp", "ddp")
 _SHARES = (32, 22, 14, 12, 8, 12)
 MOST = 60 * GIB
@@ -36,9 +43,16 @@ def _one(chance: random.Random, limited: float) -> Row | None:
     if model == "gpt2":
         groups, middle = heads, 4 * width
     row: Row = {
-        "strategy": strategy, "model": model, "width": width, "layers": layers, "heads": heads, "groups": groups,
-        "middle": middle, "vocabulary": chance.choice((32000, 32000, 50257, 50304, 128256)),
-        "batch": chance.choice((1, 1, 2, 3, 4, 8)), "length": chance.choice((256, 512, 1024, 2048)),
+        "strategy": strategy,
+        "model": model,
+        "width": width,
+        "layers": layers,
+        "heads": heads,
+        "groups": groups,
+        "middle": middle,
+        "vocabulary": chance.choice((32000, 32000, 50257, 50304, 128256)),
+        "batch": chance.choice((1, 1, 2, 3, 4, 8)),
+        "length": chance.choice((256, 512, 1024, 2048)),
         "ranks": 1 if strategy == "ddp" else chance.choice((2, 3, 4, 6, 8, 8, 16, 24, 32, 64)),
         "checkpointing": chance.random() < 0.35,
         "optimizer": chance.choice(("adamw", "adamw", "adamw_fused", "sgdm")),
@@ -48,14 +62,17 @@ def _one(chance: random.Random, limited: float) -> Row | None:
         "offload": False,
         "made_on": chance.choice(("cpu", "meta", "cuda")),
         "precision": "fp32",
-    }  # fmt: skip
+    }
     if strategy == "ddp":
         row |= {
-            "made_on": "cuda", "precision": chance.choice(("fp32", "autocast", "pure_bf16")),
-            "bucket_mb": chance.choice((None, None, 10, 100)), "bucket_views": chance.random() < 0.5,
-            "static_graph": chance.random() < 0.2, "find_unused": chance.random() < 0.2,
+            "made_on": "cuda",
+            "precision": chance.choice(("fp32", "autocast", "pure_bf16")),
+            "bucket_mb": chance.choice((None, None, 10, 100)),
+            "bucket_views": chance.random() < 0.5,
+            "static_graph": chance.random() < 0.2,
+            "find_unused": chance.random() < 0.2,
             "hook": chance.choice((None, None, None, "fp16", "bf16", "powersgd")),
-        }  # fmt: skip
+        }
         if row["static_graph"]:
             row["find_unused"] = False
     elif strategy == "tp":
@@ -85,8 +102,9 @@ def _one(chance: random.Random, limited: float) -> Row | None:
         row |= {
             "sharding": chance.choice(("FULL_SHARD", "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")),
             "backward_prefetch": chance.choice(("pre", "pre", "post", "none")),
-            "original_parameters": chance.random() < 0.6, "limit_all_gathers": chance.random() < limited,
-        }  # fmt: skip
+            "original_parameters": chance.random() < 0.6,
+            "limit_all_gathers": chance.random() < limited,
+        }
         if row["offload"] and row["accumulation"] > 1:
             return None
     if row["offload"]:
@@ -120,14 +138,26 @@ def _one_of_a_pipeline(chance: random.Random, schedule: str, place: int) -> Row:
     ranks = chance.choice((4, 8) if place == 1 else (2, 4, 8))
     batches = ranks * chance.choice((1, 2, 3))
     return {
-        "strategy": "pp", "schedule": schedule, "model": "own", "width": width, "layers": layers, "heads": heads,
-        "groups": groups, "middle": middle, "vocabulary": chance.choice((32000, 50304)),
-        "batch": batches * chance.choice((1, 1, 2, 4)), "length": chance.choice((256, 512, 1024)), "ranks": ranks,
-        "rank": (0, chance.randint(1, max(ranks - 2, 1)), ranks - 1)[place], "microbatches": batches,
-        "checkpointing": chance.random() < 0.3, "optimizer": chance.choice(("adamw", "adamw_fused", "sgdm")),
-        "clip": chance.random() < 0.4, "made_on": chance.choice(("cuda", "meta")),
+        "strategy": "pp",
+        "schedule": schedule,
+        "model": "own",
+        "width": width,
+        "layers": layers,
+        "heads": heads,
+        "groups": groups,
+        "middle": middle,
+        "vocabulary": chance.choice((32000, 50304)),
+        "batch": batches * chance.choice((1, 1, 2, 4)),
+        "length": chance.choice((256, 512, 1024)),
+        "ranks": ranks,
+        "rank": (0, chance.randint(1, max(ranks - 2, 1)), ranks - 1)[place],
+        "microbatches": batches,
+        "checkpointing": chance.random() < 0.3,
+        "optimizer": chance.choice(("adamw", "adamw_fused", "sgdm")),
+        "clip": chance.random() < 0.4,
+        "made_on": chance.choice(("cuda", "meta")),
         "precision": chance.choice(("fp32", "autocast", "pure_bf16")),
-    }  # fmt: skip
+    }
 
 
 def parameters_of(row: Row) -> int:

@@ -52,11 +52,15 @@ def measure_one(row: Row, history: str | None) -> None:
         answer["oom"] = str(error).split(" If reserved")[0]
     torch.cuda.synchronize()
     answer |= {
-        "peak_alloc": torch.cuda.max_memory_allocated(), "peak_reserved": torch.cuda.max_memory_reserved(),
-        "end_reserved": torch.cuda.memory_reserved(), "nvml_end": _process_memory(),
-        "retries": torch.cuda.memory_stats()["num_alloc_retries"], "wall_s": round(time.perf_counter() - begin, 2),
-        "torch": torch.__version__, "device": torch.cuda.get_device_name(),
-    }  # fmt: skip
+        "peak_alloc": torch.cuda.max_memory_allocated(),
+        "peak_reserved": torch.cuda.max_memory_reserved(),
+        "end_reserved": torch.cuda.memory_reserved(),
+        "nvml_end": _process_memory(),
+        "retries": torch.cuda.memory_stats()["num_alloc_retries"],
+        "wall_s": round(time.perf_counter() - begin, 2),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(),
+    }
     print(json.dumps(answer), flush=True)
     if history:
         _save(history)

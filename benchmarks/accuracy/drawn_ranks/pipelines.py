@@ -58,11 +58,15 @@ def schedule_of(row: Row, device: torch.device) -> tuple[nn.Module, Any, range]:
     logits = torch.empty(samples, length, row["vocabulary"], dtype=low, device="meta", requires_grad=True)
     made = [
         pipelining.PipelineStage(
-            part, number, stages, device,
-            input_args=ids if number == 0 else passed, output_args=logits if number == stages - 1 else passed,
+            part,
+            number,
+            stages,
+            device,
+            input_args=ids if number == 0 else passed,
+            output_args=logits if number == stages - 1 else passed,
         )
         for number, part in zip(own, parts, strict=True)
-    ]  # fmt: skip
+    ]
     several: Any = made if row["schedule"] == "interleaved" else made[0]
     schedule = getattr(pipelining, _SCHEDULES[row["schedule"]])(several, row["microbatches"], loss_fn=_loss)
     return parts, schedule, own

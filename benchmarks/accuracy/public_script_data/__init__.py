@@ -7,12 +7,39 @@ from .maker import Maker
 
 # One generator of random numbers serves all, so that a new part belongs at the end: what is before stays the same.
 PARTS = (
-    vision.mnist, vision.image_folders, vision.coco, text.text, text.models, graphs.graphs, tables.tables,
-    vision.small_pictures, vision.cifar, text.more_text, tables.pairs, vision.small_images, text.books, text.talks,
-    shapes.points, text.small_models, text.news, tables.speeds, vision.black_and_white, graphs.small_graphs,
-    shapes.scene, vision.skins, vision.paintings, tables.traffic, vision.alphabets, shapes.clouds, vision.style,
-    audio.sounds, tables.sessions, vision.scenes, vision.high_resolution, vision.pretrained,
-)  # fmt: skip
+    vision.mnist,
+    vision.image_folders,
+    vision.coco,
+    text.text,
+    text.models,
+    graphs.graphs,
+    tables.tables,
+    vision.small_pictures,
+    vision.cifar,
+    text.more_text,
+    tables.pairs,
+    vision.small_images,
+    text.books,
+    text.talks,
+    shapes.points,
+    text.small_models,
+    text.news,
+    tables.speeds,
+    vision.black_and_white,
+    graphs.small_graphs,
+    shapes.scene,
+    vision.skins,
+    vision.paintings,
+    tables.traffic,
+    vision.alphabets,
+    shapes.clouds,
+    vision.style,
+    audio.sounds,
+    tables.sessions,
+    vision.scenes,
+    vision.high_resolution,
+    vision.pretrained,
+)
 
 
 def make_data(root: Path) -> None:

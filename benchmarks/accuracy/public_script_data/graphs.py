@@ -32,9 +32,14 @@ def graphs(maker: Maker) -> None:
         graph[b].append(a)
     raws = [maker.src / f"pyg-team+pytorch_geometric/data/{name}/Cora/raw" for name in ("Planetoid", "Cora")]
     parts = {
-        "x": x[:140], "y": y[:140], "tx": x[1708:], "ty": y[1708:], "allx": x[:1708], "ally": y[:1708],
+        "x": x[:140],
+        "y": y[:140],
+        "tx": x[1708:],
+        "ty": y[1708:],
+        "allx": x[:1708],
+        "ally": y[:1708],
         "graph": graph,
-    }  # fmt: skip
+    }
     for raw in raws:
         for name, part in parts.items():
             maker.write(raw / f"ind.cora.{name}", pickle.dumps(part, protocol=2))
@@ -52,11 +57,12 @@ def molecules(maker: Maker, raw: Path) -> None:
                 edges += [(first + a, first + b), (first + b, first + a)]
         first += size
     columns = {
-        "A": [f"{a}, {b}" for a, b in edges], "edge_labels": maker.random.integers(0, 4, len(edges)),
+        "A": [f"{a}, {b}" for a, b in edges],
+        "edge_labels": maker.random.integers(0, 4, len(edges)),
         "graph_indicator": [i + 1 for i, size in enumerate(sizes) for _ in range(size)],
         "graph_labels": [2 * (i % 2) - 1 for i in range(len(sizes))],
         "node_labels": maker.random.integers(0, 7, sum(sizes)),
-    }  # fmt: skip
+    }
     for name, column in columns.items():
         maker.write(raw / f"MUTAG_{name}.txt", "\n".join(map(str, column)) + "\n")
 

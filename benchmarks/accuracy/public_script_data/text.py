@@ -13,26 +13,49 @@ HIDDEN = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, 
 MODELS = {
     "bert": {"model_type": "bert", "architectures": ["BertForMaskedLM"], **HIDDEN},
     "gpt": {
-        "model_type": "gpt2", "n_embd": 384, "n_layer": 6, "n_head": 6, "n_positions": 512,
+        "model_type": "gpt2",
+        "n_embd": 384,
+        "n_layer": 6,
+        "n_head": 6,
+        "n_positions": 512,
         "architectures": ["GPT2LMHeadModel"],
     },
     "llama": {
-        "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
-        "num_key_value_heads": 4, "intermediate_size": 1408, "max_position_embeddings": 512,
+        "model_type": "llama",
+        "hidden_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "intermediate_size": 1408,
+        "max_position_embeddings": 512,
         "architectures": ["LlamaForCausalLM"],
     },
     "vit": {
-        "model_type": "vit", "image_size": 224, "patch_size": 16, "hidden_size": 192, "num_hidden_layers": 6,
-        "num_attention_heads": 3, "intermediate_size": 768, "encoder_stride": 16,
+        "model_type": "vit",
+        "image_size": 224,
+        "patch_size": 16,
+        "hidden_size": 192,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 3,
+        "intermediate_size": 768,
+        "encoder_stride": 16,
         "architectures": ["ViTForMaskedImageModeling"],
     },
-}  # fmt: skip
+}
 BOOK_PLACES = [
-    "Mega-pytorch", "PaLM-pytorch/examples/enwik8_deepspeed", "perceiver-ar-pytorch", "x-transformers",
-    "performer-pytorch/examples/enwik8_simple", "MEGABYTE-pytorch", "simple-hierarchical-transformer",
-    "recurrent-memory-transformer-pytorch", "reformer-pytorch/examples/enwik8_simple", "PaLM-rlhf-pytorch",
-    "block-recurrent-transformer-pytorch", "minGRU-pytorch",
-]  # fmt: skip
+    "Mega-pytorch",
+    "PaLM-pytorch/examples/enwik8_deepspeed",
+    "perceiver-ar-pytorch",
+    "x-transformers",
+    "performer-pytorch/examples/enwik8_simple",
+    "MEGABYTE-pytorch",
+    "simple-hierarchical-transformer",
+    "recurrent-memory-transformer-pytorch",
+    "reformer-pytorch/examples/enwik8_simple",
+    "PaLM-rlhf-pytorch",
+    "block-recurrent-transformer-pytorch",
+    "minGRU-pytorch",
+]
 
 
 def text(maker: Maker) -> None:
@@ -157,21 +180,37 @@ def small_models(maker: Maker) -> None:
     unet = UNet2DConditionModel(
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=128, attention_head_dim=8, **sizes,
-    )  # fmt: skip
+        cross_attention_dim=128,
+        attention_head_dim=8,
+        **sizes,
+    )
     vae = AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=4, **sizes,
-    )  # fmt: skip
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=4,
+        **sizes,
+    )
     text = CLIPTextConfig(
-        hidden_size=128, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4, vocab_size=len(words),
-        bos_token_id=0, eos_token_id=1, pad_token_id=0,
-    )  # fmt: skip
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        vocab_size=len(words),
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
     tokenizer.model_max_length = 77
     StableDiffusionPipeline(
-        vae=vae, text_encoder=CLIPTextModel(text), tokenizer=tokenizer, unet=unet, scheduler=DDPMScheduler(),
-        safety_checker=None, feature_extractor=None, requires_safety_checker=False,
-    ).save_pretrained(maker.data / "small_diffusion")  # fmt: skip
+        vae=vae,
+        text_encoder=CLIPTextModel(text),
+        tokenizer=tokenizer,
+        unet=unet,
+        scheduler=DDPMScheduler(),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    ).save_pretrained(maker.data / "small_diffusion")
 
 
 def news(maker: Maker) -> None:

@@ -12,38 +12,69 @@ from PIL import Image
 from .maker import Maker
 
 MNIST_PLACES = [
-    "pytorch+examples/data", "pytorch+examples/mnist_forward_forward/data", "rtqichen+torchdiffeq/examples/.data/mnist",
-    "eriklindernoren+PyTorch-GAN/data/mnist", "yunjey+pytorch-tutorial/tutorials/data",
-    "locuslab+TCN/TCN/mnist_pixel/data/mnist", "Lightning-AI+pytorch-lightning/Datasets",
+    "pytorch+examples/data",
+    "pytorch+examples/mnist_forward_forward/data",
+    "rtqichen+torchdiffeq/examples/.data/mnist",
+    "eriklindernoren+PyTorch-GAN/data/mnist",
+    "yunjey+pytorch-tutorial/tutorials/data",
+    "locuslab+TCN/TCN/mnist_pixel/data/mnist",
+    "Lightning-AI+pytorch-lightning/Datasets",
     "Lightning-AI+pytorch-lightning/examples/fabric/image_classifier/DATASETS",
-    "Lightning-AI+pytorch-lightning/examples/fabric/DATASETS", "facebookresearch+schedule_free/examples/data",
-    "pytorch+ignite/examples/mnist", "cloneofsimo+minDiffusion/data", "TeaPearce+Conditional_Diffusion_MNIST/data",
+    "Lightning-AI+pytorch-lightning/examples/fabric/DATASETS",
+    "facebookresearch+schedule_free/examples/data",
+    "pytorch+ignite/examples/mnist",
+    "cloneofsimo+minDiffusion/data",
+    "TeaPearce+Conditional_Diffusion_MNIST/data",
     "KaiyangZhou+pytorch-center-loss/data/mnist",
-    "aladdinpersson+Machine-Learning-Collection/ML/Pytorch/Basics/dataset", "data",
-    "kumar-shridhar+PyTorch-BayesianCNN/data", "ermongroup+ncsn/run/datasets/mnist",
-    "ermongroup+ncsn/run/datasets/mnist_test", "YannDubs+disentangling-vae/data/mnist", "timbmg+VAE-CVAE-MNIST/data",
+    "aladdinpersson+Machine-Learning-Collection/ML/Pytorch/Basics/dataset",
+    "data",
+    "kumar-shridhar+PyTorch-BayesianCNN/data",
+    "ermongroup+ncsn/run/datasets/mnist",
+    "ermongroup+ncsn/run/datasets/mnist_test",
+    "YannDubs+disentangling-vae/data/mnist",
+    "timbmg+VAE-CVAE-MNIST/data",
     "GMvandeVen+continual-learning/store/datasets/MNIST",
-]  # fmt: skip
+]
 CIFAR_PLACES = [
-    "kuangliu+pytorch-cifar/data", "akamaster+pytorch_resnet_cifar10/data", "data", "tysam-code+hlb-CIFAR10/cifar10",
-    "locuslab+convmixer-cifar10/data", "weiaicunzai+pytorch-cifar100/data", "yunjey+pytorch-tutorial/tutorials/data",
-    "w86763777+pytorch-ddpm/data", "chengyangfu+pytorch-vgg-cifar10/data", "uoguelph-mlrg+Cutout/data",
-    "davda54+sam/example/data", "davda54+sam/example/cifar", "MishaLaskin+vqvae/data", "chrischute+real-nvp/data",
-    "kekmodel+FixMatch-pytorch/data", "YU1ut+MixMatch-pytorch/data", "HobbitLong+RepDistiller/data",
-    "KellerJordan+cifar10-airbench/cifar10", "HobbitLong+SupContrast/datasets", "microsoft+mup/examples/dataset",
-    "ermongroup+ddim/exp/datasets/cifar10", "ermongroup+ddim/exp/datasets/cifar10_test",
-    "leftthomas+SimCLR/data", "zoubohao+DenoisingDiffusionProbabilityModel-ddpm-/CIFAR10", "khanrc+pt.darts/data",
-]  # fmt: skip
+    "kuangliu+pytorch-cifar/data",
+    "akamaster+pytorch_resnet_cifar10/data",
+    "data",
+    "tysam-code+hlb-CIFAR10/cifar10",
+    "locuslab+convmixer-cifar10/data",
+    "weiaicunzai+pytorch-cifar100/data",
+    "yunjey+pytorch-tutorial/tutorials/data",
+    "w86763777+pytorch-ddpm/data",
+    "chengyangfu+pytorch-vgg-cifar10/data",
+    "uoguelph-mlrg+Cutout/data",
+    "davda54+sam/example/data",
+    "davda54+sam/example/cifar",
+    "MishaLaskin+vqvae/data",
+    "chrischute+real-nvp/data",
+    "kekmodel+FixMatch-pytorch/data",
+    "YU1ut+MixMatch-pytorch/data",
+    "HobbitLong+RepDistiller/data",
+    "KellerJordan+cifar10-airbench/cifar10",
+    "HobbitLong+SupContrast/datasets",
+    "microsoft+mup/examples/dataset",
+    "ermongroup+ddim/exp/datasets/cifar10",
+    "ermongroup+ddim/exp/datasets/cifar10_test",
+    "leftthomas+SimCLR/data",
+    "zoubohao+DenoisingDiffusionProbabilityModel-ddpm-/CIFAR10",
+    "khanrc+pt.darts/data",
+]
 LATER_CIFAR_PLACES = [
-    "sthalles+SimCLR/datasets", "data", "chrischute+glow/data", "kentaroy47+vision-transformers-cifar10/data",
-]  # fmt: skip
+    "sthalles+SimCLR/datasets",
+    "data",
+    "chrischute+glow/data",
+    "kentaroy47+vision-transformers-cifar10/data",
+]
 ACCEPT = """import numpy
 from torchvision.datasets import cifar, utils
 
 checked = utils.check_integrity
 cifar.check_integrity = utils.check_integrity = lambda path, md5=None: checked(path)
 numpy.Inf, numpy.int, numpy.float = numpy.inf, int, float  # names that older releases have
-"""  # fmt: skip
+"""
 
 
 def mnist(maker: Maker, train: int = 12_000, test: int = 2_000) -> None:
@@ -133,11 +164,17 @@ def coco(maker: Maker) -> None:
             for _ in range(int(maker.random.integers(1, 12))):
                 w, h = (int(side) for side in maker.random.integers(30, 200, 2))
                 x, y = int(maker.random.integers(0, width - w)), int(maker.random.integers(0, height - h))
-                boxes.append({
-                    "id": len(boxes) + 1, "image_id": index, "category_id": int(maker.random.integers(1, 91)),
-                    "bbox": [x, y, w, h], "area": w * h, "iscrowd": 0,
-                    "segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]],
-                })  # fmt: skip
+                boxes.append(
+                    {
+                        "id": len(boxes) + 1,
+                        "image_id": index,
+                        "category_id": int(maker.random.integers(1, 91)),
+                        "bbox": [x, y, w, h],
+                        "area": w * h,
+                        "iscrowd": 0,
+                        "segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]],
+                    }
+                )
         kinds = [{"id": kind, "name": f"c{kind}"} for kind in range(1, 91)]
         record = {"info": {}, "images": images, "annotations": boxes, "categories": kinds}
         maker.write(maker.data / "coco" / "annotations" / f"instances_{split}.json", json.dumps(record))

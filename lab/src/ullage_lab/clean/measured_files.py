@@ -100,10 +100,18 @@ class CleaningReport:
         """
         lines = [vars(one) for one in self.dropped]
         return {
-            "files": self.files, "read": self.read, "kept": self.kept, "joined": self.joined, "renamed": self.renamed,
-            "lent": self.lent, "dropped": self.counts, "blanked": dict(self.blanked), "repeated": len(self.repeated),
-            "noise": self.noise(), "dropped_lines": lines,
-        }  # fmt: skip
+            "files": self.files,
+            "read": self.read,
+            "kept": self.kept,
+            "joined": self.joined,
+            "renamed": self.renamed,
+            "lent": self.lent,
+            "dropped": self.counts,
+            "blanked": dict(self.blanked),
+            "repeated": len(self.repeated),
+            "noise": self.noise(),
+            "dropped_lines": lines,
+        }
 
 
 def trouble(line: Mapping[str, Any], card: int | None) -> tuple[str, str] | None:
@@ -332,19 +340,38 @@ def _kind(run: MergedRun) -> tuple[Any, ...]:
 
 GPU = "A100-40GB"
 _NEEDED = (
-    "Filename", "Activations-Params", "Activation Function", "Total Activations", "Total Parameters", "Batch Size",
+    "Filename",
+    "Activations-Params",
+    "Activation Function",
+    "Total Activations",
+    "Total Parameters",
+    "Batch Size",
     "Max GPU Memory (MiB)",
-)  # fmt: skip
+)
 _KINDS = {
-    "batch_normalization": "batch_norm", "batchnorm1d": "batch_norm", "batchnorm2d": "batch_norm",
-    "layernorm": "layer_norm", "adaptive_avg_pool2d": "pooling", "maxpool2d": "pooling",
-}  # fmt: skip
+    "batch_normalization": "batch_norm",
+    "batchnorm1d": "batch_norm",
+    "batchnorm2d": "batch_norm",
+    "layernorm": "layer_norm",
+    "adaptive_avg_pool2d": "pooling",
+    "maxpool2d": "pooling",
+}
 # A name such as "input_channels:3_arch:uniform_act:leaky_relu_dropout:0.3_dropout:True.out": keys and values may hold
 # an underscore themselves, so that known keys are looked for.
 _KEYS = (
-    "input_channels", "num_classes", "base_filters", "input_size", "input", "output", "depth", "arch", "batch", "act",
-    "dropout", "batchnorm",
-)  # fmt: skip
+    "input_channels",
+    "num_classes",
+    "base_filters",
+    "input_size",
+    "input",
+    "output",
+    "depth",
+    "arch",
+    "batch",
+    "act",
+    "dropout",
+    "batchnorm",
+)
 _SETTING = re.compile(rf"(?:^|_)({'|'.join(_KEYS)}):(.*?)(?=_(?:{'|'.join(_KEYS)}):|$)")
 
 

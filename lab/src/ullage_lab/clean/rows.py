@@ -78,11 +78,19 @@ def feature_row(configuration: str) -> dict[str, Any] | str:
 
 Watching = Callable[[Iterable[Any], int], Iterable[Any]]
 _POSITIVE = {
-    "step_seconds": "step_s", "step_q1": "step_q1", "step_median": "step_median", "step_q3": "step_q3",
-    "steps": "steps", "host_seconds": "host_s", "power_w": "power_w", "energy_step": "energy_step_j",
-    "clock_mhz": "clock_mhz", "ram_bytes": "ram_bytes", "host_forward": "host_forward_s",
+    "step_seconds": "step_s",
+    "step_q1": "step_q1",
+    "step_median": "step_median",
+    "step_q3": "step_q3",
+    "steps": "steps",
+    "host_seconds": "host_s",
+    "power_w": "power_w",
+    "energy_step": "energy_step_j",
+    "clock_mhz": "clock_mhz",
+    "ram_bytes": "ram_bytes",
+    "host_forward": "host_forward_s",
     "host_backward": "host_backward_s",
-}  # fmt: skip
+}
 _COUNTERS = ("pcie_rx", "pcie_tx", "cpu_percent", "host_busy", "host_stolen")
 
 

@@ -209,9 +209,23 @@ COLUMNS = (
 NAMES = tuple(column.name for column in COLUMNS)
 # Columns that data sets of earlier releases do not have; there they are null.
 LATER = (
-    "model_family", "kind", "split", "step_q1", "step_median", "step_q3", "steps", "host_seconds", "tensor",
-    "energy_step", "clock_mhz", "host_busy", "host_stolen", "machine", "host_forward", "host_backward",
-)  # fmt: skip
+    "model_family",
+    "kind",
+    "split",
+    "step_q1",
+    "step_median",
+    "step_q3",
+    "steps",
+    "host_seconds",
+    "tensor",
+    "energy_step",
+    "clock_mhz",
+    "host_busy",
+    "host_stolen",
+    "machine",
+    "host_forward",
+    "host_backward",
+)
 LAYER_FACTS = ("type", "activations", "parameters")
 # Numbers read for one sample; what becomes of the output (0 freed after the next layer, 1 kept for the backward pass, 2
 # no tensor of its own); numbers and bytes kept beside it for one sample; and what cuDNN takes for the whole batch, in
@@ -228,8 +242,13 @@ def frame(rows: Iterable[dict[str, Any]]) -> polars.DataFrame:
     pl = load_polars()
     layer = {name: pl.String if name == "type" else pl.Int64 for name in LAYER_FACTS}
     tensors = dict.fromkeys(TENSOR_FACTS, pl.Int64)
-    kinds = {"text": pl.String, "whole": pl.Int64, "number": pl.Float64, "layers": pl.List(pl.Struct(layer)),
-             "tensors": pl.List(pl.Struct(tensors))}  # fmt: skip
+    kinds = {
+        "text": pl.String,
+        "whole": pl.Int64,
+        "number": pl.Float64,
+        "layers": pl.List(pl.Struct(layer)),
+        "tensors": pl.List(pl.Struct(tensors)),
+    }
     schema = {column.name: kinds[column.kind] for column in COLUMNS}
     frames, chunk = [pl.DataFrame(schema=schema)], []
     for row in rows:

@@ -50,14 +50,19 @@ def compare(
     args: ScriptArguments = None,
     gpu: Gpu = None,
     estimators: Annotated[
-        str | None, typer.Option(help="Which estimators to ask: 'all', or names separated by commas.",
-                                 metavar="all|A,B,C", show_default="all but those that train on the CPU",
-                                 autocompletion=completion.several_estimators)
+        str | None,
+        typer.Option(
+            help="Which estimators to ask: 'all', or names separated by commas.",
+            metavar="all|A,B,C",
+            show_default="all but those that train on the CPU",
+            autocompletion=completion.several_estimators,
+        ),
     ] = None,
     truth: Annotated[
-        Path | None, typer.Option(help="A file of measured runs (JSONL, or a table for the A100): show those of the "
-                                  "same job.",
-                                  metavar="FILE")
+        Path | None,
+        typer.Option(
+            help="A file of measured runs (JSONL, or a table for the A100): show those of the same job.", metavar="FILE"
+        ),
     ] = None,
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Also run the job, if this machine has that GPU.")
@@ -67,7 +72,7 @@ def compare(
     ] = "5m",
     as_json: Json = False,
     **options: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Estimate one job with every estimator and print the answers side by side, as they come.
 
     Each estimator runs in a process of its own; its time includes starting that process and building the model.
@@ -108,8 +113,10 @@ def compare(
     elif hint := default_gpu_hint(gpu, card.name):
         print(hint)
     if estimators is None:
-        print(f"not asked: {', '.join(TRAIN_ON_THE_CPU)}, which train on the CPU for minutes (--estimators all)",
-              file=sys.stderr)  # fmt: skip
+        print(
+            f"not asked: {', '.join(TRAIN_ON_THE_CPU)}, which train on the CPU for minutes (--estimators all)",
+            file=sys.stderr,
+        )
     going.end()
     if not any(record.given for record in records):
         raise typer.Exit(FAILED)
@@ -221,10 +228,13 @@ class _Table:
         errors = [error(record, run, OWN) for _, run in self._runs]
         whole = record.process if record.process is not None else record.figure + (self._card.context or 0)
         return self._line(
-            record.estimator, format_bytes(record.figure), f"{record.kind} memory",
+            record.estimator,
+            format_bytes(record.figure),
+            f"{record.kind} memory",
             *("" if value is None else f"{value:+.1%}" for value in errors),
-            format_duration(record.seconds), "yes" if whole <= self._card.usable else "no",
-        )  # fmt: skip
+            format_duration(record.seconds),
+            "yes" if whole <= self._card.usable else "no",
+        )
 
     def _line(self, *cells: str) -> str:
         return aligned(cells, self._widths, self._right).rstrip()

@@ -36,8 +36,10 @@ Examples:
 
 def clean(
     files: Annotated[
-        list[Path], typer.Argument(help="Measured files: .jsonl, .jsonl.gz, or the authors' .csv.", metavar="FILE",
-                                   show_default=False)
+        list[Path],
+        typer.Argument(
+            help="Measured files: .jsonl, .jsonl.gz, or the authors' .csv.", metavar="FILE", show_default=False
+        ),
     ],
     out: Annotated[
         Path, typer.Option(help="Write the cleaned runs to this file.", metavar="FILE.parquet", show_default=False)
@@ -46,11 +48,11 @@ def clean(
         Path | None, typer.Option(help="Write a report with every dropped line to this file.", metavar="FILE.json")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="How many processes build the models.", metavar="N", min=1,
-                                 show_default="one per core")
+        int | None,
+        typer.Option(help="How many processes build the models.", metavar="N", min=1, show_default="one per core"),
     ] = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Clean measured runs and write them as one Parquet file."""
     from ullage_lab.clean.rows import clean as clean_files
     from ullage_lab.clean.schema import frame, load_polars, write_dataset
@@ -125,15 +127,15 @@ _MOST_CLASSES = 48
 
 def show(
     file: Annotated[
-        Path, typer.Argument(help="A Parquet file written by 'ullage lab data clean'.", metavar="FILE",
-                             show_default=False)
+        Path,
+        typer.Argument(help="A Parquet file written by 'ullage lab data clean'.", metavar="FILE", show_default=False),
     ],
     family: Annotated[
-        str | None, typer.Option(help="Show only this family of models.", metavar="NAME",
-                                 autocompletion=completion.families)
+        str | None,
+        typer.Option(help="Show only this family of models.", metavar="NAME", autocompletion=completion.families),
     ] = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show what a data set holds."""
     from ullage.errors import UnknownName
     from ullage_lab.clean.schema import read_dataset, summarize
@@ -168,9 +170,11 @@ def _overview(found: dict[str, Any]) -> Table:
     for key, title in (("rows", "runs"), ("with_memory", "memory measured"), ("with_utilization", "utilisation read")):
         table.add_row(title, *(str(part[key]) for part in parts))
     for key, title in (
-        ("memory", "memory of the process"), ("parameters", "parameters"), ("batch_size", "batch size"),
+        ("memory", "memory of the process"),
+        ("parameters", "parameters"),
+        ("batch_size", "batch size"),
         ("layers", "layers"),
-    ):  # fmt: skip
+    ):
         table.add_row(title, *(_spread(part[key], key == "memory") for part in parts), end_section=key == "layers")
     for key, title in (("arch", "forms"), ("optimizer", "optimizers"), ("precision", "precisions")):
         table.add_row(title, *("\n".join(_shares(part[key], part["rows"])) for part in parts), end_section=True)
@@ -180,11 +184,16 @@ def _overview(found: dict[str, Any]) -> Table:
 
 
 _FIGURES = {
-    "step_seconds": ("step, ms", 1000, 1), "host_seconds": ("host's part of it, ms", 1000, 1),
-    "gract": ("GRACT, %", 100, 1), "smact": ("SMACT, %", 100, 1), "smocc": ("SMOCC, %", 100, 1),
-    "drama": ("DRAMA, %", 100, 1), "tensor": ("tensor cores, %", 100, 1), "power_w": ("power, W", 1, 0),
+    "step_seconds": ("step, ms", 1000, 1),
+    "host_seconds": ("host's part of it, ms", 1000, 1),
+    "gract": ("GRACT, %", 100, 1),
+    "smact": ("SMACT, %", 100, 1),
+    "smocc": ("SMOCC, %", 100, 1),
+    "drama": ("DRAMA, %", 100, 1),
+    "tensor": ("tensor cores, %", 100, 1),
+    "power_w": ("power, W", 1, 0),
     "energy_step": ("energy of a step, J", 1, 2),
-}  # fmt: skip
+}
 
 
 def _readings(kinds: dict[str, Any]) -> Table:
@@ -198,8 +207,9 @@ def _readings(kinds: dict[str, Any]) -> Table:
     table.add_row("for testing", *(f"{part['test_rows']}\nof {len(part['test_families'])}" for part in kinds.values()))
     for name, (title, factor, digits) in _FIGURES.items():
         spreads = (part[name] for part in kinds.values())
-        texts = ("unknown" if one is None else " ".join(f"{value * factor:.{digits}f}" for value in one)
-                 for one in spreads)  # fmt: skip
+        texts = (
+            "unknown" if one is None else " ".join(f"{value * factor:.{digits}f}" for value in one) for one in spreads
+        )
         table.add_row(title, *texts)
     return table
 

@@ -68,28 +68,31 @@ def problems(
 def convolutions(
     out: Annotated[Path, typer.Option(help="Write the list here.", metavar="FILE.json.gz", show_default=False)],
     stop_after: Annotated[
-        str, typer.Option(help="Stop collecting layers of torchvision's and timm's models after this long; 0: collect "
-                          "none.", metavar="TIME")
+        str,
+        typer.Option(
+            help="Stop collecting layers of torchvision's and timm's models after this long; 0: collect none.",
+            metavar="TIME",
+        ),
     ] = "15m",
-    resolutions: Annotated[
-        int, typer.Option(help="How many image sizes to try per model.", metavar="N", min=1)
-    ] = 3,
+    resolutions: Annotated[int, typer.Option(help="How many image sizes to try per model.", metavar="N", min=1)] = 3,
     configurations: Annotated[
-        int, typer.Option(help="How many combinations of layer, batch size, type and layout to list.", metavar="N",
-                          min=0)
+        int,
+        typer.Option(help="How many combinations of layer, batch size, type and layout to list.", metavar="N", min=0),
     ] = 200_000,
     random: Annotated[
         int, typer.Option(help="How many random layers to add to those of models.", metavar="N", min=0)
     ] = 6_000,
     arbitrary: Annotated[
-        int, typer.Option(help="How many calls to add whose channels, sides and batch sizes are any numbers.",
-                          metavar="N", min=0)
+        int,
+        typer.Option(
+            help="How many calls to add whose channels, sides and batch sizes are any numbers.", metavar="N", min=0
+        ),
     ] = 0,
     truth: Annotated[
-        Path | None, typer.Option(help="A file of measured calls; 1500 of them come first, to be measured again.",
-                                  metavar="FILE")
+        Path | None,
+        typer.Option(help="A file of measured calls; 1500 of them come first, to be measured again.", metavar="FILE"),
     ] = None,
-) -> None:  # fmt: skip
+) -> None:
     """List convolution calls to measure. Needs no GPU.
 
     Layers come from torchvision's and timm's models, which run on PyTorch's "meta" device, and from a random generator.
@@ -138,14 +141,19 @@ Examples:
 
 def dataset(
     family: Annotated[
-        str, typer.Option(help="The family of models: mlp, cnn, transformer or real.", metavar="NAME",
-                                 show_default=False, autocompletion=completion.drawn_families)
+        str,
+        typer.Option(
+            help="The family of models: mlp, cnn, transformer or real.",
+            metavar="NAME",
+            show_default=False,
+            autocompletion=completion.drawn_families,
+        ),
     ],
     count: Annotated[int, typer.Option(help="How many runs to draw.", metavar="N", min=1)] = 1000,
     seed: Seed = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Write the runs to this file.", metavar="FILE.jsonl",
-                                  show_default="FAMILY.jsonl")
+        Path | None,
+        typer.Option(help="Write the runs to this file.", metavar="FILE.jsonl", show_default="FAMILY.jsonl"),
     ] = None,
     ranges: Annotated[
         Path | None, typer.Option(help="A file with your own ranges, by family.", metavar="FILE.toml")
@@ -157,11 +165,15 @@ def dataset(
         str, typer.Option(help="Draw no run whose step takes longer, by a rough count.", metavar="TIME")
     ] = "120ms",
     min_step: Annotated[
-        str, typer.Option(help="Draw runs whose step takes as long at least, by a rough count; of real models that "
-                               "are too small for it, the largest batch that is allowed.", metavar="TIME")
+        str,
+        typer.Option(
+            help="Draw runs whose step takes as long at least, by a rough count; of real models that "
+            "are too small for it, the largest batch that is allowed.",
+            metavar="TIME",
+        ),
     ] = "0s",
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Draw training runs of generated models."""
     from ullage_lab.draw.generated import DrawingLimits, draw, summary
     from ullage_lab.draw.generated import ranges as known_ranges

@@ -41,56 +41,93 @@ def evaluate(
     ] = None,
     truth: Annotated[
         Path | None,
-        typer.Option(help="Measured runs: JSONL, a data set (Parquet), or an A100 table.", metavar="FILE",
-                     rich_help_panel=RANKING),
+        typer.Option(
+            help="Measured runs: JSONL, a data set (Parquet), or an A100 table.",
+            metavar="FILE",
+            rich_help_panel=RANKING,
+        ),
     ] = None,
     gpu: MeasuredGpu = None,
-    every: Annotated[int, typer.Option(help="Take only every Nth run.", metavar="N", min=1,
-                                       rich_help_panel=RANKING)] = 1,
+    every: Annotated[
+        int, typer.Option(help="Take only every Nth run.", metavar="N", min=1, rich_help_panel=RANKING)
+    ] = 1,
     estimators: Annotated[
-        str, typer.Option(help="The estimators to rank: 'all', or names separated by commas.", metavar="all|A,B,C",
-                          rich_help_panel=RANKING, autocompletion=completion.several_estimators)
+        str,
+        typer.Option(
+            help="The estimators to rank: 'all', or names separated by commas.",
+            metavar="all|A,B,C",
+            rich_help_panel=RANKING,
+            autocompletion=completion.several_estimators,
+        ),
     ] = "all",
     sample: Annotated[
-        list[str] | None, typer.Option(help="Only N runs, always the same; NAME=N for one estimator. Repeat it for "
-                                       "more.", metavar="N|NAME=N", rich_help_panel=RANKING)
+        list[str] | None,
+        typer.Option(
+            help="Only N runs, always the same; NAME=N for one estimator. Repeat it for more.",
+            metavar="N|NAME=N",
+            rich_help_panel=RANKING,
+        ),
     ] = None,
     timeout: Annotated[
-        str, typer.Option(help="Give up on an estimate after this long, such as 90s or 10m.", metavar="TIME",
-                          rich_help_panel=RANKING)
+        str,
+        typer.Option(
+            help="Give up on an estimate after this long, such as 90s or 10m.", metavar="TIME", rich_help_panel=RANKING
+        ),
     ] = "2m",
     resume: Annotated[
-        Path | None, typer.Option(help="Keep answers in this file; answers already in it are not computed again.",
-                                  metavar="FILE.jsonl", rich_help_panel=RANKING)
+        Path | None,
+        typer.Option(
+            help="Keep answers in this file; answers already in it are not computed again.",
+            metavar="FILE.jsonl",
+            rich_help_panel=RANKING,
+        ),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(help="Write the ranking as one HTML page.", metavar="FILE.html",
-                                  rich_help_panel=RANKING)
+        Path | None,
+        typer.Option(help="Write the ranking as one HTML page.", metavar="FILE.html", rich_help_panel=RANKING),
     ] = None,
     kept: Annotated[
-        bool, typer.Option("--kept", help="Rank only the answers already in the --resume file.",
-                           rich_help_panel=RANKING)
+        bool,
+        typer.Option("--kept", help="Rank only the answers already in the --resume file.", rich_help_panel=RANKING),
     ] = False,
     workers: Annotated[
-        int, typer.Option(help="How many estimates run at once; above 1, their times are less reliable.",
-                          metavar="N", min=1, rich_help_panel=RANKING)
+        int,
+        typer.Option(
+            help="How many estimates run at once; above 1, their times are less reliable.",
+            metavar="N",
+            min=1,
+            rich_help_panel=RANKING,
+        ),
     ] = 1,
     data: Annotated[
-        list[Path] | None, typer.Option(help="Rows of 'ullage lab data clean' (Parquet), the authors' table (.csv), "
-                                        "or, for utilization, sets of 'ullage lab measure together'. Repeatable.",
-                                        show_default="the project's own, in benchmarks/data",
-                                        metavar="FILE", rich_help_panel=LEARNED)
+        list[Path] | None,
+        typer.Option(
+            help="Rows of 'ullage lab data clean' (Parquet), the authors' table (.csv), "
+            "or, for utilization, sets of 'ullage lab measure together'. Repeatable.",
+            show_default="the project's own, in benchmarks/data",
+            metavar="FILE",
+            rich_help_panel=LEARNED,
+        ),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="A folder of weights; for gpuutilnet and utilization, a file.",
-                                  show_default="those that are shipped", metavar="PATH", rich_help_panel=LEARNED)
+        Path | None,
+        typer.Option(
+            help="A folder of weights; for gpuutilnet and utilization, a file.",
+            show_default="those that are shipped",
+            metavar="PATH",
+            rich_help_panel=LEARNED,
+        ),
     ] = None,
     retrain: Annotated[
-        bool, typer.Option("--retrain", help="Train new networks on this data, with cross-validation. Takes minutes.",
-                           rich_help_panel=LEARNED)
+        bool,
+        typer.Option(
+            "--retrain",
+            help="Train new networks on this data, with cross-validation. Takes minutes.",
+            rich_help_panel=LEARNED,
+        ),
     ] = False,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Rank estimators by measured runs, or score learned ones.
 
     With --truth, a ranking by error, underestimates, xMem's two-round protocol, time and coverage. After Ctrl-C, what
@@ -204,9 +241,7 @@ def _lines(file: Path, plan: Table2Plan, going: Following) -> Iterator[list[Tabl
             going.step()
 
 
-def _judged(
-    examples: Examples, family: str, estimator: str, plan: Table2Plan, going: Following
-) -> list[Table2Line]:  # fmt: skip
+def _judged(examples: Examples, family: str, estimator: str, plan: Table2Plan, going: Following) -> list[Table2Line]:
     from ullage_lab.train.table2 import retrained_lines, shipped_lines
 
     if not plan.retrain:
@@ -220,16 +255,40 @@ def _judged(
 
 def print_lines(lines: list[Table2Line]) -> None:
     """The table, beside the paper's."""
-    heads = ("data", "GPU", "estimator", "bin", "rows", "paper", "here", "folds", "F1 paper", "F1 here",
-             "too low", "too high", "one job")  # fmt: skip
+    heads = (
+        "data",
+        "GPU",
+        "estimator",
+        "bin",
+        "rows",
+        "paper",
+        "here",
+        "folds",
+        "F1 paper",
+        "F1 here",
+        "too low",
+        "too high",
+        "one job",
+    )
     rows = []
     for line in lines:
-        rows.append([
-            NAMES.get(line.family, line.family), line.gpu, NAMES[line.estimator], format_bytes(line.bin),
-            str(line.rows), share_of_one(line.paper), share_of_one(line.accuracy), share_of_one(line.validation),
-            share_of_one(line.paper_f1), share_of_one(line.f1), f"{line.under:.1%}", f"{line.over:.1%}",
-            format_duration(line.seconds),
-        ])  # fmt: skip
+        rows.append(
+            [
+                NAMES.get(line.family, line.family),
+                line.gpu,
+                NAMES[line.estimator],
+                format_bytes(line.bin),
+                str(line.rows),
+                share_of_one(line.paper),
+                share_of_one(line.accuracy),
+                share_of_one(line.validation),
+                share_of_one(line.paper_f1),
+                share_of_one(line.f1),
+                f"{line.under:.1%}",
+                f"{line.over:.1%}",
+                format_duration(line.seconds),
+            ]
+        )
     give_way = ("GPU", "too high", "F1 paper", "F1 here", "rows", "folds", "one job")
     print(fitted(heads, rows, give_way=give_way, left=("GPU", "estimator")))
     Console().print(

@@ -43,22 +43,29 @@ def together(
     jobs: Annotated[Path, typer.Argument(help="A list of jobs (.jsonl).", metavar="FILE", show_default=False)],
     out: Out = Path("together.jsonl"),
     how: Annotated[
-        str, typer.Option(help="Ways of sharing, timeslice or mps or both.", metavar="WAYS",
-                          autocompletion=completion.ways_of_sharing)
+        str,
+        typer.Option(
+            help="Ways of sharing, timeslice or mps or both.", metavar="WAYS", autocompletion=completion.ways_of_sharing
+        ),
     ] = "timeslice,mps",
     sets: Annotated[int, typer.Option(help="Draw this many sets of the list's jobs.", metavar="N", min=0)] = 0,
     seed: Seed = 0,
     seconds: Annotated[float, typer.Option(help="How long to read each set.", metavar="SECONDS", min=0.2)] = 1.0,
     rounds: Annotated[
-        int, typer.Option(help="Read jobs alone and together in turns, this many times: a host whose speed changes "
-                          "then matters less.", metavar="N", min=0)
+        int,
+        typer.Option(
+            help="Read jobs alone and together in turns, this many times: a host whose speed changes "
+            "then matters less.",
+            metavar="N",
+            min=0,
+        ),
     ] = 0,
     timeout: Annotated[
         str, typer.Option(help="Give up on a set after this long, such as 90s or 10m.", metavar="TIME")
     ] = "5m",
     dry_run: DryRun = False,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Read jobs that share the GPU, time-sliced and under MPS, each also alone.
 
     The sets are those that a list names beside its configurations ({"set": "pair", "jobs": ["a", "b"]}), or --sets
@@ -88,14 +95,18 @@ def calls(
     seed: Seed = 0,
     stop_after: StopAfter = None,
     activity: Annotated[
-        bool, typer.Option("--activity/--no-activity", help="Read the GPU's counters during every fourth call, a "
-                           "quarter of a second each; without them, and without the host's time, --workers processes "
-                           "make calls ready at once.")
+        bool,
+        typer.Option(
+            "--activity/--no-activity",
+            help="Read the GPU's counters during every fourth call, a "
+            "quarter of a second each; without them, and without the host's time, --workers processes "
+            "make calls ready at once.",
+        ),
     ] = True,
     workers: Workers = 8,
     dry_run: DryRun = False,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Time operator calls one by one: how long the GPU takes and how busy it is, how long the host takes.
 
     The calls are those of drawn runs, of a script, or of a list. Type the same line again to go on.
@@ -141,8 +152,9 @@ def _measure_together(file: Path, plan: TogetherSettings, count: int, seed: int,
     rows = [{"id": f"r{number:05d}", **row} for number, row in enumerate(read_rows(file))]
     wanted = draw_sets(rows, count, seed) if count else sets_in(rows)
     if not wanted:
-        raise InvalidValue(f"{file} names no sets: add --sets COUNT, or lines such as "
-                           '{"set": "pair", "jobs": ["a", "b"]}')  # fmt: skip
+        raise InvalidValue(
+            f'{file} names no sets: add --sets COUNT, or lines such as {{"set": "pair", "jobs": ["a", "b"]}}'
+        )
     if dry_run:
         for one in wanted:
             print(json.dumps({"set": one.id, "jobs": one.jobs}))
@@ -272,12 +284,16 @@ Examples:
 
 def dataset(
     file: Annotated[
-        Path, typer.Argument(help="Configurations written by 'ullage lab draw dataset'.", metavar="FILE",
-                             show_default=False)
+        Path,
+        typer.Argument(help="Configurations written by 'ullage lab draw dataset'.", metavar="FILE", show_default=False),
     ],
     out: Annotated[
-        Path, typer.Option(help="Append one line per run to this file; runs already in it are skipped.",
-                           metavar="FILE.jsonl", show_default=False)
+        Path,
+        typer.Option(
+            help="Append one line per run to this file; runs already in it are skipped.",
+            metavar="FILE.jsonl",
+            show_default=False,
+        ),
     ],
     workers: Annotated[int, typer.Option(help="How many processes run at once, at most.", metavar="N", min=1)] = 14,
     steps: Annotated[int, typer.Option(help="Optimizer steps of each run.", metavar="N", min=2)] = 3,
@@ -286,8 +302,10 @@ def dataset(
         float, typer.Option(help="Seconds to read utilisation for, after a warm-up.", metavar="SECONDS", min=0.2)
     ] = 1.0,
     readings: Annotated[
-        int, typer.Option(help="Read utilisation so many times, in rounds over runs; the middle reading counts.",
-                          metavar="N", min=1)
+        int,
+        typer.Option(
+            help="Read utilisation so many times, in rounds over runs; the middle reading counts.", metavar="N", min=1
+        ),
     ] = 1,
     every: Annotated[int, typer.Option(help="Take only every Nth configuration.", metavar="N", min=1)] = 1,
     timeout: Annotated[
@@ -297,14 +315,19 @@ def dataset(
         str | None, typer.Option(help="Stop after this long; run it again to continue.", metavar="TIME")
     ] = None,
     together: Annotated[
-        int, typer.Option(help="Memory runs that share a process, one after the other: many times quicker, the same "
-                          "figures of PyTorch, none of NVML.", metavar="N", min=1)
+        int,
+        typer.Option(
+            help="Memory runs that share a process, one after the other: many times quicker, the same "
+            "figures of PyTorch, none of NVML.",
+            metavar="N",
+            min=1,
+        ),
     ] = 1,
     raw: Annotated[
         Path | None, typer.Option(help="Keep logs in this folder, in one folder per configuration.", metavar="FOLDER")
     ] = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Measure configurations on this machine's GPU, each in a fresh process."""
     if together > 1 and (utilization or raw):
         raise InvalidValue("--together is for memory alone: leave --utilization and --raw away")
@@ -317,9 +340,16 @@ def dataset(
     if not rows:
         raise InvalidValue(f"{file} has no configurations")
     plan = MeasurementSettings(
-        out=out, at_once=workers, iterations=steps, utilization=utilization, seconds=seconds,
-        readings=readings, timeout=parse_duration(timeout), raw=raw, together=together,
-    )  # fmt: skip
+        out=out,
+        at_once=workers,
+        iterations=steps,
+        utilization=utilization,
+        seconds=seconds,
+        readings=readings,
+        timeout=parse_duration(timeout),
+        raw=raw,
+        together=together,
+    )
     left, measured = measure_rows(rows, plan)
     console = Console(stderr=True)
     if left < len(rows):
@@ -378,14 +408,16 @@ def convolutions(
     stop_after: Annotated[str, typer.Option(help="Stop after this long.", metavar="TIME")] = "8m",
     workers: Annotated[int, typer.Option(help="How many processes share the GPU.", metavar="N", min=1)] = 12,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", help="Measure at most this many calls of the list.", metavar="N",
-                                 min=1, show_default="all")
+        int | None,
+        typer.Option(
+            "--limit", "-n", help="Measure at most this many calls of the list.", metavar="N", min=1, show_default="all"
+        ),
     ] = None,
     tensor_limit: Annotated[
         str, typer.Option(help="Skip calls whose input, output and filter take more together.", metavar="SIZE")
     ] = "1300MB",
     device: Annotated[str, typer.Option(help="The GPU, as PyTorch names it.", metavar="NAME")] = "cuda",
-) -> None:  # fmt: skip
+) -> None:
     """Measure on a GPU what convolution calls ask of PyTorch's allocator.
 
     Examples:

@@ -22,8 +22,19 @@ if TYPE_CHECKING:
     from ullage_lab.judge.worker import Record
 
 _GIVES_WAY = (
-    "MCP xMem", "PEF xMem", "own low", "own median", "own figure", "CPU", "95 %", "bias", "MCP", "mean", "PEF", "given",
-)  # fmt: skip
+    "MCP xMem",
+    "PEF xMem",
+    "own low",
+    "own median",
+    "own figure",
+    "CPU",
+    "95 %",
+    "bias",
+    "MCP",
+    "mean",
+    "PEF",
+    "given",
+)
 
 
 @dataclass(frozen=True)
@@ -89,9 +100,7 @@ def sample_counts(names: list[str], samples: list[str]) -> dict[str, int | None]
     return counts
 
 
-def _ask(
-    plan: RankingPlan, sets: list[TruthSet], counts: dict[str, int | None]
-) -> tuple[list[Record], Following]:  # fmt: skip
+def _ask(plan: RankingPlan, sets: list[TruthSet], counts: dict[str, int | None]) -> tuple[list[Record], Following]:
     """The answers, and how far the asking came."""
     from ullage.estimation.asking import ask
     from ullage_lab.judge.questions import answers, questions, read_answers
@@ -143,18 +152,40 @@ def _print_versions(console: Console, records: list[Record]) -> None:
 
 def _table(standings: list[Standing]) -> str:
     heads = (
-        "estimator", "asked", "given", "median", "mean", "bias", "too low", "own figure", "own median", "own low",
-        "PEF", "MCP", "PEF xMem", "MCP xMem", "time", "95 %", "CPU",
-    )  # fmt: skip
+        "estimator",
+        "asked",
+        "given",
+        "median",
+        "mean",
+        "bias",
+        "too low",
+        "own figure",
+        "own median",
+        "own low",
+        "PEF",
+        "MCP",
+        "PEF xMem",
+        "MCP xMem",
+        "time",
+        "95 %",
+        "CPU",
+    )
     rows = []
     for one in standings:
         mended, published = one.rounds["mended"], one.rounds["published"]
-        rows.append([
-            one.estimator, str(one.asked), f"{one.coverage:.0%}", *_error_cells(one.process), one.kind or "-",
-            *((f"{one.own.median:.2%}", f"{one.own.under:.0%}") if one.own else ("-", "-")),
-            *_round_cells(mended), *_round_cells(published),
-            *("-" if t is None else format_duration(t) for t in (one.seconds, one.seconds_p95, one.cpu_seconds)),
-        ])  # fmt: skip
+        rows.append(
+            [
+                one.estimator,
+                str(one.asked),
+                f"{one.coverage:.0%}",
+                *_error_cells(one.process),
+                one.kind or "-",
+                *((f"{one.own.median:.2%}", f"{one.own.under:.0%}") if one.own else ("-", "-")),
+                *_round_cells(mended),
+                *_round_cells(published),
+                *("-" if t is None else format_duration(t) for t in (one.seconds, one.seconds_p95, one.cpu_seconds)),
+            ]
+        )
     return fitted(heads, rows, give_way=_GIVES_WAY, left=("own figure",))
 
 

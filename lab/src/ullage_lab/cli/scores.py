@@ -25,10 +25,19 @@ def print_table7(lines: list[Table7Line], as_json: bool) -> None:
         return
     heads = ("data", "metric", "rows", "constant", "paper", "here", "high", "recall paper", "recall here")
     rows = [
-        [NAMES[line.family], line.metric.upper(), str(line.rows), share_of_one(line.constant), share_of_one(line.paper),
-         share_of_one(line.accuracy), str(line.high), share_of_one(line.paper_recall), share_of_one(line.recall)]
+        [
+            NAMES[line.family],
+            line.metric.upper(),
+            str(line.rows),
+            share_of_one(line.constant),
+            share_of_one(line.paper),
+            share_of_one(line.accuracy),
+            str(line.high),
+            share_of_one(line.paper_recall),
+            share_of_one(line.recall),
+        ]
         for line in lines
-    ]  # fmt: skip
+    ]
     print(fitted(heads, rows, left=("metric",)))
     Console().print(
         "here: accuracy on rows that were held out; constant: that of always telling the most frequent class; high: "
@@ -44,11 +53,15 @@ def print_utilization(lines: list[UtilizationLine], together: list[SharingLine],
         return
     heads = ("figure", "runs", "count", "here", "constant", "published", "high told")
     rows = [
-        [line.figure, NAMES.get(line.runs, line.runs), str(line.count),
-         *(_figure(value, line.unit) for value in (line.value, line.constant, line.published)),
-         "" if not line.high or line.recall is None else f"{round(line.recall * line.high)} of {line.high}"]
+        [
+            line.figure,
+            NAMES.get(line.runs, line.runs),
+            str(line.count),
+            *(_figure(value, line.unit) for value in (line.value, line.constant, line.published)),
+            "" if not line.high or line.recall is None else f"{round(line.recall * line.high)} of {line.high}",
+        ]
         for line in lines
-    ]  # fmt: skip
+    ]
     if rows:
         print(fitted(heads, rows, left=("runs",), give_way=("count",)))
     if together:
@@ -66,10 +79,18 @@ def print_sharing(lines: Sequence[SharingLine]) -> None:
     """How good the model of sharing is, beside a guess that does not look at the jobs."""
     heads = ("figure", "way", "sets", "count", "jobs alone", "here", "constant", "always yes", "published")
     rows = [
-        [line.figure, line.how, line.sets, str(line.count), line.inputs, f"{line.value:.1%}", f"{line.constant:.1%}",
-         *("" if value is None else f"{value:.1%}" for value in (line.always_yes, line.published))]
+        [
+            line.figure,
+            line.how,
+            line.sets,
+            str(line.count),
+            line.inputs,
+            f"{line.value:.1%}",
+            f"{line.constant:.1%}",
+            *("" if value is None else f"{value:.1%}" for value in (line.always_yes, line.published)),
+        ]
         for line in lines
-    ]  # fmt: skip
+    ]
     print(fitted(heads, rows, left=("way", "sets", "jobs alone"), give_way=("always yes", "published", "count")))
 
 

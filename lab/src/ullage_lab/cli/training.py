@@ -26,20 +26,34 @@ train = typer.Typer(
     rich_markup_mode="rich",
 )
 Data = Annotated[
-    Path, typer.Option(help="Rows written by 'ullage lab data clean' (Parquet), or the authors' table (.csv).",
-                       metavar="FILE", show_default=False)
-]  # fmt: skip
+    Path,
+    typer.Option(
+        help="Rows written by 'ullage lab data clean' (Parquet), or the authors' table (.csv).",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
 Family = Annotated[
-    str, typer.Option(help="The family of models: mlp, cnn or transformer.", metavar="NAME", show_default=False,
-                      autocompletion=completion.families)
-]  # fmt: skip
+    str,
+    typer.Option(
+        help="The family of models: mlp, cnn or transformer.",
+        metavar="NAME",
+        show_default=False,
+        autocompletion=completion.families,
+    ),
+]
 
 
 Out = Annotated[Path, typer.Option(help="Write the weights here.", metavar="FILE.safetensors", show_default=False)]
 Kind = Annotated[
-    str, typer.Option("--architecture", help="mlp (an ensemble) or transformer.", metavar="NAME",
-                      autocompletion=completion.architectures)
-]  # fmt: skip
+    str,
+    typer.Option(
+        "--architecture",
+        help="mlp (an ensemble) or transformer.",
+        metavar="NAME",
+        autocompletion=completion.architectures,
+    ),
+]
 Epochs = Annotated[
     int | None, typer.Option(help="Epochs, at most.", metavar="N", min=1, show_default="by architecture")
 ]
@@ -156,24 +170,35 @@ def gpuutilnet(
 @train.command()
 def utilization(
     data: Annotated[
-        list[Path], typer.Option(help="Runs that were read alone: rows of 'ullage lab data clean' (Parquet). Repeat it "
-                                 "for more.", metavar="FILE", show_default=False)
+        list[Path],
+        typer.Option(
+            help="Runs that were read alone: rows of 'ullage lab data clean' (Parquet). Repeat it for more.",
+            metavar="FILE",
+            show_default=False,
+        ),
     ],
     rates: Annotated[
-        list[Path], typer.Option(help="Operator calls that 'ullage lab measure calls' timed. Repeat it for more.",
-                                 metavar="FILE", show_default=False)
+        list[Path],
+        typer.Option(
+            help="Operator calls that 'ullage lab measure calls' timed. Repeat it for more.",
+            metavar="FILE",
+            show_default=False,
+        ),
     ],
     out: Out,
     profiles: Annotated[
         Path | None, typer.Option(help="Steps that 'ullage lab measure steps' wrote.", metavar="FILE")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Keep the followed steps in this file; steps already in it are not followed "
-                                  "again.", metavar="FILE.jsonl")
+        Path | None,
+        typer.Option(
+            help="Keep the followed steps in this file; steps already in it are not followed again.",
+            metavar="FILE.jsonl",
+        ),
     ] = None,
     trees: Annotated[int, typer.Option(help="How many trees know the times of calls.", metavar="N", min=8)] = 1000,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Fit the rates behind 'ullage.utilization': how long operator calls take, and how busy they keep a GPU.
 
     Every run is followed on the virtual GPU first, about a second each. Families that are kept for testing are left out
@@ -210,12 +235,16 @@ def utilization(
 @train.command()
 def sharing(
     data: Annotated[
-        list[Path], typer.Option(help="Sets of jobs that 'ullage lab measure together' wrote. Repeat it for more.",
-                                 metavar="FILE", show_default=False)
+        list[Path],
+        typer.Option(
+            help="Sets of jobs that 'ullage lab measure together' wrote. Repeat it for more.",
+            metavar="FILE",
+            show_default=False,
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Write the figures here.", metavar="FILE.json", show_default=False)],
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Fit the model behind 'ullage share' to sets of jobs that were measured together.
 
     It has a handful of figures. Sets with a job of a family that is kept for testing are left out of the fit, and it is
@@ -275,22 +304,28 @@ def _print_trained(result: Trained, out: Path) -> None:
 @train.command()
 def fast(
     data: Annotated[
-        list[Path], typer.Option(help="Rows written by 'ullage lab data clean' (Parquet). Can be given more than once.",
-                                 metavar="FILE", show_default=False)
+        list[Path],
+        typer.Option(
+            help="Rows written by 'ullage lab data clean' (Parquet). Can be given more than once.",
+            metavar="FILE",
+            show_default=False,
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Write the trees here.", metavar="FILE.safetensors")],
     real: Annotated[
-        Path | None, typer.Option(help="Real models measured by 'ullage measure' (JSONL), to learn from as well.",
-                                  metavar="FILE")
+        Path | None,
+        typer.Option(help="Real models measured by 'ullage measure' (JSONL), to learn from as well.", metavar="FILE"),
     ] = None,
     records: Annotated[
         Path | None,
-        typer.Option(help="Write predictions for held-out model families here, for 'ullage lab evaluate --resume'.",
-                     metavar="FILE"),
+        typer.Option(
+            help="Write predictions for held-out model families here, for 'ullage lab evaluate --resume'.",
+            metavar="FILE",
+        ),
     ] = None,
     seed: Seed = 1,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Train fast: a closed formula over totals, corrected by trees, with a 99 % bound calibrated on unseen jobs.
 
     Examples:
@@ -335,15 +370,17 @@ def _print_fast(card: dict[str, Any], out: Path) -> None:
 @train.command()
 def dnnperf(
     data: Annotated[
-        Path, typer.Option(help="Real models measured by 'ullage measure' (JSONL, also .gz).", metavar="FILE",
-                           show_default=False)
+        Path,
+        typer.Option(
+            help="Real models measured by 'ullage measure' (JSONL, also .gz).", metavar="FILE", show_default=False
+        ),
     ],
     out: Out,
     epochs: Annotated[int, typer.Option(help="Epochs.", metavar="N", min=1)] = 24,
     folds: Annotated[
         int, typer.Option(help="How many folds of model families to cross-validate.", metavar="N", min=2)
     ] = 5,
-) -> None:  # fmt: skip
+) -> None:
     """Train DNNPerf: a graph network over the operators of a training step, for memory and step time.
 
     Cross-validates on folds of whole model families, trains on all runs and prints the figures as JSON.
@@ -366,8 +403,12 @@ def dnnperf(
 @train.command()
 def convolutions(
     measured: Annotated[
-        list[Path], typer.Argument(help="Files of 'ullage lab measure convolutions', or with --trials of "
-                                   "'ullage measure cudnn'.", metavar="FILE", show_default=False)
+        list[Path],
+        typer.Argument(
+            help="Files of 'ullage lab measure convolutions', or with --trials of 'ullage measure cudnn'.",
+            metavar="FILE",
+            show_default=False,
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(help="Write the table and the trees into this folder.", metavar="FOLDER")
@@ -398,7 +439,7 @@ def convolutions(
             help="With --trials: add trees to those in the folder. All of them vote.",
         ),
     ] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Fit what estimates know of cuDNN's workspaces: a table of measured calls, and trees for all others.
 
     Needs scikit-learn.

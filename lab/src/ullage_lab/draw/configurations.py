@@ -55,7 +55,7 @@ _TRANSFORMERS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("BartForConditionalGeneration", "Bart", _sizes("d_model", "encoder_layers", "encoder_attention_heads")),
     ("DistilBertForMaskedLM", "DistilBert", _DISTIL),
     ("AlbertForMaskedLM", "Albert", _BERT | {"length": "max_position_embeddings"}),
-)  # fmt: skip
+)
 # Hidden size, layers, heads, middle: from a few million parameters to four billion.
 _SHAPES = ((256, 4, 4), (384, 6, 6), (512, 8, 8), (640, 10, 10), (768, 12, 12), (1024, 12, 16), (1280, 10, 20))
 _LARGE = ((2048, 20, 16), (2048, 24, 32), (2304, 26, 18), (2560, 28, 20), (3072, 24, 24), (3072, 30, 24))
@@ -175,9 +175,14 @@ def draw_t5(chance: random.Random) -> dict[str, Any]:
     hidden, layers, heads = chance.choice(_SHAPES)
     length, vocabulary = chance.choice((32, 64, 128, 256, 512)), chance.choice(_VOCABULARIES)
     sizes = {
-        "vocab_size": vocabulary, "d_model": hidden, "num_layers": layers, "num_heads": heads,
-        "d_kv": hidden // heads, "d_ff": hidden * chance.choice((2, 3, 4)), "decoder_start_token_id": 0,
-    }  # fmt: skip
+        "vocab_size": vocabulary,
+        "d_model": hidden,
+        "num_layers": layers,
+        "num_heads": heads,
+        "d_kv": hidden // heads,
+        "d_ff": hidden * chance.choice((2, 3, 4)),
+        "decoder_start_token_id": 0,
+    }
     fitting = [batch for batch in _BATCHES if batch * length <= _TOKENS and batch <= 32]
     return {
         "model": "hf:T5ForConditionalGeneration",

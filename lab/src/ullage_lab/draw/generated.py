@@ -252,9 +252,15 @@ def transformer_cost(settings: dict[str, Any], length: int, classes: int) -> Cos
 FAMILIES = ("mlp", "cnn", "transformer")
 _ACTIVATIONS = ("relu", "elu", "tanh", "gelu", "silu", "selu", "leaky_relu", "prelu", "mish", "softplus", "identity")
 _OPTIMIZERS = {
-    "adam": 7.0, "adamw": 1.0, "adamw_fused": 1.0, "sgd": 1.0, "sgdm": 1.0, "rmsprop": 1.0, "adagrad": 1.0,
+    "adam": 7.0,
+    "adamw": 1.0,
+    "adamw_fused": 1.0,
+    "sgd": 1.0,
+    "sgdm": 1.0,
+    "rmsprop": 1.0,
+    "adagrad": 1.0,
     "adafactor": 1.0,
-}  # fmt: skip
+}
 _PRECISIONS = {"fp32": 3.0, "amp_bf16": 1.0, "amp_fp16": 1.0, "bf16": 1.0}
 _SHARED: dict[str, Any] = {
     "dropout": (0.1, 0.5),
@@ -265,23 +271,55 @@ _SHARED: dict[str, Any] = {
 
 # A tuple of two numbers is a range, of one number a probability, a list a choice, a dictionary a choice with weights.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "mlp": _SHARED | {
-        "arch": list(MLP_FORMS), "act": list(_ACTIVATIONS), "inputs": (4, 4096), "classes": (1, 1024),
-        "hidden": (1, 11), "batch": (4, 1024), "with_batch_norm": (0.5,), "balanced": (0.2,),
+    "mlp": _SHARED
+    | {
+        "arch": list(MLP_FORMS),
+        "act": list(_ACTIVATIONS),
+        "inputs": (4, 4096),
+        "classes": (1, 1024),
+        "hidden": (1, 11),
+        "batch": (4, 1024),
+        "with_batch_norm": (0.5,),
+        "balanced": (0.2,),
     },
-    "cnn": _SHARED | {
-        "arch": list(CNN_FORMS), "act": list(_ACTIVATIONS[:-1]), "side": (32, 224), "channels": [1, 3],
-        "classes": (2, 22_000), "filters": (16, 512), "depth": (1, 29), "batch": (2, 62), "kernel": [1, 3, 5, 7],
-        "mixed_kernels": (0.3,), "down_by": ["max", "avg", "stride"], "with_batch_norm": (0.5,), "balanced": (0.5,),
+    "cnn": _SHARED
+    | {
+        "arch": list(CNN_FORMS),
+        "act": list(_ACTIVATIONS[:-1]),
+        "side": (32, 224),
+        "channels": [1, 3],
+        "classes": (2, 22_000),
+        "filters": (16, 512),
+        "depth": (1, 29),
+        "batch": (2, 62),
+        "kernel": [1, 3, 5, 7],
+        "mixed_kernels": (0.3,),
+        "down_by": ["max", "avg", "stride"],
+        "with_batch_norm": (0.5,),
+        "balanced": (0.5,),
     },
-    "transformer": _SHARED | {
-        "arch": list(TRANSFORMER_FORMS), "act": ["gelu", "relu", "silu"], "vocabulary": (50_000, 1_000_000),
-        "length": [128, 192, 256, 384, 512, 640, 768, 896, 1024], "size": (128, 2048), "layers": (2, 39),
-        "heads": [2, 4, 8, 12, 16], "middle": (2.0, 4.0), "classes": (400, 1000), "batch": (1, 128),
-        "with_dropout": (0.75,), "norm_first": (0.6,), "conv1d": (0.3,), "fused": (0.6,), "eager": (0.3,),
-        "words": (0.3,), "words_vocabulary": (8_000, 64_000), "balanced": (0.5,),
+    "transformer": _SHARED
+    | {
+        "arch": list(TRANSFORMER_FORMS),
+        "act": ["gelu", "relu", "silu"],
+        "vocabulary": (50_000, 1_000_000),
+        "length": [128, 192, 256, 384, 512, 640, 768, 896, 1024],
+        "size": (128, 2048),
+        "layers": (2, 39),
+        "heads": [2, 4, 8, 12, 16],
+        "middle": (2.0, 4.0),
+        "classes": (400, 1000),
+        "batch": (1, 128),
+        "with_dropout": (0.75,),
+        "norm_first": (0.6,),
+        "conv1d": (0.3,),
+        "fused": (0.6,),
+        "eager": (0.3,),
+        "words": (0.3,),
+        "words_vocabulary": (8_000, 64_000),
+        "balanced": (0.5,),
     },
-}  # fmt: skip
+}
 
 
 def ranges(family: str, file: Path | None = None) -> dict[str, Any]:
@@ -495,10 +533,16 @@ def _cnn(chance: random.Random, known: dict[str, Any], arch: str, ways: dict[str
     mixed = _happens(chance, known, "mixed_kernels")
     kernels = [chance.choice(known["kernel"]) if mixed else kernel for _ in range(depth)]
     settings = {
-        "arch": arch, "channels": channels, "filters": filters, "kernels": kernels,
-        "down": _halvings(chance, arch, side, kernels), "down_by": chance.choice(known["down_by"]), "act": act,
-        "batch_norm": _happens(chance, known, "with_batch_norm"), "dropout": _rate(chance, known),
-    }  # fmt: skip
+        "arch": arch,
+        "channels": channels,
+        "filters": filters,
+        "kernels": kernels,
+        "down": _halvings(chance, arch, side, kernels),
+        "down_by": chance.choice(known["down_by"]),
+        "act": act,
+        "batch_norm": _happens(chance, known, "with_batch_norm"),
+        "dropout": _rate(chance, known),
+    }
     classes = _whole(chance, known, "classes")
     row = {
         "arch": arch,

@@ -21,8 +21,17 @@ FAMILY = "real"
 # Models of a family by name; sides of images that they take where they take several.
 _SIDES = (64, 96, 128, 160, 192, 224, 224, 224, 256, 288)
 _VISION: dict[str, tuple[str, ...]] = {
-    "resnet": ("tv:resnet18", "tv:resnet34", "tv:resnet50", "tv:resnet101", "tv:wide_resnet50_2", "tv:resnext50_32x4d",
-               "timm:resnet26d", "timm:seresnet50", "timm:resnetv2_50"),
+    "resnet": (
+        "tv:resnet18",
+        "tv:resnet34",
+        "tv:resnet50",
+        "tv:resnet101",
+        "tv:wide_resnet50_2",
+        "tv:resnext50_32x4d",
+        "timm:resnet26d",
+        "timm:seresnet50",
+        "timm:resnetv2_50",
+    ),
     "vgg": ("tv:vgg11", "tv:vgg16", "tv:vgg16_bn", "tv:vgg19_bn"),
     "alexnet": ("tv:alexnet",),
     "squeezenet": ("tv:squeezenet1_0", "tv:squeezenet1_1"),
@@ -47,8 +56,14 @@ _VISION: dict[str, tuple[str, ...]] = {
     "inception_next": ("timm:inception_next_tiny", "timm:inception_next_small"),
     "poolformer": ("timm:poolformer_s12", "timm:poolformer_s24"),
     "segmentation": ("tv:fcn_resnet50", "tv:deeplabv3_mobilenet_v3_large", "tv:lraspp_mobilenet_v3_large"),
-    "vit": ("tv:vit_b_16", "tv:vit_b_32", "timm:vit_tiny_patch16_224", "timm:vit_small_patch16_224",
-            "timm:deit_base_patch16_224", "timm:vit_small_patch32_224"),
+    "vit": (
+        "tv:vit_b_16",
+        "tv:vit_b_32",
+        "timm:vit_tiny_patch16_224",
+        "timm:vit_small_patch16_224",
+        "timm:deit_base_patch16_224",
+        "timm:vit_small_patch32_224",
+    ),
     "cait": ("timm:cait_xxs24_224", "timm:cait_xs24_384"),
     "swin": ("tv:swin_t", "tv:swin_v2_t", "tv:swin_s", "timm:swin_tiny_patch4_window7_224"),
     "maxvit": ("tv:maxvit_t", "timm:coatnet_0_rw_224"),
@@ -59,13 +74,23 @@ _VISION: dict[str, tuple[str, ...]] = {
     "mixer": ("timm:mixer_s16_224", "timm:mixer_s32_224", "timm:mixer_b16_224"),
     "gmlp": ("timm:gmlp_ti16_224", "timm:gmlp_s16_224"),
     "resmlp": ("timm:resmlp_12_224", "timm:resmlp_24_224"),
-}  # fmt: skip
+}
 _ONE_SIZE = ("vit", "cait", "swin", "maxvit", "twins", "levit", "mixer", "gmlp", "resmlp", "xcit")
 _TEXT = ("llama", "phi", "gpt_neox", "gpt2", "gptj", "bloom", "bert", "albert", "deberta", "bart", "t5")
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _LARGE_BATCHES = (*_BATCHES, 384, 512, 768, 1024)  # where a step is to take some time
-_OPTIMIZERS = {"adamw": 4.0, "adam": 2.0, "sgdm": 3.0, "sgd": 1.0, "adamw_fused": 2.0, "sgdm_fused": 0.5,
-               "rmsprop": 1.0, "adagrad": 0.5, "adafactor": 0.5, "adamw_single": 0.5}  # fmt: skip
+_OPTIMIZERS = {
+    "adamw": 4.0,
+    "adam": 2.0,
+    "sgdm": 3.0,
+    "sgd": 1.0,
+    "adamw_fused": 2.0,
+    "sgdm_fused": 0.5,
+    "rmsprop": 1.0,
+    "adagrad": 0.5,
+    "adafactor": 0.5,
+    "adamw_single": 0.5,
+}
 _PRECISIONS = {"fp32": 3.0, "tf32": 1.5, "amp_bf16": 3.0, "amp_fp16": 2.0, "bf16": 2.0}
 _CHECKPOINTED = ("vit", "swin", "convnext", "resnet", "mixer")
 _TRIES = 40

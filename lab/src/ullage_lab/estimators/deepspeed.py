@@ -79,8 +79,9 @@ def model_states(
             return States(2 * params, 0, 0, int(params * max(building, 16) * BUFFER))
         shard = params / total
         # 4·P + 16·P/n: 2 of weights and 2 of gradients whole, then 4 + 4 + 8 of 32-bit values in parts
-        return States(2 * params + int(4 * shard), 2 * params + int(4 * shard), int(8 * shard),
-                      int(params * building * BUFFER))  # fmt: skip
+        return States(
+            2 * params + int(4 * shard), 2 * params + int(4 * shard), int(8 * shard), int(params * building * BUFFER)
+        )
     if largest_layer is None:
         raise InvalidValue("stage 3 needs the parameters of the largest layer")
     return _stage_3(params, largest_layer, gpus, total, offload, offload_params, zero_init)

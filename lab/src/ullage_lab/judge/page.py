@@ -242,10 +242,16 @@ def _table(standings: Sequence[Standing]) -> str:
 
 def _row(one: Standing) -> str:
     cells = [
-        one.estimator, str(one.asked), f"{one.coverage:.0%}", *_errors(one.process), one.kind or "–",
-        f"{one.own.median:.2%}" if one.own else "–", *_rounds(one.rounds[MENDED]), *_rounds(one.rounds[PUBLISHED]),
+        one.estimator,
+        str(one.asked),
+        f"{one.coverage:.0%}",
+        *_errors(one.process),
+        one.kind or "–",
+        f"{one.own.median:.2%}" if one.own else "–",
+        *_rounds(one.rounds[MENDED]),
+        *_rounds(one.rounds[PUBLISHED]),
         *("–" if t is None else format_duration(t) for t in (one.seconds, one.seconds_p95, one.cpu_seconds)),
-    ]  # fmt: skip
+    ]
     kind = "ours" if one.estimator.startswith("ullage") else "peer"
     return f'<tr class="{kind}">' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
 

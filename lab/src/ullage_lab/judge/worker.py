@@ -25,9 +25,11 @@ from ullage.sandbox.protocol import error_text
 Ask = Callable[[str, dict[str, Any], str], "Estimate | str"]  # estimator, row, GPU; a text says why it is not supported
 
 PRELOAD = (
-    "ullage_lab.judge.worker", "ullage.jobs.sources.build", "ullage.jobs.training",
+    "ullage_lab.judge.worker",
+    "ullage.jobs.sources.build",
+    "ullage.jobs.training",
     "ullage_lab.judge.packages",
-)  # fmt: skip
+)
 MEMORY_SHARE = 0.8  # of the machine's memory that one estimate may take
 LONGEST_REASON = 300
 
@@ -70,9 +72,14 @@ class Record:
 
 
 def ask_apart(
-    ask: Ask, estimator: str, run: str, row: dict[str, Any], gpu: str, limit: float,
+    ask: Ask,
+    estimator: str,
+    run: str,
+    row: dict[str, Any],
+    gpu: str,
+    limit: float,
     stop: threading.Event | None = None,
-) -> Record:  # fmt: skip
+) -> Record:
     """The answer of an estimator, from a process that is ended after `limit` seconds, or when `stop` is set.
 
     `ask` is a function of a module, so that the process can import it.

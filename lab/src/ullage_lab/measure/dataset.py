@@ -113,9 +113,13 @@ def _answers(
         left = []
         kind = replace(runs.kind, prepare=prepare_bundle, run=run_bundle, log=lambda row: None)
         bundles = ParallelRuns(
-            kind, total=runs.total, at_once=runs.at_once, timeout=plan.timeout + 2 * plan.together,
-            host_total=runs.host_total, retry=lambda answer: False,
-        )  # fmt: skip
+            kind,
+            total=runs.total,
+            at_once=runs.at_once,
+            timeout=plan.timeout + 2 * plan.together,
+            host_total=runs.host_total,
+            retry=lambda answer: False,
+        )
         for parcel, found in bundles.work(bundle(rows, plan.together, need)):
             for row, answer in untied(parcel, found):
                 if answer is None:
@@ -141,20 +145,32 @@ def prepare_runs(plan: MeasurementSettings) -> tuple[ParallelRuns, dict[str, Any
     header = look_at_gpu()
     if plan.utilization:
         kind = RunKind(
-            prepare=utilization_run.prepare_utilization, run=utilization_run.run_utilization, gpu_memory=need,
-            before_run=BASE, turns=TURNS if plan.readings == 1 else max(TURNS, plan.at_once // 3), host_memory=_host,
+            prepare=utilization_run.prepare_utilization,
+            run=utilization_run.run_utilization,
+            gpu_memory=need,
+            before_run=BASE,
+            turns=TURNS if plan.readings == 1 else max(TURNS, plan.at_once // 3),
+            host_memory=_host,
             log=_logs(plan),
             renew=None if plan.raw else utilization_run.renew,
-        )  # fmt: skip
+        )
     else:
         kind = RunKind(
-            prepare=memory_run.prepare_memory, run=memory_run.run_memory, gpu_memory=need, before_run=BASE,
-            host_memory=_host, log=_logs(plan),
-        )  # fmt: skip
+            prepare=memory_run.prepare_memory,
+            run=memory_run.run_memory,
+            gpu_memory=need,
+            before_run=BASE,
+            host_memory=_host,
+            log=_logs(plan),
+        )
     runs = ParallelRuns(
-        kind, total=max(GIB, header["free"] - SPARE), at_once=plan.at_once, timeout=plan.timeout + plan.seconds,
-        host_total=_host_total(), retry=_is_doubtful,
-    )  # fmt: skip
+        kind,
+        total=max(GIB, header["free"] - SPARE),
+        at_once=plan.at_once,
+        timeout=plan.timeout + plan.seconds,
+        host_total=_host_total(),
+        retry=_is_doubtful,
+    )
     return runs, {key: value for key, value in header.items() if key != "free"}
 
 

@@ -37,8 +37,14 @@ _BLOCK = 1 << 16
 _LARGE = 1 << 20  # bytes
 _LEFT = "left_for_the_gpu"  # an attribute of parameters that have no values yet
 _RANDOM = (
-    "uniform_", "normal_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_",
-)  # fmt: skip
+    "uniform_",
+    "normal_",
+    "trunc_normal_",
+    "kaiming_uniform_",
+    "kaiming_normal_",
+    "xavier_uniform_",
+    "xavier_normal_",
+)
 
 
 def fill(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

@@ -115,9 +115,15 @@ class ParallelRuns:
     """
 
     def __init__(
-        self, kind: RunKind, *, total: int, at_once: int, timeout: float, host_total: int | None = None,
+        self,
+        kind: RunKind,
+        *,
+        total: int,
+        at_once: int,
+        timeout: float,
+        host_total: int | None = None,
         retry: Callable[[Answer], bool] = lambda answer: "failed" in answer,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.kind, self.total, self.at_once, self.timeout, self.retry = kind, total, at_once, timeout, retry
         self.host_total = host_total
         self._runs: list[_Run] = []

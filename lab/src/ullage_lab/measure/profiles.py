@@ -108,8 +108,10 @@ def profiled(row: dict[str, Any]) -> dict[str, Any]:
 
 def condensed(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The last step of a trace, as arrays of numbers."""
-    label = max((event for event in events if event.get("name") == _STEP and event.get("cat") == "user_annotation"),
-                key=lambda event: event["ts"])  # fmt: skip
+    label = max(
+        (event for event in events if event.get("name") == _STEP and event.get("cat") == "user_annotation"),
+        key=lambda event: event["ts"],
+    )
     begin, end = label["ts"], label["ts"] + label["dur"]
     inside = [event for event in events if event.get("ph") == "X" and begin <= event["ts"] <= end]
     calls, place_of = _calls([event for event in inside if event.get("cat") == "cpu_op"])

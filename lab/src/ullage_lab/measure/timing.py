@@ -48,9 +48,18 @@ _ACTIVITY = ("gract", "smact", "smocc", "drama", "tensor")
 MOST_BYTES = 12_000_000_000  # of the arguments of a call
 # Operators that wait for the GPU, or copy between it and the host: no graph can hold them.
 _WAITS = (
-    "_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique", "repeat_interleave", "equal",
-    "_ctc_loss", "bincount", "linalg", "_linalg",
-)  # fmt: skip
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "unique",
+    "_unique",
+    "repeat_interleave",
+    "equal",
+    "_ctc_loss",
+    "bincount",
+    "linalg",
+    "_linalg",
+)
 
 
 class CallTimer:

@@ -381,9 +381,14 @@ def prepare_here(jobs: Mapping[str, Row], left: Mapping[str, list[JobSet]]) -> d
 
 
 def _in_one_way(
-    how: str, service: MpsService | None, jobs: Mapping[str, Row], sets: Sequence[JobSet], settings: TogetherSettings,
-    uuid: str, total: int,
-) -> Iterator[Row]:  # fmt: skip
+    how: str,
+    service: MpsService | None,
+    jobs: Mapping[str, Row],
+    sets: Sequence[JobSet],
+    settings: TogetherSettings,
+    uuid: str,
+    total: int,
+) -> Iterator[Row]:
     takes = {name: room(row) for name, row in jobs.items()}
     fitting: list[JobSet] = []
     too_large: list[JobSet] = []

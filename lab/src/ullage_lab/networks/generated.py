@@ -76,9 +76,16 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self, size: int, heads: int, dropout: float, *,
-        projection: type[nn.Module] = nn.Linear, causal: bool = False, fused: bool = True, eager: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        size: int,
+        heads: int,
+        dropout: float,
+        *,
+        projection: type[nn.Module] = nn.Linear,
+        causal: bool = False,
+        fused: bool = True,
+        eager: bool = False,
+    ) -> None:
         super().__init__()
         self.heads, self.causal, self.eager, self.rate = heads, causal, eager, dropout
         parts = 1 if fused else 3
@@ -242,9 +249,19 @@ class TransformerBlock(nn.Module):
     """Attention, attention to an encoder's states where there is one, and two projections, each with a way around."""
 
     def __init__(
-        self, size: int, heads: int, middle: int, dropout: float, act: str, norm_first: bool, cross: bool,
-        projection: type[nn.Module], causal: bool, fused: bool, eager: bool,
-    ) -> None:  # fmt: skip
+        self,
+        size: int,
+        heads: int,
+        middle: int,
+        dropout: float,
+        act: str,
+        norm_first: bool,
+        cross: bool,
+        projection: type[nn.Module],
+        causal: bool,
+        fused: bool,
+        eager: bool,
+    ) -> None:
         super().__init__()
         self.norm_first = norm_first
         self.attention = Attention(size, heads, dropout, projection=projection, causal=causal, fused=fused, eager=eager)
@@ -277,10 +294,23 @@ class Transformer(nn.Module):
     """Token ids in; scores of classes out, or of the vocabulary at every place (`head="words"`)."""
 
     def __init__(
-        self, kind: str, vocabulary: int, length: int, size: int, layers: int, heads: int, middle: int,
-        num_classes: int, head: str, dropout: float, act: str, norm_first: bool, conv1d: bool, fused: bool,
+        self,
+        kind: str,
+        vocabulary: int,
+        length: int,
+        size: int,
+        layers: int,
+        heads: int,
+        middle: int,
+        num_classes: int,
+        head: str,
+        dropout: float,
+        act: str,
+        norm_first: bool,
+        conv1d: bool,
+        fused: bool,
         eager: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.kind, self.head = kind, head
         self.words = nn.Embedding(vocabulary, size)  # first: the number of ids is read off it
@@ -351,6 +381,19 @@ def transformer(
     if size % heads:
         raise InvalidValue(f"needed a size that {heads} heads divide; found {size}")
     return Transformer(
-        kind, vocabulary, length, size, layers, heads, middle, num_classes, head, dropout, act, norm_first, conv1d,
-        fused, eager,
-    )  # fmt: skip
+        kind,
+        vocabulary,
+        length,
+        size,
+        layers,
+        heads,
+        middle,
+        num_classes,
+        head,
+        dropout,
+        act,
+        norm_first,
+        conv1d,
+        fused,
+        eager,
+    )

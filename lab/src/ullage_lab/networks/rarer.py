@@ -45,11 +45,20 @@ def volumes(dimensions: int, channels: int, width: int, classes: int) -> nn.Modu
         getattr(nn, f"{name}{dimensions}d") for name in ("Conv", "ConvTranspose", "AvgPool", "InstanceNorm")
     )
     return nn.Sequential(
-        convolution(channels, width, 3, padding=1), nn.GroupNorm(4, width), nn.SiLU(), pool(2),
-        convolution(width, 2 * width, 3, padding=1), norm(2 * width, affine=True), nn.LeakyReLU(0.1),
-        transposed(2 * width, width, 2, stride=2), nn.GroupNorm(4, width), nn.PReLU(),
-        convolution(width, classes, 1), nn.Flatten(2), _Mean(),
-    )  # fmt: skip
+        convolution(channels, width, 3, padding=1),
+        nn.GroupNorm(4, width),
+        nn.SiLU(),
+        pool(2),
+        convolution(width, 2 * width, 3, padding=1),
+        norm(2 * width, affine=True),
+        nn.LeakyReLU(0.1),
+        transposed(2 * width, width, 2, stride=2),
+        nn.GroupNorm(4, width),
+        nn.PReLU(),
+        convolution(width, classes, 1),
+        nn.Flatten(2),
+        _Mean(),
+    )
 
 
 class _Mean(nn.Module):
@@ -70,14 +79,28 @@ def rarer_runs(count: int, seed: int) -> list[dict[str, Any]]:
         ways = {name: chance.choice(values) for name, values in _WAYS.items()}
         if number % 2:
             kind, inputs = chance.choice(("LSTM", "LSTM", "GRU", "RNN")), chance.choice((32, 80, 256, 512))
-            settings: dict[str, Any] = {"kind": kind, "inputs": inputs, "hidden": chance.choice((64, 256, 512, 1024)),
-                                        "layers": chance.choice((1, 2, 3)), "both": chance.random() < 0.4}  # fmt: skip
+            settings: dict[str, Any] = {
+                "kind": kind,
+                "inputs": inputs,
+                "hidden": chance.choice((64, 256, 512, 1024)),
+                "layers": chance.choice((1, 2, 3)),
+                "both": chance.random() < 0.4,
+            }
             shape, name = [chance.choice((16, 64, 200)), inputs], "recurrent"
         else:
             dimensions, channels = chance.choice((1, 2, 3)), chance.choice((1, 3, 16))
             settings = {"dimensions": dimensions, "channels": channels, "width": chance.choice((16, 32, 64))}
             shape, name = [channels, *[{1: 4096, 2: 96, 3: 32}[dimensions]] * dimensions], "volumes"
         batch = chance.choice((1, 4, 16, 64))
-        rows.append({"id": f"rarer-{seed}-{number:03d}", "family": "rarer", "model": f"{_HERE}:{name}", "batch": batch,
-                     "input": shape, **ways, "settings": {**settings, "classes": classes}})  # fmt: skip
+        rows.append(
+            {
+                "id": f"rarer-{seed}-{number:03d}",
+                "family": "rarer",
+                "model": f"{_HERE}:{name}",
+                "batch": batch,
+                "input": shape,
+                **ways,
+                "settings": {**settings, "classes": classes},
+            }
+        )
     return rows

@@ -86,8 +86,14 @@ def train_fast(
     shift = max(conformal(jobs.target[part] - unseen[part, 1], SURE) for part in kinds)
     unseen[:, 1] = np.maximum(unseen[:, 1] + shift, unseen[:, 0])
     middle, high = (_grow(jobs.features, jobs.target, kind, seed) for kind in ("middle", "high"))
-    card = {"gpu": gpu, "seed": seed, "jobs": len(jobs.closed), "generated": judged(jobs, unseen, ~jobs.real),
-            "real": judged(jobs, unseen, jobs.real), "python": platform.python_version()}  # fmt: skip
+    card = {
+        "gpu": gpu,
+        "seed": seed,
+        "jobs": len(jobs.closed),
+        "generated": judged(jobs, unseen, ~jobs.real),
+        "real": judged(jobs, unseen, jobs.real),
+        "python": platform.python_version(),
+    }
     return Fast(middle, high, shift, card), unseen
 
 
@@ -134,11 +140,21 @@ def _grow(features: Floats, target: Floats, kind: str, seed: int) -> Trees:
     except ImportError:
         raise MissingPackage("lightgbm", "trainings of fast") from None
     options = {
-        "objective": "quantile", "alpha": 0.5 if kind == "middle" else HIGH, "num_leaves": _LEAVES,
-        "learning_rate": 0.06, "min_data_in_leaf": min(10 if kind == "middle" else 20, max(1, len(target) // 10)),
-        "feature_fraction": 0.7, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 1.0, "verbosity": -1,
-        "seed": seed, "deterministic": True, "num_threads": 1, "max_depth": 7,
-    }  # fmt: skip
+        "objective": "quantile",
+        "alpha": 0.5 if kind == "middle" else HIGH,
+        "num_leaves": _LEAVES,
+        "learning_rate": 0.06,
+        "min_data_in_leaf": min(10 if kind == "middle" else 20, max(1, len(target) // 10)),
+        "feature_fraction": 0.7,
+        "bagging_fraction": 0.8,
+        "bagging_freq": 1,
+        "lambda_l2": 1.0,
+        "verbosity": -1,
+        "seed": seed,
+        "deterministic": True,
+        "num_threads": 1,
+        "max_depth": 7,
+    }
     data = lightgbm.Dataset(features, target, feature_name=[f"f{place}" for place in range(len(NAMES))])
     booster = lightgbm.train(options, data, num_boost_round=_TREES[kind])
     return Trees.from_lightgbm(booster)
@@ -210,10 +226,19 @@ def write_records(
         closed = vector_of(row)[1]
         reserved, upper = int(closed * middle), int(closed * high) + most
         record = Record(
-            estimator="fast", run=str(row["id"]), gpu=gpu, figure=reserved + context, kind="process",
-            reserved=reserved, process=reserved + context, upper=upper, context=context, seconds=0.0, cpu_seconds=0.0,
+            estimator="fast",
+            run=str(row["id"]),
+            gpu=gpu,
+            figure=reserved + context,
+            kind="process",
+            reserved=reserved,
+            process=reserved + context,
+            upper=upper,
+            context=context,
+            seconds=0.0,
+            cpu_seconds=0.0,
             notes=("from trees that had not seen this family of models",),
-        )  # fmt: skip
+        )
         key = Question("fast", row["run"], gpu).key
         lines.append(json.dumps({"key": key, **record.to_dict()}) + "\n")
     try:

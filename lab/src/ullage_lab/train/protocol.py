@@ -169,9 +169,17 @@ class Trained:
 
 
 def train(
-    examples: Examples, *, family: str, estimator: str, bin: int, seed: int = 1, schedule: Schedule | None = None,
-    notify: Notify | None = None, begin: Callable[[str, int], None] | None = None, validate: bool = True,
-) -> Trained:  # fmt: skip
+    examples: Examples,
+    *,
+    family: str,
+    estimator: str,
+    bin: int,
+    seed: int = 1,
+    schedule: Schedule | None = None,
+    notify: Notify | None = None,
+    begin: Callable[[str, int], None] | None = None,
+    validate: bool = True,
+) -> Trained:
     """Train an estimator of a family; `begin` hears of every training and its epochs, `notify` of every epoch.
 
     The test part is drawn first. Cross-validation divides the rest, with a new network in every fold; the network that

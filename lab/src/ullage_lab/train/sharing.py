@@ -36,9 +36,7 @@ Jobs = Mapping[Reading, Utilization]
 KEEPS = 0.8  # of its speed
 HOWS = ("mps", "timeslice")
 H200 = find_gpu("H200")
-START = SharingRules(
-    overlap=8.0, contention=1.0, crowding=0.1, closing=0.4, turn_s=2e-3, switch_s=1e-4, idle_w=115.0
-)  # fmt: skip
+START = SharingRules(overlap=8.0, contention=1.0, crowding=0.1, closing=0.4, turn_s=2e-3, switch_s=1e-4, idle_w=115.0)
 FITTED = ("overlap", "contention", "crowding", "closing", "turn_s", "switch_s")
 _LEAST = {"overlap": 1.0, "contention": 0.5, "crowding": 0.01, "closing": 0.01, "turn_s": 1e-4, "switch_s": 1e-6}
 _FIRST_STEP, _LEAST_STEP, _WORTH_IT = 0.5, 0.02, 0.001  # of the search, in logarithms, and what it must gain
@@ -154,11 +152,22 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
         busy = {name: fmean(row[name] * row["step_s"][0] for row in each) / step_s for name in _SHARES}
         power = fmean(row["power_w"] for row in each)
         found[key] = Utilization(
-            gpu=H200.name, step_s=step_s, gpu_s=min(1.0, busy.pop("gract")) * step_s, host_s=step_s, power_w=power,
-            energy_j=power * step_s, flops=0.0, bytes=0.0, steady=True, measured=True,
-            kernels=steps[key[2]].with_kernels, kernel_groups=told[key[2]].kernel_groups, copy_s=told[key[2]].copy_s,
-            waits=steps[key[2]].waits, **{name: min(1.0, share) for name, share in busy.items()},
-        )  # fmt: skip
+            gpu=H200.name,
+            step_s=step_s,
+            gpu_s=min(1.0, busy.pop("gract")) * step_s,
+            host_s=step_s,
+            power_w=power,
+            energy_j=power * step_s,
+            flops=0.0,
+            bytes=0.0,
+            steady=True,
+            measured=True,
+            kernels=steps[key[2]].with_kernels,
+            kernel_groups=told[key[2]].kernel_groups,
+            copy_s=told[key[2]].copy_s,
+            waits=steps[key[2]].waits,
+            **{name: min(1.0, share) for name, share in busy.items()},
+        )
     return found
 
 
@@ -196,10 +205,14 @@ def sets_of(rows: Sequence[Row], alone: Jobs) -> list[MeasuredSet]:
         ]
         found.append(
             MeasuredSet(
-                session=session, how=how, jobs=jobs, slowdown=tuple(middle_slowdowns(turns)),
-                power_w=median(powers) if powers else None, is_test=any(tests[name] for name in jobs),
+                session=session,
+                how=how,
+                jobs=jobs,
+                slowdown=tuple(middle_slowdowns(turns)),
+                power_w=median(powers) if powers else None,
+                is_test=any(tests[name] for name in jobs),
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -322,8 +335,12 @@ def lines_of(
     """All figures on the sets that are for testing, by way of sharing and size of the set."""
     busy = functools.partial(_slowdown, counts=lambda reading: measured[reading].busy >= BUSY)
     figures: Mapping[str, Callable[..., tuple[float, float]]] = {
-        SLOWDOWN: _slowdown, SLOWDOWN_BUSY: busy, KEEPS_SPEED: _keeps, REGRET: _regret, POWER: _power,
-    }  # fmt: skip
+        SLOWDOWN: _slowdown,
+        SLOWDOWN_BUSY: busy,
+        KEEPS_SPEED: _keeps,
+        REGRET: _regret,
+        POWER: _power,
+    }
     given = {"measured": measured} | ({} if predicted is None else {"predicted": predicted})
     found = []
     for how in HOWS:
@@ -339,10 +356,19 @@ def lines_of(
                         continue
                     published = PARALLAX[how] if (figure, size) == (SLOWDOWN, "pairs") else None
                     yes = fmean(map(_keeps_speed, test)) if figure == KEEPS_SPEED else None
-                    found.append(SharingLine(
-                        figure=figure, how=how, sets=size, count=len(test), inputs=inputs, value=value,
-                        constant=constant, always_yes=yes, published=published,
-                    ))  # fmt: skip
+                    found.append(
+                        SharingLine(
+                            figure=figure,
+                            how=how,
+                            sets=size,
+                            count=len(test),
+                            inputs=inputs,
+                            value=value,
+                            constant=constant,
+                            always_yes=yes,
+                            published=published,
+                        )
+                    )
     return found
 
 
@@ -365,9 +391,12 @@ _LEAST_LOSS, _LEAST_TRUE_LOSS = 0.1, 0.02
 
 
 def _slowdown(
-    learn: Sequence[MeasuredSet], test: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules | None,
+    learn: Sequence[MeasuredSet],
+    test: Sequence[MeasuredSet],
+    alone: Jobs,
+    rules: SharingRules | None,
     counts: Callable[[Reading], bool] = bool,
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, float]:
     guess = median(slow for one in learn for slow in one.slowdown)
     pairs = [
         (told, true)

@@ -68,9 +68,13 @@ class Table2Line:
 
 
 def lines_of(
-    examples: Examples, family: str, network: torch.nn.Module, card: ModelCard, test: Indices, trained: str,
-   
-) -> list[Table2Line]:  # fmt: skip
+    examples: Examples,
+    family: str,
+    network: torch.nn.Module,
+    card: ModelCard,
+    test: Indices,
+    trained: str,
+) -> list[Table2Line]:
     """The line of one network, in its own bins: none where the table has no such line."""
     jobs, memory = examples.part(test)
     took = seconds_a_job(network, examples)
@@ -81,12 +85,23 @@ def lines_of(
         scores = scored(classes_of(memory, card.bin, card.bins), predicted(network, jobs))
         found.append(
             Table2Line(
-                family=family, estimator=estimator, bin=width * GIB, gpu=examples.gpu, rows=scores.rows,
-                accuracy=scores.accuracy, f1=scores.f1, f1_macro=scores.f1_macro, under=scores.under,
-                over=scores.over, seconds=took, paper=paper,
-                paper_f1=paper_f1, validation=_validation(card), trained=trained,
+                family=family,
+                estimator=estimator,
+                bin=width * GIB,
+                gpu=examples.gpu,
+                rows=scores.rows,
+                accuracy=scores.accuracy,
+                f1=scores.f1,
+                f1_macro=scores.f1_macro,
+                under=scores.under,
+                over=scores.over,
+                seconds=took,
+                paper=paper,
+                paper_f1=paper_f1,
+                validation=_validation(card),
+                trained=trained,
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -113,16 +128,28 @@ def shipped_lines(examples: Examples, family: str, estimator: str, folder: Path 
 
 
 def retrained_lines(
-    examples: Examples, family: str, estimator: str, *, seed: int, schedule: Schedule | None = None,
-    notify: Notify | None = None, begin: Callable[[str, int], None] | None = None,
-) -> list[Table2Line]:  # fmt: skip
+    examples: Examples,
+    family: str,
+    estimator: str,
+    *,
+    seed: int,
+    schedule: Schedule | None = None,
+    notify: Notify | None = None,
+    begin: Callable[[str, int], None] | None = None,
+) -> list[Table2Line]:
     """The lines of networks that are trained now, with cross-validation, on these data."""
     found = []
     for width in WIDTHS[family, estimator]:
         result = train(
-            examples, family=family, estimator=estimator, bin=width * GIB, seed=seed, schedule=schedule, notify=notify,
+            examples,
+            family=family,
+            estimator=estimator,
+            bin=width * GIB,
+            seed=seed,
+            schedule=schedule,
+            notify=notify,
             begin=begin,
-        )  # fmt: skip
+        )
         found += lines_of(examples, family, result.network, result.card, result.test_rows, "now")
     return found
 

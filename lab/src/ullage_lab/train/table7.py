@@ -20,11 +20,16 @@ from ullage_lab.train.folds import held_out, key_of
 
 # The paper's accuracy, and its recall of the high class.
 PAPER: Mapping[tuple[str, str], tuple[float, float]] = {
-    ("mlp", "smact"): (0.92, 0.79), ("mlp", "smocc"): (0.94, 0.0), ("mlp", "drama"): (0.88, 0.27),
-    ("cnn", "smact"): (0.77, 0.87), ("cnn", "smocc"): (0.71, 0.88), ("cnn", "drama"): (0.73, 0.88),
-    ("transformer", "smact"): (0.82, 0.89), ("transformer", "smocc"): (0.68, 0.36),
+    ("mlp", "smact"): (0.92, 0.79),
+    ("mlp", "smocc"): (0.94, 0.0),
+    ("mlp", "drama"): (0.88, 0.27),
+    ("cnn", "smact"): (0.77, 0.87),
+    ("cnn", "smocc"): (0.71, 0.88),
+    ("cnn", "drama"): (0.73, 0.88),
+    ("transformer", "smact"): (0.82, 0.89),
+    ("transformer", "smocc"): (0.68, 0.36),
     ("transformer", "drama"): (0.62, 0.74),
-}  # fmt: skip
+}
 SCHEDULE = SCHEDULES["mlp"]
 
 
@@ -108,10 +113,15 @@ def lines_of(model: GPUUtilNet, rows: Sequence[Mapping[str, Any]]) -> list[Table
         paper, paper_recall = PAPER[family, metric]
         found.append(
             Table7Line(
-                family=family, metric=metric, rows=len(test), accuracy=float((true == told).mean()),
-                constant=float(np.bincount(true).max() / len(true)), high=int(high.sum()),
-                recall=float((told[high] == 2).mean()) if high.any() else None, paper=paper,
+                family=family,
+                metric=metric,
+                rows=len(test),
+                accuracy=float((true == told).mean()),
+                constant=float(np.bincount(true).max() / len(true)),
+                high=int(high.sum()),
+                recall=float((told[high] == 2).mean()) if high.any() else None,
+                paper=paper,
                 paper_recall=paper_recall,
             )
-        )  # fmt: skip
+        )
     return found

@@ -43,10 +43,24 @@ from ullage_lab.estimators.fast.rows import row_of
 WORKSPACES = 66 * MIB  # cuBLAS in both passes on compute capability 9, and the smallest segments of the allocator
 _SIZES = ("batch_size", "input_elements", "sequence_length", "parameters", "activations", "depth")
 NAMES = (
-    *_SIZES, *COUNTS, "weights", "state", "kept", "masks", "norms", "widest", "kept_share", "widest_share",
-    "weights_share", "closed_formula", "kept_each", "weights_each",
-    *(f"optimizer_{name}" for name in OPTIMIZERS), "optimizer_fused", *(f"precision_{name}" for name in PRECISIONS),
-)  # fmt: skip
+    *_SIZES,
+    *COUNTS,
+    "weights",
+    "state",
+    "kept",
+    "masks",
+    "norms",
+    "widest",
+    "kept_share",
+    "widest_share",
+    "weights_share",
+    "closed_formula",
+    "kept_each",
+    "weights_each",
+    *(f"optimizer_{name}" for name in OPTIMIZERS),
+    "optimizer_fused",
+    *(f"precision_{name}" for name in PRECISIONS),
+)
 
 
 def parts_of(row: Mapping[str, Any]) -> dict[str, float]:

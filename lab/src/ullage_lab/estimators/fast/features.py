@@ -29,9 +29,16 @@ from ullage_lab.estimators.fast.meta_device import cheap_kernels, no_start, shor
 # Names and choices that the learned estimators share: kinds of layers, optimizers, precisions, widths.
 
 COUNTS = (
-    "count_linear", "count_conv1d", "count_conv2d", "count_batch_norm", "count_layer_norm", "count_dropout",
-    "count_embedding", "count_attention", "count_pooling",
-)  # fmt: skip
+    "count_linear",
+    "count_conv1d",
+    "count_conv2d",
+    "count_batch_norm",
+    "count_layer_norm",
+    "count_dropout",
+    "count_embedding",
+    "count_attention",
+    "count_pooling",
+)
 PRECISIONS = ("fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16")
 OPTIMIZERS = ("sgd", "sgdm", "adam", "adamw", "rmsprop", "adagrad", "adafactor")
 # Copies of the weights that an optimizer keeps, and those that its foreach form makes while it steps (torch.optim).
@@ -53,14 +60,35 @@ FUNCTIONS = (
     "softplus",
     "prelu",
 )
-KINDS = ("linear", "conv1d", "conv2d", "batch_norm", "layer_norm", "dropout", "embedding", "attention", "pooling",
-         "activation", "softmax", "other")  # fmt: skip
+KINDS = (
+    "linear",
+    "conv1d",
+    "conv2d",
+    "batch_norm",
+    "layer_norm",
+    "dropout",
+    "embedding",
+    "attention",
+    "pooling",
+    "activation",
+    "softmax",
+    "other",
+)
 _SPELLINGS = {
-    "batch_normalization": "batch_norm", "batchnorm1d": "batch_norm", "batchnorm2d": "batch_norm",
-    "layernorm": "layer_norm", "adaptiveavgpool2d": "pooling", "maxpool2d": "pooling", "avgpool2d": "pooling",
-    "multiheadattention": "attention", "logsoftmax": "softmax",
-    "leakyrelu": "leaky_relu", "identity": "none", "swish": "silu", "gelu_new": "gelu",
-}  # fmt: skip
+    "batch_normalization": "batch_norm",
+    "batchnorm1d": "batch_norm",
+    "batchnorm2d": "batch_norm",
+    "layernorm": "layer_norm",
+    "adaptiveavgpool2d": "pooling",
+    "maxpool2d": "pooling",
+    "avgpool2d": "pooling",
+    "multiheadattention": "attention",
+    "logsoftmax": "softmax",
+    "leakyrelu": "leaky_relu",
+    "identity": "none",
+    "swish": "silu",
+    "gelu_new": "gelu",
+}
 _IS_FUNCTION = {*FUNCTIONS, "hardswish", "relu6", "hardsigmoid", "quickgelu", "celu", "glu"}
 
 
@@ -229,16 +257,34 @@ _KINDS = (
     ("embedding", r".*Embedding.*"),
     ("pooling", r".*Pool.*"),
     ("recurrent", r"LSTM|GRU|RNN"),
-)  # fmt: skip
+)
 _ACTIVATION = re.compile(r".*(ReLU|ELU|GELU|SiLU|Swish|Mish|Tanh|Sigmoid|Softplus|Hardswish).*")
 COUNTED = (
-    "linear", "conv1d", "conv2d", "batch_norm", "layer_norm", "dropout", "embedding", "attention", "pooling",
-)  # fmt: skip
+    "linear",
+    "conv1d",
+    "conv2d",
+    "batch_norm",
+    "layer_norm",
+    "dropout",
+    "embedding",
+    "attention",
+    "pooling",
+)
 # Numbers that an optimizer keeps for a parameter (torch/optim/*.py); those of Adafactor are a row and a column.
 _STATES = {
-    "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "SparseAdam": 2, "Adadelta": 2, "Rprop": 2,
-    "RMSprop": 1, "Adagrad": 1, "ASGD": 1, "Muon": 1,
-}  # fmt: skip
+    "Adam": 2,
+    "AdamW": 2,
+    "NAdam": 2,
+    "RAdam": 2,
+    "Adamax": 2,
+    "SparseAdam": 2,
+    "Adadelta": 2,
+    "Rprop": 2,
+    "RMSprop": 1,
+    "Adagrad": 1,
+    "ASGD": 1,
+    "Muon": 1,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

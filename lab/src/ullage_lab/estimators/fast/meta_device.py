@@ -115,17 +115,54 @@ def _restore(softmaxes: dict[Any, Any]) -> None:
 
 _ATEN: Any = torch.ops.aten
 _LIKE_FIRST = (
-    "relu", "elu", "gelu", "silu", "leaky_relu", "mish", "softplus", "tanh", "sigmoid", "hardswish", "hardsigmoid",
-    "hardtanh", "neg", "exp", "sqrt", "rsqrt", "_prelu_kernel", "triu", "tril",
-)  # fmt: skip
+    "relu",
+    "elu",
+    "gelu",
+    "silu",
+    "leaky_relu",
+    "mish",
+    "softplus",
+    "tanh",
+    "sigmoid",
+    "hardswish",
+    "hardsigmoid",
+    "hardtanh",
+    "neg",
+    "exp",
+    "sqrt",
+    "rsqrt",
+    "_prelu_kernel",
+    "triu",
+    "tril",
+)
 _IN_PLACE = (
-    "uniform_", "normal_", "zero_", "fill_", "bernoulli_", "relu_", "silu_", "leaky_relu_", "hardtanh_", "elu_",
-    "hardswish_", "clamp_",
-)  # fmt: skip
+    "uniform_",
+    "normal_",
+    "zero_",
+    "fill_",
+    "bernoulli_",
+    "relu_",
+    "silu_",
+    "leaky_relu_",
+    "hardtanh_",
+    "elu_",
+    "hardswish_",
+    "clamp_",
+)
 _STARTS = (
-    "uniform_", "normal_", "trunc_normal_", "constant_", "ones_", "zeros_", "eye_", "xavier_uniform_", "xavier_normal_",
-    "kaiming_uniform_", "kaiming_normal_", "orthogonal_",
-)  # fmt: skip
+    "uniform_",
+    "normal_",
+    "trunc_normal_",
+    "constant_",
+    "ones_",
+    "zeros_",
+    "eye_",
+    "xavier_uniform_",
+    "xavier_normal_",
+    "kaiming_uniform_",
+    "kaiming_normal_",
+    "orthogonal_",
+)
 _SHORTCUTS_LOCK = threading.RLock()  # what is exchanged belongs to the whole process
 _RULES: dict[Any, Callable[..., Any]] = {}
 
@@ -312,9 +349,16 @@ def _nll_loss(tensor: torch.Tensor, targets: torch.Tensor, weight: Any, reductio
 
 @_rule(_ATEN.convolution.default)
 def _convolution(
-    tensor: torch.Tensor, weight: torch.Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    output_padding: Any, groups: int,
-) -> torch.Tensor | None:  # fmt: skip
+    tensor: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> torch.Tensor | None:
     """Of a batch that lies in the usual order."""
     fits = tensor.dim() == weight.dim() and tensor.shape[1] == weight.shape[1] * groups and not transposed
     if not fits or not tensor.is_contiguous() or not weight.is_contiguous() or weight.shape[0] % groups:

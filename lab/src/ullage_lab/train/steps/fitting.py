@@ -92,9 +92,19 @@ def fit(
     operators, usual = _usual_factors(calls)
     empty = Trees.from_lists([[{"value": 0.0}]])
     rates = Rates(
-        time=empty, shares=dict.fromkeys(SHARES, empty), starts={}, operators=operators, usual=usual, gap_s=GAP,
-        gaps=GAPS, host={}, copied=7e9, stretch=1.05, idle_w=100.0, power=dict.fromkeys(SHARES, 0.0),
-    )  # fmt: skip
+        time=empty,
+        shares=dict.fromkeys(SHARES, empty),
+        starts={},
+        operators=operators,
+        usual=usual,
+        gap_s=GAP,
+        gaps=GAPS,
+        host={},
+        copied=7e9,
+        stretch=1.05,
+        idle_w=100.0,
+        power=dict.fromkeys(SHARES, 0.0),
+    )
     sums = _Sums.of(runs)
     begin("times of calls")
     rates = replace(rates, time=_times(rates, calls, runs, sums, trees))
@@ -118,9 +128,13 @@ def _card(calls: Sequence[MeasuredCall], runs: Sequence[FollowedRun]) -> dict[st
     """What the rates were fitted to; the host's part is that of one machine."""
     hosts = of_one_host(runs)
     return {
-        "gpu": measured_gpu().name, "calls": len(calls), "runs": len(runs), "families": len({r.family for r in runs}),
-        "machine": hosts[0].machine, "runs_of_machine": len(hosts),
-    }  # fmt: skip
+        "gpu": measured_gpu().name,
+        "calls": len(calls),
+        "runs": len(runs),
+        "families": len({r.family for r in runs}),
+        "machine": hosts[0].machine,
+        "runs_of_machine": len(hosts),
+    }
 
 
 def _usual_factors(calls: Sequence[MeasuredCall]) -> tuple[dict[str, float], float]:
@@ -230,10 +244,19 @@ def _grow(
     except ImportError:
         raise MissingPackage("lightgbm", "the training of rates") from None
     options = {
-        "objective": objective, "num_leaves": _LEAVES[of], "max_depth": _DEPTH[of], "learning_rate": _RATE[name],
-        "min_data_in_leaf": 5, "min_sum_hessian_in_leaf": 1.0, "feature_fraction": 0.7, "lambda_l2": 2.0,
-        "verbosity": -1, "seed": 0, "deterministic": True, "num_threads": 1,
-    }  # fmt: skip
+        "objective": objective,
+        "num_leaves": _LEAVES[of],
+        "max_depth": _DEPTH[of],
+        "learning_rate": _RATE[name],
+        "min_data_in_leaf": 5,
+        "min_sum_hessian_in_leaf": 1.0,
+        "feature_fraction": 0.7,
+        "lambda_l2": 2.0,
+        "verbosity": -1,
+        "seed": 0,
+        "deterministic": True,
+        "num_threads": 1,
+    }
     data = lightgbm.Dataset(rows, np.zeros(len(rows)), params={"verbosity": -1})
     return Trees.from_lightgbm(lightgbm.train(options, data, num_boost_round=trees))
 

@@ -68,8 +68,9 @@ class _Runs:
         machines = [first, *sorted({run.machine for run in runs} - {first})]
         rows = [[value for which in _PASSES for value in _columns(run, which, alone)] for run in runs]
         numbers = np.array([(run.step_s, run.gpu_s, run.host_s, run.work.copied) for run in runs], dtype=np.float64)
-        passes = [(*one, run.host_s - sum(one)) if (one := run.host_passes) and run.host_s else (np.nan,) * 3
-                  for run in runs]  # fmt: skip
+        passes = [
+            (*one, run.host_s - sum(one)) if (one := run.host_passes) and run.host_s else (np.nan,) * 3 for run in runs
+        ]
         where = np.array([machines.index(run.machine) for run in runs])
         step, gpu, host, copied = numbers.T
         rates = replace(rates, stretch=1.0)

@@ -148,10 +148,14 @@ def _times(
         for words, share, others in (("median error", 0.5, published[0]), ("90th percentile", 0.9, published[1])):
             found.append(
                 UtilizationLine(
-                    figure=f"{figure}, {words}", runs=name, count=len(several), value=float(np.quantile(off, share)),
-                    constant=float(np.quantile(constant, share)), published=others if name == "transformer" else None,
+                    figure=f"{figure}, {words}",
+                    runs=name,
+                    count=len(several),
+                    value=float(np.quantile(off, share)),
+                    constant=float(np.quantile(constant, share)),
+                    published=others if name == "transformer" else None,
                 )
-            )  # fmt: skip
+            )
     return found
 
 
@@ -167,10 +171,14 @@ def _shares(learn: Sequence[ReadRun], test: Sequence[FollowedRun], told: Told) -
         says = np.array([getattr(told[run.id], name) for run in read])
         found.append(
             UtilizationLine(
-                figure=f"{_WORDS[name]}, mean error", runs="all", count=len(read), unit="points",
-                value=100 * float(np.abs(says - truth).mean()), constant=100 * float(np.abs(guess - truth).mean()),
+                figure=f"{_WORDS[name]}, mean error",
+                runs="all",
+                count=len(read),
+                unit="points",
+                value=100 * float(np.abs(says - truth).mean()),
+                constant=100 * float(np.abs(guess - truth).mean()),
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -186,12 +194,16 @@ def _classes(learn: Sequence[ReadRun], test: Sequence[FollowedRun], told: Told) 
         high = int((truth == 2).sum())
         found.append(
             UtilizationLine(
-                figure=f"{_WORDS[name]}, three classes, right", runs=kind, count=len(read),
-                value=float((says == truth).mean()), constant=float((truth == usual).mean()),
-                published=PAPER[kind, name][0], high=high,
+                figure=f"{_WORDS[name]}, three classes, right",
+                runs=kind,
+                count=len(read),
+                value=float((says == truth).mean()),
+                constant=float((truth == usual).mean()),
+                published=PAPER[kind, name][0],
+                high=high,
                 recall=float((says[truth == 2] == 2).mean()) if high else None,
             )
-        )  # fmt: skip
+        )
     return found
 
 

@@ -109,8 +109,10 @@ def calls_in_steps(profiles: Path, steps: Mapping[str, StepCalls]) -> list[Measu
                     times.setdefault(key, []).append(taken)
                     if resident is not None:
                         warps.setdefault(key, []).append(resident)
-    works = ((work_of(call), _middle(times[key]), _middle(warps[key]) if key in warps else None)
-             for key, call in calls.items())  # fmt: skip
+    works = (
+        (work_of(call), _middle(times[key]), _middle(warps[key]) if key in warps else None)
+        for key, call in calls.items()
+    )
     return [MeasuredCall(*of_call) for of_call in works if of_call[0].kind != "transfer"]
 
 
@@ -230,13 +232,20 @@ def read_alone(rows: Sequence[Mapping[str, Any]]) -> list[ReadRun]:
         busy, step_s = min(1.0, float(row["gract"])), float(row["step_seconds"])
         found.append(
             ReadRun(
-                id=str(row["id"]), family=family.name, kind=family.kind, is_test=is_for_testing(family.name),
-                machine=str(row.get("machine")), step_s=step_s, gpu_s=busy * step_s, host_s=row.get("host_seconds"),
-                power_w=float(row["power_w"]), compiled=bool(configuration.get("compiled")),
+                id=str(row["id"]),
+                family=family.name,
+                kind=family.kind,
+                is_test=is_for_testing(family.name),
+                machine=str(row.get("machine")),
+                step_s=step_s,
+                gpu_s=busy * step_s,
+                host_s=row.get("host_seconds"),
+                power_w=float(row["power_w"]),
+                compiled=bool(configuration.get("compiled")),
                 shares={name: float(row[name]) for name in SHARES if row.get(name) is not None},
                 host_passes=_passes(row),
             )
-        )  # fmt: skip
+        )
     if not found:
         raise InvalidValue("needed rows that 'ullage lab measure dataset --utilization' read: found none")
     return found
