@@ -10,8 +10,10 @@ from dataclasses import field
 from typing import Any
 
 
-def described(value: Any, /, help: str, **shown: str) -> Any:
+def described(value: Any, /, help: str, **shown: Any) -> Any:
     """A field with its help; `letter`, `metavar`, `default` (in words) and another `option` name are shown with it.
+
+    `least` is the least number that is valid; `several` says that the option takes several values.
 
     >>> from dataclasses import dataclass, fields
     >>> @dataclass

@@ -121,7 +121,12 @@ _COMPLETERS = {
     "parallel": completion.parallel,
     "interconnect": completion.interconnects,
     "python": completion.pythons,
+    "policy": completion.several_policies,
+    "estimator": completion.promising_estimators,
+    "sharing": completion.simulated_sharing,
+    "unknown": completion.completer(lambda: ["exclusive", "floor"]),
 }
+_WORDS = ("TIME", "SIZE", "SHARE")  # metavars of numbers that are typed with a unit
 
 
 def options_of(made: type, *names: str, panel: str | None = None) -> Options:
@@ -137,17 +142,22 @@ def options_of(made: type, *names: str, panel: str | None = None) -> Options:
             continue
         about = spec.metadata
         long = about.get("option", spec.name.replace("_", "-"))
-        words = [f"--{long}", *(f"-{letter}" for letter in about.get("letter", ""))]
+        words = [f"--{long}/--no-{long}" if spec.default is True else f"--{long}"]
+        words += [f"-{letter}" for letter in about.get("letter", "")]
         kinds = {hints[spec.name], *get_args(hints[spec.name])}
+        kind: Any = bool
         shown: dict[str, Any] = {"rich_help_panel": panel, "autocompletion": _COMPLETERS.get(spec.name)}
         if bool in kinds:
-            found[long.replace("-", "_")] = Annotated[bool, option(about["help"], *words, **shown)], False
-            continue
-        number = next((kind for kind in (int, float) if kind in kinds and about["metavar"] != "TIME"), None)
-        kind: Any = str if number is None else number
-        default = about.get("default") or (None if spec.default in (None, ()) else str(spec.default))
-        taken = option(about["help"], *words, metavar=about["metavar"], default=default, **shown)
-        found[long.replace("-", "_")] = Annotated[kind | None, taken], None
+            default, taken = spec.default, option(about["help"], *words, **shown)
+        else:
+            number = about["metavar"] not in _WORDS and next((each for each in (int, float) if each in kinds), None)
+            kind, default = number or str, None
+            kind = (list[kind] if about.get("several") else kind) | None
+            told = about.get("default") or (None if spec.default in (None, ()) else str(spec.default))
+            several = " Several with commas." if about.get("several") else ""
+            shown |= {"metavar": about["metavar"], "default": told, "min": about.get("least")}
+            taken = option(about["help"] + several, *words, **shown)
+        found[long.replace("-", "_")] = Annotated[kind, taken], default
     return found
 
 

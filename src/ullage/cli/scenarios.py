@@ -1,82 +1,57 @@
 """The options of `ullage simulate` that say which jobs come and in which scenarios they run.
 
-An option that takes several values stands for several scenarios.
+Options of a scenario are made from the fields of `Scenario`, its rules and its world. One that takes several values
+stands for several scenarios.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import typer
-
 from ullage.cli import completion
-from ullage.cli.options import with_options
+from ullage.cli.options import option, options_of, with_options
 from ullage.errors import InvalidValue, UnknownName
+from ullage.manager.placement import RecoveryRules, Rules
+from ullage.manager.simulation.scenario import PARTS_OF_WORLD, Scenario, World
 from ullage.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
-    from ullage.manager.simulation.scenario import Scenario
     from ullage.manager.simulation.sweeps import TraceSource
 
 RULES, WORLD, DRAWN = "Rules of placement", "The simulated world", "Drawn jobs"
 _RANGE = re.compile(r"\s*([0-9]+)\.\.([0-9]+)(?::([0-9]+))?\s*[x×*]\s*([^,]+)")
-_OFF = ("off", "none")
+
+
+def _drawn(help: str, metavar: str, **shown: Any) -> Any:
+    return option(help, metavar=metavar, rich_help_panel=DRAWN, **shown)
 
 
 class DrawnOptions:
     """The options that say which jobs are drawn."""
 
-    generate: Annotated[
-        int | None,
-        typer.Option(
-            help="Generate a trace of N known workloads from the seed.", metavar="N", min=1, rich_help_panel=DRAWN
-        ),
-    ] = None
+    generate: Annotated[int | None, _drawn("Generate a trace of N known workloads from the seed.", "N", min=1)] = None
     load: Annotated[
-        float,
-        typer.Option(
-            help="Demand as a fraction of the first --gpus, without sharing; above 1 the queue grows.",
-            metavar="X",
-            rich_help_panel=DRAWN,
-        ),
+        float, _drawn("Demand as a fraction of the first --gpus, without sharing; above 1 the queue grows.", "X")
     ] = 0.8
-    burst: Annotated[
-        float,
-        typer.Option(
-            help="Mean number of jobs that a user submits at once.", metavar="X", min=1.0, rich_help_panel=DRAWN
-        ),
-    ] = 1.0
-    daily: Annotated[
-        float,
-        typer.Option(
-            help="Daily swing of arrivals, from 0 to 1.", metavar="X", min=0.0, max=1.0, rich_help_panel=DRAWN
-        ),
-    ] = 0.0
-    users: Annotated[
-        int, typer.Option(help="Number of users who submit jobs.", metavar="N", min=1, rich_help_panel=DRAWN)
-    ] = 10
+    burst: Annotated[float, _drawn("Mean number of jobs that a user submits at once.", "X", min=1.0)] = 1.0
+    daily: Annotated[float, _drawn("Daily swing of arrivals, from 0 to 1.", "X", min=0.0, max=1.0)] = 0.0
+    users: Annotated[int, _drawn("Number of users who submit jobs.", "N", min=1)] = 10
     tail: Annotated[
         str,
-        typer.Option(
-            help="Distribution of the work of jobs: lognormal or pareto.",
-            metavar="NAME",
-            rich_help_panel=DRAWN,
-            autocompletion=lambda: ["lognormal", "pareto"],
+        _drawn(
+            "Distribution of the work of jobs: lognormal or pareto.",
+            "NAME",
+            autocompletion=completion.completer(lambda: ["lognormal", "pareto"]),
         ),
     ] = "lognormal"
-    spread: Annotated[
-        float,
-        typer.Option(
-            help="Standard deviation of the logarithm (lognormal), or the index (pareto).",
-            metavar="X",
-            rich_help_panel=DRAWN,
-        ),
-    ] = 1.0
+    spread: Annotated[float, _drawn("Standard deviation of the logarithm (lognormal), or the index (pareto).", "X")] = (
+        1.0
+    )
 
 
 class TraceOptions:
@@ -84,40 +59,65 @@ class TraceOptions:
 
     trace_format: Annotated[
         str | None,
-        typer.Option(
-            help="Format of the trace.",
+        option(
+            "Format of the trace.",
             metavar="NAME",
-            show_default="recognised by how the file begins",
+            default="recognised by how the file begins",
             autocompletion=completion.trace_formats,
         ),
     ] = None
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", help="Read only the first N jobs of a trace.", metavar="N", min=1)
+        int | None, option("Read only the first N jobs of a trace.", "--limit", "-n", metavar="N", min=1)
     ] = None
     mix: Annotated[
         str,
-        typer.Option(
-            help="Mix of known workloads for jobs that are drawn, or whose trace does not say what they train: mixed "
+        option(
+            "Mix of known workloads for jobs that are drawn, or whose trace does not say what they train: mixed "
             "(65 % light, 27 % medium, 8 % large) or heavy (83 % medium, 17 % large).",
             metavar="NAME",
         ),
     ] = "mixed"
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise InvalidValue(f"needed a whole number above 0; found {text!r}")
-    return int(text)
+class ScenarioOptions:
+    """The options of a scenario that no field has as they are typed."""
+
+    gpus: Annotated[
+        list[str] | None,
+        option(
+            "The GPUs, such as 4xA100-40GB, or 8xH200,4xT4. 4..16xA100-40GB is every number from 4 to 16, "
+            "8..64:8xH200 every eighth. Can be given more than once.",
+            metavar="GPUS",
+            autocompletion=completion.counted_gpus,
+        ),
+    ] = None
+    disable: Annotated[
+        str | None,
+        option(
+            "Switch parts off: interference, errors, startup, fragmentation, delay, retry, failures, or all. "
+            "Several with commas.",
+            metavar="PARTS",
+            rich_help_panel=WORLD,
+            autocompletion=completion.parts_of_world,
+        ),
+    ] = None
 
 
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise InvalidValue(f"needed a number of 0 or more; found {text!r}")
-    return value
+# In the names of scenarios the policy comes first.
+_SETTINGS = (
+    options_of(Scenario, "policy", "estimator", "sharing")
+    | options_of(Rules, panel=RULES)
+    | options_of(Scenario, "min_speed", "at_a_time", "foresight", "bookkeeping", panel=RULES)
+    | options_of(RecoveryRules, panel=RULES)
+    | options_of(World, panel=WORLD)
+)
+_FIELDS = {
+    spec.metadata.get("option", spec.name).replace("-", "_"): spec
+    for kind in (Scenario, Rules, RecoveryRules, World)
+    for spec in fields(kind)
+    if "help" in spec.metadata
+}
+with_scenario_options = with_options(ScenarioOptions, _SETTINGS, TraceOptions, DrawnOptions)
 
 
 def _share(text: str) -> float:
@@ -127,194 +127,16 @@ def _share(text: str) -> float:
         raise InvalidValue(f"needed a share such as 0.8 or 80%; found {text!r}") from None
 
 
-def _or_off(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    return lambda text: None if text in _OFF else read(text)
+_READ = {"TIME": parse_duration, "SIZE": parse_bytes, "SHARE": _share}
 
 
-@dataclass(frozen=True)
-class ScenarioSetting:
-    """An option that sets a field of a scenario, its rules or its world: the `field`, how its text is read, and what
-    the help says of it. `several`: it takes several values, between commas."""
-
-    field: str
-    read: Callable[[str], Any]
-    help: str
-    metavar: str
-    default: str
-    panel: str | None = None
-    several: bool = False
-    complete: Callable[..., Any] | None = None
-    short: tuple[str, ...] = ()
-
-
-# By the name of the option; in the names of scenarios the policy comes first.
-SETTINGS = {
-    "policy": ScenarioSetting(
-        "policy",
-        str,
-        "How GPUs are chosen for jobs: ullage, exclusive, round-robin, magm, lug, mug, or with true memory first-fit, "
-        "best-fit, worst-fit, least-utilized. Or a function in a Python file.",
-        "NAME|FILE.py:FUNCTION",
-        "ullage",
-        several=True,
-        complete=completion.several_policies,
-    ),
-    "estimator": ScenarioSetting(
-        "estimator",
-        str,
-        "Estimator whose estimates are promised: ullage, another one from 'ullage lab compare', oracle for true "
-        "memory, or none.",
-        "NAME",
-        "ullage",
-        several=True,
-        complete=completion.promising_estimators,
-        short=("--estimator", "-e"),
-    ),
-    "sharing": ScenarioSetting(
-        "sharing",
-        lambda text: "timeslice" if text == "time-slicing" else text,
-        "How jobs share a GPU: mps, timeslice, mig (with the instances: mig:2g.10gb) or off.",
-        "WAY",
-        "mps",
-        several=True,
-        complete=completion.simulated_sharing,
-    ),
-    "smact_limit": ScenarioSetting(
-        "smact_limit", _or_off(_share), "Share a GPU only up to this SM activity, or off.", "SHARE", "0.8", RULES, True
-    ),
-    "free_floor": ScenarioSetting(
-        "free_floor",
-        _or_off(parse_bytes),
-        "Free memory required for a job of unknown memory (with --unknown floor), or off.",
-        "SIZE",
-        "5GiB",
-        RULES,
-        True,
-    ),
-    "margin": ScenarioSetting(
-        "margin", parse_bytes, "Extra memory to leave free on a shared GPU.", "SIZE", "2GiB", RULES, True
-    ),
-    "min_speed": ScenarioSetting(
-        "min_speed",
-        _share,
-        "Put no job where one would keep less of its speed than this.",
-        "SHARE",
-        "any speed",
-        RULES,
-        True,
-    ),
-    "unknown": ScenarioSetting(
-        "unknown",
-        str,
-        "A job of unknown memory gets a GPU to itself (exclusive) or one with --free-floor free (floor).",
-        "exclusive|floor",
-        "exclusive",
-        RULES,
-        complete=lambda: ["exclusive", "floor"],
-    ),
-    "queue_depth": ScenarioSetting(
-        "at_a_time", _count, "Number of jobs that a pass looks at, from the head of the queue.", "N", "all", RULES
-    ),
-    "exclusive_after": ScenarioSetting(
-        "exclusive_after",
-        _count,
-        "Number of times a job runs out of memory until it gets a GPU to itself.",
-        "N",
-        "3",
-        RULES,
-    ),
-    "interference_error": ScenarioSetting(
-        "interference_error",
-        _number,
-        "Difference between true and predicted slowdowns: the standard deviation of the logarithm of what jobs lose.",
-        "X",
-        "0.4 under MPS, 0.2 time-sliced",
-        WORLD,
-    ),
-    "startup": ScenarioSetting(
-        "startup_s", parse_duration, "Time from the start of a job until it takes its memory.", "TIME", "10s", WORLD
-    ),
-    "fragmentation": ScenarioSetting(
-        "fragmentation", parse_bytes, "Free GPU memory lost to fragmentation.", "SIZE", "0B", WORLD
-    ),
-    "monitor_delay": ScenarioSetting(
-        "monitor_delay_s", parse_duration, "Age of the readings used for placement.", "TIME", "1s", WORLD
-    ),
-    "retry": ScenarioSetting(
-        "retry_s", parse_duration, "Time from a failure until the job is queued again.", "TIME", "0s", WORLD
-    ),
-    "node_mtbf": ScenarioSetting(
-        "node_mtbf_s",
-        parse_duration,
-        "Mean time to a failure of a node, such as 30d.",
-        "TIME",
-        "no node fails",
-        WORLD,
-    ),
-    "node_gpus": ScenarioSetting("node_gpus", _count, "Number of GPUs of a node.", "N", "8", WORLD),
-    "node_repair": ScenarioSetting(
-        "node_repair_s", parse_duration, "Time that a node is away after it failed.", "TIME", "1h", WORLD
-    ),
-}
-
-
-class ScenarioOptions:
-    """The options without a text to read; those of `SETTINGS` are added below."""
-
-    gpus: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="The GPUs, such as 4xA100-40GB, or 8xH200,4xT4. 4..16xA100-40GB is every number from 4 to 16, "
-            "8..64:8xH200 every eighth. Can be given more than once.",
-            metavar="GPUS",
-            autocompletion=completion.counted_gpus,
-        ),
-    ] = None
-    use_predictions: Annotated[
-        bool,
-        typer.Option(
-            "--use-predictions/--no-use-predictions",
-            help="Whether placement knows what jobs will do on a GPU, or only what the monitor sees.",
-            rich_help_panel=RULES,
-        ),
-    ] = True
-    track_promises: Annotated[
-        bool,
-        typer.Option(
-            "--track-promises/--no-track-promises",
-            help="Whether placement remembers promises, or uses only the monitor's last reading.",
-            rich_help_panel=RULES,
-        ),
-    ] = True
-    disable: Annotated[
-        str | None,
-        typer.Option(
-            help="Switch parts off: interference, errors, startup, fragmentation, delay, retry, failures, or all. "
-            "Several with commas.",
-            metavar="PARTS",
-            rich_help_panel=WORLD,
-            autocompletion=completion.parts_of_world,
-        ),
-    ] = None
-
-
-def _add_settings() -> None:
-    for name, setting in SETTINGS.items():
-        option = typer.Option(
-            *setting.short,
-            help=setting.help + (" Several with commas." if setting.several else ""),
-            metavar=setting.metavar,
-            show_default=setting.default,
-            rich_help_panel=setting.panel,
-            autocompletion=setting.complete,
-        )
-        kind = list[str] | None if setting.several else str | None
-        ScenarioOptions.__annotations__[name] = Annotated[kind, option]
-        setattr(ScenarioOptions, name, None)
-
-
-_add_settings()
-with_scenario_options = with_options(ScenarioOptions, TraceOptions, DrawnOptions)
+def _value(spec: Field[Any], typed: Any) -> Any:
+    """What was typed for a field."""
+    if typed in ("off", "none") and "None" in str(spec.type):
+        return None
+    if spec.name == "sharing":
+        return {"time-slicing": "timeslice"}.get(typed, typed)
+    return _READ.get(spec.metadata.get("metavar", ""), lambda value: value)(typed)
 
 
 def sources_of(traces: Sequence[Path], options: dict[str, Any]) -> list[TraceSource]:
@@ -343,7 +165,6 @@ def drawn_source(gpus: int, options: dict[str, Any]) -> TraceSource:
 def scenarios_of(options: dict[str, Any], seed: int) -> list[Scenario]:
     """Every combination of the values that were typed."""
     from ullage.manager.simulation.asking import variants
-    from ullage.manager.simulation.scenario import Scenario
 
     if not options["gpus"]:
         raise InvalidValue("needed the GPUs, such as --gpus 4xA100-40GB")
@@ -354,9 +175,10 @@ def scenarios_of(options: dict[str, Any], seed: int) -> list[Scenario]:
 def choices_of(options: dict[str, Any]) -> dict[str, list[Any]]:
     """The values of each setting that can have several; in names the policy comes first, the GPUs last."""
     choices: dict[str, list[Any]] = {}
-    for name, setting in SETTINGS.items():
-        if setting.several and options[name]:
-            choices[setting.field] = [setting.read(each.strip()) for text in options[name] for each in text.split(",")]
+    for name in _SETTINGS:
+        spec = _FIELDS[name]
+        if spec.metadata.get("several") and options[name]:
+            choices[spec.name] = [_value(spec, each.strip()) for text in options[name] for each in text.split(",")]
     if options["gpus"]:
         choices["gpus"] = [text for given in options["gpus"] for text in gpu_choices(given)]
     return choices
@@ -383,13 +205,8 @@ def gpu_choices(text: str) -> list[str]:
 
 def settings_of(options: dict[str, Any]) -> dict[str, Any]:
     """The settings that have one value each, as far as they were given."""
-    from ullage.manager.simulation.scenario import PARTS_OF_WORLD
-
-    switches = {"foresight": options["use_predictions"], "bookkeeping": options["track_promises"]}
-    found: dict[str, Any] = {name: False for name, on in switches.items() if not on}
-    for name, setting in SETTINGS.items():
-        if not setting.several and options[name] is not None:
-            found[setting.field] = setting.read(options[name])
+    given = {spec: options[name] for name, spec in _FIELDS.items() if not spec.metadata.get("several")}
+    found = {spec.name: _value(spec, typed) for spec, typed in given.items() if typed is not None}
     for part in (options["disable"] or "").split(",") if options["disable"] else []:
         if part not in (*PARTS_OF_WORLD, "all"):
             raise UnknownName("part of the simulated world", part, [*PARTS_OF_WORLD, "all"])

@@ -15,7 +15,7 @@ import typer
 from ullage.cli import completion
 from ullage.cli.exit_codes import FAILED
 from ullage.cli.jobs import client
-from ullage.cli.options import Json, Seed
+from ullage.cli.options import Json, Seed, option
 from ullage.cli.progress import Following, following
 from ullage.cli.scenarios import (
     choices_of,
@@ -49,38 +49,33 @@ def simulate(
         typer.Argument(help="Traces of jobs, in any known format.", metavar="[TRACE...]", show_default=False),
     ] = None,
     label: Annotated[
-        list[str] | None, typer.Option(help="Name of a run; once for each run, in their order.", metavar="TEXT")
+        list[str] | None, option("Name of a run; once for each run, in their order.", metavar="TEXT")
     ] = None,
     seed: Seed = 0,
     save: Annotated[
         Path | None,
-        typer.Option(help="Write the complete runs to this file, compressed if it ends in .gz.", metavar="FILE.json"),
+        option("Write the complete runs to this file, compressed if it ends in .gz.", metavar="FILE.json"),
     ] = None,
     compare_with: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Show the runs of a --save file before these. Can be given more than once.", metavar="FILE.json"
-        ),
+        option("Show the runs of a --save file before these. Can be given more than once.", metavar="FILE.json"),
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write figures and plots to one HTML page.", metavar="FILE.html")
-    ] = None,
+    report: Annotated[Path | None, option("Write figures and plots to one HTML page.", metavar="FILE.html")] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(
-            help="Number of seeds: each generates another trace with --generate, and other chances of the simulated "
-            "world. Figures are then means with 95 % confidence intervals.",
+        option(
+            "Number of seeds: each generates another trace with --generate, and other chances of the simulated world. "
+            "Figures are then means with 95 % confidence intervals.",
             metavar="N",
             min=1,
-            show_default="1",
+            default="1",
             rich_help_panel=MANY,
         ),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(
-            help="Find the number of GPUs that is enough for this: a figure, <= or >=, and a value, such as "
-            "'waiting<=10m'.",
+        option(
+            "Find the number of GPUs that is enough for this: a figure, <= or >=, and a value, such as 'waiting<=10m'.",
             metavar="TARGET",
             rich_help_panel=MANY,
             autocompletion=completion.targets,
@@ -88,63 +83,63 @@ def simulate(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            help="Number of simulations that run at once.",
+        option(
+            "Number of simulations that run at once.",
             metavar="N",
             min=1,
-            show_default="one for each core",
+            default="one for each core",
             rich_help_panel=MANY,
         ),
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            help="Keep figures in this file; those already in it are not computed again.",
+        option(
+            "Keep figures in this file; those already in it are not computed again.",
             metavar="FILE.jsonl",
             rich_help_panel=MANY,
         ),
     ] = None,
     from_history: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Simulate again what the server ran, next to what really happened. GPUs, policy, sharing and rules are the "
+            "server's unless others are given.",
             "--from-history",
-            help="Simulate again what the server ran, next to what really happened. GPUs, policy, sharing and rules "
-            "are the server's unless others are given.",
             rich_help_panel=HISTORY,
         ),
     ] = False,
     database: Annotated[
         Path | None,
-        typer.Option(
-            help="With --from-history, read the database of a server that does not run: its state.db, a copy, or a "
-            "folder that has it. It is not changed.",
+        option(
+            "With --from-history, read the database of a server that does not run: its state.db, a copy, or a folder "
+            "that has it. It is not changed.",
             metavar="PATH",
             rich_help_panel=HISTORY,
         ),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(
-            help="With --from-history, jobs submitted from then on: a date (2026-11-01), a time (2026-11-01T08:00), or "
-            "how long ago (30d, 12h).",
+        option(
+            "With --from-history, jobs submitted from then on: a date (2026-11-01), a time (2026-11-01T08:00), or how "
+            "long ago (30d, 12h).",
             metavar="TIME",
-            show_default="7d; all of a database",
+            default="7d; all of a database",
             rich_help_panel=HISTORY,
         ),
     ] = None,
     until: Annotated[
         str | None,
-        typer.Option(
-            help="With --from-history, jobs submitted before then, in the same form.",
+        option(
+            "With --from-history, jobs submitted before then, in the same form.",
             metavar="TIME",
-            show_default="now",
+            default="now",
             rich_help_panel=HISTORY,
         ),
     ] = None,
     save_history: Annotated[
         Path | None,
-        typer.Option(
-            help="With --from-history, write what the server ran to this file, which can be simulated anywhere.",
+        option(
+            "With --from-history, write what the server ran to this file, which can be simulated anywhere.",
             metavar="FILE.json",
             rich_help_panel=HISTORY,
         ),

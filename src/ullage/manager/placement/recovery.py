@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from ullage.fields import described
 from ullage.units import GIB, format_bytes
 
 
@@ -26,7 +27,9 @@ class RecoveryRules:
     attempts: int = 5
     others: int = 5
     step: int = 5 * GIB
-    exclusive_after: int = 3
+    exclusive_after: int = described(
+        3, "Number of times a job runs out of memory until it gets a GPU to itself.", metavar="N", least=1
+    )
 
 
 class Failure(NamedTuple):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ullage.errors import InvalidValue
+from ullage.fields import described
 from ullage.manager.placement.snapshot import Job, Slot
 from ullage.units import GIB, format_bytes
 
@@ -69,10 +70,24 @@ class Rules:
     True
     """
 
-    smact_limit: float | None = 0.80
-    free_floor: int | None = 5 * GIB
-    margin: int = 2 * GIB
-    unknown: Literal["exclusive", "floor"] = "exclusive"
+    smact_limit: float | None = described(
+        0.80, "Share a GPU only up to this SM activity, or off.", metavar="SHARE", several=True
+    )
+    free_floor: int | None = described(
+        5 * GIB,
+        "Free memory required for a job of unknown memory (with --unknown floor), or off.",
+        metavar="SIZE",
+        default="5GiB",
+        several=True,
+    )
+    margin: int = described(
+        2 * GIB, "Extra memory to leave free on a shared GPU.", metavar="SIZE", default="2GiB", several=True
+    )
+    unknown: Literal["exclusive", "floor"] = described(
+        "exclusive",
+        "A job of unknown memory gets a GPU to itself (exclusive) or one with --free-floor free (floor).",
+        metavar="exclusive|floor",
+    )
     max_jobs_per_gpu: int | None = None
     predict: Prediction | None = None
     gain: float = GAIN

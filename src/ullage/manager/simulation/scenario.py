@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ullage.errors import UnknownName
+from ullage.fields import described
 from ullage.manager.placement import RecoveryRules, Rules
 
 
@@ -16,55 +17,107 @@ class World:
     switched off, to see what it does.
 
     - `interference`: jobs that share a GPU slow each other down, by the model of `ullage.performance.sharing`.
-    - `interference_error`: how far the true slowdown of a set of jobs is from the predicted one: the standard deviation
-      of the logarithm of what a job loses, drawn once for each job of a set. None: as measured (MPS 0.4, else 0.2).
-    - `startup_s`: from the start of a job until it takes its memory and begins its work, unless its kind has a time of
-      its own; 0: no job takes any.
-    - `fragmentation`: bytes of a GPU that no job can have although they are free.
-    - `monitor_delay_s`: how old the newest reading is that a placement sees.
+    - `interference_error`: drawn once for each job of a set of jobs that share a GPU.
+    - `startup_s`: a kind of jobs may have a time of its own; 0: no job takes any.
     - `reading_s`: how often placement gets a new reading of a GPU; None: every second, and every 30 s on more than 64.
-    - `retry_s`: from a failure until the job stands in the queue again.
-    - `node_gpus` GPUs fail together, each node once in `node_mtbf_s` seconds on average, for `node_repair_s`; with
-      `node_mtbf_s` of None none fails.
+    - `node_gpus` GPUs fail together, each node once in `node_mtbf_s` seconds on average, for `node_repair_s`.
     """
 
     interference: bool = True
-    interference_error: float | None = None
-    startup_s: float = 10.0
-    fragmentation: int = 0
-    monitor_delay_s: float = 1.0
+    interference_error: float | None = described(
+        None,
+        "Difference between true and predicted slowdowns: the standard deviation of the logarithm of what jobs lose.",
+        metavar="X",
+        default="0.4 under MPS, 0.2 time-sliced",
+        least=0.0,
+    )
+    startup_s: float = described(
+        10.0,
+        "Time from the start of a job until it takes its memory.",
+        option="startup",
+        metavar="TIME",
+        default="10s",
+    )
+    fragmentation: int = described(0, "Free GPU memory lost to fragmentation.", metavar="SIZE", default="0B")
+    monitor_delay_s: float = described(
+        1.0, "Age of the readings used for placement.", option="monitor-delay", metavar="TIME", default="1s"
+    )
     reading_s: float | None = None
-    retry_s: float = 0.0
-    node_gpus: int = 8
-    node_mtbf_s: float | None = None
-    node_repair_s: float = 3600.0
+    retry_s: float = described(
+        0.0, "Time from a failure until the job is queued again.", option="retry", metavar="TIME", default="0s"
+    )
+    node_mtbf_s: float | None = described(
+        None,
+        "Mean time to a failure of a node, such as 30d.",
+        option="node-mtbf",
+        metavar="TIME",
+        default="no node fails",
+    )
+    node_gpus: int = described(8, "Number of GPUs of a node.", metavar="N", least=1)
+    node_repair_s: float = described(
+        3600.0, "Time that a node is away after it failed.", option="node-repair", metavar="TIME", default="1h"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """One simulation: `gpus` such as "4xA100-40GB" or "8xH200, 4xT4", the `policy`, whose `estimator` promises are
-    made, and how jobs share a GPU: "mps", "timeslice", "mig" (with the instances: "mig:2g.10gb") or "off".
+    """One simulation: what jobs meet on `gpus` such as "4xA100-40GB" or "8xH200, 4xT4".
 
-    `estimator` is the name of one ("ullage", "gpumemnet", "horus", "faketensor"), "oracle" for true memory, or "none".
-    `pause_s` is the least time between two passes over the queue, `half_life_s` the time in which what users have used
-    counts half. `min_speed` is what all owners want their jobs to keep of their speed; None: they say nothing.
-    `foresight`: placement is told what jobs do on a GPU; without it, it knows what its monitor sees.
-    `at_a_time` is how many jobs a pass looks at, from the head of the queue; None: all of them. `bookkeeping`:
-    placement remembers what it promised, and to whom alone; without it, what counts is what the monitor last saw.
+    `min_speed` is what all owners want their jobs to keep of their speed; None: they say nothing. `pause_s` is the
+    least time between two passes over the queue, `half_life_s` the time in which what users have used counts half.
     """
 
     gpus: str
-    policy: str = "ullage"
-    estimator: str = "ullage"
-    sharing: str = "mps"
+    policy: str = described(
+        "ullage",
+        "How GPUs are chosen for jobs: ullage, exclusive, round-robin, magm, lug, mug, or with true memory first-fit, "
+        "best-fit, worst-fit, least-utilized. Or a function in a Python file.",
+        metavar="NAME|FILE.py:FUNCTION",
+        several=True,
+    )
+    estimator: str = described(
+        "ullage",
+        "Estimator whose estimates are promised: ullage, another one from 'ullage lab compare', oracle for true "
+        "memory, or none.",
+        letter="e",
+        metavar="NAME",
+        several=True,
+    )
+    sharing: str = described(
+        "mps",
+        "How jobs share a GPU: mps, timeslice, mig (with the instances: mig:2g.10gb) or off.",
+        metavar="WAY",
+        several=True,
+    )
     rules: Rules = field(default_factory=Rules)
     recovery: RecoveryRules = field(default_factory=RecoveryRules)
-    min_speed: float | None = None
+    min_speed: float | None = described(
+        None,
+        "Put no job where one would keep less of its speed than this.",
+        metavar="SHARE",
+        default="any speed",
+        several=True,
+    )
     pause_s: float = 1.0
     half_life_s: float = 86400.0
-    foresight: bool = True
-    at_a_time: int | None = None
-    bookkeeping: bool = True
+    foresight: bool = described(
+        True,
+        "Whether placement knows what jobs will do on a GPU, or only what the monitor sees.",
+        option="use-predictions",
+    )
+    at_a_time: int | None = described(
+        None,
+        "Number of jobs that a pass looks at, from the head of the queue.",
+        option="queue-depth",
+        metavar="N",
+        default="all",
+        least=1,
+    )
+    bookkeeping: bool = described(
+        True,
+        "Whether placement remembers promises, or uses only the monitor's last reading.",
+        option="track-promises",
+    )
     world: World = field(default_factory=World)
     seed: int = 0
     label: str | None = None
