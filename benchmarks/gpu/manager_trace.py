@@ -231,9 +231,9 @@ def in_database(home: Path) -> dict[str, Any]:
     """What the database of a daemon that has ended has: the work of each name of a job, and seconds for estimates."""
     with contextlib.closing(sqlite3.connect(f"file:{home / STATE}?mode=ro", uri=True)) as database:
         works = {
-            name: {"predicted": json.loads(predicted), "measured": json.loads(measured)}
-            for name, predicted, measured in database.execute(
-                "SELECT j.name, w.predicted, w.measured FROM jobs j JOIN works w ON w.id = j.work GROUP BY j.name"
+            name: {"predicted": json.loads(predicted)}
+            for name, predicted in database.execute(
+                "SELECT j.name, w.predicted FROM jobs j JOIN works w ON w.id = j.work GROUP BY j.name"
             )
         }
         estimates = [

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import pwd
-import re
 import socket
 import stat
 import subprocess
@@ -24,11 +23,9 @@ import ullage
 import ullage.manager
 from ullage.errors import InvalidValue, NoDaemon, NoSuchJob, NotAllowed
 from ullage.manager.api.gate import Gate
-from ullage.manager.api.metrics import metrics
 from ullage.manager.api.server import parse_listen
 from ullage.manager.core.context import ServiceState
 from ullage.manager.identity import Caller
-from ullage.manager.storage.records import State
 from ullage.manager.verbs import VERBS
 
 FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -268,24 +265,6 @@ def test_a_daemon_that_is_not_well_says_so():
         return said
 
     assert asyncio.run(asked())[0]["status"] == 503
-
-
-def test_the_dashboard_names_only_metrics_that_are_served(api):
-    gpu = {"id": "GPU-1", "index": 0, "name": "A100", "total": 4, "used": 1, "promised": 2, "free": 2, "drained": False,
-           "lost": False, "power_w": 250.0, "jobs": [1], "activity": {"smact": 0.5, "drama": 0.3}}  # fmt: skip
-    about = {"version": "1", "policy": "magm", "sharing": "mps", "estimator": "none", "since": 5.0, "jobs": {},
-             "last_event": 7, "estimates_pending": 0, "disk_full": False,
-             "host": {"cores": 2, "free_cores": 1, "memory": 4, "free_memory": 2}}  # fmt: skip
-    page = metrics({"about": about, "gpus": [gpu], "attempts": {"finished": 2}, "oldest_waiting": 3.0}).decode()
-    served = {sample.name for family in text_string_to_metric_families(page) for sample in family.samples}
-    shown = api.get("/grafana.json").json()
-    queries = [target["expr"] for panel in shown["panels"] for target in panel["targets"]]
-    named = {name for query in queries for name in re.findall(r"ullage_\w+", query)}
-    assert named <= served and len(named) > 15
-    kinds = {kind for query in queries for kind in re.findall(r'kind="(\w+)"', query)}
-    assert kinds == {"smact", "drama"}
-    states = [found for query in queries for found in re.findall(r'state(?:=|!~)"([\w|]+)"', query)]
-    assert len(states) == 3 and set("|".join(states).split("|")) <= {state.value for state in State}
 
 
 @pytest.mark.slow

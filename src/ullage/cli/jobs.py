@@ -293,8 +293,7 @@ def _lines(job: dict[str, Any]) -> list[str]:
 def _expected(job: dict[str, Any]) -> str:
     """What a job is expected to do, in words."""
     found = job["utilization"]
-    known = "measured" if found["windows"] else "predicted"
-    alone = f"{format_duration(found['step_s'])} a step alone on {found['gpu']}, SMACT {found['smact']:.0%} ({known})"
+    alone = f"{format_duration(found['step_s'])} a step alone on {found['gpu']}, SMACT {found['smact']:.0%} (predicted)"
     now = "" if job["speed"] is None else f"; {job['speed']:.0%} of that speed where it runs"
     least = "" if job["min_speed"] is None else f"; {job['min_speed']:.0%} at least beside others"
     return f"{alone}{now}{least}"

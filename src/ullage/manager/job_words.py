@@ -93,29 +93,12 @@ def trial_words(answer: dict[str, Any]) -> list[str]:
     if ahead:
         more = f" and {len(ahead) - _SHOWN} more" if len(ahead) > _SHOWN else ""
         lines.append(f"before it in the queue: {', '.join(ahead[:_SHOWN])}{more}")
-    lines += _effects(answer)
+    if answer["behind"]:
+        count = len(answer["behind"])
+        lines.append(f"{count} job{'' if count == 1 else 's'} would stand behind it in the queue")
     lines.append(f"promise {memory(answer['promise'])} ({answer['estimate'] or 'not estimated yet'})")
     return lines
 
 
 def _called(answer: dict[str, Any], number: int) -> str:
     return str(answer.get("references", {}).get(str(number), number))  # an older daemon tells none
-
-
-def _effects(answer: dict[str, Any]) -> list[str]:
-    """What it would do to other jobs, in words."""
-    lines = []
-    for each in answer["beside"][:_SHOWN]:
-        who = f"job {_called(answer, each['job'])}"
-        if each["then"] is None:
-            lines.append(f"beside it on GPU {each['gpu']} runs {who}; how fast they are is not known")
-        else:
-            now = f", now {each['speed']:.0%}" if each["speed"] is not None else ""
-            lines.append(f"beside it on GPU {each['gpu']} {who} would have {each['then']:.0%} of its speed{now}")
-    for each in answer["held_up"][:_SHOWN]:
-        end = "now" if each["until"] is None else f"when job {_called(answer, each['until'])} ends"
-        lines.append(f"job {_called(answer, each['job'])} would wait longer: without this one it would start {end}")
-    if answer["behind"]:
-        count = len(answer["behind"])
-        lines.append(f"{count} job{'' if count == 1 else 's'} would stand behind it in the queue")
-    return lines

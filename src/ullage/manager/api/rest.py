@@ -24,7 +24,6 @@ from ullage.jobs.estimate_spec import EstimateSpec
 from ullage.jobs.validation import first_problem
 from ullage.manager.api.encoding import encoded
 from ullage.manager.api.gate import BodyLimit, Gate, Whose, problem
-from ullage.manager.api.grafana import dashboard
 from ullage.manager.api.metrics import CONTENT_TYPE, metrics
 from ullage.manager.api.shapes import (
     ChangeAnswer,
@@ -377,11 +376,6 @@ def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> No
     async def figures(caller: Asker) -> Response:
         """Figures for Prometheus."""
         return Response(metrics(await ask(caller, "figures", {}, 0.0)), media_type=CONTENT_TYPE)
-
-    @router.get("/grafana.json", tags=["daemon"])
-    async def grafana(caller: Asker) -> dict[str, Any]:
-        """A dashboard of these figures, to be imported into Grafana."""
-        return dashboard()
 
 
 async def _long(answer: Awaitable[Any], status: int = 200) -> Response:

@@ -98,13 +98,6 @@ class TrialAnswer(_Answer):
     reason: str | None = Field(description="why the first of the others would wait")
     ahead: list[int] = Field(description="the jobs before it in the queue that wait too")
     behind: list[int] = Field(description="the jobs behind it in the queue, if it would wait")
-    beside: list[dict[str, Any]] = Field(
-        description="the jobs beside which it would run: job, gpu, speed now and then, as shares of its speed alone"
-    )
-    held_up: list[dict[str, Any]] = Field(
-        description="the jobs that would wait longer: job; until is the running one after which it would have started, "
-        "null if that were now"
-    )
     estimate: str | None = Field(description="where the promise comes from; null if it would be estimated first")
     promise: int | None = Field(description="bytes on each GPU; null if unknown")
 
@@ -118,7 +111,6 @@ class UtilizationAnswer(_Answer):
     smocc: float
     drama: float
     power_w: float
-    windows: int = Field(description="how often it was measured, on this GPU; 0: predicted only")
 
 
 class JobAnswer(_Answer):

@@ -15,7 +15,7 @@ from ullage.manager.core.curves import MemoryCurve
 from ullage.manager.core.energy import EnergyMeter
 from ullage.manager.core.fair_share import FairShare
 from ullage.manager.core.watchdog import Handled
-from ullage.manager.core.works import WorkMeter, Works
+from ullage.manager.core.works import Works
 from ullage.manager.monitor import Monitor
 from ullage.manager.monitor.readings import Device
 from ullage.manager.placement import Activity, Booking, Ledger, Slot, Waiting, claimed
@@ -189,7 +189,6 @@ class ManagerContext:
     energy: EnergyMeter = field(default_factory=EnergyMeter)
     fair_share: FairShare = field(init=False)
     works: Works = field(init=False)
-    work_meter: WorkMeter = field(init=False)
     cards: Path | None = None  # the folder of the virtual GPUs, if it serves those
     slots: list[Slot] = field(default_factory=list)
     drains: list[Drain] = field(default_factory=list)  # that are not over
@@ -206,7 +205,6 @@ class ManagerContext:
     def __post_init__(self) -> None:
         self.fair_share = FairShare(self.store, self.settings.fairness.half_life, claim=self.claim)
         self.works = Works(self.store, self.settings.sharing)
-        self.work_meter = WorkMeter(self.works, self.store, self.slot_reader.monitor, self.ledger.others)
 
     def claim(self, job: JobRecord) -> float:
         """The part of a GPU from which a job keeps others away, by the speed that it asks for."""

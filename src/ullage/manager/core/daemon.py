@@ -250,8 +250,6 @@ class Daemon:
                 self.attempts.follow()
                 self.context.look()
                 self.guard.look()
-                with contextlib.suppress(StoreFull):  # what is measured now is measured again
-                    self.context.work_meter.look(self.context.slots)
             await self.intake.follow(self._group_commit.do)
             await self.questions.follow(self._group_commit.do)
             if time.monotonic() > self._next_curves:

@@ -90,8 +90,9 @@ def _told(
     """Jobs and what they do on GPUs; those that are not `named` only count."""
     numbers = [job.id for job in jobs]
     attempts, queued = store.history.attempts(numbers), store.history.queued(numbers)
+    kept = sorted({job.work for job in jobs if job.work is not None})
     return {
-        "works": {work: works.known(work) for work in sorted({job.work for job in jobs if job.work is not None})},
+        "works": {work: {gpu: each.to_dict() for gpu, each in works.known(work).items()} for work in kept},
         "jobs": [_job(job, attempts.get(job.id, ()), queued.get(job.id), named(job)) for job in jobs],
     }
 

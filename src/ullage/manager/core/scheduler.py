@@ -6,8 +6,9 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ullage.errors import Overbooked, PolicyFailed
@@ -19,7 +20,7 @@ from ullage.manager.core.host_share import share_of
 from ullage.manager.core.limits import UserLimits
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights
-from ullage.manager.placement import Decision, Job, PassOutcome, Rules, Running, decide, part_of_gpu
+from ullage.manager.placement import Decision, Job, Ledger, PassOutcome, Rules, Running, Slot, decide, part_of_gpu
 from ullage.manager.placement.fairness import waited
 from ullage.manager.placement.own_policies import forgiving
 from ullage.manager.running.cgroups import Cgroups
@@ -29,7 +30,6 @@ from ullage.manager.storage.records import STARTING, AttemptRecord, Cause, Drain
 from ullage.units import format_bytes, format_moment
 
 _TO_THE_END = (Cause.SLOT_ENDED, Cause.REQUEUED)  # who had a turn stands behind those who had none
-_MOST_ENDS = 8  # of running jobs that are thought through for a submission that is only tried
 _SLICE = 0.02  # seconds of work after which others get their turn
 
 
@@ -66,18 +66,7 @@ class Scheduler:
             return []
         running = [self._running(attempt) for attempt in context.store.attempts.values()]
         self._failures = {}
-        outcome = await asyncio.to_thread(
-            decide,
-            self._policy,
-            waiting,
-            running,
-            context.slots,
-            context.ledger.copy(),
-            self._rules,
-            context.clock(),
-            usage=context.fair_share.usage(context.clock()),
-            name=context.store.name_of,
-        )
+        outcome = await asyncio.to_thread(self._pass(waiting, running, context.slots, context.ledger.copy()))
         context.reasons.update((waits.job, waits) for waits in outcome.waiting)
         self._tell_failures([self._failures[each.job] for each in outcome.waiting if each.job in self._failures])
         async with context.store.turn:
@@ -126,17 +115,7 @@ class Scheduler:
         ready = [job for job in self._ready.values() if not self._beyond_limit(job, held)]
         running = [self._running(attempt) for attempt in context.store.attempts.values()]
         waiting = [*ready, *(self._made(job, None, throttle) for job in jobs)]
-        return decide(
-            self._policy,
-            waiting,
-            running,
-            context.slots,
-            context.ledger,
-            self._rules,
-            context.clock(),
-            usage=context.fair_share.usage(context.clock()),
-            name=context.store.name_of,
-        )
+        return self._pass(waiting, running, context.slots, context.ledger)()
 
     async def _waiting(self) -> list[Job]:
         """Jobs that could go now. Queues are long: only those are looked at that have changed or wait for something."""
@@ -232,26 +211,9 @@ class Scheduler:
         more = self._placed_without([*gone, leaving])
         return bool(more) and bool(more - self._placed_without(gone))
 
-    def held_up(self, starts: Sequence[Decision], jobs: Sequence[JobRecord]) -> dict[int, int]:
-        """Which waiting jobs would start at the end of one that runs, and would not if these decisions were carried
-        out: each with the one whose end it is. Only those that run where the decisions are can make a difference."""
-        places, found = {slot for decision in starts for slot in decision.slots}, dict[int, int]()
-        if not places or not self._ready:
-            return found
-        made = {job.id: self._made(job, None, None) for job in jobs}
-        joining = [(decision, made[decision.job]) for decision in starts]
-        there = [each for each in self._context.store.attempts.values() if not places.isdisjoint(each.slots)]
-        for attempt in there[:_MOST_ENDS]:
-            alone, beside = (self._placed_without([attempt], each, back=False) for each in ((), joining))
-            for number in alone - beside:
-                found.setdefault(number, attempt.job)
-        return found
-
-    def _placed_without(
-        self, gone: Sequence[AttemptRecord], joining: Sequence[tuple[Decision, Job]] = (), back: bool = True
-    ) -> set[int]:
-        """The waiting jobs that would start if some attempts were gone, and others had joined those that run. With
-        `back`, the jobs of those that are gone wait again and do not count, nor does one that no pass has looked at."""
+    def _placed_without(self, gone: Sequence[AttemptRecord]) -> set[int]:
+        """The waiting jobs that would start if some attempts were gone and their jobs waited again. Those do not count,
+        nor does one that no pass has looked at."""
         context, now = self._context, self._context.clock()
         ledger, used, numbers = context.ledger.copy(), dict[str, int](), {each.job for each in gone}
         for attempt in gone:
@@ -263,24 +225,20 @@ class Scheduler:
             for slot in context.slots
         ]
         running = [self._running(each) for each in context.store.attempts.values() if each.job not in numbers]
-        for decision, job in joining:
-            ledger.accept(decision)
-            running.append(Running(job, decision.slots, now))
-        again = [replace(self._running(each).job, submitted=now, queued=now) for each in gone if back]
-        ready = [job for job in self._ready.values() if not back or job.id in context.reasons]
+        again = [replace(self._running(each).job, submitted=now, queued=now) for each in gone]
+        ready = [job for job in self._ready.values() if job.id in context.reasons]
         if not ready:
             return set()
-        outcome = decide(
-            self._policy,
-            ready + again,
-            running,
-            slots,
-            ledger,
-            self._rules,
-            now,
-            usage=context.fair_share.usage(context.clock()),
-        )
+        outcome = self._pass(ready + again, running, slots, ledger)()
         return {decision.job for decision in outcome.placed} - numbers
+
+    def _pass(
+        self, waiting: Sequence[Job], running: Sequence[Running], slots: Sequence[Slot], ledger: Ledger
+    ) -> Callable[[], PassOutcome]:
+        """Return a pass over these jobs now, by the policy, rules and accounts of this site; any thread may call it."""
+        now, name = self._context.clock(), self._context.store.name_of
+        usage = self._context.fair_share.usage(now)
+        return partial(decide, self._policy, waiting, running, slots, ledger, self._rules, now, usage, name)
 
     def _promise(self, decisions: Sequence[Decision]) -> list[tuple[JobRecord, AttemptRecord]]:
         """The ledger first, then the disk, both for all of them; what does not reach the disk is not promised."""

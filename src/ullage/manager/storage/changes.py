@@ -117,10 +117,8 @@ class Changes:
         if self.accounts:
             yield "INSERT OR REPLACE INTO accounts VALUES (?, ?, ?)", [(user, *a) for user, a in self.accounts.items()]
         if self.works:
-            works = [
-                (each.id, stored(each.predicted), stored(each.measured), each.changed) for each in self.works.values()
-            ]
-            yield "INSERT OR REPLACE INTO works VALUES (?, ?, ?, ?)", works
+            works = [(each.id, stored(each.predicted), each.changed) for each in self.works.values()]
+            yield "INSERT OR REPLACE INTO works VALUES (?, ?, ?)", works
         yield from self._others
         if self.notifications:
             yield "INSERT INTO notifications (job, kind, target, facts) VALUES (?, ?, ?, ?)", self.notifications

@@ -259,12 +259,11 @@ class AttemptRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkRecord:
-    """What jobs that run the same do on a GPU: their utilization as predicted, and as measured since (both by the name
-    of a GPU, as plain values); and when this was last changed."""
+    """What jobs that run the same do on a GPU: their utilization as predicted, by the name of a GPU, as plain values;
+    and when this was last kept."""
 
     id: str
     predicted: dict[str, dict[str, Any]]
-    measured: dict[str, dict[str, float]] = field(default_factory=dict)
     changed: float = 0.0
 
 
@@ -376,10 +375,10 @@ def attempt_from_row(row: sqlite3.Row) -> AttemptRecord:
 def work_from_row(row: sqlite3.Row) -> WorkRecord:
     """The work of a row of `works`; of one that cannot be read nothing is known."""
     try:
-        known = {name: _object(row[name], name, dict) for name in ("predicted", "measured")}
+        predicted = _object(row["predicted"], "predicted", dict)
     except ValueError:
-        known = {"predicted": {}, "measured": {}}
-    return WorkRecord(id=row["id"], changed=row["changed"], **known)
+        predicted = {}
+    return WorkRecord(id=row["id"], changed=row["changed"], predicted=predicted)
 
 
 def _values(row: sqlite3.Row, types: dict[str, tuple[type, ...]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 21  # one more when a table changes; a database of another version is refused
+VERSION = 22  # one more when a table changes; a database of another version is refused
 
 TABLES = """
 CREATE TABLE specs (
@@ -102,7 +102,6 @@ CREATE INDEX open_questions ON questions (asked) WHERE answered IS NULL;
 CREATE TABLE works (                      -- what jobs do on GPUs
     id TEXT PRIMARY KEY,                  -- of what is run by whom, and what was predicted of it
     predicted TEXT NOT NULL,              -- by the name of a GPU, as JSON
-    measured TEXT NOT NULL,               -- by the name of a GPU, as JSON
     changed REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX works_by_age ON works (changed);
