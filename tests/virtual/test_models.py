@@ -163,7 +163,7 @@ def test_the_largest_of_each_part_is_kept_and_said_where_it_differs_much():
     assert e.breakdown["gradients"] < e.largest["gradients"] == WEIGHTS
     assert e.largest["activations"] >= e.breakdown["activations"]
     text = str(e)
-    assert f"Of that, at the peak (backward pass, step {e.peak_step})" in text
+    assert f"At the peak (backward pass, step {e.peak_step})" in text
 
 
 class AllAlike(nn.Module):

@@ -1,8 +1,12 @@
-"""The report in a terminal: the verdict, the breakdown, the moment of the peak, how sure it is, and what would help."""
+"""The report: the verdict, the breakdown, the moment of the peak, how sure it is, and what would help.
+
+A terminal, `print` and a notebook show the same one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from ullage.estimation.advice import Option
 
 _GAUGE = 6  # characters that show how full a GPU is
+_WIDTH = 110  # characters, where the report is not for a terminal
 DEPTH = 3  # levels of modules that a summary shows
 
 
@@ -43,6 +48,20 @@ def print_report(estimate: Estimate, console: Console | None = None, options: Se
     if options:
         print_options(options, console)
     _print_notes(estimate.notes, console)
+
+
+def report_text(estimate: Estimate) -> str:
+    """Return the report as text."""
+    console = Console(file=StringIO(), width=_WIDTH, record=True)
+    print_report(estimate, console)
+    return "\n".join(line.rstrip() for line in console.export_text().splitlines()).rstrip()
+
+
+def report_html(estimate: Estimate) -> str:
+    """Return the report as HTML for a notebook; plain text has the notebook's colour, light or dark."""
+    console = Console(file=StringIO(), width=_WIDTH, record=True)
+    print_report(estimate, console)
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
 def _print_utilization(found: Utilization, training: TrainingCost | None, console: Console) -> None:

@@ -6,13 +6,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from html import escape
 from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.hardware import GPU, nobody_named
 from ullage.performance.cost import Training, TrainingCost
-from ullage.performance.result import Utilization, utilization_html
+from ullage.performance.result import Utilization
 from ullage.performance.step import StepCalls
 from ullage.text import AFTER_THE_TIME
 from ullage.units import format_bytes, format_duration
@@ -20,9 +19,8 @@ from ullage.virtual.releases import MEASURED, MEASURED_CUDNN
 
 PROCESS = "process_memory"
 WORTH_SAYING = 0.01  # a share of the memory that is worth a remark
-SCHEMA_VERSION = (
-    1  # goes up when a JSON key changes its meaning or goes away; new keys leave it (docs/reference/json.md)
-)
+# It goes up when a JSON key changes its meaning or goes away; new keys leave it (docs/reference/json.md).
+SCHEMA_VERSION = 1
 
 BREAKDOWN_WORDS = {
     "parameters": "weights and buffers",
@@ -398,37 +396,15 @@ class Estimate:
         return f"estimated by {self.estimator} {took}"
 
     def __str__(self) -> str:
-        most = "" if self.upper is None else f" (at most {format_bytes(self.upper)})"
-        figures = [
-            (self.process_memory, f"as nvidia-smi shows it, at the peak{most}"),
-            (self.peak_reserved, "torch.cuda.max_memory_reserved()"),
-            (self.peak_allocated, "torch.cuda.max_memory_allocated()"),
-        ]
-        lines = [self.verdict, ""]
-        lines += [f"  {format_bytes(size):>10}  {words}" for size, words in figures if size is not None]
-        lines += ["", f"Of that, at the peak{self.peak_moment}:"] if self.breakdown else []
-        total = max(1, self.figure)
-        for name, size in self.breakdown.items():
-            bar = "█" * round(30 * size / total)
-            lines.append(f"  {format_bytes(size):>10}  {name:<13} {bar:<30} {self.part_words(name)}")
-        if self.peak_words:
-            lines += ["", f"The peak is reached {self.peak_words}."]
-        lines += [f"cudnn.benchmark: {self.trial_words}."] if self.trial_words else []
-        lines += ["", *(f"{words}." for words in self.model_words)] if self.models else []
-        lines += ["", f"{self.effort[:1].upper()}{self.effort[1:]}."]
-        if self.utilization is not None and self.fits:
-            lines += ["", str(self.utilization)]
-            lines += [] if self.training is None else [f"Training: {self.training.words}."]
-        if self.out_of_memory and not self.fits:
-            lines += ["", "PyTorch would stop with:", f"  {self.out_of_memory.split(' If reserved')[0]}"]
-        if self.notes:
-            lines += ["", "Assumed on the way:"] + [f"  - {note}" for note in folded(self.notes)]
-        return "\n".join(lines)
+        from ullage.estimation.report import report_text
+
+        return report_text(self)
 
     def _repr_html_(self) -> str:
         """The report as a notebook shows it."""
+        from ullage.estimation.report import report_html
 
-        return notebook_html(self)
+        return report_html(self)
 
 
 _OF_THE_LARGEST = "batches vary in size: this is a step with one of the largest"
@@ -514,8 +490,7 @@ def _pair(used: int, of: int) -> str:
     return f"{number if second.endswith(unit) else first} of {second}"
 
 
-# The colour of each part of the breakdown: the same in the terminal, in a notebook and on the timeline page.
-
+# The colour of each part of the breakdown: the same in a report and on the timeline page.
 BREAKDOWN_COLOURS = {
     "parameters": "#3b7dd8",
     "gradients": "#2fa36b",
@@ -526,67 +501,6 @@ BREAKDOWN_COLOURS = {
     "fragmentation": "#a3adba",
     "context": "#6f7c8e",
 }
-
-
-def notebook_html(estimate: Estimate) -> str:
-    """An estimate as HTML for a notebook, with a style of its own; text has the notebook's colours, light or dark."""
-    colour = {"✓": "#1a7f4b", "?": "#9a6700", "✗": "#c9372c"}[estimate.mark]
-    parts = [
-        '<div style="max-width:760px;border:1px solid #8884;border-radius:10px;padding:12px 16px;line-height:1.45">',
-        f"<div><b>{escape(estimate.source)}</b></div>" if estimate.source else "",
-        f'<div style="font-weight:600;font-size:1.1em;color:{colour}">{estimate.mark} {escape(estimate.verdict)}</div>',
-        _bar(estimate),
-        f"<div>At the peak{escape(estimate.peak_moment)}:</div>" if estimate.breakdown else "",
-        _table(estimate),
-        "".join(f"<div>{escape(words)}.</div>" for words in estimate.model_words),
-        f"<div>The peak is reached {escape(estimate.peak_words)}.</div>" if estimate.peak_words else "",
-        f'<div style="opacity:.75">{escape(estimate.certainty[:1].upper() + estimate.certainty[1:])}. ',
-        f"{escape(estimate.effort[:1].upper() + estimate.effort[1:])}.</div>",
-        _utilization(estimate),
-        _notes(estimate),
-        "</div>",
-    ]
-    return "".join(parts)
-
-
-def _bar(estimate: Estimate) -> str:
-    whole = max(estimate.gpu_memory, estimate.figure, 1)
-    pieces = [
-        f'<div title="{name}: {format_bytes(size)}" style="width:{100 * size / whole:.2f}%;'
-        f'background:{BREAKDOWN_COLOURS[name]}"></div>'
-        for name, size in estimate.breakdown.items()
-        if size > 0
-    ]
-    style = "display:flex;height:14px;border-radius:7px;overflow:hidden;background:#8883;margin:8px 0"
-    return f'<div style="{style}">{"".join(pieces)}</div>'
-
-
-def _table(estimate: Estimate) -> str:
-    rows = []
-    for name, size in estimate.breakdown.items():
-        swatch = f'<span style="color:{BREAKDOWN_COLOURS[name]}">■</span>'
-        cell = "padding:1px 14px 1px 0;text-align:left;background:none"
-        rows.append(
-            f'<tr style="background:none"><td style="{cell}">{swatch} {name}</td>'
-            f'<td style="{cell};text-align:right;font-variant-numeric:tabular-nums">{format_bytes(size)}</td>'
-            f'<td style="{cell};opacity:.75">{escape(estimate.part_words(name))}</td></tr>'
-        )
-    return f'<table style="border:0;border-collapse:collapse;margin:4px 0 8px">{"".join(rows)}</table>'
-
-
-def _utilization(estimate: Estimate) -> str:
-    if estimate.utilization is None or not estimate.fits:
-        return ""
-    training = "" if estimate.training is None else f"<div>Training: {escape(estimate.training.words)}.</div>"
-    return f'<div style="margin-top:8px">{utilization_html(estimate.utilization)}{training}</div>'
-
-
-def _notes(estimate: Estimate) -> str:
-    if not estimate.notes:
-        return ""
-    notes = folded(estimate.notes)
-    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    return f"<details><summary>{len(notes)} assumptions</summary><ul>{items}</ul></details>"
 
 
 def of_ranks(found: Mapping[int, Estimate], like: Mapping[int, int] | None = None) -> Estimate:

@@ -196,7 +196,7 @@ class Utilization:
 
     def _repr_html_(self) -> str:
         """The same as a notebook shows it."""
-        return utilization_html(self)
+        return f"<pre>{escape(str(self))}</pre>"
 
     def to_dict(self) -> dict[str, Any]:
         """The attributes as a dictionary of plain values."""
@@ -250,22 +250,3 @@ def bar(share: float) -> str:
     """
     full = round(_BAR * min(1.0, share))
     return "█" * full + "░" * (_BAR - full)
-
-
-def utilization_html(found: Utilization) -> str:
-    """How fast and how busy as HTML for a notebook; text has the notebook's colours, light or dark."""
-    cell = "padding:1px 14px 1px 0;text-align:left;background:none"
-    rows = [
-        f'<tr style="background:none"><td style="{cell}">{name}</td>'
-        f'<td style="{cell};text-align:right;font-variant-numeric:tabular-nums">{percent(value)}</td>'
-        f'<td style="{cell}"><div style="width:160px;height:8px;border-radius:4px;overflow:hidden;background:#8883">'
-        f'<div style="width:{100 * min(1.0, value):.1f}%;height:8px;background:#3b7dd8"></div></div></td>'
-        f'<td style="{cell};opacity:.75">{words}</td></tr>'
-        for name, value, words in found.shares
-    ]
-    return (
-        f"<div>A step on {escape(found.gpu)} takes {found.step_words}.</div>"
-        f"<div>It is limited by {found.limit_words}. It draws {found.power_words}.</div>"
-        f'<table style="border:0;border-collapse:collapse;margin:4px 0 8px">{"".join(rows)}</table>'
-        f'<div style="opacity:.75">{escape("; ".join(found.remarks))}</div>'
-    )
