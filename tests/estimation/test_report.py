@@ -13,7 +13,8 @@ import ullage
 from ullage.errors import InvalidValue
 from ullage.estimation.advice import Option
 from ullage.estimation.report import print_gpu_table, print_report
-from ullage.estimation.result import BREAKDOWN_WORDS, Estimate
+from ullage.estimation.result import Estimate
+from ullage.estimation.words import BREAKDOWN_WORDS
 
 GIB = 2**30
 DOCS = ROOT / "docs"

@@ -1,88 +1,33 @@
-"""The report: the verdict, the breakdown, the moment of the peak, how sure it is, and what would help.
-
-A terminal, `print` and a notebook show the same one.
-"""
+"""What is printed of estimates: the report with what would help, a table over GPUs, and the layers of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import StringIO
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, JustifyMethod
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
-from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from ullage.estimation.result import BREAKDOWN_COLOURS, PROCESS, Estimate, folded
-from ullage.performance.cost import TrainingCost
-from ullage.performance.result import Utilization, bar, percent
+from ullage.estimation.result import Estimate, rendered_notes
+from ullage.estimation.words import model_words
 from ullage.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from ullage.estimation.advice import Option
 
 _GAUGE = 6  # characters that show how full a GPU is
-_WIDTH = 110  # characters, where the report is not for a terminal
 DEPTH = 3  # levels of modules that a summary shows
 
 
 def print_report(estimate: Estimate, console: Console | None = None, options: Sequence[Option] = ()) -> None:
-    """Print the report; `options` is what would make the job fit, from `advice.options`.
-
-    >>> print_report(estimate)      # doctest: +SKIP
-    """
+    """Print the report; `options` is what would make the job fit, from `advice.options`."""
     console = console or Console()
-    console.print(_head(estimate))
-    console.print(_bar(estimate, min(console.width - 4, 76)))
-    if estimate.breakdown:
-        console.print(Padding(Text(f"At the peak{estimate.peak_moment}:"), (0, 0, 0, 2), expand=False))
-    console.print(Padding(_legend(estimate), (0, 0, 1, 2), expand=False))
-    for name, text in _facts(estimate):
-        console.print(Padding(_pair(name, text), (0, 0, 0, 2), expand=False))
-    if estimate.utilization is not None and estimate.fits:
-        console.print()
-        _print_utilization(estimate.utilization, estimate.training, console)
+    console.print(estimate)
     if options:
         print_options(options, console)
-    _print_notes(estimate.notes, console)
-
-
-def report_text(estimate: Estimate) -> str:
-    """Return the report as text."""
-    console = Console(file=StringIO(), width=_WIDTH, record=True)
-    print_report(estimate, console)
-    return "\n".join(line.rstrip() for line in console.export_text().splitlines()).rstrip()
-
-
-def report_html(estimate: Estimate) -> str:
-    """Return the report as HTML for a notebook; plain text has the notebook's colour, light or dark."""
-    console = Console(file=StringIO(), width=_WIDTH, record=True)
-    print_report(estimate, console)
-    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
-
-
-def _print_utilization(found: Utilization, training: TrainingCost | None, console: Console) -> None:
-    """Print how long a step takes, what limits it, how busy it keeps the GPU, and what a whole training takes."""
-    lines = [("a step", found.step_words), ("limited by", found.limit_words)]
-    for name, text in lines:
-        console.print(Padding(_pair(name, text), (0, 0, 0, 2), expand=False))
-    for name, share, words in found.shares:
-        drawn = Text(f"{percent(share):>5}  ") + Text(bar(share), style="blue") + Text(f"  {words}", style="dim")
-        console.print(Padding(_pair(name, drawn), (0, 0, 0, 2), expand=False))
-    lines = [("power", found.power_words), ("training", training.words)] if training else [("power", found.power_words)]
-    for name, text in [*lines, ("note", "; ".join(found.remarks))]:
-        if text:
-            console.print(Padding(_pair(name, text), (0, 0, 0, 2), expand=False))
-
-
-def _print_notes(notes: Sequence[str], console: Console) -> None:
-    if notes:
-        console.print("\n[bold]Assumed on the way[/]")
-        for note in folded(notes):
-            console.print(Padding(Text(f"- {note}"), (0, 0, 0, 2), expand=False))
 
 
 def print_options(options: Sequence[Option], console: Console | None = None) -> None:
@@ -112,7 +57,8 @@ def print_gpu_table(estimates: Sequence[Estimate], console: Console | None = Non
     for line in [*_best_words(estimates), *why_they_differ(estimates), *_measured_words(estimates)]:
         console.print(Text(line))
     notes = list(dict.fromkeys(note for e in estimates for note in e.notes if e.fits or note != _WITHOUT_LIMIT))
-    _print_notes(notes, console)
+    for note in rendered_notes(notes):
+        console.print(note)
 
 
 _WITHOUT_LIMIT = "ran out of memory; the figures are those of a card without limit"  # the table says it by its mark
@@ -249,73 +195,8 @@ def print_layers(estimate: Estimate, console: Console | None = None, depth: int 
                 Text(format_bytes(row["kept"]) if row["kept"] else ""),
             )  # fmt: skip
     console.print(table)
-    for words in estimate.model_words:
-        console.print(Text(words))
+    for model in estimate.models:
+        console.print(Text(model_words(model)))
     deepest = max(row["depth"] for row in estimate.layers)
     hidden = f"; --depth {deepest} shows all" if deepest > depth else ""
     console.print(Text(f"kept: activations that one forward pass keeps for the backward pass{hidden}"))
-
-
-def _head(estimate: Estimate) -> Group:
-    doubtful = estimate.tight or estimate.mark == "?"
-    style = "bold yellow" if doubtful else "bold green" if estimate.fits else "bold red"
-    lines = [Text(f"{estimate.mark} {estimate.verdict}", style=style)]
-    if estimate.source:
-        lines.insert(0, Text(estimate.source, style="bold"))
-    return Group(*lines, Text())
-
-
-def _bar(estimate: Estimate, width: int) -> Padding:
-    """The card's memory as a bar, or, where the job does not fit, the job's with a mark at the card's end."""
-    whole = max(estimate.gpu_memory, estimate.figure, 1)
-    bar, used, drawn = Text(), 0, 0
-    for name, size in estimate.breakdown.items():
-        used += size
-        cells = round(width * used / whole) - drawn
-        bar.append("█" * cells, style=BREAKDOWN_COLOURS[name])
-        drawn += cells
-    bar.append("░" * (width - drawn), style="dim")
-    if estimate.figure <= estimate.gpu_memory:
-        return Padding(bar, (0, 0, 1, 2), expand=False)
-    end = round(width * estimate.gpu_memory / whole)
-    mark = Text(" " * end + "▲ ", style="red") + Text(f"{estimate.gpu} ends here", style="red")
-    return Padding(Group(bar, mark), (0, 0, 1, 2), expand=False)
-
-
-def _legend(estimate: Estimate) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for name, size in estimate.breakdown.items():
-        swatch = Text("■ ", style=BREAKDOWN_COLOURS[name]) + Text(name)
-        table.add_row(swatch, Text(format_bytes(size), justify="right"), Text(estimate.part_words(name), style="dim"))
-    return table
-
-
-def _facts(estimate: Estimate) -> list[tuple[str, str]]:
-    e = estimate
-    facts = [] if e.process_memory is None else [("nvidia-smi", f"{format_bytes(e.process_memory)} at the peak")]
-    for each in e.ranks:
-        if "like" in each:
-            facts.append((f"rank {each['rank']}", f"as rank {each['like']}: the same weights, not followed"))
-            continue
-        facts.append((f"rank {each['rank']}", f"{format_bytes(each[PROCESS])}, at most {format_bytes(each['upper'])}"))
-    counted = [(e.peak_reserved, "reserved"), (e.peak_allocated, "allocated")]
-    told = [f"{format_bytes(size)} {word}" for size, word in counted if size is not None]
-    facts += [("PyTorch", ", ".join(told))] if told else []
-    if e.peak_words:
-        facts.append(("the peak", e.peak_words))
-    if e.reserved_words and e.reserved_words != e.peak_words:
-        facts.append(("last growth", e.reserved_words))
-    facts += [(name, f"{format_bytes(size)} reserved at most") for name, size in e.phases.items() if len(e.phases) > 1]
-    facts += [("benchmark", e.trial_words)] if e.trial_words else []
-    facts += [("model", words) for words in e.model_words]
-    facts.append(("how sure", e.certainty))
-    facts.append(("done", e.effort))
-    if e.out_of_memory and not e.fits:
-        facts.append(("PyTorch says", e.out_of_memory.split(" If reserved")[0]))
-    return facts
-
-
-def _pair(name: str, text: str | Text) -> Table:
-    table = Table.grid(Column(width=max(14, len(name) + 1)), Column())
-    table.add_row(Text(name, style="dim"), Text(text) if isinstance(text, str) else text)
-    return table

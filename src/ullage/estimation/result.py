@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from io import StringIO
 from typing import Any
 
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
 from ullage.errors import InvalidValue
+from ullage.estimation.words import (
+    AT_THEIR_MAXIMUM,
+    BREAKDOWN_COLOURS,
+    BREAKDOWN_WORDS,
+    folded,
+    listed,
+    model_words,
+    moment,
+    used_of,
+)
 from ullage.hardware import GPU, nobody_named
 from ullage.performance.cost import Training, TrainingCost
-from ullage.performance.result import Utilization
+from ullage.performance.result import Utilization, bar, percent
 from ullage.performance.step import StepCalls
 from ullage.text import AFTER_THE_TIME
 from ullage.units import format_bytes, format_duration
 from ullage.virtual.releases import MEASURED, MEASURED_CUDNN
 
+_WIDTH = 110  # characters of a report that is not for a terminal
 PROCESS = "process_memory"
 WORTH_SAYING = 0.01  # a share of the memory that is worth a remark
 # It goes up when a JSON key changes its meaning or goes away; new keys leave it (docs/reference/json.md).
 SCHEMA_VERSION = 1
-
-BREAKDOWN_WORDS = {
-    "parameters": "weights and buffers",
-    "copies": "copies of the weights, such as a moving average (EMA)",
-    "gradients": "gradients of the weights",
-    "optimizer": "the optimizer's state and its temporaries",
-    "activations": "inputs, activations and temporaries",
-    "workspace": "kept by cuBLAS",
-    "fragmentation": "reserved by the allocator beyond what is in use",
-    "context": "CUDA context, libraries and kernels",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,11 +258,13 @@ class Estimate:
     def verdict(self) -> str:
         """The answer in one line, such as "fits on A100-40GB: 14.2 of 39.5 GiB, 25.3 GiB of room"."""
         if self.fits and self.before_training:
-            return f"fits so far on {self.gpu}: {_pair(self.needed, self.gpu_memory)}, but it has not trained one step"
+            return (
+                f"fits so far on {self.gpu}: {used_of(self.needed, self.gpu_memory)}, but it has not trained one step"
+            )
         if self.fits:
             room = format_bytes(self.headroom)
             needs = "" if self.without_trials is None else "needs "
-            return f"fits on {self.gpu}: {needs}{_pair(self.needed, self.gpu_memory)}, {room} of room"
+            return f"fits on {self.gpu}: {needs}{used_of(self.needed, self.gpu_memory)}, {room} of room"
         over = f", {format_bytes(-self.headroom)} too much" if self.headroom < 0 else ""
         takes, has = format_bytes(self.needed), format_bytes(self.gpu_memory)
         return f"DOES NOT FIT on {self.gpu}: takes {takes} where {has} can be had{over}"
@@ -289,11 +296,6 @@ class Estimate:
         names = {"forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
         parts = [names.get(self.peak_pass or "", ""), f"step {self.peak_step}" if self.peak_step is not None else ""]
         return f" ({', '.join(filter(None, parts))})" if any(parts) else ""
-
-    @property
-    def model_words(self) -> list[str]:
-        """Each model in words, such as "ResNet: 25,557,032 parameters, all trainable, 97.5 MiB"."""
-        return [_model_words(model) for model in self.models]
 
     def part_words(self, name: str) -> str:
         """What a part of the breakdown is, and the most that it ever reaches where that is much more."""
@@ -340,7 +342,7 @@ class Estimate:
             return most
         parts = [] if self.measured else [f"not measured on {self.gpu}: rules for other GPUs"]
         parts += [self._guessed_words] if self._guessed_words else []
-        parts += [f"{name}: {_listed(entries)}" for name, entries in self._assumptions if entries]
+        parts += [f"{name}: {listed(entries)}" for name, entries in self._assumptions if entries]
         if any(entry["what"] == AT_THEIR_MAXIMUM for entry in self.assumed):
             parts.append("sizes that depend on data make the figure a bound, not what a run will take")
         if not parts:
@@ -377,10 +379,10 @@ class Estimate:
             others = [entry for entry in missing if not entry.get("adds")]
             added, words = format_bytes(sum(entry["adds"] for entry in widened)), []
             if widened:
-                these = "this" if all_of_it and not others else _listed(widened, counted=False)
+                these = "this" if all_of_it and not others else listed(widened, counted=False)
                 words.append(f"the bound adds {added} for {these}, which may be too little")
             if others:
-                these = "this" if all_of_it and not widened else _listed(others, counted=False)
+                these = "this" if all_of_it and not widened else listed(others, counted=False)
                 words.append(f"the bound does not cover {these}")
             return words
         if not self.measured:
@@ -395,112 +397,109 @@ class Estimate:
             return f"{self.steps} optimizer steps followed {took}"
         return f"estimated by {self.estimator} {took}"
 
-    def __str__(self) -> str:
-        from ullage.estimation.report import report_text
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """The report: what is the answer, what the memory is at the peak, how sure it is, how fast a step."""
+        doubtful = self.tight or self.mark == "?"
+        style = "bold yellow" if doubtful else "bold green" if self.fits else "bold red"
+        if self.source:
+            yield Text(self.source, style="bold")
+        yield Text(f"{self.mark} {self.verdict}\n", style=style)
+        yield self._bar(min(options.max_width - 4, 76))
+        if self.breakdown:
+            yield _indented(Text(f"At the peak{self.peak_moment}:"))
+        yield _indented(self._legend())
+        yield Text()
+        yield from (_indented(_fact(name, text)) for name, text in self._facts())
+        if self.utilization is not None and self.fits:
+            yield Text()
+            yield from (_indented(_fact(name, text)) for name, text in self._time_facts(self.utilization))
+        yield from rendered_notes(self.notes)
 
-        return report_text(self)
+    def _bar(self, width: int) -> Padding:
+        """The card's memory as a bar, or, where the job does not fit, the job's with a mark at the card's end."""
+        whole = max(self.gpu_memory, self.figure, 1)
+        drawn, used = Text(), 0
+        for name, size in self.breakdown.items():
+            used += size
+            drawn.append("█" * (round(width * used / whole) - len(drawn)), style=BREAKDOWN_COLOURS[name])
+        drawn.append("░" * (width - len(drawn)), style="dim")
+        if self.figure > self.gpu_memory:
+            end = round(width * self.gpu_memory / whole)
+            drawn.append(f"\n{' ' * end}▲ {self.gpu} ends here", style="red")
+        return Padding(drawn, (0, 0, 1, 2), expand=False)
+
+    def _legend(self) -> Table:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for name, size in self.breakdown.items():
+            swatch = Text("■ ", style=BREAKDOWN_COLOURS[name]) + Text(name)
+            table.add_row(swatch, Text(format_bytes(size), justify="right"), Text(self.part_words(name), style="dim"))
+        return table
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        if self.process_memory is not None:
+            yield "nvidia-smi", f"{format_bytes(self.process_memory)} at the peak"
+        for each in self.ranks:
+            figures = f"{format_bytes(each[PROCESS])}, at most {format_bytes(each['upper'])}"
+            as_other = f"as rank {each.get('like')}: the same weights, not followed"
+            yield f"rank {each['rank']}", as_other if "like" in each else figures
+        counted = [(self.peak_reserved, "reserved"), (self.peak_allocated, "allocated")]
+        if told := [f"{format_bytes(size)} {word}" for size, word in counted if size is not None]:
+            yield "PyTorch", ", ".join(told)
+        if self.peak_words:
+            yield "the peak", self.peak_words
+        if self.reserved_words and self.reserved_words != self.peak_words:
+            yield "last growth", self.reserved_words
+        if len(self.phases) > 1:
+            yield from ((name, f"{format_bytes(size)} reserved at most") for name, size in self.phases.items())
+        if self.trial_words:
+            yield "benchmark", self.trial_words
+        yield from (("model", model_words(model)) for model in self.models)
+        yield "how sure", self.certainty
+        yield "done", self.effort
+        if self.out_of_memory and not self.fits:
+            yield "PyTorch says", self.out_of_memory.split(" If reserved")[0]
+
+    def _time_facts(self, found: Utilization) -> Iterator[tuple[str, str | Text]]:
+        yield "a step", found.step_words
+        yield "limited by", found.limit_words
+        for name, share, words in found.shares:
+            yield name, Text.assemble(f"{percent(share):>5}  ", (bar(share), "blue"), (f"  {words}", "dim"))
+        yield "power", found.power_words
+        if self.training is not None:
+            yield "training", self.training.words
+        if found.remarks:
+            yield "note", "; ".join(found.remarks)
+
+    def __str__(self) -> str:
+        console = Console(file=StringIO(), width=_WIDTH, record=True)
+        console.print(self)
+        return "\n".join(line.rstrip() for line in console.export_text().splitlines()).rstrip()
 
     def _repr_html_(self) -> str:
-        """The report as a notebook shows it."""
-        from ullage.estimation.report import report_html
+        """Return the report for a notebook; plain text has the notebook's colour, light or dark."""
+        console = Console(file=StringIO(), width=_WIDTH, record=True)
+        console.print(self)
+        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
-        return report_html(self)
+
+def rendered_notes(notes: Sequence[str]) -> Iterator[RenderableType]:
+    """What was assumed, for a console."""
+    if notes:
+        yield Text("\nAssumed on the way", style="bold")
+        yield from (_indented(Text(f"- {note}")) for note in folded(notes))
+
+
+def _indented(shown: RenderableType) -> Padding:
+    return Padding(shown, (0, 0, 0, 2), expand=False)
+
+
+def _fact(name: str, text: str | Text) -> Table:
+    table = Table.grid(Column(width=max(14, len(name) + 1)), Column())
+    table.add_row(Text(name, style="dim"), Text(text) if isinstance(text, str) else text)
+    return table
 
 
 _OF_THE_LARGEST = "batches vary in size: this is a step with one of the largest"
-AT_THEIR_MAXIMUM = "data-dependent shapes at their maximum"
-_COUNTABLE = ("data-dependent shapes", "values", "numbers", "operators")
-_TIMES = re.compile(r" \(([0-9]+) times\)$")
-_NUMBERS = re.compile(r"\(?[0-9]+(?:, ?[0-9]*)*\)?")
-
-
-def folded(notes: Sequence[str]) -> list[str]:
-    """Notes that differ only in their numbers as one.
-
-    >>> folded(["nonzero of (8,) taken as all 8 elements (2 times)", "nonzero of (2, 3) taken as all 6 elements"])
-    ['nonzero of (8,) taken as all 8 elements, and 1 more like it (3 times in all; --json lists them)']
-    """
-    groups: dict[str, list[str]] = {}
-    for note in notes:
-        groups.setdefault(_NUMBERS.sub("#", _TIMES.sub("", note)), []).append(note)
-    return [alike[0] if len(alike) == 1 else _as_one(alike) for alike in groups.values()]
-
-
-def _as_one(notes: list[str]) -> str:
-    counts = [_TIMES.search(note) for note in notes]
-    times = sum(int(count[1]) if count else 1 for count in counts)
-    first = _TIMES.sub("", notes[0])
-    return f"{first}, and {len(notes) - 1} more like it ({times} times in all; --json lists them)"
-
-
-def _listed(entries: list[dict[str, Any]], counted: bool = True) -> str:
-    """Assumptions in words.
-
-    >>> _listed([{"what": "data-dependent shapes", "count": 3}, {"what": "memory of NCCL", "count": 1}])
-    '3 data-dependent shapes, memory of NCCL'
-    """
-    words = []
-    for entry in entries:
-        with_count = counted and entry["count"] > 1 and entry["what"].startswith(_COUNTABLE)
-        words.append(f"{entry['count']} {entry['what']}" if with_count else entry["what"])
-    return ", ".join(words)
-
-
-def _model_words(model: dict[str, Any]) -> str:
-    """
-    >>> _model_words({"name": "Net", "parameters": 2000, "trainable": 10, "bytes": 4096, "types": {"float16": 4096}})
-    'Net: 2,000 parameters, 10 trainable, 4.00 KiB of float16'
-    """
-    count, trainable = model["parameters"], model["trainable"]
-    of_them = "all" if trainable == count else f"{trainable:,}" if trainable else "none"
-    types = " and ".join(model["types"])
-    return f"{model['name']}: {count:,} parameters, {of_them} trainable, {format_bytes(model['bytes'])} of {types}"
-
-
-def moment(
-    operator: str | None, module: str | None, part: str | None, step: int | None, module_class: str | None = None
-) -> str | None:
-    """Where a request came from, in words.
-
-    >>> moment("aten.convolution_backward.default", "layer3.4.conv2", "backward", 2, "Conv2d")
-    'in the backward pass of layer3.4.conv2 (Conv2d), step 2 (convolution_backward)'
-    """
-    if operator is None or part is None:
-        return None
-    if module_class and module and module.rpartition(".")[2] != module_class:
-        module = f"{module} ({module_class})"
-    places = {
-        "forward": f"in the forward pass of {module}",
-        "backward": f"in the backward pass of {module}" if module else "in the backward pass",
-        "optimizer": f"in {module}",
-        "outside": "outside of the model",
-    }
-    short = operator.removeprefix("aten.").removesuffix(".default")
-    return places[part] + (f", step {step}" if step is not None else "") + (f" ({short})" if short else "")
-
-
-def _pair(used: int, of: int) -> str:
-    """Two sizes; a unit that both share is said once.
-
-    >>> _pair(3 * 2**30, 8 * 2**30), _pair(2**20, 2**30)
-    ('3.00 of 8.00 GiB', '1.00 MiB of 1.00 GiB')
-    """
-    first, second = format_bytes(used), format_bytes(of)
-    number, unit = first.split()
-    return f"{number if second.endswith(unit) else first} of {second}"
-
-
-# The colour of each part of the breakdown: the same in a report and on the timeline page.
-BREAKDOWN_COLOURS = {
-    "parameters": "#3b7dd8",
-    "gradients": "#2fa36b",
-    "optimizer": "#e8a33d",
-    "copies": "#57b5c9",
-    "activations": "#8e6bd1",
-    "workspace": "#d1637d",
-    "fragmentation": "#a3adba",
-    "context": "#6f7c8e",
-}
 
 
 def of_ranks(found: Mapping[int, Estimate], like: Mapping[int, int] | None = None) -> Estimate:

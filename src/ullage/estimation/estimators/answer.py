@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.estimation.result import BREAKDOWN_WORDS, Estimate
+from ullage.estimation.result import Estimate
+from ullage.estimation.words import BREAKDOWN_WORDS
 from ullage.hardware import GPU
 from ullage.jobs.job import JobRequest
 

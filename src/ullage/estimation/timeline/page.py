@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from ullage.errors import InvalidValue
-from ullage.estimation.result import Estimate, folded
+from ullage.estimation.result import Estimate
 from ullage.estimation.timeline.trace import Array, Trace
+from ullage.estimation.words import folded
 
 MOST_BLOCKS = 120_000  # more of them would make the page slow to open: then only the step of the peak is shown
 MOST_GROUPS = 18

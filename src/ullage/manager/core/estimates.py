@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import ullage
 from ullage.estimation.jobs.command import script_of
-from ullage.estimation.result import BREAKDOWN_WORDS
+from ullage.estimation.words import BREAKDOWN_WORDS
 from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.works import read_utilization
 from ullage.manager.settings import EstimateSettings

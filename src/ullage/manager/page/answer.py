@@ -8,7 +8,8 @@ from typing import Any
 from nicegui import ui
 
 from ullage.errors import InvalidValue
-from ullage.estimation.result import BREAKDOWN_COLOURS, Estimate, folded
+from ullage.estimation.result import Estimate
+from ullage.estimation.words import BREAKDOWN_COLOURS, folded, model_words
 from ullage.manager.page.elements import box, scrolled, set_width, words
 from ullage.performance.result import Utilization, percent
 from ullage.text import plain_values
@@ -105,7 +106,7 @@ def _facts(found: Estimate) -> list[tuple[str, str]]:
     }
     shown = ", ".join(f"{format_bytes(size)} {name}" for name, size in sizes.items() if size is not None)
     lines = [("Peak", shown), ("Reached", found.peak_words), ("How sure", found.certainty)]
-    lines += [("Tried", found.trial_words), *(("Model", text) for text in found.model_words)]
+    lines += [("Tried", found.trial_words), *(("Model", text) for text in map(model_words, found.models))]
     if found.out_of_memory and not found.fits:
         lines.append(("PyTorch says", found.out_of_memory.split(" If reserved")[0]))
     return [(name, text) for name, text in [*lines, ("Effort", found.effort)] if text]

@@ -11,7 +11,7 @@ from typing import Any
 from nicegui import ui
 
 from ullage.errors import UllageError
-from ullage.estimation.result import BREAKDOWN_WORDS
+from ullage.estimation.words import BREAKDOWN_WORDS
 from ullage.manager.job_words import memory, named, promised, reference, why
 from ullage.manager.page.answer import show_bands, show_parts
 from ullage.manager.page.charts import FAINT, LINES, on_axis, tooltip, use_charts
