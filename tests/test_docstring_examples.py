@@ -9,8 +9,6 @@ from tests.test_rooms import FILES, module_of
 # Whole estimates and trainings, which other tests make too.
 LONG = {
     "estimation.asking",
-    "estimation.estimators.faketensor",
-    "estimation.estimators.virtual_run",
     "ullage_lab.estimators.xmem.estimator",
     "estimation.largest_batch",
     "estimation.planning.asking",

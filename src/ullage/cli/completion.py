@@ -148,11 +148,7 @@ optimizers, precisions, quantizations = completer(_optimizers), completer(_preci
 
 
 def sources(incomplete: str) -> list[str]:
-    """Models of the source that was typed, the sources themselves, and scripts in this folder.
-
-    >>> sources("torchv")
-    ['torchvision:']
-    """
+    """Models of the source that was typed, the sources themselves, and scripts in this folder."""
     from ullage.jobs.sources.names import model_names
 
     source, colon, name = incomplete.partition(":")
@@ -169,11 +165,7 @@ def sources(incomplete: str) -> list[str]:
 
 
 def measurable(incomplete: str) -> list[str]:
-    """What `ullage measure` takes: the words for other things than runs, scripts and lists of runs in this folder.
-
-    >>> measurable("cud")
-    ['cudnn']
-    """
+    """What `ullage measure` takes: the words for other things than runs, scripts and lists of runs in this folder."""
     words = [word for word in ("context", "cudnn", "rates", "together") if word.startswith(incomplete)]
     return words + _files(incomplete, "py") + _files(incomplete, "jsonl")
 
@@ -183,32 +175,20 @@ def _files(incomplete: str, kind: str) -> list[str]:
 
 
 def clusters(incomplete: str) -> Completions:
-    """GPUs in the catalogue, after how many there are, and on how many machines.
-
-    >>> clusters("1..64xh20")[:2], clusters("2x8xT")[0]
-    (['1..64xH20', '1..64xH200'], '2x8xT4')
-    """
+    """GPUs in the catalogue, after how many there are, and on how many machines."""
     found = re.fullmatch(r"((?:[0-9.]+x)+)(.*)", incomplete)
     return [f"{found[1]}{name}" for name in gpus(found[2])] if found else ["1..8x", "1..64x", "8x", "2x8x"]
 
 
 def counted_gpus(incomplete: str) -> Completions:
-    """GPUs in the catalogue, after how many there are: "4xA100-40GB".
-
-    >>> counted_gpus("4xh200")[0]
-    '4xH200'
-    """
+    """GPUs in the catalogue, after how many there are: "4xA100-40GB"."""
     count, times, name = incomplete.partition("x")
     begun = f"{count}{times}" if times and count.replace(".", "").replace(":", "").isdigit() else ""
     return [f"{begun}{card}" for card in gpus(name if begun else incomplete)]
 
 
 def pythons(incomplete: str) -> list[str]:
-    """Environments in the folder that was typed so far, and those that conda knows by name.
-
-    >>> pythons("/no/such/folder/")
-    []
-    """
+    """Environments in the folder that was typed so far, and those that conda knows by name."""
     from ullage.sandbox.conda import conda_names
 
     typed = Path(incomplete)
@@ -218,11 +198,7 @@ def pythons(incomplete: str) -> list[str]:
 
 
 def policies(incomplete: str) -> list[str]:
-    """Placement policies by their names, and functions in the Python files of the folder that was typed so far.
-
-    >>> policies("mag")
-    ['magm']
-    """
+    """Placement policies by their names, and functions in the Python files of the folder that was typed so far."""
     from ullage.manager.placement.policies import policies as all_policies
 
     named = [name for name in all_policies() if name.startswith(incomplete)]
@@ -245,11 +221,7 @@ def _functions_of_three(file: Path) -> list[str]:
 
 
 def several_policies(incomplete: str) -> list[str]:
-    """Placement policies, after those that were named already.
-
-    >>> several_policies("lug,mag")
-    ['lug,magm']
-    """
+    """Placement policies, after those that were named already."""
     before, comma, begun = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in policies(begun)]
 

@@ -114,11 +114,7 @@ def judge(answer: Estimate, margin: int, upper: bool) -> tuple[bool, str]:
 
 
 def parse_margin(text: str, whole: int) -> int:
-    """Bytes from a size or from a share of `whole`.
-
-    >>> parse_margin("5%", 1000), parse_margin("1KiB", 1000)
-    (50, 1024)
-    """
+    """Bytes from a size or from a share of `whole`."""
     share = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text)
     if share is not None and float(share[1]) <= 100:
         return int(whole * float(share[1]) / 100)

@@ -117,13 +117,7 @@ def _value(value: Any) -> str:
 
 
 def table(jobs: Sequence[Job], names: Sequence[str], width: int) -> str:
-    """Jobs as a table. A last column `why` is wrapped, and stands below each job where there is no room for it.
-
-    >>> base = {"array_id": None, "ended": 1.0, "state": "failed", "cause": "killed"}
-    >>> print(table([{**base, "id": 7, "detail": "by somebody"}], ["id", "why"], 80))
-    job  why
-    7    killed: by somebody
-    """
+    """Jobs as a table. A last column `why` is wrapped, and stands below each job where there is no room for it."""
     last = names[-1] == "why"
     columns = [COLUMNS[name] for name in names]
     rows = [[column.head for column in columns]] + [[plain(column.text(job)) for column in columns] for job in jobs]

@@ -12,13 +12,7 @@ _NAMES_FOLLOW = ("--estimator", "-e")
 
 
 def with_launcher_apart(command: str, words: Sequence[str]) -> list[str]:
-    """The words of a command line with `--` before a launcher: what follows it is the launcher's and the script's.
-
-    >>> with_launcher_apart("estimate", ["-g", "H100", "torchrun", "--nproc-per-node", "8", "train.py"])[:4]
-    ['-g', 'H100', '--', 'torchrun']
-    >>> with_launcher_apart("estimate", ["--estimator", "accelerate", "gpt2"])  # an estimator of that name
-    ['--estimator', 'accelerate', 'gpt2']
-    """
+    """The words of a command line with `--` before a launcher: what follows it is the launcher's and the script's."""
     found = list(words)
     end = found.index("--") if "--" in found else len(found)
     if command in _OF_SCRIPTS:

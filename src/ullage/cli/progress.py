@@ -86,9 +86,6 @@ def following(
 ) -> Iterator[Following]:
     """Show progress from now on. With `stoppable`, Ctrl-C ends what is inside and not the command (`stopped`). Where
     what is inside `forks`, no thread draws the bar.
-
-    >>> with following("counting", 2) as going:
-    ...     going.step()
     """
     console = Console(stderr=True)
     bar = _bar(console, not forks) if console.is_terminal else None

@@ -39,11 +39,7 @@ def fitted(
 
 
 def aligned(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
-    """A line of a table.
-
-    >>> aligned(["a", "1"], [3, 4], [False, True])
-    'a       1'
-    """
+    """A line of a table."""
     parts = []
     for cell, size, at_the_right in zip(cells, widths, right, strict=True):
         blank = " " * (size - text_width(cell))

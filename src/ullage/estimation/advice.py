@@ -36,14 +36,7 @@ class OutOfTime(UllageError):
 
 
 class Budget:
-    """Time for estimates: another one is made if there is time for one that takes as long as the longest so far.
-
-    >>> budget = Budget(seconds=60.0, longest=5.0)
-    >>> budget.check()
-    >>> budget.lasted(70.0); budget.check()
-    Traceback (most recent call last):
-    ullage.estimation.advice.OutOfTime: not tried: an estimate takes 1 min 10 s, and there was no time left for another
-    """
+    """Time for estimates: another one is made if there is time for one that takes as long as the longest so far."""
 
     def __init__(self, seconds: float, longest: float) -> None:
         self._until, self._longest = time.monotonic() + seconds, longest

@@ -175,11 +175,7 @@ def check_plan(plan: Training, request: JobRequest) -> None:
 
 
 def answer_request(request: JobRequest, gpu: str | GPU | None = None) -> Estimate:
-    """The estimate for one request on one GPU, by default this machine's own, else an H200.
-
-    >>> answer_request(JobRequest(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2)), "T4").fits
-    True
-    """
+    """The estimate for one request on one GPU, by default this machine's own, else an H200."""
     answer = find(request.estimator).estimate(request, find_gpu(gpu or default_gpu()))
     return answer if gpu is not None else answer.on_assumed_gpu()
 
@@ -188,9 +184,6 @@ def ask(name: str, row: dict[str, Any], gpu: str) -> Estimate | str:
     """The estimate that an estimator gives for a line of measurements, or the reason why it does not support it.
 
     Everything is plain values, so that another process can be asked. `JobRequest.from_row` says what a line holds.
-
-    >>> ask("ullage", {"model": "mlp:x", "widths": [8, 4], "batch": 2}, "T4").figure_kind
-    'process'
     """
     found = find(name)
     request = JobRequest.from_row(row)

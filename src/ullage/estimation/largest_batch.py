@@ -41,10 +41,6 @@ class Search:
 
     The answer fits and the next number does not. Memory is not strictly monotone (kernels change with the shape), so a
     still larger number might fit again; that is not searched for. `limit` is the most that can be taken, in bytes.
-
-    >>> search = Search(lambda number: (100 * number + 7, number <= 48), limit=5000)
-    >>> search.largest(start=8), search.trials
-    (48, 4)
     """
 
     def __init__(self, trial: Callable[[int], tuple[int, bool]], limit: int, step: int = 1) -> None:
@@ -128,10 +124,6 @@ class MaxBatch(int):
     `sure` is the largest number tried whose upper bound fits too. `estimate` is the estimate of the largest number
     that fits, `beyond` that of the next one, which does not. Where none was too large, `same_from` is the smallest
     number tried that takes as much memory, if there is one. `trials` is the number of estimates.
-
-    >>> facts = {"same_from": None, "trials": 5, "seconds": 1.0}
-    >>> int(MaxBatch(8, what="batch-size", gpu="T4", sure=7, estimate=None, beyond=None, **facts))
-    8
     """
 
     what: str
@@ -322,12 +314,7 @@ def _between(estimates: dict[int, Estimate], low: int) -> int:
 
 
 def jobs_together(answer: Estimate) -> int:
-    """How many jobs like this one fit on its GPU at once, each with its own CUDA context, by the upper bound.
-
-    >>> from ullage import estimate
-    >>> jobs_together(estimate("torchvision:alexnet", batch_size=8, gpu="A100-40GB")) > 10
-    True
-    """
+    """How many jobs like this one fit on its GPU at once, each with its own CUDA context, by the upper bound."""
     return answer.gpu_memory // answer.bound if answer.fits else 0
 
 

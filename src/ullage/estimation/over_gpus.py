@@ -24,9 +24,6 @@ def estimate_over_gpus(run: Run, cards: Iterable[GPU], progress: Report | None =
 
     `run` estimates the job on one GPU; `progress` is called with the GPU's name. An estimate that shares the run of
     another GPU names it in `computed_on`.
-
-    >>> from ullage.hardware import gpu
-    >>> estimate_over_gpus(run, [gpu("T4"), gpu("A40")])      # doctest: +SKIP
     """
     cards = list(cards)
     done: dict[str, Estimate] = {}

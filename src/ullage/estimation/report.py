@@ -137,11 +137,7 @@ def _best_words(estimates: Sequence[Estimate]) -> list[str]:
 
 
 def why_they_differ(estimates: Sequence[Estimate]) -> list[str]:
-    """Why the same job takes more on some GPUs than on others, from what its runs chose; empty if nothing differs.
-
-    >>> why_they_differ([])
-    []
-    """
+    """Why the same job takes more on some GPUs than on others, from what its runs chose; empty if nothing differs."""
     known = [e for e in estimates if e.peak_reserved]
     lines = []
     with_math = [e for e in known if "math" in e.attention]
@@ -170,8 +166,6 @@ def _measured_words(estimates: Sequence[Estimate]) -> list[str]:
 
 def print_layers(estimate: Estimate, console: Console | None = None, depth: int = DEPTH) -> None:
     """Print the modules of every model down to a depth: class, shape of the output, parameters, activations kept.
-
-    >>> print_layers(estimate, depth=2)      # doctest: +SKIP
 
     Each line includes what is below it. It fits 80 columns.
     """

@@ -83,10 +83,6 @@ class Estimate:
     `estimator` is the name of the estimator. Estimators other than Ullage know less, and what they do not know is
     `None`. `figure` is the estimator's main figure, and `figure_kind` says what it stands for: "allocated", "reserved"
     or "process" memory.
-
-    >>> import ullage
-    >>> ullage.estimate(train, gpu="H200").peak_reserved      # doctest: +SKIP
-    92274688
     """
 
     gpu: str
@@ -187,10 +183,7 @@ class Estimate:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Estimate:
-        """Read an estimate from the dictionary of `to_dict`; keys of later versions are ignored.
-
-        >>> e = Estimate.from_dict(json.loads(text))      # doctest: +SKIP
-        """
+        """Read an estimate from the dictionary of `to_dict`; keys of later versions are ignored."""
         if not isinstance(values, dict):
             raise InvalidValue(f"needed an estimate's dictionary; found {type(values).__name__}")
         known = {spec.name: values[spec.name] for spec in fields(cls) if spec.name in values}

@@ -38,11 +38,7 @@ _NUMBERS = re.compile(r"\(?[0-9]+(?:, ?[0-9]*)*\)?")
 
 
 def folded(notes: Sequence[str]) -> list[str]:
-    """Notes that differ only in their numbers as one.
-
-    >>> folded(["nonzero of (8,) taken as all 8 elements (2 times)", "nonzero of (2, 3) taken as all 6 elements"])
-    ['nonzero of (8,) taken as all 8 elements, and 1 more like it (3 times in all; --json lists them)']
-    """
+    """Notes that differ only in their numbers as one."""
     groups: dict[str, list[str]] = {}
     for note in notes:
         groups.setdefault(_NUMBERS.sub("#", _TIMES.sub("", note)), []).append(note)
@@ -57,11 +53,7 @@ def _as_one(notes: list[str]) -> str:
 
 
 def listed(entries: list[dict[str, Any]], counted: bool = True) -> str:
-    """Assumptions in words.
-
-    >>> listed([{"what": "data-dependent shapes", "count": 3}, {"what": "memory of NCCL", "count": 1}])
-    '3 data-dependent shapes, memory of NCCL'
-    """
+    """Assumptions in words."""
     words = []
     for entry in entries:
         with_count = counted and entry["count"] > 1 and entry["what"].startswith(_COUNTABLE)
@@ -103,11 +95,7 @@ def moment(
 
 
 def used_of(used: int, of: int) -> str:
-    """Two sizes; a unit that both share is said once.
-
-    >>> used_of(3 * 2**30, 8 * 2**30), used_of(2**20, 2**30)
-    ('3.00 of 8.00 GiB', '1.00 MiB of 1.00 GiB')
-    """
+    """Two sizes; a unit that both share is said once."""
     first, second = format_bytes(used), format_bytes(of)
     number, unit = first.split()
     return f"{number if second.endswith(unit) else first} of {second}"

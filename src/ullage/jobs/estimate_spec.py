@@ -26,11 +26,6 @@ class EstimateSpec(BaseModel):
     meant. `cwd`, `env`, `venv` and `conda` are as in a job file. With `details` the answer has the timeline and the
     layers too, with `advice` what would make it fit, or the largest batch where it does.
 
-    >>> EstimateSpec(model="torchvision:resnet18", options={"batch_size": 8}, gpu="T4").gpus
-    ['T4']
-    >>> EstimateSpec(script="import torch", args=["--epochs", "1"]).job.command
-    ['python', 'script.py', '--epochs', '1']
-
     Not covered: whether the model or the GPU exists.
     """
 

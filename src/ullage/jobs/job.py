@@ -64,9 +64,6 @@ class Ranks:
     `follow` names the ranks to run as, such as `(0, 7)`; the estimate is that of the one that needs most, and
     `Estimate.ranks` has the figures of each. `launcher` is `"torchrun"`, `"mpirun"` or `"srun"`, whose variables the
     job then has, or `"accelerate launch"` with its options, which accelerate itself reads: it may then know the `size`.
-
-    >>> Ranks(16, nodes=2).first.environment["LOCAL_RANK"]
-    '0'
     """
 
     size: int | None = described(
@@ -156,9 +153,6 @@ class JobRequest:
     It is followed for at least `steps` optimizer steps; `None` lets it run to its end. `trace` is an empty
     `ullage.estimation.timeline.trace.Trace` that is filled with every request. `progress` is called with what takes
     long. `options` are the estimator's own, such as `{"stage": 3}` for deepspeed.
-
-    >>> JobRequest(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2)).kind
-    'model'
     """
 
     job: Job
@@ -227,9 +221,6 @@ class JobRequest:
         """The job in a line of measurements: a model, or `{"script": "train.py", "args": [...], "run": {...}}`.
 
         `run` has further values by the names of `request_of`.
-
-        >>> JobRequest.from_row({"script": "train.py", "args": ["--epochs", "1"]}).script.args
-        ('--epochs', '1')
         """
         if "script" not in row:
             return cls(Model.from_row(row))

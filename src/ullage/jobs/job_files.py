@@ -86,9 +86,6 @@ class JobSpec(BaseModel):
     `None` means that nothing was said. Sizes are in bytes or text such as `12GiB`, times in seconds or text such as
     `90m`. `memory` is the promise that the job asks for on each of its GPUs, instead of an estimate.
 
-    >>> JobSpec(command="python train.py --lr 1e-4", memory="12GiB", array="1-3").array
-    [1, 2, 3]
-
     Not covered: whether the command exists, the GPUs are there or the jobs to wait for are known.
     """
 
@@ -351,11 +348,7 @@ class JobSpec(BaseModel):
 
     @property
     def title(self) -> str:
-        """The name, or what the command runs.
-
-        >>> JobSpec(command=["python", "src/train.py"]).title
-        'train.py'
-        """
+        """The name, or what the command runs."""
         if self.name:
             return self.name
         script = next((word for word in self.command[1:] if word.endswith(".py")), self.command[0])
@@ -369,11 +362,7 @@ class JobSpec(BaseModel):
         return self.cwd
 
     def said(self) -> dict[str, Any]:
-        """What was asked for, ready for JSON; what was not said is left out.
-
-        >>> JobSpec(command=["true"], after=17).said()
-        {'command': ['true'], 'after': [{'job': 17, 'kind': 'ok'}]}
-        """
+        """What was asked for, ready for JSON; what was not said is left out."""
         said = self.model_dump(mode="json", exclude_unset=True)
         if self.after:
             said["after"] = [each.model_dump() for each in self.after]
@@ -454,11 +443,7 @@ class FileValues:
 
 
 def read_rad(text: str, path: str) -> FileValues:
-    """What the text of a `.rad` file says.
-
-    >>> read_rad("conda activate tf\\npython resnet.py --b 128 # to execute\\nbatch_size: 128", "job.rad").values
-    {'conda': 'tf', 'command': 'python resnet.py --b 128', 'batch_size': '128'}
-    """
+    """What the text of a `.rad` file says."""
     lines = [(number, _without_comment(line)) for number, line in enumerate(text.split("\n"), 1)]
     lines = [(number, line) for number, line in lines if line]
     places: dict[str, int] = {}
@@ -577,11 +562,7 @@ class ParsedJobFile:
 
 
 def read_job(path: str | os.PathLike[str]) -> ParsedJobFile:
-    """Read a job file, `.toml` or `.rad`. Paths in it that are not absolute are taken from the file's folder.
-
-    >>> read_job("job.toml").spec                                                          # doctest: +SKIP
-    JobSpec(command=['python', 'train.py'], ...)
-    """
+    """Read a job file, `.toml` or `.rad`. Paths in it that are not absolute are taken from the file's folder."""
     file = Path(path)
     readers = {".toml": _read_toml, ".rad": read_rad}
     reader = readers.get(file.suffix.lower())

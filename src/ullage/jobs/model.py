@@ -158,9 +158,6 @@ class Model:
     `name` is `torchvision:NAME` (or `tv:NAME`), `timm:NAME`, `hf:ORG/NAME` (the Hugging Face hub), `hf:FOLDER` (with a
     config.json), `hf:CLASS` (transformers), `package.module:factory`, `path/to/file.py:factory`, or `mlp:NAME` with
     `settings={"widths": [...]}`.
-
-    >>> Model("torchvision:resnet18").batch_size, Model("timm:x", dtype="bfloat16").precision
-    (32, 'bf16')
     """
 
     name: str
@@ -307,11 +304,7 @@ class Model:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Model:
-        """The model in a line of measurements; other keys of the line are left out.
-
-        >>> Model.from_row({"model": "mlp:x", "widths": [8, 4], "batch": 2, "peak_alloc": 1}).batch_size
-        2
-        """
+        """The model in a line of measurements; other keys of the line are left out."""
         found = {name: row.get(key) if row.get(key) is not None else row.get(name) for name, key in ROW_KEYS.items()}
         values = {name: value for name, value in found.items() if value is not None}
         missing = [ROW_KEYS[name] for name in ("model", "batch_size") if name not in values]
@@ -325,11 +318,7 @@ class Model:
         return cls(given.pop("name"), **{"precision": DEFAULT_PRECISION, **given, "settings": settings})
 
     def to_row(self) -> dict[str, Any]:
-        """The model as a line of measurements: plain values under the keys of such files.
-
-        >>> Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2).to_row()["widths"]
-        [8, 4]
-        """
+        """The model as a line of measurements: plain values under the keys of such files."""
         known = _OF_SOURCES.get(self.source, {})
         values = {name: getattr(self, _OTHER_NAMES.get(name, name)) for name in ROW_KEYS if name not in _IN_SETTINGS}
         values |= _IN_SETTINGS | {name: self.settings.get(name, default) for name, default in known.items()}
@@ -353,11 +342,7 @@ class Model:
         return replace(made, precision=DTYPES[dtype], dtype=None)
 
     def in_words(self) -> str:
-        """The options that differ from their defaults, for messages; always with the batch size.
-
-        >>> Model("timm:vit_tiny_patch16_224", input_shape=(3, 64, 64)).in_words()
-        'batch size 32, input shape 3,64,64'
-        """
+        """The options that differ from their defaults, for messages; always with the batch size."""
         words = []
         for spec in fields(self)[1:]:
             value = getattr(self, spec.name)

@@ -36,12 +36,7 @@ def check_parallel(name: str) -> str:
 
 
 def data_ranks(how: str, rank: Rank) -> int:
-    """How many ranks have samples of their own; the others share theirs.
-
-    >>> from ullage.jobs.ranks import Rank
-    >>> [data_ranks(how, Rank(16, nodes=2)) for how in ("fsdp2", "tp", "pp")]
-    [16, 2, 1]
-    """
+    """How many ranks have samples of their own; the others share theirs."""
     return {TP: rank.nodes, PP: 1}.get(how, rank.world_size)
 
 
@@ -102,13 +97,7 @@ def _shard(model: nn.Module, mesh: Any, configuration: Model, device: str) -> nn
 
 
 def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The blocks of a model that come several times in a row, the outermost ones: each is gathered by itself.
-
-    >>> from torch import nn
-    >>> block = lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    >>> len(list(repeated_blocks(nn.Sequential(nn.Linear(2, 2), nn.Sequential(block(), block())))))
-    2
-    """
+    """The blocks of a model that come several times in a row, the outermost ones: each is gathered by itself."""
     from torch import nn
 
     for child in model.children():

@@ -24,9 +24,6 @@ _MOST_IN_A_STAGE = 4  # micro-batches for each stage: a bubble of a quarter at m
 def microbatches(samples: int, stages: int) -> int:
     """Into how many micro-batches a step is cut: at least as many as stages, which 1F1B needs, and up to four times as
     many, so that the bubble is small.
-
-    >>> microbatches(64, 4), microbatches(6, 4), microbatches(37, 8)
-    (16, 6, 37)
     """
     even = [count for count in range(stages, samples + 1) if samples % count == 0]
     if not even:
@@ -35,11 +32,7 @@ def microbatches(samples: int, stages: int) -> int:
 
 
 def layers_of_stages(layers: int, stages: int) -> list[range]:
-    """Which layers each stage has; those that are left over go to the stages after the first, which has embeddings.
-
-    >>> layers_of_stages(10, 4)
-    [range(0, 2), range(2, 5), range(5, 8), range(8, 10)]
-    """
+    """Which layers each stage has; those that are left over go to the stages after the first, which has embeddings."""
     each, more = divmod(layers, stages)
     found, begin = [], 0
     for number in range(stages):

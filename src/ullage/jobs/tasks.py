@@ -17,10 +17,7 @@ from ullage.virtual.gpu import current
 
 
 def assume(text: str) -> None:
-    """Add an assumption to the notes of the current virtual GPU; on a real GPU this does nothing.
-
-    >>> assume("batch size 32")
-    """
+    """Add an assumption to the notes of the current virtual GPU; on a real GPU this does nothing."""
     card = current()
     if card is not None and text not in card.notes:  # once: each iteration assumes the same
         card.note("default", text)
@@ -32,12 +29,7 @@ BOXES_AN_IMAGE = 8
 
 
 class Task:
-    """Image classification, and the base of the other tasks.
-
-    >>> inputs, targets = Task([3, 8, 8], 10).batch(2)
-    >>> inputs.shape, targets.shape
-    (torch.Size([2, 3, 8, 8]), torch.Size([2]))
-    """
+    """Image classification, and the base of the other tasks."""
 
     def __init__(self, shape: list[int], classes: int) -> None:
         self.shape, self.classes = shape, classes

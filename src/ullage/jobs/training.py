@@ -42,8 +42,6 @@ def train(
 
     `prepared` is the result of `ullage.jobs.sources.build.prepare`, if the model was built beforehand. `parallel`
     says how the model is spread over the ranks of which this process is one (`ullage.jobs.parallel`).
-
-    >>> train(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2, optimizer="sgd"), iterations=1, device="cpu")
     """
     model, task = prepared or prepare(configuration)
     low = low_precision(configuration)

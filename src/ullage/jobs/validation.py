@@ -27,15 +27,7 @@ Seconds = Annotated[float, BeforeValidator(lambda value: parse_duration(value) i
 
 
 def checked(kind: type[Model], values: Any, what: str) -> Model:
-    """The values as a model, or one message that names the first thing that is wrong.
-
-    >>> class Shape(BaseModel, extra="forbid"):
-    ...     width: int
-    >>> checked(Shape, {"widht": 3}, "the shape")
-    Traceback (most recent call last):
-    ...
-    ullage.errors.InvalidValue: the shape: there is no 'widht'; did you mean 'width'?
-    """
+    """The values as a model, or one message that names the first thing that is wrong."""
     if not isinstance(values, Mapping):
         raise InvalidValue(f"{what}: needed a table of names and values; found {type(values).__name__}")
     try:

@@ -64,15 +64,7 @@ def context_here(asked: dict[str, Any], read: Callable[[], int | None] | None = 
 
 
 def as_own_card(found: dict[str, int], base: str) -> str:
-    """A file for `$ULLAGE_HOME/gpus` that says what was measured.
-
-    >>> print(as_own_card({"bare": 400 << 20, "convolutions": 560 << 20}, "T4"))
-    base = "T4"
-    context_mib = 560
-    context_bare_mib = 400
-    context_upper_mib = 600
-    context_source = "ullage measure context"
-    """
+    """A file for `$ULLAGE_HOME/gpus` that says what was measured."""
     bare, used = found["bare"] >> 20, max(found.values()) >> 20
     sizes = {"context": used, "context_bare": bare, "context_upper": used + 40}
     lines = [f'base = "{base}"', *(f"{name}_mib = {size}" for name, size in sizes.items())]

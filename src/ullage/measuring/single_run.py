@@ -29,11 +29,7 @@ from ullage.jobs import Model, train
 
 
 class ProcessMemory:
-    """NVML, started once in a process; it is not shared over a fork.
-
-    >>> ProcessMemory("GPU-00000000-0000-0000-0000-000000000000").read() is None
-    True
-    """
+    """NVML, started once in a process; it is not shared over a fork."""
 
     def __init__(self, uuid: Any) -> None:
         text = str(uuid)

@@ -29,11 +29,6 @@ def answer(
 
     `kind` says what the figure is: allocated, reserved or process memory. `known` are further figures that the
     estimator knows, such as `peak_reserved`. Everything else is unknown; `notes` say what the figure means.
-
-    >>> from ullage.hardware import gpu
-    >>> e = answer("horus", gpu("T4"), "process", {"parameters": 400, "activations": 600}, seconds=0.1, notes=[])
-    >>> e.figure, e.peak_allocated, e.fits
-    (1000, None, True)
     """
     unknown = set(parts) - set(BREAKDOWN_WORDS)
     if unknown or kind not in _FIELDS:
@@ -78,11 +73,7 @@ def read_options(name: str, given: Mapping[str, Any], defaults: dict[str, Any]) 
 
 
 def supports_training_by_name(request: JobRequest) -> str | None:
-    """Why a learned estimator cannot take a request; `None` for training runs of a model by name.
-
-    >>> supports_training_by_name(JobRequest(Script("train.py")))
-    'it reads the layers of a model: a model by name'
-    """
+    """Why a learned estimator cannot take a request; `None` for training runs of a model by name."""
     if request.model is None:
         return "it reads the layers of a model: a model by name"
     return "it was trained on training runs; this is inference" if request.model.inference else None

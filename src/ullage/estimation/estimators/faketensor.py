@@ -35,15 +35,7 @@ _SOURCE = "PyTorch FakeTensor, as evaluated in arXiv 2602.17817 (itu-rad/GPUMemN
 
 
 class Meter:
-    """The bytes of the tensors that it was shown, as long as they are there.
-
-    >>> meter = Meter()
-    >>> x = torch.ones(1000)
-    >>> meter.show(x); meter.show(x.view(10, 100)); meter.bytes     # a view is the same memory
-    4000
-    >>> del x; meter.bytes, meter.most
-    (0, 4000)
-    """
+    """The bytes of the tensors that it was shown, as long as they are there."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -65,13 +57,7 @@ class Meter:
 
 
 class EveryResult(TorchDispatchMode):
-    """Shows the result of every operator to a meter.
-
-    >>> with FakeTensorMode(), EveryResult(Meter()) as mode:
-    ...     x = torch.ones(1000)
-    >>> mode.meter.most
-    4000
-    """
+    """Shows the result of every operator to a meter."""
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()

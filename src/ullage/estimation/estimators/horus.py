@@ -30,11 +30,7 @@ _COUNTED = re.compile(
 
 
 def memory(batch: int, activations: int, parameters: int, gradients: int | None = None, overhead: int = 0) -> int:
-    """The formula, in bytes.
-
-    >>> memory(batch=32, activations=11, parameters=805)      # published: 0.000100273638963699 GiB
-    107668
-    """
+    """The formula, in bytes."""
     per_sample = activations + (parameters if gradients is None else gradients)
     return BYTES * (batch * per_sample + parameters) + overhead
 
@@ -58,12 +54,7 @@ def _supports(request: JobRequest) -> str | None:
     supports=_supports,
 )
 def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """The estimate for a model by its name or from the text of a summary.
-
-    >>> from ullage.hardware import gpu
-    >>> run(JobRequest(Summary("x.txt", "Linear-1  [-1, 10]  7,850", 32)), gpu("T4")).breakdown["gradients"]
-    1004800
-    """
+    """The estimate for a model by its name or from the text of a summary."""
     begin = time.perf_counter()
     options = read_options("horus", request.options, {"overhead_mib": OVERHEAD_MIB})
     if request.summary is not None:

@@ -42,11 +42,7 @@ Run = Callable[[JobRequest, "GPU"], "Estimate"]
 
 @dataclass(frozen=True)
 class Estimator:
-    """An estimator. `supports` returns `None`, or the reason why it cannot estimate a request.
-
-    >>> find("ullage").title
-    'the unmodified code on a virtual GPU'
-    """
+    """An estimator. `supports` returns `None`, or the reason why it cannot estimate a request."""
 
     name: str
     title: str
@@ -74,15 +70,7 @@ def _quantized(request: JobRequest) -> str | None:
 
 
 def estimator(name: str, *, title: str, source: str, needs: str, supports: Supports) -> Callable[[Run], Run]:
-    """Register the decorated function as the estimator `name`; each name can be used once.
-
-    >>> _ = find("ullage")
-    >>> @estimator("ullage", title="a second one", source="", needs="", supports=lambda request: None)
-    ... def second(request, gpu): ...
-    Traceback (most recent call last):
-    ...
-    ullage.errors.InvalidValue: there is an estimator 'ullage' already
-    """
+    """Register the decorated function as the estimator `name`; each name can be used once."""
 
     def register(run: Run) -> Run:
         if name in _REGISTERED:
@@ -95,11 +83,7 @@ def estimator(name: str, *, title: str, source: str, needs: str, supports: Suppo
 
 
 def estimators() -> list[str]:
-    """The names of all estimators, ours first.
-
-    >>> estimators()[:2]
-    ['ullage', 'horus']
-    """
+    """The names of all estimators, ours first."""
     return list(dict.fromkeys([*HOMES, *_others(), *_REGISTERED]))
 
 
@@ -117,11 +101,7 @@ def check_name(name: str) -> None:
 
 
 def find(name: str) -> Estimator:
-    """The estimator of that name.
-
-    >>> find("horus").source.split(",")[0]
-    'Yeung et al.'
-    """
+    """The estimator of that name."""
     check_name(name)
     if name not in _REGISTERED:
         refuse_if_unserved()

@@ -36,11 +36,7 @@ class SummaryLayer:
 
 @dataclass(frozen=True, slots=True)
 class LayerSummary:
-    """The layers of a model, the number of all parameters, and the batch size if the text says it.
-
-    >>> read_summary("Linear-1     [-1, 10]     7,850\\nTotal params: 7,850").layers
-    (SummaryLayer(kind='Linear', outputs=10, parameters=7850),)
-    """
+    """The layers of a model, the number of all parameters, and the batch size if the text says it."""
 
     layers: tuple[SummaryLayer, ...]
     parameters: int
@@ -93,11 +89,7 @@ def moved(batch: Any) -> Any:
 
 
 def read_summary(text: str) -> LayerSummary:
-    """The summary in the text that torchsummary or torchinfo printed.
-
-    >>> read_summary("├─Conv2d: 1-1    [8, 64, 112, 112]    9,408\\nTotal params: 9,408").batch
-    8
-    """
+    """The summary in the text that torchsummary or torchinfo printed."""
     rows = _torchsummary_rows(text) or _torchinfo_rows(text)
     if not rows:
         raise InvalidValue(

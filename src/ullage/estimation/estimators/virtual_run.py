@@ -39,11 +39,6 @@ def run(request: JobRequest, gpu: GPU) -> Estimate:
     (after 30 steps at the latest). A request that runs out of memory is run once more without a limit, to say how
     much it would need.
 
-    >>> from ullage.hardware import gpu
-    >>> from ullage.jobs.model import Model
-    >>> run(JobRequest(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2)), gpu("T4")).figure_kind
-    'process'
-
     Not covered: code after the step at which a function is stopped (validation, a second phase); use `steps=None`.
     """
     if request.options:

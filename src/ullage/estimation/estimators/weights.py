@@ -39,9 +39,6 @@ class ModelCard:
 
     `bins` classes of `bin` bytes, the last one open; `test` names the rows that were held out, by the key of their
     configuration, so that an evaluation on the same data uses those and no other.
-
-    >>> ModelCard(family="mlp", estimator="mlp", bin=1 << 30, bins=8).gpu
-    'H200'
     """
 
     family: str

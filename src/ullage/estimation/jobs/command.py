@@ -46,11 +46,6 @@ class ScriptCommand(NamedTuple):
     def ranks(self, gpus: int) -> dict[str, Any]:
         """The options of an estimate that say which ranks it runs as on machines with so many GPUs each. A script that
         no launcher starts, and that has several GPUs, starts a process for each of them itself.
-
-        >>> script_of(["torchrun", "--nproc-per-node", "gpu", "train.py"]).ranks(4)
-        {'world_size': 4}
-        >>> script_of(["python", "train.py"]).ranks(2), script_of(["python", "train.py"]).ranks(1)
-        ({'world_size': 2}, {})
         """
         size, by = self.world_size, {"launcher": self.launcher_text} if self.launched_by else {}
         if size is None:
@@ -180,12 +175,7 @@ def _by_uv(uv: str, words: list[str]) -> ScriptCommand | None:
 
 
 def python_of(command: ScriptCommand, env: Mapping[str, str]) -> Interpreter:
-    """The Python that such a command runs, for a process with the rights of who wrote it.
-
-    >>> import sys
-    >>> python_of(ScriptCommand("train.py", [], False, sys.executable), {}).is_ours
-    True
-    """
+    """The Python that such a command runs, for a process with the rights of who wrote it."""
     env = dict(env)
     if command.launcher[:1] == ("conda",):
         env = in_conda(command.launcher[1], env)

@@ -42,11 +42,7 @@ class Launched:
 
     @property
     def script(self) -> ScriptCommand | None:
-        """The script, with the ranks of the innermost program that starts several.
-
-        >>> launched(["mpirun", "-np", "8", "--map-by", "ppr:4:node", "python", "train.py"]).script[5:]
-        (8, 2, ('mpirun',))
-        """
+        """The script, with the ranks of the innermost program that starts several."""
         found = script_of(self.words) if self.words else None
         if found is None or found.world_size is not None or self.launcher is None:
             return found

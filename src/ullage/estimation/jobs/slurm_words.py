@@ -74,11 +74,7 @@ def _value(option: str, left: list[str]) -> str:
 
 
 def tasks_and_nodes(values: Mapping[str, str]) -> tuple[int, int]:
-    """How many tasks a job or a step has in all, and on how many nodes.
-
-    >>> tasks_and_nodes({"nodes": "2", "ntasks-per-node": "4"}), tasks_and_nodes({"ntasks": "3"}), tasks_and_nodes({})
-    ((8, 2), (3, 1), (1, 1))
-    """
+    """How many tasks a job or a step has in all, and on how many nodes."""
     nodes = max(1, first_number(values.get("nodes")) or 1)
     on_node = first_number(values.get("ntasks-per-node")) or 1
     return max(1, first_number(values.get("ntasks")) or on_node * nodes), nodes

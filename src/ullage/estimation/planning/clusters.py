@@ -15,11 +15,7 @@ _GPUS = re.compile(r"(?:(\d+)(?:\.\.(\d+))?\s*[x×*]\s*)?(?:(\d+)\s*[x×*]\s*)?(
 
 @dataclass(frozen=True)
 class Cluster:
-    """So many GPUs of one kind on so many machines.
-
-    >>> Cluster(16, 2).ranks_per_node
-    8
-    """
+    """So many GPUs of one kind on so many machines."""
 
     gpus: int
     nodes: int = 1

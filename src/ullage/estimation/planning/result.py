@@ -68,11 +68,7 @@ class PlanRow:
 
 @dataclass(frozen=True, kw_only=True)
 class GPUPlan:
-    """The ways to run a job that were tried, and the `fastest` of those that fit.
-
-    >>> GPUPlan(source="train.py", gpu="H200", rows=[]).fastest is None
-    True
-    """
+    """The ways to run a job that were tried, and the `fastest` of those that fit."""
 
     source: str
     gpu: str

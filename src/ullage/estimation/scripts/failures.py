@@ -189,11 +189,7 @@ def is_launcher_missing(failure: dict[str, Any]) -> bool:
 
 
 def is_own(failure: dict[str, Any]) -> bool:
-    """Whether a script would fail on a real GPU as well: by its own code, before a made-up value could have misled it.
-
-    >>> is_own({"kind": "syntax"}), is_own({"kind": "timeout"})
-    (True, False)
-    """
+    """Return whether a script would fail on a real GPU as well: by its own code, not misled by a made-up value."""
     if failure.get("refused") or failure.get("made_up") or failure.get("framework") or is_launcher_missing(failure):
         return False
     kind = failure["kind"]

@@ -54,12 +54,7 @@ class LongestBatch:
 
 
 def longest_batch(iterator: Any, seconds: float = LONGEST_SURVEY) -> LongestBatch | None:
-    """What a loader's iterator could hand out at most; `None` where its batches are of one size, or it cannot be said.
-
-    >>> loader = torch.utils.data.DataLoader([torch.zeros(n % 7) for n in range(70)], 1, shuffle=True)
-    >>> longest_batch(iter(loader)).shape
-    (1, 6)
-    """
+    """Return the largest batch of a loader's iterator; `None` where all are of one size, or it is unknown."""
     answers, child_answers = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that this process has threads: the other one starts none

@@ -202,14 +202,7 @@ class Loop:
 
 
 def compiled(source: bytes, path: str) -> CodeType:
-    """Source as Python would compile it, except that its loops and its conditions on steps ask.
-
-    >>> vars(builtins)["__ullage_each__"] = lambda items: items[:2]
-    >>> exec(compiled(b"for i in [5, 6, 7]: print(i)", "a.py"), {})
-    5
-    6
-    >>> del vars(builtins)["__ullage_each__"]
-    """
+    """Source as Python would compile it, except that its loops and its conditions on steps ask."""
     tree = ast.fix_missing_locations(_AskingLoops(path).visit(ast.parse(source, path)))
     code: CodeType = compile(tree, path, "exec", dont_inherit=True)
     return code

@@ -49,11 +49,7 @@ def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def packed(values: dict[str, Any]) -> str:
-    """Plain values that repeat themselves much, such as the calls of a step, as a text of about a twentieth.
-
-    >>> unpacked(packed({"order": [0, 1, 0, 1]}))
-    {'order': [0, 1, 0, 1]}
-    """
+    """Plain values that repeat themselves much, such as the calls of a step, as a text of about a twentieth."""
     return base64.b64encode(zlib.compress(json.dumps(values).encode(), 1)).decode()
 
 

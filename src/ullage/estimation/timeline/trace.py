@@ -35,13 +35,6 @@ class Trace:
     others). `steps` are the calls at which optimizer steps ended, `reserved` pairs of call and bytes, `events` every
     event of the allocator (action, address, size, the block that it begins or -1 in a repetition), `peaks` the calls
     of the highest allocated and reserved memory.
-
-    >>> import torch
-    >>> from ullage import estimate
-    >>> trace = Trace()
-    >>> e = estimate(lambda: torch.zeros(1000, device="cuda"), gpu="H200", trace=trace)
-    >>> trace.size.tolist(), [trace.operator(number) for number in trace.place]
-    ([4096], ['aten.zeros.default'])
     """
 
     kinds = KINDS

@@ -23,11 +23,7 @@ _TRANSFORMERS_AUTO = re.compile(r"^class (AutoModel\w*)", re.MULTILINE)
 
 @cache
 def model_names(source: str) -> tuple[str, ...]:
-    """The names in `source` ("torchvision", "timm" or "hf"); none if the package is not installed.
-
-    >>> "resnet50" in model_names("torchvision") or not model_names("torchvision")
-    True
-    """
+    """The names in `source` ("torchvision", "timm" or "hf"); none if the package is not installed."""
     if source == "hf":
         text = _text(_folder("transformers"), "models/auto/modeling_auto.py")
         return tuple(sorted({*_TRANSFORMERS.findall(text), *_TRANSFORMERS_AUTO.findall(text)}))
@@ -42,8 +38,6 @@ def check_model_name(source: str, name: str) -> None:
 
     Whether a name that is there is a model's is for the package to say, and so is everything once it is imported:
     models may have been registered with it.
-
-    >>> check_model_name("torchvision", "resnet50")
     """
     package = _PACKAGES.get(source, "")
     base = name.partition(".")[0]  # timm: NAME.WEIGHTS

@@ -88,12 +88,7 @@ class ModelSummary:
 
 
 def totals_of(summary: ModelSummary, family: str) -> list[float]:
-    """The features of a run, in the order of `names_of`.
-
-    >>> layers = (("linear", 4, 36), ("elu", 4, 0), ("linear", 2, 10))
-    >>> totals_of(ModelSummary(16, 46, "elu", layers), "mlp")
-    [16.0, 46.0, 10.0, 160.0, 2.0, 0.0, 0.0, 0.0, 1.0]
-    """
+    """The features of a run, in the order of `names_of`."""
     activations = summary.activations
     found = [summary.batch_size, summary.parameters, activations, activations * summary.batch_size]
     found += [summary.count(kind) for kind in COUNTED[family]]
@@ -101,11 +96,7 @@ def totals_of(summary: ModelSummary, family: str) -> list[float]:
 
 
 def names_of(family: str) -> list[str]:
-    """The names of a family's features.
-
-    >>> names_of("transformer")[-4:]
-    ['depth', 'linear', 'layer_norm', 'dropout']
-    """
+    """The names of a family's features."""
     names = ["batch_size", "parameters", "activations", "activations_batch", *COUNTED[family]]
     return names + (["function_sin", "function_cos"] if FUNCTIONS[family] else [])
 
@@ -122,11 +113,7 @@ def _encoded(function: str | None, known: tuple[str, ...]) -> list[float]:
 
 
 def tuples_of(summary: ModelSummary, family: str) -> list[list[float]]:
-    """The sequence of layers: the code of the type, activations, parameters.
-
-    >>> tuples_of(ModelSummary(16, 46, "relu", (("linear", 4, 36), ("relu", 4, 0))), "mlp")
-    [[0, 1, 4, 36], [1, 0, 4, 0]]
-    """
+    """The sequence of layers: the code of the type, activations, parameters."""
     codes = TYPES[family]
     found = [
         [*codes.get(kind, codes.get("other", ())), outputs, own]
@@ -137,11 +124,7 @@ def tuples_of(summary: ModelSummary, family: str) -> list[list[float]]:
 
 
 def family_of(summary: ModelSummary) -> str:
-    """The family whose networks a model is put to: by the layers that it has most of.
-
-    >>> family_of(ModelSummary(1, 0, None, (("conv2d", 4, 8), ("batch_norm", 4, 8))))
-    'cnn'
-    """
+    """The family whose networks a model is put to: by the layers that it has most of."""
     norms = summary.count("layer_norm") + summary.count("embedding")
     if summary.count("conv2d") > norms:
         return "cnn"
@@ -175,9 +158,6 @@ def summary_of(configuration: Model) -> ModelSummary:
     """The summary of a model by name, from one forward pass without numbers (PyTorch's meta device).
 
     A model that cannot do without runs on the processor instead, with two samples, as torchsummary does it.
-
-    >>> summary_of(Model("mlp:x", settings={"widths": [8, 4, 2]}, batch_size=16)).layers
-    (('linear', 4, 36), ('relu', 4, 0), ('linear', 2, 10))
     """
     try:
         return _summarized(configuration, configuration, "meta")
@@ -236,11 +216,7 @@ def _is_layer(part: nn.Module) -> bool:
 
 
 def kind_of(part: nn.Module) -> str:
-    """The type of a layer: "linear", "conv2d", ..., or the name of its class in small letters.
-
-    >>> kind_of(nn.BatchNorm2d(3)), kind_of(nn.SiLU())
-    ('batch_norm', 'silu')
-    """
+    """The type of a layer: "linear", "conv2d", ..., or the name of its class in small letters."""
     for kind, classes in _KINDS:
         if isinstance(part, classes):
             return kind

@@ -57,12 +57,7 @@ class SummaryBatch:
 
 
 def jobs_of(summaries: Sequence[ModelSummary], family: str) -> SummaryBatch:
-    """Runs as one batch.
-
-    >>> run = ModelSummary(16, 46, "relu", (("linear", 4, 36), ("relu", 4, 0), ("linear", 2, 10)))
-    >>> jobs_of([run, run], "mlp").tokens.shape
-    torch.Size([2, 3, 4])
-    """
+    """Runs as one batch."""
     sequences = [tuples_of(summary, family) for summary in summaries]
     longest = max(max(map(len, sequences)), 1)
     tokens = torch.zeros(len(summaries), longest, token_size(family))
@@ -240,22 +235,14 @@ WIDTHS = {
 
 
 def build(card: ModelCard) -> GPUMemNet:
-    """A new network of the card's kind, untrained.
-
-    >>> type(build(ModelCard(family="cnn", estimator="mlp", bin=8 << 30, bins=8))).__name__
-    'GPUMemNetEnsemble'
-    """
+    """A new network of the card's kind, untrained."""
     if card.estimator not in ("mlp", "transformer"):
         raise UnknownName("GPUMemNet estimator", card.estimator, ["mlp", "transformer"], hint="mlp or transformer")
     return (GPUMemNetEnsemble if card.estimator == "mlp" else Transformers)(card.family, card.bins)
 
 
 def shipped(family: str, estimator: str, width: int | None = None) -> Path:
-    """The file of weights that comes with Ullage, for classes of so many bytes or those of the paper.
-
-    >>> shipped("cnn", "mlp").name
-    'gpumemnet_cnn_mlp_8gib.safetensors'
-    """
+    """The file of weights that comes with Ullage, for classes of so many bytes or those of the paper."""
     gib = WIDTHS[family, estimator][0] if width is None else width // GIB
     return SHIPPED / f"gpumemnet_{family}_{estimator}_{gib}gib.safetensors"
 
