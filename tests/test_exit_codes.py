@@ -65,7 +65,7 @@ NAMES_THAT_ARE_NOT_THERE = [
     "lab measure dataset nothing.jsonl --out x.jsonl",
     "lab data clean nothing.jsonl --out x.parquet",
     "lab data show nothing.parquet",
-    "lab train convolutions nothing.jsonl.gz --held-out",
+    "lab train convolutions nothing.jsonl --held-out",
 ]
 
 

@@ -1,7 +1,7 @@
 """Whether cuDNN, asked through the card's own handle, names the workspaces that were measured on it.
 
-    ullage lab draw convolutions --out tasks.json.gz --stop-after 5m --arbitrary 20000     # needs no GPU
-    ullage measure cudnn tasks.json.gz --out plans.jsonl                               # on a machine with an H200
+    ullage lab draw problems --models 5m --random 60000 > problems.jsonl                   # needs no GPU
+    ullage measure cudnn problems.jsonl --out plans.jsonl                              # on a machine with an H200
     python benchmarks/training/cudnn_answers.py plans.jsonl
 
 Of the answers, those count whose problem is in the shipped table. Beside them is how often the guess of

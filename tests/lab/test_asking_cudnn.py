@@ -14,10 +14,10 @@ import ullage
 from ullage.measuring import cudnn as asking
 from ullage.virtual.kernels.cudnn.candidates import Cudnn, CudnnError
 from ullage.virtual.kernels.cudnn.formulas import DOWN_CONVERT, NONDETERMINISTIC, TENSOR_CORE, CandidatePlan
-from ullage_lab.draw import problems as drawing
-from ullage_lab.draw.layers import ConvolutionLayer, ConvolutionTask, write_tasks
+from ullage_lab.draw import convolutions as drawing
+from ullage_lab.draw.layers import ConvolutionLayer
 
-LAYER = ConvolutionLayer((8, 9, 9), (8, 16, 4, 4), (2, 2), (1, 1), (1, 1), True, (0, 0), 1, False)
+LAYER = ConvolutionLayer((8, 9, 9), (8, 16, 4, 4), (2, 2), (1, 1), (1, 1), True, (0, 0), 1)
 
 
 def test_a_transposed_layer_is_the_data_gradient_of_the_one_it_transposes() -> None:
@@ -28,15 +28,9 @@ def test_a_transposed_layer_is_the_data_gradient_of_the_one_it_transposes() -> N
 
 
 def test_depthwise_layers_that_pytorch_runs_itself_are_not_asked_about() -> None:
-    depthwise = ConvolutionLayer((8, 9, 9), (8, 1, 3, 3), (1, 1), (1, 1), (1, 1), False, (0, 0), 8, False)
+    depthwise = ConvolutionLayer((8, 9, 9), (8, 1, 3, 3), (1, 1), (1, 1), (1, 1), False, (0, 0), 8)
     assert drawing.problems_of(depthwise, 2, "f32", "c") == []
     assert len(drawing.problems_of(depthwise, 2, "f32", "cl")) == 3
-
-
-def test_a_list_of_calls_gives_each_problem_once(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.json.gz"
-    write_tasks(path, [LAYER], [ConvolutionTask(0, 2, 0, 0, direction) for direction in (0, 1)])
-    assert drawing.listed_problems(path) == drawing.problems_of(LAYER, 2, "f32", "c")
 
 
 def test_random_problems_are_drawn_by_the_seed() -> None:

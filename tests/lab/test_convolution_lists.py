@@ -1,73 +1,49 @@
-"""Lists of convolutions to measure: what they hold, and that they can be read back."""
+"""Convolutions that are drawn to ask cuDNN about, and what is fitted to its answers."""
 
+import json
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from ullage.cli.main import app
-from ullage.errors import InvalidValue, UllageError
+from ullage.errors import InvalidValue
 from ullage.virtual.torch_api.torchvision import make_torchvision_importable
-from ullage_lab.draw import convolutions as collect
-from ullage_lab.draw.convolutions import arbitrary_configurations
-from ullage_lab.draw.layers import TYPES, operations, read_tasks, tensor_bytes
+from ullage_lab.draw import convolutions as drawing
+from ullage_lab.draw.convolutions import arbitrary_configurations, arrange, random_problems
+from ullage_lab.draw.layers import ConvolutionLayer, operations, tensor_bytes
 
 
 def invoke(*arguments):
     return CliRunner().invoke(app, ["lab", *map(str, arguments)])
 
 
-def test_arbitrary_layers_alone_can_be_listed_without_any_model(tmp_path):
-    out = tmp_path / "odd.json.gz"
-    result = invoke(
-        "draw",
-        "convolutions",
-        "--out",
-        out,
-        "--stop-after",
-        0,
-        "--configurations",
-        0,
-        "--random",
-        0,
-        "--arbitrary",
-        300,
-    )
-    assert result.exit_code == 0, result.output
-    layers, tasks = read_tasks(out)
-    assert len(tasks) == 2 * 300  # each forward and backward
-    assert {task.layer for task in tasks} == set(range(len(layers)))
-    assert f"600 calls of {len(layers)} layers" in result.output
-
-
 @pytest.mark.slow
-def test_layers_of_models_are_listed(tmp_path, monkeypatch):
+def test_layers_of_models_are_listed(monkeypatch):
     make_torchvision_importable()
     pytest.importorskip("timm")
     torchvision = pytest.importorskip("torchvision")
     monkeypatch.setattr(torchvision.models, "list_models", lambda module: ["squeezenet1_1"])
     for name, value in (("_VIDEO", ()), ("_DENSE", ()), ("_by_family", lambda names: []), ("_PLAIN", re.compile("$x"))):
-        monkeypatch.setattr(collect, name, value)
-    out = tmp_path / "tasks.json.gz"
-    result = invoke(
-        "draw",
-        "convolutions",
-        "--out",
-        out,
-        "--stop-after",
-        60,
-        "--resolutions",
-        1,
-        "--configurations",
-        500,
-        "--random",
-        0,
-    )
+        monkeypatch.setattr(drawing, name, value)
+    result = invoke("draw", "problems", "--models", "60s", "--configurations", 500)
     assert result.exit_code == 0, result.output
-    layers, _ = read_tasks(out)
-    assert (64, 3, 3, 3) in {layer.weight for layer in layers}  # SqueezeNet's first layer
+    weights = {tuple(json.loads(line)["problem"][2]) for line in result.stdout.splitlines() if line.startswith("{")}
+    assert (64, 3, 3, 3) in weights  # SqueezeNet's first layer
+
+
+def test_configurations_of_layers_are_arranged_without_those_that_are_too_large():
+    small = ConvolutionLayer((8, 9, 9), (16, 8, 3, 3), (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    large = small._replace(input=(8, 4000, 4000))
+    found = list(arrange(Counter([small, large]), 10_000))
+    assert {one.layer for one in found if one.batch > 64} == {small}
+    assert len(found) == len(set(found)) and found == list(arrange(Counter([small, large]), 10_000))
+    assert list(arrange(Counter([small, large]), 5)) == found[:5]
+
+
+def test_something_to_draw_has_to_be_named():
+    assert isinstance(invoke("draw", "problems").exception, InvalidValue)
 
 
 def test_fitting_needs_a_folder_or_held_out_layers(tmp_path):
@@ -80,22 +56,16 @@ def test_fitting_needs_a_folder_or_held_out_layers(tmp_path):
     assert isinstance(empty, InvalidValue) and "trial_trees.xz" in str(empty)
 
 
-@pytest.mark.slow
-def test_layers_that_were_held_out_are_scored_and_few_calls_make_no_table(tmp_path):
+def test_held_out_layers_are_scored_and_few_answers_make_no_table(tmp_path):
     pytest.importorskip("sklearn")
-    measured = Path(__file__).parents[1] / "virtual" / "data" / "held_out_convolutions_h200.jsonl.gz"
-    printed = invoke("train", "convolutions", measured, "--held-out", "--leaves", 50).output
-    assert printed.count("held out, odd channels: {'problems': 27") == 3 and "'within_1_mib'" in printed
-    failed = invoke(
-        "train", "convolutions", measured, "--out", tmp_path, "--describe", '{"gpu": "NVIDIA H200"}'
-    ).exception
-    assert isinstance(failed, InvalidValue) and "more measured calls" in str(failed)
-
-
-def test_measuring_needs_a_gpu(tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    failed = invoke("measure", "convolutions", tmp_path / "tasks.json.gz", "--out", tmp_path / "out.jsonl.gz").exception
-    assert isinstance(failed, UllageError) and "GPU" in str(failed)
+    answers = tmp_path / "plans.jsonl"
+    rows = ({"problem": one, "candidates": [[1, 0, 512 * one.groups]]} for one in random_problems(200, seed=3))
+    answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    printed = invoke("train", "convolutions", answers, "--held-out", "--leaves", 50).output
+    assert printed.count("held out, odd channels: {'problems': ") == 3 and "'within_1_mib'" in printed
+    words = ("train", "convolutions", answers, "--out", tmp_path, "--describe", '{"gpu": "NVIDIA H200"}')
+    failed = invoke(*words).exception
+    assert isinstance(failed, InvalidValue) and "more problems" in str(failed)
 
 
 def test_most_arbitrary_channel_counts_are_not_multiples_of_eight():
@@ -109,7 +79,7 @@ def test_most_arbitrary_channel_counts_are_not_multiples_of_eight():
 def test_arbitrary_calls_stay_small_enough_to_measure_quickly():
     rows = list(arbitrary_configurations(2000))
     assert all(min(layer.output()) > 0 for layer, *_ in rows)
-    assert max(tensor_bytes(layer, batch, TYPES[kind]) for layer, batch, kind, _ in rows) <= 1_200_000_000
+    assert max(tensor_bytes(layer, batch, kind) for layer, batch, kind, _ in rows) <= 1_200_000_000
     assert sum(operations(layer, batch) for layer, batch, *_ in rows) / len(rows) < 20e9
 
 

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ullage.cli import completion
-from ullage.cli.measured_files import check_file
-from ullage.cli.options import Json, Seed
+from ullage.cli.options import Json, Seed, option
 from ullage.cli.progress import each
 from ullage.errors import InvalidValue
 from ullage.units import format_bytes, parse_bytes, parse_duration
@@ -44,79 +43,33 @@ def models(
 
 @draw.command()
 def problems(
-    tasks: Annotated[
-        Path | None, typer.Argument(help="A list of 'ullage lab draw convolutions'.", metavar="[FILE]")
+    random: Annotated[int, option("Draw this many convolutions.", "--random", metavar="N", min=0)] = 0,
+    models: Annotated[
+        str | None, option("Collect layers of torchvision's and timm's models for this long.", metavar="TIME")
     ] = None,
-    random: Annotated[int, typer.Option("--random", help="Draw this many instead.", metavar="N", min=0)] = 0,
+    configurations: Annotated[
+        int, option("Combinations of layer, batch size, type and layout, with --models.", metavar="N", min=1)
+    ] = 10_000,
     seed: Seed = 0,
 ) -> None:
-    """Print convolutions as cuDNN is asked about them, for 'ullage measure cudnn'.
+    """Print convolutions as cuDNN is asked about them, for 'ullage measure cudnn'. Needs no GPU.
+
+    Half of the random ones are like layers of models. Those of models come from a run on PyTorch's "meta" device. Their
+    order is random, and common ones tend to come first: ask about as many as there is time for.
 
     Examples:
 
       ullage lab draw problems --random 1000 > problems.jsonl
-    """
-    from ullage_lab.draw.problems import listed_problems, random_problems
 
-    if (tasks is None) == (random == 0):
-        raise InvalidValue("needed either a list of calls or --random COUNT")
-    for problem in random_problems(random, seed) if tasks is None else listed_problems(tasks):
+      ullage lab draw problems --models 15m --configurations 200000 > problems.jsonl
+    """
+    from ullage_lab.draw.convolutions import problems_of_models, random_problems
+
+    if not random and models is None:
+        raise InvalidValue("needed --random N or --models TIME")
+    of_models = [] if models is None else problems_of_models(parse_duration(models), configurations)
+    for problem in [*of_models, *random_problems(random, seed)]:
         print(json.dumps({"problem": problem}))
-
-
-@draw.command()
-def convolutions(
-    out: Annotated[Path, typer.Option(help="Write the list here.", metavar="FILE.json.gz", show_default=False)],
-    stop_after: Annotated[
-        str,
-        typer.Option(
-            help="Stop collecting layers of torchvision's and timm's models after this long; 0: collect none.",
-            metavar="TIME",
-        ),
-    ] = "15m",
-    resolutions: Annotated[int, typer.Option(help="How many image sizes to try per model.", metavar="N", min=1)] = 3,
-    configurations: Annotated[
-        int,
-        typer.Option(help="How many combinations of layer, batch size, type and layout to list.", metavar="N", min=0),
-    ] = 200_000,
-    random: Annotated[
-        int, typer.Option(help="How many random layers to add to those of models.", metavar="N", min=0)
-    ] = 6_000,
-    arbitrary: Annotated[
-        int,
-        typer.Option(
-            help="How many calls to add whose channels, sides and batch sizes are any numbers.", metavar="N", min=0
-        ),
-    ] = 0,
-    truth: Annotated[
-        Path | None,
-        typer.Option(help="A file of measured calls; 1500 of them come first, to be measured again.", metavar="FILE"),
-    ] = None,
-) -> None:
-    """List convolution calls to measure. Needs no GPU.
-
-    Layers come from torchvision's and timm's models, which run on PyTorch's "meta" device, and from a random generator.
-    The order is random, and common calls tend to come first: measure as many as there is time for.
-
-    Examples:
-
-      ullage lab draw convolutions --out tasks.json.gz
-
-      ullage lab draw convolutions --out odd.json.gz --stop-after 0 --configurations 0 --arbitrary 80000
-    """
-    from ullage_lab.draw.convolutions import write_list
-
-    check_file(out)
-    layers, calls = write_list(
-        out,
-        seconds=parse_duration(stop_after),
-        resolutions=resolutions,
-        configurations=configurations,
-        random_count=random,
-        arbitrary_count=arbitrary,
-        truth=truth,
-    )
-    print(f"{calls} calls of {layers} layers: {out}")
 
 
 # `ullage lab draw dataset`: draws configurations of generated models.

@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 
 from ullage.cli import completion
-from ullage.cli.measured_files import appended, check_file, existing, measured_before, say_left
+from ullage.cli.measured_files import appended, existing, measured_before, say_left
 from ullage.cli.options import Json, Seed
 from ullage.cli.progress import each, following
 from ullage.errors import InvalidValue, UllageError
-from ullage.units import parse_bytes, parse_duration
+from ullage.units import parse_duration
 
 if TYPE_CHECKING:
     from ullage_lab.measure.together import TogetherSettings
@@ -395,41 +395,3 @@ def _follow(
                 break
     getattr(measured, "close", lambda: None)()
     return {**tally, "seconds": round(time.monotonic() - begin, 1)}
-
-
-@measure.command()
-def convolutions(
-    tasks: Annotated[
-        Path, typer.Argument(help="A list of 'ullage lab draw convolutions'.", metavar="FILE", show_default=False)
-    ],
-    out: Annotated[
-        Path, typer.Option(help="Write the measured calls here.", metavar="FILE.jsonl.gz", show_default=False)
-    ],
-    stop_after: Annotated[str, typer.Option(help="Stop after this long.", metavar="TIME")] = "8m",
-    workers: Annotated[int, typer.Option(help="How many processes share the GPU.", metavar="N", min=1)] = 12,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit", "-n", help="Measure at most this many calls of the list.", metavar="N", min=1, show_default="all"
-        ),
-    ] = None,
-    tensor_limit: Annotated[
-        str, typer.Option(help="Skip calls whose input, output and filter take more together.", metavar="SIZE")
-    ] = "1300MB",
-    device: Annotated[str, typer.Option(help="The GPU, as PyTorch names it.", metavar="NAME")] = "cuda",
-) -> None:
-    """Measure on a GPU what convolution calls ask of PyTorch's allocator.
-
-    Examples:
-
-      ullage lab measure convolutions tasks.json.gz --out measured.jsonl.gz --workers 4
-    """
-    import torch
-
-    from ullage_lab.measure.convolutions import MeasuringOptions, measure_list
-
-    check_file(out)
-    if not torch.cuda.is_available():
-        raise UllageError("needed a GPU to measure convolutions on; PyTorch finds none")
-    size = parse_bytes(tensor_limit)
-    measure_list(MeasuringOptions(tasks, out, parse_duration(stop_after), workers, limit, size, device))

@@ -404,11 +404,7 @@ def dnnperf(
 def convolutions(
     measured: Annotated[
         list[Path],
-        typer.Argument(
-            help="Files of 'ullage lab measure convolutions', or with --trials of 'ullage measure cudnn'.",
-            metavar="FILE",
-            show_default=False,
-        ),
+        typer.Argument(help="Files of 'ullage measure cudnn'.", metavar="FILE", show_default=False),
     ],
     out: Annotated[
         Path | None, typer.Option(help="Write the table and the trees into this folder.", metavar="FOLDER")
@@ -440,15 +436,15 @@ def convolutions(
         ),
     ] = False,
 ) -> None:
-    """Fit what estimates know of cuDNN's workspaces: a table of measured calls, and trees for all others.
+    """Fit what estimates know of cuDNN's workspaces: a table of cuDNN's answers, and trees for all others.
 
     Needs scikit-learn.
 
     Examples:
 
-      ullage lab train convolutions measured.jsonl.gz --out tables --describe '{"gpu": "NVIDIA H200"}'
+      ullage lab train convolutions plans.jsonl --out tables --describe '{"gpu": "NVIDIA H200"}'
 
-      ullage lab train convolutions measured.jsonl.gz --held-out
+      ullage lab train convolutions plans.jsonl --held-out
 
       ullage lab train convolutions plans.jsonl --trials --out tables --describe '{"gpu": "NVIDIA H200"}'
     """
@@ -467,9 +463,9 @@ def convolutions(
     for path in measured:
         if not path.is_file():
             raise InvalidValue(f"cannot read {path}: no such file")
-        found |= tried.asked_problems(path) if trials else table.measured_problems(path)
+        found |= tried.asked_problems(path) if trials else table.chosen_workspaces(path)
     if not found:
-        raise InvalidValue(f"no measured convolution in {', '.join(map(str, measured))}")
+        raise InvalidValue(f"no convolution that cuDNN answered in {', '.join(map(str, measured))}")
     if held_out:
         (tried.evaluate_held_out if trials else table.evaluate_held_out)(found, trees, leaves, print)
     elif add and out is not None:

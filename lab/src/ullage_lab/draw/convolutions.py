@@ -1,53 +1,42 @@
-"""Collects the convolutions of torchvision's and timm's models and lists calls to measure, without a GPU.
+"""Convolutions to ask cuDNN about, without a GPU: drawn at random, or those of torchvision's and timm's models.
 
-    ullage lab draw convolutions --out tasks.json.gz --stop-after 15m --configurations 200000
-
-A model is built and run once per resolution on PyTorch's "meta" device, where tensors have shapes but no
-data; every convolution it dispatches is a layer, and the batch size is put in afterwards. Random layers
-are added, so that a rule learnt from the answers has seen more than the channel counts of known models.
-The list is a random order weighted by how common a layer, a batch size, a type and a layout are: any
-beginning of it is a fair sample. Models that cannot run on "meta" at a resolution are passed over.
-
-    ullage lab draw convolutions --out odd.json.gz --stop-after 0 --configurations 0 --arbitrary 80000
-
-lists no model's layers but ones with any whole numbers as channels, sides and batch sizes.
+A model is built and run at some resolutions on PyTorch's "meta" device, where tensors have shapes but no data; every
+convolution that it dispatches is a layer, and the batch size is put in afterwards. Their order is random, weighted by
+how common a layer, a batch size, a type and a layout are: any beginning of it is a fair sample. Models that cannot run
+on "meta" at a resolution are passed over.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 import random
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
 from ullage.virtual.torch_api.torchvision import make_torchvision_importable
 from ullage_lab.draw.layers import (
-    BACKWARD,
-    FORWARD,
     LAYOUTS,
     TYPES,
+    Configuration,
     ConvolutionLayer,
-    ConvolutionTask,
     native,
     operations,
+    problems_of,
     tensor_bytes,
-    write_tasks,
 )
 
 # Random convolutions, for rules that must hold for more than the layers of known models.
 #
-# `random_layers` are like models' layers, of more kinds. In `arbitrary_configurations` channel counts, sides and batch
+# `random_layer` is like models' layers, of more kinds. In `arbitrary_configurations` channel counts, sides and batch
 # sizes are any whole numbers. Layers of known models mostly have channels that are multiples of 8; cuDNN's engines read
 # 16 bytes at once, so it treats all other counts differently: copies padded to the next multiple, or another engine. A
 # rule that has seen round numbers only knows nothing of that. Every configuration is drawn by itself, so that any
@@ -61,17 +50,6 @@ _SMALL_BYTES, _SMALL_KEPT = 3_000_000, 0.4  # most draws within the limits are s
 _BYTES, _LARGE_BYTES = 500_000_000, 1_200_000_000
 _OPERATIONS, _LARGE_OPERATIONS = 60e9, 160e9
 _LARGEST_SIDE = 230
-
-
-def random_layers(count: int) -> Iterator[ConvolutionLayer]:
-    """Layers of no model: any channels, sizes, strides, groups, dilations; some transposed."""
-    chance = random.Random(3)
-    made = 0
-    while made < count:
-        layer = random_layer(chance)
-        if min(layer.output()) > 0:
-            made += 1
-            yield layer
 
 
 def random_layer(chance: random.Random) -> ConvolutionLayer:
@@ -107,22 +85,16 @@ def random_layer(chance: random.Random) -> ConvolutionLayer:
         transposed,
         (0, 0),
         groups,
-        False,
     )
 
 
-def arbitrary_configurations(count: int, seed: int = 5) -> Iterator[tuple[ConvolutionLayer, int, int, int]]:
-    """Layers with a batch size and the numbers of a type and a layout.
-
-    >>> layer, batch, kind, layout = next(arbitrary_configurations(1))
-    >>> min(layer.output()) > 0 and batch > 0
-    True
-    """
+def arbitrary_configurations(count: int, seed: int = 5) -> Iterator[Configuration]:
+    """Draw layers of any whole numbers, each with a batch size, a type and a layout."""
     chance = random.Random(seed)
     made = 0
     while made < count:
         layer, batch = _drawn_layer(chance), _batch(chance)
-        kind = chance.choices(TYPES, list(_RANDOM_TYPE_WEIGHTS.values()))[0]
+        kind = chance.choices(list(TYPES), list(_RANDOM_TYPE_WEIGHTS.values()))[0]
         layout = "cl" if chance.random() < _CHANNELS_LAST else "c"
         large = chance.random() < _LARGE
         if min(layer.output()) < 1 or native(layer, kind, layout):
@@ -133,7 +105,7 @@ def arbitrary_configurations(count: int, seed: int = 5) -> Iterator[tuple[Convol
         if operations(layer, batch) > (_LARGE_OPERATIONS if large else _OPERATIONS):
             continue
         made += 1
-        yield layer, batch, TYPES.index(kind), LAYOUTS.index(layout)
+        yield Configuration(layer, batch, kind, layout)
 
 
 def _log_uniform(chance: random.Random, least: int, most: int) -> int:
@@ -180,16 +152,15 @@ def _drawn_layer(chance: random.Random) -> ConvolutionLayer:
     outer, inner = (entering, leaving) if transposed else (leaving, entering)
     weight = (outer, inner // groups, kernel, kernel)
     pair = (stride, stride), (padding, padding), (1, 1)
-    return ConvolutionLayer((entering, side, wide), weight, *pair, transposed, (0, 0), groups, False)
+    return ConvolutionLayer((entering, side, wide), weight, *pair, transposed, (0, 0), groups)
 
 
+_BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
 _BATCH = 2  # an input length of 2 in front marks the batch dimension
 BATCHES = {1: 2, 2: 3, 4: 5, 8: 7, 16: 9, 24: 2, 32: 10, 48: 3, 64: 9, 96: 3, 100: 1, 128: 7, 192: 1, 256: 4}
 _TYPE_WEIGHTS = {"f32": 1.0, "f16": 0.6, "bf16": 0.8}
 _LAYOUT_WEIGHTS = {"c": 1.0, "cl": 0.5}
 _RESOLUTIONS = (224, 256, 128, 192, 384, 160, 288, 96, 320, 64, 32, 512)
-_RANDOM_WEIGHT = 0.3  # of a layer seen in one model at one resolution
-_REPEATED = 1500  # calls of an earlier measurement that are measured again
 _MOST_BYTES = 1_200_000_000
 _MOST_OPERATIONS = 300e9
 # Families of timm with no convolution but the first one.
@@ -200,20 +171,20 @@ _DENSE = ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", 
 
 
 class ConvolutionRecorder(TorchDispatchMode):
-    """Counts the layers that a model's forward call dispatches."""
+    """Notes the layers that a model's forward call dispatches."""
 
-    def __init__(self, layers: Counter[ConvolutionLayer]) -> None:
+    def __init__(self, layers: set[ConvolutionLayer]) -> None:
         super().__init__()
         self._layers = layers
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.convolution.default and args[0].shape[0] == _BATCH:
-            self._layers[_layer(args)] += 1
+            self._layers.add(_layer(args))
         return func(*args, **(kwargs or {}))
 
 
 def _layer(args: Sequence[Any]) -> ConvolutionLayer:
-    source, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
+    source, weight, _, stride, padding, dilation, transposed, output_padding, groups = args
     rank = source.dim() - 2
 
     def full(value: Sequence[int]) -> tuple[int, ...]:
@@ -228,7 +199,6 @@ def _layer(args: Sequence[Any]) -> ConvolutionLayer:
         transposed,
         full(output_padding),
         groups,
-        bias is not None,
     )
 
 
@@ -265,37 +235,24 @@ def _by_family(names: Sequence[str]) -> list[str]:
     return [members[turn] for turn in range(rounds) for members in families.values() if turn < len(members)]
 
 
-def collect(seconds: float, resolutions: int) -> Counter[ConvolutionLayer]:
-    """Layers of the models, counted once per model and resolution, until the time is over."""
+def collect(seconds: float, resolutions: int = 3) -> Counter[ConvolutionLayer]:
+    """Layers of the models that can be built, counted once per model and resolution, until the time is over."""
     total: Counter[ConvolutionLayer] = Counter()
-    end = time.monotonic() + seconds
-    for done, (_, layers) in enumerate(layers_by_model(resolutions), 1):
-        total.update(layers)
-        if done % 50 == 0:
-            _say(f"{done} models, {len(total)} layers")
-        if time.monotonic() > end:
-            break
-    return total
-
-
-def layers_by_model(
-    resolutions: int, names: Container[str] | None = None
-) -> Iterator[tuple[str, Counter[ConvolutionLayer]]]:
-    """The name and the layers, counted once per resolution, of each model that can be built, or of those named."""
-    chance = random.Random(1)
-    for name, build, shapes in models():
+    chance, end = random.Random(1), time.monotonic() + seconds
+    for done, (name, build, shapes) in enumerate(models(), 1):
         others = chance.sample(shapes[1:], len(shapes) - 1)
-        if names is not None and name not in names:
-            continue
         model = _on_meta(build)
         if model is None:
             _say(f"{name}: not built")
             continue
         chosen = list(dict.fromkeys([_default_input(model), *shapes[:1], *others]))
-        layers: Counter[ConvolutionLayer] = Counter()
         for shape in [shape for shape in chosen if shape is not None][:resolutions]:
-            layers.update(dict.fromkeys(_run(model, shape), 1))
-        yield name, layers
+            total.update(_run(model, shape))
+        if done % 50 == 0:
+            _say(f"{done} models, {len(total)} layers")
+        if time.monotonic() > end:
+            break
+    return total
 
 
 def _on_meta(build: Build) -> torch.nn.Module | None:
@@ -318,8 +275,8 @@ def _default_input(model: torch.nn.Module) -> tuple[int, ...] | None:
     return tuple(settings["input_size"]) if settings else None
 
 
-def _run(model: torch.nn.Module, shape: tuple[int, ...]) -> Counter[ConvolutionLayer]:
-    layers: Counter[ConvolutionLayer] = Counter()
+def _run(model: torch.nn.Module, shape: tuple[int, ...]) -> set[ConvolutionLayer]:
+    layers: set[ConvolutionLayer] = set()
     try:
         with torch.no_grad(), ConvolutionRecorder(layers):
             model(torch.empty(_BATCH, *shape, device="meta"))
@@ -328,93 +285,53 @@ def _run(model: torch.nn.Module, shape: tuple[int, ...]) -> Counter[ConvolutionL
     return layers
 
 
-def truth_layers(path: Path, count: int) -> list[tuple[ConvolutionLayer, int, int, int]]:
-    """Layers, batch sizes, types and layouts of recorded calls: measured again, they must agree."""
-    rows = []
-    with gzip.open(path, "rt") as file:
-        for line in file:
-            if line.startswith('[["aten.convolution.default"'):
-                arguments = json.loads(line)[0][1]
-                if arguments[0][2] in LAYOUTS and arguments[1][2] in LAYOUTS:
-                    rows.append(arguments)
-    return [_recorded(arguments) for arguments in random.Random(2).sample(rows, min(count, len(rows)))]
-
-
-def _recorded(arguments: Sequence[Any]) -> tuple[ConvolutionLayer, int, int, int]:
-    source, weight, bias, *rest = arguments
-    settings = [tuple(value) if isinstance(value, list) else value for value in rest]
-    layer = ConvolutionLayer._make([tuple(source[0][1:]), tuple(weight[0]), *settings, bias is not None])
-    return layer, source[0][0], TYPES.index(source[1]), LAYOUTS.index(source[2])
-
-
-def _spread(space: Sequence[int]) -> bool:
-    return len(space) >= 2
-
-
-def arrange(
-    counts: dict[ConvolutionLayer, float], configurations: int
-) -> Iterator[tuple[ConvolutionLayer, int, int, int]]:
-    """Configurations in a random order, common ones earlier (Efraimidis and Spirakis, 2006)."""
+def arrange(counts: Counter[ConvolutionLayer], configurations: int) -> Iterator[Configuration]:
+    """Put configurations in a random order, common ones earlier (Efraimidis and Spirakis, 2006)."""
     chance = random.Random(4)
     keyed = []
     for layer, count in counts.items():
         for batch, batch_weight in BATCHES.items():
             if operations(layer, batch) > _MOST_OPERATIONS:
                 continue
-            for type_number, kind in enumerate(TYPES):
+            for kind in TYPES:
                 if tensor_bytes(layer, batch, kind) > _MOST_BYTES:
                     continue
-                for layout_number, layout in enumerate(LAYOUTS):
-                    if layout == "cl" and not _spread(layer.input[1:]):
+                for layout in LAYOUTS:
+                    if layout == "cl" and len(layer.input) < 3:
                         continue
                     weight = math.sqrt(count) * batch_weight * _TYPE_WEIGHTS[kind] * _LAYOUT_WEIGHTS[layout]
                     if native(layer, kind, layout):
                         weight *= 0.02
                     key = math.log(1.0 - chance.random()) / weight
-                    keyed.append((key, layer, batch, type_number, layout_number))
+                    keyed.append((key, Configuration(layer, batch, kind, layout)))
     keyed.sort(key=lambda row: -row[0])
-    for row in keyed[:configurations]:
-        yield row[1:]
+    for _, configuration in keyed[:configurations]:
+        yield configuration
 
 
-def without_bias(counts: Counter[ConvolutionLayer]) -> dict[ConvolutionLayer, float]:
-    """Layers that differ in the bias alone are one: cuDNN never sees it, and its gradient is a `sum`."""
-    merged: Counter[ConvolutionLayer] = Counter()
-    for layer, count in counts.items():
-        merged[layer._replace(bias=False)] += count
-    return dict(merged)
+def problems_of_models(seconds: float, configurations: int) -> list[ConvolutionProblem]:
+    """Return what layers of models give to cuDNN, collected for so long, in so many configurations."""
+    found = (problems_of(*one) for one in arrange(collect(seconds), configurations))
+    return list(dict.fromkeys(problem for several in found for problem in several))
 
 
-def build_tasks(
-    configurations: Sequence[tuple[ConvolutionLayer, int, int, int]],
-) -> tuple[list[ConvolutionLayer], list[ConvolutionTask]]:
-    """Number the layers; each configuration is a forward and a backward task."""
-    numbers: dict[ConvolutionLayer, int] = {}
-    tasks = []
-    for layer, batch, kind, layout in dict.fromkeys(configurations):
-        number = numbers.setdefault(layer, len(numbers))
-        tasks += [ConvolutionTask(number, batch, kind, layout, direction) for direction in (FORWARD, BACKWARD)]
-    return list(numbers), tasks
+_LIKE_MODELS = 0.5  # of the random problems; the others have any whole numbers as channels and sides
 
 
-def write_list(
-    out: Path,
-    *,
-    seconds: float,
-    resolutions: int,
-    configurations: int,
-    random_count: int,
-    arbitrary_count: int,
-    truth: Path | None = None,
-) -> tuple[int, int]:
-    """Collect, arrange and write; the numbers of layers and of calls."""
-    counts = without_bias(collect(seconds, resolutions) if seconds > 0 else Counter())
-    for layer in random_layers(random_count if configurations else 0):
-        counts.setdefault(layer, _RANDOM_WEIGHT)
-    first = truth_layers(truth, _REPEATED) if truth else []
-    others = [*arrange(counts, configurations), *arbitrary_configurations(arbitrary_count)]
-    if configurations and arbitrary_count:
-        random.Random(6).shuffle(others)
-    layers, tasks = build_tasks([*first, *others])
-    write_tasks(out, layers, tasks)
-    return len(layers), len(tasks)
+def random_problems(count: int, seed: int) -> list[ConvolutionProblem]:
+    """Drawn problems, of layers such as models have and of any others.
+
+    >>> len(random_problems(5, seed=1))
+    5
+    """
+    chance, found = random.Random(seed), dict[ConvolutionProblem, None]()
+    arbitrary = arbitrary_configurations(count, seed)
+    while len(found) < count:
+        if chance.random() < _LIKE_MODELS:
+            layer, batch = random_layer(chance), chance.choice(_BATCHES)
+            one = Configuration(layer, batch, chance.choice(list(TYPES)), chance.choice(LAYOUTS))
+        else:
+            one = next(arbitrary)
+        if min(one.layer.output()) > 0:
+            found.update(dict.fromkeys(problems_of(*one)))
+    return list(found)[:count]

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ullage.jobs.model import read_rows
 from ullage.virtual.kernels.cudnn.arrays import read_arrays, write_arrays
 from ullage.virtual.kernels.cudnn.formulas import (
     FOURIER,
@@ -35,22 +34,21 @@ from ullage.virtual.kernels.cudnn.formulas import (
     all_copies,
     by_median,
 )
-from ullage.virtual.kernels.cudnn.terms import (
-    transforms,
-)
+from ullage.virtual.kernels.cudnn.terms import transforms
 from ullage.virtual.kernels.cudnn.workspaces import MULTIPROCESSORS, OTHERS, TRANSFORM, TRIAL_TABLE, TRIAL_TREES
 from ullage_lab.draw.convolutions import BATCHES
 from ullage_lab.train.workspaces import (
-    DIRECTIONS,
     EVERY,
     MODES,
     Measured,
     all_columns,
-    export,
+    answers,
+    by_direction,
     feature_rows,
     grow,
     guess,
     measured_part,
+    named_arrays,
     sizes_by,
     write_table,
 )
@@ -65,13 +63,10 @@ class LargestPlans(NamedTuple):
 
 def asked_problems(path: Path) -> dict[ConvolutionProblem, LargestPlans]:
     """Every problem in a file of `ullage measure cudnn`, with what PyTorch would try of it."""
-    found: dict[ConvolutionProblem, LargestPlans] = {}
-    for row in read_rows(path):
-        if "candidates" in row:
-            problem = ConvolutionProblem.of(row["problem"])
-            plans = [CandidatePlan(*plan) for plan in row["candidates"]]
-            found[problem] = largest_plans([plan for plan in plans if plan.allowed(problem.kind)])
-    return found
+    return {
+        problem: largest_plans([plan for plan in plans if plan.allowed(problem.kind)])
+        for problem, plans in answers(path)
+    }
 
 
 def largest_plans(plans: Sequence[CandidatePlan]) -> LargestPlans:
@@ -136,50 +131,51 @@ class TrialTrees(NamedTuple):
     transform: tuple[list[Any], list[Formula]] | None  # none: no plan by Fourier transforms was asked for
 
 
-def _trees_of_trials(
-    problems: Measured, plans: Sequence[LargestPlans], rows: Any, trees: int, leaves: int
-) -> TrialTrees:
+def _trees_of_trials(asked: Mapping[ConvolutionProblem, LargestPlans], trees: int, leaves: int) -> TrialTrees:
     """Grow the trees of one direction; those for transforms are a yes or a no and have half as many leaves."""
-    others = problems._replace(sizes=np.array([one.others for one in plans], dtype=np.int64))
-    transformed = [place for place, problem in enumerate(problems.problems) if transforms(problem)]
-    answers = [_BY_TRANSFORM if plans[place].transform else _NOTHING for place in transformed]
+    others = measured_part((problem, plans.others) for problem, plans in asked.items())
+    rows = feature_rows(others)
+    transformed = [place for place, problem in enumerate(asked) if transforms(problem)]
+    by_transforms = [
+        _BY_TRANSFORM if plans.transform else _NOTHING for problem, plans in asked.items() if transforms(problem)
+    ]
     return TrialTrees(
         _grow_for(rows, nearest_formulas(others), trees, leaves),
-        _grow_for(rows[transformed], answers, trees, leaves // 2) if answers else None,
+        _grow_for(rows[transformed], by_transforms, trees, leaves // 2) if transformed else None,
     )
 
 
+def _questions(direction: str, grown: TrialTrees) -> Iterator[tuple[str, tuple[list[Any], list[Formula]]]]:
+    """The trees that there are, by the name of their arrays."""
+    for question, trees in zip((OTHERS, TRANSFORM), grown, strict=True):
+        if trees is not None:
+            yield f"{direction}{question}", trees
+
+
 def add_trees(
-    found: dict[ConvolutionProblem, LargestPlans], out: Path, trees: int, leaves: int, say: Callable[[str], None]
+    found: Mapping[ConvolutionProblem, LargestPlans], out: Path, trees: int, leaves: int, say: Callable[[str], None]
 ) -> None:
     """Grow more trees for both questions: they vote beside those in a folder."""
     arrays = read_arrays(out / TRIAL_TREES)
-    for direction in DIRECTIONS:
-        asked = {problem: plans for problem, plans in found.items() if problem.direction == direction}
-        if not asked:
-            continue
-        problems = measured_part([(problem, max(plans)) for problem, plans in asked.items()])
-        plans = [asked[problem] for problem in problems.problems]
-        grown = _trees_of_trials(problems, plans, feature_rows(problems), trees, leaves)
-        for question, answer in zip((OTHERS, TRANSFORM), grown, strict=True):
-            if answer is not None:
-                name = f"{direction}{question}"
-                before = {part.removeprefix(f"{name}_"): arrays[part] for part in arrays if part.startswith(f"{name}_")}
-                added = export(answer[0]) | {"formulas": np.array(answer[1], dtype=np.int64)}
-                arrays |= {f"{name}_{part}": values for part, values in beside(before, added).items()}
+    for direction, asked in by_direction(found):
+        for name, grown in _questions(direction, _trees_of_trials(asked, trees, leaves)):
+            before = {part: arrays[part] for part in arrays if part.startswith(f"{name}_")}
+            arrays |= beside(name, before, named_arrays(name, *grown))
         say(f"{direction} {len(asked)} problems, {trees} more trees")
     write_arrays(out / TRIAL_TREES, arrays)
 
 
-def beside(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+def beside(name: str, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """Two sets of trees as one: labels of the second are places among the formulas of both."""
+    first, second = ({part.removeprefix(f"{name}_"): each[part] for part in each} for each in (first, second))
     joined = {name: np.concatenate([first[name], second[name]]) for name in ("feature", "step", "shares", "formulas")}
     joined["roots"] = np.concatenate([first["roots"], second["roots"] + np.int32(len(first["feature"]))])
     joined["labels"] = np.concatenate([first["labels"], second["labels"] + np.int16(len(first["formulas"]))])
     thresholds, places = np.unique(
         np.concatenate([each["thresholds"][each["threshold"]] for each in (first, second)]), return_inverse=True
     )
-    return joined | {"thresholds": thresholds, "threshold": places.astype(np.uint16)}
+    joined |= {"thresholds": thresholds, "threshold": places.astype(np.uint16)}
+    return {f"{name}_{part}": values for part, values in joined.items()}
 
 
 def _grow_for(rows: Any, formulas: Sequence[Formula], trees: int, leaves: int) -> tuple[list[Any], list[Formula]]:
@@ -188,8 +184,9 @@ def _grow_for(rows: Any, formulas: Sequence[Formula], trees: int, leaves: int) -
     return grow(rows, labels, trees, leaves, most=_MOST_A_TREE), list(numbers)
 
 
-def _guess_trials(grown: TrialTrees, problems: Measured, rows: Any) -> list[tuple[int, int]]:
+def _guess_trials(grown: TrialTrees, problems: Measured) -> list[tuple[int, int]]:
     """The largest plan of each problem, and what it may be."""
+    rows = feature_rows(problems)
     found = guess(*grown.others, rows, problems.parts, by_median)
     transformed = [place for place, problem in enumerate(problems.problems) if transforms(problem)]
     if grown.transform is not None and transformed:
@@ -201,7 +198,7 @@ def _guess_trials(grown: TrialTrees, problems: Measured, rows: Any) -> list[tupl
 
 
 def write_fit(
-    found: dict[ConvolutionProblem, LargestPlans],
+    found: Mapping[ConvolutionProblem, LargestPlans],
     out: Path,
     header: dict[str, Any],
     trees: int,
@@ -212,28 +209,15 @@ def write_fit(
     out.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = {}
     tabled: dict[ConvolutionProblem, int] = {}
-    for direction in DIRECTIONS:
-        asked = {problem: plans for problem, plans in found.items() if problem.direction == direction}
-        if not asked:
-            continue
-        problems, plans = (
-            measured_part([(problem, max(largest)) for problem, largest in asked.items()]),
-            list(asked.values()),
-        )
-        rows = feature_rows(problems)
-        grown = _trees_of_trials(problems, plans, rows, trees, leaves)
-        for question, answer in zip((OTHERS, TRANSFORM), grown, strict=True):
-            if answer is not None:
-                for name, values in export(answer[0]).items():
-                    arrays[f"{direction}{question}_{name}"] = values
-                arrays[f"{direction}{question}_formulas"] = np.array(answer[1], dtype=np.int64)
-        usual = [place for place, problem in enumerate(problems.problems) if problem.source[0] in BATCHES]
-        chosen = measured_part([(problems.problems[place], int(problems.sizes[place])) for place in usual])
-        for problem, size, (guessed, _) in zip(
-            chosen.problems, chosen.sizes, _guess_trials(grown, chosen, rows[usual]), strict=True
-        ):
+    for direction, asked in by_direction(found):
+        grown = _trees_of_trials(asked, trees, leaves)
+        for name, answer in _questions(direction, grown):
+            arrays |= named_arrays(name, *answer)
+        usual = {problem: max(plans) for problem, plans in asked.items() if problem.source[0] in BATCHES}
+        guesses = _guess_trials(grown, measured_part(usual.items())) if usual else []
+        for (problem, size), (guessed, _) in zip(usual.items(), guesses, strict=True):
             if max(size, guessed) >= _WORTH_TABLING and abs(guessed - size) > _WELL_GUESSED * size:
-                tabled[problem] = int(size)
+                tabled[problem] = size
         say(f"{direction} {len(asked)} problems, {len(usual)} of usual batch sizes, {len(tabled)} tabled so far")
     write_arrays(out / TRIAL_TREES, arrays)
     write_table(out / TRIAL_TABLE, tabled, header)
@@ -246,19 +230,16 @@ def family_of(problem: ConvolutionProblem) -> int:
 
 
 def evaluate_held_out(
-    found: dict[ConvolutionProblem, LargestPlans], trees: int, leaves: int, say: Callable[[str], None]
+    found: Mapping[ConvolutionProblem, LargestPlans], trees: int, leaves: int, say: Callable[[str], None]
 ) -> None:
     """Fit trials without every seventh family and say how well the trees do on those; nothing is written."""
-    for direction in DIRECTIONS:
-        asked = {problem: plans for problem, plans in found.items() if problem.direction == direction}
+    for direction, asked in by_direction(found):
         learnt = {one: plans for one, plans in asked.items() if family_of(one) % EVERY}
-        held = {one: plans for one, plans in asked.items() if one not in learnt and max(plans) >= _WORTH_TABLING}
+        held = {one: max(plans) for one, plans in asked.items() if one not in learnt and max(plans) >= _WORTH_TABLING}
         if not learnt or not held:
             continue
-        known = measured_part([(problem, max(plans)) for problem, plans in learnt.items()])
-        grown = _trees_of_trials(known, list(learnt.values()), feature_rows(known), trees, leaves)
-        part = measured_part([(problem, max(plans)) for problem, plans in held.items()])
-        guesses = np.array(_guess_trials(grown, part, feature_rows(part)), dtype=np.float64)
+        part = measured_part(held.items())
+        guesses = np.array(_guess_trials(_trees_of_trials(learnt, trees, leaves), part), dtype=np.float64)
         errors = np.abs(guesses[:, 0] / part.sizes - 1)
         say(
             f"{direction} {len(held)} problems held out: within 1 % {(errors <= 0.01).mean():.3f}, "

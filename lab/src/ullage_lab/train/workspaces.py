@@ -1,8 +1,9 @@
-"""Makes what the virtual GPU knows of cuDNN's workspaces out of measured calls: a table, and trees for all else.
+"""Makes what the virtual GPU knows of cuDNN's workspaces out of cuDNN's answers: a table, and trees for all else.
 
-    ullage lab train convolutions measured.jsonl.gz --out FOLDER --describe '{"gpu": "NVIDIA H200", ...}'
+    ullage lab train convolutions plans.jsonl --out FOLDER --describe '{"gpu": "NVIDIA H200", ...}'
 
-The table holds every measured problem. For the trees each workspace is first put into a formula: those that explain
+The table holds every problem that cuDNN was asked about (`ullage measure cudnn`), with the workspace of its first plan.
+For the trees each workspace is first put into a formula: those that explain
 most are found greedily, and what none explains gets the nearest of a few rounded sizes. Decision trees then learn which
 formula cuDNN takes. `--held-out` leaves out every seventh layer, with all its batch sizes and types, and says how well
 the trees do on it, apart for layers whose channels are no multiples of 8. Needs scikit-learn.
@@ -14,14 +15,16 @@ import importlib
 import itertools
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ullage.errors import InvalidValue
+from ullage.jobs.model import read_rows
 from ullage.virtual.kernels.cudnn.arrays import write_arrays
+from ullage.virtual.kernels.cudnn.asked import first
 from ullage.virtual.kernels.cudnn.formulas import (
     AT_ONCE,
     AT_ONCE_BUT_FILTER,
@@ -39,6 +42,7 @@ from ullage.virtual.kernels.cudnn.formulas import (
     SINGLES,
     WIDE,
     WINOGRAD,
+    CandidatePlan,
     ConvolutionProblem,
     Formula,
     Terms,
@@ -46,17 +50,8 @@ from ullage.virtual.kernels.cudnn.formulas import (
     by_votes,
     evaluate,
 )
-from ullage.virtual.kernels.cudnn.terms import (
-    terms,
-)
-from ullage.virtual.kernels.cudnn.workspaces import (
-    MEASURED_CAPABILITY,
-    TABLE,
-    features,
-    hash_of,
-    trees_of,
-)
-from ullage_lab.draw.layers import read_calls, workspaces_of
+from ullage.virtual.kernels.cudnn.terms import terms
+from ullage.virtual.kernels.cudnn.workspaces import MEASURED_CAPABILITY, TABLE, features, hash_of, trees_of
 
 _SAMPLE = 40_000  # problems that formulas are looked for in
 _LEAST = 4  # of the sample that a formula has to explain
@@ -68,23 +63,9 @@ MODES = [(0, 0, 0)] + [
     for source, out, weight in itertools.product((0, 1), repeat=3)
     if source or out or weight
 ]
-_AS_NEEDED = (
-    NEEDED,
-    NEEDED_BY_GROUP,
-    AT_ONCE,
-    AT_ONCE_BUT_FILTER,
-    PACKED,
-    PACKED_BUT_FILTER,
-)  # hold copies, beside `MODES`
-_METHODS = (
-    FOURIER,
-    WINOGRAD,
-    PHASES,
-    PADDED_PHASES,
-    OTHER_WINOGRAD,
-    BY_SAMPLE,
-    SINGLES,
-)  # buffers of a plan's method, which not every problem has
+# Buffers that hold copies, beside `MODES`, and those of a plan's method, which not every problem has.
+_AS_NEEDED = (NEEDED, NEEDED_BY_GROUP, AT_ONCE, AT_ONCE_BUT_FILTER, PACKED, PACKED_BUT_FILTER)
+_METHODS = (FOURIER, WINOGRAD, PHASES, PADDED_PHASES, OTHER_WINOGRAD, BY_SAMPLE, SINGLES)
 _BUFFERS = (*_AS_NEEDED, *_METHODS)
 _PER_GROUP = (0, 16, 144, 160)  # bytes a group that grouped convolutions were seen to take
 _SAMPLES = (1, 2, 4, 8, 16)  # partial results a sample
@@ -95,6 +76,9 @@ DIRECTIONS = "fdw"  # forward, gradient of the data, gradient of the weight
 EVERY = 7  # layer is held out
 
 
+Value = TypeVar("Value")
+
+
 class Measured(NamedTuple):
     """The measured problems of one direction, and what their workspaces can be made of, in columns."""
 
@@ -103,23 +87,34 @@ class Measured(NamedTuple):
     parts: list[Terms]
 
 
-def measured_problems(path: Path) -> dict[ConvolutionProblem, int]:
-    """Every problem of a measured file; calls that PyTorch's part does not explain are left out."""
-    found: dict[ConvolutionProblem, int] = {}
-    for row in read_calls(path):
-        for problem, size in workspaces_of(row) or ():
-            found[problem] = size
-    return found
+def answers(path: Path) -> Iterator[tuple[ConvolutionProblem, tuple[CandidatePlan, ...]]]:
+    """Read the problems that cuDNN answered in a file of `ullage measure cudnn`, and its plans for each."""
+    for row in read_rows(path):
+        if "candidates" in row:
+            yield ConvolutionProblem.of(row["problem"]), tuple(CandidatePlan(*plan) for plan in row["candidates"])
 
 
-def write_table(path: Path, found: dict[ConvolutionProblem, int], header: dict[str, Any]) -> None:
+def chosen_workspaces(path: Path) -> dict[ConvolutionProblem, int]:
+    """Read the workspace of the plan that PyTorch takes for each problem."""
+    chosen = {problem: first(plans, problem, True, False) for problem, plans in answers(path)}
+    return {problem: found.size for problem, found in chosen.items() if found is not None}
+
+
+def by_direction(found: Mapping[ConvolutionProblem, Value]) -> Iterator[tuple[str, dict[ConvolutionProblem, Value]]]:
+    """The problems of each direction that has some."""
+    for direction in DIRECTIONS:
+        if asked := {problem: value for problem, value in found.items() if problem.direction == direction}:
+            yield direction, asked
+
+
+def write_table(path: Path, found: Mapping[ConvolutionProblem, int], header: dict[str, Any]) -> None:
     """Sorted hashes as steps, which fit 32 bits, and the sizes that are not zero."""
     rows = sorted((hash_of(problem), size) for problem, size in found.items())
     hashes = np.array([number for number, _ in rows], dtype=np.uint64)
     sizes = np.array([size for _, size in rows], dtype=np.uint64)
     steps = np.diff(hashes, prepend=np.uint64(0))
     if steps.max() >= 2**32:
-        raise InvalidValue(f"needed more measured calls to write a table; found {len(rows)} different convolutions")
+        raise InvalidValue(f"needed more problems to write a table; found {len(rows)} different convolutions")
     columns: dict[str, Any] = {
         "header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
         "steps": steps.astype(np.uint32),
@@ -334,6 +329,12 @@ def export(grown: Sequence[Any]) -> dict[str, Any]:
     }
 
 
+def named_arrays(name: str, grown: Sequence[Any], formulas: Sequence[Formula]) -> dict[str, Any]:
+    """Trees and their formulas as the arrays of a file."""
+    arrays = export(grown) | {"formulas": np.array(formulas, dtype=np.int64)}
+    return {f"{name}_{part}": values for part, values in arrays.items()}
+
+
 def layer_of(problem: ConvolutionProblem) -> int:
     """A number for the layer of a problem, whatever its batch size, type, layout and direction."""
     layer = (problem.source[1:], problem.weight, problem.stride, problem.groups)
@@ -345,11 +346,10 @@ def has_odd_channels(problem: ConvolutionProblem) -> bool:
     return any(channels // problem.groups % 8 > 0 for channels in (problem.source[1], problem.out[1]))
 
 
-def measured_part(rows: Sequence[tuple[ConvolutionProblem, int]]) -> Measured:
-    problems = [problem for problem, _ in rows]
-    return Measured(
-        problems, np.array([size for _, size in rows], dtype=np.int64), [terms(problem) for problem in problems]
-    )
+def measured_part(rows: Iterable[tuple[ConvolutionProblem, int]]) -> Measured:
+    """Problems and their workspaces in columns."""
+    problems, sizes = zip(*rows, strict=True)
+    return Measured(list(problems), np.array(sizes, dtype=np.int64), [terms(problem) for problem in problems])
 
 
 def judge(grown: Sequence[Any], formulas: Sequence[Formula], part: Measured) -> dict[str, float]:
@@ -367,10 +367,10 @@ def judge(grown: Sequence[Any], formulas: Sequence[Formula], part: Measured) -> 
 
 
 def _fit_direction(
-    rows: Sequence[tuple[ConvolutionProblem, int]], direction: str, trees: int, leaves: int, say: Callable[[str], None]
+    rows: Mapping[ConvolutionProblem, int], direction: str, trees: int, leaves: int, say: Callable[[str], None]
 ) -> tuple[list[Any], list[Formula]]:
     """The trees and the formulas of one direction."""
-    part = measured_part(rows)
+    part = measured_part(rows.items())
     shares = find_formulas(part)
     labels, formulas = label(part, [formula for formula, _ in shares])
     explained = round(sum(share for _, share in shares), 4)
@@ -381,7 +381,7 @@ def _fit_direction(
 
 
 def write_fit(
-    found: dict[ConvolutionProblem, int],
+    found: Mapping[ConvolutionProblem, int],
     out: Path,
     header: dict[str, Any],
     trees: int,
@@ -392,24 +392,19 @@ def write_fit(
     out.mkdir(parents=True, exist_ok=True)
     write_table(out / TABLE, found, header)
     arrays: dict[str, Any] = {}
-    for direction in DIRECTIONS:
-        rows = [row for row in found.items() if row[0].direction == direction]
-        grown, formulas = _fit_direction(rows, direction, trees, leaves, say)
-        for name, values in export(grown).items():
-            arrays[f"{direction}_{name}"] = values
-        arrays[f"{direction}_formulas"] = np.array(formulas, dtype=np.int64)
+    for direction, rows in by_direction(found):
+        arrays |= named_arrays(direction, *_fit_direction(rows, direction, trees, leaves, say))
     write_arrays(out / trees_of(MEASURED_CAPABILITY), arrays)
 
 
 def evaluate_held_out(
-    found: dict[ConvolutionProblem, int], trees: int, leaves: int, say: Callable[[str], None]
+    found: Mapping[ConvolutionProblem, int], trees: int, leaves: int, say: Callable[[str], None]
 ) -> None:
     """Fit without every seventh layer and say how well the trees do on those layers; nothing is written."""
-    for direction in DIRECTIONS:
-        rows = [row for row in found.items() if row[0].direction == direction]
-        held = [row for row in rows if layer_of(row[0]) % EVERY == 0]
-        learnt = [row for row in rows if layer_of(row[0]) % EVERY]
+    for direction, rows in by_direction(found):
+        learnt = {problem: size for problem, size in rows.items() if layer_of(problem) % EVERY}
         grown, formulas = _fit_direction(learnt, direction, trees, leaves, say)
         for name, odd in (("odd channels", True), ("multiples of 8", False)):
-            chosen = [row for row in held if has_odd_channels(row[0]) is odd]
-            say(f"  held out, {name}: {judge(grown, formulas, measured_part(chosen))}")
+            chosen = {one: rows[one] for one in rows if one not in learnt and has_odd_channels(one) is odd}
+            if chosen:
+                say(f"  held out, {name}: {judge(grown, formulas, measured_part(chosen.items()))}")
