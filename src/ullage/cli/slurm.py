@@ -2,66 +2,84 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
+import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from ullage.cli import completion, slurm_watch
+from ullage.cli import completion
 from ullage.cli.exit_codes import DONE, FAILED
 from ullage.cli.options import Json, Network, Timeout
+from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UllageError
 from ullage.text import plain
-from ullage.units import parse_bytes, parse_duration
+from ullage.units import format_moment, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
     from ullage.estimation.jobs.slurm_words import SbatchWords
     from ullage.manager.slurm.submission import Choices, SubmissionPlan
 
 slurm = typer.Typer(
-    help="Jobs of a Slurm cluster that ask for as much of a GPU as they need.", no_args_is_help=True,
+    help="Jobs of a Slurm cluster that ask for as much of a GPU as they need.",
+    no_args_is_help=True,
     rich_markup_mode="rich",
-)  # fmt: skip
+)
 
+STATE = "slurm/runs.db"  # in ULLAGE_HOME: what the watcher remembers
 _GOOD = {True: "ok", False: "missing", None: "note"}
 _ANYTHING = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 Words = Annotated[
-    list[str], typer.Argument(help="Options of sbatch, the batch script, and its arguments.", show_default=False,
-                              metavar="[SBATCH OPTIONS] JOB.sh [ARGS]")
-]  # fmt: skip
+    list[str],
+    typer.Argument(
+        help="Options of sbatch, the batch script, and its arguments.",
+        show_default=False,
+        metavar="[SBATCH OPTIONS] JOB.sh [ARGS]",
+    ),
+]
 
 
 @slurm.command(context_settings=_ANYTHING)
 def submit(
     words: Words,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", "-g", help="The GPU to estimate for, if the cluster does not say which ones "
-                                 "it has.", metavar="NAME", show_default="those of the partition",
-                                 autocompletion=completion.gpus)
+        str | None,
+        typer.Option(
+            "--gpu",
+            "-g",
+            help="The GPU to estimate for, if the cluster does not say which ones it has.",
+            metavar="NAME",
+            show_default="those of the partition",
+            autocompletion=completion.gpus,
+        ),
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(help="GPU memory that the job takes at most, such as 12GiB.", metavar="SIZE",
-                                 show_default="estimated")
+        str | None,
+        typer.Option(
+            help="GPU memory that the job takes at most, such as 12GiB.", metavar="SIZE", show_default="estimated"
+        ),
     ] = None,
-    exclusive: Annotated[bool, typer.Option("--whole", help="Ask for whole GPUs: the job shares them with nobody.")]
-    = False,
+    exclusive: Annotated[
+        bool, typer.Option("--whole", help="Ask for whole GPUs: the job shares them with nobody.")
+    ] = False,
     estimate: Annotated[
         bool, typer.Option("--estimate/--no-estimate", help="Estimate the job, or submit it as it is.")
     ] = True,
     network: Network = False,
     timeout: Timeout = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print the sbatch line that would be typed.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the sbatch line that would be typed.")] = False,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Submit a batch script to Slurm with as many shards of a GPU as it needs.
 
     The training command in the script is run on a virtual GPU, here and without a GPU. What it takes at most becomes
@@ -122,27 +140,41 @@ def sbatch(words: Words) -> None:
 @slurm.command()
 def configure(
     nodes: Annotated[
-        list[str] | None, typer.Argument(help="Nodes and their GPUs, such as 'n[1-3]=4xA100-40GB'.",
-                                         metavar="NODES=GPUS", show_default="this machine, as NVML sees it")
+        list[str] | None,
+        typer.Argument(
+            help="Nodes and their GPUs, such as 'n[1-3]=4xA100-40GB'.",
+            metavar="NODES=GPUS",
+            show_default="this machine, as NVML sees it",
+        ),
     ] = None,
     sharing: Annotated[
-        str, typer.Option(help="How jobs share a GPU: timeslice, or mps for NVIDIA's Multi-Process Service.",
-                          metavar="WAY", autocompletion=lambda: ["mps", "timeslice"])
+        str,
+        typer.Option(
+            help="How jobs share a GPU: timeslice, or mps for NVIDIA's Multi-Process Service.",
+            metavar="WAY",
+            autocompletion=lambda: ["mps", "timeslice"],
+        ),
     ] = "timeslice",
     systemd: Annotated[
-        str | None, typer.Option(help="Add units of systemd for the watcher and the monitors. FOLDER is one that all "
-                                 "nodes share.", metavar="FOLDER")
+        str | None,
+        typer.Option(
+            help="Add a unit of systemd for the watcher. FOLDER is one that all nodes share.",
+            metavar="FOLDER",
+        ),
     ] = None,
     write: Annotated[
-        Path | None, typer.Option(help="Write the files into this folder. Nothing there is overwritten.",
-                                  metavar="FOLDER")
+        Path | None,
+        typer.Option(help="Write the files into this folder. Nothing there is overwritten.", metavar="FOLDER"),
     ] = None,
     check: Annotated[
-        Path | None, typer.Option(help="Only say what is missing in this slurm.conf and beside it. Exits with 1 if "
-                                  "something is.", metavar="slurm.conf")
+        Path | None,
+        typer.Option(
+            help="Only say what is missing in this slurm.conf and beside it. Exits with 1 if something is.",
+            metavar="slurm.conf",
+        ),
     ] = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Print what to add to Slurm so that jobs share GPUs by memory, or check what is there.
 
     One shard stands for one GiB. Prints lines for slurm.conf and gres.conf, the two lua files, ullage.toml, which says
@@ -196,8 +228,110 @@ def filter(options: Annotated[str, typer.Argument(help="What sbatch was told, as
         print(f"say=the job was not sized: {' '.join(str(error).splitlines())}")
 
 
-for _command in (slurm_watch.watch, slurm_watch.history, slurm_watch.top, slurm_watch.monitor, slurm_watch.epilog):
-    slurm.command()(_command)
+@slurm.command()
+def watch(
+    once: Annotated[bool, typer.Option("--once", help="Look once and exit.")] = False,
+    interval: Annotated[str, typer.Option(help="Time between two looks, such as 5s.", metavar="TIME")] = "5s",
+    me: Annotated[bool, typer.Option("--me", help="Watch your own jobs only.")] = False,
+    every_job: Annotated[
+        bool, typer.Option("--every-job", help="Watch also jobs that asked for shards without Ullage.")
+    ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="The folder in which the epilog writes.", metavar="FOLDER", envvar="ULLAGE_SLURM_FOLDER"),
+    ] = None,
+    attempts: Annotated[int, typer.Option(help="Start a job at most this often.", metavar="N", min=1)] = 5,
+    step: Annotated[
+        str, typer.Option(help="How much more a job gets than is known to be too little.", metavar="SIZE")
+    ] = "5GiB",
+    exclusive_after: Annotated[
+        int, typer.Option(help="From so many failures for memory on, the job gets a GPU to itself.", metavar="N", min=1)
+    ] = 3,
+) -> None:
+    """Start jobs of Slurm again that ran out of GPU memory, with more shards.
+
+    A job that failed because GPU memory ran out is put back into Slurm's queue, held, given more shards, and released;
+    at last it gets all shards of a GPU. A job that failed by a bug, was cancelled or ran into its time limit is left
+    alone, and so is one that was submitted with --no-requeue.
+
+    What was decided is on disk (ULLAGE_HOME/slurm) before it is done: end the watcher at any moment and start it again.
+    Any user can run one for their own jobs, with --me.
+
+    Examples:
+
+      ullage slurm watch
+      ullage slurm watch --me --once
+      ullage slurm watch --folder /shared/ullage --attempts 3
+    """
+    from ullage.home import home
+    from ullage.manager.placement.recovery import RecoveryRules
+    from ullage.manager.slurm.runs import RunStore
+    from ullage.manager.slurm.watcher import Watcher, WatchTerms
+
+    rules = RecoveryRules(attempts=attempts, step=parse_bytes(step), exclusive_after=exclusive_after)
+    terms = WatchTerms(rules, everybody=not me, every_job=every_job, spool=folder)
+    with contextlib.closing(RunStore(home() / STATE, writes=True)) as store:
+        watcher = Watcher(store, terms, lambda text: print(plain(text), flush=True, file=sys.stderr))
+        if once:
+            watcher.look()
+        else:
+            watcher.run(_seconds(interval), _ending())
+
+
+@slurm.command()
+def history(
+    job: Annotated[
+        int | None, typer.Argument(help="The job, by Slurm's number.", metavar="JOB", show_default="the newest runs")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Show at most this many.", metavar="N", min=1)] = 50,
+    as_json: Json = False,
+) -> None:
+    """Show how the runs of a job of Slurm's ended, why, and what was decided then.
+
+    It shows what the 'ullage slurm watch' with the same ULLAGE_HOME has seen. What root's
+    watcher did with your jobs is in their comments: 'scontrol show job JOB' prints them.
+
+    Examples:
+
+      ullage slurm history 4711
+      ullage slurm history --json
+    """
+    from ullage.home import home
+    from ullage.manager.slurm.runs import RunStore
+
+    with contextlib.closing(RunStore(home() / STATE)) as store:
+        found = store.newest(limit) if job is None else store.of(job)
+    if job is not None and not found:
+        raise InvalidValue(f"no run of job {job} was seen to end; 'squeue --jobs={job}' says what Slurm knows of it")
+    if as_json:
+        print(json.dumps([{name: value for name, value in asdict(run).items() if name != "streams"} for run in found]))
+        return
+    heads = ["job", "run", "ended", "asked for", "cause", "what then"]
+    rows = []
+    for run in found:
+        ended, asked = format_moment(run.ended), run.gres or "-"
+        rows.append([str(run.job), str(run.restarts + 1), ended, asked, run.cause, plain(run.next_text)])
+    print(fitted(heads, rows, give_way=["ended"], left=heads[2:]))
+
+
+@slurm.command()
+def epilog(folder: Annotated[Path, typer.Argument(help="The folder that all nodes share.", metavar="FOLDER")]) -> None:
+    """Print an Epilog for Slurm that keeps what a failed job printed where 'ullage slurm watch' finds it.
+
+    It is needed only where jobs print into files that the watcher cannot read, such as /tmp of a node.
+
+    Example:
+
+      ullage slurm epilog /shared/ullage > /etc/slurm/ullage-epilog.sh
+    """
+    from importlib.resources import files
+
+    if not folder.is_absolute() or "'" in str(folder):
+        raise InvalidValue(f"needed an absolute path without quotes; found {str(folder)!r}")
+    print(
+        (files("ullage.manager.slurm") / "files" / "watch_epilog.sh").read_text().replace("@SPOOL@", str(folder)),
+        end="",
+    )
 
 
 def _sbatch_words(words: Sequence[str]) -> SbatchWords:
@@ -240,3 +374,18 @@ def _tell(plan: SubmissionPlan, where: TextIO | None = None) -> None:
 
     for line in plan_in_words(plan):
         print(plain(line), file=where)
+
+
+def _seconds(interval: str) -> float:
+    found = parse_duration(interval)
+    if not 0.1 <= found <= 3600:
+        raise InvalidValue(f"needed an interval from 0.1s to 1h; found {interval!r}")
+    return found
+
+
+def _ending() -> threading.Event:
+    """Is set by SIGTERM and by Ctrl-C."""
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    return ending

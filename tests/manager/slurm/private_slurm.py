@@ -85,9 +85,14 @@ class PrivateSlurm:
     """A cluster that runs from `start` to `close`."""
 
     def __init__(
-        self, folder: Path, nodes: int = 3, gpus: int = 4, shards_per_gpu: int = 40, gpu_type: str = "fake",
+        self,
+        folder: Path,
+        nodes: int = 3,
+        gpus: int = 4,
+        shards_per_gpu: int = 40,
+        gpu_type: str = "fake",
         more: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder, self.nodes, self.gpus, self.shards_per_gpu = folder, nodes, gpus, shards_per_gpu
         self._gpu_type = gpu_type
         self.more = more
@@ -106,9 +111,13 @@ class PrivateSlurm:
         for attempt in range(3):
             self._write()
             self._guard = subprocess.Popen(
-                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                env=self.environment, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=self.environment,
+                start_new_session=True,
+            )
             try:
                 for name in ("munged", "slurmctld", *self._slurmds()):
                     self.start_daemon(name)
@@ -132,9 +141,13 @@ class PrivateSlurm:
     def run(self, *words: object, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
         """A command of Slurm (or another one) as a user of this cluster types it."""
         done = subprocess.run(
-            [str(word) for word in words], env=self.environment, capture_output=True, text=True,
-            timeout=PATIENCE, **options,
-        )  # fmt: skip
+            [str(word) for word in words],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            **options,
+        )
         assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done
 
@@ -190,12 +203,17 @@ class PrivateSlurm:
         """`munged`, `slurmctld`, or a node's slurmd: `n1`."""
         words = {
             "munged": [
-                "munged", "--foreground", "--force", f"--socket={self.folder}/munge/socket",
-                f"--key-file={self.folder}/munge/key", f"--log-file={self.folder}/munge/log",
-                f"--pid-file={self.folder}/munge/pid", f"--seed-file={self.folder}/munge/seed",
+                "munged",
+                "--foreground",
+                "--force",
+                f"--socket={self.folder}/munge/socket",
+                f"--key-file={self.folder}/munge/key",
+                f"--log-file={self.folder}/munge/log",
+                f"--pid-file={self.folder}/munge/pid",
+                f"--seed-file={self.folder}/munge/seed",
             ],
             "slurmctld": ["slurmctld", "-D"],
-        }.get(name, ["slurmd", "-D", "-N", name])  # fmt: skip
+        }.get(name, ["slurmd", "-D", "-N", name])
         self._order({"start": name, "words": words, "log": str(self.folder / "daemons.log")})
         if name == "munged":
             self.until((self.folder / "munge" / "socket").exists, "munged listens", 30.0)
@@ -229,10 +247,16 @@ class PrivateSlurm:
     def _write(self) -> None:
         first = _free_ports(1 + self.nodes)
         values = {
-            "host": socket.gethostname().partition(".")[0], "user": getpass.getuser(), "folder": self.folder,
-            "ports": (first, first + 1, first + self.nodes), "nodes": self.nodes, "type": self._gpu_type,
-            "gpus": self.gpus, "shards": self.gpus * self.shards_per_gpu, "last": self.gpus - 1,
-        }  # fmt: skip
+            "host": socket.gethostname().partition(".")[0],
+            "user": getpass.getuser(),
+            "folder": self.folder,
+            "ports": (first, first + 1, first + self.nodes),
+            "nodes": self.nodes,
+            "type": self._gpu_type,
+            "gpus": self.gpus,
+            "shards": self.gpus * self.shards_per_gpu,
+            "last": self.gpus - 1,
+        }
         for name in ("munge", "state", *(f"spool-{node}" for node in self._slurmds())):
             (self.folder / name).mkdir(exist_ok=True)
         key = self.folder / "munge" / "key"
@@ -285,9 +309,13 @@ def guard() -> None:
             if "start" in order:
                 with open(order["log"], "ab") as log:
                     started[order["start"]] = subprocess.Popen(
-                        order["words"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                        order["words"],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
                         cwd=Path(order["log"]).parent,  # where one that crashes leaves its core
-                    )  # fmt: skip
+                    )
             elif (daemon := started.pop(order["kill"], None)) is not None:
                 daemon.send_signal(order["signal"])
                 daemon.wait(PATIENCE)

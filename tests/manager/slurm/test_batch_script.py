@@ -56,20 +56,20 @@ def refusal(text):
         "python train.py \\\n   --lr \\\n   1",
         "bash -c 'python train.py --lr 1'",
         "srun bash -c 'python train.py --lr 1'",
-        "srun -n 1 bash -lc \"cd /tmp && python train.py --lr 1\"",
+        'srun -n 1 bash -lc "cd /tmp && python train.py --lr 1"',
         "env LR=1 timeout 5h sh -c 'python train.py --lr $LR'",
         "conda run -n base --no-capture-output python train.py --lr 1",
         "cat > settings <<EOF\npython other.py\nEOF\npython train.py --lr 1",
         "python train.py --lr 1\r",
-        "run() { python train.py \"$@\"; }\nrun --lr 1",
+        'run() { python train.py "$@"; }\nrun --lr 1',
         "LR=1\npython train.py --lr $LR",
-        "ARGS=(--lr 1)\npython train.py \"${ARGS[@]}\"",
-        "ARGS=\"--lr 1\"\npython train.py $ARGS",
+        'ARGS=(--lr 1)\npython train.py "${ARGS[@]}"',
+        'ARGS="--lr 1"\npython train.py $ARGS',
         "python train.py --lr ${LR:-1}",
         "SCRIPT=train\npython $SCRIPT.py --lr $((3 - 2))",
         "uv run train.py --lr 1",
     ],
-)  # fmt: skip
+)
 def test_the_training_is_found_however_it_is_started(line):
     assert words(line) == ["train.py", "--lr", "1"]
 
@@ -80,8 +80,12 @@ def test_the_training_is_found_however_it_is_started(line):
         ("--gpus=4", "torchrun --nproc-per-node=4 train.py", {"world_size": 4}, 1),
         ("--gpus=4", "torchrun --nproc-per-node=$SLURM_GPUS_ON_NODE train.py", {"world_size": 4}, 1),
         ("--gpus=4", "torchrun --nproc-per-node=$(nvidia-smi -L | wc -l) train.py", {"world_size": 4}, 1),
-        ("--nodes=2 --gpus-per-node=4 --ntasks-per-node=1",
-         "srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=gpu train.py", {"world_size": 8, "nodes": 2}, 1),
+        (
+            "--nodes=2 --gpus-per-node=4 --ntasks-per-node=1",
+            "srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=gpu train.py",
+            {"world_size": 8, "nodes": 2},
+            1,
+        ),
         ("--gpus=2", "accelerate launch train.py", {"world_size": 2}, 1),
         ("--gpus=4", "mpirun -np 4 python train.py", {"world_size": 4}, 1),
         ("--nodes=2 --ntasks-per-node=4 --gpus-per-node=4", "srun python train.py", {"world_size": 8, "nodes": 2}, 1),
@@ -93,7 +97,7 @@ def test_the_training_is_found_however_it_is_started(line):
         ("--gpus=1", "srun python train.py", {}, 1),
         ("--ntasks=8 --gpus=1", "python train.py", {}, 1),
     ],
-)  # fmt: skip
+)
 def test_it_is_known_as_how_many_processes_a_training_runs(options, line, ranks, on_each_gpu):
     (one,) = trainings(f"#SBATCH {options}\n{line}")
     numbers = {name: value for name, value in one.ranks.items() if name != "launcher"}
@@ -227,8 +231,11 @@ def test_gpus_are_counted_for_each_node():
 
 def test_short_options_are_read_as_getopt_does():
     assert dict(read_words(["-HN2", "-t", "1:00", "-pgpu", "x.sh", "-n", "9"]).values) == {
-        "hold": "", "nodes": "2", "time": "1:00", "partition": "gpu",
-    }  # fmt: skip
+        "hold": "",
+        "nodes": "2",
+        "time": "1:00",
+        "partition": "gpu",
+    }
     with pytest.raises(InvalidValue, match="line 2"):
         read_directives("#!/bin/sh\n#SBATCH --time\n")
 
@@ -264,8 +271,11 @@ def test_words_are_what_bash_makes_of_them(values, pieces, arguments):
     text = "\n".join([*lines, "LIST=(one 'two three')", f"show {' '.join(pieces)}"]) + "\n"
     print_all = 'show() { for word in "$@"; do printf \'%s\\0\' "$word"; done; }\n'
     bash = subprocess.run(
-        ["bash", "-c", print_all + text, "bash", *arguments], capture_output=True, env={"LC_ALL": "C.UTF-8"}, cwd="/",
-    )  # fmt: skip
+        ["bash", "-c", print_all + text, "bash", *arguments],
+        capture_output=True,
+        env={"LC_ALL": "C.UTF-8"},
+        cwd="/",
+    )
     expected = bash.stdout.decode().split("\0")[:-1]
     (program,), _ = programs_of(text, {}, "/", arguments)
     assert list(program.words[1:]) == expected

@@ -34,9 +34,13 @@ def _site():
         if line.startswith(("Job", "Cli", "Pro", "Epi", "Task"))
     ]
     cluster = PrivateSlurm(
-        folder, nodes=2, gpus=GROUP.count, shards_per_gpu=GROUP.shards_per_gpu, gpu_type=GROUP.type,
+        folder,
+        nodes=2,
+        gpus=GROUP.count,
+        shards_per_gpu=GROUP.shards_per_gpu,
+        gpu_type=GROUP.type,
         more="\n".join(lines),
-    )  # fmt: skip
+    )
     try:
         with cluster:
             yield cluster
@@ -157,9 +161,12 @@ def test_jobs_with_shards_use_the_mps_of_their_user_and_it_ends_with_the_last(si
         path = site.folder / name
         path.write_text(re.sub(r"^CONTROL=.*", f"CONTROL={control}", path.read_text(), flags=re.M))
     number = site.submit(
-        "--gres=shard:3", "--output", tmp_path / "out", "--wrap",
+        "--gres=shard:3",
+        "--output",
+        tmp_path / "out",
+        "--wrap",
         "echo $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT; srun env | grep ^CUDA_MPS",
-    )  # fmt: skip
+    )
     site.until_state(number, "COMPLETED")
     printed = (tmp_path / "out").read_text()
     assert f"CUDA_MPS_PIPE_DIRECTORY={site.folder}/mps/" in printed
@@ -198,9 +205,14 @@ def test_what_is_missing_is_said(tmp_path, monkeypatch, capsys):
     assert code == 1
     assert "gives GPUs" not in printed, "no node has shards"
     for part in (
-        "needed GresTypes=gpu,shard", "needed SelectType=select/cons_tres", "N being 4 x 39 = 156",
-        "gres.conf is not there", "needed JobSubmitPlugins=lua", "needed CliFilterPlugins=lua", "JobRequeue=0",
-    ):  # fmt: skip
+        "needed GresTypes=gpu,shard",
+        "needed SelectType=select/cons_tres",
+        "N being 4 x 39 = 156",
+        "gres.conf is not there",
+        "needed JobSubmitPlugins=lua",
+        "needed CliFilterPlugins=lua",
+        "JobRequeue=0",
+    ):
         assert part in printed
 
 
@@ -220,10 +232,10 @@ def test_units_of_systemd_are_well_formed(tmp_path, monkeypatch, capsys):
     ullage = typed_in(monkeypatch, capsys)
     words = ("slurm", "configure", "n1=4xA100-40GB", "--systemd", "/shared/ullage", "--write", tmp_path / "new")
     assert ullage(*words)[0] == 0
-    units = [tmp_path / "new" / name for name in configuration.UNITS]
-    assert [unit.read_text().count("--folder /shared/ullage") for unit in units] == [1, 1]
+    unit = tmp_path / "new" / configuration.UNIT
+    assert unit.read_text().count("--folder /shared/ullage") == 1
     if shutil.which("systemd-analyze"):
-        done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True)
+        done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
         assert done.returncode == 0 and "ullage-slurm" not in done.stderr, done.stderr
     code, _, errors = ullage("slurm", "configure", "n1=4xA100-40GB", "--systemd", "shared")
     assert code == 2 and "needed the path of a folder that all nodes share" in errors

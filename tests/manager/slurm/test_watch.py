@@ -1,6 +1,5 @@
 """Jobs of a real Slurm that ran out of GPU memory come back with more shards, once for each failure, whatever dies."""
 
-import getpass
 import json
 import os
 import shlex
@@ -15,15 +14,15 @@ from tests.commands import typed_in
 from tests.manager.slurm.private_slurm import PATIENCE
 from tests.paths import ROOT
 
-from ullage.cli.slurm_watch import STATE
+from ullage.cli.slurm import STATE
 from ullage.errors import AlreadyServing, InvalidValue, SlurmFailed
 from ullage.home import home
 from ullage.manager.fault_injection import VARIABLE
 from ullage.manager.placement.recovery import RecoveryRules
-from ullage.manager.slurm import commands, shared_history
+from ullage.manager.slurm import commands
 from ullage.manager.slurm.comment import read_comment
 from ullage.manager.slurm.outputs import ENDED
-from ullage.manager.slurm.runs import LET_GO, RunRecord, RunStore
+from ullage.manager.slurm.runs import LET_GO, RunStore
 from ullage.manager.slurm.watcher import CRASH_POINTS, Watcher, WatchTerms
 from ullage.virtual.shared_card.cards import Cards, environment
 
@@ -105,9 +104,7 @@ def watch(slurm, tmp_path):
 
 def test_a_job_that_ran_out_of_memory_comes_back_with_more_shards_and_finishes(watch, slurm, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
-    watch.file, shared = home() / STATE, watch.folder / "shared"
-    shared.mkdir()
-    watch.terms = WatchTerms(spool=shared)
+    watch.file = home() / STATE
     job = watch.submit(GROWS)
     first, second = watch.until_over(job)
     assert watch.log() == [(job, 0, 12), (job, 1, 21)]  # what it had and asked for, and 5 GiB more
@@ -119,57 +116,9 @@ def test_a_job_that_ran_out_of_memory_comes_back_with_more_shards_and_finishes(w
     assert code == 0 and "out of GPU memory" in shown and "21 of 40 shards" in shown and "finished" in shown
     told = json.loads(typed_in(monkeypatch, capsys)("slurm", "history", job, "--json")[1])
     assert [run["next_gres"] for run in told] == ["shard:21", None]
-    if os.getuid() == 0:
-        told_user = typed_in(monkeypatch, capsys)("slurm", "history", job, "--json", "--folder", shared)[1]
-        assert [run["next_gres"] for run in json.loads(told_user)] == ["shard:21", None]
     code, _, errors = typed_in(monkeypatch, capsys)("slurm", "history", 4711)
     assert code == 2 and "no run of job 4711" in errors
     assert read_comment(now.comment) == {"upper": 1, "shards": 21, "attempt": 2, "before": "out of GPU memory"}
-
-
-def test_each_user_sees_what_root_saw_of_their_jobs(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("ULLAGE_HOME", str(tmp_path / "home"))
-    mine, other = getpass.getuser(), "nobody" if os.getuid() == 0 else None
-    store = RunStore(home() / STATE, writes=True)
-    for number, user in enumerate(filter(None, (mine, other, mine)), 1):
-        store.add(run_of(number, user))
-    before = os.umask(0o077)
-    for user in store.users(0.0):
-        shared_history.tell_user(tmp_path, user, store.of_user(user, 10))
-    os.umask(before)
-    store.close()
-    ullage = typed_in(monkeypatch, capsys)
-    shown = json.loads(ullage("slurm", "history", "--folder", tmp_path, "--json")[1])
-    assert {run["user"] for run in shown} == {mine}, "others' runs are not in it"
-    files = {file.name: file.stat() for file in (tmp_path / "history").iterdir()}
-    assert files
-    assert all(name == f"{found.st_uid}.json" and found.st_mode & 0o777 == 0o400 for name, found in files.items())
-    assert (tmp_path / "history").stat().st_mode & 0o777 == 0o711, "nobody sees who has files there"
-    assert len(files) == (2 if other else 1)
-    with_all = json.loads(ullage("slurm", "history", "--json")[1])
-    assert len(with_all) == (3 if other else 2), "who keeps it sees all"
-    (tmp_path / "history").chmod(0o777)
-    with pytest.raises(InvalidValue, match="that nobody else can write to"):
-        shared_history.tell_user(tmp_path, mine, [])
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, who alone tells users of their jobs")
-def test_a_folder_that_somebody_else_has_made_does_not_stop_the_watcher(watch, slurm):
-    (watch.folder / "history").mkdir()
-    (watch.folder / "history").chmod(0o777)
-    watch.terms = WatchTerms(spool=watch.folder)
-    job = watch.submit(GROWS)
-    watch.until_over(job)
-    assert watch.log() == [(job, 0, 12), (job, 1, 21)]
-    assert any("nobody else can write to" in line for line in watch.said)
-
-
-def run_of(job, user):
-    return RunRecord(
-        job=job, started=job, restarts=0, user=user, name="x", ended=job + 1, nodes="n1", gres="shard:1", exit_code=0,
-        cause="finished", detail="", used=None, next_gres=None, next_text="exit code 0", streams="[]", step="over",
-        decided=float(job), changed=time.time(),
-    )  # fmt: skip
 
 
 TRAINING = """

@@ -8,9 +8,12 @@ from collections.abc import Callable
 
 _LARGEST = 1 << 62
 _OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Div: lambda one, two: int(one / two), ast.Mod: lambda one, two: one - two * int(one / two),
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda one, two: int(one / two),
+    ast.Mod: lambda one, two: one - two * int(one / two),
+}
 
 
 def value_of(text: str) -> int | None:

@@ -88,9 +88,12 @@ def read_file(path: str) -> str:
 
 
 def read_batch(
-    text: str, folder: str, environment: Mapping[str, str], options: Mapping[str, str] | None = None,
+    text: str,
+    folder: str,
+    environment: Mapping[str, str],
+    options: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
-) -> BatchScript:  # fmt: skip
+) -> BatchScript:
     """Read a batch script. `options` are those that sbatch is given besides, which count more than the script's own."""
     given = {**read_directives(text), **(options or {})}
     hints = read_hints(text)
@@ -121,8 +124,11 @@ def exported(environment: Mapping[str, str], export: str | None) -> dict[str, st
     if export is None:
         return dict(environment)
     words = [word.strip() for word in re.findall(r"""(?:[^,'"]|'[^']*'|"[^"]*")+""", export)]
-    given = {name: re.sub(r"""(['"])(.*?)\1""", r"\2", value) for name, found, value in
-             (word.partition("=") for word in words) if found}  # fmt: skip
+    given = {
+        name: re.sub(r"""(['"])(.*?)\1""", r"\2", value)
+        for name, found, value in (word.partition("=") for word in words)
+        if found
+    }
     kept = {*words, *_OF_A_LOGIN}
     everything = "ALL" in words
     return {name: value for name, value in environment.items() if everything or name in kept} | given
@@ -133,14 +139,23 @@ def _slurm_variables(options: Mapping[str, str], folder: str) -> dict[str, str]:
     tasks, nodes = map(str, tasks_and_nodes(options))
     index = first_index(options.get("array", ""))
     found = {
-        "SLURM_SUBMIT_DIR": folder, "SLURM_JOB_NAME": options.get("job-name"), "SLURM_NNODES": nodes,
-        "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks,
-        "SLURM_CPUS_PER_TASK": options.get("cpus-per-task"), "SLURM_NTASKS_PER_NODE": options.get("ntasks-per-node"),
-        "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_JOB_ID": "0", "SLURM_JOBID": "0",
+        "SLURM_SUBMIT_DIR": folder,
+        "SLURM_JOB_NAME": options.get("job-name"),
+        "SLURM_NNODES": nodes,
+        "SLURM_JOB_NUM_NODES": nodes,
+        "SLURM_NTASKS": tasks,
+        "SLURM_NPROCS": tasks,
+        "SLURM_CPUS_PER_TASK": options.get("cpus-per-task"),
+        "SLURM_NTASKS_PER_NODE": options.get("ntasks-per-node"),
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_JOB_ID": "0",
+        "SLURM_JOBID": "0",
         "SLURM_ARRAY_JOB_ID": None if index is None else "0",
         "SLURM_ARRAY_TASK_ID": None if index is None else str(index),
         "SLURM_GPUS_ON_NODE": str(gpu_request(options).per_node or 1),
-    }  # fmt: skip
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -157,8 +172,14 @@ def _trainings(programs: Sequence[Program], options: Mapping[str, str], notes: l
                 notes.append(f"line {program.line}: '{' '.join(inner.words)[:80]}' runs no script and was left out")
             continue
         training = _with_ranks(_training(program, command, inner.variables, inner.folder), inner.srun, options)
-        key = (command.source, tuple(command.args), training.folder, training.environment.get("PATH"), training.at_once,
-               *training.ranks.values())  # fmt: skip
+        key = (
+            command.source,
+            tuple(command.args),
+            training.folder,
+            training.environment.get("PATH"),
+            training.at_once,
+            *training.ranks.values(),
+        )
         found.setdefault(key, training)
     return list(found.values())
 

@@ -56,33 +56,20 @@ class SlurmJob:
     state: str
     reason: str
     comment: str
-    partition: str
     nodes: str
-    node_count: int
     requested: tuple[Gres, ...]  # on each node
     allocated: tuple[str, ...]  # on each of its nodes: "shard:12(IDX:0)"
     restarts: int
     requeue: bool
     exit_code: int
-    submitted: int
     started: int
     ended: int
-    command: str
-    folder: str
-    output: str
-    errors: str
     array_job: int
-    array_task: int | None
 
     @property
     def shards(self) -> int | None:
         """How many it asks for on each node; `None`: it asks for none."""
         return next((gres.count for gres in self.requested if gres.name == "shard"), None)
-
-    @property
-    def gpus(self) -> int | None:
-        """How many whole GPUs it asks for on each node; `None`: it asks for none."""
-        return next((gres.count for gres in self.requested if gres.name == "gpu"), None)
 
 
 def run(*words: str, limit: float = LIMIT, environment: Mapping[str, str] | None = None, text: str = "") -> str:
@@ -95,9 +82,14 @@ def run(*words: str, limit: float = LIMIT, environment: Mapping[str, str] | None
         )
     try:
         done = subprocess.run(
-            [program, *words[1:]], input=text, capture_output=True, text=True, errors="replace", timeout=limit,
+            [program, *words[1:]],
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit,
             env=None if environment is None else {**os.environ, **environment},
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         raise SlurmFailed(
             f"{words[0]} did not answer within {limit:g} s; does 'scontrol ping' say that slurmctld is up?"
@@ -206,23 +198,15 @@ def _job(told: dict[str, Any]) -> SlurmJob:
         state=_state(told.get("job_state")),
         reason=_first(told.get("state_reason")),
         comment=_text(told.get("comment")),
-        partition=told.get("partition") or "",
         nodes=told.get("nodes") or "",
-        node_count=_number(told.get("node_count")),
         requested=parse_gres(told.get("tres_per_node") or ""),
         allocated=tuple(told.get("gres_detail") or ()),
         restarts=_number(told.get("restart_cnt")),
         requeue=bool(told.get("requeue")),
         exit_code=_exit_code(told.get("exit_code")),
-        submitted=_number(told.get("submit_time")),
         started=_number(told.get("start_time")),
         ended=_number(told.get("end_time")),
-        command=told.get("command") or "",
-        folder=told.get("current_working_directory") or "",
-        output=told.get("standard_output") or "",
-        errors=told.get("standard_error") or "",
         array_job=_number(told.get("array_job_id")),
-        array_task=None if _unset(told.get("array_task_id")) else _number(told.get("array_task_id")),
     )
 
 
@@ -230,10 +214,6 @@ def _job(told: dict[str, Any]) -> SlurmJob:
 # ["RUNNING"] and {"return_code": ...}.
 def _number(told: Any) -> int:
     return int((told.get("number") if isinstance(told, dict) else told) or 0)
-
-
-def _unset(told: Any) -> bool:
-    return told is None or isinstance(told, dict) and not told.get("set")
 
 
 def _state(told: Any) -> str:

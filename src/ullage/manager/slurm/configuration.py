@@ -20,7 +20,7 @@ from ullage.units import GIB
 _MPS_FOLDER = "/run/ullage-mps"
 _CONTROL = "nvidia-cuda-mps-control"
 _SCRIPTS = {"Prolog": "mps_prolog.sh", "Epilog": "mps_epilog.sh", "TaskProlog": "mps_task_prolog.sh"}
-UNITS = ("ullage-slurm-watch.service", "ullage-slurm-monitor.service")
+UNIT = "ullage-slurm-watch.service"
 LUA = {"JobSubmitPlugins": "job_submit.lua", "CliFilterPlugins": "cli_filter.lua"}
 
 
@@ -118,7 +118,7 @@ def files(
     groups: Sequence[NodeGroup], sharing: str = "timeslice", folder: str = "/etc/slurm", systemd: str | None = None
 ) -> dict[str, str]:
     """All files of a site by name. `slurm.conf.ullage` and `gres.conf.ullage` have lines for the site's own files. With
-    `systemd`, a folder that all nodes share, there are units for the watcher and the monitors."""
+    `systemd`, a folder that all nodes share, there is a unit for the watcher."""
     if sharing not in HOWS:
         raise InvalidValue(f"--sharing: needed {' or '.join(HOWS)}; found {sharing!r}")
     if systemd is not None and not re.fullmatch(r"/[^\s\"'\\$]*", systemd):
@@ -142,8 +142,8 @@ def files(
         SITE_FILE: site_toml(groups, sharing),
     }
     scripts = _SCRIPTS.values() if sharing == "mps" else ()
-    units = UNITS if systemd else ()
-    return found | {name: _filled(name, values) for name in (*LUA.values(), *scripts, *units)}
+    unit = [UNIT] if systemd else []
+    return found | {name: _filled(name, values) for name in (*LUA.values(), *scripts, *unit)}
 
 
 def _ullage() -> str:

@@ -65,9 +65,14 @@ def estimate_training(
     request = script_request(training.command, training.ranks, gpu, training.folder, timeout, network)
     try:
         outcome = run(
-            _ENTRY, request, limits=Limits(seconds=timeout + _GRACE, processes=512, written=4 * GIB), env=variables,
-            cwd=training.folder, private=Sandbox(network=network), record=True,
-        )  # fmt: skip
+            _ENTRY,
+            request,
+            limits=Limits(seconds=timeout + _GRACE, processes=512, written=4 * GIB),
+            env=variables,
+            cwd=training.folder,
+            private=Sandbox(network=network),
+            record=True,
+        )
     except OSError as error:
         return ScriptAnswer(None, failure=f"it cannot run in {training.folder}: {error.strerror}")
     if outcome.answer is None:
@@ -88,8 +93,15 @@ def _answer(told: dict[str, Any], gpu: str, seconds: float, kept: bool = False) 
 def _kept_file(training: BatchTraining, gpu: str) -> Path:
     command, ranks, path = training.command, dict(training.ranks), training.environment.get("PATH")
     known = [
-        ullage.__version__, os.getuid(), command, ranks, training.folder, path, gpu, os.environ.get("ULLAGE_PYTORCH")
-    ]  # fmt: skip
+        ullage.__version__,
+        os.getuid(),
+        command,
+        ranks,
+        training.folder,
+        path,
+        gpu,
+        os.environ.get("ULLAGE_PYTORCH"),
+    ]
     return home() / "slurm" / "answers" / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()}.json"
 
 

@@ -43,9 +43,8 @@ def how_it_ended(job: SlurmJob, output: str) -> AttemptEnd:
 
 
 def what_next(
-    job: SlurmJob, ended: AttemptEnd, before: Sequence[RunRecord], used: int | None, nodes: Sequence[SlurmNode],
-    rules: RecoveryRules,
-) -> NextRun:  # fmt: skip
+    job: SlurmJob, ended: AttemptEnd, before: Sequence[RunRecord], nodes: Sequence[SlurmNode], rules: RecoveryRules
+) -> NextRun:
     """Whether a job is started again, and with how many shards. `before` are its earlier runs.
 
     A GPU to itself is all shards of the largest one: Slurm refuses to turn shards into a GPU.
@@ -66,7 +65,7 @@ def what_next(
         decision = after_failure(Failure("system", failures), largest * shard, rules)
         return NextRun(gres_text(job.requested) if decision.again else None, f"{ended.cause}: {decision.text}")
     alone = asked.count >= largest
-    failure = Failure("memory", failures, asked.count * shard, used, ended.needed, exclusive=alone, alone=alone)
+    failure = Failure("memory", failures, asked.count * shard, needed=ended.needed, exclusive=alone, alone=alone)
     decision = after_failure(failure, largest * shard, rules)
     if not decision.again:
         return NextRun(None, f"{ended.detail}; {decision.text}")

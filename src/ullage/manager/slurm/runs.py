@@ -28,7 +28,6 @@ CREATE TABLE runs (
     user TEXT NOT NULL, name TEXT NOT NULL,
     ended INTEGER NOT NULL, nodes TEXT NOT NULL, gres TEXT NOT NULL, exit_code INTEGER NOT NULL,
     cause TEXT NOT NULL, detail TEXT NOT NULL,
-    used INTEGER,                                    -- the most bytes on a GPU that a monitor saw
     next_gres TEXT,                                  -- what it asks for next; NULL: it is not started again
     next_text TEXT NOT NULL,
     streams TEXT NOT NULL,                           -- where its outputs ended, as JSON
@@ -55,7 +54,6 @@ class RunRecord:
     exit_code: int
     cause: str
     detail: str
-    used: int | None
     next_gres: str | None
     next_text: str
     streams: str
@@ -121,15 +119,6 @@ class RunStore:
     def newest(self, limit: int) -> list[RunRecord]:
         """The runs that ended last, the newest first."""
         return [*self._read("ORDER BY decided DESC LIMIT ?", limit)]
-
-    def of_user(self, user: str, limit: int) -> list[RunRecord]:
-        """The runs of a user's jobs that ended last, the newest first."""
-        return [*self._read("WHERE user = ? ORDER BY decided DESC LIMIT ?", user, limit)]
-
-    def users(self, since: float) -> list[str]:
-        """Whose runs have changed since a time."""
-        rows = self._connection.execute("SELECT DISTINCT user FROM runs WHERE changed > ?", (since,))
-        return [row["user"] for row in rows]
 
     def _read(self, rest: str, *values: object) -> Iterator[RunRecord]:
         with contextlib.suppress(sqlite3.OperationalError):  # a file that was made a moment ago has no table yet

@@ -273,9 +273,11 @@ class _Reader(ShellWords):
     def _follow_declaration_command(self, node: Any, state: ShellState) -> None:
         """`export`, `declare`, `local`, `readonly`."""
         words = [text_of(child) for child in node.children if child.type == "word"]
-        exports = node.children[0].type == "export" and "-n" not in words or any(
-            re.fullmatch(r"-\w*x\w*", word) for word in words
-        )  # fmt: skip
+        exports = (
+            node.children[0].type == "export"
+            and "-n" not in words
+            or any(re.fullmatch(r"-\w*x\w*", word) for word in words)
+        )
         for child in node.children[1:]:
             if child.type == "variable_assignment":
                 name, value = self._assignment(child, state)

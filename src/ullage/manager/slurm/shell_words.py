@@ -251,9 +251,15 @@ class ShellWords:
                 return None if told is None else not told
             word = one(self.fields(node.children[-1], state))
             asks: dict[str, Callable[[str], bool]] = {
-                "-z": lambda text: not text, "-n": bool, "-f": os.path.isfile, "-d": os.path.isdir,
-                "-e": os.path.exists, "-r": os.path.exists, "-s": os.path.exists, "-x": os.path.exists,
-            }  # fmt: skip
+                "-z": lambda text: not text,
+                "-n": bool,
+                "-f": os.path.isfile,
+                "-d": os.path.isdir,
+                "-e": os.path.exists,
+                "-r": os.path.exists,
+                "-s": os.path.exists,
+                "-x": os.path.exists,
+            }
             if isinstance(word, Unknown) or operator not in asks:
                 return None
             if operator not in ("-z", "-n"):
@@ -288,9 +294,13 @@ class ShellWords:
         except ValueError:
             return None
         answers = {
-            "-eq": left == right, "-ne": left != right, "-lt": left < right, "-le": left <= right, "-gt": left > right,
+            "-eq": left == right,
+            "-ne": left != right,
+            "-lt": left < right,
+            "-le": left <= right,
+            "-gt": left > right,
             "-ge": left >= right,
-        }  # fmt: skip
+        }
         return answers.get(operator)
 
 

@@ -41,9 +41,13 @@ class Sizing:
 
 
 def size(
-    needs: Sequence[GpuNeed], request: GpuRequest, site: Site, ranks: int = 1, exclusive: bool = False,
+    needs: Sequence[GpuNeed],
+    request: GpuRequest,
+    site: Site,
+    ranks: int = 1,
+    exclusive: bool = False,
     min_speed: float | None = None,
-) -> Sizing:  # fmt: skip
+) -> Sizing:
     """What to ask for, given what the job needs on each kind of GPU; `InvalidValue` if it can never run. A job that
     says nothing about GPUs has one for each of its `ranks` on a node."""
     gpus = request.per_node or ranks
@@ -72,7 +76,7 @@ def size(
 
 def _whole(
     site: Site, request: GpuRequest, gpus: int, why: str, need: GpuNeed | None = None, kind: str | None = None
-) -> Sizing:  # fmt: skip
+) -> Sizing:
     """GPUs of the job's own. One of them is asked for as all of its shards, where all GPUs that it can get have the
     same number: Slurm 22.05 gives GPUs away while some of their shards are in use, but counts shards rightly."""
     kind = kind or request.type

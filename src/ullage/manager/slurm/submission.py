@@ -76,9 +76,11 @@ class SubmissionPlan:
 
 
 def plan_words(
-    words: Sequence[str], choices: Choices | None = None, text: str | None = None,
+    words: Sequence[str],
+    choices: Choices | None = None,
+    text: str | None = None,
     progress: Callable[[str], None] | None = None,
-) -> SubmissionPlan:  # fmt: skip
+) -> SubmissionPlan:
     """The plan for `sbatch WORDS`. `text` is the script, where the words name none: it comes on standard input."""
     given = read_words(words)
     arguments: Sequence[str] = given.rest[1:]
@@ -92,9 +94,12 @@ def plan_words(
 
 
 def plan_job(
-    text: str, options: Mapping[str, str], arguments: Sequence[str] = (), choices: Choices | None = None,
+    text: str,
+    options: Mapping[str, str],
+    arguments: Sequence[str] = (),
+    choices: Choices | None = None,
     progress: Callable[[str], None] | None = None,
-) -> SubmissionPlan:  # fmt: skip
+) -> SubmissionPlan:
     """The plan for a batch script and the options that sbatch is given besides it."""
     choices = choices or Choices()
     batch = read_batch(text, os.getcwd(), os.environ, options, arguments)
@@ -178,10 +183,12 @@ def _plan(
     estimate = None
     if need is not None and need.upper is not None:
         estimate = {
-            "upper": need.upper, "gpu": need.kind.gpu.name, "seconds": round(sum(each.seconds for each in answers), 1),
+            "upper": need.upper,
+            "gpu": need.kind.gpu.name,
+            "seconds": round(sum(each.seconds for each in answers), 1),
             "kept": bool(answers) and all(each.kept for each in answers),
             "world_size": max((each.ranks.get("world_size", 1) for each in batch.trainings), default=1),
-        }  # fmt: skip
+        }
         told: dict[str, Any] = {"upper": need.upper, "gpu": need.kind.gpu.name, f"{sizing.name}s": sizing.count}
         options["comment"] = write_comment(told, batch.options.get("comment", ""))
     if request.nodes > 1 and sizing.name == "shard":

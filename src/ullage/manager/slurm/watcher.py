@@ -8,7 +8,6 @@ done about it.
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
@@ -16,23 +15,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ullage.errors import InvalidValue, SlurmFailed
+from ullage.errors import SlurmFailed
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.placement.recovery import RecoveryRules
 from ullage.manager.slurm import commands
 from ullage.manager.slurm.commands import SlurmJob, SlurmNode
 from ullage.manager.slurm.comment import read_comment, write_comment
-from ullage.manager.slurm.node_reports import peak_of
 from ullage.manager.slurm.outputs import forget_kept, marks_of, read_streams, text_of
 from ullage.manager.slurm.recovery import ENDS, gres_text, how_it_ended, what_next
 from ullage.manager.slurm.runs import DECIDED, HELD, LET_GO, LOST, OVER, RELEASED, UPDATED, RunRecord, RunStore
-from ullage.manager.slurm.shared_history import MOST, tell_user
 
 # Where a test may end the watcher (`ULLAGE_CRASH_AT`), in the order in which a job meets them.
 CRASH_POINTS = (
-    "slurm-before-decision", "slurm-decided", "slurm-requeued", "slurm-held", "slurm-more", "slurm-updated",
-    "slurm-let-go", "slurm-noted",
-)  # fmt: skip
+    "slurm-before-decision",
+    "slurm-decided",
+    "slurm-requeued",
+    "slurm-held",
+    "slurm-more",
+    "slurm-updated",
+    "slurm-let-go",
+    "slurm-noted",
+)
 # A node refuses a job that is started in the second in which its last run ended ("already killed, do not launch"), and
 # Slurm takes that for a run that failed.
 _SOON = "now+2seconds"
@@ -54,7 +57,6 @@ class Watcher:
 
     def __init__(self, store: RunStore, terms: WatchTerms, say: Callable[[str], None] = print) -> None:
         self._store, self._terms, self._say = store, terms, say
-        self._told = 0.0  # up to when users have been told what became of their jobs
 
     def run(self, interval: float, ending: threading.Event) -> None:
         """Look again and again until it is to end; a controller that does not answer is asked again."""
@@ -93,21 +95,8 @@ class Watcher:
         if self._terms.spool is not None:  # at each look: an epilog may be late
             forget_kept(self._terms.spool, decided)
         self._give_up({job.id for job in jobs})
-        self._tell_users()
         if failed is not None:
             raise failed
-
-    def _tell_users(self) -> None:
-        """Where root watches all jobs: give each user what was seen of theirs."""
-        if self._terms.spool is None or not self._terms.everybody or os.getuid():
-            return
-        now = time.time()
-        try:
-            for user in self._store.users(self._told):
-                tell_user(self._terms.spool, user, self._store.of_user(user, MOST))
-            self._told = now
-        except (OSError, InvalidValue) as error:  # tried again at the next look
-            self._say(f"users cannot be told what became of their jobs: {error}")
 
     def _is_ours(self, job: SlurmJob) -> bool:
         return read_comment(job.comment) is not None or self._terms.every_job and job.shards is not None
@@ -116,16 +105,28 @@ class Watcher:
         before = [run for run in known if run.restarts < job.restarts and (run.user, run.name) == (job.user, job.name)]
         streams = read_streams(job, self._terms.spool)
         ended = how_it_ended(job, text_of(streams, before[-1].streams if before else None, job.started))
-        used = None if self._terms.spool is None else peak_of(job.id, job.started, self._terms.spool)
-        following = what_next(job, ended, before, used, nodes, self._terms.rules)
+        following = what_next(job, ended, before, nodes, self._terms.rules)
         crash_point("slurm-before-decision")
         now = time.time()
         run = RunRecord(
-            job=job.id, started=job.started, restarts=job.restarts, user=job.user, name=job.name, ended=job.ended,
-            nodes=job.nodes, gres=gres_text(job.requested), exit_code=job.exit_code, cause=ended.cause,
-            detail=ended.detail, used=used, next_gres=following.gres, next_text=following.text,
-            streams=marks_of(streams), step=DECIDED if following.gres else OVER, decided=now, changed=now,
-        )  # fmt: skip
+            job=job.id,
+            started=job.started,
+            restarts=job.restarts,
+            user=job.user,
+            name=job.name,
+            ended=job.ended,
+            nodes=job.nodes,
+            gres=gres_text(job.requested),
+            exit_code=job.exit_code,
+            cause=ended.cause,
+            detail=ended.detail,
+            next_gres=following.gres,
+            next_text=following.text,
+            streams=marks_of(streams),
+            step=DECIDED if following.gres else OVER,
+            decided=now,
+            changed=now,
+        )
         self._store.add(run)
         crash_point("slurm-decided")
         if run.again or ended.cause != "finished":
