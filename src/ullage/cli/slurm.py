@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -28,7 +28,7 @@ from ullage.units import format_moment, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
     from ullage.estimation.jobs.slurm_words import SbatchWords
-    from ullage.manager.slurm.submission import Choices, SubmissionPlan
+    from ullage.manager.slurm.submission import SubmissionPlan
 
 slurm = typer.Typer(
     help="Jobs of a Slurm cluster that ask for as much of a GPU as they need.",
@@ -99,8 +99,10 @@ def submit(
     from ullage.manager.slurm.sbatch_options import with_options
 
     _sbatch_words(words)
-    choices = _choices(gpu, memory, exclusive, estimate, network, timeout)
-    plan = _planned(words, choices, None)
+    said: dict[str, Any] = {"gpu": gpu, "memory": memory and parse_bytes(memory), "exclusive": exclusive or None}
+    said |= {"estimate": None if estimate else False, "network": network or None}
+    said |= {"timeout": None if timeout is None else parse_duration(timeout)}
+    plan = _planned(words, **{name: value for name, value in said.items() if value is not None})
     line = ["sbatch", *with_options(words, plan.words)]
     if as_json and dry_run:
         print(json.dumps({**plan.to_dict(), "command": line, "job": None}))
@@ -131,7 +133,7 @@ def sbatch(words: Words) -> None:
 
     given = _sbatch_words(words)
     text = None if given.rest or "wrap" in given.values else sys.stdin.read()
-    plan = _planned(words, None, text)
+    plan = _planned(words, text=text)
     _tell(plan, sys.stderr)
     line = ["sbatch", *with_options(words, plan.words)]
     raise typer.Exit(subprocess.run(line, input=text, text=True).returncode)
@@ -216,11 +218,11 @@ def filter(options: Annotated[str, typer.Argument(help="What sbatch was told, as
 
       ullage slurm filter '{"gpus": "1", "argv": ["job.sh"]}'
     """
-    from ullage.manager.slurm.filtering import answers
+    from ullage.manager.slurm.submission import filter_answers
 
     is_file = stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)  # sbatch has read a pipe to its end
     try:
-        for name, value in answers(json.loads(options), sys.stdin.read() if is_file else ""):
+        for name, value in filter_answers(json.loads(options), sys.stdin.read() if is_file else ""):
             print(f"{name}={' '.join(value.splitlines())}")
     except InvalidValue as error:
         print(f"refuse={' '.join(str(error).splitlines())}")
@@ -344,29 +346,13 @@ def _sbatch_words(words: Sequence[str]) -> SbatchWords:
         raise typer.BadParameter(str(error)) from None
 
 
-def _choices(
-    gpu: str | None, memory: str | None, exclusive: bool, estimate: bool, network: bool, timeout: str | None
-) -> Choices:
-    from ullage.manager.slurm.estimating import TIMEOUT
-    from ullage.manager.slurm.submission import Choices
-
-    return Choices(
-        gpu=gpu,
-        memory=None if memory is None else parse_bytes(memory),
-        exclusive=exclusive,
-        estimate=estimate,
-        network=network,
-        timeout=TIMEOUT if timeout is None else parse_duration(timeout),
-    )
-
-
-def _planned(words: list[str], choices: Choices | None, text: str | None) -> SubmissionPlan:
+def _planned(words: list[str], **more: Any) -> SubmissionPlan:
     from rich.console import Console
 
     from ullage.manager.slurm.submission import plan_words
 
     with Console(stderr=True).status("reading the batch script ...") as status:
-        return plan_words(words, choices, text, lambda doing: status.update(f"{doing} ..."))
+        return plan_words(words, progress=lambda doing: status.update(f"{doing} ..."), **more)
 
 
 def _tell(plan: SubmissionPlan, where: TextIO | None = None) -> None:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ullage.manager.slurm import commands
-from ullage.manager.slurm.submission import Choices, plan_words
+from ullage.manager.slurm.submission import plan_words
 from ullage.units import GIB
 
 # What happens to a job is written down by the job itself. The lock says whether it is alive twice.
@@ -27,7 +27,7 @@ def submit(sizes, each):
     """Arrays of jobs, each with as many shards as its size in GiB needs: their numbers."""
     arrays = []
     for size in sizes:
-        plan = plan_words(["--gpus=1", "job.sh"], Choices(memory=size * GIB))
+        plan = plan_words(["--gpus=1", "job.sh"], memory=size * GIB)
         assert plan.sizing.name == "shard"
         words = ["--gpus=1", f"--array=1-{each}", "--output=/dev/null", *plan.words, "job.sh"]
         arrays.append(commands.submit(words))

@@ -15,7 +15,7 @@ from tests.paths import ROOT
 
 from ullage.manager.slurm import commands, configuration
 from ullage.manager.slurm.checking import check
-from ullage.manager.slurm.comment import read_comment
+from ullage.manager.slurm.commands import read_comment
 
 GROUP = configuration.node_group("n[1-2]=4xA100-40GB")
 

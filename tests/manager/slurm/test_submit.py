@@ -11,7 +11,8 @@ from tests.commands import typed_in
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu as find_gpu
 from ullage.manager.slurm import commands
-from ullage.manager.slurm.comment import read_comment
+from ullage.manager.slurm.batch_script import Hints
+from ullage.manager.slurm.commands import read_comment
 from ullage.manager.slurm.sbatch_options import GpuRequest, with_options
 from ullage.manager.slurm.site import GpuKind, Site, read_site
 from ullage.manager.slurm.sizing import GpuNeed, size
@@ -177,8 +178,8 @@ def test_on_two_kinds_of_gpus_a_job_may_run_on_both_or_only_on_the_larger():
     assert only.gres == "shard:h200:50"
     assert size(needs(50), GpuRequest(per_node=2), site).gres == "gpu:h200:2"
     assert size(needs(10), GpuRequest(per_node=2), site).gres == "gpu:2"
-    assert size(needs(10), GpuRequest(), site, exclusive=True).gres == "gpu:1"  # the number of shards differs
-    assert size(needs(50), GpuRequest(), site, exclusive=True).gres == "shard:h200:139"
+    assert size(needs(10), GpuRequest(), site, hints=Hints(exclusive=True)).gres == "gpu:1"  # numbers of shards differ
+    assert size(needs(50), GpuRequest(), site, hints=Hints(exclusive=True)).gres == "shard:h200:139"
     with pytest.raises(InvalidValue, match="H200"):
         size(needs(500), GpuRequest(), site)
 
@@ -194,4 +195,4 @@ def test_a_job_that_sharing_would_hurt_gets_a_whole_gpu():
     idle = replace(alone, smact=0.2, smocc=0.1, drama=0.05, gpu_s=0.03, host_s=0.1)
     need = [GpuNeed(LARGE, 20 * GIB, idle)]
     assert size(need, GpuRequest(), Site((LARGE,))).gres == "shard:20"
-    assert "% of its speed" in size(need, GpuRequest(), Site((LARGE,)), min_speed=1.0).why
+    assert "% of its speed" in size(need, GpuRequest(), Site((LARGE,)), hints=Hints(min_speed=1.0)).why

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from ullage.manager.slurm import commands
-from ullage.manager.slurm.comment import read_comment
+from ullage.manager.slurm.commands import read_comment
 from ullage.units import GIB, MIB
 
 real = pytest.importorskip("submitit", reason="the package submitit is not installed")

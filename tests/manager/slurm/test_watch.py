@@ -20,7 +20,7 @@ from ullage.home import home
 from ullage.manager.fault_injection import VARIABLE
 from ullage.manager.placement.recovery import RecoveryRules
 from ullage.manager.slurm import commands
-from ullage.manager.slurm.comment import read_comment
+from ullage.manager.slurm.commands import read_comment
 from ullage.manager.slurm.outputs import ENDED
 from ullage.manager.slurm.runs import LET_GO, RunStore
 from ullage.manager.slurm.watcher import CRASH_POINTS, Watcher, WatchTerms

@@ -35,6 +35,9 @@ class Hints:
     min_speed: float | None = None
 
 
+NO_HINTS = Hints()
+
+
 @dataclass(frozen=True)
 class BatchTraining:
     """A script of Python that a batch script runs, as it would run it. `ranks` are the options of an estimate that say

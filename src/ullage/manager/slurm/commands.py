@@ -18,6 +18,7 @@ from typing import Any
 from ullage.errors import SlurmFailed
 
 LIMIT = 30.0  # seconds for one command
+_MARK = "ullage:"
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,30 @@ def _count(text: str) -> int | None:
     """Slurm's counts may end with a factor: 2K."""
     match = re.fullmatch(r"(\d+)([kKmMgG]?)", text)
     return int(match[1]) * 1024 ** " kmg".index(match[2].lower() or " ") if match else None
+
+
+def write_comment(values: dict[str, Any], own: str = "") -> str:
+    """Write plain values behind what the user wrote in a job's comment, where Slurm keeps them.
+
+    >>> write_comment({"upper": 5, "shards": 1}, "night run")
+    'night run ullage:{"upper":5,"shards":1}'
+    """
+    before = re.sub(rf"(?:^|\s){_MARK}\{{.*\}}\s*$", "", own, flags=re.S).strip()
+    return f"{before} " * bool(before) + _MARK + json.dumps(values, separators=(",", ":"))
+
+
+def read_comment(comment: str) -> dict[str, Any] | None:
+    """The values that `write_comment` was given; `None` if the comment has none.
+
+    >>> read_comment('night run ullage:{"upper":5}'), read_comment("night run")
+    ({'upper': 5}, None)
+    """
+    match = re.search(rf"(?:^|\s){_MARK}(\{{.*\}})\s*$", comment, re.S)
+    try:
+        values = json.loads(match[1]) if match else None
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) else None
 
 
 def _node(line: str) -> SlurmNode:

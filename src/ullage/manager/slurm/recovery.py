@@ -10,8 +10,7 @@ from ullage.errors import UllageError
 from ullage.hardware import gpu as find_gpu
 from ullage.manager.core.ends import AttemptEnd, classify
 from ullage.manager.placement.recovery import Failure, RecoveryRules, after_failure
-from ullage.manager.slurm.commands import Gres, SlurmJob, SlurmNode
-from ullage.manager.slurm.comment import read_comment
+from ullage.manager.slurm.commands import Gres, SlurmJob, SlurmNode, read_comment
 from ullage.manager.slurm.runs import RunRecord
 from ullage.manager.storage.records import Cause
 from ullage.units import GIB

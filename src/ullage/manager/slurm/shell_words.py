@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import codecs
 import datetime
 import fnmatch
 import getpass
 import glob
+import operator
 import os
 import re
 import socket
@@ -15,13 +17,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ullage.errors import MissingPackage
-from ullage.manager.slurm.arithmetic import value_of
+
+_LARGEST = 1 << 62
+_OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda one, two: int(one / two),
+    ast.Mod: lambda one, two: one - two * int(one / two),
+}
 
 
 class Unknown(str):
     """A word that only the running script knows; its text is how the script writes it."""
 
 
+_FILE_TESTS = {"-f": os.path.isfile, "-d": os.path.isdir} | dict.fromkeys(("-e", "-r", "-s", "-x"), os.path.exists)
 Value = str | tuple[str, ...]  # of a variable; a tuple is an array
 
 
@@ -250,23 +261,13 @@ class ShellWords:
                 told = self._expression(node.children[-1], state)
                 return None if told is None else not told
             word = one(self.fields(node.children[-1], state))
-            asks: dict[str, Callable[[str], bool]] = {
-                "-z": lambda text: not text,
-                "-n": bool,
-                "-f": os.path.isfile,
-                "-d": os.path.isdir,
-                "-e": os.path.exists,
-                "-r": os.path.exists,
-                "-s": os.path.exists,
-                "-x": os.path.exists,
-            }
-            if isinstance(word, Unknown) or operator not in asks:
+            if isinstance(word, Unknown) or operator not in ("-z", "-n", *_FILE_TESTS):
                 return None
-            if operator not in ("-z", "-n"):
-                if state.folder is None and not os.path.isabs(word):
-                    return None
-                word = os.path.join(state.folder or "/", word)
-            return asks[operator](word)
+            if operator in ("-z", "-n"):
+                return bool(word) is (operator == "-n")
+            if state.folder is None and not os.path.isabs(word):
+                return None
+            return _FILE_TESTS[operator](os.path.join(state.folder or "/", word))
         if node.type == "binary_expression" and len(node.children) == 3:
             return self._comparison(node, state)
         if node.type in ("word", "string", "raw_string", "simple_expansion", "expansion", "concatenation", "number"):
@@ -275,33 +276,26 @@ class ShellWords:
         return None
 
     def _comparison(self, node: Any, state: ShellState) -> bool | None:
-        operator = text_of(node.children[1])
-        if operator in ("&&", "||", "-a", "-o"):
+        sign = text_of(node.children[1])
+        if sign in ("&&", "||", "-a", "-o"):
             both = [self._expression(node.children[place], state) for place in (0, 2)]
-            wanted = operator in ("||", "-o")
+            wanted = sign in ("||", "-o")
             if wanted in both:
                 return wanted
             return None if None in both else not wanted
         first, second = (one(self.fields(node.children[place], state)) for place in (0, 2))
         if isinstance(first, Unknown) or isinstance(second, Unknown):
             return None
-        if operator in ("=", "=="):
+        if sign in ("=", "=="):
             return fnmatch.fnmatchcase(first, second)
-        if operator == "!=":
+        if sign == "!=":
             return not fnmatch.fnmatchcase(first, second)
         try:
             left, right = int(first), int(second)
         except ValueError:
             return None
-        answers = {
-            "-eq": left == right,
-            "-ne": left != right,
-            "-lt": left < right,
-            "-le": left <= right,
-            "-gt": left > right,
-            "-ge": left >= right,
-        }
-        return answers.get(operator)
+        # The name of a comparison is that of Python's function: -eq, -ne, -lt, -le, -gt, -ge.
+        return getattr(operator, sign[1:])(left, right) if re.fullmatch("-(eq|ne|[lg][te])", sign) else None
 
 
 def _prints(words: Sequence[str], folder: str | None) -> str | None:
@@ -383,3 +377,28 @@ def _cut(value: str, pattern: str, operator: str) -> str:
         if fnmatch.fnmatchcase(piece, pattern):
             return value[:place] if operator[0] == "%" else value[place:]
     return value
+
+
+def value_of(text: str) -> int | None:
+    """The value of an expression of numbers; `None` if it is something else.
+
+    >>> value_of("2 * (3 + 4) % 5"), value_of("-7 / 2"), value_of("1 / 0"), value_of("x + 1")
+    (4, -3, None, None)
+    """
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.AST) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int and node.value < _LARGEST:
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        inner = _value(node.operand)
+        return -inner if isinstance(node.op, ast.USub) else inner
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        found = _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+        if abs(found) < _LARGEST:
+            return found
+    raise ValueError("not a number")

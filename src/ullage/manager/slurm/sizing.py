@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ullage.errors import InvalidValue
+from ullage.manager.slurm.batch_script import NO_HINTS, Hints
 from ullage.manager.slurm.sbatch_options import GpuRequest
 from ullage.manager.slurm.site import GpuKind, Site
 from ullage.performance.result import Utilization
@@ -40,14 +41,7 @@ class Sizing:
         return ":".join([self.name, *([self.type] if self.type else []), str(self.count)])
 
 
-def size(
-    needs: Sequence[GpuNeed],
-    request: GpuRequest,
-    site: Site,
-    ranks: int = 1,
-    exclusive: bool = False,
-    min_speed: float | None = None,
-) -> Sizing:
+def size(needs: Sequence[GpuNeed], request: GpuRequest, site: Site, ranks: int = 1, hints: Hints = NO_HINTS) -> Sizing:
     """What to ask for, given what the job needs on each kind of GPU; `InvalidValue` if it can never run. A job that
     says nothing about GPUs has one for each of its `ranks` on a node."""
     gpus = request.per_node or ranks
@@ -59,7 +53,7 @@ def size(
         raise InvalidValue(_never(needs[-1]))
     largest = max(fitting, key=lambda need: need.upper or 0)
     pinned = request.type or (None if len(fitting) == len(needs) else largest.kind.type)
-    if exclusive:
+    if hints.exclusive:
         return _whole(site, request, gpus, "the job wants GPUs of its own", largest, pinned)
     if gpus > 1:
         return _whole(site, request, gpus, "Slurm cannot promise shards of several GPUs on one node", largest, pinned)
@@ -67,7 +61,7 @@ def size(
     if not shared:
         why = "the GPUs of this cluster have no shards ('ullage slurm configure' says how)"
         return _whole(site, request, gpus, why, largest, pinned)
-    if hurt := _hurts(shared, site.sharing, min_speed):
+    if hurt := _hurts(shared, site.sharing, hints.min_speed):
         return _whole(site, request, gpus, hurt, largest, pinned)
     taken = max(shared, key=lambda need: need.kind.shards_for(need.upper or 0))
     count = taken.kind.shards_for(taken.upper or 0)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.estimation.jobs.slurm_words import read_words
 from ullage.manager.slurm.batch_script import BatchScript, BatchTraining, Hints, read_batch, read_file
-from ullage.manager.slurm.comment import read_comment, write_comment
+from ullage.manager.slurm.commands import read_comment, write_comment
 from ullage.manager.slurm.estimating import TIMEOUT, ScriptAnswer, estimate_training
 from ullage.manager.slurm.sbatch_options import GpuRequest, gpu_request
 from ullage.manager.slurm.site import GpuKind, Site, read_site
@@ -22,29 +22,6 @@ _GIVEN_TWICE = (
     "this Slurm may give it GPUs of which other jobs have shards; name a partition whose nodes have no shards "
     "(Slurm 23.11.5 and later count GPUs rightly)"
 )
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What the user says besides the script; it counts more than the script's `#ULLAGE` lines."""
-
-    gpu: str | None = None
-    memory: int | None = None
-    exclusive: bool = False
-    estimate: bool = True
-    network: bool = False
-    timeout: float = TIMEOUT
-
-    def over(self, hints: Hints) -> Hints:
-        """Both together."""
-        return Hints(
-            gpu=self.gpu or hints.gpu,
-            memory=self.memory if self.memory is not None else hints.memory,
-            exclusive=self.exclusive or hints.exclusive,
-            estimate=self.estimate and hints.estimate,
-            network=self.network or hints.network,
-            min_speed=hints.min_speed,
-        )
 
 
 @dataclass(frozen=True)
@@ -75,13 +52,9 @@ class SubmissionPlan:
         }
 
 
-def plan_words(
-    words: Sequence[str],
-    choices: Choices | None = None,
-    text: str | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> SubmissionPlan:
-    """The plan for `sbatch WORDS`. `text` is the script, where the words name none: it comes on standard input."""
+def plan_words(words: Sequence[str], text: str | None = None, **more: Any) -> SubmissionPlan:
+    """Plan `sbatch WORDS`. `text` is the script, where the words name none: it comes on standard input. `more` is that
+    of `plan_job`."""
     given = read_words(words)
     arguments: Sequence[str] = given.rest[1:]
     if "wrap" in given.values:
@@ -90,20 +63,21 @@ def plan_words(
         text = read_file(given.rest[0])
     elif text is None:
         raise InvalidValue("needed a batch script, such as job.sh, or --wrap COMMAND; found none")
-    return plan_job(text, given.values, arguments, choices, progress)
+    return plan_job(text, given.values, arguments, **more)
 
 
 def plan_job(
     text: str,
     options: Mapping[str, str],
     arguments: Sequence[str] = (),
-    choices: Choices | None = None,
     progress: Callable[[str], None] | None = None,
+    timeout: float = TIMEOUT,
+    **said: Any,
 ) -> SubmissionPlan:
-    """The plan for a batch script and the options that sbatch is given besides it."""
-    choices = choices or Choices()
+    """Plan a batch script with the options that sbatch is given besides it. What is `said` counts more than the
+    script's hints of the same names."""
     batch = read_batch(text, os.getcwd(), os.environ, options, arguments)
-    hints = choices.over(batch.hints)
+    hints = replace(batch.hints, **said)
     request = gpu_request(batch.options)
     if read_comment(batch.options.get("comment", "")) is not None:
         return SubmissionPlan(left_alone="it was sized before")
@@ -122,8 +96,8 @@ def plan_job(
     if request.per_node is not None and not hints.estimate and hints.memory is None:
         notes = (_GIVEN_TWICE,) if site.gives_gpus_twice else ()
         return SubmissionPlan(left_alone="no estimate is wanted", notes=notes)
-    needs, answers = _needs(batch, hints, site, choices.timeout, progress)
-    sizing = size(needs, request, site, ranks, hints.exclusive, hints.min_speed)
+    needs, answers = _needs(batch, hints, site, timeout, progress)
+    sizing = size(needs, request, site, ranks, hints)
     return _plan(batch, request, sizing, answers, _GIVEN_TWICE if site.gives_gpus_twice else None)
 
 
@@ -217,3 +191,28 @@ def plan_in_words(plan: SubmissionPlan) -> list[str]:
     asked = f"--gres={plan.options['gres']}" if "gres" in plan.options else own
     lines.append(f"{asked}: {plan.sizing.why}")
     return lines + [f"note: {note}" for note in plan.notes]
+
+
+def filter_answers(told: Mapping[str, Any], text: str = "") -> Iterator[tuple[str, str]]:
+    """Answer `cli_filter.lua`: options to set, by name, and words to `say`.
+
+    A job that asks for no GPU and has no `#ULLAGE` line is left alone.
+
+    `told` is what sbatch made of its command line and of the script's `#SBATCH` lines; `argv` are the script and its
+    arguments. `text` is the script where sbatch had it on its standard input, as far as it can be read again.
+    """
+    options = {name: str(value) for name, value in told.items() if name != "argv"}
+    words = [str(word) for word in told.get("argv", [])]
+    if "wrap" in options:
+        text = f"#!/bin/sh\n{options['wrap']}\n"
+    elif words:
+        text = read_file(words[0])
+    elif not text.startswith("#!"):
+        return  # it came through a pipe, say, which sbatch has read already
+    if gpu_request(options).per_node is None and "#ULLAGE" not in text:
+        return
+    plan = plan_job(text, options, words[1:])
+    yield from plan.options.items()
+    if plan.sizing is not None or plan.notes:
+        for line in plan_in_words(plan):
+            yield "say", line

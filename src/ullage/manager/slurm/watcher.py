@@ -19,8 +19,7 @@ from ullage.errors import SlurmFailed
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.placement.recovery import RecoveryRules
 from ullage.manager.slurm import commands
-from ullage.manager.slurm.commands import SlurmJob, SlurmNode
-from ullage.manager.slurm.comment import read_comment, write_comment
+from ullage.manager.slurm.commands import SlurmJob, SlurmNode, read_comment, write_comment
 from ullage.manager.slurm.outputs import forget_kept, marks_of, read_streams, text_of
 from ullage.manager.slurm.recovery import ENDS, gres_text, how_it_ended, what_next
 from ullage.manager.slurm.runs import DECIDED, HELD, LET_GO, LOST, OVER, RELEASED, UPDATED, RunRecord, RunStore
