@@ -16,13 +16,13 @@ QUICK := -m "not slow" --hypothesis-profile quick
 # Tests start hundreds of processes, and each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-quick test-tiny test-slurm test-versions coverage bench lint ruff types docs screenshots \
+.PHONY: demo test test-all test-quick test-tiny test-slurm test-versions coverage bench lint ruff types sizes docs screenshots \
 	answers answers-diff clean
 
 demo: $(READY)
 	$(BIN)/python examples/first_estimate.py
 
-test: $(READY) ruff
+test: $(READY) ruff sizes
 	$(MAKE) --no-print-directory -j 2 types test-quick
 
 test-quick: $(READY)
@@ -71,7 +71,7 @@ answers: $(READY)
 answers-diff: $(READY)
 	$(BIN)/python benchmarks/answers.py diff $(OLD) $(NEW)
 
-lint: ruff types
+lint: ruff types sizes
 
 ruff: $(READY)
 	$(BIN)/ruff check src lab tests benchmarks examples
@@ -79,6 +79,10 @@ ruff: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+# The lines of each room, which may not grow above budget.toml unnoticed.
+sizes: $(READY)
+	$(BIN)/python tests/sizes.py
 
 docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
