@@ -270,7 +270,7 @@ def test_a_sharing_is_read_back() -> None:
 
 def test_figures_that_cannot_be_read_are_named(tmp_path) -> None:
     (tmp_path / "sharing.json").write_text("{}")
-    with pytest.raises(InvalidValue, match="needed the figures of sharing in .*ullage train sharing"):
+    with pytest.raises(InvalidValue, match="needed the figures of sharing in .*ullage lab train sharing"):
         load(tmp_path / "sharing.json")
 
 

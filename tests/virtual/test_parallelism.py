@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ullage.errors import UnsupportedOperation
 from ullage.estimation.asking import estimate
+from ullage.jobs.job import Ranks
 from ullage.jobs.ranks import Rank
 from ullage.units import MIB
 from ullage.virtual import virtual_gpu
@@ -263,7 +264,7 @@ def test_a_stage_that_runs_out_of_memory_says_how_much_it_would_need():
         schedule = pipelining.ScheduleGPipe(stage, n_microbatches=8, loss_fn=nn.functional.mse_loss)
         schedule.step(torch.randn(8 << 20, 512, device="cuda"))
 
-    found = estimate(run, gpu="T4", world_size=RANKS, ranks=[0])
+    found = estimate(run, gpu="T4", ranks=Ranks(RANKS, follow=[0]))
     assert not found.fits and found.peak_reserved > found.gpu_memory
 
 
@@ -281,7 +282,7 @@ def test_the_step_of_a_stage_is_longer_by_the_bubble_of_its_pipeline():
             optimizer.step()
             optimizer.zero_grad()
 
-    found = estimate(run, gpu="H200", world_size=RANKS, ranks=[0]).utilization
+    found = estimate(run, gpu="H200", ranks=Ranks(RANKS, follow=[0])).utilization
     assert found.bubble_s == pytest.approx((found.step_s - found.bubble_s) * (RANKS - 1) / 8)
     assert "the pipeline's bubble adds" in found.step_words
 
@@ -319,7 +320,7 @@ def test_the_rank_that_takes_most_decides():
         for _ in range(6):
             (weights * 2).sum().backward()
 
-    found = estimate(run, gpu="H200", world_size=4, ranks=[0, 3, 1])
+    found = estimate(run, gpu="H200", ranks=Ranks(4, follow=[0, 3, 1]))
     assert [each["rank"] for each in found.ranks] == [0, 3, 1]
     assert (
         found.process_memory == max(each["process_memory"] for each in found.ranks) == found.ranks[1]["process_memory"]

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ullage.errors import InvalidValue
 from ullage.estimation.asking import estimate
+from ullage.jobs.job import Ranks
 from ullage.jobs.ranks import Rank
 from ullage.units import MIB
 from ullage.virtual import virtual_gpu
@@ -223,7 +224,7 @@ def test_a_function_is_estimated_as_one_rank_of_many():
         dist.init_process_group("nccl")
         train(DistributedDataParallel(layers(2), device_ids=[0]))
 
-    found = estimate(run, gpu="H200", world_size=64, nodes=8)
+    found = estimate(run, gpu="H200", ranks=Ranks(64, nodes=8))
     assert [note for note in found.notes if note.startswith("rank 0 of 64 was followed")]
     assert "RANK" not in os.environ and not dist.is_initialized()
 
@@ -231,15 +232,15 @@ def test_a_function_is_estimated_as_one_rank_of_many():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"world_size": 0}, "at least one rank"),
-        ({"world_size": 4, "rank": 4}, "needed 0 to 3"),
-        ({"world_size": 8, "nodes": 3}, "divides 8 ranks evenly"),
-        ({"rank": 1}, "need the number of ranks"),
+        ({"size": 0}, "at least one rank"),
+        ({"size": 4, "follow": [4]}, "needed 0 to 3"),
+        ({"size": 8, "nodes": 3}, "divides 8 ranks evenly"),
+        ({"follow": [1]}, "need the number of ranks"),
     ],
 )
 def test_a_rank_that_cannot_be_is_refused(given, message):
     with pytest.raises(InvalidValue, match=message):
-        estimate(lambda: None, gpu="H200", **given)
+        estimate(lambda: None, gpu="H200", ranks=Ranks(**given))
 
 
 def test_connections_to_other_ranks_take_memory_and_the_bound_has_those_that_nccl_may_make_besides():

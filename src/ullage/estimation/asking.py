@@ -59,7 +59,7 @@ def _unknown(call: str, name: str, known: list[str]) -> Exception:
         if name in (spec.name for spec in fields(made)):
             return InvalidValue(f"{name} is a field of {made.__name__}: {written.format(call=call, option=name)}")
     of_others = [spec.name for made in _WRITTEN for spec in fields(made)]
-    return UnknownName("option", name, [*known, *of_others])
+    return UnknownName("option", name, sorted({*known, *of_others}))
 
 
 @names_unknown_options

@@ -53,7 +53,7 @@ def test_it_runs_in_another_environment_with_nothing_of_ours(script, other_pytho
 def test_convolutions_say_that_they_need_numpy(monkeypatch):
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(MissingPackage, match="estimates of convolutions need the package numpy"):
-        workspaces.tables.__wrapped__(Path())
+        workspaces.table.__wrapped__(Path())
 
 
 @pytest.fixture

@@ -394,6 +394,7 @@ class StepPrediction:
 def supports(request: JobRequest) -> str | None:
     """Training runs of a named model.
 
+    >>> from ullage.jobs.job import Script
     >>> supports(JobRequest(Script("train.py")))
     'it needs the computation graph of a training step: a model by name'
     """
