@@ -10,12 +10,12 @@ import pytest
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import gpu
-from ullage.hardware.work import work_of
 from ullage.performance.alone import utilization_of
 from ullage.performance.kernels import groups_of, parts_of
 from ullage.performance.result import KernelGroup, Utilization
 from ullage.performance.sharing import Sharing, load, share_of
 from ullage.performance.step import StepCalls
+from ullage.performance.work import work_of
 
 H200 = gpu("H200")
 WAYS = ("mps", "timeslice", "mig")

@@ -285,7 +285,7 @@ def split_off_half(share, items):
 
 def import_libraries():
     """Import what models need, for workers, their nurseries and all commands from these."""
-    from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+    from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 
     make_torchvision_importable()
     for name in LIBRARIES:

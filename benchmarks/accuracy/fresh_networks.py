@@ -30,7 +30,7 @@ from rich.table import Table
 
 from ullage.hardware import gpu
 from ullage.measuring import accuracy
-from ullage.virtual.kernels.cudnn import asked
+from ullage.virtual.cudnn import cudnn_query
 from ullage.virtual.releases import MEASURED, as_measured
 from ullage_lab.judge.truth import measured_rows
 
@@ -43,10 +43,10 @@ def _begin(answers: Path | None, live: bool) -> None:
     torch.set_num_threads(1)
     if live:
         _card[0] = gpu("local")
-        _inside.enter_context(asked.asking(_card[0]))
+        _inside.enter_context(cudnn_query.asking(_card[0]))
     if answers is not None:
         _card[0] = replace(gpu("H200"), uuid=answers.name)
-        known = _inside.enter_context(asked.used(asked.Answers(_card[0], cudnn=MEASURED.cudnn)))
+        known = _inside.enter_context(cudnn_query.used(cudnn_query.Answers(_card[0], cudnn=MEASURED.cudnn)))
         for row in measured_rows(answers):
             known.learn(row)
 

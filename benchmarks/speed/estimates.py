@@ -141,7 +141,7 @@ class Warm:
 def serve(counts: bool) -> None:
     """The inside of such a process."""
     from ullage.measuring.accuracy import compare
-    from ullage.virtual import dispatch
+    from ullage.virtual.call import dispatch
 
     calls = [0]
     call = dispatch.VirtualMode.__torch_dispatch__
@@ -199,7 +199,7 @@ def serve_share(what: str) -> None:
     from ullage.estimation.scripts import child, request
     from ullage.hardware import gpu
     from ullage.performance.step import StepCalls
-    from ullage.virtual.tracking.calls import OperatorCalls
+    from ullage.virtual.watching.step_calls import OperatorCalls
 
     taken = 0.0
 

@@ -18,15 +18,15 @@ from rich.console import Console
 from rich.table import Table
 
 from ullage.jobs.model import read_rows
-from ullage.virtual.kernels.cudnn.asked import first
-from ullage.virtual.kernels.cudnn.formulas import (
+from ullage.virtual.cudnn.cudnn_query import first
+from ullage.virtual.cudnn.formulas import (
     DATA,
     FILTER,
     FORWARD,
     CandidatePlan,
     ConvolutionProblem,
 )
-from ullage.virtual.kernels.cudnn.workspaces import (
+from ullage.virtual.cudnn.workspaces import (
     MEASURED_CAPABILITY,
     MULTIPROCESSORS,
     guess,

@@ -147,7 +147,7 @@ def _family(length: int) -> tuple[int, int]:
 
 
 def write_table(files: list[Path], out: Path) -> None:
-    """Write the lengths of single transforms that need no workspace: the table of `virtual/kernels/cufft.py`."""
+    """Write the lengths of single transforms that need no workspace: the table of `virtual/operators/cufft.py`."""
     found: dict[str, dict[int, bool]] = {}
     for file in files:
         for line in gzip.decompress(file.read_bytes()).decode().splitlines():

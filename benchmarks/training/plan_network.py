@@ -58,9 +58,9 @@ from drawn_convolutions.answers import (
 )
 from drawn_convolutions.asking import ask, network_file
 from drawn_convolutions.refining import in_whole_numbers, refined
-from ullage.virtual.kernels.cudnn.arrays import write_arrays
-from ullage.virtual.kernels.cudnn.network import DOUBT, GROUP, network_inputs, read_network
-from ullage.virtual.kernels.cudnn.workspaces import PLAN_NETWORK, PLAN_TREES
+from ullage.virtual.cudnn.arrays import write_arrays
+from ullage.virtual.cudnn.network import DOUBT, GROUP, network_inputs, read_network
+from ullage.virtual.cudnn.workspaces import PLAN_NETWORK, PLAN_TREES
 from ullage_lab.train import workspaces as table
 
 SEED = 7_000_000

@@ -11,10 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import gpu as find_gpu
-from ullage.hardware.networks import NETWORKS, interconnect_of
 from ullage.jobs.ranks import Rank
 from ullage.performance.alone import utilization_of
 from ullage.performance.network import Collective, Exchange, Pipeline
+from ullage.performance.networks import NETWORKS, interconnect_of
 from ullage.performance.step import StepCalls
 from ullage.virtual import virtual_gpu
 

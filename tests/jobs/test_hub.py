@@ -13,7 +13,7 @@ import ullage
 from ullage.cli.completion import sources
 from ullage.errors import InvalidValue, MissingPackage, UnknownName
 from ullage.jobs.model import Model
-from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 TINY = {

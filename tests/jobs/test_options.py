@@ -11,7 +11,7 @@ import ullage
 from ullage.errors import InvalidValue, MissingPackage, UllageError, UnknownName
 from ullage.jobs.optimizers import make_optimizer, optimizer_class
 from ullage.jobs.sources.build import checkpoint_activations, freeze
-from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 
 RESNET = {"batch_size": 8, "input_shape": [3, 64, 64]}
 

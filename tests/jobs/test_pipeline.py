@@ -11,7 +11,7 @@ from ullage.estimation.timeline.trace import Trace
 from ullage.jobs.model import Model
 from ullage.jobs.pipeline import Stage, cut, layers_of_stages, microbatches
 from ullage.jobs.sources.build import prepare
-from ullage.virtual.host import Host
+from ullage.virtual.memory.deferred_cpu import Host
 
 STAGES = 3
 SIZES = {"hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4, "vocab_size": 200}

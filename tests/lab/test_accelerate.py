@@ -7,7 +7,7 @@ import torch
 
 import ullage
 from ullage.errors import InvalidValue
-from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 from ullage_lab.estimators.accelerate import sizes
 
 

@@ -12,8 +12,8 @@ from tests.commands import ullage as run
 
 import ullage
 from ullage.measuring import cudnn as asking
-from ullage.virtual.kernels.cudnn.candidates import Cudnn, CudnnError
-from ullage.virtual.kernels.cudnn.formulas import DOWN_CONVERT, NONDETERMINISTIC, TENSOR_CORE, CandidatePlan
+from ullage.virtual.cudnn.backend import Cudnn, CudnnError
+from ullage.virtual.cudnn.formulas import DOWN_CONVERT, NONDETERMINISTIC, TENSOR_CORE, CandidatePlan
 from ullage_lab.draw import convolutions as drawing
 from ullage_lab.draw.layers import ConvolutionLayer
 

@@ -68,7 +68,7 @@ def test_optimizers_work_without_the_compiler_and_give_the_same() -> None:
     code = """
 import sys, torch
 if sys.argv[1] == "without":
-    from ullage.virtual.compiler import no_compiler
+    from ullage.virtual.compiler.without_dynamo import no_compiler
     no_compiler()
 torch.manual_seed(0)
 for kind in (torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adafactor):

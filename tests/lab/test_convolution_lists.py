@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ullage.cli.main import app
 from ullage.errors import InvalidValue
-from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 from ullage_lab.draw import convolutions as drawing
 from ullage_lab.draw.convolutions import arbitrary_configurations, arrange, random_problems
 from ullage_lab.draw.layers import ConvolutionLayer, operations, tensor_bytes

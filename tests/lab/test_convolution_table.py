@@ -7,8 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
-from ullage.virtual.kernels.cudnn import workspaces
-from ullage.virtual.kernels.cudnn.formulas import (
+from ullage.virtual.cudnn import workspaces
+from ullage.virtual.cudnn.formulas import (
     FOURIER,
     WIDE,
     WINOGRAD,
@@ -18,11 +18,11 @@ from ullage.virtual.kernels.cudnn.formulas import (
     by_votes,
     evaluate,
 )
-from ullage.virtual.kernels.cudnn.terms import (
+from ullage.virtual.cudnn.terms import (
     terms,
     transform_bytes,
 )
-from ullage.virtual.kernels.cudnn.workspaces import features
+from ullage.virtual.cudnn.workspaces import features
 from ullage_lab.train import trials
 from ullage_lab.train import workspaces as table
 from ullage_lab.train.workspaces import find_formulas, has_odd_channels, label

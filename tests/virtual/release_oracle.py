@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ullage.virtual.native import cuda_stand_in, tensor_without_data
+from ullage.virtual.call.native import cuda_stand_in, tensor_without_data
 from ullage.virtual.operators.decompositions import AttentionArguments, choose_attention_kernel
 from ullage.virtual.releases import release_of
 

@@ -9,9 +9,9 @@ import torch
 from tests.paths import ROOT
 
 import ullage
-from ullage.virtual.kernels.cudnn import asked
-from ullage.virtual.kernels.cudnn.formulas import NONDETERMINISTIC, TENSOR_CORE, CandidatePlan, ConvolutionProblem
-from ullage.virtual.kernels.plan import kernel_switches
+from ullage.virtual.call.plan import kernel_switches
+from ullage.virtual.cudnn import cudnn_query
+from ullage.virtual.cudnn.formulas import NONDETERMINISTIC, TENSOR_CORE, CandidatePlan, ConvolutionProblem
 
 CARD = replace(ullage.gpu("H200"), uuid="GPU-of-this-machine")
 MIB = 1 << 20
@@ -49,8 +49,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setenv("ULLAGE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(asked, "ENTRY", "tests.virtual.answering:serve")
-    monkeypatch.setattr(asked, "installed_cudnn", lambda: 91900)
+    monkeypatch.setattr(cudnn_query, "ENTRY", "tests.virtual.answering:serve")
+    monkeypatch.setattr(cudnn_query, "installed_cudnn", lambda: 91900)
     return found
 
 
@@ -75,7 +75,7 @@ def test_answers_are_remembered_by_version_and_card(machine: Machine, monkeypatc
     again = ullage.estimate(odd, gpu=CARD)
     assert machine.starts == 1 and again.peak_reserved == first.peak_reserved
     assert "convolution workspaces were asked of cuDNN 9.19 on this card" in again.notes
-    monkeypatch.setattr(asked, "installed_cudnn", lambda: 92000)
+    monkeypatch.setattr(cudnn_query, "installed_cudnn", lambda: 92000)
     machine.says(cudnn=92000, plans=[[1, 0, 8 * MIB]])
     newer = ullage.estimate(odd, gpu=CARD)
     assert machine.starts == 2 and newer.guessed is not None and newer.guessed["of_bytes"] == 3 * 8 * MIB
@@ -127,7 +127,7 @@ def test_only_as_many_plans_are_timed_as_the_program_allows() -> None:
                 before = kernel_switches()
                 torch.backends.cudnn.benchmark_limit = limit
                 assert kernel_switches() != before
-            tried = asked.trial(plans, problem, tf32=True, deterministic=False)
+            tried = cudnn_query.trial(plans, problem, tf32=True, deterministic=False)
             assert tried is not None and tried.larger == 256 * MIB
             assert tried.winner[:2] == (96 * MIB, largest * MIB)
 
@@ -162,13 +162,13 @@ def test_nobody_asks_about_a_kind_of_gpu_or_a_hidden_card(machine: Machine, monk
 def test_a_build_for_cpus_has_no_cudnn_to_ask(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     if torch.version.cuda is None:
-        assert asked.installed_cudnn() is None
-        assert asked.Answers(CARD).of(next(iter(problems()))) is None
+        assert cudnn_query.installed_cudnn() is None
+        assert cudnn_query.Answers(CARD).of(next(iter(problems()))) is None
 
 
-def problems() -> list[asked.ConvolutionProblem]:
+def problems() -> list[cudnn_query.ConvolutionProblem]:
     sizes = (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8)
-    return [asked.ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", False)]
+    return [cudnn_query.ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", False)]
 
 
 def test_what_was_measured_with_this_very_version_is_not_asked(machine: Machine) -> None:
@@ -190,8 +190,8 @@ def test_one_process_serves_a_whole_search(machine: Machine) -> None:
 
 SCRIPT = """
 import torch
-import ullage.virtual.kernels.cudnn.asked as asked
-asked.installed_cudnn = lambda: 91900  # as a build for CUDA says
+import ullage.virtual.cudnn.cudnn_query as cudnn_query
+cudnn_query.installed_cudnn = lambda: 91900  # as a build for CUDA says
 layer = torch.nn.Conv2d(13, 17, 3, device="cuda")
 optimizer = torch.optim.SGD(layer.parameters(), 0.1)
 for _ in range(4):

@@ -5,7 +5,7 @@ import torch
 
 from ullage.allocator import CachingAllocator, RequestLog
 from ullage.units import MIB
-from ullage.virtual.memory import DeviceMemory
+from ullage.virtual.memory.tensors import DeviceMemory
 
 
 def test_a_repetition_that_runs_out_of_memory_says_so_as_pytorch_does():

@@ -12,12 +12,12 @@ from tests.virtual import recording
 from tests.virtual.test_kernels_recorded import play
 
 import ullage
-from ullage.virtual.kernels.cudnn import workspaces
-from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
-from ullage.virtual.kernels.cudnn.network import PlanNetwork, network_inputs
-from ullage.virtual.kernels.cudnn.plans import fallback, row_of
-from ullage.virtual.kernels.cudnn.workspaces import workspace
-from ullage.virtual.tracking.uncertainty import SURPRISES, Uncertainty
+from ullage.virtual.cudnn import workspaces
+from ullage.virtual.cudnn.formulas import ConvolutionProblem
+from ullage.virtual.cudnn.network import PlanNetwork, network_inputs
+from ullage.virtual.cudnn.plans import fallback, row_of
+from ullage.virtual.cudnn.workspaces import workspace
+from ullage.virtual.upper_bound import SURPRISES, Uncertainty
 
 HELD_OUT = Path(__file__).parent / "data" / "held_out_convolutions_h200.jsonl.gz"
 FORWARD, BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
@@ -27,7 +27,7 @@ TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 @pytest.fixture
 def without_table(monkeypatch):
     monkeypatch.setattr(workspaces, "use_table", False)
-    monkeypatch.setattr("ullage.virtual.dispatch._plans", {})
+    monkeypatch.setattr("ullage.virtual.call.dispatch._plans", {})
     workspace.cache_clear()
     yield
     workspace.cache_clear()
@@ -38,7 +38,7 @@ def look_ups(monkeypatch):
     """What the table answers to each question; `None` where it has no answer."""
     answers, measured = [], workspaces.measured
     monkeypatch.setattr(workspaces, "measured", lambda *asked: answers.append(measured(*asked)) or answers[-1])
-    monkeypatch.setattr("ullage.virtual.dispatch._plans", {})
+    monkeypatch.setattr("ullage.virtual.call.dispatch._plans", {})
     workspace.cache_clear()
     yield answers
     workspace.cache_clear()

@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from ullage.errors import UnsupportedPlatform
-from ullage.virtual.kernels.cudnn.arrays import read_arrays, read_header, write_arrays
+from ullage.virtual.cudnn.arrays import read_arrays, read_header, write_arrays
 
 
 @pytest.mark.parametrize("suffix", ["gz", "xz"])

@@ -13,21 +13,21 @@ import ullage.virtual
 from ullage.allocator import CachingAllocator
 from ullage.estimation.over_gpus import estimate_over_gpus
 from ullage.hardware import gpu as find_gpu
-from ullage.virtual.kernels.cudnn import workspaces
-from ullage.virtual.kernels.cudnn.formulas import (
+from ullage.virtual.cudnn import workspaces
+from ullage.virtual.cudnn.formulas import (
     PHASES,
     WINOGRAD,
     ConvolutionProblem,
     Trial,
     Workspace,
 )
-from ullage.virtual.kernels.cudnn.terms import (
+from ullage.virtual.cudnn.terms import (
     terms,
     transform_bytes,
     transforms,
 )
-from ullage.virtual.kernels.cudnn.workspaces import trial, workspace
-from ullage.virtual.memory import DeviceMemory
+from ullage.virtual.cudnn.workspaces import trial, workspace
+from ullage.virtual.memory.tensors import DeviceMemory
 
 MIB = 1 << 20
 LAYER = ConvolutionProblem("f", (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8), (1, 1), (1, 1), (1, 1), 1, "f32", False)

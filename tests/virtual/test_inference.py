@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ullage.virtual.compiler import no_compiler
-from ullage.virtual.inference import SIMPLE, infer, infer_by_pytorch
-from ullage.virtual.inference import _simple as told
+from ullage.virtual.call.inference import SIMPLE, infer, infer_by_pytorch
+from ullage.virtual.call.inference import _simple as told
+from ullage.virtual.compiler.without_dynamo import no_compiler
 
 aten = torch.ops.aten
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -5,8 +5,8 @@ import torch
 from tests.virtual.recording import requests
 
 import ullage
-from ullage.virtual.kernels import sorting
-from ullage.virtual.kernels.normalization import blocks_along_rows, cudnn_workspace
+from ullage.virtual.operators import sorting
+from ullage.virtual.operators.normalization import blocks_along_rows, cudnn_workspace
 
 aten = torch.ops.aten
 

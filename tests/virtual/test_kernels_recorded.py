@@ -15,7 +15,7 @@ import torch
 from tests.virtual.recording import recorded_events
 
 import ullage
-from ullage.virtual.kernels.plan import contiguous_strides, span_of_elements
+from ullage.virtual.call.plan import contiguous_strides, span_of_elements
 
 HERE = Path(__file__).parent
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64, "b": torch.bool}

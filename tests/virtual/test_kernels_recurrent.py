@@ -12,7 +12,7 @@ from tests.virtual.recurrent import CLASSES, Call, peak_of, run
 from torch import nn
 
 import ullage
-from ullage.virtual.kernels.recurrent import GRU, LSTM, TANH, RecurrentNetwork
+from ullage.virtual.operators.recurrent_kernels import GRU, LSTM, TANH, RecurrentNetwork
 
 DATA = Path(__file__).parent / "data"
 MIB = 2**20

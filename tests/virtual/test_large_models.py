@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ullage
-from ullage.virtual import host
+from ullage.virtual.memory import deferred_cpu
 
 PROGRAM = """
 import resource, torch, ullage
@@ -43,8 +43,8 @@ def test_a_batch_that_this_machine_has_no_memory_for_moves_to_the_gpu_and_cannot
 
         return address_space(refuse, *more)
 
-    address_space = host._address_space
-    monkeypatch.setattr(host, "_address_space", no_memory)
+    address_space = deferred_cpu._address_space
+    monkeypatch.setattr(deferred_cpu, "_address_space", no_memory)
     with ullage.virtual_gpu("H200"):
         batch = torch.randn(1000, 1000)
         assert batch.to("cuda").shape == (1000, 1000) and batch.to(torch.bfloat16).cuda().dtype == torch.bfloat16

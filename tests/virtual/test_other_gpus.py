@@ -12,19 +12,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import ullage
 from ullage.hardware import gpu as find_gpu
-from ullage.virtual.dispatch import forget_plans
-from ullage.virtual.kernels import sorting
-from ullage.virtual.kernels.attention import backward_tiling
-from ullage.virtual.kernels.cudnn.formulas import (
+from ullage.virtual.call.dispatch import forget_plans
+from ullage.virtual.cudnn.formulas import (
     FORWARD,
     ConvolutionProblem,
     all_copies,
 )
-from ullage.virtual.kernels.cudnn.terms import (
+from ullage.virtual.cudnn.terms import (
     terms,
 )
-from ullage.virtual.kernels.cudnn.workspaces import workspace
-from ullage.virtual.kernels.recurrent import GRU, LSTM, RecurrentNetwork
+from ullage.virtual.cudnn.workspaces import workspace
+from ullage.virtual.operators import sorting
+from ullage.virtual.operators.attention import backward_tiling
+from ullage.virtual.operators.recurrent_kernels import GRU, LSTM, RecurrentNetwork
 from ullage.virtual.releases import named
 
 CARDS = ("H200", "A100-40GB", "T4", "RTX-4090", "B200")

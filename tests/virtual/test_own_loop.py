@@ -10,7 +10,7 @@ from ullage import estimate
 from ullage.estimation.timeline.trace import Trace
 from ullage.jobs import Model, train
 from ullage.jobs.tasks import Task
-from ullage.virtual.tracking import own_loop
+from ullage.virtual.watching import own_loop
 
 FOLLOWED, FORESEEN = 3, 2  # forward passes
 

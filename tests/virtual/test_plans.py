@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from ullage.virtual.kernels.cudnn import network, plans, workspaces
-from ullage.virtual.kernels.cudnn.formulas import (
+from ullage.virtual.cudnn import network, plans, workspaces
+from ullage.virtual.cudnn.formulas import (
     CandidatePlan,
     ConvolutionProblem,
     Formula,
 )
-from ullage.virtual.kernels.cudnn.network import network_inputs
-from ullage.virtual.kernels.cudnn.plans import EnginePlan
-from ullage.virtual.kernels.cudnn.terms import (
+from ullage.virtual.cudnn.network import network_inputs
+from ullage.virtual.cudnn.plans import EnginePlan
+from ullage.virtual.cudnn.terms import (
     needed_copies,
     terms,
 )

@@ -15,7 +15,7 @@ from ullage.jobs.job import Ranks
 from ullage.jobs.ranks import Rank
 from ullage.units import MIB
 from ullage.virtual import virtual_gpu
-from ullage.virtual.torch_api.distributed import Groups
+from ullage.virtual.distributed.groups import Groups
 
 RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
 RANKS = 8

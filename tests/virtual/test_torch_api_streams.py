@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ullage.virtual import virtual_gpu
-from ullage.virtual.launch_clock import MOST_LAUNCHES
+from ullage.virtual.memory.launch_clock import MOST_LAUNCHES
 
 
 @pytest.fixture

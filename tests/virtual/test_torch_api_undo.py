@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ullage.virtual import virtual_gpu
-from ullage.virtual.kernels.plan import kernel_switches, tf32_for_products
-from ullage.virtual.replacements import Replacements
+from ullage.virtual.call.plan import kernel_switches, tf32_for_products
+from ullage.virtual.call.replacements import Replacements
 
 PLACES = [
     torch._C,

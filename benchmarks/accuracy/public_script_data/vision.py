@@ -278,7 +278,7 @@ def pretrained(maker: Maker) -> None:
     """Random weights where `torch.hub` keeps what it downloads, for `TORCH_HOME={root}/data/torch_home`."""
     import torch
 
-    from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+    from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 
     make_torchvision_importable()
     from torchvision.models import vgg16

@@ -15,10 +15,10 @@ import numpy as np
 
 from drawn_convolutions.answers import NO_ANSWER, NOT_ASKED, Piece, Plan, without_parts
 from drawn_convolutions.drawing import CHUNK, draw, inputs_of, outputs, problems_of
-from ullage.virtual.kernels.cudnn import candidates, plans
-from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
-from ullage.virtual.kernels.cudnn.network import DOUBT, read_network
-from ullage.virtual.kernels.cudnn.workspaces import DATA_FOLDER, PLAN_NETWORK
+from ullage.virtual.cudnn import backend, plans
+from ullage.virtual.cudnn.formulas import ConvolutionProblem
+from ullage.virtual.cudnn.network import DOUBT, read_network
+from ullage.virtual.cudnn.workspaces import DATA_FOLDER, PLAN_NETWORK
 from ullage_lab.train import workspaces as table
 
 SURE = 0.85  # a share at which a plan is known
@@ -30,20 +30,20 @@ CHECKED = 40  # problems that are asked in both ways first
 Choice = tuple[int, tuple[tuple[int, int], ...], int]  # an engine, its knobs and its workspace
 
 
-class Asker(candidates.Cudnn):
+class Asker(backend.Cudnn):
     """The cuDNN of this process, asked for its first choice with the knobs."""
 
     def choice(self, problem: ConvolutionProblem, several: int = 1) -> Choice | None:
         """The engine, the knobs and the workspace of the first plan that PyTorch may take."""
         with ExitStack() as stack:
             graph = self._graph(problem, stack)
-            heuristics = self._made(candidates._HEURISTICS, stack)
-            self._set(heuristics, 201, candidates._DESCRIPTOR_TYPE, (ctypes.c_void_p * 1)(graph.value))
-            self._set(heuristics, 200, candidates._HEURISTIC_TYPE, (ctypes.c_int * 1)(candidates.INSTANT))
+            heuristics = self._made(backend._HEURISTICS, stack)
+            self._set(heuristics, 201, backend._DESCRIPTOR_TYPE, (ctypes.c_void_p * 1)(graph.value))
+            self._set(heuristics, 200, backend._HEURISTIC_TYPE, (ctypes.c_int * 1)(backend.INSTANT))
             self._finalize(heuristics, "the heuristics")
-            made = [self._made(candidates._ENGINE_CONFIG, stack) for _ in range(several)]
+            made = [self._made(backend._ENGINE_CONFIG, stack) for _ in range(several)]
             places = (ctypes.c_void_p * several)(*(one.value for one in made))
-            count = self._get(heuristics, 202, candidates._DESCRIPTOR_TYPE, places)
+            count = self._get(heuristics, 202, backend._DESCRIPTOR_TYPE, places)
             for one in made[:count]:
                 plan = self._candidate(one)
                 if plan.allowed(problem.kind):
@@ -54,10 +54,10 @@ class Asker(candidates.Cudnn):
         made = [self._made(7, stack) for _ in range(MOST_KNOBS)]
         places = (ctypes.c_void_p * MOST_KNOBS)(*(one.value for one in made))
         found = []
-        for one in made[: self._get(configuration, 302, candidates._DESCRIPTOR_TYPE, places)]:
+        for one in made[: self._get(configuration, 302, backend._DESCRIPTOR_TYPE, places)]:
             kind, value = (ctypes.c_int * 1)(), (ctypes.c_int64 * 1)()
             self._get(one, 600, 9, kind)
-            self._get(one, 601, candidates._INT64_TYPE, value)
+            self._get(one, 601, backend._INT64_TYPE, value)
             found.append((kind[0], value[0]))
         return tuple(found)
 
@@ -135,7 +135,7 @@ class QuickAsker(Asker):
         for problem in problems_of(rows, direction):
             try:
                 found.append(self.choice(problem))
-            except candidates.CudnnError:
+            except backend.CudnnError:
                 found.append(None)
         return found
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ullage.virtual.kernels.cudnn import plans
-from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
-from ullage.virtual.kernels.cudnn.network import network_inputs
+from ullage.virtual.cudnn import plans
+from ullage.virtual.cudnn.formulas import ConvolutionProblem
+from ullage.virtual.cudnn.network import network_inputs
 
 CHUNK = 1000  # problems of a seed
 WIDER_SEED = 9_000_000  # from here on: more channels in a group, and more products of matrices

@@ -15,7 +15,7 @@ import numpy as np
 
 from drawn_convolutions.answers import NOT_ASKED, as_plan, pieces, read_piece
 from drawn_convolutions.drawing import inputs_of
-from ullage.virtual.kernels.cudnn.network import PlanNetwork
+from ullage.virtual.cudnn.network import PlanNetwork
 from ullage_lab.train import workspaces as table
 
 RATE, BATCH = 0.03, 2048  # steps of a weight at most in an update, and problems

@@ -13,19 +13,19 @@ from sklearn.tree import DecisionTreeClassifier
 from drawn_convolutions.answers import Labels, aimed_at, product_parts
 from drawn_convolutions.drawing import problems_of
 from grown_trees import Grower, named
-from ullage.virtual.kernels.cudnn import plans
-from ullage.virtual.kernels.cudnn.formulas import (
+from ullage.virtual.cudnn import plans
+from ullage.virtual.cudnn.formulas import (
     TIMES_AN_OCTAVE,
     ConvolutionProblem,
     Formula,
     Terms,
     all_copies,
 )
-from ullage.virtual.kernels.cudnn.terms import (
+from ullage.virtual.cudnn.terms import (
     needed_copies,
     terms,
 )
-from ullage.virtual.kernels.cudnn.workspaces import COPIED, PARTS
+from ullage.virtual.cudnn.workspaces import COPIED, PARTS
 from ullage_lab.train import workspaces as table
 
 SAMPLE = 20_000  # problems of an engine that its trees are grown on

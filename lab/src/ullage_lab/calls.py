@@ -1,6 +1,6 @@
 """Operator calls as plain values, and the tensors that a real GPU needs for them.
 
-A call is what `ullage.virtual.tracking.calls` writes down. Numbers are random, because the power that a GPU takes
+A call is what `ullage.virtual.watching.step_calls` writes down. Numbers are random, because the power that a GPU takes
 depends on them. Indices lie inside what they point into.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.kernels.plan import span_of_elements
+from ullage.virtual.call.plan import span_of_elements
 
 _IDENTITY = ("operator", "args", "kwargs", "same")
 _POSITIVE = ("var", "std")  # in the names of arguments that have no negative numbers

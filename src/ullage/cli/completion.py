@@ -61,7 +61,7 @@ def _parallel() -> Names:
 
 
 def _interconnects() -> Names:
-    from ullage.hardware.networks import NETWORKS
+    from ullage.performance.networks import NETWORKS
 
     return NETWORKS.keys()
 

@@ -19,7 +19,7 @@ from ullage.units import parse_duration
 
 if TYPE_CHECKING:
     from ullage.measuring.runs import RunRequest
-    from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
+    from ullage.virtual.cudnn.formulas import ConvolutionProblem
 
 
 _EXAMPLES = """Run training on this machine's GPU and write down what it took.
@@ -129,7 +129,7 @@ def _ask_cudnn(
 ) -> None:  # fmt: skip
     """Ask cuDNN about convolutions, and write each answer as it comes."""
     from ullage.measuring import cudnn as asking
-    from ullage.virtual.kernels.cudnn.candidates import CudnnError
+    from ullage.virtual.cudnn.backend import CudnnError
 
     if not args:
         raise InvalidValue("needed a script or a file of problems after 'cudnn': ullage measure cudnn train.py")

@@ -6,8 +6,8 @@ from typing import Any
 
 from ullage.estimation.result import Estimate
 from ullage.virtual import VirtualGPU
-from ullage.virtual.allocations import largest_by_kind, live_by_kind
-from ullage.virtual.tracking.origins import RequestOrigin
+from ullage.virtual.memory.allocations import largest_by_kind, live_by_kind
+from ullage.virtual.watching.request_origins import RequestOrigin
 
 LONGEST_TIMELINE = 2000  # points kept; the peaks are always among them
 _PARTS = ("parameters", "copies", "gradients", "optimizer", "activations", "workspace")

@@ -279,7 +279,7 @@ def _one_asker(card: GPU) -> AbstractContextManager[Any]:
     """Inside, one process asks cuDNN for all estimates on a card of this machine."""
     if card.uuid is None:
         return nullcontext()
-    from ullage.virtual.kernels.cudnn.asked import asking  # which imports PyTorch
+    from ullage.virtual.cudnn.cudnn_query import asking  # which imports PyTorch
 
     return asking(card)
 

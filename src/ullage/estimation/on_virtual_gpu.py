@@ -21,8 +21,8 @@ from ullage.jobs.model import Model
 from ullage.jobs.training import train
 from ullage.performance.step import StepCalls
 from ullage.virtual import VirtualGPU
-from ullage.virtual.kernels.cudnn.asked import asking
-from ullage.virtual.tracking.convergence import ConvergenceWatch, MemoryConverged
+from ullage.virtual.cudnn.cudnn_query import asking
+from ullage.virtual.watching.convergence import ConvergenceWatch, MemoryConverged
 
 T = TypeVar("T")
 _ITERATIONS = 5  # of the standard loop; three are watched, two more are there if the requests have not settled

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.virtual.tracking.uncertainty import UNMEASURED_SHARE
+from ullage.virtual.upper_bound import UNMEASURED_SHARE
 
 Run = Callable[[GPU], Estimate]
 Report = Callable[[str], None]

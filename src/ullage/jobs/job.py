@@ -14,12 +14,12 @@ from typing import Any
 from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue, UnknownName
 from ullage.fields import described
-from ullage.hardware.networks import check_interconnect
 from ullage.jobs.kinds import FUNCTION, MODEL, SCRIPT, SUMMARY, kind_of
 from ullage.jobs.model import Model
 from ullage.jobs.parallel import DDP, check_parallel
 from ullage.jobs.ranks import TORCHRUN, Rank
 from ullage.jobs.sources.names import check_model_name
+from ullage.performance.networks import check_interconnect
 
 DEFAULT_TIMEOUT = 300.0  # seconds
 

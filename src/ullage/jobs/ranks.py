@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.virtual.place import LOCAL_RANK, LOCAL_SIZE
+from ullage.virtual.distributed.rank import LOCAL_RANK, LOCAL_SIZE
 
 TORCHRUN, MPI, SLURM = "torchrun", "mpirun", "srun"
 LAUNCHERS = {TORCHRUN: TORCHRUN, "accelerate": TORCHRUN, "deepspeed": TORCHRUN, MPI: MPI, "mpiexec": MPI, SLURM: SLURM}

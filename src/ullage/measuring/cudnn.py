@@ -23,8 +23,8 @@ from ullage.estimation.scripts.parent import convolutions_of_script
 from ullage.hardware import gpu
 from ullage.hardware.catalogue import ARCHITECTURE_CARDS
 from ullage.jobs.model import read_rows, rows_so_far
-from ullage.virtual.kernels.cudnn.candidates import Cudnn, CudnnError
-from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
+from ullage.virtual.cudnn.backend import Cudnn, CudnnError
+from ullage.virtual.cudnn.formulas import ConvolutionProblem
 
 _AT_ONCE = 32  # problems that a process is given
 

@@ -10,7 +10,7 @@ from typing import Any
 from ullage.allocator import History
 from ullage.hardware import gpu as find_gpu
 from ullage.virtual import VirtualGPU
-from ullage.virtual.tracking.calls import PASSES
+from ullage.virtual.watching.step_calls import PASSES
 
 ALLOC, FREE = 0, 2  # actions of a history; a free counts when it is completed
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from ullage.hardware import GPU
-from ullage.hardware.networks import interconnect_of
-from ullage.hardware.work import Work, tensors_of, work_of
 from ullage.performance.kernels import groups_of
 from ullage.performance.network import SPACE, WAIT, Exchange, Pipeline
+from ullage.performance.networks import interconnect_of
 from ullage.performance.rates import SHARES, Floats, Rates, load, measured_gpu
 from ullage.performance.result import Utilization
 from ullage.performance.step import StepCalls, runs_kernels, waits_for_gpu
 from ullage.performance.timeline import Launch, Launches
+from ullage.performance.work import Work, tensors_of, work_of
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ullage.hardware.work import Work
 from ullage.performance.rates import Floats
 from ullage.performance.result import FILLS, KernelGroup
+from ullage.performance.work import Work
 
 _ONE = (1.0,)
 _CONVOLUTION: Mapping[str, tuple[float, ...]] = {

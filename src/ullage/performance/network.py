@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ullage.hardware.networks import FABRIC, NVLINK, PCIE, Interconnect
+from ullage.performance.networks import FABRIC, NVLINK, PCIE, Interconnect
 from ullage.performance.step import StepCalls
 
 SPACE, WAIT = "collective", "collective.wait"
@@ -63,7 +63,7 @@ class Collective(NamedTuple):
         """How long it takes.
 
         >>> from ullage.hardware import gpu
-        >>> from ullage.hardware.networks import interconnect_of
+        >>> from ullage.performance.networks import interconnect_of
         >>> h100 = interconnect_of(gpu("H100"))
         >>> round(1e3 * Collective("all_reduce", 1_000_000_000, ranks=8, ranks_per_node=8).seconds(h100), 2)
         4.78

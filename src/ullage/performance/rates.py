@@ -24,8 +24,8 @@ import numpy.typing as npt
 from ullage.errors import InvalidValue
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
-from ullage.hardware.work import KINDS, Work, bandwidth_of
 from ullage.performance.trees import Trees
+from ullage.performance.work import KINDS, Work, bandwidth_of
 
 SHIPPED = Path(__file__).parent / "data" / "rates.safetensors"
 SHARES = ("smact", "smocc", "drama", "tensor")

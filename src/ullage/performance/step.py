@@ -12,8 +12,8 @@ from typing import Any
 class StepCalls:
     """The calls of a step: `calls` are the distinct ones, `order` has their numbers one after the other.
 
-    What a call has is written in `ullage.virtual.tracking.calls`. `steady` says whether the step repeats. The host made
-    so many `optimizer_steps` and calls of `modules` in it, made autograd `nodes`, and ran operators on the CPU
+    What a call has is written in `virtual/watching/step_calls.py`. `steady` says whether the step repeats. The host
+    made so many `optimizer_steps` and calls of `modules` in it, made autograd `nodes`, and ran operators on the CPU
     (`on_host`), which wrote `cpu_bytes` there in modules, the backward pass and the optimizer. Data loaders gave it so
     many `samples`; 0 where none was watched. `largest` says that batches vary in size, and its one is among the
     largest. So many ranks have samples of their own, as samplers say (`data_ranks`); 0 where none did. In a pipeline, a

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ullage.hardware.data_sheet import RATES_LATENCY_S
+from ullage.performance.data_sheet import RATES_LATENCY_S
 from ullage.performance.rates import HOST_PARTS, Floats, of_call
 
 _OF_LAUNCHES = ("lists", "listed_tensors", "optimizer_calls", "waits")  # parts that belong to single launches

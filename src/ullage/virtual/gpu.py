@@ -18,19 +18,19 @@ from ullage.allocator.config import ENVIRONMENT_NAMES
 from ullage.errors import NestedGPUError
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
-from ullage.virtual.allocations import origin_at, timeline
-from ullage.virtual.dispatch import VirtualMode
-from ullage.virtual.native import backward_in_calling_thread, cuda_stand_in
+from ullage.virtual.call.dispatch import VirtualMode
+from ullage.virtual.call.native import backward_in_calling_thread, cuda_stand_in
+from ullage.virtual.memory.allocations import origin_at, timeline
 from ullage.virtual.operators import autocast, decompositions
 from ullage.virtual.operators.gradient_sums import measure_reference_counts
 from ullage.virtual.releases import note_on
 from ullage.virtual.shared_card.process import SharedCard
 from ullage.virtual.state import GPUState, gpus_in_use
-from ullage.virtual.torch_api.install import install_torch_api
-from ullage.virtual.tracking.origins import RequestOrigin, RequestOrigins
-from ullage.virtual.tracking.own_loop import OwnLoop
-from ullage.virtual.tracking.progress import Progress
-from ullage.virtual.tracking.uncertainty import UNMEASURED_SHARE, watch_autocast
+from ullage.virtual.torch_cuda.install import install_torch_api
+from ullage.virtual.upper_bound import UNMEASURED_SHARE, watch_autocast
+from ullage.virtual.watching.own_loop import OwnLoop
+from ullage.virtual.watching.progress import Progress
+from ullage.virtual.watching.request_origins import RequestOrigin, RequestOrigins
 
 _in_use = threading.RLock()
 
@@ -74,7 +74,7 @@ class VirtualGPU(GPUState):
         driver puts segments at other addresses. Where a workspace was guessed, or autocast was used, a fortieth is
         added, or what the least sure guess may fail by if that is more. On GPUs whose kernels were not measured a
         twentieth is added. So is what the run's assumptions add by their kinds, and, with guesses or other ranks, what
-        other addresses would (`tracking/uncertainty.py`). With guesses no segment is added to these two, which are a
+        other addresses would (`upper_bound.py`). With guesses no segment is added to these two, which are a
         small one at least, unless `cudnn.benchmark` decides by its clock. Workspaces that it only tries are among the
         bound, but take no more than the card has.
         """

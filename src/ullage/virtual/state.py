@@ -1,6 +1,6 @@
 """The state of one virtual GPU: everything that its parts read, change or report to.
 
-Operators, kernels, trackers and the replacements in `torch_api/` are given a `GPUState`. They import this module and
+Operators, kernels, trackers and the replacements in `torch_cuda/` are given a `GPUState`. They import this module and
 never `gpu.py`, which puts them together.
 """
 
@@ -17,18 +17,18 @@ from ullage.allocator import NO_LIMIT, AllocatorConfig, CachingAllocator
 from ullage.errors import UnsupportedOperation
 from ullage.hardware import GPU
 from ullage.text import plain
-from ullage.virtual.allocations import ACTIVATIONS, KINDS, PARAMETERS, live_by_kind
-from ullage.virtual.assumed_sizes import AssumedSizes
-from ullage.virtual.host import Host
-from ullage.virtual.libraries import CODE, Libraries
-from ullage.virtual.memory import DeviceMemory
+from ullage.virtual.distributed.ordering import Communication
+from ullage.virtual.memory.allocations import ACTIVATIONS, KINDS, PARAMETERS, live_by_kind
+from ullage.virtual.memory.deferred_cpu import Host
+from ullage.virtual.memory.libraries import CODE, Libraries
+from ullage.virtual.memory.tensors import DeviceMemory
 from ullage.virtual.releases import followed
 from ullage.virtual.shared_card.process import SharedCard
-from ullage.virtual.tracking.calls import OperatorCalls
-from ullage.virtual.tracking.communication import Communication
-from ullage.virtual.tracking.stopwatch import Stopwatch
-from ullage.virtual.tracking.uncertainty import ASSUMED, LEFT_OUT, Uncertainty, meanings_of
-from ullage.virtual.values import KnownValues
+from ullage.virtual.upper_bound import ASSUMED, LEFT_OUT, Uncertainty, meanings_of
+from ullage.virtual.values.assumed_sizes import AssumedSizes
+from ullage.virtual.values.known_values import KnownValues
+from ullage.virtual.watching.step_calls import OperatorCalls
+from ullage.virtual.watching.stopwatch import Stopwatch
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage  # the one that fills nothing
 _NAMES_SHOWN = 8  # of those that a note lists
@@ -81,7 +81,7 @@ class GPUState:
         self._parts: dict[type[Any], object] = {}
 
     def add_part(self, part: object) -> None:
-        """Give the GPU a part of `torch_api/`, one of each class."""
+        """Give the GPU a part of `torch_cuda/`, one of each class."""
         self._parts[type(part)] = part
 
     def part(self, kind: type[_Part]) -> _Part | None:
@@ -154,7 +154,7 @@ class GPUState:
     def note(self, kind: str, text: str) -> None:
         """Add a line to the notes; a line that is there already is counted.
 
-        What a kind of note means for the estimate is in `tracking/uncertainty.py`.
+        What a kind of note means for the estimate is in `upper_bound.py`.
         """
         text = plain(text)  # it may have words of the script
         self._notes[kind, text] = self._notes.get((kind, text), 0) + 1

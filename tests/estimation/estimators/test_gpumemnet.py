@@ -139,7 +139,7 @@ def test_the_published_modules_import_nothing_of_ours() -> None:
 def test_an_estimate_asks_neither_allocator_nor_kernels_nor_a_virtual_gpu(name: str, monkeypatch) -> None:
     from ullage.allocator.caching import CachingAllocator
     from ullage.virtual import VirtualGPU
-    from ullage.virtual.kernels.cudnn import workspaces
+    from ullage.virtual.cudnn import workspaces
     from ullage_lab.estimators.fast import rows as facts
 
     def refuse(*args: object, **options: object) -> None:

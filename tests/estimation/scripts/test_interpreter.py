@@ -12,7 +12,7 @@ from tests.scripts import estimate_script
 from ullage.cli.options import request_from
 from ullage.errors import InvalidValue, MissingPackage, ScriptFailed
 from ullage.sandbox.interpreter import active_environment, environment_with, find_interpreter
-from ullage.virtual.kernels.cudnn import workspaces
+from ullage.virtual.cudnn import workspaces
 
 TRAINING = """
 import torch

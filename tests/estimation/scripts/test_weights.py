@@ -181,8 +181,8 @@ def test_what_the_cache_lacks_is_said_with_the_line_to_type(hub, script):
 def test_a_checkpoint_larger_than_this_machine_is_cast_without_reading_it(tmp_path, monkeypatch):
     """Only what is looked at is read."""
     import ullage
-    from ullage.virtual.replacements import Replacements
-    from ullage.virtual.torch_api.safetensors import install_safetensors
+    from ullage.virtual.call.replacements import Replacements
+    from ullage.virtual.torch_cuda.safetensors import install_safetensors
 
     safetensors, in_torch = pytest.importorskip("safetensors"), pytest.importorskip("safetensors.torch")
     rows = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2048

@@ -448,7 +448,7 @@ def convolutions(
 
       ullage lab train convolutions plans.jsonl --trials --out tables --describe '{"gpu": "NVIDIA H200"}'
     """
-    from ullage.virtual.kernels.cudnn.workspaces import TRIAL_TREES
+    from ullage.virtual.cudnn.workspaces import TRIAL_TREES
     from ullage_lab.train import trials as tried
     from ullage_lab.train import workspaces as table
 

@@ -82,7 +82,7 @@ def draw(count: int, seed: int = 0, avoid: Collection[str] = ()) -> list[dict[st
 
 def names_of(source: str) -> list[str]:
     """The names of all models of torchvision (`tv`) or timm."""
-    from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+    from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 
     make_torchvision_importable()
     if source == "tv":

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
-from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+from ullage.virtual.cudnn.formulas import ConvolutionProblem
+from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 from ullage_lab.draw.layers import (
     LAYOUTS,
     TYPES,

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from ullage.virtual.kernels.cudnn.convolution import backward_plan, forward_plan
-from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem, Workspace
-from ullage.virtual.kernels.cudnn.layouts import Operand, settings_of
+from ullage.virtual.cudnn.convolution import backward_plan, forward_plan
+from ullage.virtual.cudnn.formulas import ConvolutionProblem, Workspace
+from ullage.virtual.cudnn.layouts import Operand, settings_of
 
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 LAYOUTS = ("c", "cl")

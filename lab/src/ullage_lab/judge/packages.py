@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 
-from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 
 make_torchvision_importable()
 for name in ("torchvision", "timm", "transformers"):

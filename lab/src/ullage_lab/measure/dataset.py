@@ -136,7 +136,7 @@ def prepare_runs(plan: MeasurementSettings) -> tuple[ParallelRuns, dict[str, Any
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import torch
 
-    from ullage.virtual.compiler import no_compiler
+    from ullage.virtual.compiler.without_dynamo import no_compiler
     from ullage_lab.measure import memory as memory_run
     from ullage_lab.measure import utilization as utilization_run
 
@@ -181,7 +181,7 @@ def import_models(rows: Sequence[dict[str, Any]]) -> None:
         names.setdefault(configuration.source, set()).add(configuration.short_name)
     packages = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}
     if packages.keys() & names.keys():
-        from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+        from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 
         make_torchvision_importable()
     for source, package in packages.items():

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 from ullage.hardware.mps import MpsService, MpsUnavailable
-from ullage.hardware.work import work_of
 from ullage.performance.rates import measured_gpu
 from ullage.performance.step import runs_kernels
+from ullage.performance.work import work_of
 from ullage_lab.calls import bytes_of, identity, packed, prepared
 from ullage_lab.measure.timing import argument_sets, captured, loop, rounding, still_works, waits
 

@@ -370,7 +370,7 @@ def prepare_here(jobs: Mapping[str, Row], left: Mapping[str, list[JobSet]]) -> d
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import torch
 
-    from ullage.virtual.compiler import no_compiler
+    from ullage.virtual.compiler.without_dynamo import no_compiler
     from ullage_lab.measure import utilization as utilization_run  # noqa: F401
 
     torch.set_num_threads(1)

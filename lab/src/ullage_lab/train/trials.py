@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ullage.virtual.kernels.cudnn.arrays import read_arrays, write_arrays
-from ullage.virtual.kernels.cudnn.formulas import (
+from ullage.virtual.cudnn.arrays import read_arrays, write_arrays
+from ullage.virtual.cudnn.formulas import (
     FOURIER,
     FOURIER_NOTE,
     NO_BUFFER,
@@ -34,8 +34,8 @@ from ullage.virtual.kernels.cudnn.formulas import (
     all_copies,
     by_median,
 )
-from ullage.virtual.kernels.cudnn.terms import transforms
-from ullage.virtual.kernels.cudnn.workspaces import MULTIPROCESSORS, OTHERS, TRANSFORM, TRIAL_TABLE, TRIAL_TREES
+from ullage.virtual.cudnn.terms import transforms
+from ullage.virtual.cudnn.workspaces import MULTIPROCESSORS, OTHERS, TRANSFORM, TRIAL_TABLE, TRIAL_TREES
 from ullage_lab.draw.convolutions import BATCHES
 from ullage_lab.train.workspaces import (
     EVERY,

@@ -23,9 +23,9 @@ import numpy as np
 
 from ullage.errors import InvalidValue
 from ullage.jobs.model import read_rows
-from ullage.virtual.kernels.cudnn.arrays import write_arrays
-from ullage.virtual.kernels.cudnn.asked import first
-from ullage.virtual.kernels.cudnn.formulas import (
+from ullage.virtual.cudnn.arrays import write_arrays
+from ullage.virtual.cudnn.cudnn_query import first
+from ullage.virtual.cudnn.formulas import (
     AT_ONCE,
     AT_ONCE_BUT_FILTER,
     BY_SAMPLE,
@@ -50,8 +50,8 @@ from ullage.virtual.kernels.cudnn.formulas import (
     by_votes,
     evaluate,
 )
-from ullage.virtual.kernels.cudnn.terms import terms
-from ullage.virtual.kernels.cudnn.workspaces import MEASURED_CAPABILITY, TABLE, features, hash_of, trees_of
+from ullage.virtual.cudnn.terms import terms
+from ullage.virtual.cudnn.workspaces import MEASURED_CAPABILITY, TABLE, features, hash_of, trees_of
 
 _SAMPLE = 40_000  # problems that formulas are looked for in
 _LEAST = 4  # of the sample that a formula has to explain

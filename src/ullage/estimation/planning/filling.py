@@ -29,7 +29,7 @@ from ullage.jobs.parallel import DDP
 from ullage.performance.step import StepCalls
 from ullage.sandbox.child import end_with
 from ullage.sandbox.process_identity import Process, this_process
-from ullage.virtual.nccl import Communicator
+from ullage.virtual.memory.nccl import Communicator
 
 Progress = Callable[[PlanRow, int, int], Any]
 

@@ -37,13 +37,13 @@ from ullage.estimation.scripts.weights import Weights
 from ullage.estimation.scripts.when_to_stop import RunWatcher
 from ullage.sandbox.child import give_answer, give_so_far, say_doing
 from ullage.units import format_duration
+from ullage.virtual.call.replacements import Replacements
+from ullage.virtual.cudnn.cudnn_query import Answers, may_ask, used
+from ullage.virtual.distributed.groups import Groups
 from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
-from ullage.virtual.kernels.cudnn.asked import Answers, may_ask, used
-from ullage.virtual.replacements import Replacements
-from ullage.virtual.torch_api.distributed import Groups
-from ullage.virtual.torch_api.safetensors import install_safetensors
-from ullage.virtual.tracking.convergence import MemoryConverged
-from ullage.virtual.tracking.uncertainty import LEFT_OUT, meanings_of
+from ullage.virtual.torch_cuda.safetensors import install_safetensors
+from ullage.virtual.upper_bound import LEFT_OUT, meanings_of
+from ullage.virtual.watching.convergence import MemoryConverged
 
 if TYPE_CHECKING:
     from ullage.estimation.timeline.trace import Trace

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 from ullage.estimation.scripts import nvidia_smi
-from ullage.virtual.place import device_count
-from ullage.virtual.replacements import Replacements
+from ullage.virtual.call.replacements import Replacements
+from ullage.virtual.distributed.rank import device_count
 from ullage.virtual.state import GPUState
-from ullage.virtual.torch_api.device import SENSORS
-from ullage.virtual.torch_api.memory import memory_info
+from ullage.virtual.torch_cuda.device import SENSORS
+from ullage.virtual.torch_cuda.memory import memory_info
 
 DRIVER = "580.65.06"  # the first release with CUDA 13.0
 _DONE, _WRONG, _NOT_SUPPORTED, _TOO_SMALL = 0, 2, 3, 7  # NVML's return codes

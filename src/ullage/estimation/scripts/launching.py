@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed
 
 from ullage.jobs.ranks import Rank
-from ullage.virtual.replacements import Replacements
+from ullage.virtual.call.replacements import Replacements
 
 _ALONE = "accelerate started one process, since nobody said how many: say --num_processes N"
 Follow = Callable[[], None]

@@ -32,9 +32,9 @@ from typing import Any
 import torch
 
 from ullage.estimation.scripts.frameworks import OURS, is_own
+from ullage.virtual.call.native import in_backward
+from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.gpu import VirtualGPU
-from ullage.virtual.native import in_backward
-from ullage.virtual.replacements import Replacements
 
 LEAST_ROUNDS = 2  # of a loop that trains, unless the first took as long as `LONGEST_LOOP`
 SAME_ITERATIONS = 5  # in a row, before a loop that does not train ends early; a DataLoader ends before that

@@ -212,8 +212,8 @@ def _ask_cudnn(run: Run, answer: dict[str, Any]) -> Run | None:
     """On a card of this machine, ask cuDNN about unknown convolutions, by a process with the real card."""
     if not answer.get("unanswered"):
         return None
-    from ullage.virtual.kernels.cudnn.asked import HIDDEN, asking  # which imports PyTorch
-    from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
+    from ullage.virtual.cudnn.cudnn_query import HIDDEN, asking  # which imports PyTorch
+    from ullage.virtual.cudnn.formulas import ConvolutionProblem
 
     say = run.progress or (lambda text: None)
     say("asking cuDNN on this card")

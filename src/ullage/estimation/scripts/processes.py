@@ -21,7 +21,7 @@ from typing import Any
 import torch.multiprocessing
 
 from ullage.estimation.scripts.driver import MADE_UP
-from ullage.virtual.replacements import Replacements
+from ullage.virtual.call.replacements import Replacements
 
 _AS_THREAD = "a process that the script started was followed as part of this one; really, each has its own CUDA context"
 _OTHER_RANK = "a process that the script started is another rank: it was not followed"

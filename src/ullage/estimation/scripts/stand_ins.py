@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ullage.virtual.replacements import Replacements
+from ullage.virtual.call.replacements import Replacements
 
 Note = Callable[[str, str], Any]
 

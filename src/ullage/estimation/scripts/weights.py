@@ -25,8 +25,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
-from ullage.virtual.replacements import Replacements
-from ullage.virtual.torch_api.safetensors import TYPE_NAMES
+from ullage.virtual.call.replacements import Replacements
+from ullage.virtual.torch_cuda.safetensors import TYPE_NAMES
 
 _SAFETENSORS = ".safetensors"
 _PICKLED = (".bin", ".pth", ".pt", ".ckpt")

@@ -28,14 +28,14 @@ from torch.utils.data._utils import fetch
 from ullage.estimation.scripts.longest_batch import LongestBatch, longest_batch, size_of
 from ullage.estimation.scripts.loops import LoopWatcher, takes_single_items
 from ullage.units import format_bytes
-from ullage.virtual.replacements import Replacements
-from ullage.virtual.tracking.convergence import ConvergenceWatch
-from ullage.virtual.tracking.progress import BackwardPasses, Phases
+from ullage.virtual.call.replacements import Replacements
+from ullage.virtual.watching.convergence import ConvergenceWatch
+from ullage.virtual.watching.progress import BackwardPasses, Phases
 
 if TYPE_CHECKING:
     from ullage.virtual import VirtualGPU
-    from ullage.virtual.memory import DeviceMemory
-    from ullage.virtual.tracking.calls import OperatorCalls
+    from ullage.virtual.memory.tensors import DeviceMemory
+    from ullage.virtual.watching.step_calls import OperatorCalls
 
 SHORTEST_LOOK, LONGEST_LOOK = 3.0, 20.0  # seconds that a script is followed after its training has settled
 STEPS_WITHOUT_GPU = 10  # after this many optimizer steps without a request, the script trains on the CPU

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from ullage.errors import InvalidValue
 from ullage.virtual import VirtualGPU
-from ullage.virtual.allocations import KINDS
-from ullage.virtual.tracking.calls import PASSES
+from ullage.virtual.memory.allocations import KINDS
+from ullage.virtual.watching.step_calls import PASSES
 
 Array = npt.NDArray[Any]
 

@@ -16,7 +16,7 @@ from ullage.jobs.sources.own import build_own, build_perceptron, own_task, perce
 from ullage.jobs.sources.transformers import TransformersTask, build_transformers
 from ullage.jobs.sources.vision import build_timm, build_torchvision, timm_task, torchvision_task
 from ullage.jobs.tasks import Task, assume
-from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 
 
 def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:

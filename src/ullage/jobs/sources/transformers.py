@@ -20,7 +20,7 @@ from ullage.jobs.model import Model, Precision
 from ullage.jobs.sources.hub import is_checkpoint, read_config
 from ullage.jobs.sources.names import model_names
 from ullage.jobs.tasks import Task, assume
-from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 
 
 def build_transformers(configuration: Model) -> nn.Module:

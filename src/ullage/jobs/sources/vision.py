@@ -11,7 +11,7 @@ from ullage.errors import InvalidValue, MissingPackage, UnknownName
 from ullage.jobs.model import Model
 from ullage.jobs.sources.names import model_names
 from ullage.jobs.tasks import Detection, Segmentation, Task, assume
-from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 
 # Kind of torchvision model: the input and the number of classes that its weights were trained with.
 _KINDS: dict[str, tuple[list[int], int]] = {

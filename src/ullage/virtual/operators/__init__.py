@@ -1,4 +1,4 @@
-"""Operators that need more than a kernel rule: they copy data, share memory, depend on values, or are decomposed.
+"""Operators by subject: what their kernels ask of the allocator, and handlers of those that need more than a rule.
 
-A rule that only says what a kernel allocates belongs in `virtual/kernels/`.
+A handler copies data, shares memory, depends on values or takes an operator apart. `call/dispatch.py` imports them all.
 """

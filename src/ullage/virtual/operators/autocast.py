@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ullage.virtual.native import in_backward
+from ullage.virtual.call.native import in_backward
 
 # aten/src/ATen/autocast_mode.h, AT_FORALL_LOWER_PRECISION_FP: those that take several tensors.
 _OPERATORS = (

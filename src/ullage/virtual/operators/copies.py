@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.kernels.plan import contiguous_strides, is_contiguous, is_dense, span_of_elements, twin
-from ullage.virtual.native import is_gpu
+from ullage.virtual.call.native import is_gpu
+from ullage.virtual.call.plan import contiguous_strides, is_contiguous, is_dense, span_of_elements, twin
+from ullage.virtual.call.registry import handler
 from ullage.virtual.operators import layouts
-from ullage.virtual.operators.registry import handler
 from ullage.virtual.state import GPUState
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.kernels import sorting
-from ullage.virtual.kernels.plan import contiguous_strides
-from ullage.virtual.kernels.sorting import radix_sort
+from ullage.virtual.call.plan import contiguous_strides
+from ullage.virtual.call.registry import handler
+from ullage.virtual.operators import sorting
 from ullage.virtual.operators.gradient_sums import called_by_engine
-from ullage.virtual.operators.registry import handler
+from ullage.virtual.operators.sorting import radix_sort
 from ullage.virtual.state import GPUState
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from ullage.virtual.kernels.plan import span_of_elements
+from ullage.virtual.call.plan import span_of_elements
 from ullage.virtual.operators.copies import layout_of_copy
 from ullage.virtual.state import GPUState
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.kernels.plan import register
-from ullage.virtual.operators.registry import handler
+from ullage.virtual.call.plan import register
+from ullage.virtual.call.registry import handler
 from ullage.virtual.state import GPUState
 
 _Tensor = torch.Tensor

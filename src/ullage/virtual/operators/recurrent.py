@@ -14,10 +14,18 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.kernels.plan import bytes_of, contiguous_strides
-from ullage.virtual.kernels.recurrent import GRU, LSTM, RELU, TANH, RecurrentNetwork, network_of, time_first_copy
-from ullage.virtual.native import view_without_data
-from ullage.virtual.operators.registry import HANDLERS, handler
+from ullage.virtual.call.native import view_without_data
+from ullage.virtual.call.plan import bytes_of, contiguous_strides
+from ullage.virtual.call.registry import HANDLERS, handler
+from ullage.virtual.operators.recurrent_kernels import (
+    GRU,
+    LSTM,
+    RELU,
+    TANH,
+    RecurrentNetwork,
+    network_of,
+    time_first_copy,
+)
 from ullage.virtual.state import GPUState
 
 # Not `from torch.backends.cudnn import rnn`, which in PyTorch 2.10 is a setting.

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.operators.registry import handler
+from ullage.virtual.call.registry import handler
 from ullage.virtual.state import GPUState
 
 

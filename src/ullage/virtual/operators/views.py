@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.kernels.plan import contiguous_strides, span_of_elements
-from ullage.virtual.native import same_memory
-from ullage.virtual.operators.registry import handler
+from ullage.virtual.call.native import same_memory
+from ullage.virtual.call.plan import contiguous_strides, span_of_elements
+from ullage.virtual.call.registry import handler
 from ullage.virtual.state import GPUState
 
 

@@ -14,11 +14,11 @@ import torch
 
 from ullage.errors import UllageError
 from ullage.hardware import gpu as find_gpu
+from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
-from ullage.virtual.replacements import Replacements
 from ullage.virtual.shared_card.cards import VARIABLE, Cards
 from ullage.virtual.shared_card.process import SharedCard
-from ullage.virtual.torch_api.safetensors import install_safetensors
+from ullage.virtual.torch_cuda.safetensors import install_safetensors
 
 
 def install() -> VirtualGPU | None:

@@ -228,8 +228,8 @@ class LayerWatch:
         """What cuDNN takes for the output, the input's gradient and the filter's gradient, in bytes."""
         if place not in self.convolutions:
             return 0, 0, 0
-        from ullage.virtual.kernels.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem
-        from ullage.virtual.kernels.cudnn.workspaces import workspace
+        from ullage.virtual.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem
+        from ullage.virtual.cudnn.workspaces import workspace
 
         part, source, out = self.convolutions[place]
         if part.groups == part.in_channels > 1:

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ullage.errors import InvalidValue, MissingPackage
-from ullage.hardware.work import Work
 from ullage.performance.rates import (
     SHARES,
     Floats,
@@ -26,6 +25,7 @@ from ullage.performance.rates import (
     share_vectors,
 )
 from ullage.performance.trees import Trees
+from ullage.performance.work import Work
 from ullage_lab.train.steps.host import host_and_step, least_squares, of_one_host
 from ullage_lab.train.steps.runs import FollowedRun, MeasuredCall
 

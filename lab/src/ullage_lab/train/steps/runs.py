@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.hardware.work import Work, work_of
 from ullage.jobs.job import JobRequest
 from ullage.jobs.model import Model, read_rows, rows_so_far
 from ullage.performance.alone import StepWork, host_word
 from ullage.performance.rates import SHARES, measured_gpu
 from ullage.performance.step import StepCalls, runs_kernels
+from ullage.performance.work import Work, work_of
 from ullage_lab.calls import identity, packed, unpacked
 from ullage_lab.clean.families import family_of, is_for_testing
 from ullage_lab.following import step_of

@@ -1,0 +1,33 @@
+"""What data sheets leave out: how much of them kernels reach, what a launch costs, and rates of cards without a sheet.
+
+Three models of time stand side by side, each fitted with its own figures: figures of one quantity differ because they
+were fitted together with others. To change one means to fit its model again.
+
+- *rates*: `performance/`, the time of a step on an idle host (`ullage train utilization`, single calls and runs, H200).
+- *launches*: `virtual/memory/launch_clock.py`, how far the GPU is behind its host. The times of all requests of 14
+  trainings with FSDP1, alone on an H200 (benchmarks/results/many-ranks.md).
+- *choices*: `virtual/compiler/clock.py`, which of a few kernels Inductor takes. Nobody timed it: only what is far apart
+  is told apart.
+"""
+
+# The share of the data sheet's rates that kernels reach. The clock of launches divides the least time of the rates by a
+# share of its own, so that it has 0.68 of the data sheet; its trainings had 0.75 to 1 of the least time.
+RATES_SHARE = 0.8  # at best: the least time, over which trees know the factor
+LAUNCHES_SHARE_OF_LEAST_TIME = 0.85
+CHOICES_SHARE = 0.6
+
+SHORTEST_KERNEL_S = 1.2e-6  # rates
+
+# What the host takes to launch a kernel. The rates have a time for each operator instead: 10.4 microseconds for one
+# that they do not name.
+LAUNCHES_HOST_S = 15e-6  # by Python code in FSDP
+CHOICES_HOST_S = 5e-6  # by code of the compiler
+
+# From a launch to the beginning of its kernel.
+RATES_LATENCY_S = 8e-6
+LAUNCHES_LATENCY_S = 5e-6
+
+# Cards of which the catalogue has no rate.
+RATES_UNKNOWN_TFLOPS = 20.0  # of arithmetic in float32
+CHOICES_UNKNOWN_TFLOPS = 50.0  # on tensor cores
+UNKNOWN_BANDWIDTH = 1000.0  # GB/s

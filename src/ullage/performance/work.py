@@ -1,0 +1,316 @@
+"""What an operator call is for a GPU: floating-point operations, bytes, and the numbers that its time depends on.
+
+From the shapes of the arguments alone; `virtual/watching/step_calls.py` says how a call is written down. Nothing here
+imports PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ullage.hardware.specification import GPU
+from ullage.performance.data_sheet import RATES_SHARE, RATES_UNKNOWN_TFLOPS, SHORTEST_KERNEL_S, UNKNOWN_BANDWIDTH
+from ullage.performance.sequential_kernels import Serial, serial_of
+
+_NAMES_BY_SIZE = {
+    16: "complex128",
+    8: "float64 int64 complex64",
+    4: "float32 int32 uint32",
+    2: "float16 bfloat16 int16 uint16",
+    1: "bool uint8 int8 float8_e4m3fn float8_e5m2",
+}
+_SIZES = {name: size for size, names in _NAMES_BY_SIZE.items() for name in names.split()}
+_NARROW = ("float16", "bfloat16")
+_PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "_scaled_mm": 0, "addbmm": 1, "_addmm_activation": 1}
+_CONVOLUTIONS = ("convolution", "_convolution", "convolution_overrideable")
+
+_SUMMING = ("triton_red_", "triton_per_")  # of the compiler: kernels that bring many numbers down to one
+
+KINDS = ("product", "convolution", "convolution_backward", "attention", "recurrent", "lists", "transfer", "other")
+Tensor = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of one call.
+
+    `kind` says which kernels are behind it, `shape` has the numbers that their time depends on, beside `flops` and the
+    bytes that are read and written at least. `dtype` is the first floating-point type among its tensors. `serial` is
+    for the few kernels that work on samples one after the other.
+
+    >>> left, right = {"shape": [64, 32], "dtype": "bfloat16"}, {"shape": [32, 16], "dtype": "bfloat16"}
+    >>> made = {"shape": [64, 16], "dtype": "bfloat16"}
+    >>> call = {"operator": "aten.mm.default", "args": [left, right], "kwargs": {}, "outputs": [made]}
+    >>> work = work_of(call)
+    >>> work.kind, work.flops, work.read, work.written
+    ('product', 65536.0, 5120, 2048)
+    """
+
+    kind: str
+    operator: str
+    flops: float
+    read: int
+    written: int
+    dtype: str
+    tf32: bool
+    shape: Mapping[str, float]
+    serial: Serial | None = None
+
+    @property
+    def bytes(self) -> int:
+        """What is moved at least."""
+        return self.read + self.written
+
+    @property
+    def on_tensor_cores(self) -> bool:
+        """Whether tensor cores can do it."""
+        return self.flops > 0 and (self.dtype in _NARROW or self.tf32)
+
+    def least_time(self, gpu: GPU) -> float:
+        """Seconds that a GPU needs for it at least, as far as its data sheet tells."""
+        moving, computing = self.bytes / (RATES_SHARE * bandwidth_of(gpu)), self.flops / (RATES_SHARE * self.rate(gpu))
+        return max(moving, computing, SHORTEST_KERNEL_S)
+
+    def rate(self, gpu: GPU) -> float:
+        """The data sheet's floating-point operations a second."""
+        plain = gpu.fp32_tflops or RATES_UNKNOWN_TFLOPS
+        if self.dtype in _NARROW:
+            found = gpu.bf16_tflops if self.dtype == "bfloat16" else gpu.fp16_tflops
+            return 1e12 * (found or gpu.fp16_tflops or plain)
+        return 1e12 * ((gpu.tf32_tflops or plain) if self.tf32 else plain)
+
+
+def bandwidth_of(gpu: GPU) -> float:
+    """Bytes a second."""
+    return 1e9 * (gpu.bandwidth or UNKNOWN_BANDWIDTH)
+
+
+def work_of(call: Mapping[str, Any]) -> Work:
+    """The work of a call that runs kernels."""
+    space, name = str(call["operator"]).split(".")[:2]
+    given = list(tensors_of([call["args"], call["kwargs"]]))
+    made = list(tensors_of(call["outputs"]))
+    if space == "triton":
+        # Nobody timed it: it takes what an operator takes that moves its tensors once. Its results come last.
+        name = "sum" if name.startswith(_SUMMING) else "add"
+        given, made = given[:-1] or given, given[-1:]
+    elif not made and name.endswith("_") and call["args"]:
+        made = list(tensors_of(_written(name, call["args"])))
+    read, written = sum(map(bytes_of, given)), sum(map(bytes_of, made))
+    kind, flops, shape = _kind(name, call, given, made)
+    dtype = _dtype(given + made)
+    tf32 = dtype == "float32" and bool(call.get("tf32", kind.startswith("convolution") or kind == "recurrent"))
+    return Work(kind, name, float(flops), read, written, dtype, tf32, shape, serial_of(name, call, read + written))
+
+
+def _written(name: str, args: Sequence[Any]) -> Any:
+    """What an operator on lists writes in place: the first list, or of a fused optimizer all but the gradients."""
+    return [args[0], *args[2:5]] if name.startswith("_fused_") else args[0]
+
+
+def _kind(
+    name: str, call: Mapping[str, Any], given: list[Tensor], made: list[Tensor]
+) -> tuple[str, float, dict[str, float]]:
+    args = call["args"]
+    if name in ("_to_copy", "copy_") and any(tensor.get("cpu") and tensor["shape"] for tensor in given + made):
+        return "transfer", 0, {"to_host": float(any(tensor.get("cpu") for tensor in made))}
+    if name in _PRODUCTS and len(given) > _PRODUCTS[name] + 1:
+        first = _PRODUCTS[name]
+        return "product", *_product(given[first], given[first + 1], bias=first > 0)
+    if name in _CONVOLUTIONS:
+        return "convolution", *_convolution(given[0], given[1], made[0], args[3:], [True, False, False])
+    if name == "convolution_backward":
+        return "convolution_backward", *_convolution(given[1], given[2], given[0], args[4:], args[10])
+    if "attention" in name and len(given) > 2:
+        return "attention", *_attention(name, given, args)
+    if name.startswith(("_foreach_", "_fused_", "_amp_foreach")):
+        return "lists", 0, _lists(call, given)
+    if "_rnn" in name:
+        return "recurrent", *_recurrent(name, given, made, args)
+    return "other", 0, _elementwise(call, given, made)
+
+
+def _product(left: Tensor, right: Tensor, bias: bool) -> tuple[float, dict[str, float]]:
+    rows, inner = left["shape"][-2:]
+    columns, batch = right["shape"][-1], math.prod(left["shape"][:-2])
+    tiles = batch * -(-rows // 128) * -(-columns // 128)
+    return 2 * batch * rows * columns * inner, {
+        **_logs(rows=rows, columns=columns, inner=inner, batch=batch, tiles=tiles, smaller=min(rows, columns)),
+        **_floats(bias=bias, left_turned=layout_of(left), right_turned=layout_of(right)),
+        **_floats(even_rows=evenness(rows), even_columns=evenness(columns), even_inner=evenness(inner)),
+    }
+
+
+def _convolution(
+    source: Tensor, weight: Tensor, result: Tensor, settings: Sequence[Any], wanted: Sequence[bool]
+) -> tuple[float, dict[str, float]]:
+    """`result` is the output or its gradient, `wanted` the gradients: of the source, the weight and the bias."""
+    stride, _, dilation, transposed = settings[:4]
+    groups = settings[5]
+    passes = max(1, sum(map(bool, wanted[:2])))
+    inner, outer = source["shape"][1], result["shape"][1]
+    window, places = math.prod(weight["shape"][2:]), math.prod(result["shape"][2:])
+    flops = 2 * numel(source if transposed else result) * math.prod(weight["shape"][1:]) * passes
+    batch, source_places = source["shape"][0], math.prod(source["shape"][2:])
+    wants_source, wants_weight, wants_bias = map(bool, wanted[:3])
+    return flops, {
+        **_logs(batch=batch, inner=inner, outer=outer, places=places, source_places=source_places, window=window),
+        **_logs(groups=groups, rows=batch * places, depth=inner // groups * window),
+        **_floats(stride=max(stride), dilation=max(dilation), dimensions=len(weight["shape"]) - 2),
+        **_floats(depthwise=groups == inner > 1, transposed=bool(transposed)),
+        **_floats(layout=layout_of(source), of_weight=layout_of(weight)),
+        **_floats(even_inner=evenness(inner // groups), even_outer=evenness(outer // groups)),
+        **_floats(wants_source=wants_source, wants_weight=wants_weight, wants_bias=wants_bias),
+    }
+
+
+def _attention(name: str, given: list[Tensor], args: Sequence[Any]) -> tuple[float, dict[str, float]]:
+    backward = "backward" in name
+    query, key = given[1:3] if backward else given[:2]
+    length, width = query["shape"][-2:]
+    others = key["shape"][-2]
+    batch = math.prod(query["shape"][:-2])
+    flops = 4 * batch * length * others * width * (2.5 if backward else 1)
+    return flops, {
+        **_logs(batch=batch, length=length, others=others, width=width),
+        **_floats(flash="flash" in name, efficient="efficient" in name, cudnn="cudnn" in name),
+        **_floats(backward=backward, causal=any(value is True for value in args)),
+    }
+
+
+def _lists(call: Mapping[str, Any], given: list[Tensor]) -> dict[str, float]:
+    sizes = [numel(tensor) for tensor in given if not tensor.get("cpu")]
+    lists = sum(isinstance(value, list) for value in call["args"])
+    return {
+        **_logs(tensors=len(sizes), largest=max(sizes, default=0), numbers=sum(sizes)),
+        **_floats(same="same" in call, lists=lists),
+    }
+
+
+def _recurrent(
+    name: str, given: list[Tensor], made: list[Tensor], args: Sequence[Any]
+) -> tuple[float, dict[str, float]]:
+    """Layers of cuDNN's: products over all steps at once, then one step after the other."""
+    source = given[0]
+    length, batch = source["shape"][:2] if len(source["shape"]) > 2 else (source["shape"][0], 1)
+    weights = [tensor for tensor in given[1:] if len(tensor["shape"]) == 2]
+    buffers = [numel(tensor) for tensor in made if len(tensor["shape"]) == 1]
+    numbers = max(sum(map(numel, weights)), max(buffers, default=0))
+    backward = "backward" in name
+    flops = 2 * length * batch * numbers * (2 if backward else 1)
+    hidden = max((tensor["shape"][-1] for tensor in weights), default=1)
+    steps = length * max(len(weights) // 2, 1)
+    return flops, {
+        **_logs(length=length, batch=batch, width=source["shape"][-1], inner=hidden),
+        **_logs(tensors=len(weights), numbers=numbers, steps=steps),
+        **_floats(backward=backward),
+    }
+
+
+def _elementwise(call: Mapping[str, Any], given: list[Tensor], made: list[Tensor]) -> dict[str, float]:
+    everything = given + made
+    if not everything:
+        return {}
+    largest = max(everything, key=numel)
+    result = made[0] if made else largest
+    read = max((numel(tensor) for tensor in given), default=0)
+    shape = largest["shape"] or [1]
+    alike = {tuple(tensor.get("stride", ())) for tensor in everything if tensor["shape"] == shape}
+    windows = [math.prod(value) for value in call["args"] if isinstance(value, list) and value and _are_sizes(value)]
+    second = shape[1] if len(shape) > 1 else 1
+    last_of_result = result["shape"][-1] if result["shape"] else 1
+    return {
+        **_logs(result=numel(result), source=read, ratio=16 * read / max(numel(result), 1)),
+        **_logs(first=shape[0], second=second, last=shape[-1], last_of_result=last_of_result),
+        **_logs(each=numel(largest) / max(second, 1), window=abs(windows[0]) if windows else 1),
+        **_floats(dimensions=len(shape), orders=len(alike), tensors=len(given), even_last=evenness(shape[-1])),
+        **_floats(layout=max(map(layout_of, given), default=0), of_result=layout_of(result)),
+        **_floats(width=_SIZES.get(largest["dtype"], 4), stride=_last_stride(largest)),
+        **_floats(spread=any(numel(tensor) != numel(result) for tensor in given if tensor["shape"])),
+    }
+
+
+def _logs(**numbers: float) -> dict[str, float]:
+    return {name: log2(number) for name, number in numbers.items()}
+
+
+def _floats(**numbers: float) -> dict[str, float]:
+    return {name: float(number) for name, number in numbers.items()}
+
+
+def _are_sizes(values: list[Any]) -> bool:
+    return all(type(value) is int for value in values)
+
+
+def _last_stride(tensor: Tensor) -> int:
+    """0 where the numbers of the last dimension lie side by side."""
+    return int("stride" in tensor and bool(tensor["stride"]) and tensor["stride"][-1] != 1)
+
+
+def evenness(size: int) -> float:
+    """How many of the lowest bits are zero, at most 4: whether rows of numbers are aligned.
+
+    >>> evenness(24), evenness(7)
+    (3.0, 0.0)
+    """
+    return math.log2(math.gcd(size, 16)) if size else 4.0
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors among the arguments of a call, wherever they stand."""
+    if isinstance(value, dict):
+        if "shape" in value:
+            yield value
+            return
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            if isinstance(item, dict) and "shape" in item:  # without a generator of its own: lists are long
+                yield item
+            elif isinstance(item, dict | list):
+                yield from tensors_of(item)
+
+
+def numel(tensor: Tensor) -> int:
+    """The elements of a tensor."""
+    return math.prod(tensor["shape"])
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """The bytes behind a tensor; those of an expanded one count once.
+
+    >>> bytes_of({"shape": [8, 4], "stride": [0, 1], "dtype": "float16"})
+    8
+    """
+    sizes = tensor["shape"]
+    if "stride" in tensor:
+        sizes = [size for size, stride in zip(sizes, tensor["stride"], strict=True) if stride]
+    return math.prod(sizes) * _SIZES.get(tensor["dtype"], 4)
+
+
+def layout_of(tensor: Tensor) -> int:
+    """0 for a contiguous tensor, 1 for a dense one in another order (channels last, transposed), 2 for one with gaps.
+
+    >>> layout_of({"shape": [4, 2], "dtype": "float32", "stride": [1, 4]})
+    1
+    """
+    if "stride" not in tensor:
+        return 0
+    dense = 1
+    for stride, size in sorted((b, n) for n, b in zip(tensor["shape"], tensor["stride"], strict=True) if n > 1 and b):
+        if stride != dense:
+            return 2
+        dense *= size
+    return 1
+
+
+def log2(value: float) -> float:
+    """The logarithm, 0 for what is below 1."""
+    return math.log2(max(value, 1))
+
+
+def _dtype(tensors: list[Tensor]) -> str:
+    return next((t["dtype"] for t in tensors if "float" in t["dtype"] or "complex" in t["dtype"]), "int")

@@ -1,0 +1,165 @@
+"""Which outputs an operator call has: their shapes, strides and types, and whose memory they share.
+
+They come from PyTorch's own shape inference. The call is repeated on "meta" tensors, which have no data. An output that
+shares an input's storage is a view of it. That takes a millisecond for some operators. The commonest ones are simple
+where all their tensors are alike, and are told here; a test compares this with PyTorch's answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ullage.virtual.call.plan import Alias, New, Output, Plan, Same, contiguous_strides, new, span_of_elements
+
+_META = torch.device("meta")
+
+
+class ArgumentPlaces:
+    """Meta twins of a call's tensors, and the place of each among the arguments."""
+
+    def __init__(self) -> None:
+        self.by_tensor: dict[int, Any] = {}
+        self.by_storage: dict[int, Any] = {}
+        self.twins: list[tuple[torch.Tensor, torch.Size, Any]] = []
+
+    def twin(self, value: Any, place: Any) -> Any:
+        """The same value with tensors and devices replaced by meta ones."""
+        if isinstance(value, torch.Tensor):
+            twin = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+            self.twins.append((twin, value.shape, place))
+            self.by_tensor[id(twin)] = place
+            self.by_storage[twin.untyped_storage()._cdata] = place
+            return twin
+        if isinstance(value, torch.device):
+            return _META
+        if isinstance(value, torch.Generator):
+            return None
+        if isinstance(value, list | tuple):
+            return type(value)(self.twin(item, (place, index)) for index, item in enumerate(value))
+        return value
+
+    def resized(self) -> tuple[tuple[Any, Sequence[int]], ...]:
+        """Arguments that the call has given another size, as it does with `out` tensors."""
+        return tuple((place, tuple(twin.shape)) for twin, before, place in self.twins if twin.shape != before)
+
+    def output(self, value: Any) -> Output:
+        """How an output came to be."""
+        if not isinstance(value, torch.Tensor):
+            return None
+        place = self.by_tensor.get(id(value))
+        if place is not None:
+            return Same(place)
+        size, stride = tuple(value.shape), value.stride()
+        place = self.by_storage.get(value.untyped_storage()._cdata)
+        if place is not None:
+            offset, turned = int(value.storage_offset()), (value.is_conj(), value.is_neg())
+            return Alias(place, size, stride, offset, value.dtype, *turned)
+        return New(size, stride, value.dtype, span_of_elements(size, stride) * value.dtype.itemsize)
+
+
+def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    """The plan of a call as far as shapes tell it: its outputs in order, no temporaries.
+
+    >>> x = torch.empty(2, 3)
+    >>> infer(torch.ops.aten.t.default, (x,), {}).outputs[0].size
+    (3, 2)
+    """
+    return _simple(str(func), args, kwargs) or infer_by_pytorch(func, args, kwargs)
+
+
+def infer_by_pytorch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    """The same, always asked of PyTorch."""
+    places = ArgumentPlaces()
+    meta_args = [places.twin(value, index) for index, value in enumerate(args)]
+    meta_kwargs = {name: places.twin(value, name) for name, value in kwargs.items()}
+    result = func(*meta_args, **meta_kwargs)
+    single = not isinstance(result, list | tuple)
+    results = [result] if single else result
+    return Plan(
+        [places.output(value) for value in results],
+        single=single,
+        as_list=isinstance(result, list),
+        defaults={place: value for place, value in enumerate(results) if isinstance(value, int | float)} or None,
+        resized=places.resized(),
+    )
+
+
+def argument_at(place: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The argument at a place that `infer` gave."""
+    if isinstance(place, tuple):
+        return argument_at(place[0], args, kwargs)[place[1]]
+    return kwargs[place] if isinstance(place, str) else args[place]
+
+
+# Operators that make one element of each: from tensors of one size, row after row, and one type, another such tensor.
+_WITH_NUMBER = ("add", "mul", "div", "lerp")
+_WITH_TENSOR = ("add", "sub", "mul", "div")
+_OF_ONE_OVERLOAD = (
+    *("addcmul", "addcdiv", "clamp", "clamp_min", "neg", "exp", "sqrt", "rsqrt", "tanh", "sigmoid", "relu", "silu"),
+    *("hardswish", "hardsigmoid", "leaky_relu"),
+)
+_GRADIENTS = ("tanh", "sigmoid", "threshold", "gelu", "silu", "hardswish", "hardsigmoid")
+
+
+def _named(ending: str) -> set[str]:
+    """The operators that have a form in place, too, with this ending of their names."""
+    overloads = {"Tensor": _WITH_TENSOR, "Scalar": _WITH_NUMBER, "default": _OF_ONE_OVERLOAD}
+    return {f"aten.{name}{ending}.{overload}" for overload, names in overloads.items() for name in names}
+
+
+_ELEMENTWISE = {
+    *_named(""),
+    *(f"aten.{name}_backward.default" for name in _GRADIENTS),
+    *("aten.pow.Tensor_Scalar", "aten.log.default", "aten.gelu.default"),
+}
+_IN_PLACE = {*_named("_"), "aten.pow_.Scalar"}
+# Operators that reduce dimensions to one element each, with the place of the dimensions among the arguments.
+_REDUCTIONS = {"aten.linalg_vector_norm.default": 2, "aten.mean.dim": 1, "aten.sum.dim_IntList": 1}
+SIMPLE = _ELEMENTWISE | _IN_PLACE | _REDUCTIONS.keys()
+_SIMPLE_TYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
+_APPROXIMATIONS = ("none", "tanh")  # of gelu
+
+
+def _simple(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
+    """The plan of a call of a simple operator on tensors that are all alike; `None` for every other call."""
+    if name not in SIMPLE or not isinstance(args[0], torch.Tensor):
+        return None
+    first: torch.Tensor = args[0]
+    size, stride, dtype = tuple(first.shape), first.stride(), first.dtype
+    if dtype not in _SIMPLE_TYPES or stride != contiguous_strides(size):
+        return None
+    if name in _REDUCTIONS:
+        place = _REDUCTIONS[name]
+        reduced = None if kwargs else _reduced(size, args[1:place], args[place : place + 2])
+        return None if reduced is None else Plan([new(reduced, dtype)], single=True)
+    numbers = []
+    for value in (*args[1:], *kwargs.values()):
+        if not isinstance(value, torch.Tensor):
+            numbers.append(value)
+        elif value.dtype is not dtype or value.shape != size or value.stride() != stride:
+            return None
+    given = [value for value in numbers if value is not None and value not in _APPROXIMATIONS]
+    if not all(type(value) in (int, float) for value in given) or (None in numbers and not given):
+        return None  # what PyTorch refuses, it is to refuse in its own words
+    return Plan([Same(0) if name in _IN_PLACE else new(size, dtype)], single=True)
+
+
+def _reduced(size: Sequence[int], orders: Sequence[Any], rest: Sequence[Any]) -> Sequence[int] | None:
+    """The size after a reduction with arguments (dimensions, whether to keep them); `None` where it is not plain."""
+    dims = rest[0] if rest else None
+    keep = len(rest) > 1 and rest[1]
+    if 0 in (len(size), *size) or not all(type(order) in (int, float) for order in orders):
+        return None
+    if dims is None:
+        dims = range(len(size))
+    elif not dims or not all(type(dim) is int and -len(size) <= dim < len(size) for dim in dims):
+        return None
+    places = {dim % len(size) for dim in dims}
+    if len(places) != len(dims):
+        return None
+    if keep:
+        return [1 if place in places else length for place, length in enumerate(size)]
+    return [length for place, length in enumerate(size) if place not in places]

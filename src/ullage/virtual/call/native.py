@@ -1,0 +1,379 @@
+"""Makes PyTorch's C++ core accept tensors of type "cuda" where there is no CUDA.
+
+Two things stop such a tensor from training: autograd asks the registry of device guards for CUDA's guard (there is
+none on a CPU build), and asks the CUDA hooks whether the device has a context (there is none without a GPU). Both
+are plain pointers in exported C++ objects. While a virtual GPU is in use they point to PyTorch's own no-op guard
+(the one that FakeTensor uses; versions that have none are given one) and to a copy of the hooks' table in which two
+answers are changed; afterwards they point where they did. Nothing is compiled, and a CPU build, a CUDA build and a
+machine with a GPU take the same path.
+
+The two places in the table are not assumed: they are found by watching which entries PyTorch calls. If they cannot
+be found, `UnsupportedPlatform` says so.
+
+Not covered: Windows (other names for the same symbols).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.graph import _engine_run_backward as run_backward
+
+from ullage.errors import UnsupportedPlatform
+from ullage.virtual.distributed.rank import local_rank
+
+_GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # c10/core/impl/DeviceGuardImplInterface.h
+_HOOKS = "_ZN2at6detail12getCUDAHooksEv"  # aten/src/ATen/detail/CUDAHooksInterface.h
+_CUDA = 1  # c10/core/DeviceType.h: the place of CUDA in the registry of guards
+_GUARD_LENGTH = 24  # fewer than a device guard has virtual functions, in any release
+_LONGEST_STORAGE = 12  # words, no more than a StorageImpl has
+_TABLE_LENGTH = 96  # more than the hooks have virtual functions (about 60)
+_Pointer = ctypes.c_void_p
+
+
+class CUDAStandIn:
+    """Makes "cuda" tensors possible with `install`, and puts everything back with `remove`.
+
+    >>> stand_in = cuda_stand_in()
+    >>> stand_in.install(); stand_in.remove()
+    """
+
+    def __init__(self) -> None:
+        self._guards, self._hooks = _find_native_objects()
+        self._real_guard = self._guards[_CUDA]
+        self._real_table: int = self._hooks.value
+        self._noop_guard = self._with_streams(self._make_noop_guard())
+        self._table = self._make_table()
+        self._listen()
+
+    def install(self) -> None:
+        """Point PyTorch at the stand-ins."""
+        self._guards[_CUDA] = self._noop_guard
+        self._hooks.value = ctypes.addressof(self._table)
+
+    def remove(self) -> None:
+        """Point PyTorch back at what it had."""
+        self._guards[_CUDA] = self._real_guard
+        self._hooks.value = self._real_table
+
+    def _make_noop_guard(self) -> int:
+        """PyTorch makes the guard itself if the present one counts no devices: show it one that does."""
+        if not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):  # PyTorch 2.8, say
+            self._native_guard = _native_guard()
+            return ctypes.addressof(self._native_guard[0])
+        no_devices = ctypes.CFUNCTYPE(ctypes.c_int8)(lambda: 0)
+        table = (_Pointer * 64)(*[ctypes.cast(no_devices, _Pointer).value] * 64)
+        counts_none = (_Pointer * 1)(ctypes.addressof(table))
+        self._guards[_CUDA] = ctypes.addressof(counts_none)
+        try:
+            torch._C._ensureCUDADeviceGuardSet()
+            guard = self._guards[_CUDA]
+        finally:
+            self._guards[_CUDA] = self._real_guard
+        if guard is None or guard == ctypes.addressof(counts_none):
+            raise UnsupportedPlatform(_advice("PyTorch made no device guard for CUDA"))
+        return int(guard)
+
+    def _with_streams(self, guard: int) -> int:
+        """The same guard with the streams of the virtual GPU: autograd runs a node on the stream of its forward pass.
+
+        On other machines than x86-64 all nodes run on the stream that is current.
+        """
+        self._guard_with_streams: Any = None
+        if platform.machine().lower() not in ("x86_64", "amd64"):
+            return guard
+        functions = (_Pointer * _GUARD_LENGTH).from_address(_Pointer.from_address(guard).value or 0)
+        table = (_Pointer * _GUARD_LENGTH)(*functions)
+        self._code = {place: _native_function(code) for place, code in _STREAM_FUNCTIONS.items()}
+        for place, code in self._code.items():
+            table[place] = ctypes.addressof(ctypes.c_char.from_buffer(code))
+        self._guard_with_streams = (_Pointer * 1)(ctypes.addressof(table)), table
+        return ctypes.addressof(self._guard_with_streams[0])
+
+    def _listen(self) -> None:
+        """Listen to the guard's `recordDataPtrOnStream`: autograd calls it for a gradient that a node on another stream
+        will use (torch/csrc/autograd/input_buffer.cpp). Its place is found by watching for the gradient's storage."""
+        if self._guard_with_streams is None:
+            return
+        table = self._guard_with_streams[1]
+        originals = list(table)
+        gradient = tensor_without_data((1,), (1,), torch.float32)
+        home = gradient.untyped_storage()._cdata
+        found: list[tuple[int, int]] = []
+
+        def watch(place: int) -> Any:
+            behind = _GuardFunction(originals[place])
+
+            def note(*words: int | None) -> int | None:
+                if words[1] is not None and 0 < words[1] - home < 8 * _LONGEST_STORAGE:
+                    found.append((place, words[1] - home))
+                return behind(*words)  # type: ignore[no-any-return]
+
+            return _GuardFunction(note)
+
+        watchers = {place: watch(place) for place in range(max(_STREAM_FUNCTIONS) + 1, _GUARD_LENGTH)}
+        self.install()
+        try:
+            for place, watcher in watchers.items():
+                table[place] = ctypes.cast(watcher, _Pointer).value
+            _smallest_backward(gradient, stream=1)
+        finally:
+            table[:] = originals
+            self.remove()
+        if found:
+            place, offset = found[0]
+            self._listener = _GuardFunction(functools.partial(_hear, offset))
+            table[place] = ctypes.cast(self._listener, _Pointer).value
+
+    def _make_table(self) -> Any:
+        """A copy of the hooks' table that says: CUDA is there, and no device has a context yet."""
+        original = (_Pointer * _TABLE_LENGTH).from_address(self._real_table)
+        table = (_Pointer * _TABLE_LENGTH)(*original)
+        watched: list[int] = []
+        self._watchers = [_watcher(watched, entry) for entry in range(_TABLE_LENGTH)]
+        watching = (_Pointer * _TABLE_LENGTH)(*[ctypes.cast(watcher, _Pointer).value for watcher in self._watchers])
+        yes, no = _native_answers()
+        try:
+            self._guards[_CUDA] = self._noop_guard
+            self._hooks.value = ctypes.addressof(watching)
+            with contextlib.suppress(RuntimeError):  # older versions raise where there is none
+                torch._C._accelerator_getAccelerator()
+            for entry in set(watched):
+                table[entry] = watching[entry] = yes
+            watched.clear()
+            _smallest_backward()
+        except RuntimeError as error:
+            raise UnsupportedPlatform(_advice(f"a backward pass failed: {error}")) from error
+        finally:
+            self.remove()
+        for entry in set(watched):
+            table[entry] = no
+        return table
+
+
+_installed: CUDAStandIn | None = None
+
+
+def cuda_stand_in() -> CUDAStandIn:
+    """The `CUDAStandIn` of this process, made on first use in a few milliseconds."""
+    global _installed
+    if _installed is None:
+        _installed = CUDAStandIn()
+    return _installed
+
+
+class _Wrapper(torch.Tensor):
+    """A tensor without data; only a step on the way to a plain one, and never asked anything."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise AssertionError(f"{func} of a tensor that should be plain by now")
+
+
+_DEVICE = torch.device("cuda", 0)
+_make_wrapper = torch.Tensor._make_wrapper_subclass
+_without_subclasses = torch._C._DisableTorchDispatch  # the first call to a subclass imports a second's worth of modules
+_storage_of: Any = torch._C.TensorBase.untyped_storage
+_empty, _CPU = torch.empty, torch.device("cpu")  # named, because the script may have set another default
+
+
+def is_gpu(device: torch.device) -> bool:
+    """Whether a device is the virtual GPU; a second GPU is refused in PyTorch's words."""
+    if device.type != "cuda":
+        return False
+    check_device(device.index or 0)
+    return True
+
+
+def check_device(index: int) -> None:
+    """Raise PyTorch's error for any device but the first, which is also called by the number of this rank."""
+    if index > 0 and index != local_rank():
+        raise getattr(torch, "AcceleratorError", RuntimeError)(  # PyTorch before 2.8 has no name for it
+            "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
+            "The virtual GPU is one GPU, cuda:0."
+        )
+
+
+def tensor_without_data(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A plain `torch.Tensor` on cuda:0 with a storage of its own, of the right length, and no data.
+
+    >>> tensor_without_data((2, 3), (3, 1), torch.float32).device
+    device(type='cuda', index=0)
+    """
+    tensor = _empty(0, device=_CPU)
+    with _without_subclasses():
+        tensor.data = _make_wrapper(_Wrapper, size, stride, dtype=dtype, device=_DEVICE)
+    return tensor
+
+
+def same_memory(base: torch.Tensor) -> torch.Tensor:
+    """Another tensor over the storage of `base`, with a version counter of its own until autograd joins them."""
+    view = _empty(0, device=_CPU)
+    view.data = base
+    return view
+
+
+def view_without_data(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+    """A view of `base` with another size, other strides and another offset."""
+    view = _empty(0, device=_CPU)
+    view.data = base
+    return view.as_strided_(size, stride, offset)
+
+
+def view_as_type(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The storage of `base` as a vector of numbers of another type."""
+    if dtype is base.dtype:
+        return same_memory(base)
+    length = _storage_of(base).nbytes() // max(dtype.itemsize, base.dtype.itemsize)
+    numbers = view_without_data(base, (length * max(1, dtype.itemsize // base.dtype.itemsize),), (1,), 0)
+    with _without_subclasses():
+        view: torch.Tensor = torch.ops.aten.view.dtype(numbers, dtype)
+    return view
+
+
+def set_length(storage: Any, nbytes: int) -> None:
+    """Give a storage another length in bytes; PyTorch's own way would ask the device for memory."""
+    words = (ctypes.c_int64 * _LONGEST_STORAGE).from_address(storage._cdata)
+    words[_place_of_length()] = nbytes
+
+
+@functools.cache
+def _place_of_length() -> int:
+    """Where a storage (c10/core/StorageImpl.h) keeps its length, found by looking for lengths that are known."""
+    places = set(range(_LONGEST_STORAGE))
+    for nbytes in (123_457, 987_653):
+        storage = torch.UntypedStorage(nbytes, device=_CPU)
+        words = (ctypes.c_int64 * _LONGEST_STORAGE).from_address(storage._cdata)
+        places &= {place for place, word in enumerate(words) if word == nbytes}
+    if len(places) != 1:
+        raise UnsupportedPlatform(_advice("the length of a storage was not found"))
+    return places.pop()
+
+
+def backward_in_calling_thread() -> Any:
+    """Inside this `with` autograd starts no thread for the GPU: their number is fixed at the first backward pass."""
+    return torch.autograd.set_multithreading_enabled(False)
+
+
+def in_backward() -> bool:
+    """Whether autograd is running the present code. On a real GPU that is another thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _find_native_objects() -> tuple[Any, Any]:
+    libraries = Path(torch.__file__).parent / "lib"
+    try:
+        suffix = "so" if (libraries / "libc10.so").exists() else "dylib"
+        guards = (_Pointer * 20).in_dll(ctypes.CDLL(str(libraries / f"libc10.{suffix}")), _GUARDS)
+        get_hooks = ctypes.CDLL(str(libraries / f"libtorch_cpu.{suffix}"))[_HOOKS]
+    except (OSError, ValueError, AttributeError) as error:
+        raise UnsupportedPlatform(_advice(str(error))) from error
+    get_hooks.restype = _Pointer
+    return guards, _Pointer.from_address(get_hooks())
+
+
+def _native_answers() -> tuple[Any, Any]:
+    """Two functions of the interpreter that answer 1 and 0 at once, whoever calls them and with what."""
+    python = ctypes.pythonapi
+    finalizing = python["Py_IsFinalizing" if hasattr(python, "Py_IsFinalizing") else "_Py_IsFinalizing"]
+    return ctypes.cast(python.Py_IsInitialized, _Pointer).value, ctypes.cast(finalizing, _Pointer).value
+
+
+# Machine code of a function that returns 1 in the first and 0 in the second register for results.
+_ONE_AND_ZERO = {"x86_64": bytes.fromhex("b801000000 31d2 c3"), "aarch64": bytes.fromhex("200080d2 010080d2 c0035fd6")}
+
+
+def _native_guard() -> Any:
+    """A device guard all of whose functions are one, which answers 1 and 0 whoever calls it and with what.
+
+    As a kind of device that is CUDA, as a device cuda:0, as a stream the default one of cuda:0, as a number of devices
+    one, as a question yes. To be kept for as long as it is in use.
+    """
+    machine = platform.machine().lower().replace("amd64", "x86_64").replace("arm64", "aarch64")
+    if machine not in _ONE_AND_ZERO:
+        raise UnsupportedPlatform(_advice(f"it has no device guard for CUDA on {machine}"))
+    page = _native_function(_ONE_AND_ZERO[machine])
+    table = (_Pointer * 64)(*[ctypes.addressof(ctypes.c_char.from_buffer(page))] * 64)
+    guard = (_Pointer * 1)(ctypes.addressof(table))
+    return guard, table, page
+
+
+def _native_function(code: bytes) -> mmap.mmap:
+    """Memory with machine code, to be kept for as long as it is in use."""
+    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(code)
+    return page
+
+
+# The number of the stream that is current on the virtual GPU, where native code can read and write it; and machine code
+# (x86-64) for two functions of c10/core/impl/DeviceGuardImplInterface.h, by their place among its virtual functions.
+# A stream is returned in two registers, its device (cuda:0 is 1) and its number.
+current_stream = ctypes.c_int64(0)
+_WHERE = b"\x48\xb9" + ctypes.addressof(current_stream).to_bytes(8, "little")  # mov rcx, the address
+_STREAM_FUNCTIONS = {
+    5: _WHERE + bytes.fromhex("488b11 b801000000 c3"),  # getStream: rdx = [rcx], eax = 1
+    9: _WHERE + bytes.fromhex("488b01 488911 4889c2 b801000000 c3"),  # exchangeStream: rdx is the new, then the old one
+}
+
+
+# A function of the guard with as many arguments as there are registers for them; the first is the guard.
+_GuardFunction = ctypes.CFUNCTYPE(_Pointer, *[_Pointer] * 6)
+when_sent_to_stream: list[Callable[[Any, int], None]] = []
+"""The last of these is told of each storage that autograd sends to a node on another stream, and of that stream."""
+
+
+def _hear(offset: int, guard: int | None, pointer: int, stream: int, *rest: int | None) -> None:
+    """`recordDataPtrOnStream`: the pointer is inside of the storage, and a stream is a device and a number."""
+    if when_sent_to_stream:
+        storage: Any = torch.UntypedStorage._new_with_weak_ptr(pointer - offset)
+        when_sent_to_stream[-1](storage, ctypes.c_int64.from_address(stream + 8).value)
+
+
+def _watcher(watched: list[int], entry: int) -> Any:
+    def note_call() -> int:
+        watched.append(entry)
+        return 0
+
+    return ctypes.CFUNCTYPE(ctypes.c_long)(note_call)
+
+
+def _smallest_backward(grad: torch.Tensor | None = None, stream: int = 0) -> None:
+    """One backward pass that runs no operator but `detach`, on a stream."""
+
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.detach()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad
+
+    leaf = tensor_without_data((1,), (1,), torch.float32).requires_grad_()
+    grad = tensor_without_data((1,), (1,), torch.float32) if grad is None else grad
+    now, current_stream.value = current_stream.value, stream
+    try:
+        out = Same.apply(leaf)
+    finally:
+        current_stream.value = now
+    with backward_in_calling_thread():
+        run_backward((out,), (grad,), False, False, (leaf,), False, accumulate_grad=False)
+
+
+def _advice(found: str) -> str:
+    return (
+        f"this PyTorch ({torch.__version__}) cannot host a virtual GPU: {found}; "
+        "Ullage is tested on Linux with PyTorch 2.13: pip install torch==2.13.0"
+    )

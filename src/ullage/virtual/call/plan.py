@@ -1,0 +1,346 @@
+"""Plans and kernel rules.
+
+A plan says which tensors one operator call returns and what it asks of the allocator, in order. A rule makes the plan
+of a call. It says what PyTorch's shape inference cannot know about the CUDA kernel: other outputs, temporaries, and the
+order of the requests. An operator without a rule allocates its outputs in order and nothing else.
+
+    @kernel("aten.sum.dim_IntList")
+    def sum_over_dimensions(call: Call) -> Plan: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from ullage.hardware import GPU
+from ullage.virtual.cudnn.formulas import ConvolutionProblem, Trial, Workspace
+from ullage.virtual.whole_numbers import INT_MAX
+
+OUTPUT, TEMPORARY, FREE, MAY_BE_LARGER, TRIAL = range(5)
+CUBLAS, CUBLAS_LT, CUDNN, CONVOLUTION = "cublas", "cublaslt", "cudnn", "convolution"  # libraries
+
+
+class New(NamedTuple):
+    """An output with memory of its own."""
+
+    size: Sequence[int]
+    stride: Sequence[int]
+    dtype: torch.dtype
+    nbytes: int
+
+
+class Alias(NamedTuple):
+    """An output over the storage of an argument; `offset` counts from the argument's own."""
+
+    argument: Any  # its place: an index, a name, or a pair (index, place in the list)
+    size: Sequence[int]
+    stride: Sequence[int]
+    offset: int
+    dtype: torch.dtype
+    conjugated: bool = False  # once more than the argument
+    negated: bool = False
+
+
+class Same(NamedTuple):
+    """An output that is an argument itself."""
+
+    argument: Any
+
+
+Output = New | Alias | Same | None
+
+
+def contiguous_strides(size: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides as PyTorch gives them.
+
+    >>> contiguous_strides((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides, step = [], 1
+    for length in reversed(size):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))
+
+
+def is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether strides are row-major; dimensions of one element do not count.
+
+    >>> is_contiguous((2, 1, 3), (3, 99, 1))
+    True
+    """
+    expected = 1
+    for length, step in zip(reversed(size), reversed(stride), strict=True):
+        if length != 1 and step != expected:
+            return False
+        expected *= length
+    return True
+
+
+def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether the elements fill a stretch of memory, in whatever order of dimensions.
+
+    >>> is_dense((2, 3), (1, 2)), is_dense((2, 3), (6, 2))
+    (True, False)
+    """
+    expected = 1
+    for step, length in sorted(zip(stride, size, strict=True)):
+        if length == 0:
+            return True
+        if length == 1:
+            continue
+        if step != expected:
+            return False
+        expected *= length
+    return True
+
+
+def span_of_elements(size: Sequence[int], stride: Sequence[int]) -> int:
+    """How many elements a storage must have for this size and these strides."""
+    last = 1
+    for length, step in zip(size, stride, strict=True):
+        if length == 0:
+            return 0
+        last += (length - 1) * step
+    return last
+
+
+def new(size: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> New:
+    """An output of this size, contiguous unless strides are given.
+
+    >>> new((2, 3), torch.float32).nbytes
+    24
+    """
+    strides = contiguous_strides(size) if stride is None else tuple(stride)
+    return New(tuple(size), strides, dtype, span_of_elements(size, strides) * dtype.itemsize)
+
+
+@dataclass(slots=True)
+class Plan:
+    """What one call does: its outputs, and steps in the order of the real kernel.
+
+    A step is `(OUTPUT, place among the outputs)`, `(TEMPORARY, bytes)` or `(FREE, place among the temporaries)`;
+    `(MAY_BE_LARGER, bytes)` says that the next temporary may have that many bytes; if none follows, that one of so
+    many bytes may be taken. `(TRIAL, place among the trials)` is a convolution whose plans `cudnn.benchmark` tries, at
+    its first call. Temporaries that no step frees are freed at the end, the last one first. Without steps the
+    outputs are taken in their order.
+    """
+
+    outputs: list[Output]
+    steps: list[tuple[int, int]] | None = None
+    single: bool = False
+    as_list: bool = False
+    defaults: dict[int, Any] | None = None  # outputs that are plain numbers
+    host_outputs: dict[int, torch.dtype] | None = None  # single numbers: in CPU tensors, unless captured
+    quick: Output = None  # the only output of a plan without steps; filled in by the mode
+    small: bool = False  # whether the values of an output can be followed; filled in by the mode
+    library: str = ""  # that the call runs in: its code, and for cuBLAS a workspace, is loaded at first use
+    workspaces: dict[ConvolutionProblem, Workspace] | None = None  # of cuDNN, measured or guessed
+    trials: list[tuple[ConvolutionProblem, Trial]] | None = None  # of `cudnn.benchmark`
+    note: tuple[str, str] | None = None  # for `GPUState.note`, at each call
+    resized: tuple[tuple[Any, Sequence[int]], ...] = ()  # arguments given as `out` that get another size
+
+
+class Steps:
+    """Writes the steps of a plan in the order of the kernel. Temporaries of no bytes are numbered and left out.
+
+    >>> steps = Steps()
+    >>> steps.output(0).temporary(1024, 0).free(-1).steps
+    [(0, 0), (1, 1024)]
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int]] = []
+        self._numbers: list[int | None] = []  # of the temporaries in the plan, `None` for one of no bytes
+        self._in_plan = 0
+
+    def output(self, *places: int) -> Steps:
+        """Take the memory of these outputs now."""
+        self.steps.extend((OUTPUT, place) for place in places)
+        return self
+
+    def temporary(self, *sizes: int) -> Steps:
+        """Take temporaries of so many bytes now; they are numbered from 0 in the order of taking."""
+        for size in sizes:
+            self._numbers.append(self._in_plan if size else None)
+            if size:
+                self.steps.append((TEMPORARY, size))
+                self._in_plan += 1
+        return self
+
+    def copies(self, *tensors: torch.Tensor | None, layout: torch.memory_format = torch.contiguous_format) -> Steps:
+        """Copy those tensors now that are not laid out so."""
+        return self.temporary(*(copy_size(tensor, layout) for tensor in tensors))
+
+    def or_larger(self, size: int) -> Steps:
+        """What comes next, a temporary or nothing, may be a temporary of so many bytes."""
+        self.steps.append((MAY_BE_LARGER, size))
+        return self
+
+    def trial(self, place: int) -> Steps:
+        """Run a convolution whose plans are tried at its first call."""
+        self.steps.append((TRIAL, place))
+        return self
+
+    def take(self, size: int) -> int:
+        """Take one temporary now and return its number, for `free`."""
+        self.temporary(size)
+        return len(self._numbers) - 1
+
+    def free(self, *places: int) -> Steps:
+        """Give these temporaries back now; -1 is the last one taken."""
+        for place in places:
+            number = self._numbers[place]
+            if number is not None:
+                self.steps.append((FREE, number))
+        return self
+
+    def plan(self, *outputs: Output, library: str = "", note: tuple[str, str] | None = None) -> Plan:
+        """The plan with these steps; a single output is returned by itself."""
+        in_order = [(OUTPUT, place) for place, output in enumerate(outputs) if isinstance(output, New)]
+        steps = None if self.steps == in_order else self.steps
+        return Plan(list(outputs), steps, single=len(outputs) == 1, library=library, note=note)
+
+
+@dataclass(slots=True)
+class Call:
+    """One operator call on the virtual GPU, as a rule sees it: arguments have shapes and no data."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    gpu: GPU
+    infer: Callable[[], Plan]  # what PyTorch's own shape inference says
+
+    def argument(self, place: int, name: str, default: Any = None) -> Any:
+        """An argument given by place or by name.
+
+        >>> Call(None, (1, 2), {}, None, None).argument(1, "dim")
+        2
+        """
+        return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+
+    @property
+    def output(self) -> New:
+        """The first output, by PyTorch's shape inference, of an operator that makes a new tensor."""
+        output = self.infer().outputs[0]
+        assert isinstance(output, New)
+        return output
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+Rule = Callable[[Call], Plan]
+RULES: dict[str, Rule] = {}
+
+
+def register(table: dict[str, F], names: tuple[str, ...]) -> Callable[[F], F]:
+    """A decorator that enters a function under these names; a name that is taken is refused.
+
+    >>> table = {}
+    >>> @register(table, ("a", "b"))
+    ... def both(): ...
+    >>> sorted(table)
+    ['a', 'b']
+    """
+
+    def enter(function: F) -> F:
+        for name in names:
+            if name in table:
+                raise ValueError(f"{name} is taken by {table[name].__qualname__}")
+            table[name] = function
+        return function
+
+    return enter
+
+
+def tf32_for_products() -> bool:
+    """Whether products of float32 matrices may be rounded to TF32."""
+    try:
+        return bool(torch._C._get_cublas_allow_tf32())
+    except RuntimeError:  # set by the names of PyTorch 2.9, which the older ones do not answer for
+        return torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
+
+
+def tf32_for_convolutions() -> bool:
+    """Whether convolutions of float32 may be rounded to TF32: PyTorch's default."""
+    try:
+        return bool(torch._C._get_cudnn_allow_tf32())
+    except RuntimeError:
+        return torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
+
+
+def benchmark_limit() -> int:
+    """How many plans `cudnn.benchmark` times, as the program on the virtual GPU has set it; 0 means all."""
+    return torch._C._cuda_get_cudnn_benchmark_limit()
+
+
+def kernel_switches() -> tuple[int, ...]:
+    """The global switches of PyTorch that decide which kernel it takes; part of what a plan is remembered by."""
+    get = torch._C
+    benchmark = get._get_cudnn_benchmark()
+    return (
+        get._get_cudnn_enabled(),
+        benchmark,
+        benchmark and benchmark_limit(),
+        get._get_cudnn_deterministic(),
+        tf32_for_convolutions(),
+        get._get_deterministic_algorithms(),
+        get._get_deterministic_algorithms_warn_only(),
+    )
+
+
+def kernel(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operators by name, such as `"aten.sum.dim_IntList"`."""
+    return register(RULES, names)
+
+
+# Questions about layouts that many CUDA kernels ask.
+
+
+def accumulate_type(dtype: torch.dtype) -> torch.dtype:
+    """aten/src/ATen/AccumulateType.h: half precision is summed in single.
+
+    >>> accumulate_type(torch.bfloat16)
+    torch.float32
+    """
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def twin(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of the same layout on "meta", to ask PyTorch about layouts."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta")
+
+
+def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> New:
+    """An output as `at::empty_like(tensor)` makes it: dense layouts are kept."""
+    made = torch.empty_like(twin(tensor))
+    return new(tuple(made.shape), dtype or tensor.dtype, made.stride())
+
+
+def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
+    """`tensor.suggest_memory_format()`: channels last if the strides say so."""
+    return torch._prims_common.suggest_memory_format(tensor)
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Bytes of the elements, wherever they lie."""
+    return tensor.numel() * tensor.element_size()
+
+
+def copy_size(tensor: torch.Tensor | None, memory_format: torch.memory_format = torch.contiguous_format) -> int:
+    """Bytes that `tensor.contiguous(memory_format)` takes: none if it is laid out so already."""
+    return 0 if tensor is None or tensor.is_contiguous(memory_format=memory_format) else bytes_of(tensor)
+
+
+def contiguous(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> New:
+    """A contiguous output of a tensor's size."""
+    return new(tuple(tensor.shape), dtype or tensor.dtype)
+
+
+def fits_32_bits(tensor: torch.Tensor) -> bool:
+    """aten/src/ATen/native/CanUse32BitIndexMath.cpp: the farthest element can be counted in 32 bits."""
+    return tensor.numel() < INT_MAX and span_of_elements(tensor.shape, tensor.stride()) - 1 < INT_MAX

@@ -1,0 +1,82 @@
+"""torch.compile without Triton: Inductor cannot write its kernels then, so the eager code runs, which is noted."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ullage.virtual.call.replacements import Replacements
+from ullage.virtual.state import GPUState
+
+_COMPILED = (
+    "torch.compile was left out, because Triton is not installed: the figure is that of the eager code; "
+    "to follow the compiled program: pip install 'ullage[triton]'"
+)
+_GRAPHS = (
+    "torch.compile with mode={mode!r} records CUDA graphs, whose memory no other code can use: they were left out, and "
+    "the bound counts the activations once more for them"
+)
+_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+
+
+def install(gpu: GPUState, replacements: Replacements) -> None:
+    """Let `torch.compile` return what it is given."""
+    replacements.put(torch, "compile", _compile(gpu))
+    replacements.when_imported("torch._dynamo.eval_frame", lambda module: _run_eagerly(gpu, replacements, module))
+
+
+def _compile(gpu: GPUState) -> Any:
+    def compile(model: Any = None, **options: Any) -> Any:
+        """`torch.compile`: returns what it is given."""
+        if model is None:
+            return lambda decorated: compile(decorated, **options)
+        if options.get("disable"):
+            return model
+        mode = options.get("mode")
+        if isinstance(model, torch.nn.Module):
+            _note_compiled(gpu, mode)
+            return model
+        return _noted_when_called(gpu, model, mode)
+
+    return compile
+
+
+def _note_compiled(gpu: GPUState, mode: Any) -> None:
+    gpu.note("compile", _COMPILED)
+    if mode in _WITH_GRAPHS:
+        gpu.note("graphs", _GRAPHS.format(mode=mode))
+
+
+def _noted_when_called(gpu: GPUState, function: Any, mode: Any) -> Any:
+    """A library may compile functions that nobody calls."""
+    noted: list[bool] = []
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        if not noted:
+            noted.append(True)
+            _note_compiled(gpu, mode)
+        return function(*args, **options)
+
+    return call
+
+
+def _run_eagerly(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
+    """What was compiled before the `with` statement runs eagerly inside it."""
+    stance = getattr(module, "DynamoStance", None)
+    if stance is not None:
+        replacements.put(module, "_stance", stance(stance="force_eager"))
+    choose: Any = getattr(module, "_callback_from_stance", None)
+    if choose is not None:  # asked at each call of a compiled function
+        noted: list[bool] = []
+
+        def choose_and_note(callback: Any) -> Any:
+            if callback and not noted:
+                noted.append(True)
+                gpu.note("compile", _COMPILED)
+            return choose(callback)
+
+        replacements.put(module, "_callback_from_stance", choose_and_note)

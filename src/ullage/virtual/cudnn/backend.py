@@ -1,0 +1,251 @@
+"""Asks cuDNN itself which plans it has for a convolution, and how much workspace each would take.
+
+cuDNN is asked through its backend interface, with the graph that PyTorch builds for the problem
+(aten/src/ATen/native/cudnn/Conv_v8.cpp). A question needs no tensor and runs no kernel: 0.5 ms for the first choice,
+5 ms for all candidates. Without `torch.backends.cudnn.benchmark` PyTorch takes the first candidate that works. With
+it, PyTorch asks for memory for the largest one.
+
+cuDNN's licence is for machines with NVIDIA's GPUs. So a question is only asked where PyTorch runs on a real one. There
+it can be asked about another GPU, too, by a description of that GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ullage.errors import UllageError
+from ullage.sandbox.fd_channel import FdChannel
+from ullage.virtual import current
+from ullage.virtual.cudnn.formulas import DATA, FILTER, FORWARD, CandidatePlan, ConvolutionProblem
+from ullage.virtual.cudnn.layouts import strides_of
+
+# cudnn_graph.h: types of descriptors, names of attributes, types of attributes, and values.
+_CONVOLUTION, _ENGINE, _ENGINE_CONFIG, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 5, 15, 17, 38
+_OPERATIONS = {FORWARD: 10, FILTER: 11, DATA: 12}
+_FIRST_ATTRIBUTE = {FORWARD: 700, DATA: 706, FILTER: 712}  # alpha, beta, convolution, w, x, y; of FILTER w, x, y, too
+_HANDLE_TYPE, _DATA_TYPE, _INT64_TYPE, _FLOAT_TYPE, _MODE_TYPE, _HEURISTIC_TYPE = 0, 1, 3, 4, 7, 8
+_NOTE_TYPE, _DESCRIPTOR_TYPE, _INT32_TYPE, _CHAR_TYPE = 11, 15, 23, 24
+_DATA_TYPES = {"f32": 0, "f64": 1, "f16": 2, "bf16": 9}
+_CROSS_CORRELATION = 1
+INSTANT, FALLBACK = 0, 2
+_ALIGNMENT = 32  # what PyTorch says of tensors that begin at a block of its allocator
+
+
+class CudnnError(UllageError):
+    """cuDNN declined a question."""
+
+
+class Cudnn:
+    """The cuDNN of this process. `description` is JSON for another GPU than the machine's own."""
+
+    def __init__(self, description: str | None = None) -> None:
+        if current() is not None or not torch.cuda.is_available():
+            raise CudnnError("needed a machine with an NVIDIA GPU to ask cuDNN; PyTorch finds none")
+        one = torch.zeros(1, 1, 1, 1, device="cuda")
+        torch.conv2d(one, one)  # loads the library
+        self._library = _loaded_library()
+        self._handle = ctypes.c_void_p()
+        self._check(self._library.cudnnCreate(ctypes.byref(self._handle)), "cudnnCreate")
+        self._device: ctypes.c_void_p | None = None
+        if description is not None:
+            self._device = self._create(_DEVICE)
+            text = description.encode()
+            self._set(self._device, 2702, _CHAR_TYPE, ctypes.create_string_buffer(text, len(text)))
+            self._finalize(self._device, "the description of a GPU")
+
+    @property
+    def version(self) -> int:
+        """Such as 91900."""
+        self._library.cudnnGetVersion.restype = ctypes.c_size_t
+        return int(self._library.cudnnGetVersion())
+
+    def description(self) -> dict[str, Any]:
+        """What cuDNN says of this machine's GPU."""
+        device = self._create(_DEVICE)
+        try:
+            self._set(device, 2700, _INT32_TYPE, (ctypes.c_int32 * 1)(torch.cuda.current_device()))
+            self._finalize(device, "the GPU")
+            text = (ctypes.c_char * 65536)()
+            self._get(device, 2702, _CHAR_TYPE, text)
+            found: dict[str, Any] = json.loads(text.value.decode())
+            return found
+        finally:
+            self._destroy(device)
+
+    def first(self, problem: ConvolutionProblem, tf32: bool = True) -> int | None:
+        """The workspace of what PyTorch takes without `cudnn.benchmark`; `None` if cuDNN has no plan."""
+        for candidate in self.candidates(problem, modes=(INSTANT,)):
+            if candidate.allowed(problem.kind, tf32):
+                return candidate.workspace
+        return None
+
+    def candidates(
+        self, problem: ConvolutionProblem, modes: Sequence[int] = (INSTANT, FALLBACK), build: bool = False
+    ) -> list[CandidatePlan]:
+        """All that PyTorch would try, in its order; with `build`, only those of which a plan can be built."""
+        with ExitStack() as stack:
+            graph = self._graph(problem, stack)
+            return [found for mode in modes for found in self._results(graph, mode, build)]
+
+    def _graph(self, problem: ConvolutionProblem, stack: ExitStack) -> ctypes.c_void_p:
+        kind, last = _DATA_TYPES[problem.kind], problem.channels_last
+        x = self._tensor("x", problem.source, kind, last, stack)
+        w = self._tensor("w", problem.weight, kind, last, stack)
+        y = self._tensor("y", problem.out, kind, last, stack)
+        convolution = self._made(_CONVOLUTION, stack)
+        compute = _DATA_TYPES["f64"] if problem.kind == "f64" else _DATA_TYPES["f32"]
+        self._set(convolution, 106, _INT64_TYPE, _int64s([len(problem.stride)]))
+        self._set(convolution, 100, _DATA_TYPE, (ctypes.c_int * 1)(compute))
+        self._set(convolution, 101, _MODE_TYPE, (ctypes.c_int * 1)(_CROSS_CORRELATION))
+        self._set(convolution, 105, _INT64_TYPE, _int64s(problem.padding))
+        self._set(convolution, 104, _INT64_TYPE, _int64s(problem.padding))
+        self._set(convolution, 102, _INT64_TYPE, _int64s(problem.dilation))
+        self._set(convolution, 103, _INT64_TYPE, _int64s(problem.stride))
+        self._finalize(convolution, "the convolution")
+        operation, first = self._made(_OPERATIONS[problem.direction], stack), _FIRST_ATTRIBUTE[problem.direction]
+        for name, part in zip(range(first + 2, first + 6), (convolution, w, x, y), strict=True):
+            self._set(operation, name, _DESCRIPTOR_TYPE, (ctypes.c_void_p * 1)(part.value))
+        self._set(operation, first, _FLOAT_TYPE, (ctypes.c_float * 1)(1.0))
+        self._set(operation, first + 1, _FLOAT_TYPE, (ctypes.c_float * 1)(0.0))
+        self._finalize(operation, "the operation")
+        graph = self._made(_GRAPH, stack)
+        self._set(graph, 801, _DESCRIPTOR_TYPE, (ctypes.c_void_p * 1)(operation.value))
+        if self._device is None:
+            self._set(graph, 800, _HANDLE_TYPE, (ctypes.c_void_p * 1)(self._handle.value))
+        self._finalize(graph, "the graph")
+        return graph
+
+    def _tensor(
+        self, name: str, size: tuple[int, ...], kind: int, channels_last: bool, stack: ExitStack
+    ) -> ctypes.c_void_p:
+        tensor = self._made(_TENSOR, stack)
+        self._set(tensor, 901, _DATA_TYPE, (ctypes.c_int * 1)(kind))
+        self._set(tensor, 902, _INT64_TYPE, _int64s(size))
+        self._set(tensor, 903, _INT64_TYPE, _int64s(strides_of(size, channels_last)))
+        self._set(tensor, 906, _INT64_TYPE, _int64s([ord(name)]))
+        self._set(tensor, 900, _INT64_TYPE, _int64s([_ALIGNMENT]))
+        self._finalize(tensor, f"tensor {name}")
+        return tensor
+
+    def _results(self, graph: ctypes.c_void_p, mode: int, build: bool) -> list[CandidatePlan]:
+        with ExitStack() as stack:
+            heuristics = self._made(_HEURISTICS, stack)
+            self._set(heuristics, 201, _DESCRIPTOR_TYPE, (ctypes.c_void_p * 1)(graph.value))
+            self._set(heuristics, 200, _HEURISTIC_TYPE, (ctypes.c_int * 1)(mode))
+            if self._device is not None:
+                self._set(heuristics, 204, _DESCRIPTOR_TYPE, (ctypes.c_void_p * 1)(self._device.value))
+            self._finalize(heuristics, "the heuristics")
+            known = ctypes.c_int64()
+            self._check(
+                self._library.cudnnBackendGetAttribute(
+                    heuristics, 202, _DESCRIPTOR_TYPE, ctypes.c_int64(0), ctypes.byref(known), None
+                ),
+                "the number of candidates",
+            )
+            configurations = [self._made(_ENGINE_CONFIG, stack) for _ in range(known.value)]
+            if not configurations:
+                return []
+            several = (ctypes.c_void_p * len(configurations))(*(one.value for one in configurations))
+            count = self._get(heuristics, 202, _DESCRIPTOR_TYPE, several)
+            chosen = configurations[:count]
+            return [self._candidate(one) for one in chosen if not build or self._builds(one)]
+
+    def _candidate(self, configuration: ctypes.c_void_p) -> CandidatePlan:
+        size, number = (ctypes.c_int64 * 1)(), (ctypes.c_int64 * 1)()
+        self._get(configuration, 303, _INT64_TYPE, size)
+        engine = self._create(_ENGINE)
+        try:
+            self._get(configuration, 300, _DESCRIPTOR_TYPE, (ctypes.c_void_p * 1)(engine.value))
+            self._get(engine, 1301, _INT64_TYPE, number)
+            notes = (ctypes.c_int * 32)()
+            count = self._get(engine, 1303, _NOTE_TYPE, notes)
+            return CandidatePlan(number[0], sum(1 << note for note in set(notes[:count])), size[0])
+        finally:
+            self._destroy(engine)
+
+    def _builds(self, configuration: ctypes.c_void_p) -> bool:
+        plan = self._create(_PLAN)
+        try:
+            self._set(plan, 400, _HANDLE_TYPE, (ctypes.c_void_p * 1)(self._handle.value))
+            self._set(plan, 401, _DESCRIPTOR_TYPE, (ctypes.c_void_p * 1)(configuration.value))
+            self._finalize(plan, "a plan")
+        except CudnnError:
+            return False
+        finally:
+            self._destroy(plan)
+        return True
+
+    def _create(self, kind: int) -> ctypes.c_void_p:
+        made = ctypes.c_void_p()
+        self._check(self._library.cudnnBackendCreateDescriptor(kind, ctypes.byref(made)), f"descriptor {kind}")
+        return made
+
+    def _made(self, kind: int, stack: ExitStack) -> ctypes.c_void_p:
+        made = self._create(kind)
+        stack.callback(self._destroy, made)
+        return made
+
+    def _destroy(self, descriptor: ctypes.c_void_p) -> None:
+        self._library.cudnnBackendDestroyDescriptor(descriptor)
+
+    def _set(self, descriptor: ctypes.c_void_p, name: int, kind: int, values: Any) -> None:
+        count = ctypes.c_int64(len(values))
+        self._check(self._library.cudnnBackendSetAttribute(descriptor, name, kind, count, values), f"attribute {name}")
+
+    def _get(self, descriptor: ctypes.c_void_p, name: int, kind: int, values: Any) -> int:
+        found = ctypes.c_int64()
+        status = self._library.cudnnBackendGetAttribute(
+            descriptor, name, kind, ctypes.c_int64(len(values)), ctypes.byref(found), values
+        )
+        self._check(status, f"attribute {name}")
+        return min(found.value, len(values))
+
+    def _finalize(self, descriptor: ctypes.c_void_p, what: str) -> None:
+        self._check(self._library.cudnnBackendFinalize(descriptor), what)
+
+    def _check(self, status: int, what: str) -> None:
+        if status:
+            text = (ctypes.c_char * 2048)()
+            self._library.cudnnGetLastErrorString(text, ctypes.c_size_t(len(text)))
+            said = text.value.decode(errors="replace").strip()
+            raise CudnnError(f"cuDNN declined {what}: status {status}{f'; {said}' if said else ''}")
+
+
+def _int64s(values: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def _loaded_library() -> ctypes.CDLL:
+    """The cuDNN that PyTorch has loaded, and no other."""
+    mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
+    for name in ("libcudnn.so", "libcudnn_graph.so"):
+        for path in sorted(path for path in mapped if Path(path).name.startswith(name)):
+            library = ctypes.CDLL(path)
+            if hasattr(library, "cudnnBackendCreateDescriptor") and hasattr(library, "cudnnCreate"):
+                return library
+    raise CudnnError("needed a PyTorch that uses cuDNN; this one has not loaded it")
+
+
+def serve(request: dict[str, Any]) -> None:
+    """Report which cuDNN and card this process has, then answer lists of problems until the line is closed.
+
+    It asks for another process (`cudnn_query.CudnnAsker`).
+    """
+    line, cudnn = FdChannel(request["line"]), Cudnn()
+    line.send({"cudnn": cudnn.version, "gpu": torch.cuda.get_device_name()})
+    while (asked := line.receive()) is not None:
+        line.send({"answers": [_answer(cudnn, ConvolutionProblem.of(values)) for values in asked[0]["problems"]]})
+
+
+def _answer(cudnn: Cudnn, problem: ConvolutionProblem) -> list[CandidatePlan] | None:
+    try:
+        return cudnn.candidates(problem)
+    except CudnnError:
+        return None

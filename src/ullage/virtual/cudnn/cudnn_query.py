@@ -1,0 +1,310 @@
+"""What the cuDNN of this machine says about convolutions on its own card: the very version, the very card.
+
+For a card of this machine, "local", cuDNN is asked which plans it has for each convolution. That needs a real GPU, and
+an estimate has a virtual one, so another process asks (`backend.serve`). It is started by the first question, and
+answers are kept in the user's cache folder, in a file for each version of cuDNN and kind of card, in the form that
+`ullage measure cudnn` writes. Where it cannot be asked, the tables and trees answer, and a note says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ullage.errors import UllageError
+from ullage.hardware import GPU
+from ullage.home import cache
+from ullage.sandbox import boot
+from ullage.sandbox.environment import environment
+from ullage.sandbox.fd_channel import FdChannel, channel_pair
+from ullage.sandbox.interpreter import Interpreter
+from ullage.sandbox.process_identity import this_process
+from ullage.sandbox.spawn import ProcessHandle, kill_group, request_file, start_process
+from ullage.virtual.call.plan import benchmark_limit
+from ullage.virtual.cudnn.formulas import (
+    ITEM_BYTES,
+    CandidatePlan,
+    ConvolutionProblem,
+    Trial,
+    Workspace,
+    all_copies,
+)
+from ullage.virtual.cudnn.terms import terms
+
+ENTRY = "ullage.virtual.cudnn.backend:serve"
+_START, _ANSWER = 120.0, 60.0  # seconds: until it can be asked, and for some questions
+_AT_ONCE = 64  # questions
+
+HIDDEN = "cuDNN could not be asked on this card, which is hidden from CUDA: its choices are guessed"
+
+Plans = tuple[CandidatePlan, ...]
+
+
+class CannotAsk(UllageError):
+    """Why cuDNN could not be asked."""
+
+
+class CudnnAsker:
+    """A process that asks cuDNN on one card of this machine; it is started by the first question.
+
+    `python` is another Python than this one, whose cuDNN is asked, with the variables `env`.
+    """
+
+    def __init__(self, uuid: str, python: str | None = None, env: Mapping[str, str] | None = None) -> None:
+        self._uuid, self._python, self._env = uuid, python, env
+        self._process: ProcessHandle | None = None
+        self._line: FdChannel | None = None
+        self.cudnn = 0
+
+    def ask(self, problems: Sequence[ConvolutionProblem]) -> list[Plans | None]:
+        """The plans for each problem, in the order in which PyTorch tries them; `None` where cuDNN declines."""
+        if self._line is None:
+            self._start()
+        found: list[Plans | None] = []
+        for begin in range(0, len(problems), _AT_ONCE):
+            some = problems[begin : begin + _AT_ONCE]
+            assert self._line is not None
+            try:
+                self._line.send({"problems": some})
+            except OSError:
+                raise CannotAsk("the process that asks has ended") from None
+            found += [_plans(each) for each in self._hear("answers", _ANSWER)]
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        if self._process is not None:
+            kill_group(self._process)
+            self._process = None
+
+    def _start(self) -> None:
+        self._line, theirs = channel_pair()
+        number, ours = theirs.fileno(), self._python is None
+        program = [sys.executable, "-P", "-m", "ullage.sandbox"] if ours else [str(self._python), boot.__file__]
+        told = {"parent": this_process(), "record": None, "redirect": None, "network": None}
+        env = environment(self._env, ours=ours) | {"CUDA_VISIBLE_DEVICES": self._uuid}
+        try:
+            with request_file({"line": number}) as file:
+                command = [*program, ENTRY, str(number), json.dumps(told)]
+                self._process = start_process(command, file, subprocess.DEVNULL, env, [number], None)
+        except OSError as error:
+            raise CannotAsk(f"the process that asks did not start: {error.strerror}") from None
+        finally:
+            theirs.close()
+        self.cudnn = int(self._hear("cudnn", _START))
+
+    def _hear(self, name: str, seconds: float) -> Any:
+        """What the process says next under this name."""
+        assert self._line is not None
+        while select.select([self._line], [], [], seconds)[0]:
+            said = self._line.receive()
+            if said is None:
+                raise CannotAsk("the process that asks has ended")
+            if "error" in said[0]:
+                raise CannotAsk(said[0]["error"])
+            if name in said[0]:
+                return said[0][name]
+        raise CannotAsk(f"the process that asks gave no answer in {seconds:.0f} s")
+
+
+def _plans(values: Any) -> Plans | None:
+    return None if values is None else tuple(CandidatePlan(*each) for each in values)
+
+
+def installed_cudnn() -> int | None:
+    """The version of the cuDNN that this Python's PyTorch is linked with, such as 91900; `None` if it has none."""
+    if torch.version.cuda is None:
+        return None
+    library: Any = getattr(torch._C, "_cudnn", None)
+    return None if library is None else int(library.getVersionInt())
+
+
+def dotted(cudnn: int) -> str:
+    """A version as people write it.
+
+    >>> dotted(91900), dotted(8907)
+    ('9.19', '8.9')
+    """
+    return f"{cudnn // 10000}.{cudnn // 100 % 100}" if cudnn >= 90000 else f"{cudnn // 1000}.{cudnn // 100 % 10}"
+
+
+class Answers:
+    """What cuDNN says about convolutions on a card: what is known already, and what an `asker` says.
+
+    Without an asker, `unanswered` gathers what was not known. `cudnn` is the version; by default that of this Python.
+    """
+
+    def __init__(self, card: GPU, asker: CudnnAsker | None = None, cudnn: int | None = None) -> None:
+        self.card, self.failed = card, ""
+        self.unanswered: dict[ConvolutionProblem, None] = {}
+        self.used = 0  # answers that were given
+        self._asker, self._cudnn, self._lock = asker, cudnn, threading.Lock()
+        self._known: dict[ConvolutionProblem, Plans | None] | None = None
+
+    @property
+    def cudnn(self) -> int | None:
+        """The version of cuDNN that these are answers of."""
+        if self._cudnn is None:
+            self._cudnn = installed_cudnn()
+        return self._cudnn
+
+    @property
+    def path(self) -> Path:
+        """The file in which answers are remembered."""
+        kind = re.sub(r"[^a-z0-9]+", "-", f"{self.card.device_name}-{self.card.sms or 0}".casefold()).strip("-")
+        return cache() / "cudnn" / f"{kind}-{self.cudnn}.jsonl"
+
+    def of(self, problem: ConvolutionProblem) -> Plans | None:
+        """The plans for a problem; `None` where they are not known and cuDNN could not be asked."""
+        if self.cudnn is None:
+            return None
+        with self._lock:
+            known = self._remembered()
+            if problem not in known and self._asker is not None and not self.failed:
+                self._ask([problem])
+            if problem not in known:
+                self.unanswered[problem] = None
+                return None
+            self.used += 1
+            return known[problem] or None
+
+    def find_out(self, problems: Sequence[ConvolutionProblem]) -> None:
+        """Ask about problems and remember the answers for another process; `failed` says why that could not be."""
+        with self._lock:
+            known = self._remembered()
+            unknown = [problem for problem in problems if problem not in known]
+            if unknown and not self.failed and not self._ask(unknown):
+                self.failed = self.failed or f"the answers cannot be kept in {self.path}"
+
+    def _ask(self, problems: Sequence[ConvolutionProblem]) -> bool:
+        """Ask, and tell whether the answers were remembered."""
+        assert self._asker is not None and self._known is not None
+        try:
+            found = self._asker.ask(problems)
+            if self._asker.cudnn != self.cudnn:
+                raise CannotAsk(f"needed cuDNN {self.cudnn}; the process that asks has {self._asker.cudnn}")
+        except CannotAsk as error:
+            self.failed = str(error)
+            return False
+        self._known |= dict(zip(problems, found, strict=True))
+        about = {"gpu": self.card.device_name, "cudnn": self.cudnn}
+        rows = [
+            about
+            | ({"problem": problem, "declined": ""} if plans is None else {"problem": problem, "candidates": plans})
+            for problem, plans in zip(problems, found, strict=True)
+        ]
+        return _append(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def learn(self, row: Mapping[str, Any]) -> None:
+        """Take an answer from a row of `ullage measure cudnn`."""
+        self._remembered()[ConvolutionProblem.of(row["problem"])] = _plans(row.get("candidates"))
+
+    def _remembered(self) -> dict[ConvolutionProblem, Plans | None]:
+        if self._known is None:
+            self._known = {}
+            with contextlib.suppress(OSError):
+                for line in self.path.read_text().splitlines():
+                    with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that a kill tore
+                        self.learn(json.loads(line))
+        return self._known
+
+    @property
+    def words(self) -> str | None:
+        """What a report says about the answers; `None` where there was no question."""
+        if self.cudnn is None:
+            return None
+        if self.failed:
+            return (
+                f"cuDNN {dotted(self.cudnn)} could not be asked on this card ({self.failed}): its choices are guessed"
+            )
+        return f"convolution workspaces were asked of cuDNN {dotted(self.cudnn)} on this card" if self.used else None
+
+
+def _append(path: Path, text: str) -> bool:
+    """Add lines to a file; where that is refused, the next estimate asks again."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab", buffering=0) as file:
+            file.write(text.encode())
+    except OSError:
+        return False
+    return True
+
+
+_in_use: list[Answers] = []
+
+
+def in_use(card: GPU) -> Answers | None:
+    """The answers to go by for a card."""
+    return _in_use[-1] if _in_use and card.uuid is not None and _in_use[-1].card.uuid == card.uuid else None
+
+
+def may_ask(card: GPU) -> bool:
+    """Whether it is a card of this machine, which is not hidden from CUDA."""
+    return card.uuid is not None and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+
+
+@contextlib.contextmanager
+def used(answers: Answers) -> Iterator[Answers]:
+    """Inside, convolutions go by these answers."""
+    _in_use.append(answers)
+    try:
+        yield answers
+    finally:
+        _in_use.remove(answers)
+
+
+@contextlib.contextmanager
+def asking(card: GPU, cudnn: int | None = None, python: Interpreter | None = None) -> Iterator[Answers | None]:
+    """Inside, convolutions on a card of this machine are asked of its cuDNN, by one process for all of them.
+
+    `cudnn` is the version that is expected, by default that of this Python; `python` another Python that has it.
+    """
+    before = in_use(card) if python is None else None
+    if before is not None or not may_ask(card):
+        yield before
+        return
+    assert card.uuid is not None
+    asker = CudnnAsker(card.uuid) if python is None else CudnnAsker(card.uuid, python.path, python.env)
+    with contextlib.closing(asker), used(Answers(card, asker, cudnn)) as answers:
+        yield answers
+
+
+# What the plans mean for memory.
+
+
+def first(plans: Plans, problem: ConvolutionProblem, tf32: bool, deterministic: bool) -> Workspace | None:
+    """The workspace that PyTorch takes without `cudnn.benchmark`: that of the first plan which the switches allow."""
+    for plan in plans:
+        if plan.allowed(problem.kind, tf32, deterministic):
+            return Workspace(plan.workspace, plan.workspace)
+    return None
+
+
+def trial(plans: Plans, problem: ConvolutionProblem, tf32: bool, deterministic: bool) -> Trial | None:
+    """What `cudnn.benchmark` tries: all of them. The fastest is one of those that are timed, and taken to be the first.
+
+    `torch.backends.cudnn.benchmark_limit` says how many are timed; 0 means all.
+    """
+    sizes = [plan.workspace for plan in plans if plan.allowed(problem.kind, tf32, deterministic)]
+    if not sizes:
+        return None
+    largest = max(sizes[: benchmark_limit() or None])
+    if problem.kind in ITEM_BYTES:
+        largest = max(sizes[0], min(largest, all_copies(terms(problem))))
+    winner = Workspace(sizes[0], largest, guessed=largest > sizes[0])
+    return Trial(tuple(sorted(set(sizes) - {0}, reverse=True)), max(sizes), winner, guessed=False)

@@ -1,0 +1,188 @@
+"""A network that guesses which plan cuDNN names for a convolution.
+
+It was taught by cuDNN's own answers (`benchmarks/training/plan_network.py`). It knows a problem by `network_inputs` and
+gives every plan a probability. Needs NumPy. Only the H200 was asked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ullage.virtual.cudnn.arrays import needed_numpy
+from ullage.virtual.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem, round_up
+from ullage.virtual.cudnn.plans import MULTIPROCESSORS, EnginePlan, fallback, output_length, row_of
+
+DOUBT = 2.0  # scores divided by it are less sure than right, on problems held out of the training (1.4: as sure)
+_MOST_LIKELY = 12  # plans that are looked at
+NO_PLAN_NAMED = -1  # in place of an engine, in the list of plans: cuDNN's heuristics name none
+
+_TILE_SHAPES = (
+    (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128),
+    (64, 32), (32, 32),
+)  # fmt: skip
+
+
+def log2_or_zero(number: float) -> float:
+    """The logarithm of a number from 1 up, else 0."""
+    return math.log2(number) if number > 1 else 0.0
+
+
+def network_inputs(
+    row: Sequence[Any], direction: str, log2: Callable[[Any], Any] = log2_or_zero, least: Callable[..., Any] = min
+) -> list[Any]:
+    """What the network is told of a row: logarithms of lengths, their divisors, how tiles fill the GPU.
+
+    With columns of many rows and NumPy's functions it gives columns. It uses operators alone that have both.
+    """
+    dims, kind, last, batch, inner, outer, groups = row[:7]
+    s, k, t, p, d = (row[7 + 3 * i : 10 + 3 * i] for i in range(5))
+    each = range(3)
+    o = [output_length(s[i], k[i], t[i], p[i], d[i]) for i in each]
+    item = 4 - 2 * (kind > 0)
+    unit = 16 // item
+    pixels, out_pixels, taps = (lengths[0] * lengths[1] * lengths[2] for lengths in (s, o, k))
+    wide, tall = round_up(inner, unit), round_up(outer, unit)
+    found: list[Any] = []
+
+    def logs(*values: Any) -> None:
+        found.extend(log2(value) for value in values)
+
+    def equal(value: Any, *numbers: int) -> None:
+        found.extend(value == number for number in numbers)
+
+    def multiples(value: Any, *units: int) -> None:
+        found.extend(value % unit == 0 for unit in units)
+
+    def every(flags: list[Any]) -> Any:
+        return flags[0] & flags[1] & flags[2]
+
+    logs(batch, inner, outer, groups, *s, *k, *o, *t, *d, *(length + 1 for length in p))
+    equal(kind, 0, 1, 2)
+    found.append(last)
+    equal(dims, 1, 2, 3)
+    equal(k[1], 1, 2, 3, 4, 5, 7)
+    equal(k[2], 1, 2, 3, 4, 5, 7)
+    equal(k[0], 1, 3)
+    equal(t[2], 1, 2, 3, 4)
+    unstrided, undilated = every([t[i] == 1 for i in each]), every([d[i] == 1 for i in each])
+    unpadded, same = every([p[i] == 0 for i in each]), every([p[i] == d[i] * (k[i] - 1) // 2 for i in each])
+    found += [unstrided, undilated, same, unpadded, (taps == 1) & unstrided & unpadded]
+    found += [every([t[i] == k[i] for i in each]), s[1] == s[2], k[1] == k[2]]
+    for channels in (inner, outer, groups):
+        multiples(channels, 2, 4, 8, 16, 32, 64, 128)
+        equal(channels, 1, 2, 3, 4)
+    logs(wide / inner, tall / outer)
+    for number in (pixels, out_pixels, batch, batch * out_pixels):
+        multiples(number, 2, 4, 8, 16, 32)
+    for number in (s[2], o[2]):
+        multiples(number, 2, 4, 8)
+    turned = last == 0
+    source_copied = (wide > inner) | (turned & (pixels > 1) & (inner * groups > 1))
+    out_copied = (tall > outer) | (turned & (out_pixels > 1) & (outer * groups > 1))
+    found += [source_copied, out_copied, (wide > inner) | (tall > outer) | (turned & (taps > 1) & (inner > 1))]
+    source, out = batch * groups * inner * pixels, batch * groups * outer * out_pixels
+    weight = groups * inner * outer * taps
+    logs(source * item, out * item, weight * item, pixels, out_pixels, taps, inner * groups, outer * groups)
+    logs(1 + (source // inner * wide * source_copied + out // outer * tall * out_copied) * item)
+    high, across, depth = {
+        FORWARD: (batch * out_pixels, outer, inner * taps),
+        DATA: (batch * pixels, inner, outer * taps),
+        FILTER: (outer, inner * taps, batch * out_pixels),
+    }[direction]
+    work = 1.0 * high * across * depth * groups
+    logs(high, across, depth, work, -(-depth // 32), -(-depth // 64))
+    per_byte = work / ((source + out + weight) * item)
+    found.append(log2(per_byte) - log2(1 / per_byte))
+    multiples(depth, 8, 16, 32, 64)
+    multiples(across, 8, 16, 32, 64)
+    for unit in (32, 64, 128, 256):
+        found += [high / round_up(high, unit), across / round_up(across, unit)]
+    for rows, columns in _TILE_SHAPES:
+        tiles = -(-high // rows) * -(-across // columns) * groups
+        found += [log2(tiles), tiles / round_up(tiles, MULTIPROCESSORS), least(tiles / MULTIPROCESSORS, 6)]
+    return found
+
+
+class PlanNetwork:
+    """The network of one direction. Its weights are stored in 4 bits (between hidden layers), 8 (the last layer) and
+    16 bits (the first)."""
+
+    def __init__(self, values: dict[str, Any], np: Any, direction: str) -> None:
+        self._np = np
+        self._last: tuple[ConvolutionProblem, Any] | None = None
+        self.mean, self.scale = values["mean"], 1 / values["std"]
+        layers = int(values["layers"])
+        self.layers = [(_from_whole_numbers(values, "first", np), values["first_bias"])]
+        self.layers += [(_from_half_bytes(values, f"layer{n}", np), values[f"layer{n}_bias"]) for n in range(layers)]
+        self.head = _from_whole_numbers(values, "head", np), values["head_bias"]
+        listed = json.loads(bytes(values["plans"]).decode())
+        self.listed = [
+            fallback(direction) if engine == NO_PLAN_NAMED else EnginePlan(direction, engine, dict(knobs))
+            for engine, knobs in listed
+        ]
+
+    def plans(
+        self, problem: ConvolutionProblem, least: float, tf32: bool = True, deterministic: bool = False
+    ) -> list[tuple[EnginePlan, float]]:
+        """The plans that are allowed with a share of this at `least`, the likeliest first."""
+        np, scores = self._np, self._scores(problem).copy()
+        if deterministic or not tf32:
+            scores[[not plan.allowed(problem.kind, tf32, deterministic) for plan in self.listed]] = -np.inf
+        shares = np.exp(scores - scores.max())
+        shares /= shares.sum()
+        order = np.argsort(-shares)[:_MOST_LIKELY].tolist()
+        return [
+            (self.listed[place], float(shares[place])) for place in order if shares[place] >= least or place == order[0]
+        ]
+
+    def _scores(self, problem: ConvolutionProblem) -> Any:
+        """The scores of all plans. Those of the last problem are kept: with a switch that rules plans out, it is asked
+        first whether the first plan is allowed, then which one is taken."""
+        if self._last is None or self._last[0] != problem:
+            np = self._np
+            inputs = network_inputs(row_of(problem), problem.direction)
+            hidden = (np.array(inputs, dtype=np.float32) - self.mean) * self.scale
+            for number, (weights, bias) in enumerate(self.layers):
+                added = np.maximum(_times(weights, hidden) + bias, 0)
+                hidden = added if number == 0 else hidden + added
+            self._last = problem, (_times(self.head[0], hidden) + self.head[1]) / DOUBT
+        return self._last[1]
+
+
+def _times(weights: Any, vector: Any) -> Any:
+    """A matrix times a vector, row by row: for the whole, BLAS would start threads, which wait for each other where all
+    cores are busy."""
+    return (weights[:, None] @ vector)[:, 0]
+
+
+def _from_whole_numbers(values: dict[str, Any], name: str, np: Any) -> Any:
+    return values[name].astype(np.float32) * values[f"{name}_scale"][:, None].astype(np.float32)
+
+
+GROUP = 16  # weights that share a scale
+
+
+def _from_half_bytes(values: dict[str, Any], name: str, np: Any) -> Any:
+    packed = values[name]
+    weights = np.empty((packed.shape[0], 2 * packed.shape[1]), dtype=np.float32)
+    weights[:, 0::2] = (packed & 15).astype(np.float32) - 8
+    weights[:, 1::2] = (packed >> 4).astype(np.float32) - 8
+    scales = values[f"{name}_scale"].astype(np.float32)
+    return (weights.reshape(len(weights), -1, GROUP) * scales[:, :, None]).reshape(weights.shape)
+
+
+@cache
+def read_network(path: Path, direction: str) -> PlanNetwork | None:
+    """The network of a direction in a file; `None` if there is no such file."""
+    if not path.exists():
+        return None
+    np = needed_numpy()
+    with np.load(path) as file:
+        prefix = f"{direction}_"
+        values = {name.removeprefix(prefix): file[name] for name in file if name.startswith(prefix)}
+    return PlanNetwork(values, np, direction)

@@ -1,0 +1,398 @@
+"""What a plan of cuDNN for a convolution takes, and what the trees are told that say the rest.
+
+A plan is an engine and its knobs: the tile of results that a block of threads computes, how many blocks form a cluster,
+into how many parts a sum is split. Which plan it is, a network guesses (`network.py`).
+
+A plan's workspace is copies of tensors and a constant, which one it is decided by a small tree for each engine, and the
+partial sums of the kinds below:
+
+- A persistent kernel gives whole waves of tiles to the clusters of the GPU. The tiles that are left over are split
+  among all clusters, each of which keeps its part in single precision; counters for a tree of additions come on top.
+- A sliced kernel keeps buffers of each tile, of filters all slices but one, and counters.
+- A split kernel keeps each part of the filter's gradient, and a matrix product each part of its result.
+- An indexed kernel keeps a table for each group that it works on: where each product's factor lies, or counters; and
+  a filter's gradient in 16 bits in single precision, too.
+
+Into how many parts a sum is split is decided by a large tree for each engine. cuDNN seems to have such trees, too: they
+find it from the lengths as they are, and the worse the more numbers are made of these.
+
+Only the H200 was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ullage.virtual.cudnn.formulas import (
+    DATA,
+    FILTER,
+    FORWARD,
+    ITEM_BYTES,
+    ConvolutionProblem,
+    product,
+    round_up,
+)
+from ullage.virtual.cudnn.terms import (
+    GROUPS_AT_ONCE,
+    packed_channels,
+)
+
+# Knobs, by cuDNN's numbers (cudnnBackendKnobType_t).
+SPLIT_K, TILE, SPLIT_K_BUFFERS, TILE_K, SLICES, INDEX_MODE, WORKSPACE_KNOB = 0, 2, 12, 13, 17, 18, 25
+CLUSTER_ROWS, CLUSTER_COLUMNS = 27, 28
+_SEEN_KNOBS = (TILE, SPLIT_K_BUFFERS, TILE_K, INDEX_MODE, WORKSPACE_KNOB, CLUSTER_ROWS, CLUSTER_COLUMNS)
+
+PERSISTENT = {FORWARD: (62, 67), DATA: (67, 71), FILTER: (65, 68)}  # engines by direction
+SLICED = {FORWARD: (23, 41), DATA: (23, 43), FILTER: (10, 30, 39, 40, 61)}
+SPLIT = {FORWARD: (), DATA: (), FILTER: (33, 34, 49, 50)}
+PRODUCT = {FORWARD: (58,), DATA: (63,), FILTER: (62,)}
+INDEXED = {FORWARD: (1,), DATA: (), FILTER: (1,)}
+MOST_UNITS = 1 << 20  # of what a product keeps: a tree names their number, plus this times the kind of unit
+_DEPTHWISE = 61  # a sliced engine for one channel in each group
+_UNPADDED = (39, 40)  # sliced engines whose tiles count the channels as they are
+
+# Rows and columns of a tile, by its number.
+_TILES = {
+    0: (128, 128), 1: (128, 64), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256), 7: (64, 128), 9: (64, 256),
+    16: (256, 32), 18: (64, 192), 20: (256, 96),
+}  # fmt: skip
+_SLICED_TILES = {
+    0: (128, 128), 2: (128, 32), 3: (256, 128), 5: (64, 64), 8: (64, 32), 10: (64, 16), 11: (32, 16), 12: (32, 32),
+    14: (16, 64), 23: (32, 128),
+}  # fmt: skip
+MULTIPROCESSORS = 132
+_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15, 12: 7, 14: 7, 16: 7}  # at once, by their size
+_DEPTH = 64  # of the products that a block adds at once
+AS_MANY_AS_FIT = 1  # parts, as the trees name them; 0 is none
+
+# Engines by the numerical notes of their plans: in all of cuDNN's answers an engine has the same ones.
+_NOT_DETERMINISTIC = {FORWARD: (), DATA: (25,), FILTER: (20,)}
+_WITHOUT_TENSOR_CORES = {
+    FORWARD: (0, 1, 3, 5, 6, 28, 57, 70),
+    DATA: (0, 1, 2, 6, 7, 25, 50, 74),
+    FILTER: (0, 1, 16, 17, 18, 19, 20, 61, 67),
+}
+
+
+class EnginePlan(NamedTuple):
+    """An engine of cuDNN with its knobs, but for the number of parts of a sum."""
+
+    direction: str
+    engine: int
+    knobs: dict[int, int]
+
+    def allowed(self, kind: str, tf32: bool = True, deterministic: bool = False) -> bool:
+        """Whether PyTorch takes such a plan, see `CandidatePlan.allowed`.
+
+        >>> EnginePlan("d", 25, {}).allowed("f32", deterministic=True)
+        False
+        """
+        if deterministic and self.engine in _NOT_DETERMINISTIC[self.direction]:
+            return False
+        return tf32 or kind != "f32" or self.engine in _WITHOUT_TENSOR_CORES[self.direction]
+
+    @property
+    def clusters(self) -> int:
+        """How many clusters of blocks the GPU runs at once."""
+        size = self.knobs.get(CLUSTER_ROWS, 1) * self.knobs.get(CLUSTER_COLUMNS, 1)
+        return _CLUSTERS.get(size, MULTIPROCESSORS // size)
+
+
+class Grid(NamedTuple):
+    """How a plan cuts a problem: `tiles` (of clusters, for a persistent kernel) of `tile_bytes`, in `steps` of
+    products, and how many clusters run at once. Of a product of matrices also the rows and columns of the result, the
+    depth, and how many of its numbers have 16 bytes."""
+
+    tiles: int = 0
+    steps: int = 0
+    clusters: int = 1
+    tile_bytes: int = 0
+    rows: int = 0
+    columns: int = 0
+    depth: int = 0
+    unit: int = 1
+
+    @property
+    def left(self) -> int:
+        """Tiles after the last whole wave."""
+        return self.tiles % self.clusters
+
+    @property
+    def most_parts(self) -> int:
+        """Into how many parts each tile that is left can be split."""
+        return self.clusters // max(self.left, 1)
+
+
+class Lengths(NamedTuple):
+    """A problem in numbers: channels are those of a group, `threes` are taps in pieces of three by three, `wide` and
+    `tall` are channels padded to 16 bytes."""
+
+    batch: int
+    inner: int
+    outer: int
+    groups: int
+    pixels: int
+    out_pixels: int
+    taps: int
+    threes: int
+    wide: int
+    tall: int
+    item: int
+
+
+def lengths(problem: ConvolutionProblem) -> Lengths:
+    """The numbers of a problem.
+
+    >>> sizes = (2, 8, 5, 5), (16, 8, 1, 1), (2, 16, 5, 5)
+    >>> lengths(ConvolutionProblem("f", *sizes, (1, 1), (0, 0), (1, 1), 1, "f16", False)).out_pixels
+    25
+    """
+    groups, item = problem.groups, ITEM_BYTES[problem.kind]
+    inner, outer, unit = problem.source[1] // groups, problem.out[1] // groups, 16 // item
+    pixels, out_pixels, taps = (product(size[2:]) for size in (problem.source, problem.out, problem.weight))
+    threes = product(tuple(-(-length // 3) for length in problem.weight[2:]))
+    wide, tall = round_up(inner, unit), round_up(outer, unit)
+    return Lengths(problem.source[0], inner, outer, groups, pixels, out_pixels, taps, threes, wide, tall, item)
+
+
+def matrix(direction: str, inner: Any, outer: Any, samples: Any) -> tuple[Any, Any, Any]:
+    """The product of matrices that a convolution of one tap amounts to: rows, columns and depth."""
+    return {FORWARD: (samples, outer, inner), DATA: (samples, inner, outer), FILTER: (outer, inner, samples)}[direction]
+
+
+# What a product keeps: pieces of 16 bytes, KiB, or parts of its result in single precision: as it is, with or without a
+# constant, with rows or columns in multiples of 32, or in whole tiles.
+PIECES, KIBS, RESULTS, BARE_RESULTS, TALL_RESULTS, WIDE_RESULTS, TILED_64, TILED_128 = range(8)
+_MULTIPLES = {TALL_RESULTS: (32, 1), WIDE_RESULTS: (1, 32), TILED_64: (64, 64), TILED_128: (128, 128)}
+AIMED = 8  # added to one of these: the number is how many parts were aimed at
+PRODUCT_CONSTANT = 256
+
+
+def result_bytes(unit: int, high: Any, across: Any) -> Any:
+    """Bytes of one part of a product's result. Takes columns, too."""
+    rows, columns = _MULTIPLES.get(unit, (1, 1))
+    return round_up(high, rows) * round_up(across, columns) * 4
+
+
+def product_bytes(unit: int, count: Any, high: Any, across: Any) -> Any:
+    """Bytes of what a product of so many rows and columns keeps. Takes columns, too.
+
+    >>> [product_bytes(unit, 2, 40, 50) for unit in range(8)]
+    [32, 2048, 16256, 16000, 25856, 20736, 32768, 131072]
+    """
+    if unit in (PIECES, KIBS):
+        return count * (16, 1024)[unit]
+    constant = 0 if unit in (BARE_RESULTS, TILED_64, TILED_128) else PRODUCT_CONSTANT
+    return round_up(count * result_bytes(unit, high, across), 16) + constant
+
+
+def parts_aimed_at(count: Any, depth: Any, unit: Any) -> Any:
+    """The parts that a sum of this depth is split into where so many were aimed at: all but the last are a multiple of
+    16 bytes long, which is `unit` numbers. Takes columns, too.
+
+    >>> parts_aimed_at(264, 84600, 4), parts_aimed_at(132, 39701, 8)
+    (262, 131)
+    """
+    return -(-depth // round_up(-(-depth // count), unit))
+
+
+def grid(plan: EnginePlan, size: Lengths, alone: bool = True) -> Grid:
+    """How a plan cuts a problem into tiles; an empty grid if it keeps no partial sums.
+
+    >>> sizes = (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8)
+    >>> problem = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", True)
+    >>> grid(EnginePlan("f", 67, {TILE: 0, CLUSTER_ROWS: 2, CLUSTER_COLUMNS: 1}), lengths(problem))
+    Grid(tiles=2, steps=9, clusters=66, tile_bytes=131072, rows=0, columns=0, depth=0, unit=1)
+    """
+    direction, knobs = plan.direction, plan.knobs
+    if plan.engine in PERSISTENT[direction]:
+        rows, columns = _TILES.get(knobs[TILE], (0, 0))
+        high, wide = knobs[CLUSTER_ROWS], knobs[CLUSTER_COLUMNS]
+        if not rows:
+            return Grid(clusters=plan.clusters)
+        if direction == FILTER:
+            down, across = -(-size.outer // rows), size.taps * -(-size.inner // columns)
+            steps = -(-size.batch * size.out_pixels // _DEPTH)
+        elif direction == FORWARD:
+            down, across = -(-size.batch * size.out_pixels // rows), -(-size.outer // columns)
+            steps = size.taps * -(-size.inner // _DEPTH)
+        else:
+            down, across = -(-size.batch * size.pixels // rows), -(-size.inner // columns)
+            steps = size.taps * -(-size.outer // _DEPTH)
+        tiles = -(-down // high) * -(-across // wide) * size.groups
+        return Grid(tiles, steps, plan.clusters, rows * columns * 4 * high * wide)
+    if plan.engine in PRODUCT[direction]:
+        if not alone:  # a product for each sample, which no tree splits
+            return Grid()
+        high, across, depth = matrix(direction, size.inner, size.outer, size.batch * size.pixels)
+        tiles = -(-high // 64) * -(-across // 64)
+        return Grid(tiles, -(-depth // _DEPTH), MULTIPROCESSORS, 1, high, across, depth, 16 // size.item)
+    if plan.engine in INDEXED[direction]:
+        factors = size.inner * size.taps
+        table = 4 * factors if direction == FORWARD else 8 * -(-factors // 32) * -(-size.outer // 32)
+        table = round_up(table, 16) if size.groups > 1 else table
+        in_singles = 16 * (factors * size.outer * 4 // 16 + 1) if direction == FILTER and size.item == 2 else 0
+        return Grid(min(size.groups, GROUPS_AT_ONCE), 0, 1, table + in_singles)
+    steps = -(-size.batch * size.out_pixels // _DEPTH)
+    if plan.engine == _DEPTHWISE and direction == FILTER:
+        channels = 32 if knobs[TILE] == 3 and size.item == 4 else 64
+        tile_bytes = 16 * size.threes * channels * size.item  # pieces of three by three become four by four
+        return Grid(-(-size.groups // channels), steps, MULTIPROCESSORS, tile_bytes)
+    if plan.engine in SLICED[direction]:
+        rows, columns = _SLICED_TILES.get(knobs[TILE], (0, 0))
+        return Grid(_sliced_tiles(plan, size, rows, columns), steps, MULTIPROCESSORS, rows * columns * 4)
+    if plan.engine in SPLIT[direction]:
+        tiles = -(-size.tall // 64) * -(-size.wide * size.taps // 64) * size.groups
+        at_once = min(size.groups, GROUPS_AT_ONCE)
+        return Grid(tiles, steps, MULTIPROCESSORS, at_once * size.wide * size.tall * size.taps * 4)
+    return Grid()
+
+
+def _sliced_tiles(plan: EnginePlan, size: Lengths, rows: int, columns: int) -> int:
+    """Tiles of a sliced kernel."""
+    if not rows:
+        return 0
+    if plan.direction == FORWARD:
+        return -(-size.batch * size.out_pixels // rows) * -(-size.outer // columns) * size.groups
+    if plan.direction == DATA:
+        return -(-size.batch * size.pixels // rows) * -(-size.inner // columns) * size.groups
+    if size.groups > 1:
+        return _packed_tiles(size, rows, columns)
+    inner = size.inner if plan.engine in _UNPADDED else size.wide
+    return -(-size.outer // rows) * -(-inner * size.taps // columns)
+
+
+def _packed_tiles(size: Lengths, rows: int, columns: int) -> int:
+    """Tiles of the filter's gradient of packed groups: a tile has several small groups, for each tap."""
+    common, channels = packed_channels(size.inner, size.outer, size.groups)
+    if common < rows:
+        return -(-channels // rows) * size.taps * max(1, rows // columns)
+    return size.groups * -(-common // rows) * -(-common * size.taps // columns)
+
+
+def partial_bytes(plan: EnginePlan, cut: Grid, parts: int) -> int:
+    """Bytes of the partial sums of a plan, and of their counters.
+
+    >>> partial_bytes(EnginePlan("w", 49, {}), Grid(1, 1, 132, 512), 118)
+    60416
+    """
+    if plan.engine in PRODUCT[plan.direction]:
+        unit, count = divmod(parts, MOST_UNITS)
+        return product_bytes(unit, count, cut.rows, cut.columns) if count else 0
+    if plan.engine in SPLIT[plan.direction]:
+        return parts * cut.tile_bytes
+    if plan.engine in INDEXED[plan.direction]:
+        return cut.tiles * cut.tile_bytes
+    if plan.engine in SLICED[plan.direction]:
+        counters = 4 * (parts + 1) if plan.engine != _DEPTHWISE else 4 * parts
+        return cut.tiles * (parts * cut.tile_bytes + counters) if cut.tile_bytes else 0
+    if parts < 2 or plan.engine not in PERSISTENT[plan.direction]:
+        return 0
+    blocks = cut.left * plan.knobs[CLUSTER_ROWS] * plan.knobs[CLUSTER_COLUMNS]
+    return cut.left * parts * cut.tile_bytes + 4 * blocks * _additions(parts)
+
+
+def parts_by(plan: EnginePlan, cut: Grid, named: int) -> int:
+    """The parts of a sum by the number that a tree names: a sliced kernel that does not say has one buffer, and a
+    persistent one as many parts as the GPU has room for.
+
+    >>> parts_by(EnginePlan("f", 62, {}), Grid(tiles=5, clusters=17), AS_MANY_AS_FIT)
+    3
+    """
+    if plan.engine in PERSISTENT[plan.direction]:
+        parts = cut.most_parts if named == AS_MANY_AS_FIT else named
+        return parts if parts > 1 and 0 < cut.left * parts <= cut.clusters else 0
+    if plan.engine in PRODUCT[plan.direction] and named >= AIMED * MOST_UNITS:
+        kind, count = divmod(named - AIMED * MOST_UNITS, MOST_UNITS)
+        return kind * MOST_UNITS + parts_aimed_at(count, cut.depth, cut.unit) if cut.rows else 0
+    if plan.engine in SLICED[plan.direction] and not plan.knobs.get(SPLIT_K_BUFFERS, 1):
+        return 1
+    return named if cut.tile_bytes else 0
+
+
+def _additions(parts: int) -> int:
+    """The additions by which a tree adds so many parts, two at a time.
+
+    >>> _additions(4), _additions(5)
+    (3, 6)
+    """
+    count = 0
+    while parts > 1:
+        parts = -(-parts // 2)
+        count += parts
+    return count
+
+
+def product_inputs(row: Sequence[Any], direction: str) -> list[Any]:
+    """What the trees are told that say what a product of matrices keeps: the lengths, how tiles cover the result, and
+    what the lengths are multiples of. Takes columns, too."""
+    kind, last, batch, inner, outer = row[1:6]
+    pixels = row[7] * row[8] * row[9]
+    samples = batch * pixels
+    high, across, depth = matrix(direction, inner, outer, samples)
+    tiles = [-(-high // rows) * -(-across // columns) for rows, columns in _PRODUCT_TILES]
+    divisors = [number & -number for number in (inner, outer, samples)]
+    work = high * across, high * across * depth, -(-depth // 32), -(-depth // 64)
+    return [kind > 0, kind, last, batch, inner, outer, pixels, samples, *tiles, *divisors, *work]
+
+
+_PRODUCT_TILES = ((64, 64), (128, 128), (128, 64), (64, 128), (256, 128), (128, 256), (32, 32))
+
+
+def output_length(source: Any, taps: Any, stride: Any, padding: Any, dilation: Any) -> Any:
+    """The length of a convolution's output.
+
+    >>> output_length(224, 7, 2, 3, 1)
+    112
+    """
+    return (source + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+
+
+def fallback(direction: str) -> EnginePlan:
+    """The plan that PyTorch tries first where cuDNN's heuristics name none."""
+    return EnginePlan(direction, 1, {TILE: 4})
+
+
+def part_knobs(plan: EnginePlan) -> tuple[int, int]:
+    """The knobs that the trees are told, too."""
+    return plan.knobs.get(TILE, -9), plan.knobs.get(WORKSPACE_KNOB, -9)
+
+
+def tree_inputs(problem: ConvolutionProblem, plan: EnginePlan, size: Lengths, cut: Grid, parts: int) -> list[int]:
+    """What the trees of an engine are told: whole numbers."""
+    flat = len(problem.weight) == 4
+    filter_lengths = ((1,) if flat else ()) + problem.weight[2:]
+    dims = 3 if not flat else 1 if problem.source[2] == problem.weight[2] == 1 else 2
+    numbers = [
+        problem.channels_last, ("f32", "f16", "bf16").index(problem.kind), dims, size.wide > size.inner,
+        size.tall > size.outer, size.taps, size.pixels > 1, size.out_pixels > 1, size.groups, size.inner, size.outer,
+        size.batch, max(problem.stride), max(problem.dilation), max(problem.padding), size.inner & -size.inner,
+        size.outer & -size.outer, size.out_pixels & -size.out_pixels, size.pixels & -size.pixels, size.out_pixels,
+        size.pixels, size.inner * size.groups, size.outer * size.groups, *filter_lengths, cut.tiles > cut.clusters,
+        cut.tiles, cut.left, cut.most_parts, cut.steps, cut.steps // max(cut.most_parts, 1), cut.tiles // cut.clusters,
+        cut.clusters, parts > 0, problem.source[-1], problem.source[-2], problem.out[-1], size.inner - size.outer,
+        max(size.inner, size.outer),
+    ]  # fmt: skip
+    return [int(number) for number in numbers] + [plan.knobs.get(knob, -9) for knob in _SEEN_KNOBS]
+
+
+ROW_KINDS = ("f32", "f16", "bf16")
+
+
+def row_of(problem: ConvolutionProblem) -> list[int]:
+    """A problem as a row of whole numbers: dimensions, type, channels last, batch, channels and outputs of a group,
+    groups; then three each of: source, filter, stride, padding, dilation.
+
+    >>> sizes = (2, 8, 5, 5), (16, 8, 1, 1), (2, 16, 5, 5)
+    >>> row_of(ConvolutionProblem("f", *sizes, (1, 1), (0, 0), (1, 1), 1, "f16", False))[:10]
+    [2, 1, 0, 2, 8, 16, 1, 1, 5, 5]
+    """
+    flat, groups = len(problem.source) == 4, problem.groups
+    one, none = ((1,), (0,)) if flat else ((), ())
+    source, taps = one + problem.source[2:], one + problem.weight[2:]
+    dims = 3 if not flat else 1 if source[1] == taps[1] == 1 else 2
+    head = dims, ROW_KINDS.index(problem.kind), int(problem.channels_last), problem.source[0]
+    channels = problem.source[1] // groups, problem.out[1] // groups, groups
+    settings = one + problem.stride + none + problem.padding + one + problem.dilation
+    return [*head, *channels, *source, *taps, *settings]

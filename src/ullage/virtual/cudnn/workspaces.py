@@ -1,0 +1,527 @@
+"""The workspace that cuDNN takes for a convolution, looked up or guessed.
+
+What a workspace can be is a formula (`formulas.py`). Which formula applies depends on the plan that cuDNN chooses, and
+that on the architecture. For the H200 a table of measured calls has the answer, and a network guesses the plan of what
+is not in it (`network.py`). Decision trees guess for every other architecture that cuDNN could be asked about, one file
+of them for each (`ullage measure cudnn`).
+
+The number of multiprocessors changes answers for sm_90 alone. A table for another GPU (`convolution_table*.gz`) put
+into `data/` serves the GPUs that its header names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ullage.hardware.specification import MEASURED_CAPABILITY as MEASURED_CAPABILITY
+from ullage.virtual.cudnn import plans
+from ullage.virtual.cudnn.arrays import HEADER, header_of, needed_numpy, read_arrays, read_header
+from ullage.virtual.cudnn.formulas import (
+    FOURIER,
+    ITEM_BYTES,
+    ConvolutionProblem,
+    Formula,
+    Terms,
+    Trial,
+    Workspace,
+    all_copies,
+    by_median,
+    by_shares,
+    by_votes,
+    evaluate,
+    product,
+    round_up,
+    shares_of_votes,
+)
+from ullage.virtual.cudnn.network import read_network
+from ullage.virtual.cudnn.terms import (
+    needed_copies,
+    terms,
+    transform_bytes,
+    transforms,
+)
+from ullage.virtual.releases import MEASURED_CUDNN
+
+# The table and the trees. `ullage lab train convolutions` writes them; they are read at the first convolution.
+
+DATA_FOLDER = Path(__file__).with_name("data")
+TABLE = f"convolution_table-cudnn{MEASURED_CUDNN}-sm_90.gz"
+PLAN_NETWORK = f"plan_network-cudnn{MEASURED_CUDNN}-sm_90.npz"  # which plan cuDNN names, and what a plan takes
+PLAN_TREES = f"plan_trees-cudnn{MEASURED_CUDNN}-sm_90.xz"
+TRIAL_TABLE, TRIAL_TREES = "trial_table.gz", "trial_trees.xz"
+OTHERS, TRANSFORM = "o", "t"  # the largest plan without Fourier transforms, and whether there is one with them
+MULTIPROCESSORS = 132  # of the GPU that was measured
+ASKED = ((7, 5), (8, 0), (8, 6), (8, 9), MEASURED_CAPABILITY, (12, 0))  # cuDNN answers for no other architecture
+
+
+def trees_of(capability: tuple[int, int] | None) -> str:
+    """The file of the trees for an architecture; for one that cuDNN was not asked about, those of the H200, which has
+    some only where somebody has grown them: it is shipped with a network.
+
+    >>> trees_of((8, 6)), trees_of((10, 0)) == trees_of((9, 0))
+    ('convolution_trees-cudnn9.19-sm_86.xz', True)
+    """
+    major, minor = capability if capability in ASKED else MEASURED_CAPABILITY
+    return f"convolution_trees-cudnn{MEASURED_CUDNN}-sm_{major}{minor}.xz"
+
+
+# 1 in 17.7 million problems that were never measured is taken for one of the 996,558 in the table.
+HASH_BITS = 44
+
+
+use_table = True  # False: guesses alone, as a benchmark on models that were never measured needs it
+COPIED, PARTS = "c", "p"  # questions that the trees of a plan answer: which formula, and how many parts
+_LEAST_LIKELY = 0.01  # plans that count
+
+
+class WorkspaceTable(NamedTuple):
+    """Sorted hashes of problems and their workspaces; the header names the GPU, driver and libraries."""
+
+    header: dict[str, Any]
+    hashes: Any
+    sizes: Any
+
+
+class WorkspaceTrees(NamedTuple):
+    """The trees of one direction, joined end to end in depth-first order; a leaf has feature -1."""
+
+    roots: list[int]
+    feature: memoryview
+    threshold: memoryview
+    right: memoryview  # a node's left child follows it; for a leaf, the place of its first vote
+    ends: memoryview  # of the votes of a leaf
+    labels: memoryview
+    shares: memoryview
+    formulas: list[Formula]
+
+
+def hash_of(problem: ConvolutionProblem) -> int:
+    """A hash that stays the same from run to run.
+
+    >>> sizes = (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8)
+    >>> layer = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", False)
+    >>> 0 <= hash_of(layer) < 2**HASH_BITS
+    True
+    """
+    text = repr(tuple(problem)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> (64 - HASH_BITS)
+
+
+@cache
+def tables(folder: Path, kind: str = "convolution") -> dict[tuple[tuple[int, ...], int], Path]:
+    """The tables in a folder by compute capability and number of multiprocessors; only their headers are read."""
+    found = {}
+    for path in sorted(folder.glob(f"{kind}_table*.gz")):
+        header = read_header(path)
+        found[tuple(header["compute_capability"]), header["multiprocessors"]] = path
+    return found
+
+
+@cache
+def table(path: Path) -> WorkspaceTable:
+    """Read a table of measured calls."""
+    np, file = needed_numpy(), read_arrays(path)
+    hashes = np.cumsum(file["steps"], dtype=np.uint64)
+    sizes = np.zeros(len(hashes), dtype=np.uint64)
+    sizes[file["nonzero"].view(bool)] = file["sizes"]
+    return WorkspaceTable(header_of(file[HEADER]), hashes, sizes)
+
+
+def measured(
+    problem: ConvolutionProblem,
+    capability: tuple[int, int] | None,
+    multiprocessors: int | None,
+    kind: str = "convolution",
+) -> int | None:
+    """The measured workspace of this very problem on this kind of GPU; of `kind` "trial", the largest plan's."""
+    if not use_table or capability is None or multiprocessors is None:
+        return None
+    path = tables(DATA_FOLDER, kind).get((tuple(capability), multiprocessors))
+    if path is None:
+        return None
+    found, wanted = table(path), needed_numpy().uint64(hash_of(problem))
+    place = int(found.hashes.searchsorted(wanted))
+    if place == len(found.hashes) or found.hashes[place] != wanted:
+        return None
+    return int(found.sizes[place])
+
+
+class ProblemFeatures(NamedTuple):
+    """Whole numbers that cuDNN's choice may turn on: sizes, alignment, and the matrix product that a call amounts to.
+
+    WorkspaceTrees name a feature by its place, so names may change and places may not.
+    """
+
+    type: int  # 0 for f32, 1 for f16, 2 for bf16
+    channels_last: int
+    batch: int
+    group_inputs: int  # channels of a group
+    group_outputs: int
+    groups: int
+    source_height: int
+    source_width: int
+    source_pixels: int
+    out_pixels: int
+    filter_height: int
+    filter_width: int
+    filter_taps: int  # elements of the filter in one channel
+    stride: int
+    padding: int
+    dilation: int
+    dimensions: int
+    group_inputs_mod_8: int
+    group_outputs_mod_8: int
+    out_pixels_alignment: int
+    group_inputs_alignment: int
+    group_outputs_alignment: int
+    out_rows: int  # rows of the output as a matrix
+    source_rows: int
+    depth: int  # of the matrix product that the forward pass amounts to
+    data_depth: int  # and the data gradient
+    forward_tiles_128: int  # tiles of 128 by 128 that cover the result
+    filter_tiles_128: int
+    data_tiles_128: int
+    source_bytes: int
+    out_bytes: int
+    weight_bytes: int
+    products_in_4096s: int  # multiplications
+    inputs_per_1000_outputs: int
+    rows_per_100_outputs: int
+    most_channels: int
+    fewest_channels: int
+    forward_tiles_256_by_128: int
+    forward_tiles_64: int
+    data_tiles_64: int
+    filter_tiles_64: int
+    source_pixels_alignment: int  # the largest power of two that divides it, up to 16 (channels: 256)
+    channels_alignment: int  # what both numbers of channels are multiples of, up to 16
+    all_lengths_alignment: int  # and all lengths of the matrices too
+    padded_inputs_per_1000: int  # what padding to 16 bytes costs
+    padded_outputs_per_1000: int
+    padded_weight_per_1000: int
+    tiles_filled_per_1000: int  # how well tiles fill an H200
+    products_per_byte: int
+    products_per_source_byte: int
+    products_per_out_byte: int
+    is_matrix_product: int  # a filter of one tap, without stride and padding
+    group_inputs_times_outputs: int
+    group_inputs_plus_outputs: int
+    batch_times_height: int
+    out_width: int
+    transform_kib: int  # by Fourier transforms, see `transform_bytes`
+    transform_per_100_copies: int
+    source_depth: int  # 1 in two dimensions
+    filter_depth: int
+    out_height: int
+    forward_tiles_in_wave: int  # of the last wave, where every multiprocessor of an H200 has one
+    data_tiles_in_wave: int
+    filter_tiles_in_wave: int
+    needed_kib: int  # copies that tensor cores need, see `needed_copies`
+
+
+def features(problem: ConvolutionProblem) -> ProblemFeatures:
+    """The features of a problem."""
+    source, out, weight, groups = problem.source, problem.out, problem.weight, problem.groups
+    inner, outer = source[1] // groups, out[1] // groups
+    pixels, out_pixels, taps = product(source[2:]), product(out[2:]), product(weight[2:])
+    batch, item = source[0], ITEM_BYTES[problem.kind]
+    rows, depth = batch * out_pixels, inner * taps
+    tiles = -(-rows // 128) * -(-outer // 128) * groups
+    filter_tiles = -(-outer // 128) * -(-depth // 128) * groups
+    data_tiles = -(-batch * pixels // 128) * -(-inner // 128) * groups
+    products = rows * outer * groups * depth
+    source_bytes, out_bytes = batch * source[1] * pixels * item, batch * out[1] * out_pixels * item
+    weight_bytes = outer * groups * depth * item
+    unit = 16 // item
+    inner_padded, outer_padded = round_up(inner, unit), round_up(outer, unit)
+    transform = transform_bytes(problem)
+    plain = taps == 1 and problem.stride[-1] == 1 and problem.padding[-1] == 0  # a matrix product
+    return ProblemFeatures(
+        type={"f32": 0, "f16": 1, "bf16": 2}[problem.kind],
+        channels_last=int(problem.channels_last),
+        batch=batch,
+        group_inputs=inner,
+        group_outputs=outer,
+        groups=groups,
+        source_height=source[-2],
+        source_width=source[-1],
+        source_pixels=pixels,
+        out_pixels=out_pixels,
+        filter_height=weight[-2],
+        filter_width=weight[-1],
+        filter_taps=taps,
+        stride=problem.stride[-1],
+        padding=problem.padding[-1],
+        dilation=problem.dilation[-1],
+        dimensions=len(source),
+        group_inputs_mod_8=inner % 8,
+        group_outputs_mod_8=outer % 8,
+        out_pixels_alignment=min(out_pixels & -out_pixels, 16),
+        group_inputs_alignment=min(inner & -inner, 256),
+        group_outputs_alignment=min(outer & -outer, 256),
+        out_rows=rows,
+        source_rows=batch * pixels,
+        depth=depth,
+        data_depth=outer * taps,
+        forward_tiles_128=tiles,
+        filter_tiles_128=filter_tiles,
+        data_tiles_128=data_tiles,
+        source_bytes=source_bytes,
+        out_bytes=out_bytes,
+        weight_bytes=weight_bytes,
+        products_in_4096s=min(products >> 12, 2**31 - 1),
+        inputs_per_1000_outputs=1000 * inner // outer,
+        rows_per_100_outputs=100 * rows // (outer * groups),
+        most_channels=max(outer * groups, source[1]),
+        fewest_channels=min(outer * groups, source[1]),
+        forward_tiles_256_by_128=-(-rows // 256) * -(-outer // 128) * groups,
+        forward_tiles_64=-(-rows // 64) * -(-outer // 64) * groups,
+        data_tiles_64=-(-batch * pixels // 64) * -(-inner // 64) * groups,
+        filter_tiles_64=-(-outer // 64) * -(-depth // 64) * groups,
+        source_pixels_alignment=min(pixels & -pixels, 16),
+        channels_alignment=_multiple(inner | outer),
+        all_lengths_alignment=_multiple(inner | outer | pixels | out_pixels),
+        padded_inputs_per_1000=1000 * inner_padded // inner,
+        padded_outputs_per_1000=1000 * outer_padded // outer,
+        padded_weight_per_1000=1000 * inner_padded * outer_padded // (inner * outer),
+        tiles_filled_per_1000=1000 * tiles // round_up(tiles, MULTIPROCESSORS),
+        products_per_byte=products // (source_bytes + out_bytes + weight_bytes),
+        products_per_source_byte=products // source_bytes,
+        products_per_out_byte=products // out_bytes,
+        is_matrix_product=int(plain),
+        group_inputs_times_outputs=inner * outer,
+        group_inputs_plus_outputs=inner + outer,
+        batch_times_height=batch * source[-2],
+        out_width=out[-1],
+        transform_kib=transform >> 10,
+        transform_per_100_copies=100 * transform // (source_bytes + out_bytes + weight_bytes),
+        source_depth=source[2] if len(source) == 5 else 1,
+        filter_depth=weight[2] if len(weight) == 5 else 1,
+        out_height=out[-2],
+        forward_tiles_in_wave=tiles % MULTIPROCESSORS,
+        data_tiles_in_wave=data_tiles % MULTIPROCESSORS,
+        filter_tiles_in_wave=filter_tiles % MULTIPROCESSORS,
+        needed_kib=needed_copies(problem) >> 10,
+    )
+
+
+def _multiple(number: int) -> int:
+    """The largest power of two, up to 16, of which the number is a multiple."""
+    return min(number & -number, 16)
+
+
+@cache
+def trees(path: Path) -> dict[str, WorkspaceTrees]:
+    """Read the trees in a file, by what they are for: a direction, and for trials one of their two questions."""
+    if not path.exists():
+        return {}
+    found, np, file = {}, needed_numpy(), read_arrays(path)
+    for direction in [name.removesuffix("_roots") for name in file if name.endswith("_roots")]:
+        part = {name: file[f"{direction}_{name}"] for name in ("roots", "feature", "step", "labels", "shares")}
+        leaf, step = part["feature"] < 0, part["step"]
+        ends = np.cumsum(np.where(leaf, step, 0))
+        right = np.where(leaf, ends - step, np.arange(len(step)) + step)
+        threshold = np.zeros(len(step), dtype=np.int64)
+        threshold[~leaf] = file[f"{direction}_thresholds"][file[f"{direction}_threshold"]]
+        formulas = [Formula(*row) for row in file[f"{direction}_formulas"].tolist()]
+        columns: dict[str, Any] = {"threshold": threshold, "right": right, "ends": ends}
+        columns |= {name: part[name] for name in ("feature", "labels", "shares")}
+        views: dict[str, Any] = {name: memoryview(column) for name, column in columns.items()}  # quick to index
+        found[direction] = WorkspaceTrees(roots=part["roots"].tolist(), formulas=formulas, **views)
+    return found
+
+
+def votes(problem: ConvolutionProblem, file: str, question: str = "") -> list[tuple[Formula, float]]:
+    """What the trees say of a problem: formulas, each with its shares of the measured calls in the leaves."""
+    grown = trees(DATA_FOLDER / file).get(problem.direction + question)
+    if grown is None:
+        return []
+    found = _walked(grown, features(problem))
+    return [(grown.formulas[label], share) for label, share in found.items()]
+
+
+def _walked(grown: WorkspaceTrees, values: Sequence[int]) -> dict[int, float]:
+    """The labels in the leaves that values lead to, with their shares."""
+    feature, threshold, right = grown.feature, grown.threshold, grown.right
+    found: dict[int, float] = {}
+    for node in grown.roots:
+        while (place := feature[node]) >= 0:
+            node = node + 1 if values[place] <= threshold[node] else right[node]
+        for vote in range(right[node], grown.ends[node]):
+            label = grown.labels[vote]
+            found[label] = found.get(label, 0) + grown.shares[vote] / 255
+    return found
+
+
+def sizes_by_plans(
+    problem: ConvolutionProblem, parts: Terms, tf32: bool = True, deterministic: bool = False
+) -> list[tuple[int, float]] | None:
+    """The workspaces of the plans that the network thinks likely, with their shares; `None` without a network. The
+    first is that of the likeliest plan."""
+    network = read_network(DATA_FOLDER / PLAN_NETWORK, problem.direction)
+    if network is None:
+        return None
+    grown, size = trees(DATA_FOLDER / PLAN_TREES), plans.lengths(problem)
+    row, found = plans.row_of(problem), list[tuple[int, float]]()
+    for plan, likely in network.plans(problem, _LEAST_LIKELY, tf32, deterministic):
+        cut = plans.grid(plan, size, problem.channels_last or size.batch == 1)
+        name = f"{problem.direction}{plan.engine}"
+        if name + COPIED not in grown:
+            continue
+        for count, share in _parts(problem, plan, grown.get(name + PARTS), row, size, cut):
+            partial = plans.partial_bytes(plan, cut, count)
+            values, copied = plans.tree_inputs(problem, plan, size, cut, count), grown[name + COPIED]
+            for label, each in _largest_first(_walked(copied, values)):
+                formula = copied.formulas[label]
+                if formula.buffer != FOURIER or parts.buffers[FOURIER]:
+                    found.append((partial + evaluate(formula, parts), likely * share * each))
+    return found
+
+
+def _parts(
+    problem: ConvolutionProblem,
+    plan: plans.EnginePlan,
+    grown: WorkspaceTrees | None,
+    row: list[int],
+    size: plans.Lengths,
+    cut: plans.Grid,
+) -> list[tuple[int, float]]:
+    """Into how many parts a plan splits its sums, each number with its share."""
+    if grown is None:
+        return [(plans.parts_by(plan, cut, 0), 1.0)]
+    if plan.engine in plans.PERSISTENT[problem.direction]:
+        values = plans.tree_inputs(problem, plan, size, cut, 0)
+    elif plan.engine in plans.PRODUCT[problem.direction]:
+        values = [*plans.product_inputs(row, problem.direction), *plans.part_knobs(plan)]
+    else:
+        values = [*row, *plans.part_knobs(plan)]
+    shares: dict[int, float] = {}
+    for named, share in _walked(grown, values).items():
+        count = plans.parts_by(plan, cut, named)
+        shares[count] = shares.get(count, 0.0) + share / len(grown.roots)
+    return _largest_first(shares)
+
+
+def _largest_first(shares: dict[int, float]) -> list[tuple[int, float]]:
+    return sorted(shares.items(), key=lambda pair: -pair[1])
+
+
+def guess(
+    problem: ConvolutionProblem, capability: tuple[int, int] | None, tf32: bool = True, deterministic: bool = False
+) -> Workspace:
+    """The workspace of a problem that was not measured, on an architecture: by the network, or else by trees, which
+    know of no plan that is ruled out."""
+    parts = terms(problem)
+    if capability not in ASKED or capability == MEASURED_CAPABILITY:
+        named = sizes_by_plans(problem, parts, tf32, deterministic)
+        if named:
+            return by_shares(_in_all(named), named[0][0], parts)
+    voted = shares_of_votes(votes(problem, trees_of(capability)), parts)
+    return by_shares(voted, max(voted, key=lambda size: (voted[size], size), default=0), parts)
+
+
+def _first_is_allowed(problem: ConvolutionProblem, tf32: bool, deterministic: bool) -> bool:
+    network = read_network(DATA_FOLDER / PLAN_NETWORK, problem.direction)
+    return network is None or network.plans(problem, 1.0)[0][0].allowed(problem.kind, tf32, deterministic)
+
+
+def _in_all(named: list[tuple[int, float]]) -> dict[int, float]:
+    """Shares by size, which add up to 1."""
+    total, shares = sum(share for _, share in named), dict[int, float]()
+    for size, share in named:
+        shares[size] = shares.get(size, 0.0) + share / total
+    return shares
+
+
+@lru_cache(maxsize=65536)
+def workspace(
+    problem: ConvolutionProblem,
+    capability: tuple[int, int] | None,
+    multiprocessors: int | None,
+    tf32: bool = True,
+    deterministic: bool = False,
+) -> Workspace:
+    """The workspace of a problem: measured for this kind of GPU, or else guessed.
+
+    The first plan was measured. Where that is likely to be ruled out by `allow_tf32=False` or `deterministic=True`,
+    the workspace is guessed, too.
+
+    Architectures differ for every second problem. Where cuDNN was not asked about one, the larger size allows for
+    copies of all tensors in another layout.
+
+    Not covered: double precision, which runs without tensor cores and is taken to need none.
+
+    >>> sizes = (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8)
+    >>> layer = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", False)
+    >>> found = workspace(layer, (8, 0), 108)
+    >>> 0 <= found.size <= found.larger
+    True
+    """
+    if problem.kind not in ITEM_BYTES:
+        # Double precision was not measured. A bound allows for copies of all tensors.
+        tensors = sum(map(product, (problem.source, problem.weight, problem.out)))
+        return Workspace(0, 0, guessed=True, surprise=tensors * 8 // 2)
+    known = measured(problem, capability, multiprocessors)
+    if known is not None and ((tf32 and not deterministic) or _first_is_allowed(problem, tf32, deterministic)):
+        return Workspace(known, known)
+    guessed = guess(problem, capability, tf32, deterministic)
+    if capability in ASKED:
+        return guessed
+    return guessed._replace(larger=max(guessed.larger, all_copies(terms(problem))))
+
+
+_SMALL_FILTER = 3  # pixels along a side
+
+
+def _but_transforms(
+    problem: ConvolutionProblem, parts: Terms, first: Workspace, tf32: bool, deterministic: bool
+) -> Workspace:
+    """The first plan, or the likeliest other one if that is by Fourier transforms. Such a plan moves many times the
+    tensors, whatever the filter. The others have more to compute with larger filters."""
+    by_transforms = parts.buffers[FOURIER]
+    if max(problem.weight[2:]) > _SMALL_FILTER or not by_transforms or not _near(first.size, by_transforms):
+        return first
+    named = sizes_by_plans(problem, parts, tf32, deterministic) or []
+    left = [(size, share) for size, share in named if not _near(size, by_transforms)]
+    return by_shares(_in_all(left), left[0][0], parts) if left else first
+
+
+def _near(size: int, other: int) -> bool:
+    """Whether two sizes are those of one plan: its filters may be copied, too."""
+    return abs(size - other) <= 0.01 * other
+
+
+@lru_cache(maxsize=65536)
+def trial(
+    problem: ConvolutionProblem,
+    capability: tuple[int, int] | None,
+    multiprocessors: int | None,
+    tf32: bool,
+    deterministic: bool,
+) -> Trial:
+    """What `cudnn.benchmark` tries for a problem: asked of cuDNN for this kind of GPU, or else what the trees say.
+
+    The fastest plan is taken to be the one that cuDNN names first: so it was, as far as memory goes, for 83 % of the
+    problems that were run. One by Fourier transforms never was, of 57, where filters have at most 3x3 pixels. The
+    bound allows for one that copies all tensors.
+
+    Not covered: that `allow_tf32=False` and `deterministic=True` rule out the largest plan, which they seldom do.
+    """
+    first = workspace(problem, capability, multiprocessors, tf32, deterministic)
+    if problem.kind not in ITEM_BYTES:
+        return Trial((), first.surprise, first)
+    parts = terms(problem)
+    fastest = _but_transforms(problem, parts, first, tf32, deterministic)
+    winner = fastest._replace(larger=max(fastest.larger, all_copies(parts)), guessed=True)
+    known = measured(problem, capability, multiprocessors, "trial")
+    others = by_median(votes(problem, TRIAL_TREES, OTHERS), parts)
+    transform = by_votes(votes(problem, TRIAL_TREES, TRANSFORM) if transforms(problem) else [], parts)
+    guesses = {first.size, others.size, transform.size} - {0}
+    if known is not None:
+        sizes = {known, *(size for size in guesses if size < known)}
+        return Trial(tuple(sorted(sizes, reverse=True)), known, winner, guessed=False)
+    return Trial(tuple(sorted(guesses, reverse=True)), max(first.size, others.larger, transform.larger), winner)

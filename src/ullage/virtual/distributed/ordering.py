@@ -1,0 +1,105 @@
+"""Collectives in the order of a step: what each begins after, and what waits for it.
+
+GPUs exchange data while they compute, as far as streams and events let them. So each collective is written down with
+how many calls it can begin earlier than it was made (`lead`), and each wait with how many collectives ago the one was
+made that it waits for (`back`). Both count from where they stand, so that steps stay alike. How long they take is in
+`performance/network.py`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from ullage.virtual.watching.step_calls import OperatorCalls
+
+_REMEMBERED = 512
+
+
+class Reached(NamedTuple):
+    """How far a stream is: it is `after` so many calls of the default stream, and after collectives by their group."""
+
+    after: int = 0
+    seen: tuple[tuple[str, int], ...] = ()
+
+    def joined(self, other: Reached) -> Reached:
+        """After both."""
+        seen = dict(self.seen)
+        for group, number in other.seen:
+            seen[group] = max(number, seen.get(group, 0))
+        return Reached(max(self.after, other.after), tuple(seen.items()))
+
+
+class Communication:
+    """The collectives among more than one rank of one virtual GPU.
+
+    >>> calls = OperatorCalls()
+    >>> order = Communication(calls)
+    >>> _ = order.begin("all_reduce", "world", stream=0, bytes=8, ranks=2, nodes=1, ranks_per_node=2)
+    >>> order.wait_for(0, order.count)
+    >>> [call["operator"] for call in calls.step()["calls"]]
+    ['collective.all_reduce', 'collective.wait']
+    """
+
+    def __init__(self, calls: OperatorCalls) -> None:
+        self.count = 0  # of collectives that were begun
+        self._calls = calls
+        self._groups: dict[str, int] = {}
+        self._group_of: OrderedDict[int, str] = OrderedDict()  # of the last collectives
+        self._streams: dict[int, Reached] = {}
+        self._writing: OrderedDict[int, int] = OrderedDict()  # the collective that wrote an allocation last
+
+    def begin(self, name: str, group: str, stream: int, **numbers: int) -> int:
+        """A collective begins, called on a stream; returns its number. `numbers` are those of `network.Collective`."""
+        self.count += 1
+        _remember(self._group_of, self.count, group)
+        here = self._calls.position
+        begins = here if stream == 0 else max(self.reached(stream).after, self._calls.step_begins)
+        place = self._groups.setdefault(group, len(self._groups))
+        self._calls.add_values(f"collective.{name}", group=place, lead=here - begins, **numbers)
+        return self.count
+
+    def remember(self, spans: Iterable[Any], number: int) -> None:
+        """These allocations are what a collective writes."""
+        for span in spans:
+            if span is not None:
+                _remember(self._writing, span.index, number)
+
+    def wait_for_tensors(self, stream: int, spans: Iterable[Any]) -> None:
+        """What a stream does from now on comes after the collectives that write these allocations."""
+        for number in {self._writing.get(span.index, 0) for span in spans if span is not None}:
+            self.wait_for(stream, number)
+
+    def wait_for(self, stream: int, number: int) -> None:
+        """What a stream does from now on comes after a collective."""
+        group = self._group_of.get(number)
+        if group is not None:
+            self.wait(stream, Reached(0, ((group, number),)))
+
+    def reached(self, stream: int) -> Reached:
+        """How far a stream is now."""
+        found = self._streams.get(stream, Reached())
+        return found._replace(after=self._calls.position) if stream == 0 else found
+
+    def wait(self, stream: int, until: Reached) -> None:
+        """What a stream does from now on comes after what was reached elsewhere."""
+        before = self._streams.get(stream, Reached())
+        after = self._streams[stream] = before.joined(until)
+        if stream == 0 and after.seen != before.seen:
+            known = dict(before.seen)
+            for group, number in after.seen:
+                if number > known.get(group, 0):
+                    self._calls.add_values("collective.wait", back=self.count - number)
+
+    def host_waits(self, stream: int | None) -> None:
+        """The host waits for a stream, or for all: what it calls next begins after that."""
+        for number in list(self._streams) if stream is None else [stream]:
+            self.wait(0, self.reached(number))
+
+
+def _remember(where: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    where[key] = value
+    where.move_to_end(key)
+    if len(where) > _REMEMBERED:
+        where.popitem(last=False)

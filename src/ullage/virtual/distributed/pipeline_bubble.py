@@ -1,0 +1,74 @@
+"""How long a rank waits in a schedule of `torch.distributed.pipelining`, by the order of work in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ullage.virtual.distributed.objects import caller
+
+# Forward, the gradients of inputs, those of weights, and both at once, in passes of equal length.
+_LENGTHS = {"F": 1, "I": 1, "W": 1, "B": 2}
+
+
+def bubble_of_schedule() -> float | None:
+    """What this rank waits for others in the schedule that is running, over its own time; `None` outside of one.
+
+    GPipe and 1F1B do not run by an order, and have none that can be trusted: theirs follows from their messages.
+    """
+    running = caller("_step_microbatches")
+    schedule: Any = None if running is None else running.f_locals.get("self")
+    order: Any = getattr(schedule, "pipeline_order", None)
+    if not order or not hasattr(schedule, "_stages"):
+        return None
+    return bubble({number: list(_passes(actions)) for number, actions in order.items()}, schedule.rank)
+
+
+def _passes(actions: Sequence[Any]) -> Any:
+    """Each pass as its kind, its stage and its micro-batch; what is sent and gathered is left out."""
+    for action in actions:
+        if action is None:
+            continue
+        for each in getattr(action, "sub_actions", None) or (action,):
+            if (kind := each.computation_type.value) in _LENGTHS:
+                yield kind, each.stage_index, each.microbatch_index
+
+
+def bubble(order: Mapping[int, Sequence[tuple[str, int, int]]], rank: int) -> float | None:
+    """The time for which a rank has nothing to do, over that of its own passes; `None` if the order does not end.
+
+    A pass begins when its rank is free and what it needs is there: from the stage before, or for gradients from the
+    stage after. Stages are taken to be equal, and messages to take no time.
+
+    >>> bubble({0: [("F", 0, 0), ("B", 0, 0)], 1: [("F", 1, 0), ("B", 1, 0)]}, 0)
+    1.0
+    """
+    last = max((stage for passes in order.values() for _, stage, _ in passes), default=0)
+    ends: dict[tuple[str, int, int], int] = {}
+    free, done = dict.fromkeys(order, 0), dict.fromkeys(order, 0)
+    moved = True
+    while moved:
+        moved = False
+        for number, passes in order.items():
+            while done[number] < len(passes):
+                kind, stage, batch = passes[done[number]]
+                needed = _needed(kind, stage, batch, last)
+                if any(each not in ends for each in needed):
+                    break
+                begin = max([free[number], *(ends[each] for each in needed)])
+                free[number] = begin + _LENGTHS[kind]
+                ends[kind if kind in "FW" else "I", stage, batch] = free[number]
+                done[number] += 1
+                moved = True
+    own = sum(_LENGTHS[kind] for kind, _, _ in order.get(rank, ()))
+    if not own or any(done[number] < len(passes) for number, passes in order.items()):
+        return None
+    return max(free.values()) / own - 1
+
+
+def _needed(kind: str, stage: int, batch: int, last: int) -> list[tuple[str, int, int]]:
+    if kind == "F":
+        return [("F", stage - 1, batch)] if stage else []
+    if kind == "W":
+        return [("I", stage, batch)]
+    return [("F", stage, batch), *([("I", stage + 1, batch)] if stage < last else [])]

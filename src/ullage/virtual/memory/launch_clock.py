@@ -1,0 +1,130 @@
+"""How far the host is ahead of the GPU: one clock that launches, and one for each stream that works.
+
+The host takes the same time for every launch, the GPU somewhat more than its data sheet says for the kernel. A GPU that
+is slower than its host falls behind by what it has not done yet, until the host waits for it: because the script does,
+or because there is no room for another launch. Only code that shares memory between streams has to know
+(`Tensor.record_stream`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ullage.hardware import GPU
+from ullage.performance.data_sheet import LAUNCHES_HOST_S, LAUNCHES_LATENCY_S, LAUNCHES_SHARE_OF_LEAST_TIME
+from ullage.performance.work import work_of
+
+# Seconds of the host, by the times of all requests of 14 trainings with FSDP1, alone on an H200, and what was called in
+# between (benchmarks/results/many-ranks.md): for an operator, with a kernel or without; for a collective and the code
+# around it; for a stream that waits for another, and an event; for memory that is let go, at once, while other streams
+# may be at work on it, and by FSDP, whose weights lie on a stream of their own; for the first use of a kernel, which is
+# loaded then; for a new segment.
+LAUNCH = VIEW = LAUNCHES_HOST_S
+_COLLECTIVE, _STREAM_WAITS, _EVENT = 100e-6, 150e-6, 20e-6
+FREE, _FREE_LATER, _FREE_GATHERED = 5e-6, 15e-6, 100e-6
+_LOAD, SEGMENT = 4.4e-3, 200e-6
+_GAP = 1e-6  # between two kernels
+MOST_LAUNCHES = 1024  # that wait for the GPU, with events and waits for them
+_COLLECTIVES = ("collective.", "c10d.")
+_NO_OPERATORS = (*_COLLECTIVES, "cuda.")
+
+
+class LaunchClock:
+    """The clocks of one virtual GPU, in seconds; `stream` gives the number of the current stream.
+
+    >>> from ullage.hardware import gpu
+    >>> made = {"shape": [8192, 8192], "dtype": "float32"}
+    >>> product = {"operator": "aten.mm.default", "args": [made, made], "kwargs": {}, "outputs": [made]}
+    >>> clock = LaunchClock(gpu("H200"))
+    >>> for _ in range(10): clock.call(0, lambda number: product)
+    >>> clock.done() - clock.host > 0.1
+    True
+    """
+
+    def __init__(self, gpu: GPU, stream: Callable[[], int] = lambda: 0) -> None:
+        self._card, self._stream = gpu, stream
+        self.host = 0.0
+        self._done: dict[int, float] = {}  # by stream: when it will have done all that was launched on it so far
+        self._launched: deque[float] = deque(maxlen=MOST_LAUNCHES)
+        self._costs: dict[int, tuple[float, float]] = {}  # of calls by number: of the host, and of the GPU
+        self._loaded: set[tuple[str, ...]] = set()
+
+    def call(self, number: int, described: Callable[[int], Mapping[str, Any]]) -> None:
+        """An operator is called; `described` gives the call of that number as `OperatorCalls.step` does."""
+        costs = self._costs.get(number)
+        if costs is None:
+            costs = self._costs[number] = self._first(described(number))
+        self.host += costs[0]
+        if not costs[1]:
+            return
+        self._wait_for_room()
+        stream = self._stream()
+        done = self._done[stream] = max(self._done.get(stream, 0.0), self.host + LAUNCHES_LATENCY_S) + costs[1]
+        self._launched.append(done)
+
+    def _wait_for_room(self) -> None:
+        if len(self._launched) == MOST_LAUNCHES:
+            self.host = max(self.host, self._launched[0])
+
+    def done(self, stream: int | None = None) -> float:
+        """When the GPU, or a stream, will have done all that was launched so far."""
+        return max(self._done.values(), default=0.0) if stream is None else self._done.get(stream, 0.0)
+
+    def wait(self, until: float) -> None:
+        """The host waits until the GPU has come to a time."""
+        self.host = max(self.host, until)
+
+    def stream_waits(self, stream: int, until: float) -> None:
+        """What comes next on a stream comes after a time."""
+        self._done[stream] = max(self._done.get(stream, 0.0), until)
+
+    def record(self, stream: int) -> None:
+        """`Event.record`."""
+        self.host += _EVENT
+        self._queue(stream)
+
+    def stream_waits_for(self, stream: int, other: int) -> None:
+        """`Stream.wait_stream`: an event of the other one, and a wait for it."""
+        self.host += _STREAM_WAITS
+        self.join(stream, other)
+
+    def join(self, stream: int, other: int) -> None:
+        """An event of another stream, and a wait for it, by code that is no operator's and takes no time."""
+        self._queue(other)
+        self._queue(stream)
+        self.stream_waits(stream, self.done(other))
+
+    def free_later(self, home: int, streams: set[int]) -> float:
+        """Memory of a stream is let go that others may be at work on; returns when they are done with it."""
+        self.host += _FREE_GATHERED if home else _FREE_LATER
+        for stream in sorted(streams):
+            self._queue(stream)
+        return max(self.host, *map(self.done, streams))
+
+    def _queue(self, stream: int) -> None:
+        """An event, or a wait for one, takes a place beside the launches until its stream has come there."""
+        self._wait_for_room()
+        self._launched.append(max(self.host, self.done(stream)))
+
+    def _first(self, call: Mapping[str, Any]) -> tuple[float, float]:
+        operator = str(call["operator"])
+        if operator.startswith(_COLLECTIVES):
+            return _COLLECTIVE, 0.0
+        seconds = self._time_of(call)
+        if not seconds:
+            return VIEW, 0.0
+        kernel = operator, *(str(arg["dtype"]) for arg in call["args"] if isinstance(arg, Mapping) and "dtype" in arg)
+        if kernel not in self._loaded:
+            self._loaded.add(kernel)
+            self.host += _LOAD
+        return LAUNCH, seconds / LAUNCHES_SHARE_OF_LEAST_TIME + _GAP
+
+    def _time_of(self, call: Mapping[str, Any]) -> float:
+        if call.get("view") or str(call["operator"]).startswith(_NO_OPERATORS):
+            return 0.0
+        try:
+            return work_of(call).least_time(self._card)
+        except (LookupError, TypeError, ValueError):  # a call of which only the name is known
+            return 0.0

@@ -1,0 +1,437 @@
+"""Memory of the virtual GPU: tensors whose storages are blocks of the allocator, and a history of every allocation.
+
+A block lives as long as the storage of its tensor. PyTorch keeps the Python object of a storage alive as long as the
+storage itself, so a weak reference to that object tells when the memory is freed, in whichever thread it happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ullage.allocator import (
+    Block,
+    CachingAllocator,
+    OutOfMemory,
+    PoolId,
+    PoolState,
+    RequestLog,
+    checkpoint,
+    format_size,
+    restore,
+)
+from ullage.allocator.private_pools import NO_POOL, stream_of
+from ullage.virtual.call.native import current_stream, set_length, tensor_without_data
+from ullage.virtual.memory.allocations import (
+    ACTIVATIONS,
+    COPIES,
+    PARAMETERS,
+    WORKSPACE,
+    Allocation,
+    AnyAllocation,
+    TensorAllocation,
+)
+from ullage.virtual.memory.launch_clock import FREE, SEGMENT
+from ullage.virtual.memory.waiting_blocks import WaitingBlocks
+
+LONGEST_REQUEST = 5.0  # seconds after which a thread that is in the middle of one is not waited for
+
+_storage_of: Any = torch._C.TensorBase.untyped_storage
+
+
+class CurrentStream:
+    """The number of the stream that is current.
+
+    In CUDA it belongs to a thread. As long as only one thread chooses streams, there is one for all, which native code
+    sets too, in a backward pass.
+    """
+
+    def __init__(self) -> None:
+        self._home = threading.get_ident()
+        self._others: threading.local | None = None
+
+    @property
+    def number(self) -> int:
+        """That of this thread; 0 is the default stream."""
+        if self._others is None or threading.get_ident() == self._home:
+            return current_stream.value
+        return getattr(self._others, "number", 0)
+
+    @number.setter
+    def number(self, number: int) -> None:
+        if threading.get_ident() == self._home:
+            current_stream.value = number
+            return
+        if self._others is None:
+            self._others = threading.local()
+        self._others.number = number
+
+
+def address_of(storage: Any) -> int:
+    """The address of a storage: that of its block, or the one that it was made for."""
+    watch = getattr(storage, "ullage", None)
+    if watch is not None and watch.block is not None:
+        return int(watch.block.address)
+    return int(getattr(storage, "ullage_address", 0))
+
+
+class DeviceMemory:
+    """Tensors and workspaces over one caching allocator.
+
+    >>> memory = DeviceMemory(CachingAllocator(1 << 30))
+    >>> tensor = memory.tensor((2, 3), (3, 1), torch.float32, 24)
+    >>> memory.allocator.allocated
+    512
+    """
+
+    def __init__(
+        self, allocator: CachingAllocator, context: int = 0, total: int = 0, keeps_history: bool = True
+    ) -> None:
+        self.allocator = allocator
+        self.keeps_history = keeps_history
+        self.context, self.total = context, total
+        self.kind = ACTIVATIONS
+        self.requests = RequestLog(keeps_history)
+        self.spans: list[AnyAllocation] = [] if keeps_history else _DiscardingList()
+        self.tried = 0, 0  # the highest `allocated` and `reserved` with what `try_out` took
+        self.copied_from: dict[int, int] = {}  # the index of a copy's span to that of what it was copied from
+        self.clock = 0
+        self.peak_clock = 0
+        self.closed = False
+        self.repeating = False  # inside `repeat`, where the allocator's events belong to no request of the run
+        self.origin: Callable[[], int] = lambda: 0  # the number of the present origin
+        self.before_request: Callable[[], None] | None = None
+        self.peak_reserved_clock = 0
+        self._reserved = 0
+        self._peak_reserved = 0
+        self.out_of_memory: str | None = None  # the last such error; code may have caught it
+        self.reserved_at: list[tuple[int, int]] = [] if keeps_history else _DiscardingList()
+        self.held_back = 0  # bytes that somebody holds for a time after their last use: NCCL's watchdog
+        self._lock = threading.RLock()
+        self._peak = -1
+        self.waiting = WaitingBlocks(self._lock, lambda: self.allocator, self.requests)
+        self.current_stream = CurrentStream()
+
+    @property
+    def stream(self) -> int:
+        """The number of the stream that is current in this thread."""
+        return self.current_stream.number
+
+    def tensor(self, size: Any, stride: Any, dtype: torch.dtype, nbytes: int) -> torch.Tensor:
+        """Make a tensor; raises `torch.OutOfMemoryError` if the GPU is full."""
+        tensor = tensor_without_data(size, stride, dtype)
+        if nbytes:
+            self.attach(tensor, nbytes)
+        return tensor
+
+    def attach(self, tensor: torch.Tensor, nbytes: int) -> None:
+        """Allocate memory for a tensor that was made without any."""
+        self._attach(_storage_of(tensor), nbytes, self.kind)
+
+    def _attach(self, storage: Any, nbytes: int, kind: int) -> None:
+        with self._lock:
+            block = self._block(nbytes)
+            watch = TensorAllocation(storage, self._storage_died)
+            watch.block, watch.size, watch.kind = block, block.size, kind
+            watch.begin, watch.end, watch.origin = self.clock, -1, self.origin()
+            watch.value = watch.marks = None
+            spans = self.spans
+            watch.index = len(spans)
+            spans.append(watch)
+            storage.ullage = watch  # this keeps the weak reference alive, too
+
+    def resize(self, storage: Any, nbytes: int) -> None:
+        """`UntypedStorage.resize_`: new memory is taken, then the old is given back (resize_bytes_cuda)."""
+        with self._lock:
+            before = getattr(storage, "ullage", None)
+            if nbytes:
+                self._attach(storage, nbytes, self.kind if before is None else before.kind)
+            if before is not None and before.block is not None:
+                self._free(before)
+            set_length(storage, nbytes)
+
+    def record_stream(self, span: AnyAllocation | None, stream: int) -> None:
+        """`Tensor.record_stream`: the memory is not free before this stream is done with it."""
+        if span is not None and span.block is not None and stream != stream_of(span.block.stream):
+            self.waiting.record(span.index, stream)
+
+    def read_back(self) -> None:
+        """The host waits for what the current stream has to do."""
+        clock = self.waiting.launch_clock
+        if clock is not None:
+            clock.wait(clock.done(self.stream))
+        if self.waiting:
+            self.waiting.synchronized(self.stream)
+
+    def moment(self, stream: int) -> tuple[int, float]:
+        """Now, in allocator calls, and when a stream will have done what was launched on it so far."""
+        clock = self.waiting.launch_clock
+        return self.clock, 0.0 if clock is None else clock.done(stream)
+
+    def take(self, nbytes: int, kind: int | None = None) -> Allocation:
+        """Allocate a block without a tensor, for a temporary or a workspace; `give_back` frees it."""
+        with self._lock:
+            block = self._block(nbytes)
+            span = Allocation(self.clock, len(self.spans), block, self.kind if kind is None else kind, self.origin())
+            self.spans.append(span)
+            return span
+
+    def _block(self, nbytes: int) -> Block:
+        if self.before_request is not None:
+            self.before_request()
+        if self.waiting:
+            self.waiting.release()
+        allocator = self.allocator
+        try:
+            block = allocator.malloc(nbytes, self.stream)
+        except OutOfMemory as error:
+            if self.waiting and not allocator.private.underway:  # the host waits for the GPU before it gives up
+                self.waiting.synchronized()
+                return self._block(nbytes)
+            self.out_of_memory = self._message(error)
+            raise torch.OutOfMemoryError(self.out_of_memory) from None
+        self.clock = clock = self.clock + 1
+        self.requests.ask(nbytes, block.stream)
+        if allocator.allocated > self._peak:
+            self._peak = allocator.allocated
+            self.peak_clock = clock
+        if allocator.reserved != self._reserved:
+            self.note_reserved()
+            if self.waiting.launch_clock is not None:
+                self.waiting.launch_clock.host += SEGMENT
+        return block
+
+    def empty_cache(self, pool: PoolId = NO_POOL) -> None:
+        """Give what is cached back to the card, or what one private pool has cached."""
+        with self._lock:
+            self.waiting.synchronized()
+            self.allocator.empty_cache(pool)
+            if self.requests and pool == NO_POOL:
+                self.requests.empty_cache()
+            self.note_reserved()
+
+    def try_out(self, sizes: Sequence[int], room: int, larger: int = 0) -> int:
+        """Take the largest of these sizes that there is room for, empty the cache, and return what it was.
+
+        So `cudnn.benchmark` tries plans (aten/src/ATen/native/cudnn/Conv_v8.cpp, generate_and_filter_plans): those
+        with a workspace larger than all that is free on the card and than the largest cached block are left out, and
+        what the allocator refuses is halved. `larger` is what the largest size may be. A job does not need this
+        memory: the allocator's peaks stay as they are, and `tried` has those with it.
+
+        >>> memory = DeviceMemory(CachingAllocator(1 << 30))
+        >>> memory.try_out([3 << 30, 512 << 20, 1 << 20], room=1 << 30) >> 20
+        512
+        >>> memory.allocator.peak_reserved, memory.tried[1] >> 20
+        (0, 512)
+        """
+        with self._lock:
+            allocator = self.allocator
+            peaks = allocator.peak_allocated, allocator.peak_reserved
+            most = max(room, allocator.largest_cached_block())
+            size = max((size for size in sizes if size <= most), default=0)
+            while size:
+                try:
+                    span = self.take(size, WORKSPACE)
+                except torch.OutOfMemoryError:
+                    size, self.out_of_memory = size // 2, None
+                    continue
+                self.requests.note_trial()
+                if larger > size:
+                    self.requests.note_possible_size(larger, len(self.requests) - 1)
+                self.give_back(span)
+                break
+            self.empty_cache()
+            now = allocator.peak_allocated, allocator.peak_reserved
+            self.tried = max(self.tried[0], now[0]), max(self.tried[1], now[1])
+            allocator.peak_allocated, allocator.peak_reserved = peaks
+            return size
+
+    def note_reserved(self) -> None:
+        """Record that the reserved memory has changed."""
+        self._reserved = self.allocator.reserved
+        self.reserved_at.append((self.clock, self._reserved))
+        if self._reserved > self._peak_reserved:
+            self._peak_reserved = self._reserved
+            self.peak_reserved_clock = self.clock
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """A `with` inside which no other thread asks for memory or frees it."""
+        held = self._lock.acquire(timeout=LONGEST_REQUEST)
+        try:
+            yield
+        finally:
+            if held:
+                self._lock.release()
+
+    def give_back(self, taken: AnyAllocation) -> None:
+        """Free a block that `take` returned, or one that no tensor will give back."""
+        with self._lock:
+            self._free(taken)
+
+    def span_of(self, tensor: torch.Tensor) -> AnyAllocation | None:
+        """The allocation behind a tensor; `None` for one that is not on this GPU, or that `torch.func` made."""
+        try:
+            return getattr(_storage_of(tensor), "ullage", None)
+        except NotImplementedError:
+            return None
+
+    def adopt(self, storage: Any, span: Allocation) -> None:
+        """Let a storage hold an allocation that nobody holds, from now on."""
+        with self._lock:
+            watch = TensorAllocation(storage, self._storage_died)
+            for name in Allocation.__slots__:
+                setattr(watch, name, getattr(span, name))
+            watch.value = watch.marks = None
+            self.spans[span.index] = storage.ullage = watch
+
+    def address_of(self, tensor: torch.Tensor) -> int:
+        """The address of a tensor's storage on the virtual card; 0 for one without elements."""
+        return address_of(_storage_of(tensor))
+
+    def written(self, tensor: torch.Tensor) -> None:
+        """Something unknown was written to a tensor's memory."""
+        watch = getattr(_storage_of(tensor), "ullage", None)
+        if watch is not None:
+            watch.value = watch.marks = None
+
+    def mark(self, tensor: torch.Tensor, kind: int) -> None:
+        """Say what a tensor's memory is for."""
+        span = self.span_of(tensor)
+        if span is not None:
+            span.kind = kind
+
+    def note_copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Remember what a tensor was copied from."""
+        if self.keeps_history:
+            whole, copy = self.span_of(source), self.span_of(target)
+            if whole is not None and copy is not None and whole is not copy:
+                self.copied_from[copy.index] = whole.index
+
+    def mark_copies(self, since: int) -> None:
+        """Copies of parameters that have lived since a moment are copies of weights: a moving average, a teacher."""
+        for index, source in list(self.copied_from.items()):
+            copy = self.spans[index]
+            if copy.block is None:
+                del self.copied_from[index]
+            elif copy.begin <= since and copy.kind == ACTIVATIONS and self.spans[source].kind in (PARAMETERS, COPIES):
+                copy.kind = COPIES
+
+    def repeat(self, requests: RequestLog, times: int, quiet: int, go_on: bool = False) -> int:
+        """Repeat the requests of one iteration on the allocator alone; returns how often that was done.
+
+        At most `times` times, until `quiet` repetitions in a row have not raised the reserved memory. Afterwards
+        tensors no longer give anything back, or, with `go_on`, those that a repetition has replaced hold the blocks
+        of the last one.
+        """
+        with self._lock:
+            self.closed, self.repeating = not go_on, True
+            blocks: list[Any] = [span.block for span in self.spans]
+            allocated = self.allocator.peak_allocated
+            try:
+                done = self._repeat_until_quiet(requests, blocks, times, quiet)
+            except OutOfMemory as error:
+                self.out_of_memory = self._message(error)
+                raise torch.OutOfMemoryError(self.out_of_memory) from None
+            finally:
+                self.repeating = False
+                # What was let go counts as allocated here, until the GPU was done with it.
+                if self.waiting.launch_clock is not None:
+                    self.allocator.peak_allocated = allocated
+            if go_on:
+                self._move_to_blocks_of_last_repetition(len(blocks) - len(self.spans), blocks)
+        return done
+
+    def _repeat_until_quiet(self, requests: RequestLog, blocks: list[Block | None], times: int, quiet: int) -> int:
+        unchanged, first = 0, self.clock - len(requests) + 1
+
+        def note_peak(place: int) -> None:
+            self.peak_reserved_clock = first + place
+
+        for done in range(times):
+            before = self.allocator.peak_reserved
+            requests.play(self.allocator, blocks, note_peak)
+            unchanged = unchanged + 1 if self.allocator.peak_reserved == before else 0
+            if unchanged == quiet:
+                return done + 1
+        return times
+
+    def checkpoint_pool(self, pool: PoolId) -> PoolState:
+        """The state of a private pool."""
+        return checkpoint(self.allocator, pool)
+
+    def restore_pool(self, state: PoolState) -> dict[int, AnyAllocation]:
+        """Put a private pool back into a state that it had; returns by address what is in use in it now.
+
+        A tensor whose block the state does not have keeps no memory. A block that no tensor holds gets a span alone.
+        """
+        with self._lock:
+            restored = restore(self.allocator, state)
+            in_use = {block.address: block for block in restored.in_use}
+            freed = set(restored.freed)
+            held: dict[int, AnyAllocation] = {}
+            for span in self.spans:
+                if span.block is None or span.block.address not in freed:
+                    continue
+                block = in_use.get(span.block.address)
+                if block is None:
+                    self._note_free(span)
+                else:
+                    span.block, held[block.address] = block, span
+            for address, block in in_use.items():
+                if address not in held:
+                    self.clock += 1
+                    self.requests.ask(block.size, block.stream)
+                    held[address] = span = Allocation(self.clock, len(self.spans), block, self.kind, self.origin())
+                    self.spans.append(span)
+            return held
+
+    def _move_to_blocks_of_last_repetition(self, shift: int, blocks: list[Any]) -> None:
+        """A tensor whose block was given back in a repetition has the place of its counterpart in the last one."""
+        for span in self.spans:
+            if span.block is not None and blocks[span.index] is None:
+                span.block = blocks[span.index + shift]
+                assert span.block is not None
+                span.size = span.block.size
+        if self.allocator.reserved != self._reserved:
+            self.note_reserved()
+
+    def _storage_died(self, watch: TensorAllocation) -> None:
+        if not self.closed and watch.block is not None:
+            with self._lock:
+                self._free(watch)
+
+    def _free(self, span: AnyAllocation) -> None:
+        assert span.block is not None
+        streams = self.waiting.recorded(span.index)
+        if streams:
+            block, span.block = span.block, None
+            self.clock = span.end = self.clock + 1
+            self.waiting.add(block, span.index, self.clock, streams)
+        else:
+            self.allocator.free(span.block)
+            self._note_free(span)
+            if self.waiting.launch_clock is not None:
+                self.waiting.launch_clock.host += FREE
+
+    def _note_free(self, span: AnyAllocation) -> None:
+        span.block = None
+        self.clock = span.end = self.clock + 1
+        self.requests.free(span.index)
+
+    def _message(self, error: OutOfMemory) -> str:
+        if self.allocator.driver is not None:
+            return error.message(process=self.allocator.driver.report())
+        in_use = format_size(self.context + self.allocator.reserved)
+        return error.message(process=f"Including non-PyTorch memory, this process has {in_use} memory in use. ")
+
+
+class _DiscardingList(list[Any]):
+    """A history that nobody will ask for: a job of a million steps must not keep each of its allocations."""
+
+    def append(self, item: Any) -> None:
+        return

@@ -1,0 +1,85 @@
+"""Blocks that were freed while other streams may be at work on them (`Tensor.record_stream`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from ullage.allocator import Block, CachingAllocator, RequestLog
+from ullage.allocator.private_pools import stream_of
+from ullage.virtual.memory.launch_clock import MOST_LAUNCHES, LaunchClock
+
+MOST_AHEAD = 2 * MOST_LAUNCHES  # allocator calls that the host is ahead of the GPU at most
+
+
+class WaitingBlock(NamedTuple):
+    """A block, its size, the number of its request, since when it waits (in allocator calls), and for which streams."""
+
+    block: Block
+    size: int
+    number: int
+    since: int
+    streams: set[int]
+    done: float = 0.0  # when the GPU will have done what was launched before, by the clocks of `LaunchClock`
+
+
+class WaitingBlocks:
+    """The blocks of one memory that wait. They count as free, and are not used before their streams have passed."""
+
+    def __init__(
+        self, lock: AbstractContextManager[bool], allocator: Callable[[], CachingAllocator], requests: RequestLog
+    ) -> None:
+        self._lock, self._allocator, self._requests = lock, allocator, requests
+        self._waiting: list[WaitingBlock] = []
+        self._late: list[WaitingBlock] = []  # those that would wait if the host were as far ahead as it can be
+        self._streams: dict[int, set[int]] = {}  # by the number of a request, those that its memory was recorded on
+        self.most_late = 0  # bytes of the late ones at their peak
+        self.launch_clock: LaunchClock | None = None  # from the first `record_stream` on
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[WaitingBlock]:
+        return iter(self._waiting)
+
+    def record(self, number: int, stream: int) -> None:
+        """The memory of a request is not free before this stream is done with it."""
+        self._streams.setdefault(number, set()).add(stream)
+
+    def recorded(self, number: int) -> set[int] | None:
+        """The streams on which the memory of a request was recorded, which is freed now."""
+        return self._streams.pop(number, None)
+
+    def add(self, block: Block, number: int, now: int, streams: set[int]) -> None:
+        """A block is freed that streams may be at work on."""
+        self._allocator().free_later(block)
+        # What waits for a GPU that is behind is in the figures, and not once more in what `upper` adds to them.
+        behind = sum(entry.size for entry in self._waiting)
+        done = 0.0 if self.launch_clock is None else self.launch_clock.free_later(stream_of(block.stream), streams)
+        self._waiting.append(WaitingBlock(block, block.size, number, now, streams, done))
+        self._late = [entry for entry in self._late if entry.since >= now - MOST_AHEAD]
+        self._late.append(WaitingBlock(block, block.size, number, now, set(streams)))
+        self.most_late = max(self.most_late, sum(entry.size for entry in self._late) - behind)
+
+    def synchronized(self, stream: int | None = None, since: int | None = None) -> None:
+        """All work is done, or all that one stream had, or had at a time (in allocator calls)."""
+        for entry in self._waiting + self._late:
+            if since is None or entry.since <= since:
+                entry.streams.difference_update(list(entry.streams) if stream is None else (stream,))
+        self._late = [entry for entry in self._late if entry.streams]
+        self.release()
+
+    def release(self) -> None:
+        """Free what the GPU has come to by now; PyTorch looks only where no graph is being captured."""
+        allocator = self._allocator()
+        if allocator.private.underway:
+            return
+        with self._lock:
+            now = 0.0 if self.launch_clock is None else self.launch_clock.host
+            for entry in self._waiting:
+                if not entry.streams or entry.done <= now:
+                    allocator.free_now(entry.block)
+                    self._requests.free(entry.number)
+                    entry.streams.clear()
+            self._waiting = [entry for entry in self._waiting if entry.streams]

@@ -1,0 +1,122 @@
+"""How large a workspace cuFFT wants. cuFFT is closed: the rules were found by asking it for 90,000 plans on an H200.
+
+A transform of one dimension takes a kernel that needs nothing where cuFFT has one for its length, else room for its
+data once more. Lengths with a prime factor above 127 are done by Bluestein's algorithm: in one kernel where they are
+short, else in two buffers of the next length of the form 2^a 3^b 5^c that holds the convolution. Real transforms of
+even length run as complex ones of half the length, those of odd length in pairs. Where dimensions are transformed one
+after another, the largest workspace serves all. `data/cufft_lengths.npz` has the lengths that need nothing
+(`benchmarks/training/cufft_workspaces.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import zipfile
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+from ullage.virtual.whole_numbers import ceil_div
+
+TABLE = Path(__file__).parent / "data" / "cufft_lengths.npz"
+LARGEST_FACTOR = 127  # that is not left to Bluestein's algorithm
+LONGEST_IN_TABLE = 65536
+_BY_BATCH = {"c2c": 32768, "r2c": 65536, "c2r": 65536}  # one kernel only where that keeps the GPU busy
+_SINGLE, _DOUBLE = "s", "d"
+
+
+@functools.cache
+def _without_workspace(kind: str, precision: str) -> frozenset[int]:
+    with zipfile.ZipFile(TABLE) as table:  # a script's Python may have no NumPy
+        data = table.read(f"{kind}_{precision}.npy")
+    return frozenset(array("i", data[10 + int.from_bytes(data[8:10], "little") :]))
+
+
+@functools.cache
+def largest_factor(number: int) -> int:
+    """The largest prime factor.
+
+    >>> largest_factor(84), largest_factor(131)
+    (7, 131)
+    """
+    largest, factor = 1, 2
+    while factor * factor <= number:
+        while number % factor == 0:
+            largest, number = factor, number // factor
+        factor += 1
+    return max(largest, number)
+
+
+@functools.cache
+def _bluestein(length: int, longest: int) -> int:
+    """Numbers in the two buffers: products of 2, 3 and 5 that hold the convolution."""
+    least = 2 * length - 1
+    if longest < length <= 2 * longest and longest == 2048:  # in double precision
+        return 2 * 8192
+    best, twos = 1 << least.bit_length(), 1
+    while twos < best:
+        threes = twos
+        while threes < best:
+            fives = threes
+            while fives < least:
+                fives *= 5
+            best = min(best, fives)
+            threes *= 3
+        twos *= 2
+    return 2 * best
+
+
+def _longest(precision: str) -> int:
+    """The longest transform that Bluestein's algorithm does in one kernel."""
+    return 2048 if precision == _DOUBLE else 4096
+
+
+def complex_numbers(length: int, precision: str, strided: bool, batch: int) -> int:
+    """Numbers of the workspace of one complex transform.
+
+    >>> complex_numbers(1024, "s", False, 1), complex_numbers(1048576, "s", False, 1)
+    (0, 1048576)
+    """
+    if largest_factor(length) > LARGEST_FACTOR:
+        longest = _longest(precision)
+        return 0 if length <= longest else _bluestein(length, longest)
+    kind = "strided" if strided else "c2c"
+    if length == _BY_BATCH["c2c"] and not strided and precision == _SINGLE:
+        return 0 if batch > LARGEST_FACTOR else length
+    return 0 if length in _without_workspace(kind, precision) else length
+
+
+def _real_numbers(kind: str, length: int, precision: str, batch: int, others: int) -> int:
+    """Complex numbers of the workspace of real transforms, `others` of them in each of a batch."""
+    by_bluestein = largest_factor(length) > LARGEST_FACTOR
+    if not by_bluestein and length in _without_workspace(kind, precision):
+        return 0
+    longest = _longest(precision)
+    if length % 2:
+        again = _bluestein(length, longest) if by_bluestein and length > longest else length
+        return ceil_div(batch, 2) * others * (length + again)
+    half, again = length // 2, 0
+    if by_bluestein and half > longest // 2:
+        again = _bluestein(half, longest) if half > longest else half
+    return batch * others * (half + 1 + again)
+
+
+def workspace(kind: str, precision: str, lengths: Sequence[int], batch: int, strided: bool) -> int:
+    """Complex numbers that cuFFT wants for a plan: "c2c", "r2c" or "c2r", "s" or "d", the lengths of the dimensions.
+
+    >>> workspace("c2c", "s", (64, 1 << 20), 2, False), workspace("r2c", "s", (131,), 2, False)
+    (134217728, 262)
+    """
+    *outer, last = lengths
+    others = math.prod(outer)
+    if kind == "c2c":
+        total = batch * others * last
+        most = complex_numbers(last, precision, strided, batch * others) * batch * others
+    else:
+        total = batch * others * (last // 2 + 1)
+        most = _real_numbers(kind, last, precision, batch, others)
+    for length in outer:
+        if length > 1:
+            most = max(most, complex_numbers(length, precision, True, total // length) * (total // length))
+    return most

@@ -1,0 +1,342 @@
+"""Layer, root-mean-square, group and batch normalization.
+
+aten/src/ATen/native/cuda/layer_norm_kernel.cu, group_norm_kernel.cu, Normalization.cu and Normalization.cuh,
+aten/src/ATen/native/cudnn/BatchNorm.cpp
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ullage.virtual.call.plan import (
+    CUDNN,
+    Call,
+    New,
+    Output,
+    Plan,
+    Steps,
+    accumulate_type,
+    contiguous,
+    fits_32_bits,
+    kernel,
+    like,
+    new,
+    suggested_format,
+)
+from ullage.virtual.operators.reductions import add_buffers, add_moments, sum_kind
+from ullage.virtual.whole_numbers import ceil_div, last_power_of_two
+
+# layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel: above so many rows, blocks of 32 columns and 32 rows leave
+# partial sums, which are then added up; no more than 32768 blocks.
+_MANY_ROWS, _BLOCK_WIDTH, _BLOCK_ROWS, _MAX_BLOCKS = 64 * 1024, 32, 32, 32 * 1024
+
+
+@kernel("aten.native_layer_norm.default")
+def layer_norm(call: Call) -> Plan:
+    """layer_norm_kernel.cu, layer_norm_cuda: a contiguous copy first; statistics in single precision."""
+    source, shape, weight, bias = call.args[:4]
+    statistics = _statistics(source, shape)
+    return Steps().copies(source, weight, bias).output(0, 1, 2).plan(contiguous(source), statistics, statistics)
+
+
+def _statistics(source: torch.Tensor, shape: Any) -> New:
+    size = (*source.shape[: source.dim() - len(shape)], *([1] * len(shape)))
+    return new(size, accumulate_type(source.dtype))
+
+
+@kernel("aten.native_layer_norm_backward.default")
+def layer_norm_backward(call: Call) -> Plan:
+    """layer_norm_kernel.cu, layer_norm_backward_cuda."""
+    grad, source, shape, _, _, weight, bias, mask = call.args
+    return _backward(call, grad, source, math.prod(shape), [weight, bias], mask)
+
+
+@kernel("aten._fused_rms_norm.default")
+def rms_norm(call: Call) -> Plan:
+    """layer_norm_kernel.cu, _fused_rms_norm_cuda."""
+    source, shape, weight = call.args[:3]
+    return Steps().copies(source, weight).output(0, 1).plan(contiguous(source), _statistics(source, shape))
+
+
+@kernel("aten._fused_rms_norm_backward.default")
+def rms_norm_backward(call: Call) -> Plan:
+    """layer_norm_kernel.cu, _fused_rms_norm_backward_cuda: as layer norm, without a bias."""
+    grad, source, shape, _, weight, mask = call.args
+    return _backward(call, grad, source, math.prod(shape), [weight], mask)
+
+
+def _backward(
+    call: Call, grad: torch.Tensor, source: torch.Tensor, columns: int, parameters: list[Any], mask: Any
+) -> Plan:
+    steps = Steps().copies(source, *parameters)
+    outputs: list[Output] = [
+        contiguous(tensor) if wanted else None for tensor, wanted in zip((source, *parameters), mask, strict=True)
+    ]
+    rows = source.numel() // max(1, columns)
+    sms = call.gpu.sms or 1
+    in_parts = rows > _MANY_ROWS and columns // _BLOCK_WIDTH < sms // 2
+    wanted = [place for place, output in enumerate(outputs) if output is not None and place > 0]
+    if mask[0]:
+        steps.output(0)
+    if not (in_parts and wanted):
+        return steps.output(*wanted).copies(grad).plan(*outputs)
+    _add_partial_sums(steps, call, outputs, wanted, rows, columns, grad)
+    return steps.plan(*outputs)
+
+
+def _add_partial_sums(
+    steps: Steps, call: Call, outputs: list[Output], wanted: list[int], rows: int, columns: int, grad: torch.Tensor
+) -> None:
+    """The gradients that were made first are thrown away: sums of the partial results take their place."""
+    blocks = min(_MAX_BLOCKS // ceil_div(columns, _BLOCK_WIDTH), ceil_div(rows, _BLOCK_ROWS))
+    made = [output for place in wanted if isinstance(output := outputs[place], New)]
+    thrown_away = [steps.take(output.nbytes) for output in made]
+    steps.copies(grad).temporary(*(blocks * columns * output.dtype.itemsize for output in made))
+    for index, output in enumerate(made):
+        steps.output(wanted[index])
+        partial = torch.empty(blocks, columns, dtype=output.dtype, device="meta")
+        add_buffers(steps, call, partial, [0], sum_kind(output.dtype), output.dtype.itemsize)
+        steps.free(thrown_away[index])
+
+
+@kernel("aten.native_group_norm.default")
+def group_norm(call: Call) -> Plan:
+    """group_norm_kernel.cu, GroupNormKernelImplInternal: a scale and a shift for every channel of every sample."""
+    source, weight, bias, batch, channels, positions = call.args[:6]
+    steps = Steps().output(0, 1, 2)
+    if positions > 1 and (weight is not None or bias is not None):
+        size = batch * channels * accumulate_type(source.dtype).itemsize
+        steps.temporary(size, size)
+    return steps.plan(*call.infer().outputs)
+
+
+@kernel("aten.native_group_norm_backward.default")
+def group_norm_backward(call: Call) -> Plan:
+    """group_norm_kernel.cu, GroupNormBackwardKernelImplInternal: two sums a channel, coefficients a group."""
+    grad, source, _, _, weight, batch, channels, positions, groups, mask = call.args
+    parameter = new((channels,), weight.dtype) if weight is not None else None
+    made = (contiguous(source), parameter, parameter)
+    outputs: list[Output] = [output if wanted else None for output, wanted in zip(made, mask, strict=True)]
+    itemsize = accumulate_type(source.dtype).itemsize
+    steps = Steps().copies(grad, source).output(*_made(outputs))
+    steps.temporary(batch * channels * itemsize, batch * channels * itemsize)
+    if mask[0]:
+        steps.temporary(batch * groups * itemsize, batch * groups * itemsize)
+        if positions > 1 and weight is not None:
+            steps.temporary(batch * channels * itemsize).free(-2, -3, -1)
+    return steps.plan(*outputs)
+
+
+def _made(outputs: Sequence[Output]) -> list[int]:
+    """The places of the outputs that are wanted."""
+    return [place for place, output in enumerate(outputs) if output is not None]
+
+
+# Batch normalization, by PyTorch's own kernels and by cuDNN.
+
+# Normalization.cuh: threads of a block, its width, rows a thread works on, blocks along the rows, and the fewest of
+# them that make partial results worth while.
+_THREADS, _WIDTH, _ROWS_A_THREAD, _MAX_BATCH_NORM_BLOCKS, _MIN_BLOCKS = 512, 32, 16, 128, 8
+_CONTIGUOUS, _CHANNELS_LAST, _GENERAL = range(3)
+
+
+def _implementation(tensor: torch.Tensor) -> int:
+    """Normalization.cu, batch_norm_choose_impl."""
+    if not fits_32_bits(tensor):
+        return _GENERAL
+    if tensor.is_contiguous():
+        return _CHANNELS_LAST if tensor.dim() > 1 and tensor.stride(1) == 1 else _CONTIGUOUS
+    channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return _CHANNELS_LAST if channels_last else _GENERAL
+
+
+def _channels_lie_together(tensor: torch.Tensor) -> bool:
+    """Normalization.cu, batch_norm_use_channels_last_kernels."""
+    if tensor.is_contiguous():
+        return tensor.dim() > 1 and tensor.stride(1) == 1
+    if tensor.dim() == 4:
+        return tensor.is_contiguous(memory_format=torch.channels_last)
+    return tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d)
+
+
+def blocks_along_rows(rows: int, channels: int) -> tuple[int, int]:
+    """How many blocks share the channels and the rows (Normalization.cuh, flexible_launch_configs).
+
+    >>> blocks_along_rows(32 * 14 * 14, 432)
+    (14, 25)
+    """
+    width = min(last_power_of_two(channels), _WIDTH)
+    height = min(last_power_of_two(ceil_div(rows, _ROWS_A_THREAD)), _THREADS // width)
+    if width * height != _THREADS:
+        width = min(last_power_of_two(channels), _THREADS // height)
+    blocks = min(ceil_div(rows, height * _ROWS_A_THREAD), _MAX_BATCH_NORM_BLOCKS)
+    return ceil_div(channels, width), 1 if blocks < _MIN_BLOCKS else blocks
+
+
+def _add_staging(steps: Steps, tensor: torch.Tensor, numbers: int, itemsize: int) -> None:
+    """Partial results of several blocks and a counter a column of blocks, for the time of one kernel."""
+    channels = tensor.shape[1]
+    columns, blocks = blocks_along_rows(tensor.numel() // channels, channels)
+    if blocks > 1:
+        steps.temporary(numbers * channels * blocks * itemsize, 4 * columns).free(-1, -2)
+
+
+def _channels(source: Any) -> int:
+    """Of the input of a normalization; an empty vector has none."""
+    return int(source.shape[1]) if source.dim() > 1 else 0
+
+
+@kernel(
+    "aten.native_batch_norm.default",
+    "aten._native_batch_norm_legit.default",
+    "aten._native_batch_norm_legit.no_stats",
+)
+def native_forward(call: Call) -> Plan:
+    """Normalization.cu, batch_norm_cuda."""
+    training = call.args[3 if call.func._overloadname == "no_stats" else 5]  # without running statistics
+    source, weight, bias = call.args[:3]
+    kind = accumulate_type(source.dtype)
+    saved = new((_channels(source),), kind)
+    steps = Steps().output(0, 1, 2)
+    implementation = _implementation(source)
+    if training and source.numel():
+        if implementation == _CHANNELS_LAST:
+            _add_staging(steps, source, 4, kind.itemsize)
+        elif implementation == _GENERAL:
+            add_moments(steps, call, source, [dim for dim in range(source.dim()) if dim != 1], kind)
+    if implementation == _GENERAL:  # batch_norm_elementwise: a missing weight or bias is a number on the GPU
+        steps.temporary(*[kind.itemsize for parameter in (weight, bias) if parameter is None])
+    return steps.plan(like(source), saved, saved)
+
+
+@kernel("aten.native_batch_norm_backward.default")
+def native_backward(call: Call) -> Plan:
+    """Normalization.cu, batch_norm_backward_cuda."""
+    grad, source, weight, running_mean, running_var, mean, invstd, train, _, mask = call.args
+    reduces = train or mask[1] or mask[2]
+    fits = fits_32_bits(source) and fits_32_bits(grad)
+    if reduces and mask[0] and not _channels_lie_together(source) and fits:
+        return _fused_backward(source, weight, mask)
+    kind = accumulate_type(source.dtype)
+    channels = _channels(source)
+    steps = Steps()
+    outputs: list[Output] = [None, None, None]
+    if mean is not None and mean.numel() == 0 and reduces and running_mean.dtype is not kind:
+        steps.temporary(channels * kind.itemsize)
+    if invstd is not None and invstd.numel() == 0:
+        steps.temporary(channels * kind.itemsize)
+    if reduces:
+        outputs[1:] = _reduce(steps, grad, source, weight, kind, mask)
+    if mask[0]:
+        outputs[0] = _input_gradient(steps, grad, source, weight, kind, train)
+    return steps.plan(*outputs)
+
+
+def _fused_backward(source: torch.Tensor, weight: torch.Tensor | None, mask: Any) -> Plan:
+    """Normalization.cuh, batch_norm_backward_cuda_template."""
+    parameter = new((_channels(source),), weight.dtype) if weight is not None else None
+    outputs: list[Output] = [contiguous(source), *(parameter if wanted else None for wanted in mask[1:])]
+    return Steps().output(*_made(outputs)).plan(*outputs)
+
+
+def _reduce(
+    steps: Steps, grad: torch.Tensor, source: torch.Tensor, weight: torch.Tensor | None, kind: torch.dtype, mask: Any
+) -> list[Output]:
+    """Normalization.cu, batch_norm_backward_reduce_cuda: two sums a channel, then the gradients of weight and bias."""
+    channels = _channels(source)
+    together = fits_32_bits(grad) and _channels_lie_together(grad) and _channels_lie_together(source)
+    if together or mask[0]:
+        steps.temporary(channels * kind.itemsize, channels * kind.itemsize)
+    made: list[Output] = [None, None]
+    if weight is not None:
+        made = [new((channels,), weight.dtype) if together or wanted else None for wanted in mask[1:]]
+    elif together:
+        made = [new((0,), kind), new((0,), kind)]
+    steps.output(*_made([None, *made]))
+    if together and source.numel():
+        _add_staging(steps, source, 2, kind.itemsize)
+    return made
+
+
+def _input_gradient(
+    steps: Steps, grad: torch.Tensor, source: torch.Tensor, weight: torch.Tensor | None, kind: torch.dtype, train: bool
+) -> New:
+    """Normalization.cu, batch_norm_elementwise_backward_train and _eval."""
+    implementation = _implementation(source)
+    if implementation != _implementation(grad):
+        implementation = _GENERAL
+    if train and implementation == _GENERAL and weight is None:
+        steps.temporary(kind.itemsize)
+    steps.output(0)
+    if train and implementation == _CHANNELS_LAST:
+        return like(source)
+    if train and implementation == _CONTIGUOUS:
+        return contiguous(source)
+    return new(tuple(source.shape), grad.dtype, _strides(source) if train else None)
+
+
+# cuDNN's workspace for channels-last tensors, found from 2,150 calls on an H200: the tensor is cut into tiles of
+# channels and rows; each tile leaves two single-precision sums a channel (forward also a count), each column of tiles
+# a counter, and there is a fixed part. Channels that are no multiple of 4 are not read in vectors: smaller tiles.
+_FORWARD_BASE, _BACKWARD_BASE = 1072, 1056
+_FORWARD_ROWS = {torch.float16: 160, torch.float32: 64}
+_BACKWARD_ROWS = 96
+
+
+def _tile(channels: int, rows: int) -> tuple[int, int]:
+    if channels % 4 == 0:
+        return 64, rows
+    return (4, 4 * rows) if channels <= 4 else (16, rows)
+
+
+def cudnn_workspace(size: Any, dtype: torch.dtype, forward: bool) -> int:
+    """Bytes of cuDNN's workspace for a channels-last tensor of this size.
+
+    >>> cudnn_workspace((8, 384, 20, 20), torch.float32, True)
+    155896
+    """
+    channels, rows = size[1], math.prod(size) // max(1, size[1])
+    width, height = _tile(channels, _FORWARD_ROWS.get(dtype, 64) if forward else _BACKWARD_ROWS)
+    per_tile = 8 * width + (4 if forward else 0)
+    column = 4 + per_tile * ceil_div(rows, height)
+    return (_FORWARD_BASE if forward else _BACKWARD_BASE) + ceil_div(channels, width) * column
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    return suggested_format(tensor) is not torch.contiguous_format and not tensor.is_contiguous()
+
+
+@kernel("aten.cudnn_batch_norm.default")
+def cudnn_forward(call: Call) -> Plan:
+    """BatchNorm.cpp, cudnn_batch_norm: a workspace, and an empty reserve."""
+    source, weight = call.args[:2]
+    training = call.args[5]
+    out = new(tuple(source.shape), source.dtype, _strides(source))
+    reserve = new((0,), torch.uint8)
+    if not training:
+        none = new((0,), weight.dtype)
+        return Steps().output(0, 1, 2, 3).plan(out, none, none, reserve, library=CUDNN)
+    saved = new((_channels(source),), weight.dtype)
+    steps = Steps().output(0, 1, 2)
+    if _is_channels_last(source):
+        steps.temporary(cudnn_workspace(source.shape, source.dtype, forward=True))
+    return steps.output(3).plan(out, saved, saved, reserve, library=CUDNN)
+
+
+@kernel("aten.cudnn_batch_norm_backward.default")
+def cudnn_backward(call: Call) -> Plan:
+    """BatchNorm.cpp, cudnn_batch_norm_backward: the gradient is brought into the input's layout first."""
+    source, grad, weight = call.args[:3]
+    out, parameter = new(tuple(source.shape), source.dtype, _strides(source)), contiguous(weight)
+    steps = Steps().copies(grad, layout=suggested_format(source)).output(0, 1, 2)
+    if _is_channels_last(source):
+        steps.temporary(cudnn_workspace(source.shape, source.dtype, forward=False))
+    return steps.plan(out, parameter, parameter)
+
+
+def _strides(source: torch.Tensor) -> tuple[int, ...]:
+    return torch.empty(source.shape, device="meta", memory_format=suggested_format(source)).stride()

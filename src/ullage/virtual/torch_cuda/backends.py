@@ -1,0 +1,116 @@
+"""torch.backends.cuda and torch.backends.cudnn: both are available, and their switches work."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.backends import ContextProp
+
+from ullage.virtual.call.plan import RULES
+from ullage.virtual.call.registry import HANDLERS
+from ullage.virtual.call.replacements import Replacements
+from ullage.virtual.state import GPUState
+
+# What chooses kernels, by names in torch._C: what tells it, and what sets it. Not every release has all of them.
+_SWITCHES = {
+    **{
+        f"_get_{name}": f"_set_{name}"
+        for name in ("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "cudnn_allow_tf32", "cublas_allow_tf32")
+    },
+    "_get_float32_matmul_precision": "_set_float32_matmul_precision",
+    "_get_math_sdp_allow_fp16_bf16_reduction": "_set_math_sdp_allow_fp16_bf16_reduction",
+    "_get_sdp_priority_order": "_set_sdp_priority_order",
+    **{f"_get_{name}_sdp_enabled": f"_set_sdp_use_{name}" for name in ("flash", "mem_efficient", "math", "cudnn")},
+}
+_PRECISIONS = (("generic", "all"), ("cuda", "all"), ("cuda", "conv"), ("cuda", "rnn"), ("cuda", "matmul"))
+
+_FLATTEN = "aten._cudnn_rnn_flatten_weight.default"
+
+
+def install(gpu: GPUState, replacements: Replacements) -> None:
+    """Make both backends available."""
+    _keep_switches(replacements)
+    limit = [10]  # aten/src/ATen/Context.h, benchmark_limit_cudnn
+
+    def get_limit() -> int:
+        return limit[0]
+
+    def set_limit(number: int) -> None:
+        limit[0] = number
+
+    cudnn: Any = torch.backends.cudnn
+    replacements.put(cudnn.m, "_init", lambda: True)
+    replacements.put(cudnn.m, "__cudnn_version", gpu.release.cudnn)
+    limit_switch = ContextProp(get_limit, set_limit)
+    replacements.put(type(cudnn), "benchmark_limit", limit_switch)
+    replacements.put_all(
+        torch._C,
+        {
+            "_has_cudnn": True,
+            "_cuda_get_cudnn_benchmark_limit": get_limit,
+            "_cuda_set_cudnn_benchmark_limit": set_limit,
+            "_is_flash_attention_available": lambda: True,
+        },
+    )
+    _remember_preference(replacements, "linalg")
+    _remember_preference(replacements, "blas")
+    # Weights are flattened for cuDNN where there is a rule that says what that takes.
+    replacements.put(torch, "_use_cudnn_rnn_flatten_weight", lambda: _FLATTEN in RULES or _FLATTEN in HANDLERS)
+    _put_plan_cache(replacements)
+
+
+def _keep_switches(replacements: Replacements) -> None:
+    """What a program sets ends with it: the next one in this process finds what this one has found."""
+
+    def keep(setter: str, *words: Any, told: str) -> None:
+        if hasattr(torch._C, told):
+            with suppress(RuntimeError):  # the older name of what was set by the newer one
+                value = getattr(torch._C, told)(*words)
+                replacements.on_undo(lambda: getattr(torch._C, setter)(*words, value))
+
+    for pair in _PRECISIONS:
+        keep("_set_fp32_precision_setter", *pair, told="_get_fp32_precision_getter")
+    for getter, setter in _SWITCHES.items():
+        keep(setter, told=getter)
+    deterministic = torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
+    replacements.on_undo(lambda: torch._C._set_deterministic_algorithms(deterministic[0], warn_only=deterministic[1]))
+    for put_back, *before in (
+        (torch.set_default_dtype, torch.get_default_dtype()),
+        (torch._C._set_grad_enabled, torch.is_grad_enabled()),
+        (torch.set_autocast_enabled, "cuda", torch.is_autocast_enabled("cuda")),
+        (torch.set_autocast_dtype, "cuda", torch.get_autocast_dtype("cuda")),
+    ):
+        replacements.on_undo(functools.partial(put_back, *before))
+
+
+def _remember_preference(replacements: Replacements, library: str) -> None:
+    """`preferred_linalg_library("magma")`: a build without MAGMA refuses it, the virtual GPU remembers it."""
+    getter, setter = f"_get_{library}_preferred_backend", f"_set_{library}_preferred_backend"
+    if not hasattr(torch._C, getter):
+        return
+    preferred = [getattr(torch._C, getter)()]
+    replacements.put(torch._C, getter, lambda: preferred[0])
+    replacements.put(torch._C, setter, lambda backend: preferred.__setitem__(0, backend))
+
+
+class _PlanCache:
+    """A cuFFT plan cache that stays empty."""
+
+    def __init__(self) -> None:
+        self.size, self.max_size = 0, 4096  # aten/src/ATen/native/cuda/CuFFTPlanCache.h
+
+    def clear(self) -> None:
+        """Nothing to clear."""
+
+
+def _put_plan_cache(replacements: Replacements) -> None:
+    manager: Any = torch.backends.cuda.cufft_plan_cache
+    before, manager.caches[:] = list(manager.caches), [_PlanCache()]
+
+    def put_back() -> None:
+        manager.caches[:] = before
+
+    replacements.on_undo(put_back)

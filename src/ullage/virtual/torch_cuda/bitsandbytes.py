@@ -1,0 +1,75 @@
+"""bitsandbytes: its own code runs, up to the calls into its compiled library.
+
+The operators of bitsandbytes are Python functions that make their outputs and temporaries with PyTorch and then call
+CUDA kernels by address. The functions are run, so that what they take is known for every version of it and every GPU.
+The calls do nothing, because there is no memory behind the addresses.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ullage.virtual.call.registry import handler
+from ullage.virtual.call.replacements import Replacements
+from ullage.virtual.state import GPUState
+
+_KERNELS = "bitsandbytes.backends.cuda.ops"
+_USERS = ("bitsandbytes.cextension", "bitsandbytes.functional", _KERNELS)  # each has a name for the library
+_MANAGED = "cget_managed_ptr"
+
+
+class _Library:
+    """In the place of the compiled library: every function is there, and returns nothing."""
+
+    compiled_with_cuda = True
+
+    def __init__(self, gpu: GPUState) -> None:
+        self._gpu = gpu
+
+    def __getattr__(self, name: str) -> Any:
+        def function(*args: Any) -> int:
+            if name == _MANAGED:
+                self._gpu.refuse("bitsandbytes' paged optimizers", "use the one without 'paged' in its name")
+            return 0
+
+        return function
+
+
+def install(gpu: GPUState, replacements: Replacements) -> None:
+    """Put the library in place, now or as soon as bitsandbytes is imported."""
+
+    def put(module: ModuleType) -> None:
+        replacements.put_existing(module, "lib", _Library(gpu))
+        _forget_the_last_gpu(module)
+
+    for name in _USERS:
+        replacements.when_imported(name, put)
+
+
+def _forget_the_last_gpu(module: ModuleType) -> None:
+    """What it has remembered by the number of a device may be of another virtual GPU."""
+    for value in vars(module).values():
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
+
+
+@handler("bitsandbytes")
+def run_kernel(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Any operator of bitsandbytes."""
+    if not any(isinstance(value, torch.Tensor) and value.is_cuda for value in (*args, *kwargs.values())):
+        return NotImplemented
+    if _KERNELS not in sys.modules:  # it was imported before there was a GPU
+        try:
+            importlib.import_module(_KERNELS)
+        except ImportError:
+            return NotImplemented  # older than its kernels in Python
+    for key in ("CUDA", "CompositeExplicitAutograd"):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+            with gpu.counting():
+                return func._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs)
+    return NotImplemented

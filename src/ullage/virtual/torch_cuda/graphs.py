@@ -1,0 +1,219 @@
+"""CUDA graphs and `torch.cuda.MemPool`: what is captured runs once, its memory stays in a private pool.
+
+PyTorch's own Python code stays: `torch.cuda.graph`, `make_graphed_callables` and `use_mem_pool` ask for pools by the
+functions of `torch._C` that are replaced here. Replaying a graph asks for no memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from array import array
+from typing import Any
+
+import torch
+
+from ullage.allocator import PoolId
+from ullage.allocator.private_pools import NO_POOL
+from ullage.virtual.call.native import in_backward
+from ullage.virtual.call.replacements import Replacements
+from ullage.virtual.memory.allocations import WORKSPACE
+from ullage.virtual.state import GPUState, gpus_in_use
+
+_SEED_AND_OFFSET = (8, 8)  # of the generator, as tensors: aten/src/ATen/cuda/CUDAGeneratorImpl.cpp, register_graph
+
+
+class Graphs:
+    """The captures and private pools of one virtual GPU."""
+
+    def __init__(self, gpu: GPUState) -> None:
+        self.gpu = gpu
+        self.graph_pools = ((number, 0) for number in itertools.count(1))  # of graphs without a given one
+        self.user_pools = ((0, number) for number in itertools.count(1))
+        self.capturing = 0
+        self._generator_state: list[Any] = []
+        self._registered = 0
+
+    @property
+    def pools(self) -> Any:
+        """The allocator's private pools."""
+        return self.gpu.memory.allocator.private
+
+    def register(self) -> None:
+        """With the first graph, the generator's seed and offset become tensors, on the stream that is current."""
+        if not self._registered:
+            self._generator_state = [self.gpu.memory.take(size, WORKSPACE) for size in _SEED_AND_OFFSET]
+        self._registered += 1
+
+    def unregister(self) -> None:
+        """With the last graph they go."""
+        self._registered -= 1
+        if not self._registered:
+            for taken in self._generator_state:
+                self.gpu.memory.give_back(taken)
+
+    def in_this_thread(self, device: int, pool: PoolId) -> None:
+        """Send the requests of this thread to a pool; backward passes have a thread of their own."""
+        thread = _thread()
+        self.pools.begin(pool, lambda stream: _thread() == thread)
+
+    def on_this_stream(self, device: int, pool: PoolId) -> None:
+        """Send the requests on the current stream to a pool."""
+        current = self.gpu.memory.stream
+        self.pools.begin(pool, lambda stream: stream == current)
+
+    def live_addresses(self, pool: PoolId) -> set[int]:
+        """Addresses of all blocks in use in a pool."""
+        addresses = set()
+        for segment in self.gpu.memory.allocator.snapshot():
+            if segment["segment_pool_id"] == pool:
+                addresses |= {block["address"] for block in segment["blocks"] if block["state"] != "inactive"}
+        return addresses
+
+
+def _thread() -> Any:
+    return "backward" if in_backward() else threading.get_ident()
+
+
+def _graphs() -> Graphs:
+    """Those of the innermost GPU in use."""
+    graphs = gpus_in_use[-1].part(Graphs)
+    assert graphs is not None
+    return graphs
+
+
+class CUDAGraph:
+    """`torch.cuda.CUDAGraph` while a virtual GPU is in use."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._graphs = _graphs()
+        self._pool: PoolId = NO_POOL
+        self._registered = self._ended = False
+        self._calls = array("I")  # that were captured
+
+    def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global", **more: Any) -> None:
+        """Send what the side streams ask for to the graph's pool."""
+        graphs = self._graphs
+        if not graphs.gpu.memory.stream:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
+        if self._ended:
+            raise RuntimeError("This CUDAGraph instance already owns a captured graph.")
+        if not self._registered:
+            graphs.register()
+            self._registered = True
+        self._pool = next(graphs.graph_pools) if pool is None else (pool[0], pool[1])
+        graphs.pools.begin(self._pool, lambda stream: stream != 0)
+        graphs.capturing += 1
+        self._first_call = len(graphs.gpu.calls.stream)
+
+    def capture_end(self) -> None:
+        """Send requests where they went before."""
+        self._graphs.capturing -= 1
+        self._calls = self._graphs.gpu.calls.stream[self._first_call :]
+        self._graphs.pools.end(self._pool)
+        self._ended = True
+
+    def instantiate(self) -> None:
+        """Nothing to do."""
+
+    def replay(self) -> None:
+        """Run what was captured, which asks for no memory."""
+        if not self._ended:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        self._graphs.gpu.calls.add_graph(self._calls)
+
+    def reset(self) -> None:
+        """Let the pool go."""
+        if self._ended:
+            self._graphs.pools.release(self._pool)
+            self._ended = False
+
+    def pool(self) -> PoolId:
+        """The id of the graph's pool, for other graphs that may share it."""
+        if not self._ended:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+        return self._pool
+
+    def register_generator_state(self, generator: Any) -> None:
+        """Nothing to do."""
+
+    def enable_debug_mode(self) -> None:
+        """Nothing to do."""
+
+    def debug_dump(self, debug_path: str) -> None:
+        """Nothing to write."""
+
+    def __del__(self) -> None:
+        if self._registered and not self._graphs.gpu.memory.closed:
+            self._graphs.unregister()
+            self.reset()
+
+
+class MemPool:
+    """`torch.cuda.MemPool` while a virtual GPU is in use."""
+
+    def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+        self._graphs = _graphs()
+        if allocator is not None:
+            self._graphs.gpu.refuse("a custom allocator", "use torch.cuda.MemPool() without one")
+        self.id = next(self._graphs.user_pools)
+        self.allocator = None
+        self._graphs.pools.use(self.id)
+
+    def use_count(self) -> int:
+        """How many use the pool."""
+        users: int = self._graphs.pools.users(self.id)
+        return users
+
+    def snapshot(self, include_traces: bool = True) -> Any:
+        """The segments of the pool."""
+        return [segment for segment in torch.cuda.memory_snapshot() if segment["segment_pool_id"] == self.id]
+
+    def __del__(self) -> None:
+        if hasattr(self, "id") and not self._graphs.gpu.memory.closed:
+            self._graphs.pools.release(self.id)
+            self._graphs.gpu.memory.allocator.empty_cache(self.id)
+
+
+for _kind, _module in ((CUDAGraph, "torch.cuda.graphs"), (MemPool, "torch.cuda.memory")):
+    _kind.__module__ = _module
+
+
+def install(gpu: GPUState, replacements: Replacements) -> None:
+    """Replace graphs, pools, and what PyTorch's own code asks of them."""
+    graphs = Graphs(gpu)
+    gpu.add_part(graphs)
+    memory = gpu.memory
+
+    functions = {
+        "_graph_pool_handle": lambda: next(graphs.user_pools),
+        "_cuda_isCurrentStreamCapturing": lambda: bool(graphs.capturing and memory.stream),
+        "_cuda_beginAllocateToPool": lambda device, pool: graphs.pools.begin(pool, lambda stream: True),
+        "_cuda_beginAllocateCurrentStreamToPool": graphs.on_this_stream,
+        "_cuda_beginAllocateCurrentThreadToPool": graphs.in_this_thread,
+        "_cuda_endAllocateToPool": lambda device, pool: graphs.pools.end(pool),
+        "_cuda_endAllocateCurrentStreamToPool": lambda device, pool: graphs.pools.end(pool),  # up to PyTorch 2.7
+        "_cuda_releasePool": lambda device, pool: graphs.pools.release(pool),
+        "_cuda_checkPoolLiveAllocations": lambda device, pool, expected: graphs.live_addresses(pool) == set(expected),
+        "_cuda_getCheckpointState": lambda device, pool: memory.checkpoint_pool(pool),
+        "_host_emptyCache": lambda: None,
+    }
+    replacements.put_all(torch._C, functions)
+    for home in (torch.cuda.graphs, torch.cuda.memory):
+        for name, function in functions.items():
+            replacements.put_existing(home, name, function)
+    replacements.put_existing(torch.cuda.memory, "MemPoolContext", lambda pool: None)  # up to PyTorch 2.7
+    replacements.put(torch.cuda.graph, "default_capture_stream", None)
+    for name, kind, home in (("CUDAGraph", CUDAGraph, torch.cuda.graphs), ("MemPool", MemPool, torch.cuda.memory)):
+        original = getattr(home, name, None)
+        if original is None:  # MemPool came with PyTorch 2.5
+            continue
+        if original is not kind:
+            replacements.put(original, "__new__", staticmethod(_maker(kind)))
+        replacements.put(torch.cuda, name, kind)
+        replacements.put(home, name, kind)
+
+
+def _maker(kind: Any) -> Any:
+    """Code that imported the class before the `with` statement gets the same objects from it."""
+    return lambda cls, *args, **named: kind(*args, **named)

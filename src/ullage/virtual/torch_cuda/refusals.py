@@ -1,0 +1,203 @@
+"""Refusals: what the virtual GPU cannot follow. What `torch.jit` would compile runs as Python code."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+from torch.nn.modules import module as module_hooks
+
+from ullage.virtual.call.replacements import Replacements
+from ullage.virtual.state import GPUState
+
+WRAP_IT = (
+    "compiled code reads data that is not there. Call it inside a torch.library.custom_op, and register with "
+    "register_fake what that returns"
+)
+# Steps of optimizers in the form of Apex, which DeepSpeed has, too (multi_tensor_apply.cuh): functions of a size, a
+# flag and lists of tensors, which write them in place and ask for no memory.
+_IN_PLACE = {f"multi_tensor_{what}" for what in ("adam", "adagrad", "sgd", "scale", "axpby")}
+
+
+def install(gpu: GPUState, replacements: Replacements) -> None:
+    """Install the refusals."""
+    _refuse_allocators(gpu, replacements)
+    replacements.when_imported(
+        "torch.utils.cpp_extension", lambda module: _refuse_extensions(gpu, replacements, module)
+    )
+
+
+def _refuse_allocators(gpu: GPUState, replacements: Replacements) -> None:
+    def new(cls: Any, *args: Any, **options: Any) -> Any:
+        gpu.refuse("torch.cuda.CUDAPluggableAllocator", "run the same code without it")
+
+    refused = type("CUDAPluggableAllocator", (), {"__new__": new, "__module__": "torch.cuda"})
+    for home in (torch.cuda, torch.cuda.memory):
+        replacements.put_existing(home, "CUDAPluggableAllocator", refused)
+
+
+class _Extension(ModuleType):
+    """In the place of an extension that is compiled when it is loaded, and of the operators that it registers.
+
+    A function that is given tensors, and whose result is thrown away, writes to some of them: it is passed over. No
+    other can be called, but those whose work is known.
+    """
+
+    def __init__(self, gpu: GPUState, name: str) -> None:
+        super().__init__(name)
+        self._gpu = gpu
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def function(*args: Any, **options: Any) -> Any:
+            what = f"{self.__name__}.{name}, a compiled extension"
+            tensors = [value for value in (*args, *options.values()) if isinstance(value, torch.Tensor)]
+            if name in _IN_PLACE and len(args) > 2 and isinstance(args[2], list | tuple):
+                tensors = [tensor for tensors in args[2] for tensor in tensors]
+            elif len(tensors) > 1 and _throws_away(sys._getframe(1)):
+                self._gpu.note("operators", f"{what}, was passed over: it is taken to write what it is given")
+            else:
+                self._gpu.refuse(what, WRAP_IT)
+            for tensor in tensors:
+                self._gpu.memory.written(tensor)
+
+        return function
+
+
+def _throws_away(frame: FrameType) -> bool:
+    """Whether a function uses nothing of what the call that it is at returns."""
+    after = [step.opname for step in dis.get_instructions(frame.f_code) if step.offset > frame.f_lasti]
+    return after[:1] == ["POP_TOP"]
+
+
+def _refuse_extensions(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
+    """Extensions are not compiled: code that only loads them goes on, as on a machine with a compiler for GPUs."""
+    for name in ("load", "load_inline"):
+        original = getattr(module, name)
+
+        def load(*args: Any, _original: Any = original, **options: Any) -> Any:
+            given = inspect.signature(_original).bind(*args, **options).arguments
+            extension = _Extension(gpu, given["name"])
+            if not given.get("is_python_module", True):  # its operators are in torch.ops
+                replacements.put(torch.ops, given["name"], extension)
+            return extension
+
+        replacements.put(module, name, load)
+
+
+_SCRIPTING = "torch.jit.script was left out: the Python code was followed"
+_left_out: dict[str, int] = {}  # by Python module: functions that were not compiled when it was imported
+
+
+def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
+    """Let `torch.jit.script` and `torch.jit.trace` return the Python function or module that they are given.
+
+    The compiler reads the source of every function that is called, and cannot compile the replacements for PyTorch's
+    functions. The tracer records what is done with values, which are not there. What was compiled before the `with`
+    statement runs as it is.
+    """
+    original = torch.jit.script
+
+    def script(obj: Any = None, *args: Any, **options: Any) -> Any:
+        """`torch.jit.script`: returns what it is given, except PyTorch's own formulas, which its C++ part runs."""
+        if obj is None:
+            return script
+        if getattr(obj, "__module__", "").startswith("torch._decomp"):
+            return original(obj, *args, **options)
+        gpu.note("scripting", _SCRIPTING)
+        home = getattr(obj, "__module__", "")
+        if getattr(getattr(sys.modules.get(home), "__spec__", None), "_initializing", False):
+            _left_out[home] = _left_out.get(home, 0) + 1
+        return _as_compiled(obj)
+
+    def trace(func: Any, example_inputs: Any = None, *args: Any, **options: Any) -> Any:
+        """`torch.jit.trace`: calls what it is given once, as tracing does, and returns it."""
+        gpu.note("scripting", "torch.jit.trace was left out: the Python code was followed")
+        inputs = () if example_inputs is None else example_inputs
+        named = options.get("example_kwarg_inputs") or {}
+        if _is_compiled(func) and not isinstance(inputs, torch.Tensor) and not inputs and not named:
+            return func  # to trace what was traced already is to do nothing
+        func(*([inputs] if isinstance(inputs, torch.Tensor) else inputs), **named)
+        return _as_compiled(func)
+
+    def for_compiled(original: Any, answer: Callable[[Any], Any]) -> Any:
+        def function(module: Any, *args: Any, **options: Any) -> Any:
+            really = isinstance(module, _ScriptModule | torch.jit.ScriptFunction)
+            return original(module, *args, **options) if really else answer(module)
+
+        return function
+
+    _note_left_out_before(gpu, replacements)
+    replacements.put_all(torch.jit, {"script": script, "trace": trace, "script_method": _same})
+    replacements.put(torch.jit, "ScriptModule", _PlainModule)
+    for name, answer in {"save": lambda _: None, "freeze": _same, "optimize_for_inference": _same}.items():
+        replacements.put(torch.jit, name, for_compiled(getattr(torch.jit, name), answer))
+    for module in ("torch.utils.tensorboard.writer", "tensorboardX.writer"):
+        replacements.when_imported(module, lambda writer: _pass_over_graphs(replacements, writer))
+
+
+def _note_left_out_before(gpu: GPUState, replacements: Replacements) -> None:
+    """A module is imported once in a process, but what was left out then is left out of later runs, too: of those that
+    call a model of it."""
+    left_out = dict(_left_out)
+
+    def enter(module: Any, args: Any) -> None:
+        for _ in range(left_out.pop(type(module).__module__, 0)):
+            gpu.note("scripting", _SCRIPTING)
+
+    if left_out:
+        replacements.on_undo(module_hooks.register_module_forward_pre_hook(enter).remove)
+
+
+def _same(module: Any) -> Any:
+    return module
+
+
+_ScriptModule = torch.jit.ScriptModule
+
+
+class _KindOfPlainModule(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return super().__instancecheck__(instance) or (cls is _PlainModule and isinstance(instance, _ScriptModule))
+
+
+class _PlainModule(torch.nn.Module, metaclass=_KindOfPlainModule):
+    """In the place of `torch.jit.ScriptModule`: subclasses of it run as Python code."""
+
+
+def _as_compiled(obj: Any) -> Any:
+    """With the method `save` of compiled functions and modules."""
+    if not hasattr(obj, "save"):
+        with suppress(AttributeError, TypeError):  # a builtin function has no room for it
+            object.__setattr__(obj, "save", _save_nothing)
+    return obj
+
+
+def _save_nothing(*args: Any, **options: Any) -> None:
+    """In place of the method `save` of compiled functions and modules."""
+
+
+def _is_compiled(obj: Any) -> bool:
+    return getattr(obj, "save", None) is _save_nothing
+
+
+def _pass_over_graphs(replacements: Replacements, writer: ModuleType) -> None:
+    """TensorBoard's picture of a model is a trace of it: the model is called, and nothing is drawn."""
+
+    def add_graph(self: Any, model: Any, input_to_model: Any = None, *args: Any, **options: Any) -> None:
+        training = model.training
+        model.eval()
+        try:
+            torch.jit.trace(model, input_to_model)
+        finally:
+            model.train(training)
+
+    replacements.put(writer.SummaryWriter, "add_graph", add_graph)

@@ -1,0 +1,237 @@
+"""safetensors, which reads and writes files outside PyTorch.
+
+A file that a script saves is written by `torch.save` instead, and can be read back. Of any other file the header is
+read, which says where each tensor lies. The values of a large one are read when somebody looks at them, so a checkpoint
+may be larger than this machine's memory, or have no values at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import zipfile
+from types import ModuleType, TracebackType
+from typing import Any
+
+import torch
+
+from ullage.sandbox import recording
+from ullage.virtual.call.replacements import Replacements
+from ullage.virtual.state import gpus_in_use
+
+# The types of a header. Files with others are left to safetensors itself.
+_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+}
+TYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+
+
+def install_safetensors(replacements: Replacements) -> None:
+    """Replace the functions of `safetensors` as soon as it is imported."""
+    replacements.when_imported("safetensors.torch", lambda module: _functions(module, replacements))
+    replacements.when_imported("safetensors", lambda module: _opening(module, replacements))
+
+
+def _functions(module: ModuleType, replacements: Replacements) -> None:
+    load_file = module.load_file
+
+    def save_file(tensors: Any, filename: Any, metadata: Any = None, **options: Any) -> None:
+        torch.save(
+            {"tensors": {name: tensor.detach() for name, tensor in tensors.items()}, "metadata": metadata}, filename
+        )
+
+    def load(filename: Any, device: Any = "cpu", **options: Any) -> Any:
+        file = _open(filename, device)
+        if file is None:
+            return load_file(filename, device=device, **options)
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  as safetensors has it
+
+    replacements.put_all(module, {"save_file": save_file, "load_file": load})
+
+
+def _opening(module: ModuleType, replacements: Replacements) -> None:
+    original = module.safe_open
+
+    def safe_open(filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any) -> Any:
+        file = _open(filename, device) if framework in ("pt", "torch", "pytorch") else None
+        return original(filename, framework, device, **options) if file is None else file
+
+    replacements.put(module, "safe_open", safe_open)
+
+
+def _open(filename: Any, device: Any) -> _File | None:
+    """The file as a virtual GPU reads it; `None` if safetensors itself has to read it."""
+    recording.note(filename)
+    if not gpus_in_use or not os.path.isfile(filename):
+        return None
+    if zipfile.is_zipfile(filename):
+        return _Written(filename, device)
+    try:
+        header = read_header(filename)
+    except (ValueError, struct.error):
+        return None
+    known = all(entry["dtype"] in _TYPES for name, entry in header.items() if name != "__metadata__")
+    return _Checkpoint(filename, header, device) if known else None
+
+
+def read_header(filename: Any) -> dict[str, Any]:
+    """What a file of safetensors says of its tensors: type, shape and place of each."""
+    with open(filename, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > os.path.getsize(filename):
+            raise ValueError(f"{filename} is no file of safetensors")
+        found = json.loads(file.read(length))
+    if not isinstance(found, dict):
+        raise ValueError(f"{filename} is no file of safetensors")
+    return found
+
+
+class _File:
+    """What `safe_open` returns."""
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        return
+
+    def keys(self) -> list[str]:
+        """The names of the tensors."""
+        raise NotImplementedError
+
+    def offset_keys(self) -> list[str]:
+        """The names of the tensors, in the order in which they lie in the file."""
+        return self.keys()
+
+    def metadata(self) -> Any:
+        """What was saved beside them."""
+        raise NotImplementedError
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """One tensor."""
+        raise NotImplementedError
+
+    def get_tensors(self, names: list[str] | None = None) -> dict[str, torch.Tensor]:
+        """Several tensors."""
+        return {name: self.get_tensor(name) for name in (self.keys() if names is None else names)}
+
+    def get_slice(self, name: str) -> Any:
+        """One tensor, to be indexed."""
+        return _Slice(self.get_tensor(name))
+
+
+class _Checkpoint(_File):
+    """A file that safetensors wrote, somewhere else."""
+
+    def __init__(self, filename: Any, header: dict[str, Any], device: Any) -> None:
+        self._filename, self._device = filename, device
+        self._metadata = header.pop("__metadata__", None)
+        self._entries = header
+        with open(filename, "rb") as file:
+            self._begin = 8 + struct.unpack("<Q", file.read(8))[0]
+
+    def keys(self) -> list[str]:
+        return sorted(self._entries)
+
+    def offset_keys(self) -> list[str]:
+        return sorted(self._entries, key=lambda name: self._entries[name]["data_offsets"])
+
+    def metadata(self) -> Any:
+        return self._metadata
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._on_host(name).to(_place(self._device))
+
+    def get_slice(self, name: str) -> Any:
+        return _CheckpointSlice(self, name)
+
+    def entry(self, name: str) -> dict[str, Any]:
+        """What the header says of a tensor."""
+        found: dict[str, Any] = self._entries[name]
+        return found
+
+    def part(self, name: str, index: Any) -> torch.Tensor:
+        """A part of a tensor."""
+        return self._on_host(name)[index].to(_place(self._device))
+
+    def _on_host(self, name: str) -> torch.Tensor:
+        entry, gpu = self._entries[name], gpus_in_use[-1] if gpus_in_use else None
+        dtype, shape = _TYPES[entry["dtype"]], entry["shape"]
+        begin = self._begin + entry["data_offsets"][0]
+
+        def read() -> torch.Tensor:
+            with open(self._filename, "rb") as file:
+                file.seek(begin)
+                content = bytearray(file.read(math.prod(shape) * dtype.itemsize))
+            return torch.frombuffer(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
+
+        return read() if gpu is None else gpu.host.read_later(torch.empty(shape, dtype=dtype, device="cpu"), read)
+
+
+class _CheckpointSlice:
+    def __init__(self, file: _Checkpoint, name: str) -> None:
+        self._file, self._name = file, name
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self._file.part(self._name, index)
+
+    def get_shape(self) -> list[int]:
+        """The size of the tensor."""
+        return list(self._file.entry(self._name)["shape"])
+
+    def get_dtype(self) -> str:
+        """The type, in safetensors' words."""
+        return str(self._file.entry(self._name)["dtype"])
+
+
+class _Written(_File):
+    """A file that the script saved."""
+
+    def __init__(self, filename: Any, device: Any) -> None:
+        with open(filename, "rb") as file:  # by its name, PyTorch would take it for a file of safetensors
+            content = torch.load(file, map_location=_place(device), weights_only=False)
+        self._tensors, self._metadata = content["tensors"], content["metadata"]
+
+    def keys(self) -> list[str]:
+        return list(self._tensors)
+
+    def metadata(self) -> Any:
+        return self._metadata
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._tensors[name]
+        return tensor
+
+
+class _Slice:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self._tensor[index]
+
+    def get_shape(self) -> list[int]:
+        """The size of the tensor."""
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        """The type, in safetensors' words."""
+        return TYPE_NAMES.get(self._tensor.dtype, "F32")
+
+
+def _place(device: Any) -> str:
+    return f"cuda:{device}" if isinstance(device, int) else str(device)

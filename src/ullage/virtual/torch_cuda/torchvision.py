@@ -1,0 +1,111 @@
+"""Make `import torchvision` work where its compiled operators do not load.
+
+The wheel for a CUDA build does not load beside a CPU build of PyTorch, and its import then fails ("operator
+torchvision::nms does not exist"). Its operators are declared here without code. The virtual GPU needs only shapes, and
+torchvision registers its own shape functions and derivatives for them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ullage.virtual.call.registry import handler
+from ullage.virtual.call.replacements import after_import
+from ullage.virtual.state import GPUState
+
+# torchvision 0.28, torchvision/csrc/ops/*.cpp
+_POOLED = "float spatial_scale, SymInt pooled_height, SymInt pooled_width"
+_IMAGE = "SymInt batch_size, SymInt channels, SymInt height, SymInt width"
+_DEFORM = (
+    "Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, SymInt stride_h, SymInt stride_w, "
+    "SymInt pad_h, SymInt pad_w, SymInt dilation_h, SymInt dilation_w, SymInt groups, SymInt offset_groups, "
+    "bool use_mask"
+)
+_SCHEMAS = (
+    "_cuda_version() -> int",
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "box_iou_rotated(Tensor boxes1, Tensor boxes2) -> Tensor",
+    f"roi_align(Tensor input, Tensor rois, {_POOLED}, int sampling_ratio, bool aligned) -> Tensor",
+    f"_roi_align_backward(Tensor grad, Tensor rois, {_POOLED}, {_IMAGE}, int sampling_ratio, bool aligned) -> Tensor",
+    "qroi_align(Tensor input, Tensor rois, float input_scale, int input_zero_point, float rois_scale, "
+    f"int rois_zero_point, {_POOLED}, int sampling_ratio, bool aligned) -> Tensor",
+    f"roi_pool(Tensor input, Tensor rois, {_POOLED}) -> (Tensor, Tensor)",
+    f"_roi_pool_backward(Tensor grad, Tensor rois, Tensor argmax, {_POOLED}, {_IMAGE}) -> Tensor",
+    f"ps_roi_align(Tensor input, Tensor rois, {_POOLED}, int sampling_ratio) -> (Tensor, Tensor)",
+    "_ps_roi_align_backward(Tensor grad, Tensor rois, Tensor channel_mapping, "
+    f"{_POOLED}, int sampling_ratio, {_IMAGE}) -> Tensor",
+    f"ps_roi_pool(Tensor input, Tensor rois, {_POOLED}) -> (Tensor, Tensor)",
+    f"_ps_roi_pool_backward(Tensor grad, Tensor rois, Tensor channel_mapping, {_POOLED}, {_IMAGE}) -> Tensor",
+    f"deform_conv2d({_DEFORM}) -> Tensor",
+    f"_deform_conv2d_backward(Tensor grad, {_DEFORM}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+_kept: list[Any] = []
+_looked = False
+
+
+def make_torchvision_importable() -> None:
+    """Declare torchvision's operators if it is installed, not imported yet and its own library does not load.
+
+    Looked at once in a process; torchvision itself is not imported.
+
+    >>> make_torchvision_importable()
+    """
+    global _looked
+    if _looked:
+        return
+    _looked = True
+    if "torchvision" in sys.modules:
+        return
+    spec = importlib.util.find_spec("torchvision")
+    folders = spec.submodule_search_locations if spec is not None else None
+    if not folders or _loads(Path(folders[0])):
+        return
+    library: Any = torch.library.Library("torchvision", "FRAGMENT")
+    for schema in _SCHEMAS:
+        if not hasattr(torch.ops.torchvision, schema.split("(")[0]):  # somebody else may have helped himself
+            library.define(schema)
+    library.impl("_cuda_version", lambda: -1, "CompositeExplicitAutograd")
+    _kept.append(library)  # an operator lives as long as the library that declared it
+    after_import("torchvision.extension", _say_that_they_are_there)
+
+
+def _loads(folder: Path) -> bool:
+    """Whether torchvision's own library loads; it then has registered its operators, as its import would."""
+    files = sorted(folder.glob("_C*.so")) or sorted(folder.glob("_C*.pyd"))
+    try:
+        for file in files[:1]:
+            torch.ops.load_library(str(file))
+        return bool(files)
+    except (OSError, RuntimeError):
+        return False
+
+
+def _say_that_they_are_there(extension: ModuleType) -> None:
+    """torchvision registers its shape functions and derivatives only if it believes in its operators."""
+    extension._has_ops = lambda: True  # type: ignore[attr-defined]
+
+
+@handler("torchvision.nms.default")
+def nms(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Non-maximum suppression. How many boxes are kept depends on data; all of them are assumed.
+
+    torchvision/csrc/ops/cuda/nms_kernel.cu: the sorted boxes, the order and a bit mask are temporaries.
+    """
+    boxes = args[0]
+    if not boxes.is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    count, memory = boxes.shape[0], gpu.memory
+    gpu.note("shapes", "non-maximum suppression was taken to keep every box")
+    if count:
+        words = -(-count // 64)
+        sizes = (count * 8, boxes.numel() * boxes.element_size(), count * words * 8)
+        for taken in [memory.take(size) for size in sizes]:
+            memory.give_back(taken)
+    return memory.tensor((count,), (1,), torch.int64, count * 8)

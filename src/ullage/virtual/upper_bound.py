@@ -1,0 +1,188 @@
+"""What is not certain about a run: workspaces that were guessed, what was assumed, and what was left out.
+
+Which kernel a library takes is not always known, and a larger workspace can move everything after it. So the requests
+of a run can be repeated on an allocator of their own, with each uncertain one as large as it may be.
+
+Of two free blocks of one size the allocator takes the one at the lower address, and where the driver puts segments is
+imitated. Rings of large buffers, as those of sharded weights, can take a whole buffer more for it, and so can a
+workspace that is larger than was guessed. So where there are other ranks or guesses, the requests are also repeated
+with segments at rising addresses instead of falling ones.
+
+What was assumed or left out widens the bound by its kind, `NOTE_MEANINGS`:
+
+- The most was taken, such as a mask that keeps everything. The figure is a bound itself: nothing is added.
+- Other kernels run than those that were measured, or nothing that was seen tells how much more there can be: a
+  twentieth of the reserved memory for each kind, as for a GPU that was not measured.
+- CUDA graphs keep a memory pool of their own, which no other code can use: the activations count once more.
+- A product of sparse matrices has another size at every step where these change. It is taken as full, which no step
+  exceeds, but steps of one size leave nothing cached, and those of many do: the activations count once more.
+- Batches that vary in size: how many of a long run are larger than all before them has a spread, which (three standard
+  deviations of it) is about as large as the number itself, and each of them leaves some more cached. So what is cached
+  counts once more.
+- NCCL connects ranks in other ways, too, when it finds them faster: the buffers of these.
+- Numbers with a fraction that the code reads, such as a loss. They are no sizes, only printed or compared: nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ullage.text import AFTER_THE_TIME
+from ullage.virtual.cudnn.formulas import ConvolutionProblem, Workspace
+
+SPREAD_SHARE = 40  # a fortieth of the reserved memory: so much do runs differ with guessed kernels or autocast
+SURPRISES = 2  # wrong guesses that a bound allows for, of the size of the least sure one
+
+UNMEASURED_SHARE = 20  # a twentieth: so much do other kernels take than those that were measured
+
+ASSUMED, LEFT_OUT = "assumed", "left_out"
+NOTHING, A_TWENTIETH, THE_ACTIVATIONS, OTHER_CONNECTIONS, WHAT_IS_CACHED = range(5)  # what the bound adds
+
+
+class NoteMeaning(NamedTuple):
+    """What a kind of note means for the estimate."""
+
+    group: str  # ASSUMED or LEFT_OUT
+    what: str
+    covered: bool  # whether `upper` holds all the same
+    adds: int = A_TWENTIETH  # to `upper`: one of those above
+
+
+# By the kind that `GPUState.note` is called with. Notes of other kinds say nothing about memory.
+NOTE_MEANINGS = {
+    "shapes": NoteMeaning(ASSUMED, "data-dependent shapes at their maximum", True, NOTHING),
+    "products": NoteMeaning(ASSUMED, "products of sparse matrices as full ones", False, THE_ACTIVATIONS),
+    "unbounded shapes": NoteMeaning(ASSUMED, "data-dependent shapes without a known maximum", False),
+    "turns": NoteMeaning(ASSUMED, "choices by scores (topk) or drawn numbers as evenly spread", False),
+    "nested": NoteMeaning(ASSUMED, "padding in full", True, NOTHING),
+    "values": NoteMeaning(ASSUMED, "values that the code read", False),
+    "readings": NoteMeaning(ASSUMED, "numbers that the code printed or compared", False, NOTHING),
+    "operators": NoteMeaning(ASSUMED, "operators that take no more than their outputs", False),
+    "triton": NoteMeaning(ASSUMED, "that Triton kernels take no memory of their own", True, NOTHING),
+    "recurrent": NoteMeaning(ASSUMED, "memory of cuDNN's recurrent networks by fitted formulas", False),
+    "solvers": NoteMeaning(ASSUMED, "workspaces of cuSOLVER by fitted formulas", False),
+    "streams": NoteMeaning(ASSUMED, "the timing of side streams", True, NOTHING),
+    "repetition": NoteMeaning(ASSUMED, "that later steps take no more", False, WHAT_IS_CACHED),
+    "version": NoteMeaning(ASSUMED, "the kernels of PyTorch 2.11", False),
+    "compile": NoteMeaning(LEFT_OUT, "torch.compile (the eager code ran)", False),
+    "compiled": NoteMeaning(ASSUMED, "what torch.compile times and pads on the card", True),
+    "autotuning": NoteMeaning(ASSUMED, "which kernels max-autotune takes", False),
+    "compile failed": NoteMeaning(LEFT_OUT, "parts of torch.compile that failed (the eager code ran)", False),
+    "graphs": NoteMeaning(LEFT_OUT, "CUDA graphs of torch.compile", False, THE_ACTIVATIONS),
+    "timing": NoteMeaning(LEFT_OUT, "CUDA graphs by which Triton times kernels", False),
+    "lookups": NoteMeaning(LEFT_OUT, "kernels of packages that are not installed here", False),
+    "scripting": NoteMeaning(LEFT_OUT, "torch.jit.script and torch.jit.trace (the Python code ran)", False),
+    "distributed": NoteMeaning(ASSUMED, "memory of NCCL as on an H200", True, NOTHING),
+    "connections": NoteMeaning(ASSUMED, "memory of NCCL by the sizes in its source", False, OTHER_CONNECTIONS),
+    "ranks": NoteMeaning(ASSUMED, "that the other ranks are like this one", True),
+    "cudnn": NoteMeaning(ASSUMED, "which plans cuDNN's switches leave", False),
+    "trials": NoteMeaning(ASSUMED, "which plans cudnn.benchmark tries and keeps", True),
+    "allocator": NoteMeaning(LEFT_OUT, "allocator settings", False),
+    "settings": NoteMeaning(LEFT_OUT, "allocator settings", False),
+    "growth": NoteMeaning(LEFT_OUT, "growth in later iterations", False),
+    "failed": NoteMeaning(LEFT_OUT, "what comes after the script failed", False),
+    "after": NoteMeaning(LEFT_OUT, "what comes after training", False),
+    "lengths": NoteMeaning(ASSUMED, "that no item is larger than those looked at", False, WHAT_IS_CACHED),
+    "sizes": NoteMeaning(ASSUMED, "that batches of other sizes fit into what is cached", False, WHAT_IS_CACHED),
+    "interrupted": NoteMeaning(LEFT_OUT, "what comes after the process ended", False),
+    "timeout": NoteMeaning(LEFT_OUT, AFTER_THE_TIME, False),
+}
+
+
+class Uncertainty:
+    """Gathers, during one run, what is not certain about its memory."""
+
+    def __init__(self) -> None:
+        self.autocast_used = False  # its casts are freed in the order of their addresses: two runs differ
+        self.convolutions: dict[ConvolutionProblem, Workspace] = {}  # cuDNN's, measured or guessed
+        self._seen: set[int] = set()
+
+    def add_convolutions(self, workspaces: dict[ConvolutionProblem, Workspace]) -> None:
+        """A call with these workspaces ran; plans are kept for the whole process, so each counts once."""
+        if id(workspaces) not in self._seen:
+            self._seen.add(id(workspaces))
+            self.convolutions.update(workspaces)
+
+    def guesses(self) -> list[Workspace]:
+        """The workspaces that were guessed."""
+        return [workspace for workspace in list(self.convolutions.values()) if workspace.guessed]
+
+    def guessed(self) -> dict[str, int]:
+        """How many convolution workspaces were guessed of how many, and how many bytes; see `Estimate.guessed`."""
+        guesses = self.guesses()
+        return {
+            "workspaces": len(guesses),
+            "of": len(self.convolutions),
+            "bytes": sum(guess.size for guess in guesses),
+            "of_bytes": sum(workspace.size for workspace in list(self.convolutions.values())),
+        }
+
+    @property
+    def largest_doubt(self) -> int:
+        """Bytes by which the workspace with the largest likely alternative could be larger."""
+        return max((guess.larger - guess.size for guess in self.guesses()), default=0)
+
+    @property
+    def surprise(self) -> int:
+        """Bytes by which the least sure guess may fail beyond that."""
+        return max((guess.surprise for guess in self.guesses()), default=0)
+
+    def spread(self, reserved: int) -> int:
+        """Bytes by which another run, or the real one, may reserve more than this one."""
+        if not self.autocast_used and not self.guesses():
+            return 0
+        return max(reserved // SPREAD_SHARE, SURPRISES * self.surprise)
+
+
+def meanings_of(
+    notes: Mapping[tuple[str, str], int],
+    group: str,
+    reserved: int,
+    activations: int,
+    connections: int = 0,
+    cached: int = 0,
+) -> list[dict[str, Any]]:
+    """What was assumed or left out, by the notes of a run (kind and text, with a count).
+
+    Each entry says `what`, how often (`count`), whether `upper` holds all the same (`covered`), and how many bytes
+    `upper` adds for it (`adds`), by the bytes that are `reserved`, those of `activations`, those of `connections` that
+    NCCL may make besides, and those that are `cached` and not in use.
+
+    >>> meanings_of({("shapes", "nonzero of (8,)"): 2, ("shapes", "unique of (9,)"): 1}, ASSUMED, 100, 50)
+    [{'what': 'data-dependent shapes at their maximum', 'count': 3, 'covered': True, 'adds': 0}]
+    """
+    added = {
+        NOTHING: 0,
+        A_TWENTIETH: reserved // UNMEASURED_SHARE,
+        THE_ACTIVATIONS: activations,
+        OTHER_CONNECTIONS: connections,
+        WHAT_IS_CACHED: max(cached, reserved // UNMEASURED_SHARE),
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for (kind, _), count in notes.items():
+        meaning = NOTE_MEANINGS.get(kind)
+        if meaning is not None and meaning.group == group:
+            entry = {"what": meaning.what, "count": 0, "covered": meaning.covered, "adds": added[meaning.adds]}
+            found.setdefault(meaning.what, entry)["count"] += count
+    return list(found.values())
+
+
+def watch_autocast(uncertainty: Uncertainty) -> Callable[[], None]:
+    """Notice when autocast is used for the GPU; returns what ends the watch."""
+    autocast: Any = torch.amp.autocast_mode.autocast
+    enter = autocast.__enter__
+
+    def __enter__(self: Any) -> Any:
+        if self.device == "cuda" and self._enabled:
+            uncertainty.autocast_used = True
+        return enter(self)
+
+    autocast.__enter__ = __enter__
+
+    def restore() -> None:
+        autocast.__enter__ = enter
+
+    return restore

@@ -1,0 +1,406 @@
+"""Values of tensors on the virtual GPU: known where they follow from small tensors of the CPU, made up for all others.
+
+A training loop reads few values: a loss to print, a flag to check, times to integrate over, lengths to loop over. So a
+small tensor that was copied from the CPU, or made by a factory, has its values in a twin on the CPU, which belongs to
+its memory: every view of it is known with it. What an operator computes from known values alone is computed on the CPU
+besides, and known too. As soon as anything else is written to the memory, its values are forgotten. For a tensor
+without known values the answer is made up, and the notes say so: 1 for numbers, also where one is compared with one
+that is not negative, or it is asked whether all are larger or smaller than such a number; for flags 0 (such as "found
+an infinity"), unless code that gets a 0 can only raise an exception. A table of flags that is read is a mask, and all
+of it is true: what it chooses is as large as it can be. The largest of scores without data (`topk`) are taken by turns:
+experts that a router chooses get the same share of the tokens.
+
+Masks of any size are often zeros into which ones are written at places that nobody knows. How many were written bounds
+how many elements are not zero: these are the marks of the memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ullage.virtual.call.plan import span_of_elements
+from ullage.virtual.memory.deferred_cpu import Host
+from ullage.virtual.memory.tensors import DeviceMemory
+from ullage.virtual.values.unknown_branches import SupposedFlags, working_answer
+
+LARGEST_KNOWN = 65536  # elements that are computed; lengths and positions are smaller
+LARGEST_MASK = 1 << 19  # flags and whole numbers that are computed: a mask of 700 by 700 pairs, the tokens of a batch
+LARGEST_COPIED = 4096  # numbers with a fraction: times, schedules and thresholds are smaller, data is larger
+LARGEST_HELD = 1 << 24  # whole numbers of a text, or edges of a graph: kept, and known where a part of them is taken
+_HELD = (torch.int64, torch.int32)  # not bytes, which are pictures
+_aten = torch.ops.aten
+_OVERWRITING = {_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor}
+
+_ZEROS = frozenset({_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default})
+_EITHER = frozenset({_aten.bitwise_or.Tensor, _aten.logical_or.default, _aten.cat.default})
+MAKE_MARKS = _ZEROS | _EITHER
+_WRITE_MARKS = frozenset({_aten.index_put_.default, _aten._index_put_impl_.default})
+WRITE_KNOWN = _WRITE_MARKS | _OVERWRITING  # what is written by all others is known only if all that they read is
+
+_COMPARISONS = frozenset(
+    getattr(getattr(_aten, name), overload)
+    for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    for overload in ("Scalar", "Tensor")
+) | {_aten.isnan.default, _aten.isinf.default}
+_ORDERS = frozenset(getattr(_aten, name).Scalar for name in ("lt", "le", "gt", "ge"))
+_BY_PLACES = ("index_select", "gather", "clone", "cat", "stack")
+_ALL = _aten.all.default
+_TOPK = _aten.topk.default
+_TAKE_PARTS = frozenset({_aten.index.Tensor, *(getattr(_aten, name).default for name in _BY_PLACES)})
+DRAWN = frozenset({_aten.randint.default, _aten.randint.low})  # whole numbers between two known ones
+ANSWERED = _COMPARISONS | {_ALL, _TOPK}  # also for numbers without data
+
+_CPU = torch.device("cpu")  # named, because the script may have set another default
+_Tensor = torch.Tensor
+_storage_of: Any = torch._C.TensorBase.untyped_storage
+
+
+@functools.cache
+def has_no_fixed_result(func: Any) -> bool:
+    """Whether an operator's result is random or undefined, or the CPU's must not be asked: it ignores strides, or
+    divides by the number of elements, which may be none, and ends the process."""
+    name = func._schema.name
+    refused = ("empty", "_convert_indices", "batch_norm_backward")
+    return torch.Tag.nondeterministic_seeded in func.tags or any(part in name for part in refused)
+
+
+def is_unknown(value: Any) -> bool:
+    """Whether a value is a tensor on the GPU without known values."""
+    if not (isinstance(value, _Tensor) and value.is_cuda):
+        return False
+    watch = getattr(_storage_of(value), "ullage", None)
+    return watch is not None and watch.value is None
+
+
+class _Unknown(Exception):
+    """Raised for a value that is not known."""
+
+
+class _Alike(int):
+    """The marks of flags that are the same for every number that was made up: as many as there are, and which it is."""
+
+    holds: bool
+
+
+class KnownValues:
+    """The known values of tensors on one virtual GPU."""
+
+    def __init__(self, memory: DeviceMemory, host: Host, note: Callable[[str, str], None]) -> None:
+        self._memory, self._host, self._note = memory, host, note
+        self._supposing = False  # whether any value followed from one that was made up
+        self._flags = SupposedFlags()
+        self._random = torch.Generator(device=_CPU)
+        self.steps: Callable[[], int] = lambda: 0  # of training so far
+
+    def known(self, tensor: _Tensor) -> _Tensor | None:
+        """The values as a CPU tensor over the twin of the memory, or `None`."""
+        watch = getattr(_storage_of(tensor), "ullage", None)
+        if watch is None:
+            return None if tensor.numel() else torch.empty(tensor.shape, dtype=tensor.dtype, device=_CPU)
+        if watch.value is None or tensor.is_complex():
+            return None
+        return _over(watch.value, tensor)
+
+    def set(self, tensor: _Tensor, value: _Tensor, supposed: bool = False) -> None:
+        """Give a tensor known values; they hold until something else is written to its memory.
+
+        `supposed` says that they follow from numbers that were made up.
+        """
+        storage = _storage_of(tensor)
+        watch = getattr(storage, "ullage", None)
+        if watch is None:
+            return
+        watch.marks = None
+        if watch.value is None:
+            length = span_of_elements(tensor.shape, tensor.stride())
+            if tensor.is_complex() or length * tensor.element_size() != storage.nbytes():
+                return  # the rest of its memory is not known
+            watch.value = torch.empty(length, dtype=tensor.dtype, device=_CPU)
+        _over(watch.value, tensor).copy_(value)
+        if self._supposing:
+            watch.value.supposed = supposed
+
+    def copied(self, source: _Tensor, target: _Tensor) -> None:
+        """Take over the values of a small tensor that was copied to the GPU."""
+        value: _Tensor | None = None
+        if source.is_cuda:
+            value = self.known(source)
+        elif _is_small(source) and not isinstance(source, torch.nn.Parameter):
+            self._host.fill(source)
+            value = source.detach()
+        if value is None:
+            marks = self.marks(source) if source.is_cuda and _is_whole(target) else None
+            self._memory.written(target)
+            self._set_marks(target, marks)
+        else:
+            self.set(target, value, self._supposing and self.is_supposed(source))
+
+    def marks(self, tensor: _Tensor) -> int | None:
+        """At most so many elements of a tensor are not zero; `None` if nobody knows."""
+        watch = getattr(_storage_of(tensor), "ullage", None)
+        if watch is None or 0 in tensor.stride():
+            return None
+        most = watch.marks if watch.value is None else int(torch.count_nonzero(watch.value))
+        return None if most is None else min(most, tensor.numel())
+
+    def _set_marks(self, tensor: _Tensor, marks: int | None) -> None:
+        watch = getattr(_storage_of(tensor), "ullage", None)
+        if watch is not None:
+            watch.marks = marks
+
+    def follow_marks(self, func: Any, args: tuple[Any, ...], result: _Tensor) -> None:
+        """An operator has made zeros, or has joined tensors of which some elements are not zero."""
+        if func in _ZEROS:
+            self._set_marks(result, 0)
+            return
+        joined = func is _aten.cat.default
+        parts = args[0] if joined else args[:2]
+        known = [self.marks(each) for each in parts if joined or each.shape == result.shape]
+        if len(known) == len(parts) and None not in known:
+            self._set_marks(result, sum(filter(None, known)))
+
+    def _marks_after(self, func: Any, args: tuple[Any, ...]) -> int | None:
+        """The marks of memory into which an operator writes."""
+        target = args[0]
+        if func is _aten.zero_.default and _is_whole(target):
+            return 0
+        before = self.marks(target) if func in _WRITE_MARKS else None
+        return None if before is None else before + _places(target, args[1])
+
+    def copied_storage(self, source: _Tensor, target: _Tensor) -> None:
+        """Take over what is known of the whole memory of a tensor that was copied with it."""
+        watch = getattr(_storage_of(source), "ullage", None)
+        if watch is not None and watch.value is not None:
+            _storage_of(target).ullage.value = watch.value.clone()
+
+    def computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+        """The results of a call on known values; `None` if one of its tensors is unknown, or the CPU cannot do it."""
+        if has_no_fixed_result(func):
+            return None
+        try:
+            most = LARGEST_HELD if func in _TAKE_PARTS else LARGEST_MASK
+            values = func(*self._known_arguments(args, most), **self._known_arguments(kwargs, most))
+        except Exception:
+            return None
+        return list(values) if isinstance(values, list | tuple) else [values]
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Repeat a call that has small results on known values, if all of its tensors are known."""
+        if func in DRAWN:
+            self._follow_drawn(args, result)
+            return
+        first = args[0] if args else None
+        if func is _ALL and is_unknown(first):
+            self._follow_all(args[0], result)
+            return
+        if func in _ORDERS and result.numel() > 1 and is_unknown(first):
+            self._follow_order(func, args, result)
+            return
+        if func is _TOPK and is_unknown(first):
+            self._follow_choice(args, kwargs, result[1])
+            return
+        if func in _COMPARISONS and result.numel() == 1 and not any(map(self._is_negative, args)):
+            args = tuple(map(self._supposed, args))
+        elif is_unknown(first):
+            return
+        supposed = self._supposing and any(map(self.is_supposed, args))
+        results = result if isinstance(result, list | tuple) else (result,)
+        for made, value in zip(results, self.computed(func, args, kwargs) or (), strict=False):
+            if value is not None and isinstance(made, _Tensor) and made.is_cuda and value.shape == made.shape:
+                self.set(made, value, supposed)
+
+    def _follow_order(self, func: Any, args: tuple[Any, ...], result: _Tensor) -> None:
+        """Numbers without data were compared with one."""
+        if args[0].is_floating_point() and not self._is_negative(args[1]):
+            alike = _Alike(result.numel())
+            alike.holds = bool(func(torch.ones((), device=_CPU), args[1]))
+            self._set_marks(result, alike)
+
+    def _follow_drawn(self, args: tuple[Any, ...], result: _Tensor) -> None:
+        """Whole numbers were drawn: others from the same range, so that masks made of them choose their share."""
+        low, high = (0, args[0]) if isinstance(args[1], list | tuple) else args[:2]
+        if result.numel() > 1 and low < high:
+            drawn = torch.randint(low, high, result.shape, generator=self._random, device=_CPU)
+            self._supposing = True
+            self.set(result, drawn.to(result.dtype), supposed=True)
+
+    def _follow_choice(self, args: tuple[Any, ...], kwargs: dict[str, Any], chosen: _Tensor) -> None:
+        """The largest of some scores without data were chosen, as a router of tokens chooses experts: by turns."""
+        dim = args[2] if len(args) > 2 else kwargs.get("dim", -1)
+        if not 0 < chosen.numel() <= LARGEST_KNOWN or not chosen.dim():
+            return
+        rows = [*chosen.shape]
+        rows.append(rows.pop(dim))
+        turns = torch.arange(chosen.numel(), device=_CPU).remainder_(args[0].shape[dim]).view(rows).movedim(-1, dim)
+        self._supposing = True
+        self.set(chosen, turns, supposed=True)
+
+    def _follow_all(self, flags: _Tensor, result: _Tensor) -> None:
+        """It is asked whether all flags hold."""
+        watch = getattr(_storage_of(flags), "ullage", None)
+        if watch is not None and isinstance(watch.marks, _Alike):
+            self._note("values", _asked(flags, "a comparison"))
+            self._supposing = True
+            self.set(result, torch.tensor(watch.marks.holds, device=_CPU), supposed=True)
+
+    def _supposed(self, value: Any) -> Any:
+        """A side of a comparison: where it has no data, the number that `.item()` would give."""
+        if not isinstance(value, _Tensor) or not value.is_floating_point() or self.known(value) is not None:
+            return value
+        self._note("values", _asked(value, "a comparison"))
+        self._supposing = True
+        one: Any = torch.ones(value.shape, dtype=value.dtype, device=_CPU)
+        one.supposed = True
+        return one
+
+    def _is_negative(self, value: Any) -> bool:
+        """Whether one side of a comparison is known to be below zero: nobody knows the sign of the other."""
+        known = self.known(value) if isinstance(value, _Tensor) and value.is_cuda else value
+        return known is not None and not isinstance(known, complex) and bool(known < 0)
+
+    def is_supposed(self, value: Any) -> bool:
+        """Whether values follow from numbers that were made up."""
+        if isinstance(value, _Tensor) and value.is_cuda:
+            value = getattr(getattr(_storage_of(value), "ullage", None), "value", None)
+        return getattr(value, "supposed", False)
+
+    def tensor(self, value: _Tensor) -> _Tensor:
+        """A new tensor on the GPU with known values."""
+        made = self._memory.tensor(value.shape, value.stride(), value.dtype, value.numel() * value.element_size())
+        self.set(made, value)
+        return made
+
+    def forget_marks(self, written: Sequence[_Tensor]) -> bool:
+        """Something unknown was written to tensors without known values; false if one of them has known values."""
+        for tensor in written:
+            watch = getattr(_storage_of(tensor), "ullage", None)
+            if watch is not None:
+                if watch.value is not None:
+                    return False
+                watch.marks = None
+        return True
+
+    def follow_in_place(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: Sequence[_Tensor]
+    ) -> None:
+        """An operator has written to these tensors: known values are changed with them if all that it reads is known,
+        and forgotten otherwise."""
+        marks = self._marks_after(func, args)
+        if func in _OVERWRITING and args[0].numel() <= most_computed(args[0].dtype):
+            value = args[1] if len(args) > 1 else 0
+            if isinstance(value, _Tensor):
+                self.copied(value, args[0])
+            else:
+                self.set(args[0], torch.tensor(value, dtype=args[0].dtype, device=_CPU))
+            return
+        known: list[Any] = [tensor for tensor in written if self._has_values(tensor)]
+        if known and self.computed(func, args, kwargs) is None:
+            for tensor in known:
+                self._memory.written(tensor)
+        for tensor in written:
+            self._set_marks(tensor, marks)
+
+    def follow_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]) -> None:
+        """An operator has written to the tensors that were given by these names, as `out` is."""
+        given = [kwargs[name] for name in names if kwargs.get(name) is not None]
+        written = [tensor for value in given for tensor in ([value] if isinstance(value, _Tensor) else value)]
+        for tensor in written:
+            self._memory.written(tensor)
+        if len(written) == 1 and written[0] is given[0] and written[0].numel() <= LARGEST_KNOWN:
+            out = torch.empty(0, dtype=written[0].dtype, device=_CPU)
+            known = self.computed(func, args, kwargs | {names[0]: out})
+            if known is not None and known[0].shape == written[0].shape:
+                self.set(written[0], known[0])
+
+    def _has_values(self, tensor: _Tensor) -> bool:
+        watch = getattr(_storage_of(tensor), "ullage", None)
+        return watch is not None and watch.value is not None
+
+    def _known_arguments(self, value: Any, most: int) -> Any:
+        if isinstance(value, _Tensor):
+            known = self.known(value) if value.is_cuda else value
+            if known is None or known.numel() > most:
+                raise _Unknown
+            return known
+        if isinstance(value, torch.device):
+            return _CPU
+        if isinstance(value, list | tuple):
+            return type(value)(self._known_arguments(item, most) for item in value)
+        if isinstance(value, dict):
+            return {name: self._known_arguments(item, most) for name, item in value.items()}
+        return value
+
+    def scalar(self, tensor: torch.Tensor) -> Any:
+        """The answer to `.item()`."""
+        self._memory.read_back()
+        known = self.known(tensor)
+        if known is not None:
+            supposed = tensor.dtype is torch.bool and self.is_supposed(tensor)
+            working = self._flags.working_answer(self.steps()) if supposed else None
+            return known.item() if working is None else working
+        self._note("readings" if tensor.is_floating_point() else "values", _asked(tensor, "one value"))
+        if tensor.dtype is torch.bool:
+            working = working_answer()
+            return self._flags.waited_for(self.steps()) if working is None else working
+        if tensor.is_complex():
+            return complex(1.0)
+        return 1.0 if tensor.is_floating_point() else 1
+
+    def on_host(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The answer to `.cpu()`: known values, else ones (filled only if somebody looks), and false for flags.
+
+        A table of flags is a mask, which chooses everything, as on the GPU.
+        """
+        known = self.known(tensor)
+        if known is not None and known.numel() <= LARGEST_HELD:
+            return known.to(dtype, copy=True)
+        if tensor.numel() <= LARGEST_KNOWN:
+            self._note("readings" if tensor.is_floating_point() else "values", _asked(tensor, "values"))
+        call = self._host.call
+        flags = dtype is torch.bool and (tensor.dim() < 2 or tensor.shape[-1] == 1)
+        fill = _aten.zeros.default if flags else _aten.ones.default
+        out: torch.Tensor = call(fill, (list(tensor.shape),), {"dtype": dtype})
+        return out
+
+
+def _is_small(source: _Tensor) -> bool:
+    """Whether a tensor of the CPU is small enough for its values to be kept."""
+    if source.dtype in _HELD:
+        return source.numel() <= LARGEST_HELD
+    return source.numel() <= (LARGEST_COPIED if source.is_floating_point() else LARGEST_MASK)
+
+
+def most_computed(dtype: torch.dtype) -> int:
+    """How many elements a result of this type may have to be computed besides."""
+    return LARGEST_KNOWN if dtype.is_floating_point or dtype.is_complex else LARGEST_MASK
+
+
+def _is_whole(tensor: _Tensor) -> bool:
+    """Whether a tensor is all of its memory."""
+    nbytes: int = _storage_of(tensor).nbytes()
+    return tensor.numel() * tensor.element_size() == nbytes
+
+
+def _places(tensor: _Tensor, indices: Sequence[_Tensor | None]) -> int:
+    """How many elements of a tensor `tensor[indices] = ...` writes."""
+    given = [index for index in indices if index is not None]
+    others = [size for place, size in enumerate(tensor.shape) if place >= len(indices) or indices[place] is None]
+    at_once: int = torch.broadcast_shapes(*[index.shape for index in given]).numel()
+    return at_once * math.prod(others)
+
+
+def _over(twin: _Tensor, tensor: _Tensor) -> _Tensor:
+    """A tensor of the CPU that lies in the twin as the other does in its memory."""
+    if twin.dtype is not tensor.dtype:
+        twin = twin.view(tensor.dtype)
+    return twin.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _asked(tensor: torch.Tensor, what: str) -> str:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return f"{what} of {kind} tensors asked for; they have no data, plausible answers were given"

@@ -1,0 +1,102 @@
+"""Which way code goes on that works: a condition whose value nobody knows is not answered by an exception.
+
+A script that is estimated is one that runs. Where `assert x.isfinite().all()` or `if not ok: raise ...` asks for a flag
+without data, one of the two ways can only raise, so the flag has the other value.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import sys
+from types import CodeType, FrameType
+
+import torch
+
+_OURS = os.path.dirname(os.path.abspath(__file__))  # of this folder, in that of the virtual GPU
+_LIBRARIES = tuple(os.path.dirname(path) + os.sep for path in (_OURS, os.path.abspath(torch.__file__)))
+_ASKING = ("CALL", "PRECALL", "COMPARE_OP")  # since Python 3.13 a comparison asks for the flag itself
+_NOTHING = ("CACHE", "NOT_TAKEN")
+
+
+MOST_ROUNDS = 40  # of a loop that trains until a number is small; by then its training has settled
+MOST_WAITED = 1000  # rounds of a loop that does not train, but waits for a flag
+
+_Place = tuple[CodeType, int]
+
+
+def working_answer() -> bool | None:
+    """The answer to the flag that the code outside PyTorch asks for just now; `None` where both ways go on."""
+    place = _place()
+    return None if place is None else _answer_at(*place, False)
+
+
+class SupposedFlags:
+    """Answers to flags that are supposed, because a number that was made up was compared.
+
+    Such a flag would be the same for ever, so a loop does not begin another round for it. A loop that has trained
+    since it asked the last time does, because the first steps of training are not like the others.
+
+    A flag of which nothing is known is false. Where code asks so often for one that it can only wait for it, as for
+    samples to be accepted, it is true.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[_Place, tuple[int, int]] = {}  # the steps of training when it was asked last, and how often
+        self._waiting: tuple[_Place | None, int, int] = None, 0, 0  # where, the steps of training, and how long
+
+    def waited_for(self, steps: int) -> bool:
+        """The answer to a flag of which nothing is known; `steps` says how many steps of training there were."""
+        place = _place()
+        where, since, rounds = self._waiting
+        self._waiting = place, steps, rounds + 1 if (where, since) == (place, steps) else 1
+        return self._waiting[2] > MOST_WAITED
+
+    def working_answer(self, steps: int) -> bool | None:
+        """As the function; `steps` says how many steps of training there were."""
+        place = _place()
+        if place is None:
+            return None
+        before, rounds = self._asked.get(place, (0, 0))
+        self._asked[place] = steps, rounds + 1
+        return _answer_at(*place, supposed=steps == before or rounds >= MOST_ROUNDS)
+
+
+def _place() -> _Place | None:
+    """The instruction of the code outside PyTorch that runs now."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=4096)
+def _answer_at(code: CodeType, place: int, supposed: bool) -> bool | None:
+    following = [line for line in dis.get_instructions(code) if line.offset >= place and line.opname not in _NOTHING]
+    while following and (following[0].opname == "TO_BOOL" or following[0].offset == place and _asks(following[0])):
+        following = following[1:]
+    if len(following) < 2 or "JUMP" not in following[0].opname or "_IF_" not in following[0].opname:
+        return None
+    jump, *straight = following
+    if supposed and "BACKWARD" in jump.opname + straight[0].opname:
+        return jump.opname.endswith("FALSE") is ("BACKWARD" in jump.opname)
+    jumped = [line for line in following if line.offset >= jump.argval]
+    on_jump, on_going = _only_raises(jumped), _only_raises(straight)
+    if on_jump == on_going or not jump.opname.endswith(("TRUE", "FALSE")):
+        return None
+    return jump.opname.endswith("TRUE") is on_going
+
+
+def _asks(line: dis.Instruction) -> bool:
+    return line.opname.startswith(_ASKING)
+
+
+def _only_raises(lines: list[dis.Instruction]) -> bool:
+    """Whether code leads to an exception without any further choice."""
+    for line in lines:
+        if line.opname == "RAISE_VARARGS":
+            return True
+        if "JUMP" in line.opname or line.opname.startswith(("RETURN", "STORE", "FOR_ITER", "YIELD")):
+            return False
+    return False

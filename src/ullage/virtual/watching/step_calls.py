@@ -1,0 +1,406 @@
+"""The operator calls of a training step: which, on what, in which order and in which pass.
+
+A step is an array of numbers of distinct calls, so that a repeated call costs a fraction of a microsecond. A step is
+complete when an optimizer has made its step, and steady when it is the same as the one before; with several optimizers,
+or accumulated gradients, as several steps are the same as those before. Where nothing trains, an iteration is a step.
+
+`OperatorCalls.step()` is plain values, ready for JSON:
+
+    calls     the distinct calls: operator, pass, args, kwargs, outputs; "view" where no kernel runs, "same" with the
+              places of two arguments that are one tensor, or lists of the same tensors; "tf32" for products and
+              convolutions of float32 where it is not PyTorch's default: true for products, false for convolutions
+              collectives among several ranks are calls, too: "collective.NAME", with numbers in kwargs only
+              (`distributed/ordering.py`)
+    order     numbers of `calls`, in the order of the calls
+    steady    whether the step repeats
+    optimizer_steps, modules, nodes, on_host, cpu_bytes, samples
+              what the host did in it: optimizer steps, module calls, autograd nodes made, operators on the CPU, bytes
+              that these wrote in a pass (outside of all passes, it is data that is loaded), and samples that came from
+              data loaders, as far as these were watched
+
+Tensors are objects with a `shape` and a `dtype`, with `stride` unless they are contiguous, and `cpu` where they are on
+the host. Types, devices, formats and layouts are objects with one key that says which.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ullage.virtual.call.native import is_gpu
+from ullage.virtual.call.plan import Alias, New, Same, is_contiguous, tf32_for_convolutions, tf32_for_products
+from ullage.virtual.memory.launch_clock import LaunchClock
+
+OUTSIDE, FORWARD, BACKWARD, OPTIMIZER = range(4)
+PASSES = ("outside", "forward", "backward", "optimizer")
+_MOST_OPTIMIZER_STEPS = 8  # of an iteration
+_MOST_CALLS = 2_000_000  # kept where no optimizer ever makes a step
+
+_PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten.addbmm.", "aten._addmm_activation.")
+_CONVOLUTIONS = ("aten.convolution", "aten._convolution.", "aten._cudnn_rnn")  # and what else cuDNN does
+
+_COUNTED = ("modules", "nodes", "on_host", "cpu_bytes", "samples")
+
+_graph_task = torch._C._current_graph_task_id
+_sequence: Any = torch._C._autograd._get_sequence_nr
+_Tensor, _Parameter, _dtype = torch.Tensor, torch.nn.Parameter, torch.dtype
+_WITHOUT_SHAPE = {torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer}
+_BY_TYPE = {*_WITHOUT_SHAPE, torch.Generator, torch.ScriptObject}  # which one it is does not matter
+_NAMES: dict[type, str] = {
+    torch.dtype: "dtype",
+    torch.device: "device",
+    torch.memory_format: "memory_format",
+    torch.layout: "layout",
+}
+
+
+def describe(values: Any, parts: list[Any], floats_matter: bool) -> bool:
+    """Add what decides a call's plan to `parts`; true if a tensor or a device of the virtual GPU is among it."""
+    on_gpu = False
+    add = parts.append
+    for value in values:
+        kind = type(value)
+        if kind is _Tensor or kind is _Parameter or isinstance(value, _Tensor) and kind not in _WITHOUT_SHAPE:
+            cuda = value.is_cuda
+            on_gpu |= cuda
+            add(value.shape)
+            add(value.stride())
+            add(value.dtype)
+            add((cuda, value.is_conj()) if value.dtype.is_complex else cuda)
+        elif value is None or kind is _dtype:
+            add(value)
+        elif kind is float:
+            add((float, value) if floats_matter else float)
+        elif kind is int or kind is bool:
+            add((kind, value))
+        elif kind is list or kind is tuple:
+            add(len(value))
+            on_gpu |= describe(value, parts, floats_matter)
+        elif kind is torch.device:
+            on_gpu |= is_gpu(value)
+            add(value)
+        elif kind in _BY_TYPE:
+            add(kind)
+        else:
+            add(value)
+    return on_gpu
+
+
+class SeenCall(NamedTuple):
+    """A distinct call as it was first seen, in plain values."""
+
+    operator: str
+    args: list[Any]
+    kwargs: Mapping[str, Any] = {}
+    outputs: list[Any] = []
+    is_view: bool = False  # whether no kernel runs
+    same: int = 0  # 1: the first and the second argument are the same, 2: the second and the third
+
+    @classmethod
+    def of(
+        cls, operator: str, args: Any, kwargs: Mapping[str, Any], outputs: Sequence[Any], writes: bool, same: int
+    ) -> SeenCall:
+        """A call with these arguments, whose outputs are those of a plan."""
+        given, named = [_plain(value) for value in args], {name: _plain(value) for name, value in kwargs.items()}
+        made = [output for output in outputs if output is not None]
+        is_view = bool(made) and not writes and all(type(output) in (Alias, Same) for output in made)
+        try:
+            return cls(operator, given, named, [_output(output, given, named) for output in made], is_view, same)
+        except LookupError:  # of an estimate of memory nothing is lost by this
+            return cls(operator, [])
+
+    def to_dict(self, part: str, tf32: tuple[bool, bool]) -> dict[str, Any]:
+        """The call in a pass, see the top of this file."""
+        call = {"operator": self.operator, "pass": part, "args": self.args, "kwargs": self.kwargs}
+        call["outputs"] = self.outputs
+        if self.same:
+            call["same"] = [self.same - 1, self.same]
+        return call | ({"view": True} if self.is_view else _rounding(call, *tf32))
+
+
+class _Mark(NamedTuple):
+    """The end of a step."""
+
+    calls: int
+    modules: int
+    nodes: int
+    on_host: int
+    cpu_bytes: int
+    samples: int
+    tf32: tuple[bool, bool] = (False, True)  # of products and of convolutions
+
+
+class OperatorCalls:
+    """Keeps the calls of the last steps of one virtual GPU.
+
+    >>> calls = OperatorCalls()
+    >>> for _ in range(2):
+    ...     calls.add_wait()
+    ...     calls.end_step()
+    >>> calls.step()["order"], calls.step()["calls"][0]["operator"]
+    ([0], 'cuda.synchronize')
+    """
+
+    def __init__(self) -> None:
+        self.stream = array("I")  # numbers of distinct calls, each with its pass in the lowest bits
+        self.numbers: dict[Any, int] = {}  # of distinct calls, by whatever tells them apart
+        self.part = OUTSIDE  # the pass, unless it is the backward pass
+        self.modules = self.on_host = self.cpu_bytes = self.samples = 0
+        self.launch_clock: LaunchClock | None = None  # where somebody has to know how far the GPU is behind
+        self.bubble: float | None = None  # of the schedule of a pipeline, over this rank's own time
+        self.settled = False  # what comes later is less usual: of a steady step only a shorter one takes the place
+        self._views: dict[Any, int] = {}  # numbers of views, by what they are
+        self._distinct: list[SeenCall] = []
+        self._operators: set[str] = set()
+        self._marks = [_Mark(0, 0, 0, 0, 0, 0)]
+        self._steady: tuple[array[int], list[_Mark]] | None = None
+        self._trains = False
+        self._dropped = 0  # calls that are no longer kept
+
+    def learn(self, mark: Any, seen: SeenCall, layout: Any = None) -> int:
+        """The number of a call that is seen for the first time.
+
+        Views that only begin elsewhere, as those of each step's part of a text, are one call: they have one `layout`.
+        """
+        new = len(self._distinct) * len(PASSES)
+        number = self.numbers[mark] = self._views.setdefault(layout, new) if seen.is_view else new
+        if number == new:
+            self._distinct.append(seen)
+            self._operators.add(seen.operator)
+        if len(self.stream) > _MOST_CALLS:
+            self._begin_anew()
+        return number
+
+    def add(self, number: int) -> None:
+        """A call of this number."""
+        self.stream.append(number + (self.part if _graph_task() == -1 else BACKWARD))
+        if self.launch_clock is not None:
+            self.launch_clock.call(number, self._described)
+
+    @property
+    def position(self) -> int:
+        """How many calls there were so far."""
+        return self._dropped + len(self.stream)
+
+    @property
+    def step_begins(self) -> int:
+        """How many calls there were before this step."""
+        return self._dropped + self._marks[-1].calls
+
+    @property
+    def operators(self) -> int:
+        """How many different operators were called so far."""
+        return len(self._operators)
+
+    def add_on_host(self, written: Any) -> None:
+        """An operator on the CPU, and what it wrote; `None` for a view."""
+        self.on_host += 1
+        if isinstance(written, _Tensor) and (self.part != OUTSIDE or _graph_task() != -1):
+            self.cpu_bytes += written.nbytes
+
+    def add_wait(self) -> None:
+        """The host waits for the GPU: `torch.cuda.synchronize()`, or the same of a stream or an event."""
+        self.add_values("cuda.synchronize")
+
+    def add_graph(self, calls: array[int]) -> None:
+        """A CUDA graph makes the calls again that it has captured, by one launch."""
+        self.add_values("cuda.graph_launch")
+        self.stream.extend(calls)
+
+    def add_kernel(self, name: str, arguments: Iterable[Any]) -> None:
+        """A kernel that is no operator, of Triton for one."""
+        given = [value for value in arguments if isinstance(value, _Tensor | int | float)]
+        parts: list[Any] = [f"triton.{name}"]
+        describe(given, parts, True)
+        self._add_other(tuple(parts), lambda: SeenCall(f"triton.{name}", [_plain(value) for value in given]))
+
+    def add_values(self, name: str, **values: int) -> None:
+        """Something that is no operator and has numbers only: a collective, or a wait for one."""
+        self._add_other((name, *values.items()), lambda: SeenCall(name, [], values))
+
+    def add_shapes(self, name: str, args: Iterable[Any], result: Any) -> None:
+        """An operator on tensors in another layout, of which only the shapes are kept."""
+        made = result if isinstance(result, list | tuple) else [result]
+        given, outputs = (list(_in_layouts(values)) for values in (args, made))
+        self._add_other(repr((name, given, outputs)), lambda: SeenCall(name, given, {}, outputs))
+
+    def _add_other(self, mark: Any, seen: Callable[[], SeenCall]) -> None:
+        number = self.numbers.get(mark)
+        self.add(self.learn(mark, seen()) if number is None else number)
+
+    def end_step(self) -> None:
+        """An optimizer has made its step, or where there is none, a backward pass is over."""
+        if not self._trains:
+            self._trains, self._marks, self._steady = True, self._marks[:1], None
+        self._mark()
+
+    def begin_forward(self) -> None:
+        """A module is called that no other one has called: where nothing trains, an iteration begins with it."""
+        if not self._trains and not torch.is_grad_enabled():
+            self._mark()
+
+    def repeat_step(self) -> None:
+        """The last step once more."""
+        before, last = self._marks[-2:]
+        self.stream.extend(self.stream[before.calls : last.calls])
+        counts = {name: 2 * getattr(last, name) - getattr(before, name) for name in ("calls", *_COUNTED)}
+        self._mark(last._replace(**counts))
+
+    def _mark(self, mark: _Mark | None = None) -> None:
+        marks = self._marks
+        marks.append(mark or self._now(len(self.stream)))
+        longest = min(_MOST_OPTIMIZER_STEPS, (len(marks) - 1) // 2)
+        if self.settled and self._steady is not None:
+            longest = min(longest, len(self._steady[1]) - 2)
+        for period in range(1, longest + 1):
+            last, before, first = (marks[-1 - back * period].calls for back in range(3))
+            if last - before == before - first and self.stream[before:last] == self.stream[first:before]:
+                self._steady = self.stream[before:last], marks[-1 - period :]
+                break
+        old = len(marks) - 1 - 2 * _MOST_OPTIMIZER_STEPS
+        if old > 0:
+            begin = marks[old].calls
+            self._dropped += begin
+            del self.stream[:begin]
+            self._marks = [mark._replace(calls=mark.calls - begin) for mark in marks[old:]]
+
+    def _described(self, number: int) -> dict[str, Any]:
+        return self._distinct[number // len(PASSES)].to_dict(PASSES[OUTSIDE], _tf32())
+
+    def _begin_anew(self) -> None:
+        self._marks = [self._now(0)]
+        self._dropped += len(self.stream)
+        del self.stream[:]
+
+    def _now(self, calls: int) -> _Mark:
+        return _Mark(calls, self.modules, _sequence(), self.on_host, self.cpu_bytes, self.samples, _tf32())
+
+    def step(self) -> dict[str, Any]:
+        """The last steady step; where none was, the last one, or all calls so far."""
+        if self._steady is not None:
+            stream, marks = self._steady
+        else:
+            marks = self._marks[-2:]
+            if len(marks) == 1:
+                marks = [*marks, self._now(len(self.stream))]
+            stream = self.stream[marks[0].calls : marks[-1].calls]
+        places: dict[int, int] = {}
+        order = [places.setdefault(number, len(places)) for number in stream]
+        kinds = len(PASSES)
+        return {
+            "calls": [
+                self._distinct[number // kinds].to_dict(PASSES[number % kinds], marks[-1].tf32) for number in places
+            ],
+            "order": order,
+            **({} if self.bubble is None else {"bubble": self.bubble}),
+            "steady": self._steady is not None,
+            "optimizer_steps": len(marks) - 1 if self._trains else 0,
+            **{name: getattr(marks[-1], name) - getattr(marks[0], name) for name in _COUNTED},
+        }
+
+
+def layout_of_view(operator: str, key: Any, outputs: Iterable[Any]) -> tuple[Any, ...]:
+    """What tells views apart: the layouts of their outputs, or of their arguments."""
+    layouts = (
+        (tuple(output.size), tuple(output.stride), output.dtype) if type(output) is Alias else key for output in outputs
+    )
+    return operator, *layouts
+
+
+def same_lists(args: Sequence[Any]) -> int:
+    """Which two of the first lists have the same tensors, as those of a gradient's square; see `SeenCall.same`."""
+    firsts = [value[0] if isinstance(value, list | tuple) and value else None for value in args[:3]]
+    for place in range(1, len(firsts)):
+        if firsts[place] is not None and firsts[place] is firsts[place - 1]:
+            return place
+    return 0
+
+
+def mark_of_lists(name: str, args: Iterable[Any], same: int) -> tuple[Any, ...]:
+    """What tells calls over lists of tensors apart, quickly: the shapes, and one type a list."""
+    parts: list[Any] = [name, same]
+    for value in args:
+        if type(value) is list or type(value) is tuple:
+            parts.append(len(value))
+            if value and isinstance(value[0], _Tensor):
+                parts.extend([item.shape for item in value])
+                parts.append(value[0].dtype)
+        else:
+            parts.append(type(value))
+    return tuple(parts)
+
+
+# What was seen, as plain values.
+
+
+def _plain(value: Any) -> Any:
+    kind = type(value)
+    if isinstance(value, _Tensor):
+        return None if kind in _WITHOUT_SHAPE else _tensor(value.shape, value.stride(), value.dtype, value.is_cuda)
+    if value is None or kind in (int, float, bool) or isinstance(value, str):
+        return value
+    if kind is list or kind is tuple:
+        return [_plain(item) for item in value]
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    name = _NAMES.get(kind)
+    return None if name is None else {name: _word(value)}
+
+
+def _tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, cuda: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"shape": list(size), "dtype": _word(dtype)}
+    if not is_contiguous(size, stride):
+        found["stride"] = list(stride)
+    return found if cuda else {**found, "cpu": True}
+
+
+def _output(output: Any, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
+    if isinstance(output, Same):
+        return _at(output.argument, args, kwargs)
+    return _tensor(output.size, output.stride, output.dtype, True)
+
+
+def _at(place: Any, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
+    if isinstance(place, tuple):
+        return _at(place[0], args, kwargs)[place[1]]
+    return kwargs[place] if isinstance(place, str) else args[place]
+
+
+def _in_layouts(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, _Tensor):
+            yield {"shape": list(value.shape), "dtype": _word(value.dtype), "layout": _word(value.layout)}
+        elif isinstance(value, bool | int | float):
+            yield value
+
+
+def _word(value: Any) -> str:
+    return str(value).removeprefix("torch.")
+
+
+def _tf32() -> tuple[bool, bool]:
+    return tf32_for_products(), tf32_for_convolutions()
+
+
+def _rounding(call: Mapping[str, Any], for_products: bool, for_convolutions: bool) -> dict[str, bool]:
+    """What is not PyTorch's default about TF32, for a call that it matters to."""
+    made = call["outputs"][0] if call["outputs"] else None
+    if not isinstance(made, dict) or made["dtype"] != "float32":
+        return {}
+    if for_products and call["operator"].startswith(_PRODUCTS):
+        return {"tf32": True}
+    return {} if for_convolutions or not call["operator"].startswith(_CONVOLUTIONS) else {"tf32": False}
+
+
+def outputs_of(result: Any) -> list[New | None]:
+    """The tensors that a handler has returned, as those of a plan are written down."""
+    made = result if isinstance(result, list | tuple) else [result]
+    flat = [item for value in made for item in (value if isinstance(value, list | tuple) else [value])]
+    return [
+        New(tuple(value.shape), value.stride(), value.dtype, 0)
+        for value in flat
+        if isinstance(value, _Tensor) and value.layout is torch.strided
+    ]
