@@ -417,7 +417,9 @@ def test_tokens_on_the_command_line(api):
     assert "my laptop" in listed and "\x1b" not in listed and made["token"] not in listed
     assert home.cli("admin", "token", "revoke", str(made["id"])) == f"token {made['id']} of {made['user']} is revoked\n"
     assert "revoked 20" in home.cli("admin", "token", "list")
-    assert "needed the scope read, submit or operate" in home.cli("admin", "token", "create", "--scope", "all", code=2)
+    assert "scope: input should be 'read', 'submit' or 'operate'; found 'all'" in home.cli(
+        "admin", "token", "create", "--scope", "all", code=2
+    )
     assert "no token 999" in home.cli("admin", "token", "revoke", "999", code=2)
     assert "found no 'nobody at all'" in home.cli("admin", "token", "create", "--user", "nobody at all", code=2)
 

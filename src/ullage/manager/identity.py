@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, get_args
 
 from ullage.errors import InvalidValue, NotAllowed
 from ullage.manager.storage.tokens import TokenRecord
@@ -143,7 +144,8 @@ def group_number(name: str) -> int:
 
 
 SECRET, TOKEN_FILE = "api-secret", "api-token"
-SCOPES = ("read", "submit", "operate")  # each allows what those before it do
+Scope = Literal["read", "submit", "operate"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)  # each allows what those before it do
 
 
 class Tokens:

@@ -135,10 +135,7 @@ class HttpTransport:
         self._check_protocol()
         if "jobs" in arguments:
             jobs, more = arguments["jobs"], {name: value for name, value in arguments.items() if name != "jobs"}
-            more = more.get("changes", more)
             return [done for job in jobs for done in self._one(verb, {"job": job, **more}, 0.0)]
-        if verb == "estimate":
-            arguments = arguments["question"]
         return self._one(verb, arguments, wait)
 
     def close(self) -> None:
@@ -159,13 +156,13 @@ class HttpTransport:
             self._understood = True
 
     def _one(self, verb: str, arguments: dict[str, Any], wait: float) -> Any:
-        _, _, method, path, in_query = VERBS[verb]
+        _, _, method, path, in_query, whole = VERBS[verb]
         given = {**arguments, **({"wait": wait} if wait else {})}
         query = {name: given.pop(name) for name in in_query if given.get(name) is not None}
         query = {name: ",".join(value) if isinstance(value, list) else value for name, value in query.items()}
         for name in [name for name in given if f"{{{name}}}" in path]:
             path = path.replace(f"{{{name}}}", quote(str(given.pop(name)), safe=""))
-        body = json.dumps(given).encode() if method != "GET" and given else None
+        body = json.dumps(given.get(whole, given)).encode() if method != "GET" and given else None
         return self._request(method, path + (f"?{urlencode(query)}" if query else ""), body, wait)
 
     def _request(self, method: str, path: str, body: bytes | None, wait: float) -> Any:

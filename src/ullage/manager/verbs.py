@@ -1,6 +1,7 @@
 """Everything that can be asked of a daemon: the one list that the socket, the HTTP API, and clients go by.
 
-What a verb takes and answers is the signature of its method in `ullage.manager.core.orders.Orders`.
+What a verb takes is the signature of its method in `ullage.manager.core.orders.Orders`: requests are checked by it, and the
+HTTP API is made from it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Verb(NamedTuple):
     method: str = ""
     path: str = ""
     query: tuple[str, ...] = ()  # which arguments are in the query
+    body: str = ""  # which argument is the whole body, where it is not one of several
 
 
 VERBS = {
@@ -35,9 +37,9 @@ VERBS = {
     "cancel": Verb("submit", "changes", "POST", "/v1/jobs/{job}/cancel"),
     "hold": Verb("submit", "changes", "POST", "/v1/jobs/{job}/hold"),
     "release": Verb("submit", "changes", "POST", "/v1/jobs/{job}/release"),
-    "edit": Verb("submit", "changes", "PATCH", "/v1/jobs/{job}"),
+    "edit": Verb("submit", "changes", "PATCH", "/v1/jobs/{job}", body="changes"),
     "requeue": Verb("submit", "changes", "POST", "/v1/jobs/{job}/requeue"),
-    "estimate": Verb("submit", "changes", "POST", "/v1/estimates"),
+    "estimate": Verb("submit", "changes", "POST", "/v1/estimates", ("wait",), body="question"),
     "estimates": Verb("read", "long", "GET", "/v1/estimates", ("limit",)),
     "estimated": Verb("read", "long", "GET", "/v1/estimates/{estimate}", ("wait",)),
     "cancel_estimate": Verb("submit", "changes", "POST", "/v1/estimates/{estimate}/cancel"),

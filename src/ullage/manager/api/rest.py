@@ -1,59 +1,35 @@
 """The REST API: what the command line can ask, over HTTP with a token. `GET /openapi.json` describes it.
 
-First the error messages that hold for all requests, then the routes. The app knows nothing of the daemon but a function
-that does an order (`ullage.manager.core.orders`) for somebody.
+First the error messages that hold for all requests, then the routes, which are made from `VERBS` and from the signatures of
+`ullage.manager.core.orders.Orders`. The app knows nothing of the daemon but a function that does an order for somebody.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Body, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, create_model
 from starlette.exceptions import HTTPException
 
 import ullage
 from ullage.errors import NoDaemon, NoSuchJob, NotAllowed, StoreFull, UllageError, UnknownName, nearest
 from ullage.jobs.estimate_spec import EstimateSpec
+from ullage.jobs.job_files import JobSpec
 from ullage.jobs.validation import first_problem
 from ullage.manager.api.encoding import encoded
 from ullage.manager.api.gate import BodyLimit, Gate, Whose, problem
 from ullage.manager.api.metrics import CONTENT_TYPE, metrics
-from ullage.manager.api.shapes import (
-    ChangeAnswer,
-    DaemonAnswer,
-    DrainAnswer,
-    DrainRequest,
-    EventsAnswer,
-    FoldedAnswer,
-    FullJobAnswer,
-    GPUAnswer,
-    JobAnswer,
-    LogAnswer,
-    MemoryAnswer,
-    NewTokenAnswer,
-    ProblemAnswer,
-    QuestionAnswer,
-    QuestionRow,
-    ReportAnswer,
-    RequeueRequest,
-    ResumeRequest,
-    SubmissionAnswer,
-    SubmissionRequest,
-    TokenAnswer,
-    TokenRequest,
-    TraceAnswer,
-    TrialAnswer,
-    TrialRequest,
-)
+from ullage.manager.api.shapes import ANSWERS, ProblemAnswer
+from ullage.manager.core.orders import JobReference, Orders, parameters_of
 from ullage.manager.identity import Caller
-from ullage.manager.verbs import VERBS
+from ullage.manager.verbs import VERBS, Verb
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": ProblemAnswer, "description": "what was asked for cannot be done"},
@@ -87,8 +63,9 @@ def say_problems(app: FastAPI, say: Callable[[str], None]) -> None:
         return problem(type(error).__name__, str(error), status)
 
     async def unreadable(request: Request, error: Any) -> JSONResponse:
-        kind = EstimateSpec if request.url.path.endswith("/estimates") else SubmissionRequest
-        return problem("InvalidValue", _said(error, kind), 422)
+        body = getattr(request.scope["endpoint"], "takes", {}).get("content", (BaseModel, None))[0]
+        kinds = [each for each in (body, *get_args(body)) if isinstance(each, type) and issubclass(each, BaseModel)]
+        return problem("InvalidValue", _said(error, kinds[0] if kinds else BaseModel), 422)
 
     async def of_http(request: Request, error: Any) -> JSONResponse:
         text = _PATHS if error.status_code in (404, 405) else str(error.detail)
@@ -113,18 +90,11 @@ def _said(error: RequestValidationError, kind: type[BaseModel]) -> str:
     return first_problem(found, kind, skip=1)
 
 
-_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 Ask = Callable[[Caller, str, dict[str, Any], float], Awaitable[Any]]
 HEARTBEAT = 15.0  # seconds after which a silent stream says that it is alive
 _PART = 1000  # events at a time
-
-JobName = Annotated[str, Path(max_length=200, description="a number, 12_3 or 12_all of an array, or a name")]
-GPUName = Annotated[str, Path(max_length=200, description="an index or a UUID")]
-Limit = Annotated[int | None, Query(ge=1, le=100_000, description="at most so many")]
-Offset = Annotated[int, Query(ge=0, le=2**31, description="without the first ones")]
-User = Annotated[str | None, Query(max_length=200, description="only this user's")]
-Patience = Annotated[float, Query(ge=0, le=60, description="seconds to wait for the answer")]
-EventNumber = Annotated[int, Query(ge=0, le=2**62)]
+_MODELS = {"job": JobSpec, "question": EstimateSpec}  # of arguments, for the description and for better messages
+_CREATED = ("submit", "estimate", "token_create")
 
 
 async def authorised(
@@ -169,164 +139,85 @@ def make_app(
     app.add_middleware(BodyLimit)
     app.add_middleware(Gate, whose=whose, each=each, health=health)
     router = APIRouter(responses=PROBLEMS, dependencies=[Depends(authorised), Depends(known_names)])
-    _job_routes(router, ask)
+    for verb, kind in VERBS.items():
+        if kind.path:
+            _serve(router, ask, verb, kind)
     _other_routes(router, ask, ending)
     app.include_router(router)
     return app
 
 
-def _served(router: APIRouter, verb: str, answer: Any, tag: str, status: int = 200) -> Callable[[_Endpoint], _Endpoint]:
-    """The route of a verb."""
-    kind = VERBS[verb]
-    return router.api_route(kind.path, methods=[kind.method], status_code=status, response_model=answer, tags=[tag])
+def _serve(router: APIRouter, ask: Ask, verb: str, kind: Verb) -> None:
+    """Make the route of a verb: what its method takes comes from the path, the query and the body."""
+    status = 201 if verb in _CREATED else 200
+    takes = _taken(verb, kind)
+
+    async def endpoint(**given: Any) -> Response:
+        caller, wait, content = given.pop("caller"), given.pop("wait", 0.0), given.pop("content", None)
+        plain = content.model_dump(mode="json", exclude_unset=True) if isinstance(content, BaseModel) else content or {}
+        given |= {kind.body: plain} if kind.body else plain
+        if "jobs" in parameters_of(verb):
+            given["jobs"] = [given.pop("job")]
+        if "by" in given:
+            given["by"] = given["by"].split(",")
+        found = await ask(caller, verb, given, wait)
+        if verb == "estimate":
+            found = await ask(caller, "estimated", {"estimate": found["id"]}, wait)
+        return Response(await encoded(found), status, media_type="application/json")
+
+    endpoint.__name__, endpoint.__doc__ = verb, getattr(Orders, verb).__doc__
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(name, keyword, annotation=hint, default=value) for name, (hint, value) in takes.items()
+    ]
+    vars(endpoint).update(__signature__=inspect.Signature(parameters), takes=takes)
+    router.add_api_route(
+        kind.path,
+        endpoint,
+        methods=[kind.method],
+        status_code=status,
+        response_model=ANSWERS.get(verb),
+        tags=[kind.path.split("/")[2]],
+    )
 
 
-def _job_routes(router: APIRouter, ask: Ask) -> None:
-    @_served(router, "submit", SubmissionAnswer, "jobs", 201)
-    async def submit(caller: Asker, submission: SubmissionRequest) -> Response:
-        """Submit a job. It is on disk when the answer comes."""
-        job = submission.job.said()
-        key = submission.key or secrets.token_hex(16)
-        return JSONResponse(await ask(caller, "submit", {"job": job, "key": key}, 0.0), 201)
-
-    @_served(router, "queue", list[JobAnswer], "jobs")
-    async def queue(caller: Asker, user: User = None, limit: Limit = None, offset: Offset = 0) -> Response:
-        """Jobs that are not over, or a page of them."""
-        return await _long(ask(caller, "queue", {"user": user, "limit": limit, "offset": offset}, 0.0))
-
-    @_served(router, "folded_queue", FoldedAnswer, "jobs")
-    async def folded_queue(
-        caller: Asker,
-        user: User = None,
-        limit: Limit = None,
-        offset: Offset = 0,
-        live: Annotated[bool, Query(description="only jobs that have a place on GPUs now")] = False,
-    ) -> Response:
-        """The same in few rows: jobs of an array that wait in the same state are one."""
-        asked = {"user": user, "limit": limit, "offset": offset, "live": live}
-        return await _long(ask(caller, "folded_queue", asked, 0.0))
-
-    @_served(router, "status", list[FullJobAnswer], "jobs")
-    async def status(caller: Asker, job: JobName) -> Response:
-        """All about a job, or the jobs of an array."""
-        return await _long(ask(caller, "status", {"job": job}, 0.0))
-
-    @_served(router, "memory", MemoryAnswer, "jobs")
-    async def memory(caller: Asker, job: JobName) -> Response:
-        """The memory of a job over time, attempt by attempt."""
-        return await _long(ask(caller, "memory", {"job": job}, 0.0))
-
-    @_served(router, "logs", LogAnswer, "jobs")
-    async def logs(
-        caller: Asker,
-        job: JobName,
-        attempt: Annotated[int | None, Query(ge=1, le=2**31, description="the newest by default")] = None,
-        stream: Literal["stdout", "stderr"] = "stdout",
-        offset: Annotated[int, Query(ge=0, le=2**60)] = 0,
-        tail: Annotated[int | None, Query(ge=0, le=2**60, description="only about so many of the last bytes")] = None,
-    ) -> Response:
-        """A piece of a job's output."""
-        asked = {"job": job, "attempt": attempt, "stream": stream, "offset": offset, "tail": tail}
-        return JSONResponse(await ask(caller, "logs", asked, 0.0))
-
-    def changes(verb: str, text: str) -> None:
-        async def change(caller: Asker, job: JobName) -> Response:
-            return await _long(ask(caller, verb, {"jobs": [job]}, 0.0))
-
-        change.__doc__, change.__name__ = text, verb
-        _served(router, verb, list[ChangeAnswer], "jobs")(change)
-
-    @_served(router, "edit", list[ChangeAnswer], "jobs")
-    async def edit(caller: Asker, job: JobName, values: Annotated[dict[str, Any], Body()]) -> Response:
-        """Change a job that waits. The keys are those of a job file; null takes a value back."""
-        return JSONResponse(await ask(caller, "edit", {"jobs": [job], "changes": values}, 0.0))
-
-    @_served(router, "requeue", list[ChangeAnswer], "jobs")
-    async def requeue(caller: Asker, job: JobName, how: RequeueRequest | None = None) -> Response:
-        """Put a job that runs or is over into the queue again."""
-        terms = how or RequeueRequest()
-        return JSONResponse(await ask(caller, "requeue", {"jobs": [job], **terms.model_dump()}, 0.0))
-
-    @_served(router, "dry_run", TrialAnswer, "jobs")
-    async def dry_run(caller: Asker, trial: TrialRequest) -> Response:
-        """What would become of a job if it were submitted now. Nothing is stored."""
-        return JSONResponse(await ask(caller, "dry_run", {"job": trial.job.said(), "estimate": trial.estimate}, 0.0))
-
-    @_served(router, "estimate", QuestionAnswer, "estimates", 201)
-    async def estimate(caller: Asker, question: EstimateSpec, wait: Patience = 0.0) -> Response:
-        """Ask for an estimate without a job. It is kept; without `wait`, ask for the answer by its id."""
-        found = await ask(caller, "estimate", {"question": question.said()}, 0.0)
-        return await _long(ask(caller, "estimated", {"estimate": found["id"]}, wait), 201)
-
-    @_served(router, "estimates", list[QuestionRow], "estimates")
-    async def estimates(caller: Asker, limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> Response:
-        """The estimates that you asked for, the newest first, without the answers."""
-        return await _long(ask(caller, "estimates", {"limit": limit}, 0.0))
-
-    @_served(router, "estimated", QuestionAnswer, "estimates")
-    async def estimated(
-        caller: Asker, estimate: Annotated[str, Path(max_length=200)], wait: Patience = 0.0
-    ) -> Response:
-        """An estimate that was asked for, with the answer once there is one."""
-        return await _long(ask(caller, "estimated", {"estimate": estimate}, wait))
-
-    @_served(router, "cancel_estimate", None, "estimates")
-    async def cancel_estimate(caller: Asker, estimate: Annotated[str, Path(max_length=200)]) -> Response:
-        """Give up an estimate that you asked for and that is not there yet."""
-        return JSONResponse(await ask(caller, "cancel_estimate", {"estimate": estimate}, 0.0))
-
-    changes("cancel", "Take a job out of the queue, or stop it if it runs.")
-    changes("hold", "Keep a waiting job from starting.")
-    changes("release", "Let a held job go on.")
-
-    @_served(router, "history", list[JobAnswer], "jobs")
-    async def history(
-        caller: Asker, limit: Annotated[int, Query(ge=1, le=100_000)] = 50, user: User = None
-    ) -> Response:
-        """Jobs that are over, the last one first."""
-        return await _long(ask(caller, "history", {"limit": limit, "user": user}, 0.0))
+def _taken(verb: str, kind: Verb) -> dict[str, tuple[Any, Any]]:
+    """What FastAPI is to look for in a request: of each name the type and the default."""
+    none = inspect.Parameter.empty
+    found: dict[str, tuple[Any, Any]] = {"caller": (Asker, none)}
+    fields: dict[str, Any] = {}
+    for name, (hint, default) in parameters_of(verb).items():
+        if name == "jobs":
+            found["job"] = (Annotated[JobReference, Path()], none)
+        elif f"{{{name}}}" in kind.path:
+            found[name] = (Annotated[hint, Path()], none)
+        elif name == "by":
+            found[name] = (Annotated[str, Query(description="user, day, name, gpu: what rows are for")], "user,day")
+        elif name in kind.query:
+            found[name] = (Annotated[hint, Query()], default)
+        else:
+            fields[name] = (_MODELS.get(name, hint), default)
+    if "wait" in kind.query:
+        found["wait"] = (Annotated[float, Query(ge=0, le=60, description="seconds to wait for it")], 0.0)
+    if kind.body:
+        found["content"] = (Annotated[fields[kind.body][0], Body()], none)
+    elif fields:
+        model = create_model(f"{verb}_request", __config__=ConfigDict(extra="forbid"), **fields)
+        optional = all(default is not ... for _, default in fields.values())
+        found["content"] = (Annotated[model | None, Body()], None) if optional else (Annotated[model, Body()], none)
+    return found
 
 
 def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> None:
-    @_served(router, "ping", DaemonAnswer, "daemon")
-    async def ping(caller: Asker) -> Response:
-        """What the daemon is, and who you are to it."""
-        return JSONResponse(await ask(caller, "ping", {}, 0.0))
-
-    @_served(router, "gpus", list[GPUAnswer], "gpus")
-    async def gpus(caller: Asker) -> Response:
-        """The GPUs now."""
-        return JSONResponse(await ask(caller, "gpus", {}, 0.0))
-
-    @_served(router, "drain", DrainAnswer, "gpus")
-    async def drain(caller: Asker, gpu: GPUName, how: DrainRequest | None = None) -> Response:
-        """No new jobs for a GPU but those of some; those that are there go on. For operators."""
-        terms = how or DrainRequest()
-        return JSONResponse(await ask(caller, "drain", {"gpu": gpu, **terms.model_dump()}, 0.0))
-
-    @_served(router, "resume", DrainAnswer, "gpus")
-    async def resume(caller: Asker, gpu: GPUName, how: ResumeRequest | None = None) -> Response:
-        """New jobs for a GPU again. For operators."""
-        terms = how or ResumeRequest()
-        return JSONResponse(await ask(caller, "resume", {"gpu": gpu, **terms.model_dump()}, 0.0))
-
-    @_served(router, "events", EventsAnswer, "events")
-    async def events(
-        caller: Asker,
-        since: EventNumber = 0,
-        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-        wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for one")] = 0.0,
-    ) -> Response:
-        """What happened after event number `since`."""
-        return JSONResponse(await ask(caller, "events", {"since": since, "limit": limit}, wait))
-
     @router.get(
         "/v1/events/stream",
         tags=["events"],
         responses={200: {"content": {"text/event-stream": {}}}},
         response_class=StreamingResponse,
     )
-    async def stream(request: Request, caller: Asker, since: EventNumber = 0) -> Response:
+    async def stream(
+        request: Request, caller: Asker, since: Annotated[int, Query(ge=0, le=2**62)] = 0
+    ) -> StreamingResponse:
         """Events as they happen (server-sent events); after a break the header Last-Event-ID goes on from there."""
         last = request.headers.get("last-event-id", "")
         begin = int(last) if last.isascii() and last.isdigit() and len(last) < 19 else since
@@ -334,53 +225,10 @@ def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> No
             _events(ask, caller, begin, ending), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
 
-    @_served(router, "report", ReportAnswer, "daemon")
-    async def report(
-        caller: Asker,
-        by: Annotated[str, Query(max_length=40, description="what rows are for: user, day, name, gpu")] = "user,day",
-        since: Annotated[float | None, Query(ge=0, description="seconds since 1970; seven days ago by default")] = None,
-        until: Annotated[float | None, Query(ge=0, description="seconds since 1970; now by default")] = None,
-        user: User = None,
-    ) -> Response:
-        """What jobs took: GPU hours, memory, energy, waiting and failures."""
-        asked = {"by": by.split(","), "since": since, "until": until, "user": user}
-        return JSONResponse(await ask(caller, "report", asked, 0.0))
-
-    @_served(router, "trace", TraceAnswer, "daemon")
-    async def trace(
-        caller: Asker,
-        since: Annotated[float | None, Query(ge=0, description="seconds since 1970; seven days ago by default")] = None,
-        until: Annotated[float | None, Query(ge=0, description="seconds since 1970; now by default")] = None,
-        user: User = None,
-        there: Annotated[bool, Query(description="also jobs that came before and were not over then")] = False,
-    ) -> Response:
-        """The jobs that were submitted, with all that a simulation needs to run them again."""
-        return await _long(ask(caller, "trace", {"since": since, "until": until, "user": user, "there": there}, 0.0))
-
-    @_served(router, "tokens", list[TokenAnswer], "tokens")
-    async def tokens(caller: Asker, everybody: bool = False) -> Response:
-        """Your tokens, or those of all users."""
-        return JSONResponse(await ask(caller, "tokens", {"everybody": everybody}, 0.0))
-
-    @_served(router, "token_create", NewTokenAnswer, "tokens", 201)
-    async def make_token(caller: Asker, wanted: TokenRequest) -> Response:
-        """Make a token."""
-        return JSONResponse(await ask(caller, "token_create", wanted.model_dump(), 0.0), 201)
-
-    @_served(router, "token_revoke", TokenAnswer, "tokens")
-    async def revoke_token(caller: Asker, token: Annotated[int, Path(ge=1, le=2**62)]) -> Response:
-        """Make a token worth nothing."""
-        return JSONResponse(await ask(caller, "token_revoke", {"token": token}, 0.0))
-
     @router.get("/metrics", tags=["daemon"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def figures(caller: Asker) -> Response:
         """Figures for Prometheus."""
         return Response(metrics(await ask(caller, "figures", {}, 0.0)), media_type=CONTENT_TYPE)
-
-
-async def _long(answer: Awaitable[Any], status: int = 200) -> Response:
-    """An answer that may have thousands of rows."""
-    return Response(await encoded(await answer), status, media_type="application/json")
 
 
 async def _events(ask: Ask, caller: Caller, since: int, ending: Callable[[], bool]) -> AsyncIterator[str]:

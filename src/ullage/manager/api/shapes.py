@@ -1,12 +1,11 @@
-"""What the REST API reads and answers, as its description shows it: unknown is null; answers may have more keys."""
+"""What the REST API answers, as its description shows it: unknown is null; answers may have more keys."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ullage.jobs.job_files import JobSpec
 from ullage.manager.storage.records import State
 
 
@@ -19,61 +18,6 @@ class ProblemAnswer(_Answer):
 
     error: str = Field(description="the kind, such as NoSuchJob")
     message: str
-
-
-class SubmissionRequest(BaseModel):
-    """A job, and a key that is used once: the same key again gives the same jobs and makes no new ones."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    job: JobSpec
-    key: str | None = Field(None, min_length=8, max_length=200)
-
-
-class TrialRequest(BaseModel):
-    """A job to try out."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    job: JobSpec
-    estimate: str | None = Field(None, max_length=200, description="the id of an estimate of its command")
-
-
-class RequeueRequest(BaseModel):
-    """How a job goes into the queue again: held or not, with which variables if its own are not kept any more, and with
-    how much memory."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    hold: bool = False
-    env: dict[str, str] | None = None
-    memory: Annotated[
-        int | None, Field(gt=0, le=2**50, description="bytes on each GPU from now on; for jobs that are over")
-    ] = None
-
-
-class DrainRequest(BaseModel):
-    """Why, when and for whom a GPU is drained: by default now, for all, and until it is resumed."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    reason: str = Field(default="", max_length=200)
-    begin: float | None = Field(
-        default=None, ge=0, le=1e11, description="seconds since 1970; no job starts that may run then"
-    )
-    until: float | None = Field(default=None, ge=0, le=1e11, description="seconds since 1970")
-    users: list[Annotated[str, Field(max_length=200)]] = Field(
-        default=[], max_length=1000, description="whose jobs may start"
-    )
-    groups: list[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=1000)
-
-
-class ResumeRequest(BaseModel):
-    """Which drains of a GPU are taken back."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    later: bool = Field(default=False, description="those that have not begun too")
 
 
 class SubmissionAnswer(_Answer):
@@ -318,17 +262,6 @@ class TraceAnswer(_Answer):
     jobs: list[dict[str, Any]] = Field(description="each with its attempts")
 
 
-class TokenRequest(BaseModel):
-    """What a new token is to be."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: str = Field("", max_length=80)
-    scope: Literal["read", "submit", "operate"] = "submit"
-    lasts: float | None = Field(None, gt=0, lt=3.2e9, description="seconds until it expires; null: never")
-    user: str | None = Field(None, max_length=200, description="for operators: whose it is to be")
-
-
 class TokenAnswer(_Answer):
     """A token, without the token itself."""
 
@@ -381,3 +314,27 @@ class DaemonAnswer(_Answer):
     uid: int
     operator: bool
     scope: str = Field(description="what your token allows: read, submit or operate")
+
+
+ANSWERS: dict[str, Any] = {
+    "ping": DaemonAnswer,
+    "submit": SubmissionAnswer,
+    "dry_run": TrialAnswer,
+    "queue": list[JobAnswer],
+    "folded_queue": FoldedAnswer,
+    "status": list[FullJobAnswer],
+    "memory": MemoryAnswer,
+    "history": list[JobAnswer],
+    "logs": LogAnswer,
+    **dict.fromkeys(("cancel", "hold", "release", "edit", "requeue"), list[ChangeAnswer]),
+    **dict.fromkeys(("estimate", "estimated"), QuestionAnswer),
+    "estimates": list[QuestionRow],
+    "gpus": list[GPUAnswer],
+    **dict.fromkeys(("drain", "resume"), DrainAnswer),
+    "events": EventsAnswer,
+    "report": ReportAnswer,
+    "trace": TraceAnswer,
+    "tokens": list[TokenAnswer],
+    "token_create": NewTokenAnswer,
+    "token_revoke": TokenAnswer,
+}

@@ -12,12 +12,13 @@ import functools
 import inspect
 import os
 import re
+import secrets
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 import ullage
 from ullage.errors import InvalidValue, NoSuchJob, NotAllowed, StoreDamaged, StoreFull, UllageError
@@ -36,7 +37,7 @@ from ullage.manager.core.report import report
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.core.trials import Trials
 from ullage.manager.core.views import JobViews, attempt_shown, folded, gpu_shown
-from ullage.manager.identity import SCOPES, Caller, check_submitter, number_of_user
+from ullage.manager.identity import Caller, Scope, check_submitter, number_of_user
 from ullage.manager.placement.recovery import more_memory
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import output_paths
@@ -53,12 +54,6 @@ if TYPE_CHECKING:
     from ullage.manager.api.server import ApiServer
 
 
-def _page(limit: int | None, offset: int) -> slice:
-    if offset < 0 or limit is not None and not 1 <= limit <= MOST_ROWS:
-        raise InvalidValue(f"needed an offset of 0 or more and a limit from 1 to {MOST_ROWS}; found {offset}, {limit}")
-    return slice(offset, None if limit is None else offset + limit)
-
-
 def _token_shown(token: TokenRecord) -> dict[str, Any]:
     shown = dataclasses.asdict(token)
     shown.pop("hash")
@@ -71,6 +66,15 @@ MOST_TOKENS = 100
 MOST_ROWS, MOST_LOG = 100_000, 256 << 10
 _AT_A_TIME = 100  # jobs that are over, read from the disk
 _OUTPUTS = {"stdout": STDOUT, "stderr": STDERR}
+
+# What orders take, with the limits that hold for everybody.
+JobReference = Annotated[str | int, Field(description="a number, 12_3 or 12_all of an array, or a name")]
+GPUReference = Annotated[str | int, Field(description="an index or a UUID")]
+User = Annotated[str | None, Field(max_length=200, description="only this user's")]
+Rows = Annotated[int, Field(ge=1, le=MOST_ROWS, description="at most so many")]
+Offset = Annotated[int, Field(ge=0, le=2**60, description="without the first ones")]
+Moment = Annotated[float | None, Field(ge=0, le=1e11, description="seconds since 1970")]
+Names = Annotated[list[Annotated[str, Field(max_length=200)]] | None, Field(max_length=1000)]
 
 
 class Orders:
@@ -131,14 +135,17 @@ class Orders:
             return None
         return {"cores": total.cores, "memory": total.memory, "free_cores": free.cores, "free_memory": free.memory}
 
-    def submit(self, caller: Caller, job: dict[str, Any], key: str) -> Answers[dict[str, Any]]:
+    def submit(
+        self,
+        caller: Caller,
+        job: dict[str, Any],
+        key: Annotated[str | None, Field(min_length=8, max_length=200)] = None,
+    ) -> Answers[dict[str, Any]]:
         """New jobs; on disk when this is answered. `key` is any text of the submitter's own that is used once: the same
         key again (after a lost answer) gives the same jobs."""
         check_submitter(caller)
-        if not 8 <= len(key) <= 200:
-            raise InvalidValue("needed a key of 8 to 200 characters, used once for each submission")
         spec = checked(JobSpec, job, "the job")
-        made = yield from self._intake.submit(caller, spec, key)
+        made = yield from self._intake.submit(caller, spec, key or secrets.token_hex(16))
         self._store.afterwards(self._service.wake)
         notes = [f"{number} is one job of its array; {number}_all means all of them" for number in self._heads(spec)]
         if spec.host_memory is not None and not self._cgroups.available:
@@ -179,19 +186,19 @@ class Orders:
         """A question of that id, with its answer once there is one."""
         return self._questions.one(caller, estimate)
 
-    def estimates(self, caller: Caller, limit: int = 50) -> list[dict[str, Any]]:
+    def estimates(self, caller: Caller, limit: Rows = 50) -> list[dict[str, Any]]:
         """What who asks has asked, the newest first, without the answers."""
-        return self._questions.asked_by(caller, _page(limit, 0).stop)
+        return self._questions.asked_by(caller, limit)
 
     def queue(
-        self, caller: Caller, user: str | None = None, limit: int | None = None, offset: int = 0
+        self, caller: Caller, user: User = None, limit: Rows | None = None, offset: Offset = 0
     ) -> list[dict[str, Any]]:
         """All jobs that are not over, in the order of their numbers, with why they wait; or a page of them."""
         jobs = self._not_over(user)
-        return [self._views.shown(caller, job) for job in jobs[_page(limit, offset)]]
+        return [self._views.shown(caller, job) for job in jobs[offset:][:limit]]
 
     def folded_queue(
-        self, caller: Caller, user: str | None = None, limit: int | None = None, offset: int = 0, live: bool = False
+        self, caller: Caller, user: User = None, limit: Rows | None = None, offset: Offset = 0, live: bool = False
     ) -> dict[str, Any]:
         """The same in few rows: jobs of an array that wait in the same way are one. Also how many jobs there are. With
         `live`, only the rows of jobs that have a place on GPUs now."""
@@ -199,7 +206,7 @@ class Orders:
         rows = folded(jobs)
         wanted = [row for row in rows if row[0].id in self._store.attempts] if live else rows
         return {
-            "rows": [self._views.folded(caller, row) for row in wanted[_page(limit, offset)]],
+            "rows": [self._views.folded(caller, row) for row in wanted[offset:][:limit]],
             "all_rows": len(rows),
             "jobs": len(jobs),
             "states": Counter(job.state.value for job in jobs),
@@ -209,7 +216,7 @@ class Orders:
         """In the order of their numbers; one that was requeued came last into memory."""
         return [job for _, job in sorted(self._store.jobs.items()) if user is None or job.user == user]
 
-    def status(self, caller: Caller, job: str | int) -> list[dict[str, Any]]:
+    def status(self, caller: Caller, job: JobReference) -> list[dict[str, Any]]:
         """All that is known of jobs: estimate, promise, attempts with their causes."""
         jobs = self._store.several(self.resolve(caller, job))
         attempts = self._store.history.attempts(one.id for one in jobs)
@@ -229,7 +236,7 @@ class Orders:
         used = max((each.used or 0 for each in attempts), default=0)
         return more_memory(promise, used, self._context.largest, self._context.settings.recovering.rules)
 
-    def memory(self, caller: Caller, job: str | int) -> dict[str, Any]:
+    def memory(self, caller: Caller, job: JobReference) -> dict[str, Any]:
         """The memory of a job's attempts over time: from `begin` on, every `step` seconds, the most bytes that it held
         on one GPU; null where nobody looked."""
         number = self._one(caller, job)
@@ -253,28 +260,24 @@ class Orders:
             ],
         }
 
-    def history(self, caller: Caller, limit: int = 50, user: str | None = None) -> list[dict[str, Any]]:
+    def history(self, caller: Caller, limit: Rows = 50, user: User = None) -> list[dict[str, Any]]:
         """Jobs that are over, the last one first, with waiting, running and completion time."""
-        if not 1 <= limit <= MOST_ROWS:
-            raise InvalidValue(f"needed a limit from 1 to {MOST_ROWS}; found {limit!r}")
         return [self._views.shown(caller, job) for job in self._store.history.over(limit, user)]
 
     def logs(
         self,
         caller: Caller,
-        job: str | int,
-        attempt: int | None = None,
-        stream: str = "stdout",
-        offset: int = 0,
-        tail: int | None = None,
+        job: JobReference,
+        attempt: Annotated[int | None, Field(ge=1, le=2**31, description="the newest by default")] = None,
+        stream: Literal["stdout", "stderr"] = "stdout",
+        offset: Offset = 0,
+        tail: Annotated[int | None, Field(ge=0, le=2**60, description="only so many of the last bytes")] = None,
     ) -> dict[str, Any]:
         """A piece of an output (of the newest attempt by default) from a byte on, or with `tail` of at most so many of
         its last bytes; `over`: there will be no more."""
         number = self._one(caller, job)
         record = self._store.job(number)
         self._check_mine(caller, record, "read the output of")
-        if stream not in _OUTPUTS or offset < 0:
-            raise InvalidValue(f"needed stdout or stderr and an offset of 0 or more; found {stream!r}, {offset!r}")
         attempts = self._store.attempts_of(number)
         chosen = (
             attempts[-1] if attempts and attempt is None else next((a for a in attempts if a.number == attempt), None)
@@ -285,7 +288,7 @@ class Orders:
             return {"job": number, "attempt": None, "offset": 0, "text": "", "over": record.state.is_over, "file": None}
         file = self._context.attempt_folder(chosen) / _OUTPUTS[stream]
         if tail is not None:
-            offset = max(0, end_of(str(file)) - min(max(0, tail), MOST_LOG))
+            offset = max(0, end_of(str(file)) - min(tail, MOST_LOG))
         text, end = _read(file, offset)
         newer = attempts[-1].number > chosen.number
         over = chosen.state == "over" and (newer or record.state.is_over or attempt is not None)
@@ -298,7 +301,7 @@ class Orders:
             "file": self._named_file(record, chosen, stream),
         }
 
-    def attach(self, caller: Caller, job: str | int) -> dict[str, Any]:
+    def attach(self, caller: Caller, job: JobReference) -> dict[str, Any]:
         """The socket of an interactive job's terminal, once it runs; only its user and root can connect there."""
         number = self._one(caller, job)
         record = self._store.job(number)
@@ -323,7 +326,7 @@ class Orders:
         path = output_paths(job, spec, attempt)["output" if stream == "stdout" else "error"]
         return None if path is None else os.path.join(spec.folder, path)
 
-    def cancel(self, caller: Caller, jobs: list[str | int]) -> Answers[list[dict[str, Any]]]:
+    def cancel(self, caller: Caller, jobs: list[JobReference]) -> Answers[list[dict[str, Any]]]:
         """Take jobs out of the queue, or stop them if they run."""
         return self._each(caller, jobs, "cancel", self._cancel)
 
@@ -336,7 +339,7 @@ class Orders:
         self._attempts.stop(job, "cancelled", "cancelled")
         return "is being stopped"
 
-    def hold(self, caller: Caller, jobs: list[str | int]) -> Answers[list[dict[str, Any]]]:
+    def hold(self, caller: Caller, jobs: list[JobReference]) -> Answers[list[dict[str, Any]]]:
         """Keep waiting jobs from starting."""
 
         def hold(job: JobRecord) -> str:
@@ -347,7 +350,7 @@ class Orders:
 
         return self._each(caller, jobs, "hold", hold)
 
-    def release(self, caller: Caller, jobs: list[str | int]) -> Answers[list[dict[str, Any]]]:
+    def release(self, caller: Caller, jobs: list[JobReference]) -> Answers[list[dict[str, Any]]]:
         """Let held jobs go on."""
 
         def release(job: JobRecord) -> str:
@@ -357,17 +360,17 @@ class Orders:
 
         return self._each(caller, jobs, "release", release)
 
-    def edit(self, caller: Caller, jobs: list[str | int], changes: dict[str, Any]) -> Answers[list[dict[str, Any]]]:
+    def edit(self, caller: Caller, jobs: list[JobReference], changes: dict[str, Any]) -> Answers[list[dict[str, Any]]]:
         """Give waiting jobs other values, by the names of a job file."""
         return self._each(caller, jobs, "edit", self._editor.editing(caller, changes))
 
     def requeue(
         self,
         caller: Caller,
-        jobs: list[str | int],
+        jobs: list[JobReference],
         hold: bool = False,
         env: dict[str, str] | None = None,
-        memory: int | None = None,
+        memory: Annotated[int | None, Field(gt=0, le=2**50, description="bytes on each GPU")] = None,
     ) -> Answers[list[dict[str, Any]]]:
         """Put jobs into the queue again; those that run are stopped first. `env` is for those whose own is not kept.
         With `memory`, which only jobs that are over can be given, that is what they ask for from now on."""
@@ -376,19 +379,19 @@ class Orders:
     def drain(
         self,
         caller: Caller,
-        gpu: str | int,
-        reason: str = "",
-        begin: float | None = None,
-        until: float | None = None,
-        users: list[str] | None = None,
-        groups: list[str] | None = None,
+        gpu: GPUReference,
+        reason: Annotated[str, Field(max_length=200)] = "",
+        begin: Moment = None,
+        until: Moment = None,
+        users: Names = None,
+        groups: Names = None,
     ) -> dict[str, Any]:
         """No new jobs for a GPU (by index or UUID), but those of some users and groups; those that are there go on.
         With times, no job is started before that might still run then."""
         self._check_operator(caller, "drain or resume a GPU")
         return self._drains.drain(gpu, reason, begin, until, users or [], groups or [])
 
-    def resume(self, caller: Caller, gpu: str | int, later: bool = False) -> dict[str, Any]:
+    def resume(self, caller: Caller, gpu: GPUReference, later: bool = False) -> dict[str, Any]:
         """New jobs for a GPU again; with `later`, what is to be drained at another time is not."""
         self._check_operator(caller, "drain or resume a GPU")
         return self._drains.resume(gpu, later)
@@ -401,11 +404,14 @@ class Orders:
             gpu_shown(slot, self._context.ledger, drained.get(slot.id), latest(slot.id)) for slot in self._context.slots
         ]
 
-    def events(self, caller: Caller, since: int = 0, limit: int = 1000) -> dict[str, Any]:
+    def events(
+        self,
+        caller: Caller,
+        since: Annotated[int, Field(ge=0, le=2**62)] = 0,
+        limit: Annotated[int, Field(ge=1, le=10_000)] = 1000,
+    ) -> dict[str, Any]:
         """What happened after event number `since`; `last` is the number to ask with next."""
-        if since < 0 or not 1 <= limit <= 10_000:
-            raise InvalidValue("needed since of 0 or more and a limit from 1 to 10000")
-        found = self._store.history.events(min(since, 1 << 62), limit)
+        found = self._store.history.events(since, limit)
         for event in found:
             uid = event.pop("uid")
             if uid is not None and not caller.may_change(uid):
@@ -415,10 +421,10 @@ class Orders:
     def report(
         self,
         caller: Caller,
-        by: list[str] | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        user: str | None = None,
+        by: Annotated[list[str] | None, Field(description="what rows are for: user, day, name, gpu")] = None,
+        since: Moment = None,
+        until: Moment = None,
+        user: User = None,
     ) -> dict[str, Any]:
         """What jobs took between two times (the last seven days), in rows by user, day, name and GPU."""
         return report(self._context, caller, by, since, until, user)
@@ -426,9 +432,9 @@ class Orders:
     def trace(
         self,
         caller: Caller,
-        since: float | None = None,
-        until: float | None = None,
-        user: str | None = None,
+        since: Moment = None,
+        until: Moment = None,
+        user: User = None,
         there: bool = False,
     ) -> dict[str, Any]:
         """The jobs that were submitted between two times (the last seven days), with all that a simulation needs; with
@@ -448,23 +454,24 @@ class Orders:
         return [_token_shown(each) for each in self._tokens.records(None if everybody else caller.uid)]
 
     def token_create(
-        self, caller: Caller, name: str = "", scope: str = "submit", lasts: float | None = None, user: str | None = None
+        self,
+        caller: Caller,
+        name: Annotated[str, Field(max_length=80)] = "",
+        scope: Scope = "submit",
+        lasts: Annotated[float | None, Field(gt=0, lt=3.2e9, description="seconds until it expires")] = None,
+        user: Annotated[str | None, Field(max_length=200, description="for operators: whose it is to be")] = None,
     ) -> dict[str, Any]:
         """A new token for who asks, or for another user; the answer is the only place where it is shown."""
-        if scope not in SCOPES:
-            raise InvalidValue(f"needed the scope read, submit or operate; found {scope[:80]!r}")
-        if lasts is not None and not 0 < lasts < 3.2e9:
-            raise InvalidValue(f"needed a time until it expires, in seconds; found {lasts!r}")
         uid, owner = caller.uid, caller.user
         if user is not None and user != caller.user:
             self._check_operator(caller, "make tokens for others")
             uid, owner = number_of_user(user), user
         if sum(each.revoked is None for each in self._tokens.records(uid)) >= MOST_TOKENS:
             raise InvalidValue(f"{owner} has {MOST_TOKENS} tokens; revoke one first (ullage admin token revoke)")
-        token, record = self._tokens.make(uid, owner, scope, plain(name)[:80], lasts)
+        token, record = self._tokens.make(uid, owner, scope, plain(name), lasts)
         return {"token": token} | _token_shown(record)
 
-    def token_revoke(self, caller: Caller, token: int) -> dict[str, Any]:
+    def token_revoke(self, caller: Caller, token: Annotated[int, Field(ge=1, le=2**62)]) -> dict[str, Any]:
         """Make a token worth nothing."""
         record = self._tokens.one(token)
         if not caller.may_change(record.uid):
@@ -513,7 +520,7 @@ class Orders:
         return found[0]
 
     def _each(
-        self, caller: Caller, jobs: list[str | int], doing: str, do: Callable[[JobRecord], str]
+        self, caller: Caller, jobs: list[JobReference], doing: str, do: Callable[[JobRecord], str]
     ) -> Answers[list[dict[str, Any]]]:
         """The same for several jobs; what cannot be done for one is said beside it and does not stop the others."""
         if not jobs:
@@ -546,19 +553,18 @@ class Orders:
             raise NotAllowed(f"{caller.user} may not {doing}; operators may (access.operators in the settings)")
 
 
+def parameters_of(verb: str) -> dict[str, tuple[Any, Any]]:
+    """What the method of a verb takes beside the caller: of each name the type and the default (`...`: there is none)."""
+    method = getattr(Orders, verb)
+    hints, empty = get_type_hints(method, include_extras=True), inspect.Parameter.empty
+    given = list(inspect.signature(method).parameters.items())[2:]
+    return {name: (hints[name], ... if each.default is empty else each.default) for name, each in given}
+
+
 @functools.cache
 def arguments_of(verb: str) -> type[BaseModel]:
-    """What an order takes, as its method says it, to check requests by.
-
-    >>> sorted(arguments_of("history").model_fields)
-    ['limit', 'user']
-    """
-    method = getattr(Orders, verb)
-    hints = get_type_hints(method)
-    fields: dict[str, Any] = {
-        name: (hints[name], ... if parameter.default is parameter.empty else parameter.default)
-        for name, parameter in list(inspect.signature(method).parameters.items())[2:]
-    }
+    """The same as a model, to check requests by."""
+    fields: dict[str, Any] = {**parameters_of(verb)}
     return create_model(verb, __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
