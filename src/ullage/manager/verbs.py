@@ -1,7 +1,7 @@
 """Everything that can be asked of a daemon: the one list that the socket, the HTTP API, and clients go by.
 
-What a verb takes is the signature of its method in `ullage.manager.core.orders.Orders`: requests are checked by it, and the
-HTTP API is made from it.
+What a verb takes is the signature of its method in `ullage.manager.core.orders.Orders`: requests are checked by it,
+and the HTTP API is made from it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The REST API: what the command line can ask, over HTTP with a token. `GET /openapi.json` describes it.
 
-First the error messages that hold for all requests, then the routes, which are made from `VERBS` and from the signatures of
-`ullage.manager.core.orders.Orders`. The app knows nothing of the daemon but a function that does an order for somebody.
+First the error messages that hold for all requests, then the routes, which are made from `VERBS` and from the
+signatures of `Orders`. The app knows nothing of the daemon but a function that does an order for somebody.
 """
 
 from __future__ import annotations

@@ -46,7 +46,6 @@ from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.group_commit import GroupCommit
 from ullage.manager.storage.job_store import JobStore
-from ullage.manager.storage.question_store import QuestionStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord
 from ullage.manager.storage.tokens import TokenStore
 from ullage.manager.transport import reachable, socket_file
@@ -124,8 +123,7 @@ class Daemon:
         self._news = asyncio.Condition()
         self._wake_socket: socket.socket | None = None  # while it listens for words of supervisors
         self.tokens = TokenStore(self.database, self.context.store, clock)
-        kept = QuestionStore(self.database, self.context.store, clock)
-        self.questions = Questions(self.context, self.intake.estimates, kept)
+        self.questions = Questions(self.context, self.intake, self.database)
         self.api = self._make_api()
         self.page = self._make_page()
         self.orders = Orders(
@@ -251,7 +249,6 @@ class Daemon:
                 self.context.look()
                 self.guard.look()
             await self.intake.follow(self._group_commit.do)
-            await self.questions.follow(self._group_commit.do)
             if time.monotonic() > self._next_curves:
                 self._next_curves = time.monotonic() + _CURVES_EVERY
                 with contextlib.suppress(StoreFull):

@@ -148,6 +148,16 @@ class EstimateAnswer:
         """The note as a job has it."""
         return f"{self.note} (kept from before)" if self.kept else self.note
 
+    def to_dict(self) -> dict[str, Any]:
+        """What is kept of it, ready for JSON."""
+        names = ("upper", "note", "seconds", "own_failure", "utilization", "breakdown", "by_rank")
+        return {name: getattr(self, name) for name in names} | {"reads": self.reads and self.reads.to_dict()}
+
+    @classmethod
+    def from_dict(cls, kept: dict[str, Any]) -> EstimateAnswer:
+        """What `to_dict` gave."""
+        return cls(**{**kept, "reads": Reads.from_dict(kept["reads"]), "by_rank": tuple(kept["by_rank"])})
+
 
 @dataclass(frozen=True)
 class EstimateRequest:

@@ -32,7 +32,6 @@ from ullage.manager.identity import Caller, rights
 from ullage.manager.running.environment import estimate_environment
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import WAITING, JobRecord, Need, State, new_job
-from ullage.sandbox.recording import Reads
 from ullage.units import format_bytes
 
 NOBODY = "none"
@@ -57,7 +56,7 @@ class Intake:
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
         self._dependencies = Dependencies(context.store)
-        self._late: list[tuple[Sequence[int], EstimateAnswer, str | None]] = []  # jobs, answer, key to keep it by
+        self._late: list[Callable[[], Any]] = []  # works that write down what was answered
         self._backlog: dict[int, deque[int]] = {}  # jobs of each user whose estimates are not asked for yet
         self._samples: dict[int, ArraySamples] = {}  # of each element that waits for what a few of its array say
         self.limits = UserLimits(context)
@@ -245,21 +244,11 @@ class Intake:
         """Earlier answers for the same key and variables; whether they hold is for a process of their user to see."""
         found = []
         patience = self._context.clock() - self._context.settings.estimating.retry_failed_after
-        for kept in self._store.kept_estimates(request.key):
-            reads = Reads.from_dict(kept["reads"])
-            if (kept["upper"] is not None or kept["made"] > patience) and reads.same_variables(request.variables):
-                found.append(
-                    EstimateAnswer(
-                        kept["upper"],
-                        kept["note"],
-                        kept["seconds"],
-                        kept["own_failure"],
-                        kept["utilization"],
-                        reads,
-                        breakdown=kept["breakdown"],
-                        by_rank=kept["by_rank"],
-                    )
-                )
+        for made, kept in self._store.kept_estimates(request.key):
+            answer = EstimateAnswer.from_dict(kept)
+            same = answer.reads is not None and answer.reads.same_variables(request.variables)
+            if same and (answer.upper is not None or made > patience):
+                found.append(answer)
         return found
 
     def standing(self, job: JobRecord) -> str | None:
@@ -275,9 +264,13 @@ class Intake:
     def answered(self, asked: Sequence[int | str], request: EstimateRequest, answer: EstimateAnswer) -> None:
         """Take an estimate that is done, for the jobs that wanted it; the next step writes it down."""
         jobs = [job for job in asked if isinstance(job, int)]
-        self._late.append((jobs, answer, request.key))
+        self.write_later(partial(self._write, jobs, answer, request.key))
         for job in jobs:
             self._tell_array(job, answer)
+
+    def write_later(self, work: Callable[[], Any]) -> None:
+        """Have the next step do a work that writes down an answer."""
+        self._late.append(work)
         self._context.service.wake()
 
     async def follow(self, commit: Commit) -> None:
@@ -292,7 +285,7 @@ class Intake:
         self._ask_more()
         try:
             while self._late:
-                await commit(partial(self._write, *self._late[0]))
+                await commit(self._late[0])
                 self._late.pop(0)
                 crash_point("estimated")
         except StoreFull as error:
@@ -316,7 +309,7 @@ class Intake:
             return
         agreed = samples.agreed()
         if agreed is not None:
-            self._late.append(([one.id for one in rest], agreed, None))
+            self._late.append(partial(self._write, [one.id for one in rest], agreed, None))
         elif samples.is_undecided:
             self._sample(rest)
         else:
@@ -325,17 +318,7 @@ class Intake:
     def _write(self, jobs: Sequence[int], answer: EstimateAnswer, key: str | None) -> Generator[None, None, None]:
         """Let jobs go on with their estimate, and keep it."""
         if key is not None and answer.reads is not None and not answer.kept:
-            self._store.keep_estimate(
-                key,
-                answer.upper,
-                answer.note,
-                answer.own_failure,
-                answer.seconds,
-                answer.reads.to_dict(),
-                answer.utilization,
-                answer.breakdown,
-                answer.by_rank,
-            )
+            self._store.keep_estimate(key, answer.upper, answer.seconds, answer.to_dict())
         for number in jobs:
             job = self._store.job(number)
             if _needs_estimate(job) and key in (None, job.estimate_key):

@@ -554,7 +554,7 @@ class Orders:
 
 
 def parameters_of(verb: str) -> dict[str, tuple[Any, Any]]:
-    """What the method of a verb takes beside the caller: of each name the type and the default (`...`: there is none)."""
+    """What the method of a verb takes beside the caller: of each name the type and the default (`...`: none)."""
     method = getattr(Orders, verb)
     hints, empty = get_type_hints(method, include_extras=True), inspect.Parameter.empty
     given = list(inspect.signature(method).parameters.items())[2:]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ullage.errors import InvalidValue, NotAllowed, StoreFull
+from ullage.errors import InvalidValue, NotAllowed, UnknownName
 from ullage.estimation.estimators.registry import estimators, find
 from ullage.estimation.result import Estimate
 from ullage.hardware import gpu as find_gpu
@@ -20,30 +20,62 @@ from ullage.manager.core.estimates import (
     EstimateAnswer,
     EstimateQuestion,
     EstimateRequest,
-    Estimates,
     questions_of,
 )
-from ullage.manager.core.intake import NOBODY, Commit
+from ullage.manager.core.intake import NOBODY, Intake
 from ullage.manager.core.works import read_utilization
 from ullage.manager.identity import Caller, rights
 from ullage.manager.running.environment import base_environment
-from ullage.manager.storage.question_store import QuestionRecord, QuestionStore
+from ullage.manager.storage.database import Database
+from ullage.manager.storage.records import packed, unpacked
 from ullage.text import plain
 
-MOST_OPEN = 20  # of one user
+MOST_OPEN, MOST_KEPT = 20, 10_000  # of one user
 _OF_OTHERS = ("script", "args", "command", "env", "cwd", "venv", "conda")  # is shown to who asked alone
 
 
-class Questions:
-    """Asks what users want to know, by the same processes and in the same turns as estimates of jobs."""
+@dataclass(frozen=True, kw_only=True)
+class QuestionRecord:
+    """A question and, once it is known, the answer; times in seconds since 1970."""
 
-    def __init__(self, context: ManagerContext, estimates: Estimates, store: QuestionStore) -> None:
-        self._context, self._estimates, self._store = context, estimates, store
-        self._late: list[tuple[Sequence[int | str], EstimateAnswer]] = []
+    id: str
+    uid: int
+    gid: int
+    user: str
+    asked: float
+    question: dict[str, Any] = field(repr=False)
+    answered: float | None = None
+    answer: dict[str, Any] | None = field(default=None, repr=False)
+
+
+class Questions:
+    """Asks what users want to know, by the same processes and in the same turns as estimates of jobs.
+
+    Questions are kept under an id that nobody can guess; those without an answer are in memory too.
+    """
+
+    def __init__(self, context: ManagerContext, intake: Intake, database: Database) -> None:
+        self._context, self._intake, self._estimates = context, intake, intake.estimates
+        self._database, self._store = database, context.store
+        self._open = {each.id: each for each in self._kept("answered IS NULL ORDER BY asked")}
+
+    def _kept(self, where: str, *values: Any) -> list[QuestionRecord]:
+        """The questions that a condition in SQL names. Any thread may ask."""
+        found = []
+        for row in map(dict, self._database.rows(f"SELECT * FROM questions WHERE {where}", values)):
+            answer = None if row["answer"] is None else unpacked(row["answer"])
+            found.append(QuestionRecord(**{**row, "question": unpacked(row["question"]), "answer": answer}))
+        return found
+
+    def _record(self, id: str) -> QuestionRecord:
+        found = self._open.get(id) or next(iter(self._kept("id = ?", id)), None)
+        if found is None:
+            raise UnknownName("estimate", id[:80], [])
+        return found
 
     def ask(self, caller: Caller, spec: EstimateSpec) -> dict[str, Any]:
-        """A new question; on disk when this is answered."""
-        if sum(each.uid == caller.uid for each in self._store.open.values()) >= MOST_OPEN:
+        """A new question; on disk when this is answered. Of one user the oldest goes where there are too many."""
+        if sum(each.uid == caller.uid for each in self._open.values()) >= MOST_OPEN:
             raise InvalidValue(f"you have {MOST_OPEN} questions without an answer; ask again when one is answered")
         if spec.estimator is not None and spec.estimator not in estimators():
             find(spec.estimator)  # which says what there is
@@ -51,16 +83,18 @@ class Questions:
         if not questions_about(spec):
             raise InvalidValue("needed a command that runs a script or a module with Python; found none")
         question = {**spec.said(), "gpu": gpus}
-        record = QuestionRecord(
-            id=secrets.token_hex(16),
-            uid=caller.uid,
-            gid=caller.gid,
-            user=caller.user,
-            asked=self._context.clock(),
-            question=question,
+        id, asked, who = secrets.token_hex(16), self._context.clock(), (caller.uid, caller.gid, caller.user)
+        record = QuestionRecord(id=id, uid=who[0], gid=who[1], user=who[2], asked=asked, question=question)
+        self._store.also(
+            "INSERT INTO questions (id, uid, gid, user, asked, question) VALUES (?, ?, ?, ?, ?, ?)",
+            (id, *who, asked, packed(question)),
         )
-        self._store.ask(record)
-        self._context.store.afterwards(partial(self._want, record))
+        self._store.also(
+            "DELETE FROM questions WHERE uid = ? AND answered IS NOT NULL AND id NOT IN "
+            "(SELECT id FROM questions WHERE uid = ? ORDER BY asked DESC LIMIT ?)",
+            (caller.uid, caller.uid, MOST_KEPT),
+        )
+        self._store.afterwards(partial(self._want, record))
         return self._shown(caller, record)
 
     def _own_gpus(self) -> list[str]:
@@ -68,11 +102,13 @@ class Questions:
 
     def one(self, caller: Caller, id: str) -> dict[str, Any]:
         """A question as it is now. Whoever knows its id may see the answer; the script and its place only who asked."""
-        return self._shown(caller, self._store.one(id))
+        return self._shown(caller, self._record(id))
 
     def asked_by(self, caller: Caller, limit: int) -> list[dict[str, Any]]:
         """The questions of who asks, the newest first, without scripts and answers."""
-        shown = [self._shown(caller, each) for each in self._store.of_user(caller.uid, limit)]
+        shown = [
+            self._shown(caller, each) for each in self._kept("uid = ? ORDER BY asked DESC LIMIT ?", caller.uid, limit)
+        ]
         for each in shown:
             each["question"].pop("script", None)
             del each["estimates"], each["advice"]
@@ -80,21 +116,21 @@ class Questions:
 
     def is_open(self, id: str) -> bool:
         """Whether a question waits for its answer."""
-        return id in self._store.open
+        return id in self._open
 
     def cancel(self, caller: Caller, id: str) -> dict[str, Any]:
         """Give up a question that waits for its answer."""
-        record = self._store.one(id)
+        record = self._record(id)
         if not caller.may_change(record.uid):
             raise NotAllowed(f"{caller.user} may not cancel what {record.user} asked")
         if self.is_open(id):
-            self._store.answer(id, {"estimates": [], "reason": "it was cancelled"})
-            self._context.store.afterwards(partial(self._estimates.give_up, [id]))
+            self._answer(id, {"estimates": [], "reason": "it was cancelled"})
+            self._store.afterwards(partial(self._estimates.give_up, [id]))
         return {"id": id}
 
     def expected(self, caller: Caller, id: str) -> tuple[int, dict[str, dict[str, Any]], str]:
         """The bound over all GPUs that an answer of the caller's is about, what a step does by GPU, and who says so."""
-        record = self._store.one(id)
+        record = self._record(id)
         if not caller.may_change(record.uid):
             raise NotAllowed(f"{caller.user} may not use what {record.user} asked")
         found = (record.answer or {}).get("estimates", [])
@@ -110,31 +146,30 @@ class Questions:
 
     def resume(self) -> None:
         """After a restart: ask again what was not answered."""
-        for record in list(self._store.open.values()):
+        for record in list(self._open.values()):
             self._want(record)
 
     def _want(self, record: QuestionRecord) -> None:
+        self._open[record.id] = record
         spec = EstimateSpec.model_validate(record.question)
         request = request_of(record.id, spec, record.uid, record.gid, self._context.settings.estimating.estimator)
         self._estimates.want(record.id, request, self._answered)
 
     def _answered(self, ids: Sequence[int | str], request: EstimateRequest, answer: EstimateAnswer) -> None:
-        self._late.append((ids, answer))
-        self._context.service.wake()
-
-    async def follow(self, commit: Commit) -> None:
-        """Write down what was answered. What could not be written, because the disk was full, is still there."""
-        try:
-            while self._late:
-                await commit(partial(self._write, *self._late[0]))
-                self._late.pop(0)
-        except StoreFull as error:
-            self._context.say(str(error))
-
-    def _write(self, ids: Sequence[int | str], answer: EstimateAnswer) -> None:
         said = {"estimates": answer.estimates, "advice": answer.advice, "reason": reason_of(answer)}
         for id in ids:
-            self._store.answer(str(id), said)
+            self._intake.write_later(partial(self._answer, str(id), said))
+
+    def _answer(self, id: str, answer: dict[str, Any]) -> None:
+        """Keep the answer. The variables that came with the question may be secret, and are dropped."""
+        record = self._open.get(id)
+        if record is not None:
+            question = {name: value for name, value in record.question.items() if name != "env"}
+            self._store.also(
+                "UPDATE questions SET question = ?, answered = ?, answer = ? WHERE id = ?",
+                (packed(question), self._context.clock(), packed(answer), id),
+            )
+            self._store.afterwards(partial(self._open.pop, id, None))
 
     def _shown(self, caller: Caller, record: QuestionRecord) -> dict[str, Any]:
         mine, answer = caller.may_change(record.uid), record.answer or {}

@@ -41,7 +41,7 @@ class Changes:
         self.notifications: list[tuple[int, str, str, str]] = []  # job, kind, target, facts
         self.come: Counter[int] = Counter()  # jobs that come into the queue, by user
         self.last_job = 0  # the highest number of a new one
-        self.afterwards: list[Callable[[], None]] = []
+        self.afterwards: list[Callable[[], object]] = []
         self._numbers: dict[int, int] = {}  # of specs, by where they are in memory
         self._new_jobs: list[int] = []
         self._new_attempts: list[AttemptRecord] = []

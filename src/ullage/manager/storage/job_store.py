@@ -8,7 +8,6 @@ import dataclasses
 import json
 import threading
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
@@ -32,7 +31,9 @@ from ullage.manager.storage.records import (
     WorkRecord,
     check_transition,
     new_job,
+    packed,
     stored,
+    unpacked,
     work_from_row,
 )
 from ullage.manager.storage.spec_use import SpecUse
@@ -40,7 +41,7 @@ from ullage.manager.storage.spec_use import SpecUse
 EndNote = tuple[str, dict[str, Any], dict[str, Any]]
 """By what the end of a job is told, where to, and the facts."""
 
-_LARGEST_READS = 1 << 20  # bytes of what an estimate followed from, packed
+_LARGEST_ANSWER = 1 << 20  # bytes of an estimate with what it followed from, packed
 _ESTIMATES_OF_KEY, _ESTIMATE_KEPT = 5, 90 * 86400.0  # how many, and seconds
 _MOST_WORKS = 10_000  # in memory
 _EVENTS = {
@@ -88,7 +89,7 @@ class JobStore:
         self._last_job = self._sequence("jobs")
         self._last_spec = int(database.rows("SELECT coalesce(max(id), 0) AS id FROM specs")[0]["id"])
         self.last_event = self._sequence("events")
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], object] = lambda: None
         self.on_end: Callable[[JobRecord], Iterable[EndNote]] = lambda job: ()
 
     def _sequence(self, table: str) -> int:
@@ -125,7 +126,7 @@ class JobStore:
         finally:
             self._collecting.changes = None
 
-    async def change(self, work: Callable[[], None]) -> None:
+    async def change(self, work: Callable[[], object]) -> None:
         """Have the turn, do a work that changes this store, and write that aside."""
         async with self.turn:
             changes = Changes()
@@ -151,7 +152,7 @@ class JobStore:
                 await asyncio.sleep(0)
                 began = time.monotonic()
 
-    def _take_over(self, changes: Changes) -> list[Callable[[], None]]:
+    def _take_over(self, changes: Changes) -> list[Callable[[], object]]:
         """Memory follows the disk; what is to be done now."""
         self._specs.take_over(changes, self.jobs)
         self.jobs |= changes.jobs
@@ -179,7 +180,7 @@ class JobStore:
         self.last_event += len(changes.events)
         return [*changes.afterwards, self.on_change]
 
-    def afterwards(self, do: Callable[[], None]) -> None:
+    def afterwards(self, do: Callable[[], object]) -> None:
         """Do this when the transaction that is open now is on disk, and never if it fails."""
         if self._collecting.changes is not None:
             self._collecting.changes.afterwards.append(do)
@@ -376,52 +377,19 @@ class JobStore:
         with self.transaction():
             self._now.events.append((self._clock(), kind, job.id if job else None, attempt, text))
 
-    def kept_estimates(self, key: str) -> list[dict[str, Any]]:
-        """What earlier estimates with that key said, the newest first, each with what it followed from."""
-        rows = self._database.rows("SELECT * FROM estimates WHERE key = ? ORDER BY made DESC", (key,))
-        return [
-            {
-                **row,
-                "reads": json.loads(zlib.decompress(row["reads"])),
-                "own_failure": bool(row["own_failure"]),
-                "utilization": json.loads(row["utilization"]),
-                "breakdown": json.loads(row["breakdown"]),
-                "by_rank": tuple(json.loads(row["by_rank"])),
-            }
-            for row in map(dict, rows)
-        ]
+    def kept_estimates(self, key: str) -> list[tuple[float, dict[str, Any]]]:
+        """What earlier estimates with that key said, and when, the newest first."""
+        rows = self._database.rows("SELECT made, answer FROM estimates WHERE key = ? ORDER BY made DESC", (key,))
+        return [(row["made"], unpacked(row["answer"])) for row in rows]
 
-    def keep_estimate(
-        self,
-        key: str,
-        upper: int | None,
-        note: str,
-        own_failure: bool,
-        seconds: float,
-        reads: dict[str, Any],
-        utilization: dict[str, Any],
-        breakdown: dict[str, int],
-        by_rank: Sequence[int] = (),
-    ) -> None:
+    def keep_estimate(self, key: str, upper: int | None, seconds: float, answer: dict[str, Any]) -> None:
         """Keep an estimate with what it followed from. Of one key the newest few are kept, and none for ever."""
-        packed, now = zlib.compress(json.dumps(reads).encode()), self._clock()
+        kept, now = packed(answer), self._clock()
         with self.transaction():
-            if len(packed) <= _LARGEST_READS:
+            if len(kept) <= _LARGEST_ANSWER:
                 self._now.add(
-                    "INSERT INTO estimates (key, upper, note, own_failure, seconds, made, reads, utilization, "
-                    "breakdown, by_rank) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        key,
-                        upper,
-                        note,
-                        own_failure,
-                        seconds,
-                        now,
-                        packed,
-                        json.dumps(utilization),
-                        json.dumps(breakdown),
-                        json.dumps(by_rank),
-                    ),
+                    "INSERT INTO estimates (key, upper, seconds, made, answer) VALUES (?, ?, ?, ?, ?)",
+                    (key, upper, seconds, now, kept),
                 )
             self._now.add(
                 "DELETE FROM estimates WHERE made < ? OR key = ? AND id NOT IN "

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
+import zlib
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field
 from enum import StrEnum
@@ -418,3 +419,13 @@ def stored(value: Any) -> Any:
     if isinstance(value, dict | list | tuple):
         return json.dumps(value)
     return str(value) if isinstance(value, State | Cause) else value
+
+
+def packed(value: dict[str, Any]) -> bytes:
+    """A large value as SQLite keeps it."""
+    return zlib.compress(json.dumps(value).encode())
+
+
+def unpacked(kept: bytes) -> dict[str, Any]:
+    """What was `packed`."""
+    return dict(json.loads(zlib.decompress(kept)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 22  # one more when a table changes; a database of another version is refused
+VERSION = 23  # one more when a table changes; a database of another version is refused
 
 TABLES = """
 CREATE TABLE specs (
@@ -83,9 +83,8 @@ CREATE TABLE arrays (
 CREATE TABLE estimates (
     id INTEGER PRIMARY KEY,
     key TEXT NOT NULL,                    -- who asked, what is run where, GPUs and versions
-    upper INTEGER, note TEXT NOT NULL, own_failure INTEGER NOT NULL, seconds REAL NOT NULL, made REAL NOT NULL,
-    reads BLOB NOT NULL,                  -- the files and variables that the answer follows from: JSON, zlib
-    utilization TEXT NOT NULL, breakdown TEXT NOT NULL, by_rank TEXT NOT NULL  -- JSON
+    upper INTEGER, seconds REAL NOT NULL, made REAL NOT NULL,
+    answer BLOB NOT NULL                  -- with the files and variables that it follows from: JSON, zlib
 );
 CREATE INDEX estimates_by_key ON estimates (key);
 CREATE INDEX estimates_by_age ON estimates (made);
