@@ -35,11 +35,7 @@ _LIMIT_LINE = re.compile(r"Max (.+?)\s+(unlimited|\d+)\s+(unlimited|\d+)\b")
 
 @dataclass(frozen=True)
 class Caller:
-    """A user at the other end; `operator` may change anybody's jobs and the GPUs. `scope` is what a token allows.
-
-    >>> Caller(uid=0, gid=0, user="root", operator=True).may_change(1000)
-    True
-    """
+    """A user at the other end; `operator` may change anybody's jobs and the GPUs. `scope` is what a token allows."""
 
     uid: int
     gid: int

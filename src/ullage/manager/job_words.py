@@ -17,11 +17,7 @@ def memory(size: int | None) -> str:
 
 
 def promised(job: Job) -> str:
-    """What a job or an attempt is promised on each GPU; of ranks that differ, one after the other.
-
-    >>> promised({"promise": 12 << 30, "promises": [5 << 30, 12 << 30]})
-    '5.00 GiB, 12.0 GiB'
-    """
+    """What a job or an attempt is promised on each GPU; of ranks that differ, one after the other."""
     return ", ".join(map(memory, job.get("promises") or [job["promise"]]))  # an older daemon tells no `promises`
 
 

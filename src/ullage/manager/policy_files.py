@@ -24,12 +24,6 @@ def load_policy(reference: str, guarded: bool = False) -> Policy:
     """The policy of that name, or the one that a function in a file makes.
 
     With `guarded` the file must be such that nobody but root and this user can change it.
-
-    >>> load_policy("magm").name
-    'magm'
-    >>> load_policy("my_policy.py")
-    Traceback (most recent call last):
-    ullage.errors.InvalidValue: needed the function, too: my_policy.py:choose
     """
     place, _, name = reference.rpartition(":")
     if reference.endswith(_SUFFIX):

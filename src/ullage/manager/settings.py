@@ -173,11 +173,7 @@ class PageSettings(_Part):
 
 
 class ManagerSettings(_Part):
-    """All settings of a daemon.
-
-    >>> ManagerSettings().policy, ManagerSettings().placing.margin == 2 * GIB
-    ('ullage', True)
-    """
+    """All settings of a daemon."""
 
     policy: str = "ullage"
     sharing: Literal["time-slicing", "mps"] = "time-slicing"
@@ -197,11 +193,7 @@ class ManagerSettings(_Part):
 
 
 def read_settings(file: Path | None, **given: Any) -> ManagerSettings:
-    """The settings of a file, or the defaults. Values that are given (not `None`) override those of the file.
-
-    >>> read_settings(None, policy="magm", virtual=None).policy
-    'magm'
-    """
+    """The settings of a file, or the defaults. Values that are given (not `None`) override those of the file."""
     values: dict[str, Any] = {}
     if file is not None:
         try:

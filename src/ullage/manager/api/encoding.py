@@ -15,11 +15,7 @@ async def encoded(answer: Any) -> bytes:
 
 
 def encode(answer: Any) -> bytes:
-    """The same, here.
-
-    >>> encode({"ok": True, "result": [1, None]})
-    b'{"ok": true, "result": [1, null]}'
-    """
+    """The same, here."""
     return _text(answer).encode()
 
 

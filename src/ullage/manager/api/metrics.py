@@ -17,14 +17,7 @@ _ACTIVITY = ("gract", "smact", "smocc", "drama")
 
 
 def metrics(figures: dict[str, Any]) -> bytes:
-    """The page that Prometheus reads.
-
-    >>> about = {"version": "1", "policy": "magm", "sharing": "mps", "estimator": "none", "since": 5.0, "jobs": {},
-    ...          "last_event": 7, "estimates_pending": 0, "disk_full": False}
-    >>> page = metrics({"about": about, "gpus": [], "attempts": {"finished": 2}, "oldest_waiting": None}).decode()
-    >>> "ullage_attempts_total{cause=\\"finished\\"} 2.0" in page, "ullage_oldest_waiting_seconds" in page
-    (True, False)
-    """
+    """The page that Prometheus reads."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Figures(figures))
     return generate_latest(registry)

@@ -164,11 +164,7 @@ class SocketServer:
 
 
 def parse(line: bytes) -> tuple[str, dict[str, Any], float]:
-    """Verb, arguments and how long to wait; anything else is refused in one message.
-
-    >>> parse(b'{"protocol": 2, "order": "queue"}')
-    ('queue', {}, 0.0)
-    """
+    """Verb, arguments and how long to wait; anything else is refused in one message."""
     try:
         request = json.loads(line)
     except (ValueError, RecursionError):
@@ -184,10 +180,7 @@ def parse(line: bytes) -> tuple[str, dict[str, Any], float]:
 
 
 def check_protocol(spoken: Any) -> None:
-    """Refuse what another version sends, with what to type; one that says no number is of version 0.1.
-
-    >>> check_protocol(PROTOCOL)
-    """
+    """Refuse what another version sends, with what to type; one that says no number is of version 0.1."""
     if type(spoken) is int and spoken > PROTOCOL:
         raise OtherVersion(
             f"the daemon is Ullage {ullage.__version__}, older than this command; restart it with the version that is "

@@ -62,14 +62,7 @@ class OutputEvidence:
 
 
 def read_output(text: str) -> OutputEvidence | None:
-    """The last thing in the output that explains an end, or `None`; an error that was overcome does not count.
-
-    >>> read_output("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 ... "
-    ...             "Including non-PyTorch memory, this process has 4.00 GiB memory in use.").needed == 6 << 30
-    True
-    >>> read_output("CUDA out of memory. Trying a smaller batch\\nValueError: no such file") is None
-    True
-    """
+    """The last thing in the output that explains an end, or `None`; an error that was overcome does not count."""
     found = [(match.start(), cause, match) for cause, pattern in _KINDS for match in pattern.finditer(text)]
     if not found:
         return None
@@ -133,13 +126,6 @@ def classify(record: dict[str, Any], output: str, gpu_lost: bool = False, mps_lo
 
     A program that ended well is finished whatever it printed; one that we stopped was stopped; only of the others the
     output is read.
-
-    >>> classify({"code": 0, "signal": None, "reason": None}, "CUDA out of memory; smaller batch").cause.value
-    'finished'
-    >>> classify({"code": 1, "signal": None, "reason": None}, "torch.OutOfMemoryError: CUDA out of memory").cause.value
-    'out of GPU memory'
-    >>> classify({"code": 1, "signal": None, "reason": None}, "ValueError: x").cause.value
-    'failed by itself'
     """
     code, number, reason = record.get("code"), record.get("signal"), record.get("reason")
     if reason in _STOPPED:

@@ -51,15 +51,7 @@ class EstimateQuestion:
 
 
 def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
-    """What can be asked about a job, the most telling first; empty where there is nothing to run or to name.
-
-    >>> questions_of(JobSpec(command=["python", "-u", "train.py", "--lr", "1"]))[0].args
-    ('--lr', '1')
-    >>> questions_of(JobSpec(command=["torchrun", "--nproc-per-node=4", "train.py"], gpus=4))[0].options
-    {'world_size': 4}
-    >>> questions_of(JobSpec(command=["make", "train"]))
-    []
-    """
+    """What can be asked about a job, the most telling first; empty where there is nothing to run or to name."""
     found = []
     if spec.model is not None:
         options = {**spec.estimate} | ({"batch_size": spec.batch_size} if spec.batch_size else {})

@@ -22,11 +22,7 @@ def host_of(settings: HostSettings) -> HostShare:
 
 
 def share_of(asked: Mapping[str, Any], settings: HostSettings) -> HostShare:
-    """What a job is to be promised, from what it asks for. One that uses no GPU takes a core at least.
-
-    >>> share_of({"gpus": 0}, HostSettings()), share_of({"gpus": 1, "cores": 4}, HostSettings()).cores
-    (HostShare(cores=1, memory=0), 4)
-    """
+    """What a job is to be promised, from what it asks for. One that uses no GPU takes a core at least."""
     cores, memory = asked.get("cores"), asked.get("host_memory")
     least = 1 if asked["gpus"] == 0 else 0
     return HostShare(

@@ -195,11 +195,7 @@ class Questions:
 
 
 def questions_about(spec: EstimateSpec) -> list[EstimateQuestion]:
-    """What is to be run for it; empty where a command runs no Python.
-
-    >>> questions_about(EstimateSpec(script="import torch", args=["-n", "1"]))[0].args
-    ('-n', '1')
-    """
+    """What is to be run for it; empty where a command runs no Python."""
     if spec.model is not None:
         return [EstimateQuestion(spec.model, options=spec.options)]
     if spec.script is not None:

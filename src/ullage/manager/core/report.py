@@ -199,11 +199,7 @@ def check_by(by: Sequence[str]) -> tuple[str, ...]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The smallest value that at least so many percent of the values do not exceed; None of none.
-
-    >>> percentile([3.0, 1.0, 2.0, 4.0], 50), percentile([], 90)
-    (2.0, None)
-    """
+    """The smallest value that at least so many percent of the values do not exceed; None of none."""
     if not values:
         return None
     ordered = sorted(values)

@@ -24,11 +24,7 @@ def came(job: Job) -> float:
 
 
 def waited(job: Job, now: float) -> float:
-    """How long a job has been in the queue, this time.
-
-    >>> waited(Job(1, "ada", submitted=0.0, queued=40.0), now=100.0)
-    60.0
-    """
+    """How long a job has been in the queue, this time."""
     return now - came(job)
 
 
@@ -44,10 +40,6 @@ def fair_order(jobs: Sequence[Job], rules: Rules, now: float, usage: Mapping[str
     order, each stand at the account's level divided by his share, and raise it by `rules.turn` for each GPU, or for the
     `part` of it that the job will hold. So users with equal shares alternate, eight jobs that share a GPU are one turn,
     one with twice the share has two turns, and one who used much lately comes later.
-
-    >>> queue = [Job(1, "ada", 0.0), Job(2, "ada", 1.0), Job(3, "bob", 2.0)]
-    >>> [job.id for job in fair_order(queue, Rules(), now=10.0)]
-    [1, 3, 2]
     """
     if len(jobs) < 2:
         return list(jobs)
@@ -130,9 +122,6 @@ def part_of_gpu(promise: int | None, total: int, alone: bool, busy: float = 0.0)
 def claimed(min_speed: float | None, usual: float | None) -> float:
     """The part of a GPU, 0 to 1, that a job claims by wanting to keep more of its speed than is usual: it keeps others
     away. None says nothing, so it is as usual; where nothing is usual, half of its speed is.
-
-    >>> claimed(1.0, usual=0.8), claimed(0.5, usual=0.8), claimed(None, usual=0.8)
-    (1.0, 0.0, 0.0)
     """
     usual = _USUAL_SPEED if usual is None else usual
     if min_speed is None or usual >= 1.0:
@@ -141,29 +130,17 @@ def claimed(min_speed: float | None, usual: float | None) -> float:
 
 
 def faded(used: float, seconds: float, half_life: float) -> float:
-    """What counts of GPU-seconds some time after they were used: half of them after a half-life.
-
-    >>> faded(100.0, seconds=7200.0, half_life=3600.0)
-    25.0
-    """
+    """What counts of GPU-seconds some time after they were used: half of them after a half-life."""
     return used * float(0.5 ** (max(seconds, 0.0) / half_life))
 
 
 def held(gpus: float, seconds: float, half_life: float) -> float:
-    """What counts, at its end, of a time in which so many GPUs were held: each second faded for itself.
-
-    >>> round(held(2.0, seconds=1.0, half_life=3600.0), 3), round(held(1.0, seconds=1e9, half_life=3600.0) / 3600, 3)
-    (2.0, 1.443)
-    """
+    """What counts, at its end, of a time in which so many GPUs were held: each second faded for itself."""
     return gpus * half_life / math.log(2.0) * (1.0 - faded(1.0, seconds, half_life))
 
 
 class Account(NamedTuple):
-    """What a user has used: so many GPU-seconds, as they counted `at` a time.
-
-    >>> Account(100.0, at=0.0).charged(50.0, at=3600.0, half_life=3600.0)
-    Account(used=100.0, at=3600.0)
-    """
+    """What a user has used: so many GPU-seconds, as they counted `at` a time."""
 
     used: float
     at: float
@@ -184,12 +161,6 @@ class UsageAccounts:
     Charges as `Account` does with what is `held`, but a change costs the same however many jobs run, and `usage` one
     multiplication for each user: who holds `g` GPUs nears the level `g * half_life / ln 2`, and how far he is from it
     fades, for all users at the same rate.
-
-    >>> accounts = UsageAccounts(half_life=86400.0)
-    >>> accounts.hold("ada", 2.0, now=0.0)
-    >>> accounts.hold("ada", -2.0, now=60.0)
-    >>> round(accounts.usage(60.0)["ada"], 1), round(accounts.usage(86460.0)["ada"], 1)
-    (120.0, 60.0)
     """
 
     def __init__(self, half_life: float) -> None:

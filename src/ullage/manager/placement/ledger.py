@@ -43,17 +43,7 @@ class _Held:
 
 
 class Ledger:
-    """Who was promised what, and what is left.
-
-    >>> gib = 1 << 30
-    >>> ledger = Ledger([Slot("GPU-1", 0, "A100-40GB", total=40 * gib, used=0)])
-    >>> ledger.promise(1, {"GPU-1": 30 * gib})
-    >>> ledger.free("GPU-1") // gib
-    10
-    >>> ledger.promise(2, {"GPU-1": 11 * gib})
-    Traceback (most recent call last):
-    ullage.errors.Overbooked: job 2 needs 11.0 GiB on GPU-1; 10.0 GiB of 40.0 GiB are left
-    """
+    """Who was promised what, and what is left."""
 
     def __init__(self, slots: Iterable[Slot] = (), host: HostShare | None = None) -> None:
         self.host = host

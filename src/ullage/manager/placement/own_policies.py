@@ -101,15 +101,7 @@ class GpuView:
 
 
 def own_policy(name: str, function: Choice) -> Policy:
-    """The policy that a function makes. Its first line of documentation is the summary.
-
-    >>> def choose(job, gpus, now):
-    ...     "The fullest GPU."
-    ...     return min(gpus, key=lambda gpu: gpu.free)
-    >>> choose.backfills = False
-    >>> own_policy("mine.py:choose", choose).summary
-    'The fullest GPU.'
-    """
+    """The policy that a function makes. Its first line of documentation is the summary."""
     given = {trait: value for trait, value in vars(function).items() if not trait.startswith("_")}
     for trait, value in given.items():
         if trait not in TRAITS or not isinstance(value, bool):

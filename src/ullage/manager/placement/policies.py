@@ -31,9 +31,6 @@ class Policy:
     is that of the last ten seconds instead of the monitor's window. `keeps_speeds`: of this only the `min_speed`.
     `at_least`: the policy with which a pass is also planned; that plan counts if it starts more jobs. A custom policy
     has `choose`, which has the last word about each job.
-
-    >>> find_policy("magm").summary
-    'the GPU with the most memory free'
     """
 
     name: str
@@ -48,11 +45,7 @@ class Policy:
     choose: Choose | None = None
 
     def request(self, job: Job, rules: Rules) -> SlotRequest:
-        """The memory that the job requests. The floor is a condition and a promise in one, so it has no margin.
-
-        >>> find_policy("magm").request(Job(1, "ada", 0.0), Rules(unknown="floor")).text
-        '5.00 GiB on a GPU (its memory is unknown)'
-        """
+        """The memory that the job requests. The floor is a condition and a promise in one, so it has no margin."""
         if job.gpus == 0:
             return SlotRequest(0, 0, 0, False, True)
         promise = job.true if self.oracle else job.promise
@@ -83,11 +76,7 @@ def policy(name: str, summary: str, **traits: Any) -> Callable[[Rank], Rank]:
 
 
 def policies() -> tuple[str, ...]:
-    """The names of all policies.
-
-    >>> "ullage" in policies()
-    True
-    """
+    """The names of all policies."""
     return tuple(POLICIES)
 
 

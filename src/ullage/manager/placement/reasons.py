@@ -109,11 +109,7 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True)
 class PassOutcome:
-    """All of one pass: `placed` in the order to start them, `waiting` in the order of the queue.
-
-    >>> PassOutcome((Decision(7, ("GPU-1",), 0, False),), ()).placed[0].job
-    7
-    """
+    """All of one pass: `placed` in the order to start them, `waiting` in the order of the queue."""
 
     placed: tuple[Decision, ...]
     waiting: tuple[Waiting, ...]

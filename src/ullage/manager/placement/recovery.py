@@ -19,9 +19,6 @@ class RecoveryRules:
 
     Each time that memory runs out the job asks for `step` bytes more than is known to be too little; the
     `exclusive_after`-th time for a GPU to itself. With 1 that is its very next attempt, as RAD-RM does it.
-
-    >>> RecoveryRules(exclusive_after=1).attempts
-    5
     """
 
     attempts: int = 5
@@ -60,25 +57,13 @@ class RetryDecision(NamedTuple):
 
 
 def more_memory(promise: int | None, used: int | None, largest: int, rules: RecoveryRules) -> int | None:
-    """What to promise a job that is run again with more memory: a step more than is known, at most the largest GPU.
-
-    >>> more_memory(8 << 30, 9 << 30, largest=40 << 30, rules=RecoveryRules()) >> 30
-    14
-    >>> more_memory(None, None, largest=40 << 30, rules=RecoveryRules()) is None
-    True
-    """
+    """What to promise a job that is run again with more memory: a step more than is known, at most the largest GPU."""
     known = max(promise or 0, used or 0)
     return min(known + rules.step, largest) if known and largest else None
 
 
 def after_failure(failure: Failure, largest: int, rules: RecoveryRules) -> RetryDecision:
-    """Whether the job gets another attempt; `largest` is the memory of the largest GPU.
-
-    >>> after_failure(Failure("memory", promise=8 << 30, used=9 << 30), largest=40 << 30, rules=RecoveryRules()).text
-    'next with 14.0 GiB'
-    >>> after_failure(Failure("memory", promise=8 << 30), largest=40 << 30, rules=RecoveryRules(exclusive_after=1)).text
-    'next with a GPU for itself'
-    """
+    """Whether the job gets another attempt; `largest` is the memory of the largest GPU."""
     same = RetryDecision(True, failure.promise, failure.exclusive, "tried again")
     count = failure.before + 1
     if failure.kind == "system":

@@ -65,9 +65,6 @@ class Rules:
     Queue: `backfill` lets jobs pass one that must wait (None: as the policy has it). For one job at a time that has
     waited for `patience` seconds, room is kept. Every `ageing` seconds of waiting raise a job's priority by one; `fair`
     lets users take turns, in which a waiting job counts for `turn` GPU-seconds on each of its GPUs, or its part of one.
-
-    >>> Rules(smact_limit=None, unknown="floor").free_floor == 5 * GIB
-    True
     """
 
     smact_limit: float | None = described(

@@ -17,11 +17,7 @@ LEAST_SPEED = 0.25  # of its speed alone, that a job keeps beside others whose o
 
 
 class HostShare(NamedTuple):
-    """Processor cores and bytes of host memory: all that jobs may have together, what one asks for, or what is free.
-
-    >>> HostShare(8, 16 << 30).text
-    '8 cores and 16.0 GiB of host memory'
-    """
+    """Processor cores and bytes of host memory: all that jobs may have together, what one asks for, or what is free."""
 
     cores: int = 0
     memory: int = 0
@@ -50,11 +46,7 @@ NO_SHARE = HostShare()
 
 
 class Activity(NamedTuple):
-    """How busy a GPU was: means over the monitor's window, 0 to 1; `age` is the seconds since the last reading.
-
-    >>> Activity(smact=0.4, age=1.0).gract is None
-    True
-    """
+    """How busy a GPU was: means over the monitor's window, 0 to 1; `age` is the seconds since the last reading."""
 
     gract: float | None = None
     smact: float | None = None
@@ -68,9 +60,6 @@ class Booking:
     """That a slot is reserved for some users from `begin` to `end` by whoever operates it (`ullage reserve`).
 
     Here it is a booking, since jobs that wait reserve slots too. `text` is how people call it.
-
-    >>> Booking(1, begin=100.0, end=200.0, text="is reserved for ada").end
-    200.0
     """
 
     id: int
@@ -87,9 +76,6 @@ class Slot:
     that belongs to processes which are not our jobs. `busy_now` is the activity over the last ten seconds (None: as
     `activity`, which is over the monitor's window). A drained slot gets no new job; a lost one does not answer.
     `bookings` keep away jobs that are none of theirs.
-
-    >>> Slot("GPU-1", index=0, name="A100-40GB", total=40 << 30, used=0).mig
-    False
     """
 
     id: str
@@ -135,9 +121,6 @@ class Job:
     Of the jobs of one `array`, at most `throttle` run at once (None: any number).
     `host` is what it is to be promised of the host; a job may ask for no GPU at all.
     `bookings` are those that it may use.
-
-    >>> Job(7, "ada", submitted=0.0, promise=12 << 30).gpus
-    1
     """
 
     id: int
@@ -191,11 +174,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Running:
-    """A job that was placed, on the slots that it holds, since a time.
-
-    >>> Running(Job(7, "ada", 0.0), ("GPU-1",), since=5.0).slots
-    ('GPU-1',)
-    """
+    """A job that was placed, on the slots that it holds, since a time."""
 
     job: Job
     slots: tuple[str, ...]
@@ -208,9 +187,6 @@ class Decision:
 
     `host` is what it is promised of the host. Where its ranks take different memory, `promises` has what it is promised
     on each of the slots. The first slot is that of its first rank.
-
-    >>> Decision(7, ("GPU-1", "GPU-2"), 12, exclusive=False, promises=(5, 12)).memory
-    {'GPU-1': 5, 'GPU-2': 12}
     """
 
     job: int

@@ -43,9 +43,5 @@ def by_command(
 
 
 def variables(facts: Mapping[str, Any]) -> dict[str, str]:
-    """The facts as environment variables; what is unknown is empty.
-
-    >>> variables({"job": 7, "exit_code": None})
-    {'ULLAGE_END_JOB': '7', 'ULLAGE_END_EXIT_CODE': ''}
-    """
+    """The facts as environment variables; what is unknown is empty."""
     return {f"ULLAGE_END_{name.upper()}": "" if value is None else str(value) for name, value in facts.items()}

@@ -82,11 +82,7 @@ def output_paths(job: JobRecord, spec: JobSpec, attempt: AttemptRecord) -> dict[
 
 
 def gpu_variables(slots: Sequence[str]) -> dict[str, str]:
-    """GPUs by UUID, so that no order of devices can be mistaken.
-
-    >>> gpu_variables(["GPU-1", "GPU-2"])["CUDA_VISIBLE_DEVICES"]
-    'GPU-1,GPU-2'
-    """
+    """GPUs by UUID, so that no order of devices can be mistaken."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(slots), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 

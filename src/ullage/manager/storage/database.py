@@ -28,13 +28,6 @@ NEWEST_KEPT, DAYS_KEPT, WEEKS_KEPT = 3, 7, 4
 class Database:
     """Opens and checks the database of a folder; `transaction` is the only way to write.
 
-    >>> import tempfile
-    >>> with contextlib.closing(Database(Path(tempfile.mkdtemp()))) as store:
-    ...     with store.transaction():
-    ...         _ = store.execute("INSERT INTO site VALUES ('dust')")
-    ...     store.rows("SELECT told FROM site")[0]["told"]
-    'dust'
-
     A missing file is made anew only where nothing is left of an earlier one, or with `new`. A file that is removed
     while it is open is put back, with all that it held, before anything more is acknowledged.
 

@@ -42,20 +42,12 @@ class State(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Nothing will happen to the job any more.
-
-        >>> State.DONE.is_over, State.HELD.is_over
-        (True, False)
-        """
+        """Nothing will happen to the job any more."""
         return self in OVER
 
     @property
     def is_live(self) -> bool:
-        """A process of the job may be alive.
-
-        >>> State.STARTING.is_live
-        True
-        """
+        """A process of the job may be alive."""
         return self in LIVE
 
 
@@ -108,10 +100,8 @@ TRANSITIONS: dict[str, tuple[frozenset[State], frozenset[State]]] = {
 def check_transition(name: str, before: State, after: State) -> None:
     """Refuse what is not in the table.
 
-    >>> check_transition("place", State.QUEUED, State.STARTING)
     >>> check_transition("place", State.DONE, State.STARTING)
     Traceback (most recent call last):
-    ...
     ullage.errors.InvalidValue: cannot place: needed a job that is queued; found one that is done
     """
     sources, targets = TRANSITIONS[name]
@@ -132,11 +122,7 @@ class Need(NamedTuple):
         return f"array {self.job}" if self.whole else f"job {name(self.job)}"
 
     def reference(self, name: Callable[[int], str]) -> str:
-        """As a submitter writes it.
-
-        >>> Need(12, True, "any").reference(str)
-        'any:12_all'
-        """
+        """As a submitter writes it."""
         return f"{'any:' if self.kind == 'any' else ''}{f'{self.job}_all' if self.whole else name(self.job)}"
 
 
@@ -186,12 +172,7 @@ class JobRecord:
 
     @property
     def request(self) -> dict[str, Any]:
-        """What was asked for, as `JobSpec` takes it; `{index}` in the command is the job's place in its array.
-
-        >>> JobRecord(id=9, submission="k", part=0, user="a", uid=1, gid=1, name="x", state=State.QUEUED, submitted=0.0,
-        ...           array_id=7, array_index=3, spec={"asked": {"command": ["echo", "{index}"]}}).request
-        {'command': ['echo', '3']}
-        """
+        """What was asked for, as `JobSpec` takes it; `{index}` in the command is the job's place in its array."""
         asked: dict[str, Any] = self.spec["asked"]
         if self.array_index is None:
             return asked
@@ -203,12 +184,7 @@ class JobRecord:
 
     @property
     def reference(self) -> str:
-        """How people name it: by its number, and a part of an array by the array's number and its index.
-
-        >>> JobRecord(id=9, submission="k", part=0, user="a", uid=1, gid=1, name="x", state=State.QUEUED,
-        ...           submitted=0.0, array_id=7, array_index=3).reference
-        '7_3'
-        """
+        """How people name it: by its number, and a part of an array by the array's number and its index."""
         return str(self.id) if self.array_id is None else f"{self.array_id}_{self.array_index}"
 
 
@@ -283,11 +259,7 @@ class Drain:
 
     @property
     def text(self) -> str:
-        """The drain in words that go on after "the GPU".
-
-        >>> Drain(id=1, gpu="GPU-1", begin=0.0, until=None, users=("ann",), groups=("ml",), reason="demo").text[:42]
-        'is drained for all but ann and group ml fr'
-        """
+        """The drain in words that go on after "the GPU"."""
         who = " and ".join((*self.users, *(f"group {name}" for name in self.groups)))
         until = "" if self.until is None else f" until {format_moment(self.until)}"
         reason = f" ({self.reason})" if self.reason else ""
@@ -411,11 +383,7 @@ def _object(text: str, name: str, kind: type) -> Any:
 
 
 def stored(value: Any) -> Any:
-    """A field as SQLite keeps it.
-
-    >>> stored(("GPU-1", "GPU-2")), stored(State.DONE), stored(None)
-    ('["GPU-1", "GPU-2"]', 'done', None)
-    """
+    """A field as SQLite keeps it."""
     if isinstance(value, dict | list | tuple):
         return json.dumps(value)
     return str(value) if isinstance(value, State | Cause) else value
