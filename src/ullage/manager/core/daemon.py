@@ -126,8 +126,9 @@ class Daemon:
         self.questions = Questions(self.context, self.intake, self.database)
         self.api = self._make_api()
         self.page = self._make_page()
+        api = None if self.api is None else (self.api.url, self.api.tokens.own())
         self.orders = Orders(
-            self.context, self.intake, self.attempts, self.scheduler, cgroups, self.tokens, self.questions, self.api
+            self.context, self.intake, self.attempts, self.scheduler, cgroups, self.tokens, self.questions, api
         )
 
     def _make_api(self) -> ApiServer | None:

@@ -16,7 +16,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -50,9 +50,6 @@ from ullage.manager.transport import PROTOCOL
 from ullage.text import plain
 from ullage.units import format_bytes
 
-if TYPE_CHECKING:
-    from ullage.manager.api.server import ApiServer
-
 
 def _token_shown(token: TokenRecord) -> dict[str, Any]:
     shown = dataclasses.asdict(token)
@@ -78,7 +75,7 @@ Names = Annotated[list[Annotated[str, Field(max_length=200)]] | None, Field(max_
 
 
 class Orders:
-    """The verbs of `VERBS`, a method each.
+    """The verbs of `VERBS`, a method each. `api` is where the REST API listens, and the token of the daemon's own user.
 
     A job is named by its number (`17`), by its place in an array (`12_3`), some of an array by `12_[1-5,8]`, all of it
     by `12_all`, and a job of one's own by its name.
@@ -93,7 +90,7 @@ class Orders:
         cgroups: Cgroups,
         tokens: TokenStore,
         questions: Questions,
-        api: ApiServer | None,
+        api: tuple[str, str] | None,
     ) -> None:
         self._context, self._store, self._service = context, context.store, context.service
         self._intake, self._attempts, self._cgroups, self._tokens, self._api = intake, attempts, cgroups, tokens, api
@@ -445,7 +442,8 @@ class Orders:
         """Where the REST API listens, and for the daemon's own user the token that is in `run/api-token`."""
         if self._api is None:
             raise InvalidValue("this daemon has no API; start it with `ullage serve --api 8600`")
-        return {"url": self._api.url, "token": self._api.tokens.own() if caller.uid == os.getuid() else None}
+        url, token = self._api
+        return {"url": url, "token": token if caller.uid == os.getuid() else None}
 
     def tokens(self, caller: Caller, everybody: bool = False) -> list[dict[str, Any]]:
         """The tokens of who asks, or of everybody."""
