@@ -191,7 +191,7 @@ def simulate(
     if not asked:
         history = _history(database, since, until) if from_history else None
         if history is not None and save_history is not None:
-            from ullage.manager.simulation.formats.history import write_history
+            from ullage.manager.simulation.history import write_history
 
             write_history(history, save_history)
         _one_by_one(sources, history, options, seed, label or [], compare_with or [], save, report, as_json)
@@ -218,7 +218,7 @@ def _one_by_one(
 ) -> None:
     """Simulate each scenario once, and print every run."""
     from ullage.manager.simulation import report as pages
-    from ullage.manager.simulation.formats.history import is_history, read_history
+    from ullage.manager.simulation.history import is_history, read_history
     from ullage.manager.simulation.result import read_results, write_results
 
     for source in sources:

@@ -10,8 +10,7 @@ from typing import Any
 from ullage.manager.placement.own_policies import Choice, own_policy
 from ullage.manager.policy_files import load_policy
 from ullage.manager.simulation import engine
-from ullage.manager.simulation.formats.history import read_history
-from ullage.manager.simulation.history import as_it_was, scenario_of_history, trace_of_history
+from ullage.manager.simulation.history import as_it_was, read_history, scenario_of_history, trace_of_history
 from ullage.manager.simulation.reading import read_trace
 from ullage.manager.simulation.result import SimulationResult
 from ullage.manager.simulation.scenario import Scenario

@@ -1,19 +1,16 @@
 """What a manager really ran, to be simulated again: under another policy, with another estimator, on other GPUs.
 
-    with ullage.manager.Client() as manager:
-        told = manager.trace()
-    simulate(trace_of_history(told), scenario_of_history(told).but(policy="magm"))
-
-`as_it_was(told)` is what really happened, in the form of a simulation's result; `as_it_is(told, now)` has what is not
-over too.
+`Client.trace()` tells it, and a file of `write_history` holds it. `as_it_was(told)` is what really happened, in the
+form of a simulation's result; `as_it_is(told, now)` has what is not over too.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +19,8 @@ from ullage.errors import InvalidValue
 from ullage.hardware import gpu
 from ullage.manager.placement import Rules
 from ullage.manager.policy_files import own_name
-from ullage.manager.simulation.formats.files import jobs_are
+from ullage.manager.simulation.assignment import Assignment
+from ullage.manager.simulation.formats.files import head, jobs_are, opened
 from ullage.manager.simulation.interference import Interference
 from ullage.manager.simulation.result import (
     DONE,
@@ -39,12 +37,52 @@ from ullage.manager.simulation.trace import JobKind, JobTrace, TraceJob
 from ullage.performance.result import Utilization, resting_w, waiting_w
 from ullage.text import plain
 
+NAME, TITLE = "history", "what a manager ran (--save-history, or GET /v1/trace)"
+FILES: tuple[str, ...] = ()
+_KEYS = ("since", "policy", "sharing", "gpus", "works", "jobs")
 PROMISED = "promised"  # the estimator whose estimates are what the manager promised
 RUNNING = "running"  # instead of the cause of an end, which is still to come
 # In attempts that ended so a job did its work; what others did was lost, and is done again.
 _WORK = frozenset({"finished", "failed by itself", "time limit", "time slot ended", "cancelled", RUNNING})
 _OVER = frozenset({"done", "failed", "cancelled"})
 _HOWS = {"mps": "mps", "time-slicing": "timeslice"}
+
+
+def recognises(text: str) -> bool:
+    return text.startswith('{"since":') and '"policy"' in text and '"sharing"' in text
+
+
+def read(path: Path, assignment: Assignment) -> JobTrace:
+    """Jobs do what they did; nothing is drawn."""
+    return trace_of_history(read_history(path), path.name)
+
+
+def is_history(path: Path) -> bool:
+    """Whether a file looks like one."""
+    return path.is_file() and recognises(head(path))
+
+
+def read_history(path: Path) -> dict[str, Any]:
+    """What `Client.trace()` gave, from a file."""
+    with opened(path) as file:
+        try:
+            told = json.load(file)
+        except ValueError as error:
+            raise InvalidValue(f"{path} is not JSON: {error}") from None
+    missing = [key for key in _KEYS if not isinstance(told, dict) or key not in told]
+    if missing:
+        raise InvalidValue(f"needed what a manager ran in {path}; found no {', '.join(missing)}")
+    return dict(told)
+
+
+def write_history(told: dict[str, Any], path: Path) -> None:
+    """Write what `Client.trace()` gave to a file; one that is something else is left alone."""
+    if path.exists() and not is_history(path):
+        raise InvalidValue(f"{path} is there and is no history: it is left as it is; name another file")
+    try:
+        path.write_text(json.dumps(told))
+    except OSError as error:
+        raise InvalidValue(f"cannot write the history to {path}: {error.strerror}") from None
 
 
 def trace_of_history(told: Mapping[str, Any], name: str = "history", startup_s: float = 0.0) -> JobTrace:
@@ -80,8 +118,8 @@ def trace_of_history(told: Mapping[str, Any], name: str = "history", startup_s: 
 def scenario_of_history(told: Mapping[str, Any], policy: str | None = None) -> Scenario:
     """A simulation of the manager as it is: its GPUs, policy, rules and way of sharing, and the promises that it made.
 
-    Readings are as old as they are on average. A `policy` takes the place of the manager's. It has to be given where
-    that is a function of its own: nobody runs code because a history names it.
+    A `policy` takes the place of the manager's. It has to be given if that is a function of its own: nobody runs code
+    because a history names it.
     """
     own = own_name(told["policy"])
     if policy is None and own is not None:
@@ -161,8 +199,7 @@ def _result(history: _History, name: str) -> SimulationResult:
     )
 
 
-@dataclass(frozen=True)
-class _Attempt:
+class _Attempt(NamedTuple):
     """When and where a job ran, by numbers of GPUs."""
 
     job: int
@@ -184,31 +221,21 @@ class _Attempt:
         """What it drew on each of its GPUs, as a mean, where its energy was measured."""
         return None if self.energy is None else self.energy / (self.end - self.begin) / len(self.gpus)
 
-    @property
-    def id(self) -> tuple[int, float]:
-        """No other one has it."""
-        return self.job, self.begin
 
-
-@dataclass
 class _Company:
     """Who is on a GPU, summed up: `working` and `unmeasured` by kind, the second without a measured energy."""
 
-    count: int = 0
-    memory: int = 0
-    watts: float = 0.0  # that were measured
-    without_watts: int = 0
-    working: Counter[int] = field(default_factory=Counter)
-    unmeasured: Counter[int] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        self.count = self.memory = self.without_watts = 0
+        self.watts = 0.0  # that were measured
+        self.working, self.unmeasured = Counter[int](), Counter[int]()
 
     def add(self, attempt: _Attempt, one: int) -> None:
         """Somebody comes (1) or goes (-1)."""
         self.count += one
         self.memory += one * (attempt.used or attempt.promise or 0)
-        if attempt.watts is None:
-            self.without_watts += one
-        else:
-            self.watts += one * attempt.watts
+        self.watts += one * (attempt.watts or 0.0)
+        self.without_watts += one * (attempt.watts is None)
 
     def work(self, attempt: _Attempt, kind: int, one: int) -> None:
         """Somebody begins to work (1) or ends (-1)."""
@@ -225,25 +252,26 @@ class _History:
         self.told, self._startup_s, self._now = told, startup_s, now
         self.numbers = {each["id"]: number for number, each in enumerate(told["gpus"])}
         self.names = [gpu(each["name"]).name for each in told["gpus"]]
-        self._resting_w = {name: resting_w(name) for name in self.names}
-        self._waiting_w = {name: waiting_w(name) for name in self.names}
         self.left_out: Counter[str] = Counter()
         counted = [job for job in told["jobs"] if self._counts(job)]
         self.jobs = [job for job in counted if job["attempts"]]
         self.waiting = [job for job in counted if not job["attempts"]]
         self.attempts = {job["id"]: [self._attempt(job["id"], each) for each in job["attempts"]] for job in self.jobs}
+        self._all_attempts = [each for attempts in self.attempts.values() for each in attempts]
         self.begin = min((self.arrival(job) for job in counted), default=now or 0.0)
         self.end = max((each.end for each in self._all_attempts), default=self.begin) if now is None else now
         self.kinds = self._kinds()
         kinds = list({id(kind): kind for kind in self.kinds.values()}.values())
         self._model = Interference(kinds, _HOWS[told["sharing"]])
-        self.works = dict.fromkeys(self.attempts, 0.0)
         self._first_doing: dict[str, int] = {}
         self._first_alike: dict[tuple[int, str], int] = {}
-        self._speeds: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(
-            list
-        )  # by GPU and kind, from when on
-        self.series = self._follow_all()
+        self._speeds = defaultdict[tuple[int, int], list[tuple[float, float]]](list)  # by GPU and kind, from when on
+        self.works = dict.fromkeys(self.attempts, 0.0)
+        lasting = [each for each in self._all_attempts if each.end > each.begin]
+        self.series = [
+            self._follow(number, [each for each in lasting if number in each.gpus]) for number in range(len(self.names))
+        ]
+        self._add_work_on_several([each for each in lasting if len(each.gpus) > 1 and each.did_work])
 
     def _counts(self, job: Mapping[str, Any]) -> bool:
         """Whether a job is one of the trace."""
@@ -281,11 +309,6 @@ class _History:
             RUNNING if told["ended"] is None else str(told["cause"]),
         )
 
-    @property
-    def _all_attempts(self) -> Iterator[_Attempt]:
-        for found in self.attempts.values():
-            yield from found
-
     def arrival(self, job: Mapping[str, Any]) -> float:
         """When a job might have started."""
         came = float(job["queued"] or job["submitted"])
@@ -321,13 +344,18 @@ class _History:
             found |= {job["id"]: kind for job in jobs}
         return found
 
-    def _follow(self, number: int, here: Sequence[_Attempt]) -> GpuSeries:
-        """A GPU over time, with nobody on it in the beginning and in the end. What those `here` do is added up by what
+    def _works_from(self, attempt: _Attempt) -> float:
+        """When it has started up."""
+        return min(attempt.begin + self._startup_s, attempt.end)
+
+    def _follow(self, number: int, attempts: Sequence[_Attempt]) -> GpuSeries:
+        """A GPU over time, with nobody on it in the beginning and in the end. What those there do is added up by what
         they do alone, since those who do the same are as fast: there may be thousands at once."""
         name, total = self.names[number], self.told["gpus"][number]["total"]
+        here = [each for each in attempts if number in each.gpus]
         changes = sorted(
             [(each.begin, 1, each) for each in here]
-            + [(min(each.begin + self._startup_s, each.end), 2, each) for each in here]
+            + [(self._works_from(each), 2, each) for each in here]
             + [(each.end, 3, each) for each in here],
             key=lambda change: change[:2],
         )
@@ -336,31 +364,28 @@ class _History:
         worked: Counter[int] = Counter()  # seconds of work alone that each kind has done here until now
         at_start: dict[tuple[int, float], float] = {}
         spread: Counter[int] = Counter()  # who works on other GPUs, too, by kind
-        rows = [(0.0, 0, 0, 0.0, self._resting_w[name])]
+        rows = [(0.0, 0, 0, *self._activity(there, speeds, name))]
         for moment, at_once in itertools.groupby(changes, key=lambda change: change[0]):
             for kind, speed in speeds.items():
                 worked[kind] += speed * (moment - before)
             before = moment
             for _, step, attempt in at_once:
-                kind = self._alike(attempt, name)
-                if step == 1:
-                    there.add(attempt, 1)
-                elif step == 2:
-                    there.work(attempt, kind, 1)
-                    at_start[attempt.id] = worked[kind]
-                    spread[kind] += len(attempt.gpus) > 1
-                else:
-                    there.add(attempt, -1)
-                    there.work(attempt, kind, -1)
-                    spread[kind] -= len(attempt.gpus) > 1
-                    if len(attempt.gpus) == 1 and attempt.did_work:
-                        self.works[attempt.job] += worked[kind] - at_start[attempt.id]
+                kind, alone, sign = self._alike(attempt, name), len(attempt.gpus) == 1, -1 if step == 3 else 1
+                if step != 2:
+                    there.add(attempt, sign)
+                if step != 1:
+                    there.work(attempt, kind, sign)
+                    spread[kind] += sign * (not alone)
+                if step == 2:
+                    at_start[attempt.job, attempt.begin] = worked[kind]
+                elif step == 3 and alone and attempt.did_work:
+                    self.works[attempt.job] += worked[kind] - at_start[attempt.job, attempt.begin]
             speeds = self._model.together(name, there.working)
             for kind, count in spread.items():
                 if count:
                     self._speeds[number, kind].append((moment, speeds[kind]))
             rows.append((moment - self.begin, there.count, there.memory, *self._activity(there, speeds, name)))
-        rows.append((self.end - self.begin, 0, 0, 0.0, self._resting_w[name]))
+        rows.append((self.end - self.begin, 0, 0, *self._activity(_Company(), {}, name)))
         times, jobs, memory, smact, power = zip(*rows, strict=True)
         return GpuSeries(number, name, total, times, jobs, memory, smact, power)
 
@@ -368,8 +393,8 @@ class _History:
         """SMACT and watts of a GPU. What was measured of an attempt's energy is its mean; where nothing was, it draws
         its share of an idle GPU and what it is predicted to draw beyond that."""
         if not there.count:
-            return 0.0, self._resting_w[name]
-        alone, base = {kind: self._model.alone(kind, name) for kind in speeds}, self._waiting_w[name]
+            return 0.0, resting_w(name)
+        alone, base = {kind: self._model.alone(kind, name) for kind in speeds}, waiting_w(name)
         smact = sum(alone[kind].smact * speed * there.working[kind] for kind, speed in speeds.items())
         beyond = sum(
             max(0.0, alone[kind].power_w - base) * speed * there.unmeasured[kind] for kind, speed in speeds.items()
@@ -384,47 +409,34 @@ class _History:
             self._first_alike[number, name] = first
         return self._first_alike[number, name]
 
-    def _follow_all(self) -> list[GpuSeries]:
-        """Each GPU over time; `works` has the seconds of work alone by job then."""
-        here: list[list[_Attempt]] = [[] for _ in self.names]
-        for each in self._all_attempts:
-            if each.end > each.begin:
-                for number in set(each.gpus):
-                    here[number].append(each)
-        series = [self._follow(number, attempts) for number, attempts in enumerate(here)]
-        alike: dict[tuple[tuple[int, int], ...], list[_Attempt]] = defaultdict(list)
-        for each in self._all_attempts:
-            if len(each.gpus) > 1 and each.did_work and each.end > each.begin:
-                alike[
-                    tuple((number, self._alike(each, self.names[number])) for number in sorted(set(each.gpus)))
-                ].append(each)
+    def _add_work_on_several(self, spread: Sequence[_Attempt]) -> None:
+        """Add the work of attempts on several GPUs, each as slow as on its slowest."""
+        alike = defaultdict[tuple[tuple[int, int], ...], list[_Attempt]](list)
+        for each in spread:
+            if self._works_from(each) < each.end:
+                alike[tuple((number, self._alike(each, self.names[number])) for number in sorted(each.gpus))].append(
+                    each
+                )
         for places, attempts in alike.items():
-            begins = [min(each.begin + self._startup_s, each.end) for each in attempts]
-            works = _work([self._speeds[place] for place in places], begins, [each.end for each in attempts])
+            begins, ends = [self._works_from(each) for each in attempts], [each.end for each in attempts]
+            works = _work([self._speeds[place] for place in places], begins, ends)
             for each, work in zip(attempts, works, strict=True):
                 self.works[each.job] += work
-        return series
 
     @property
     def notes(self) -> list[str]:
         """What was assumed, in sentences."""
         found = [f"{jobs_are(count)} left out: {reason}" for reason, count in sorted(self.left_out.items())]
         unknown = sum(not kind.alone for kind in self.kinds.values())
-        if unknown:
-            found.append(
-                f"of {unknown} jobs it is not known what they do: they are taken to keep a GPU busy all the time"
-            )
         guessed = sum(self._used(job) is None for job in self.attempts)
-        if guessed:
-            found.append(
-                f"the memory of {guessed} jobs was not measured: they are taken to use what they were promised"
-            )
         estimated = sum(each.energy is None and each.cause != RUNNING for each in self._all_attempts)
-        if estimated:
-            found.append(f"the energy of {estimated} attempts was not measured, and is predicted")
-        if not self.told["all"]:
-            found.append("only your own jobs are seen: those of others were beside them")
-        return found
+        assumed = {
+            f"of {unknown} jobs it is not known what they do: they are taken to keep a GPU busy all the time": unknown,
+            f"the memory of {guessed} jobs was not measured: they are taken to use what they were promised": guessed,
+            f"the energy of {estimated} attempts was not measured, and is predicted": estimated,
+            "only your own jobs are seen: those of others were beside them": not self.told["all"],
+        }
+        return found + [note for note, holds in assumed.items() if holds]
 
 
 def _work(

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Protocol
 
 from ullage.errors import InvalidValue, UnknownName
+from ullage.manager.simulation import history
 from ullage.manager.simulation.assignment import Assignment, Mix
-from ullage.manager.simulation.formats import alibaba2020, alibaba2023, carma, helios, history, own, philly
+from ullage.manager.simulation.formats import alibaba2020, alibaba2023, carma, helios, own, philly
 from ullage.manager.simulation.formats.files import head
 from ullage.manager.simulation.formats.own import write_trace
 from ullage.manager.simulation.trace import JobTrace

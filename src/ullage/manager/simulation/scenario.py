@@ -46,6 +46,7 @@ class World:
     retry_s: float = described(
         0.0, "Time from a failure until the job is queued again.", option="retry", metavar="TIME", default="0s"
     )
+    node_gpus: int = described(8, "Number of GPUs of a node.", metavar="N", least=1)
     node_mtbf_s: float | None = described(
         None,
         "Mean time to a failure of a node, such as 30d.",
@@ -53,7 +54,6 @@ class World:
         metavar="TIME",
         default="no node fails",
     )
-    node_gpus: int = described(8, "Number of GPUs of a node.", metavar="N", least=1)
     node_repair_s: float = described(
         3600.0, "Time that a node is away after it failed.", option="node-repair", metavar="TIME", default="1h"
     )
