@@ -75,7 +75,7 @@ def test_the_page_goes_where_nothing_else_is(tmp_path):
     with pytest.raises(InvalidValue, match="no page of Ullage"):
         report.write_runs([run()], file)
     assert file.read_text() == "<p>mine</p>"
-    with pytest.raises(InvalidValue, match="cannot write the page"):
+    with pytest.raises(InvalidValue, match="there is no folder"):
         report.write_runs([run()], tmp_path / "no" / "folder.html")
 
 

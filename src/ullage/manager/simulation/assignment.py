@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,6 +118,17 @@ class Assignment:
             choices[place][int(pick * len(choices[place]))]
             for place, pick in zip(places.tolist(), picks.tolist(), strict=True)
         ]
+
+
+class TraceFormat(NamedTuple):
+    """A form of traces: its name and what it is, whether a file begins like one, how one is read, and what such files
+    are called in a folder."""
+
+    name: str
+    title: str
+    recognises: Callable[[str], bool]
+    read: Callable[[Path, Assignment], JobTrace]
+    files: tuple[str, ...] = ()
 
 
 def similar_alone(memory: int) -> tuple[Mapping[str, Utilization], str]:

@@ -19,8 +19,8 @@ from ullage.errors import InvalidValue
 from ullage.hardware import gpu
 from ullage.manager.placement import Rules
 from ullage.manager.policy_files import own_name
-from ullage.manager.simulation.assignment import Assignment
-from ullage.manager.simulation.formats.files import head, jobs_are, opened
+from ullage.manager.simulation.assignment import TraceFormat
+from ullage.manager.simulation.formats.files import check_target, head, jobs_are, opened, write_file
 from ullage.manager.simulation.interference import Interference
 from ullage.manager.simulation.result import (
     DONE,
@@ -37,8 +37,6 @@ from ullage.manager.simulation.trace import JobKind, JobTrace, TraceJob
 from ullage.performance.result import Utilization, resting_w, waiting_w
 from ullage.text import plain
 
-NAME, TITLE = "history", "what a manager ran (--save-history, or GET /v1/trace)"
-FILES: tuple[str, ...] = ()
 _KEYS = ("since", "policy", "sharing", "gpus", "works", "jobs")
 PROMISED = "promised"  # the estimator whose estimates are what the manager promised
 RUNNING = "running"  # instead of the cause of an end, which is still to come
@@ -48,18 +46,13 @@ _OVER = frozenset({"done", "failed", "cancelled"})
 _HOWS = {"mps": "mps", "time-slicing": "timeslice"}
 
 
-def recognises(text: str) -> bool:
+def _begins_one(text: str) -> bool:
     return text.startswith('{"since":') and '"policy"' in text and '"sharing"' in text
-
-
-def read(path: Path, assignment: Assignment) -> JobTrace:
-    """Jobs do what they did; nothing is drawn."""
-    return trace_of_history(read_history(path), path.name)
 
 
 def is_history(path: Path) -> bool:
     """Whether a file looks like one."""
-    return path.is_file() and recognises(head(path))
+    return path.is_file() and _begins_one(head(path))
 
 
 def read_history(path: Path) -> dict[str, Any]:
@@ -77,12 +70,8 @@ def read_history(path: Path) -> dict[str, Any]:
 
 def write_history(told: dict[str, Any], path: Path) -> None:
     """Write what `Client.trace()` gave to a file; one that is something else is left alone."""
-    if path.exists() and not is_history(path):
-        raise InvalidValue(f"{path} is there and is no history: it is left as it is; name another file")
-    try:
-        path.write_text(json.dumps(told))
-    except OSError as error:
-        raise InvalidValue(f"cannot write the history to {path}: {error.strerror}") from None
+    check_target(path, "history", _begins_one)
+    write_file(path, json.dumps(told).encode())
 
 
 def trace_of_history(told: Mapping[str, Any], name: str = "history", startup_s: float = 0.0) -> JobTrace:
@@ -466,3 +455,11 @@ def _sum(series: GpuSeries, values: Iterable[float]) -> float:
     """Values of a series over its time."""
     spans = (until - moment for moment, until in itertools.pairwise(series.times))
     return sum(span * value for span, value in zip(spans, values, strict=False))
+
+
+HISTORY = TraceFormat(
+    "history",
+    "what a manager ran (--save-history, or GET /v1/trace)",
+    _begins_one,
+    lambda path, assignment: trace_of_history(read_history(path), path.name),  # jobs do what they did
+)

@@ -4,33 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.manager.simulation import history
-from ullage.manager.simulation.assignment import Assignment, Mix
-from ullage.manager.simulation.formats import alibaba2020, alibaba2023, carma, helios, own, philly
+from ullage.manager.simulation.assignment import Assignment, Mix, TraceFormat
+from ullage.manager.simulation.formats.carma import CARMA
 from ullage.manager.simulation.formats.files import head
-from ullage.manager.simulation.formats.own import write_trace
+from ullage.manager.simulation.formats.own import OWN, write_trace
+from ullage.manager.simulation.formats.public import ALIBABA_2020, ALIBABA_2023, HELIOS, PHILLY
+from ullage.manager.simulation.history import HISTORY
 from ullage.manager.simulation.trace import JobTrace
 
 __all__ = ["FORMATS", "read_trace", "write_trace"]
 
-
-class TraceFormat(Protocol):
-    """What a module of `formats` has."""
-
-    NAME: str
-    TITLE: str
-    FILES: tuple[str, ...]
-
-    def recognises(self, text: str) -> bool: ...
-
-    def read(self, path: Path, assignment: Assignment) -> JobTrace: ...
-
-
-_MODULES: tuple[TraceFormat, ...] = (own, carma, philly, alibaba2020, alibaba2023, helios, history)
-FORMATS = {module.NAME: module for module in _MODULES}
+FORMATS = {each.name: each for each in (OWN, CARMA, PHILLY, ALIBABA_2020, ALIBABA_2023, HELIOS, HISTORY)}
 
 
 def read_trace(
@@ -54,15 +40,15 @@ def read_trace(
     if limit is not None and limit < 1:
         raise InvalidValue(f"limit: needed 1 or more; found {limit}")
     file = _file_in(path, format) if path.is_dir() else path
-    module = FORMATS[format] if format else _recognised(file)
-    trace = module.read(file, Assignment(mix, seed, limit))
+    form = FORMATS[format] if format else _recognised(file)
+    trace = form.read(file, Assignment(mix, seed, limit))
     if not trace.jobs:
         raise InvalidValue(f"{file} has no jobs on GPUs whose run time is known")
     return replace(trace, jobs=sorted(trace.jobs, key=lambda job: job.arrival)[:limit])
 
 
 def _file_in(folder: Path, format: str | None) -> Path:
-    names = [name for module in FORMATS.values() if format in (None, module.NAME) for name in module.FILES]
+    names = [name for form in FORMATS.values() if format in (None, form.name) for name in form.files]
     for name in names:
         for packed in ("", ".gz", ".xz"):
             if (folder / (name + packed)).is_file():
@@ -75,9 +61,9 @@ def _recognised(path: Path) -> TraceFormat:
     text = head(path)
     if not text.strip():
         raise InvalidValue(f"{path} is empty; needed a trace of jobs (CSV or JSON)")
-    for module in FORMATS.values():
-        if module.recognises(text):
-            return module
-    known = "; ".join(f"{name}: {module.TITLE}" for name, module in FORMATS.items())
+    for form in FORMATS.values():
+        if form.recognises(text):
+            return form
+    known = "; ".join(f"{name}: {form.title}" for name, form in FORMATS.items())
     named = "name it with --trace-format (in Python, format=)"
     raise InvalidValue(f"{path} is in no known form of traces; {named}, or see what is needed: {known}")

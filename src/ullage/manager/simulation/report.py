@@ -6,15 +6,16 @@ write_sweep(rows, Path("sweep.html"))
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
-from ullage.errors import InvalidValue
-from ullage.manager.simulation.lanes import in_lanes
+from ullage.manager.simulation.formats.files import check_target, write_file
 from ullage.manager.simulation.measures import MEASURES, change, change_text, interval_text
-from ullage.manager.simulation.result import FINISHED, SimulationResult
+from ullage.manager.simulation.result import FINISHED, SimulatedAttempt, SimulatedJob, SimulationResult
 from ullage.manager.simulation.statistics import Interval
 from ullage.manager.simulation.sweeps import SweepRow
 from ullage.text import plain
@@ -70,16 +71,7 @@ Rows = Sequence[tuple[str, Mapping[str, Interval], Sequence[str]]]  # a name, fi
 
 def check_page(file: Path) -> None:
     """Refuse a file that a page cannot be written to: a file that is not a page of Ullage is left alone."""
-    if not file.parent.is_dir():
-        raise InvalidValue(f"cannot write the page to {file}: there is no folder {file.parent}")
-    if file.exists():
-        try:
-            with file.open(encoding="utf-8", errors="replace") as text:
-                ours = _GENERATOR in text.read(2000)
-        except OSError as error:
-            raise InvalidValue(f"cannot write the page to {file}: {error.strerror}") from None
-        if not ours:
-            raise InvalidValue(f"{file} is there and is no page of Ullage: it is left as it is; name another file")
+    check_target(file, "page of Ullage", lambda text: _GENERATOR in text)
 
 
 def write_runs(runs: Sequence[SimulationResult], file: Path) -> None:
@@ -97,18 +89,12 @@ def _write(file: Path, title: str, parts: Iterable[str]) -> None:
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">{_GENERATOR}'
     head += f'<link rel="icon" href="data:,"><title>{_words(title)}</title><style>{_STYLE}</style>'
     body = "\n".join([f"<h1>{_words(title)}</h1>", *parts])
-    try:
-        file.write_text(f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n')
-    except OSError as error:
-        raise InvalidValue(f"cannot write the page to {file}: {error.strerror}") from None
+    page = f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
+    write_file(file, page.encode())
 
 
 def _words(text: str) -> str:
-    """Any text as a page may hold it.
-
-    >>> _words("<b>gpt2</b>")
-    '&lt;b&gt;gpt2&lt;/b&gt;'
-    """
+    """Any text as a page may hold it."""
     return escape(plain(text))
 
 
@@ -199,3 +185,27 @@ def _jobs(run: SimulationResult) -> str:
         parts += [] if good else [f'<text class="failed" x="{x + wide + 1:.1f}" y="{y + 9}">×</text>']
     picture = f'<svg viewBox="0 0 {width} {tops[-1]}" role="img" aria-label="jobs over time">{"".join(parts)}</svg>'
     return f'{title}<p>{format_duration(end - begin)}</p><div class="scroll">{picture}</div>'
+
+
+class LaneBar(NamedTuple):
+    """An attempt on one of its GPUs, in a lane that it has to itself for its time."""
+
+    gpu: int
+    lane: int
+    attempt: SimulatedAttempt
+    job: SimulatedJob
+
+
+def in_lanes(jobs: Sequence[SimulatedJob], gpus: int) -> tuple[list[LaneBar], list[int]]:
+    """Give every attempt a lane on each of its GPUs, those at once different ones; and count those of each GPU."""
+    taken: list[list[tuple[float, int]]] = [[] for _ in range(gpus)]  # when each lane is free again, the first first
+    free: list[list[int]] = [[] for _ in range(gpus)]
+    bars = []
+    attempts = [(each.begin, job.id, gpu, each, job) for job in jobs for each in job.attempts for gpu in each.gpus]
+    for begin, _, gpu, attempt, job in sorted(attempts, key=lambda row: row[:3]):
+        while taken[gpu] and taken[gpu][0][0] <= begin:
+            heapq.heappush(free[gpu], heapq.heappop(taken[gpu])[1])
+        lane = heapq.heappop(free[gpu]) if free[gpu] else len(taken[gpu])
+        heapq.heappush(taken[gpu], (attempt.end, lane))
+        bars.append(LaneBar(gpu, lane, attempt, job))
+    return bars, [max(1, len(taken[gpu]) + len(free[gpu])) for gpu in range(gpus)]

@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ullage.errors import InvalidValue
+from ullage.manager.simulation.formats.files import check_target, opened, write_file
 from ullage.manager.simulation.scenario import Scenario
 from ullage.units import format_duration, format_energy
 
 FINISHED, OUT_OF_MEMORY, GPU_LOST, TIME_LIMIT = "finished", "out of GPU memory", "GPU lost", "time limit"
 DONE, FAILED, WAITING = "done", "failed", "waiting"
 MOST_SERIES = 64  # GPUs that are kept with all their changes
-_BEGINNING = b'{"runs": ['  # of a file of runs
+_BEGINNING = '{"runs": ['  # of a file of runs
+_OF_GPUS = ("energy_j", "busy_s", "smact", "memory")
 
 
 class SimulatedAttempt(NamedTuple):
@@ -184,7 +186,7 @@ class SimulationResult:
     @functools.cached_property
     def figures(self) -> Figures:
         """What the run comes to."""
-        return self._summed(-math.inf, math.inf, self.energy_j, self.busy_s, self.smact, self.memory)
+        return self._summed(-math.inf, math.inf, {name: getattr(self, name) for name in _OF_GPUS})
 
     def figures_between(self, begin: float, end: float) -> Figures:
         """The figures of a part of the time. Jobs count that were there meanwhile, and attempts that ended then.
@@ -193,22 +195,18 @@ class SimulationResult:
         jobs, within that part. Without the GPUs over time, their means and the energy are not known.
         """
         if not self.gpus:
-            return self._summed(begin, end, None, None, None, None)
+            return self._summed(begin, end, dict.fromkeys(_OF_GPUS))
         parts = [_cut(series, begin, end) for series in self.gpus]
         rows = [_of_gpu(part) for part in parts]
-        busy = sum(row.busy * (part.times[-1] - part.times[0]) for row, part in zip(rows, parts, strict=True))
-        means = [sum(values) / len(rows) for values in ([row.smact for row in rows], [row.memory for row in rows])]
-        return self._summed(begin, end, sum(row.energy_j for row in rows), busy, *means)
+        whole = {
+            "energy_j": sum(row.energy_j for row in rows),
+            "busy_s": sum(row.busy * (part.times[-1] - part.times[0]) for row, part in zip(rows, parts, strict=True)),
+            "smact": sum(row.smact for row in rows) / len(rows),
+            "memory": sum(row.memory for row in rows) / len(rows),
+        }
+        return self._summed(begin, end, whole)
 
-    def _summed(
-        self,
-        begin: float,
-        end: float,
-        energy_j: float | None,
-        busy_s: float | None,
-        smact: float | None,
-        memory: float | None,
-    ) -> Figures:
+    def _summed(self, begin: float, end: float, of_gpus: Mapping[str, float | None]) -> Figures:
         there = [job for job in self.jobs if job.arrival <= end and (job.state == WAITING or job.over_at >= begin)]
         over = [job for job in there if job.state != WAITING and job.over_at <= end]
         done = [job for job in over if job.state == DONE]
@@ -234,10 +232,7 @@ class SimulationResult:
             slowdown=_mean(slowdown),
             slowdown_median=_quantile(slowdown, 0.5),
             slowdown_p95=_quantile(slowdown, 0.95),
-            energy_j=energy_j,
-            busy_s=busy_s,
-            smact=smact,
-            memory=memory,
+            **of_gpus,
             fairness=jain([row.slowdown for row in _of_users(done) if row.slowdown is not None]),
         )
 
@@ -273,12 +268,8 @@ class SimulationResult:
         gpus = [
             {spec.name: _plain(getattr(series, spec.name)) for spec in fields(series)} for series in self.gpus
         ]  # the series may be arrays
-        means = {name: getattr(self, name) for name in ("energy_j", "busy_s", "smact", "memory", "passes")}
+        means = {name: getattr(self, name) for name in (*_OF_GPUS, "passes")}
         return self.summary() | means | {"jobs": jobs, "gpus": gpus}
-
-    def to_json(self, indent: int | None = None) -> str:
-        """Everything as JSON; the keys are the attributes' names."""
-        return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SimulationResult:
@@ -304,45 +295,28 @@ def jain(values: Sequence[float]) -> float | None:
 
 def check_results_file(file: Path) -> None:
     """Refuse a file that runs cannot be written to: one that is something else is left alone."""
-    if not file.parent.is_dir():
-        raise InvalidValue(f"cannot write the runs to {file}: there is no folder {file.parent}")
-    if file.exists():
-        try:
-            with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content:
-                ours = content.read(len(_BEGINNING)) == _BEGINNING
-        except (OSError, EOFError):
-            ours = False
-        if not ours:
-            raise InvalidValue(f"{file} holds no runs of 'ullage simulate --save'; it is left as it is")
+    check_target(file, "file of runs", lambda text: text.startswith(_BEGINNING))
 
 
 def write_results(file: Path, results: Sequence[SimulationResult]) -> None:
     """Write runs to a file, packed where its name ends in .gz; a file that is something else is left alone."""
     check_results_file(file)
-    text = json.dumps({"runs": [result.to_dict() for result in results]}).encode()
-    try:
-        file.write_bytes(gzip.compress(text) if file.suffix == ".gz" else text)
-    except OSError as error:
-        raise InvalidValue(f"cannot write the runs to {file}: {error.strerror}") from None
+    text = json.dumps({"runs": [result.to_dict() for result in results]})
+    write_file(file, gzip.compress(text.encode()) if file.suffix == ".gz" else text.encode())
 
 
 def read_results(file: Path) -> list[SimulationResult]:
     """The runs that `write_results` wrote."""
-    try:
-        content = file.read_bytes()
-        return results_of(gzip.decompress(content) if file.suffix == ".gz" else content)
-    except (OSError, EOFError) as error:
-        raise InvalidValue(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
-    except InvalidValue:
-        raise InvalidValue(f"{file} holds no runs of 'ullage simulate --save'; it is left as it is") from None
+    with opened(file) as text:
+        return results_of(text.read(), str(file))
 
 
-def results_of(content: bytes) -> list[SimulationResult]:
+def results_of(content: str | bytes, name: str = "this") -> list[SimulationResult]:
     """The runs that a file of `write_results` holds, unpacked."""
     try:
         return [SimulationResult.from_dict(run) for run in json.loads(content)["runs"]]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise InvalidValue("this is no file of runs ('ullage simulate --save FILE' writes one)") from None
+        raise InvalidValue(f"{name} is no file of runs ('ullage simulate --save FILE' writes one)") from None
 
 
 def _of_users(jobs: Sequence[SimulatedJob]) -> list[UserFigures]:
@@ -365,12 +339,7 @@ def _of_user(user: str, jobs: Sequence[SimulatedJob]) -> UserFigures:
 
 
 def _cut(series: GpuSeries, begin: float, end: float) -> GpuSeries:
-    """A GPU over a part of the time; nothing lasts where it was not followed.
-
-    >>> whole = GpuSeries(0, "H200", 9, [0.0, 4.0, 9.0], [1, 2, 0], [1, 2, 0], [0.1, 0.2, 0.0], [5.0, 6.0, 0.0])
-    >>> _cut(whole, 2.0, 6.0).times
-    [2.0, 4.0, 6.0]
-    """
+    """A GPU over a part of the time; nothing lasts where it was not followed."""
     times = np.asarray(series.times, dtype=float)
     first, last = (float(np.clip(moment, times[0], times[-1])) for moment in (begin, end))
     inside = np.flatnonzero((times > first) & (times < last))

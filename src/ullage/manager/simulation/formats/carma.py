@@ -5,25 +5,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ullage.manager.simulation.assignment import Assignment, similar_alone
-from ullage.manager.simulation.formats.files import TraceRow, first_row, table
+from ullage.manager.simulation.assignment import Assignment, TraceFormat, similar_alone
+from ullage.manager.simulation.formats.files import TraceRow, has_columns, table
 from ullage.manager.simulation.known import known_workloads
 from ullage.manager.simulation.trace import JobKind, JobTrace, TraceJob
 from ullage.units import MIB
 
-NAME, TITLE = "carma", "evaluation traces of RAD-RM and CARMA (arrival_s, model, mem_mib, duration_min_mapper)"
-FILES: tuple[str, ...] = ()
 _NEEDED = ("arrival_s", "model", "batch_size", "gpus", "mem_mib", "duration_min_mapper")
 _ESTIMATES = {"horus": "horus_mib", "faketensor": "faketensor_mib", "gpumemnet": "gpumemnet_mib"}
 _CAP_MIB = 40000
 _UNNAMED = {"train": "maskrcnn"}  # scripts whose name does not say what they train
 
 
-def recognises(text: str) -> bool:
-    return {"arrival_s", "duration_min_mapper"} <= set(first_row(text))
-
-
-def read(path: Path, assignment: Assignment) -> JobTrace:
+def _read(path: Path, assignment: Assignment) -> JobTrace:
     """Jobs come at `arrival_s` and work `duration_min_mapper` minutes alone; memory and estimates are the file's."""
     kinds: dict[tuple[str, int], JobKind] = {}
     jobs: list[TraceJob] = []
@@ -71,3 +65,11 @@ def _epochs_run(row: TraceRow) -> float:
     """The share of the epochs in a job's name (such as resnet18_cifar100_50e_3.rad) that its command runs."""
     named = re.search(r"_(\d+)e_", row.text("rad", ""))
     return row.number("epochs_in_cmd") / int(named[1]) if named and row.has("epochs_in_cmd") else 1.0
+
+
+CARMA = TraceFormat(
+    "carma",
+    "evaluation traces of RAD-RM and CARMA (arrival_s, model, mem_mib, duration_min_mapper)",
+    has_columns("arrival_s", "duration_min_mapper"),
+    _read,
+)

@@ -41,6 +41,26 @@ def opened(path: Path) -> Iterator[IO[str]]:
         raise InvalidValue(f"cannot read {path}: {error.strerror}") from None
 
 
+def check_target(path: Path, kind: str, is_ours: Callable[[str], bool]) -> None:
+    """Refuse a file that cannot be written, or that is there and is not of this kind by how it begins."""
+    if not path.parent.is_dir():
+        raise InvalidValue(f"cannot write {path}: there is no folder {path.parent}")
+    try:
+        ours = not path.exists() or is_ours(head(path))
+    except InvalidValue:
+        ours = False
+    if not ours:
+        raise InvalidValue(f"{path} is there and is no {kind}: it is left as it is; name another file")
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise InvalidValue(f"cannot write {path}: {error.strerror}") from None
+
+
 def head(path: Path) -> str:
     """How a file begins."""
     with opened(path) as file:
@@ -50,6 +70,11 @@ def head(path: Path) -> str:
 def first_row(text: str) -> list[str]:
     """The names in the first line of a table."""
     return [name.strip() for name in next(csv.reader(text.splitlines()[:1]), [])]
+
+
+def has_columns(*names: str) -> Callable[[str], bool]:
+    """Whether the first line of a text names these columns."""
+    return lambda text: set(names) <= set(first_row(text))
 
 
 class TraceRow:

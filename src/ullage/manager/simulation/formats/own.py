@@ -15,29 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError, UnknownName, nearest
-from ullage.manager.simulation.assignment import Assignment
+from ullage.manager.simulation.assignment import TraceFormat
 from ullage.manager.simulation.formats.files import TraceRow, first_row, head, opened, table
 from ullage.manager.simulation.known import known_workload, known_workloads
 from ullage.manager.simulation.trace import JobKind, JobTrace, TraceJob
 from ullage.performance.result import Utilization
 from ullage.units import parse_bytes
 
-NAME, TITLE = "ullage", "Ullage's own form, CSV or JSON (arrival, kind or memory, gpus, work_s)"
-FILES: tuple[str, ...] = ()
 COLUMNS = ("id", "arrival", "user", "kind", "memory", "gpus", "work_s", "priority", "time_limit")
 _ESTIMATE = "estimate_"
 _NO_ANSWER = "-"
 
 
-def recognises(text: str) -> bool:
+def _recognises(text: str) -> bool:
     if _is_json(text):
         return '"ullage_trace"' in text or '"arrival"' in text and '"work_s"' in text
     return {"arrival", "work_s"} <= set(first_row(text))
-
-
-def read(path: Path, assignment: Assignment) -> JobTrace:
-    """Jobs come in seconds, or at dates and times, of which the earliest is 0."""
-    return _read_json(path) if _is_json(head(path)) else _read_csv(path)
 
 
 def _is_json(text: str) -> bool:
@@ -176,28 +169,21 @@ def _cell(promise: int | str | None) -> int | str:
 
 
 def _json_lines(trace: JobTrace) -> Iterator[str]:
-    """An object with a line for each kind and each job."""
     names = _names(trace.kinds)
-    said = {"ullage_trace": 1, "name": trace.name, "notes": list(trace.notes)}
-    yield json.dumps(said)[:-1] + ',\n"kinds": {'
-    for number, kind in enumerate(trace.kinds):
+    kinds = {}
+    for kind in trace.kinds:
         alone = {gpu: found.to_dict() for gpu, found in kind.alone.items()}
-        values = {"name": kind.name, "memory": kind.memory, "estimates": dict(kind.estimates), "alone": alone}
-        yield f"{',' * (number > 0)}\n{json.dumps(names[id(kind)])}: {json.dumps(values)}"
-    yield '},\n"jobs": ['
-    for number, job in enumerate(trace.jobs):
-        values = {
-            "id": job.id,
-            "arrival": job.arrival,
-            "kind": names[id(job.kind)],
-            "work_s": job.work_s,
-            "gpus": job.gpus,
-            "user": job.user,
-            "priority": job.priority,
-            "time_limit": job.time_limit,
+        kinds[names[id(kind)]] = {
+            "name": kind.name,
+            "memory": kind.memory,
+            "estimates": dict(kind.estimates),
+            "alone": alone,
         }
-        yield f"{',' * (number > 0)}\n{json.dumps(values)}"
-    yield "]}\n"
+    jobs = [
+        {name: getattr(job, name) for name in COLUMNS if name != "memory"} | {"kind": names[id(job.kind)]}
+        for job in trace.jobs
+    ]
+    yield json.dumps({"ullage_trace": 1, "name": trace.name, "notes": list(trace.notes), "kinds": kinds, "jobs": jobs})
 
 
 def _names(kinds: Sequence[JobKind]) -> dict[int, str]:
@@ -251,3 +237,11 @@ def _row_from(path: Path, number: int, values: Any, kinds: dict[str, JobKind]) -
 
 def _words(error: Exception) -> str:
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)
+
+
+OWN = TraceFormat(
+    "ullage",
+    "Ullage's own form, CSV or JSON (arrival, kind or memory, gpus, work_s)",
+    _recognises,
+    lambda path, assignment: _read_json(path) if _is_json(head(path)) else _read_csv(path),
+)

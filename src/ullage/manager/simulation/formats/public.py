@@ -1,0 +1,177 @@
+"""Public traces: Microsoft's Philly, Alibaba's PAI of 2020 and its GPU trace of 2023, and SenseTime's Helios.
+
+They say when jobs came, how long they ran and on how many GPUs, and not what they trained (`Assignment` does).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import InvalidValue
+from ullage.manager.simulation.assignment import Assignment, PublicJob, TraceFormat
+from ullage.manager.simulation.formats.files import (
+    first_row,
+    has_columns,
+    head,
+    left_out,
+    opened,
+    seconds_of,
+    table,
+)
+from ullage.manager.simulation.trace import JobTrace
+
+
+def _read_philly(path: Path, assignment: Assignment) -> JobTrace:
+    with opened(path) as file:
+        try:
+            found = json.load(file)
+        except json.JSONDecodeError as error:
+            raise InvalidValue(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    if not isinstance(found, list):
+        raise InvalidValue(f"{path}: needed a list of jobs; found {type(found).__name__}")
+    jobs = [_philly_job(f"{path}, job {number}", values) for number, values in enumerate(found, 1)]
+    kept = [job for job in jobs if job.gpus > 0 and job.run_s > 0]
+    note = "a job's work is the sum of its attempts' run times, on the most GPUs that one of them had"
+    return assignment.trace(path.name, kept, [note, *left_out(len(jobs) - len(kept))])
+
+
+def _philly_job(where: str, values: Any) -> PublicJob:
+    """A job; attempts whose begin or end was not recorded do not count."""
+
+    def known(attempt: Mapping[str, Any]) -> bool:
+        return all(attempt.get(key) not in (None, "None", "") for key in ("start_time", "end_time"))
+
+    try:
+        attempts = [attempt for attempt in values["attempts"] if known(attempt)]
+        run_s = sum(seconds_of(attempt["end_time"]) - seconds_of(attempt["start_time"]) for attempt in attempts)
+        gpus = max((sum(len(server["gpus"]) for server in attempt["detail"]) for attempt in attempts), default=0)
+        return PublicJob(seconds_of(values["submitted_time"]), run_s, gpus, str(values.get("user") or "user"))
+    except KeyError as error:
+        raise InvalidValue(f"{where}: needed {error.args[0]}; it is not there") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidValue(f"{where}: needed a job as Philly's cluster_job_log has them; {error}") from None
+
+
+_HELIOS = ("user", "gpu_num", "submit_time", "duration")
+
+
+def _read_helios(path: Path, assignment: Assignment) -> JobTrace:
+    """Jobs of every state that had GPUs and ran."""
+    kept, others = [], 0
+    for row in table(path, _HELIOS):
+        gpus, run_s = row.number("gpu_num", 0), row.number("duration", 0)
+        if gpus > 0 and run_s > 0:
+            kept.append(PublicJob(row.moment("submit_time"), run_s, gpus, row.text("user", "user")))
+        else:
+            others += 1
+    return assignment.trace(path.name, kept, left_out(others))
+
+
+_PODS = ("num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_time")
+
+
+def _read_pods(path: Path, assignment: Assignment) -> JobTrace:
+    """Pods run from being scheduled to being deleted; one that asks for a part of a GPU needs one GPU, and its work
+    counts by that part where workloads are given."""
+    kept, others = [], 0
+    for row in table(path, _PODS):
+        gpus = row.number("num_gpu", 0) * row.number("gpu_milli", 0) / 1000
+        run_s = row.number("deletion_time", 0) - row.number("scheduled_time", 0) if row.has("scheduled_time") else 0
+        if gpus > 0 and run_s > 0:
+            kept.append(PublicJob(row.number("creation_time"), run_s, gpus))
+        else:
+            others += 1
+    note = "a pod that asks for a part of a GPU needs one GPU here; users are not in the trace"
+    return assignment.trace(path.name, kept, [note, *left_out(others)])
+
+
+_TASKS, _JOBS = "pai_task_table", "pai_job_table"
+_PAI = {  # the columns, as the .header files have them; the tables have no first line of names
+    _TASKS: [
+        *("job_name", "task_name", "inst_num", "status", "start_time", "end_time"),
+        *("plan_cpu", "plan_mem", "plan_gpu", "gpu_type"),
+    ],
+    _JOBS: ["job_name", "inst_id", "user", "status", "start_time", "end_time"],
+}
+_STATES = ("Terminated", "Failed", "Running", "Waiting")
+
+
+def _is_pai(text: str) -> bool:
+    row = next(csv.reader(text.splitlines()[:1]), [])
+    return row in _PAI.values() or len(row) in map(len, _PAI.values()) and row[3] in _STATES
+
+
+def _read_pai(path: Path, assignment: Assignment) -> JobTrace:
+    """A job comes when it was submitted, runs from its first task's start to its last one's end, and needs the GPUs of
+    all instances of its tasks together."""
+    tasks, jobs = _beside(path, _TASKS), _beside(path, _JOBS)
+    if tasks is None:
+        raise InvalidValue(f"needed {_TASKS}.csv beside {path}, which says how many GPUs jobs need")
+    spans: dict[str, list[float]] = {}  # GPUs, begin, end
+    names = set()
+    for row in table(tasks, _PAI[_TASKS], _columns(tasks, _TASKS)):
+        name = row.text("job_name")
+        names.add(name)
+        gpus = row.number("inst_num", 1) * row.number("plan_gpu", 0) / 100
+        if gpus > 0 and row.has("start_time") and row.has("end_time"):
+            begin, end = row.number("start_time"), row.number("end_time")
+            span = spans.setdefault(name, [0.0, begin, end])
+            span[:] = span[0] + gpus, min(span[1], begin), max(span[2], end)
+    rows = [] if jobs is None else table(jobs, _PAI[_JOBS], _columns(jobs, _JOBS))
+    submitted = {
+        row.text("job_name"): (row.number("start_time"), row.text("user")) for row in rows if row.has("start_time")
+    }
+    kept = []
+    for name, (gpus, begin, end) in spans.items():
+        arrival, user = submitted.get(name, (begin, "user"))
+        if end > begin:
+            kept.append(PublicJob(min(arrival, begin), end - begin, gpus, user))
+    notes = ["a job needs the GPUs of all its instances together, in whole GPUs", *left_out(len(names) - len(kept))]
+    notes += [] if submitted else [f"without {_JOBS}.csv jobs come when their first task starts, and users are unknown"]
+    return assignment.trace(tasks.name, kept, notes)
+
+
+def _columns(path: Path, table_name: str) -> list[str] | None:
+    """The names of the columns, unless the file has them itself."""
+    return None if first_row(head(path)) == _PAI[table_name] else _PAI[table_name]
+
+
+def _beside(path: Path, table_name: str) -> Path | None:
+    """This file if it is that table, or the table in the same folder."""
+    names = [path.name] if path.name.startswith(table_name) else []
+    names += [f"{table_name}.csv{packed}" for packed in ("", ".gz", ".xz")]
+    return next((path.with_name(name) for name in names if path.with_name(name).is_file()), None)
+
+
+PHILLY = TraceFormat(
+    "philly",
+    "Microsoft Philly, cluster_job_log (JSON: jobid, submitted_time, attempts)",
+    lambda text: text.lstrip()[:1] == "[" and '"submitted_time"' in text and '"attempts"' in text,
+    _read_philly,
+    ("cluster_job_log", "cluster_job_log.json"),
+)
+ALIBABA_2020 = TraceFormat(
+    "alibaba2020",
+    "Alibaba PAI 2020, pai_task_table.csv, with pai_job_table.csv beside it",
+    _is_pai,
+    _read_pai,
+    ("pai_task_table.csv",),
+)
+ALIBABA_2023 = TraceFormat(
+    "alibaba2023",
+    "Alibaba 2023, openb_pod_list_*.csv (num_gpu, gpu_milli, creation_time, deletion_time)",
+    has_columns(*_PODS),
+    _read_pods,
+    ("openb_pod_list_default.csv",),
+)
+HELIOS = TraceFormat(
+    "helios",
+    "SenseTime Helios, cluster_log.csv (job_id, gpu_num, submit_time, duration)",
+    has_columns(*_HELIOS),
+    _read_helios,
+    ("cluster_log.csv",),
+)
