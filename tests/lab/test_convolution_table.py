@@ -17,8 +17,6 @@ from ullage.virtual.cudnn.formulas import (
     by_median,
     by_votes,
     evaluate,
-)
-from ullage.virtual.cudnn.terms import (
     terms,
     transform_bytes,
 )

@@ -20,8 +20,6 @@ from ullage.virtual.cudnn.formulas import (
     ConvolutionProblem,
     Trial,
     Workspace,
-)
-from ullage.virtual.cudnn.terms import (
     terms,
     transform_bytes,
     transforms,

@@ -17,8 +17,6 @@ from ullage.virtual.cudnn.formulas import (
     FORWARD,
     ConvolutionProblem,
     all_copies,
-)
-from ullage.virtual.cudnn.terms import (
     terms,
 )
 from ullage.virtual.cudnn.workspaces import workspace

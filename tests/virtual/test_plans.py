@@ -10,13 +10,12 @@ from ullage.virtual.cudnn.formulas import (
     CandidatePlan,
     ConvolutionProblem,
     Formula,
-)
-from ullage.virtual.cudnn.network import network_inputs
-from ullage.virtual.cudnn.plans import EnginePlan
-from ullage.virtual.cudnn.terms import (
+    lengths,
     needed_copies,
     terms,
 )
+from ullage.virtual.cudnn.network import network_inputs
+from ullage.virtual.cudnn.plans import EnginePlan
 from ullage_lab.judge.truth import measured_rows
 
 ANSWERS = Path(__file__).parents[2] / "benchmarks" / "data" / "h200_fresh_answers.jsonl.xz"
@@ -88,7 +87,7 @@ TAKEN = {
 def test_a_plan_takes_its_copies_and_its_partial_sums(name):
     asked, engine, knobs, parts, rest, taken = TAKEN[name]
     plan = EnginePlan(asked.direction, engine, knobs)
-    cut = plans.grid(plan, plans.lengths(asked))
+    cut = plans.grid(plan, lengths(asked))
     parts = plans.parts_by(plan, cut, parts)
     assert needed_copies(asked) + plans.partial_bytes(plan, cut, parts) + rest == taken
 
@@ -98,7 +97,7 @@ def test_a_depthwise_kernel_keeps_its_partial_sums_and_copies_its_filter_alone()
     asked = problem("w", size, (40, 1, 3, 3), size, "f32", last=True, padding=1, groups=40)
     plan = EnginePlan("w", 61, {plans.TILE: 3, plans.SPLIT_K_BUFFERS: 1})
     filter_copy, counters = 1536, 150
-    assert plans.partial_bytes(plan, plans.grid(plan, plans.lengths(asked)), 66) + filter_copy + counters == 272550
+    assert plans.partial_bytes(plan, plans.grid(plan, lengths(asked)), 66) + filter_copy + counters == 272550
 
 
 def test_an_indexed_kernel_keeps_a_table_for_each_of_eight_groups_and_gradients_in_singles():
@@ -107,7 +106,7 @@ def test_an_indexed_kernel_keeps_a_table_for_each_of_eight_groups_and_gradients_
     in_half = problem("w", (18, 1024, 47, 47), (1024, 512, 9, 9), (18, 1024, 47, 47), "f16", padding=4, groups=2)
     for asked, taken in ((forward, 5632), (gradient, 2560), (in_half, 170201120)):
         plan = EnginePlan(asked.direction, 1, {})
-        assert plans.partial_bytes(plan, plans.grid(plan, plans.lengths(asked)), 0) == taken
+        assert plans.partial_bytes(plan, plans.grid(plan, lengths(asked)), 0) == taken
 
 
 @pytest.mark.parametrize(("direction", "least"), [("f", 0.9), ("d", 0.9), ("w", 0.8)])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ullage.virtual.cudnn import plans
-from ullage.virtual.cudnn.formulas import ConvolutionProblem
+from ullage.virtual.cudnn.formulas import KINDS, ConvolutionProblem
 from ullage.virtual.cudnn.network import network_inputs
 
 CHUNK = 1000  # problems of a seed
@@ -209,6 +209,6 @@ def problems_of(rows: Any, direction: str) -> list[ConvolutionProblem]:
         n = 3 if dims == 3 else 2
         source, taps, stride, padding, dilation = (tuple(row[7 + 3 * i : 10 + 3 * i][-n:]) for i in range(5))
         sizes = (batch, inner * groups, *source), (outer * groups, inner, *taps), (batch, outer * groups, *out[-n:])
-        settings = stride, padding, dilation, groups, plans.ROW_KINDS[kind], bool(last)
+        settings = stride, padding, dilation, groups, KINDS[kind], bool(last)
         found.append(ConvolutionProblem(direction, *sizes, *settings))
     return found

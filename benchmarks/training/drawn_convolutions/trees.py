@@ -20,8 +20,7 @@ from ullage.virtual.cudnn.formulas import (
     Formula,
     Terms,
     all_copies,
-)
-from ullage.virtual.cudnn.terms import (
+    lengths,
     needed_copies,
     terms,
 )
@@ -97,7 +96,7 @@ def _persistent(direction: str, engine: int, rows: Any, knobs: list[Any], sizes:
     """Of problems of a persistent kernel, what its trees are told and the parts they should name."""
     told, parts = [], []
     for problem, each, whole in zip(problems_of(rows, direction), knobs, sizes, strict=True):
-        plan, size = plans.EnginePlan(direction, engine, dict(each)), plans.lengths(problem)
+        plan, size = plans.EnginePlan(direction, engine, dict(each)), lengths(problem)
         cut = plans.grid(plan, size)
         count = parts_taken(problem, plan, cut, whole, 0)
         told.append(plans.tree_inputs(problem, plan, size, cut, 0))
@@ -116,7 +115,7 @@ def grow_copied(direction: str, engine: int, labels: Labels) -> dict[str, Any]:
     problems, told, rests = problems_of(labels.rows[places].astype(np.int64), direction), [], []
     for problem, place in zip(problems, places.tolist(), strict=True):
         plan = plans.EnginePlan(direction, engine, dict(labels.plans[labels.plan[place]][1]))
-        size = plans.lengths(problem)
+        size = lengths(problem)
         cut = plans.grid(plan, size, problem.channels_last or size.batch == 1)
         whole = int(labels.sizes[place])
         parts = parts_taken(problem, plan, cut, whole, int(labels.parts[place]))

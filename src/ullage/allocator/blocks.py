@@ -103,7 +103,6 @@ class Block:
 
     @property
     def allocated(self) -> bool:
-        """Whether the block is handed out."""
         return self.state == IN_USE
 
     @property
@@ -132,7 +131,6 @@ class FreeList:
         self.unmapped: list[Block] = []  # of expandable segments, sorted by address
 
     def add(self, block: Block) -> None:
-        """Insert a free block."""
         block.key = key = block.size << ADDRESS_BITS | block.address
         index = bisect_left(self.keys, key)
         self.keys.insert(index, key)
@@ -297,7 +295,6 @@ class AddressSpace:
         self._holes: list[Span] = [(0, top)]  # room for new pieces, sorted
 
     def place(self, size: int) -> int:
-        """Find an address for a segment."""
         for piece in reversed(self._gaps):
             gaps = self._gaps[piece]
             for index, (start, length) in enumerate(gaps):
@@ -309,7 +306,6 @@ class AddressSpace:
         return self._new_piece(size)
 
     def release(self, address: int, size: int) -> None:
-        """Take back the addresses of a segment."""
         piece = max(start for start in self._pieces if start <= address)
         gaps = _merged([*self._gaps.get(piece, []), (address, size)])
         if gaps == [(piece, self._pieces[piece])]:

@@ -318,12 +318,10 @@ class CachingAllocator(Segments):
         self.release_cached_blocks(pool)
 
     def largest_cached_block(self) -> int:
-        """The size of the largest free block, as CUDACachingAllocator::cacheInfo() tells it."""
         lists = [free_list for pool in (self._small, self._large) for free_list in pool.by_stream.values()]
         return max((block.size for free_list in lists for block in free_list.blocks[-1:]), default=0)
 
     def reset_peak_stats(self) -> None:
-        """Reset all peaks to the current values, as torch.cuda.reset_peak_memory_stats()."""
         self.reset_peaks()
 
     def reset_accumulated_stats(self) -> None:
@@ -331,11 +329,9 @@ class CachingAllocator(Segments):
         self.stats_at_reset = statistics.accumulated(self, self.config.max_split_size)
 
     def memory_stats(self) -> dict[str, int]:
-        """What torch.cuda.memory_stats() returns, with the same keys."""
         return statistics.memory_stats(self, self.config.max_split_size)
 
     def snapshot(self) -> list[statistics.SegmentInfo]:
-        """What torch.cuda.memory_snapshot() returns: segments and blocks, without stack traces."""
         segments = statistics.snapshot(self.heads.values(), expandable=self.config.expandable_segments)
         for segment in segments:
             lane = segment["stream"]

@@ -120,7 +120,6 @@ class AllocatorConfig:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> AllocatorConfig:
-        """Read PYTORCH_ALLOC_CONF or, where that is not set, PYTORCH_CUDA_ALLOC_CONF."""
         environment = os.environ if environment is None else environment
         for name in ENVIRONMENT_NAMES:
             if name in environment:

@@ -23,7 +23,6 @@ from ullage.allocator.segments import Segments
 
 
 def page_size(allocator: Segments, pool: Pool) -> int:
-    """The unit in which memory is mapped."""
     return SMALL_BUFFER if pool is allocator.pools[0] else allocator.config.large_segment_size
 
 

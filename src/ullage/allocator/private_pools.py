@@ -43,7 +43,6 @@ class PrivatePools:
         self._users[pool] = self._users.get(pool, 0) + 1
 
     def users(self, pool: PoolId) -> int:
-        """How many graphs and contexts use a pool."""
         return self._users.get(pool, 0)
 
     def begin(self, pool: PoolId, wants: Callable[[int], bool]) -> None:

@@ -28,7 +28,6 @@ class AllocatorEvent(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The action in words."""
         return ACTIONS[self.action]
 
 
@@ -55,7 +54,6 @@ class History:
         return len(self.action)
 
     def events(self) -> list[AllocatorEvent]:
-        """The history as a list of events."""
         return [AllocatorEvent(*entry) for entry in zip(self.action, self.addr, self.size, strict=True)]
 
     def segments(self) -> list[tuple[int, int]]:

@@ -60,7 +60,6 @@ class RequestLog:
             self._entries.append(number - self._next)
 
     def empty_cache(self) -> None:
-        """Note that the cache was given back to the driver."""
         if self._keeps:
             self._entries.append(0)
 

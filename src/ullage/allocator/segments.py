@@ -64,7 +64,6 @@ class Segments(Counters):
         return self.driver is None or self.driver.take(size)
 
     def give_back(self, size: int) -> None:
-        """Give a segment, or pages of one, back to the driver."""
         if self.driver is not None:
             self.driver.give(size)
 
@@ -74,7 +73,6 @@ class Segments(Counters):
         return own if self.driver is None else min(own, self.driver.free())
 
     def new_segment(self, size: int, stream: int, pool: Pool, state: int) -> Block:
-        """Give a new segment an address and an id; nothing is counted yet."""
         place = self.segment_address
         address = self.addresses.place(size) if place is None else place(size)
         head = Block(address, size, stream, self.next_segment_id, pool, state)

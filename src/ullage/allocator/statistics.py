@@ -34,7 +34,6 @@ class Tally:
 
     @property
     def row(self) -> Row:
-        """Current, peak and total."""
         return self.current, self.peak, self.total
 
 
@@ -100,7 +99,6 @@ class Counters:
                 pool.peak_inactive_bytes = pool.inactive_bytes
 
     def reset_peaks(self) -> None:
-        """Set every peak to its current value."""
         self.peak_allocated = self.allocated
         self.peak_requested = self.requested
         self.peak_reserved = self.reserved
@@ -121,8 +119,6 @@ class Counters:
 
 
 class BlockInfo(TypedDict):
-    """A block in a snapshot, with the keys of torch.cuda.memory_snapshot()."""
-
     address: int
     size: int
     requested_size: int
@@ -130,8 +126,6 @@ class BlockInfo(TypedDict):
 
 
 class SegmentInfo(TypedDict):
-    """A segment in a snapshot, with the keys of torch.cuda.memory_snapshot()."""
-
     address: int
     total_size: int
     allocated_size: int

@@ -45,7 +45,6 @@ class StepWork:
 
     @classmethod
     def of(cls, step: StepCalls) -> StepWork:
-        """The work of a step."""
         waits = copied = 0
         works: list[Work] = []
         counts, places = [], {}
@@ -278,7 +277,6 @@ def together(rates: Rates, work: StepWork, times: Floats, gpu_s: float) -> float
 
 
 def times_of(rates: Rates, work: StepWork) -> Floats:
-    """Seconds of each work of a step on the GPU that was measured, and until the next can begin."""
     return rates.times(work.works, rates.vectors(work.works)) + rates.gaps_of(work.works)
 
 

@@ -207,8 +207,6 @@ _USUAL = (
 
 
 class _SideBySide:
-    """Delays under MPS."""
-
     def __init__(self, jobs: Sequence[Utilization], rules: SharingRules) -> None:
         self.kernels, self.waits, self.rules = [_kernels_of(job) for job in jobs], [job.waits for job in jobs], rules
         self.found = self._delays([[1.0] * len(jobs)] * len(jobs))
@@ -254,8 +252,6 @@ class _SideBySide:
 
 
 class _Sliced:
-    """Delays of time slicing."""
-
     def __init__(self, jobs: Sequence[Utilization], rules: SharingRules) -> None:
         works = [_gpu_s(job) for job in jobs]
         turns = [work / rules.turn_s for work in works]

@@ -47,7 +47,6 @@ class Collective(NamedTuple):
 
     @classmethod
     def of(cls, call: Mapping[str, Any]) -> Collective:
-        """What a call of a step says."""
         values = {name: call["kwargs"][name] for name in cls._fields[1:] if name in call["kwargs"]}
         return cls(str(call["operator"]).partition(".")[2], **values)
 
@@ -145,7 +144,6 @@ class Exchange:
 
     @classmethod
     def of(cls, step: StepCalls) -> Exchange | None:
-        """Those of a step; `None` where it has none."""
         special = {number for number, call in enumerate(step.calls) if call["operator"].startswith(f"{SPACE}.")}
         if not special:
             return None
@@ -155,7 +153,6 @@ class Exchange:
         return cls(np.array(step.order, dtype=np.int64), events, ends, step.bubble)
 
     def collectives(self) -> list[Collective]:
-        """Each collective of the step."""
         return [Collective.of(call) for _, call in self.events if call["operator"] != WAIT]
 
     def _with_joins(self) -> list[tuple[int, dict[str, Any]]]:

@@ -133,7 +133,6 @@ class Rates:
         return [kind, type_, float(work.tf32), read, written, flops, flops - moved, least, operator, *of_shape]
 
     def times(self, works: Sequence[Work], vectors: Floats) -> Floats:
-        """Seconds of each call on the GPU that was measured."""
         return np.maximum(self.usual_times(works) * np.exp(self.time.sums(vectors)), serial_times(works))
 
     def gaps_of(self, works: Sequence[Work]) -> Floats:
@@ -231,7 +230,6 @@ def packed(rates: Rates) -> bytes:
 
 @functools.cache
 def load(path: Path = SHIPPED) -> Rates:
-    """The rates of a file."""
     from safetensors import SafetensorError, safe_open
 
     try:

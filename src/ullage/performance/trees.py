@@ -104,7 +104,6 @@ class Trees:
         return cls(feature, threshold, left, right, value, max(_depth(tree, 0) for tree in trees))
 
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
-        """The arrays under names that begin so, small types where they do."""
         links = {"feature": self.feature, "left": self.left, "right": self.right}
         return {
             f"{prefix}.{name}": each.astype(np.min_scalar_type(int(each.max()))) for name, each in links.items()
@@ -116,7 +115,6 @@ class Trees:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Any], prefix: str) -> Trees:
-        """The trees that `arrays` gave."""
         feature, threshold, left, right, value, depth = (arrays[f"{prefix}.{name}"] for name in _ARRAYS)
         links = [array.astype(np.int32) for array in (feature, left, right)]
         return cls(links[0], threshold.astype(np.float64), links[1], links[2], value.astype(np.float64), int(depth[0]))

@@ -61,12 +61,10 @@ class Work:
 
     @property
     def bytes(self) -> int:
-        """What is moved at least."""
         return self.read + self.written
 
     @property
     def on_tensor_cores(self) -> bool:
-        """Whether tensor cores can do it."""
         return self.flops > 0 and (self.dtype in _NARROW or self.tf32)
 
     def least_time(self, gpu: GPU) -> float:
@@ -75,7 +73,6 @@ class Work:
         return max(moving, computing, SHORTEST_KERNEL_S)
 
     def rate(self, gpu: GPU) -> float:
-        """The data sheet's floating-point operations a second."""
         plain = gpu.fp32_tflops or RATES_UNKNOWN_TFLOPS
         if self.dtype in _NARROW:
             found = gpu.bf16_tflops if self.dtype == "bfloat16" else gpu.fp16_tflops
@@ -84,7 +81,6 @@ class Work:
 
 
 def bandwidth_of(gpu: GPU) -> float:
-    """Bytes a second."""
     return 1e9 * (gpu.bandwidth or UNKNOWN_BANDWIDTH)
 
 

@@ -33,8 +33,8 @@ from ullage.virtual.cudnn.formulas import (
     Formula,
     all_copies,
     by_median,
+    transforms,
 )
-from ullage.virtual.cudnn.terms import transforms
 from ullage.virtual.cudnn.workspaces import MULTIPROCESSORS, OTHERS, TRANSFORM, TRIAL_TABLE, TRIAL_TREES
 from ullage_lab.draw.convolutions import BATCHES
 from ullage_lab.train.workspaces import (

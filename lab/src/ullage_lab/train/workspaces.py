@@ -49,8 +49,8 @@ from ullage.virtual.cudnn.formulas import (
     Workspace,
     by_votes,
     evaluate,
+    terms,
 )
-from ullage.virtual.cudnn.terms import terms
 from ullage.virtual.cudnn.workspaces import MEASURED_CAPABILITY, TABLE, features, hash_of, trees_of
 
 _SAMPLE = 40_000  # problems that formulas are looked for in

@@ -58,7 +58,6 @@ class GraphTrees:
         self._held.update({address: span for address, span in held.items() if isinstance(span, Allocation)})
 
     def delete(self, address: int) -> None:
-        """Free a block by its address."""
         span = self._held.pop(address, None)
         if span is None:
             self._raw_delete(address)
@@ -84,7 +83,6 @@ class GraphTrees:
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Replace what the trees ask of PyTorch's C++ part."""
     trees = GraphTrees(gpu)
     replacements.put_all(
         torch._C,

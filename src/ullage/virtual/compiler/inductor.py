@@ -160,7 +160,6 @@ class _Kernel:
         self.config, self.kernel, self.n_regs = config, self, registers
 
     def make_launcher(self) -> _Kernel:
-        """It launches itself."""
         return self
 
     def __call__(self, *args: Any, **options: Any) -> None:

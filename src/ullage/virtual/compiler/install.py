@@ -10,7 +10,6 @@ from ullage.virtual.state import GPUState
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Let the compiler work on the virtual GPU."""
     if importlib.util.find_spec("triton") is None:
         without_triton.install(gpu, replacements)
         return

@@ -32,7 +32,6 @@ _MILLISECONDS = 1.0  # that every kernel takes: of equals an autotuner takes the
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the driver and the launch in place, now or as soon as Triton is imported."""
     for module, part in {
         "triton.runtime.driver": _install_driver,
         "triton.runtime.jit": _install_launch,
@@ -50,7 +49,6 @@ class _Utilities:
         self._gpu, self._loads_threads = gpu, loads_threads
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        """The properties that Triton looks at."""
         known: Any = torch.cuda.get_device_properties(device)
         return {
             "max_shared_mem": known.shared_memory_per_block_optin,

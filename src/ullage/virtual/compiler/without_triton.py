@@ -23,14 +23,12 @@ _WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Let `torch.compile` return what it is given."""
     replacements.put(torch, "compile", _compile(gpu))
     replacements.when_imported("torch._dynamo.eval_frame", lambda module: _run_eagerly(gpu, replacements, module))
 
 
 def _compile(gpu: GPUState) -> Any:
     def compile(model: Any = None, **options: Any) -> Any:
-        """`torch.compile`: returns what it is given."""
         if model is None:
             return lambda decorated: compile(decorated, **options)
         if options.get("disable"):

@@ -67,7 +67,6 @@ class Cudnn:
         return int(self._library.cudnnGetVersion())
 
     def description(self) -> dict[str, Any]:
-        """What cuDNN says of this machine's GPU."""
         device = self._create(_DEVICE)
         try:
             self._set(device, 2700, _INT32_TYPE, (ctypes.c_int32 * 1)(torch.cuda.current_device()))

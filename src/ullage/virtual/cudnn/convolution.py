@@ -343,7 +343,6 @@ def _asker(call: Call) -> Ask:
 
 @kernel("aten.convolution.default")
 def convolution(call: Call) -> Plan:
-    """Convolution.cpp, convolution"""
     source, weight = operand(call.args[0]), operand(call.args[1])
     settings = settings_of(call.args[3:9], len(source.size) - 2)
     check_shapes(source, weight, settings)

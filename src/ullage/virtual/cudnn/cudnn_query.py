@@ -39,8 +39,8 @@ from ullage.virtual.cudnn.formulas import (
     Trial,
     Workspace,
     all_copies,
+    terms,
 )
-from ullage.virtual.cudnn.terms import terms
 
 ENTRY = "ullage.virtual.cudnn.backend:serve"
 _START, _ANSWER = 120.0, 60.0  # seconds: until it can be asked, and for some questions
@@ -83,7 +83,6 @@ class CudnnAsker:
         return found
 
     def close(self) -> None:
-        """End the process."""
         if self._line is not None:
             self._line.close()
             self._line = None
@@ -164,7 +163,6 @@ class Answers:
 
     @property
     def path(self) -> Path:
-        """The file in which answers are remembered."""
         kind = re.sub(r"[^a-z0-9]+", "-", f"{self.card.device_name}-{self.card.sms or 0}".casefold()).strip("-")
         return cache() / "cudnn" / f"{kind}-{self.cudnn}.jsonl"
 

@@ -24,7 +24,6 @@ class Operand(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a dense copy."""
         count = self.dtype.itemsize
         for length in self.size:
             count *= length

@@ -28,15 +28,13 @@ from ullage.virtual.cudnn.formulas import (
     DATA,
     FILTER,
     FORWARD,
-    ITEM_BYTES,
-    ConvolutionProblem,
-    product,
-    round_up,
-)
-from ullage.virtual.cudnn.terms import (
     GROUPS_AT_ONCE,
+    KINDS,
+    ConvolutionProblem,
+    Lengths,
     packed_channels,
 )
+from ullage.virtual.whole_numbers import round_up
 
 # Knobs, by cuDNN's numbers (cudnnBackendKnobType_t).
 SPLIT_K, TILE, SPLIT_K_BUFFERS, TILE_K, SLICES, INDEX_MODE, WORKSPACE_KNOB = 0, 2, 12, 13, 17, 18, 25
@@ -115,45 +113,12 @@ class Grid(NamedTuple):
 
     @property
     def left(self) -> int:
-        """Tiles after the last whole wave."""
         return self.tiles % self.clusters
 
     @property
     def most_parts(self) -> int:
         """Into how many parts each tile that is left can be split."""
         return self.clusters // max(self.left, 1)
-
-
-class Lengths(NamedTuple):
-    """A problem in numbers: channels are those of a group, `threes` are taps in pieces of three by three, `wide` and
-    `tall` are channels padded to 16 bytes."""
-
-    batch: int
-    inner: int
-    outer: int
-    groups: int
-    pixels: int
-    out_pixels: int
-    taps: int
-    threes: int
-    wide: int
-    tall: int
-    item: int
-
-
-def lengths(problem: ConvolutionProblem) -> Lengths:
-    """The numbers of a problem.
-
-    >>> sizes = (2, 8, 5, 5), (16, 8, 1, 1), (2, 16, 5, 5)
-    >>> lengths(ConvolutionProblem("f", *sizes, (1, 1), (0, 0), (1, 1), 1, "f16", False)).out_pixels
-    25
-    """
-    groups, item = problem.groups, ITEM_BYTES[problem.kind]
-    inner, outer, unit = problem.source[1] // groups, problem.out[1] // groups, 16 // item
-    pixels, out_pixels, taps = (product(size[2:]) for size in (problem.source, problem.out, problem.weight))
-    threes = product(tuple(-(-length // 3) for length in problem.weight[2:]))
-    wide, tall = round_up(inner, unit), round_up(outer, unit)
-    return Lengths(problem.source[0], inner, outer, groups, pixels, out_pixels, taps, threes, wide, tall, item)
 
 
 def matrix(direction: str, inner: Any, outer: Any, samples: Any) -> tuple[Any, Any, Any]:
@@ -198,13 +163,7 @@ def parts_aimed_at(count: Any, depth: Any, unit: Any) -> Any:
 
 
 def grid(plan: EnginePlan, size: Lengths, alone: bool = True) -> Grid:
-    """How a plan cuts a problem into tiles; an empty grid if it keeps no partial sums.
-
-    >>> sizes = (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8)
-    >>> problem = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", True)
-    >>> grid(EnginePlan("f", 67, {TILE: 0, CLUSTER_ROWS: 2, CLUSTER_COLUMNS: 1}), lengths(problem))
-    Grid(tiles=2, steps=9, clusters=66, tile_bytes=131072, rows=0, columns=0, depth=0, unit=1)
-    """
+    """How a plan cuts a problem into tiles; an empty grid if it keeps no partial sums."""
     direction, knobs = plan.direction, plan.knobs
     if plan.engine in PERSISTENT[direction]:
         rows, columns = _TILES.get(knobs[TILE], (0, 0))
@@ -250,7 +209,6 @@ def grid(plan: EnginePlan, size: Lengths, alone: bool = True) -> Grid:
 
 
 def _sliced_tiles(plan: EnginePlan, size: Lengths, rows: int, columns: int) -> int:
-    """Tiles of a sliced kernel."""
     if not rows:
         return 0
     if plan.direction == FORWARD:
@@ -355,17 +313,15 @@ def fallback(direction: str) -> EnginePlan:
 
 
 def part_knobs(plan: EnginePlan) -> tuple[int, int]:
-    """The knobs that the trees are told, too."""
     return plan.knobs.get(TILE, -9), plan.knobs.get(WORKSPACE_KNOB, -9)
 
 
 def tree_inputs(problem: ConvolutionProblem, plan: EnginePlan, size: Lengths, cut: Grid, parts: int) -> list[int]:
-    """What the trees of an engine are told: whole numbers."""
     flat = len(problem.weight) == 4
     filter_lengths = ((1,) if flat else ()) + problem.weight[2:]
     dims = 3 if not flat else 1 if problem.source[2] == problem.weight[2] == 1 else 2
     numbers = [
-        problem.channels_last, ("f32", "f16", "bf16").index(problem.kind), dims, size.wide > size.inner,
+        problem.channels_last, KINDS.index(problem.kind), dims, size.wide > size.inner,
         size.tall > size.outer, size.taps, size.pixels > 1, size.out_pixels > 1, size.groups, size.inner, size.outer,
         size.batch, max(problem.stride), max(problem.dilation), max(problem.padding), size.inner & -size.inner,
         size.outer & -size.outer, size.out_pixels & -size.out_pixels, size.pixels & -size.pixels, size.out_pixels,
@@ -375,9 +331,6 @@ def tree_inputs(problem: ConvolutionProblem, plan: EnginePlan, size: Lengths, cu
         max(size.inner, size.outer),
     ]  # fmt: skip
     return [int(number) for number in numbers] + [plan.knobs.get(knob, -9) for knob in _SEEN_KNOBS]
-
-
-ROW_KINDS = ("f32", "f16", "bf16")
 
 
 def row_of(problem: ConvolutionProblem) -> list[int]:
@@ -392,7 +345,7 @@ def row_of(problem: ConvolutionProblem) -> list[int]:
     one, none = ((1,), (0,)) if flat else ((), ())
     source, taps = one + problem.source[2:], one + problem.weight[2:]
     dims = 3 if not flat else 1 if source[1] == taps[1] == 1 else 2
-    head = dims, ROW_KINDS.index(problem.kind), int(problem.channels_last), problem.source[0]
+    head = dims, KINDS.index(problem.kind), int(problem.channels_last), problem.source[0]
     channels = problem.source[1] // groups, problem.out[1] // groups, groups
     settings = one + problem.stride + none + problem.padding + one + problem.dilation
     return [*head, *channels, *source, *taps, *settings]

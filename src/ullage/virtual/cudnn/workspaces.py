@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +24,10 @@ from ullage.virtual.cudnn.arrays import HEADER, header_of, needed_numpy, read_ar
 from ullage.virtual.cudnn.formulas import (
     FOURIER,
     ITEM_BYTES,
+    KINDS,
     ConvolutionProblem,
     Formula,
+    Lengths,
     Terms,
     Trial,
     Workspace,
@@ -33,18 +36,16 @@ from ullage.virtual.cudnn.formulas import (
     by_shares,
     by_votes,
     evaluate,
-    product,
-    round_up,
-    shares_of_votes,
-)
-from ullage.virtual.cudnn.network import read_network
-from ullage.virtual.cudnn.terms import (
+    lengths,
     needed_copies,
+    shares_of_votes,
     terms,
     transform_bytes,
     transforms,
 )
+from ullage.virtual.cudnn.network import read_network
 from ullage.virtual.releases import MEASURED_CUDNN
+from ullage.virtual.whole_numbers import round_up
 
 # The table and the trees. `ullage lab train convolutions` writes them; they are read at the first convolution.
 
@@ -123,7 +124,6 @@ def tables(folder: Path, kind: str = "convolution") -> dict[tuple[tuple[int, ...
 
 @cache
 def table(path: Path) -> WorkspaceTable:
-    """Read a table of measured calls."""
     np, file = needed_numpy(), read_arrays(path)
     hashes = np.cumsum(file["steps"], dtype=np.uint64)
     sizes = np.zeros(len(hashes), dtype=np.uint64)
@@ -150,163 +150,91 @@ def measured(
     return int(found.sizes[place])
 
 
-class ProblemFeatures(NamedTuple):
+def features(problem: ConvolutionProblem) -> list[int]:
     """Whole numbers that cuDNN's choice may turn on: sizes, alignment, and the matrix product that a call amounts to.
 
-    WorkspaceTrees name a feature by its place, so names may change and places may not.
+    Trees name a feature by its place, so names may change and places may not.
     """
-
-    type: int  # 0 for f32, 1 for f16, 2 for bf16
-    channels_last: int
-    batch: int
-    group_inputs: int  # channels of a group
-    group_outputs: int
-    groups: int
-    source_height: int
-    source_width: int
-    source_pixels: int
-    out_pixels: int
-    filter_height: int
-    filter_width: int
-    filter_taps: int  # elements of the filter in one channel
-    stride: int
-    padding: int
-    dilation: int
-    dimensions: int
-    group_inputs_mod_8: int
-    group_outputs_mod_8: int
-    out_pixels_alignment: int
-    group_inputs_alignment: int
-    group_outputs_alignment: int
-    out_rows: int  # rows of the output as a matrix
-    source_rows: int
-    depth: int  # of the matrix product that the forward pass amounts to
-    data_depth: int  # and the data gradient
-    forward_tiles_128: int  # tiles of 128 by 128 that cover the result
-    filter_tiles_128: int
-    data_tiles_128: int
-    source_bytes: int
-    out_bytes: int
-    weight_bytes: int
-    products_in_4096s: int  # multiplications
-    inputs_per_1000_outputs: int
-    rows_per_100_outputs: int
-    most_channels: int
-    fewest_channels: int
-    forward_tiles_256_by_128: int
-    forward_tiles_64: int
-    data_tiles_64: int
-    filter_tiles_64: int
-    source_pixels_alignment: int  # the largest power of two that divides it, up to 16 (channels: 256)
-    channels_alignment: int  # what both numbers of channels are multiples of, up to 16
-    all_lengths_alignment: int  # and all lengths of the matrices too
-    padded_inputs_per_1000: int  # what padding to 16 bytes costs
-    padded_outputs_per_1000: int
-    padded_weight_per_1000: int
-    tiles_filled_per_1000: int  # how well tiles fill an H200
-    products_per_byte: int
-    products_per_source_byte: int
-    products_per_out_byte: int
-    is_matrix_product: int  # a filter of one tap, without stride and padding
-    group_inputs_times_outputs: int
-    group_inputs_plus_outputs: int
-    batch_times_height: int
-    out_width: int
-    transform_kib: int  # by Fourier transforms, see `transform_bytes`
-    transform_per_100_copies: int
-    source_depth: int  # 1 in two dimensions
-    filter_depth: int
-    out_height: int
-    forward_tiles_in_wave: int  # of the last wave, where every multiprocessor of an H200 has one
-    data_tiles_in_wave: int
-    filter_tiles_in_wave: int
-    needed_kib: int  # copies that tensor cores need, see `needed_copies`
-
-
-def features(problem: ConvolutionProblem) -> ProblemFeatures:
-    """The features of a problem."""
-    source, out, weight, groups = problem.source, problem.out, problem.weight, problem.groups
-    inner, outer = source[1] // groups, out[1] // groups
-    pixels, out_pixels, taps = product(source[2:]), product(out[2:]), product(weight[2:])
-    batch, item = source[0], ITEM_BYTES[problem.kind]
-    rows, depth = batch * out_pixels, inner * taps
+    source, out, weight, size = problem.source, problem.out, problem.weight, lengths(problem)
+    batch, inner, outer, groups, item = size.batch, size.inner, size.outer, size.groups, size.item
+    rows, source_rows, depth = batch * size.out_pixels, batch * size.pixels, inner * size.taps
     tiles = -(-rows // 128) * -(-outer // 128) * groups
     filter_tiles = -(-outer // 128) * -(-depth // 128) * groups
-    data_tiles = -(-batch * pixels // 128) * -(-inner // 128) * groups
+    data_tiles = -(-source_rows // 128) * -(-inner // 128) * groups
     products = rows * outer * groups * depth
-    source_bytes, out_bytes = batch * source[1] * pixels * item, batch * out[1] * out_pixels * item
+    source_bytes, out_bytes = source_rows * source[1] * item, rows * out[1] * item
     weight_bytes = outer * groups * depth * item
-    unit = 16 // item
-    inner_padded, outer_padded = round_up(inner, unit), round_up(outer, unit)
-    transform = transform_bytes(problem)
-    plain = taps == 1 and problem.stride[-1] == 1 and problem.padding[-1] == 0  # a matrix product
-    return ProblemFeatures(
-        type={"f32": 0, "f16": 1, "bf16": 2}[problem.kind],
-        channels_last=int(problem.channels_last),
-        batch=batch,
-        group_inputs=inner,
-        group_outputs=outer,
-        groups=groups,
-        source_height=source[-2],
-        source_width=source[-1],
-        source_pixels=pixels,
-        out_pixels=out_pixels,
-        filter_height=weight[-2],
-        filter_width=weight[-1],
-        filter_taps=taps,
-        stride=problem.stride[-1],
-        padding=problem.padding[-1],
-        dilation=problem.dilation[-1],
-        dimensions=len(source),
-        group_inputs_mod_8=inner % 8,
-        group_outputs_mod_8=outer % 8,
-        out_pixels_alignment=min(out_pixels & -out_pixels, 16),
-        group_inputs_alignment=min(inner & -inner, 256),
-        group_outputs_alignment=min(outer & -outer, 256),
-        out_rows=rows,
-        source_rows=batch * pixels,
-        depth=depth,
-        data_depth=outer * taps,
-        forward_tiles_128=tiles,
-        filter_tiles_128=filter_tiles,
-        data_tiles_128=data_tiles,
-        source_bytes=source_bytes,
-        out_bytes=out_bytes,
-        weight_bytes=weight_bytes,
-        products_in_4096s=min(products >> 12, 2**31 - 1),
-        inputs_per_1000_outputs=1000 * inner // outer,
-        rows_per_100_outputs=100 * rows // (outer * groups),
-        most_channels=max(outer * groups, source[1]),
-        fewest_channels=min(outer * groups, source[1]),
-        forward_tiles_256_by_128=-(-rows // 256) * -(-outer // 128) * groups,
-        forward_tiles_64=-(-rows // 64) * -(-outer // 64) * groups,
-        data_tiles_64=-(-batch * pixels // 64) * -(-inner // 64) * groups,
-        filter_tiles_64=-(-outer // 64) * -(-depth // 64) * groups,
-        source_pixels_alignment=min(pixels & -pixels, 16),
-        channels_alignment=_multiple(inner | outer),
-        all_lengths_alignment=_multiple(inner | outer | pixels | out_pixels),
-        padded_inputs_per_1000=1000 * inner_padded // inner,
-        padded_outputs_per_1000=1000 * outer_padded // outer,
-        padded_weight_per_1000=1000 * inner_padded * outer_padded // (inner * outer),
-        tiles_filled_per_1000=1000 * tiles // round_up(tiles, MULTIPROCESSORS),
-        products_per_byte=products // (source_bytes + out_bytes + weight_bytes),
-        products_per_source_byte=products // source_bytes,
-        products_per_out_byte=products // out_bytes,
-        is_matrix_product=int(plain),
-        group_inputs_times_outputs=inner * outer,
-        group_inputs_plus_outputs=inner + outer,
-        batch_times_height=batch * source[-2],
-        out_width=out[-1],
-        transform_kib=transform >> 10,
-        transform_per_100_copies=100 * transform // (source_bytes + out_bytes + weight_bytes),
-        source_depth=source[2] if len(source) == 5 else 1,
-        filter_depth=weight[2] if len(weight) == 5 else 1,
-        out_height=out[-2],
-        forward_tiles_in_wave=tiles % MULTIPROCESSORS,
-        data_tiles_in_wave=data_tiles % MULTIPROCESSORS,
-        filter_tiles_in_wave=filter_tiles % MULTIPROCESSORS,
-        needed_kib=needed_copies(problem) >> 10,
-    )
+    tensors, transform = source_bytes + out_bytes + weight_bytes, transform_bytes(problem)
+    most, fewest = max(outer * groups, source[1]), min(outer * groups, source[1])
+    product_of_matrices = size.taps == 1 and problem.stride[-1] == 1 and problem.padding[-1] == 0
+    named = {
+        "type": KINDS.index(problem.kind),
+        "channels_last": int(problem.channels_last),
+        "batch": batch,
+        "group_inputs": inner,  # channels of a group
+        "group_outputs": outer,
+        "groups": groups,
+        "source_height": source[-2],
+        "source_width": source[-1],
+        "source_pixels": size.pixels,
+        "out_pixels": size.out_pixels,
+        "filter_height": weight[-2],
+        "filter_width": weight[-1],
+        "filter_taps": size.taps,  # elements of the filter in one channel
+        "stride": problem.stride[-1],
+        "padding": problem.padding[-1],
+        "dilation": problem.dilation[-1],
+        "dimensions": len(source),
+        "group_inputs_mod_8": inner % 8,
+        "group_outputs_mod_8": outer % 8,
+        "out_pixels_alignment": _multiple(size.out_pixels),
+        "group_inputs_alignment": min(inner & -inner, 256),
+        "group_outputs_alignment": min(outer & -outer, 256),
+        "out_rows": rows,  # rows of the output as a matrix
+        "source_rows": source_rows,
+        "depth": depth,  # of the matrix product that the forward pass amounts to
+        "data_depth": outer * size.taps,  # and the data gradient
+        "forward_tiles_128": tiles,  # tiles of 128 by 128 that cover the result
+        "filter_tiles_128": filter_tiles,
+        "data_tiles_128": data_tiles,
+        "source_bytes": source_bytes,
+        "out_bytes": out_bytes,
+        "weight_bytes": weight_bytes,
+        "products_in_4096s": min(products >> 12, 2**31 - 1),  # multiplications
+        "inputs_per_1000_outputs": 1000 * inner // outer,
+        "rows_per_100_outputs": 100 * rows // (outer * groups),
+        "most_channels": most,
+        "fewest_channels": fewest,
+        "forward_tiles_256_by_128": -(-rows // 256) * -(-outer // 128) * groups,
+        "forward_tiles_64": -(-rows // 64) * -(-outer // 64) * groups,
+        "data_tiles_64": -(-source_rows // 64) * -(-inner // 64) * groups,
+        "filter_tiles_64": -(-outer // 64) * -(-depth // 64) * groups,
+        "source_pixels_alignment": _multiple(size.pixels),
+        "channels_alignment": _multiple(inner | outer),  # what both numbers of channels are multiples of, up to 16
+        "all_lengths_alignment": _multiple(inner | outer | size.pixels | size.out_pixels),
+        "padded_inputs_per_1000": 1000 * size.wide // inner,  # what padding to 16 bytes costs
+        "padded_outputs_per_1000": 1000 * size.tall // outer,
+        "padded_weight_per_1000": 1000 * size.wide * size.tall // (inner * outer),
+        "tiles_filled_per_1000": 1000 * tiles // round_up(tiles, MULTIPROCESSORS),  # how well tiles fill an H200
+        "products_per_byte": products // tensors,
+        "products_per_source_byte": products // source_bytes,
+        "products_per_out_byte": products // out_bytes,
+        "is_matrix_product": int(product_of_matrices),  # a filter of one tap, without stride and padding
+        "group_inputs_times_outputs": inner * outer,
+        "group_inputs_plus_outputs": inner + outer,
+        "batch_times_height": batch * source[-2],
+        "out_width": out[-1],
+        "transform_kib": transform >> 10,  # by Fourier transforms, see `transform_bytes`
+        "transform_per_100_copies": 100 * transform // tensors,
+        "source_depth": source[2] if len(source) == 5 else 1,  # 1 in two dimensions
+        "filter_depth": weight[2] if len(weight) == 5 else 1,
+        "out_height": out[-2],
+        "forward_tiles_in_wave": tiles % MULTIPROCESSORS,  # of the last wave, with a tile on every multiprocessor
+        "data_tiles_in_wave": data_tiles % MULTIPROCESSORS,
+        "filter_tiles_in_wave": filter_tiles % MULTIPROCESSORS,
+        "needed_kib": needed_copies(problem) >> 10,  # copies that tensor cores need, see `needed_copies`
+    }
+    return list(named.values())
 
 
 def _multiple(number: int) -> int:
@@ -336,7 +264,6 @@ def trees(path: Path) -> dict[str, WorkspaceTrees]:
 
 
 def votes(problem: ConvolutionProblem, file: str, question: str = "") -> list[tuple[Formula, float]]:
-    """What the trees say of a problem: formulas, each with its shares of the measured calls in the leaves."""
     grown = trees(DATA_FOLDER / file).get(problem.direction + question)
     if grown is None:
         return []
@@ -365,7 +292,7 @@ def sizes_by_plans(
     network = read_network(DATA_FOLDER / PLAN_NETWORK, problem.direction)
     if network is None:
         return None
-    grown, size = trees(DATA_FOLDER / PLAN_TREES), plans.lengths(problem)
+    grown, size = trees(DATA_FOLDER / PLAN_TREES), lengths(problem)
     row, found = plans.row_of(problem), list[tuple[int, float]]()
     for plan, likely in network.plans(problem, _LEAST_LIKELY, tf32, deterministic):
         cut = plans.grid(plan, size, problem.channels_last or size.batch == 1)
@@ -387,7 +314,7 @@ def _parts(
     plan: plans.EnginePlan,
     grown: WorkspaceTrees | None,
     row: list[int],
-    size: plans.Lengths,
+    size: Lengths,
     cut: plans.Grid,
 ) -> list[tuple[int, float]]:
     """Into how many parts a plan splits its sums, each number with its share."""
@@ -463,7 +390,7 @@ def workspace(
     """
     if problem.kind not in ITEM_BYTES:
         # Double precision was not measured. A bound allows for copies of all tensors.
-        tensors = sum(map(product, (problem.source, problem.weight, problem.out)))
+        tensors = sum(map(prod, (problem.source, problem.weight, problem.out)))
         return Workspace(0, 0, guessed=True, surprise=tensors * 8 // 2)
     known = measured(problem, capability, multiprocessors)
     if known is not None and ((tf32 and not deterministic) or _first_is_allowed(problem, tf32, deterministic)):

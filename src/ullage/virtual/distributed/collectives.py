@@ -32,7 +32,6 @@ _NAMES = sorted(
     {schema.name.split("::")[1] for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("c10d::")}
 )
 _TO_ONE = ("send", "recv_", "recv_any_source_")
-_WITHOUT_MOVES = ("send", "barrier", "monitored_barrier_", "check_for_nan")
 _LARGEST_MOVED = 1 << 20  # elements of a CPU tensor whose values are moved
 
 

@@ -40,7 +40,6 @@ _NCCL = "what NCCL takes outside PyTorch's allocator was measured on an H200; it
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Replace process groups by one with a single process."""
     if not torch.distributed.is_available():
         return
     from torch.distributed import distributed_c10d
@@ -104,7 +103,6 @@ class Groups:
 
     @property
     def stand(self) -> bool:
-        """Whether there is a group."""
         return bool(self._backends)
 
     def add(self, group: Any, backend: str, ranks: list[int], eager: bool) -> None:
@@ -120,7 +118,6 @@ class Groups:
             self.communicate(group)
 
     def backend(self, group: Any) -> str:
-        """The backend of a group, as it was named."""
         return self._backends.get(group.group_name, "nccl")
 
     def send_to_one(self, group: Any, peer: int | None = None) -> None:
@@ -211,7 +208,7 @@ class Groups:
         return len(ranks), len({rank // self._ranks_per_node() for rank in ranks})
 
     def remove(self, group: Any) -> None:
-        """A group, or all of them, was destroyed; what it took may come back, but its peak was there."""
+        """Forget a group, or all of them. What it took may come back, but its peak was there."""
         names = list(self._backends) if group is None else [group.group_name]
         for name in names:
             self._backends.pop(name, None)
@@ -226,7 +223,6 @@ def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
     home_split = home.split_group
 
     def rendezvous(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[tuple[Any, int, int]]:
-        """`torch.distributed.rendezvous`, where nobody waits."""
         yield _c10d.HashStore(), *_place(url, rank, world_size)
 
     def new_group(
@@ -257,7 +253,6 @@ def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
         return barrier(group, *args, **options)
 
     def split_group(parent_pg: Any = None, split_ranks: Any = None, *args: Any, **options: Any) -> Any:
-        """`torch.distributed.split_group`: a communicator of its own for the part that this rank is in."""
         if not groups.eager or not split_ranks:
             return home_split(parent_pg, split_ranks, *args, **options)  # PyTorch says what is wrong
         parent = torch.distributed.get_process_group_ranks(parent_pg or home.group.WORLD)
@@ -266,7 +261,6 @@ def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
         return None if own is None else home.new_group(own, use_local_synchronization=True)
 
     def destroy_process_group(group: Any = None) -> None:
-        """`torch.distributed.destroy_process_group`."""
         groups.remove(None if group is home.group.WORLD else group)
         destroy(group)
 

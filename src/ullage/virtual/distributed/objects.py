@@ -42,12 +42,10 @@ class ObjectMessages:
         self.waits = False
 
     def send(self, objects: list[Any]) -> None:
-        """`send_object_list`."""
         if not any(type(each).__name__ == "_StageBackwardMeta" for each in objects):
             self.sent[_TO_ONE] = [pickle.dumps(objects)]
 
     def receive(self) -> list[Any]:
-        """`recv_object_list`."""
         gradients = _gradients_of_a_stage()
         if gradients is not None:
             return [gradients]
@@ -223,7 +221,6 @@ class _Packer(pickle.Pickler):
     of_tensors = 0
 
     def reducer_override(self, obj: Any) -> Any:
-        """Count, and go on as always."""
         if isinstance(obj, torch.Tensor) and obj.is_cuda:
             self.of_tensors += obj.nbytes
         return NotImplemented
@@ -267,7 +264,6 @@ def install_zero_redundancy(gpu: GPUState, groups: Any, replacements: Replacemen
     """`ZeroRedundancyOptimizer.consolidate_state_dict` gathers the states of all ranks, each as a tensor of bytes."""
 
     def broadcast_object(obj: Any, src_rank: int, group: Any = None, device: Any = "cpu") -> Any:
-        """`_broadcast_object` of torch.distributed.optim.zero_redundancy_optimizer."""
         asking = caller("consolidate_state_dict")
         home: Any = sys.modules["torch.distributed.distributed_c10d"]
         if src_rank != home.get_rank() and asking is not None:

@@ -24,7 +24,6 @@ class Reached(NamedTuple):
     seen: tuple[tuple[str, int], ...] = ()
 
     def joined(self, other: Reached) -> Reached:
-        """After both."""
         seen = dict(self.seen)
         for group, number in other.seen:
             seen[group] = max(number, seen.get(group, 0))
@@ -51,7 +50,7 @@ class Communication:
         self._writing: OrderedDict[int, int] = OrderedDict()  # the collective that wrote an allocation last
 
     def begin(self, name: str, group: str, stream: int, **numbers: int) -> int:
-        """A collective begins, called on a stream; returns its number. `numbers` are those of `network.Collective`."""
+        """Begin a collective on a stream; return its number. `numbers` are those of `network.Collective`."""
         self.count += 1
         _remember(self._group_of, self.count, group)
         here = self._calls.position

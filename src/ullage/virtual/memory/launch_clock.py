@@ -73,7 +73,6 @@ class LaunchClock:
         return max(self._done.values(), default=0.0) if stream is None else self._done.get(stream, 0.0)
 
     def wait(self, until: float) -> None:
-        """The host waits until the GPU has come to a time."""
         self.host = max(self.host, until)
 
     def stream_waits(self, stream: int, until: float) -> None:
@@ -81,7 +80,6 @@ class LaunchClock:
         self._done[stream] = max(self._done.get(stream, 0.0), until)
 
     def record(self, stream: int) -> None:
-        """`Event.record`."""
         self.host += _EVENT
         self._queue(stream)
 

@@ -37,7 +37,6 @@ _kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def install() -> Callable[[], None]:
-    """Put the replacements in place, where they are needed; returns what takes them away."""
     if not first_argument_is_cast_first():
         return lambda: None
     library: Any = torch.library.Library("aten", "IMPL")

@@ -21,7 +21,6 @@ from ullage.virtual.whole_numbers import ceil_div
 
 TABLE = Path(__file__).parent / "data" / "cufft_lengths.npz"
 LARGEST_FACTOR = 127  # that is not left to Bluestein's algorithm
-LONGEST_IN_TABLE = 65536
 _BY_BATCH = {"c2c": 32768, "r2c": 65536, "c2r": 65536}  # one kernel only where that keeps the GPU busy
 _SINGLE, _DOUBLE = "s", "d"
 

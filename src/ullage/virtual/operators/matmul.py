@@ -49,7 +49,6 @@ class Product(NamedTuple):
     factors: tuple[int, int] | None = None  # those whose sizes give that of the result, where `out_dtype` may be asked
 
     def plan(self, call: Call) -> Plan:
-        """The plan of a call."""
         plan = self._inferred(call)
         plan.library = CUBLAS
         copies = [_copy_for_cublas(call.args[place]) for place in self.copied]

@@ -61,7 +61,6 @@ class Card:
     path: Path
 
     def processes(self) -> dict[int, int]:
-        """Bytes taken by each living process."""
         with _locked(self.path, for_writing=False) as file:
             table = _read_table(file, self.path)
         dead = [entry for entry in table.values() if not is_alive(entry[0])]
@@ -70,11 +69,9 @@ class Card:
         return {process.pid: taken for process, taken in table.values() if (process, taken) not in dead}
 
     def used(self) -> int:
-        """Bytes taken by all living processes."""
         return sum(self.processes().values())
 
     def free(self) -> int:
-        """Bytes that could be taken now."""
         return max(0, self.total - self.used())
 
     def take(self, size: int, process: Process | None = None) -> bool:
@@ -89,7 +86,6 @@ class Card:
             return True
 
     def give(self, size: int, process: Process | None = None) -> None:
-        """Give bytes of this process back; `InvalidValue` for more than it has taken."""
         owner = process or this_process()
         with _locked(self.path) as file:
             table = _without_dead(file, _read_table(file, self.path))
@@ -145,7 +141,6 @@ class Cards:
         return cls(place, sorted((_read_card(file) for file in files), key=lambda card: card.index))
 
     def card(self, uuid: str) -> Card:
-        """The card with that UUID."""
         for card in self.cards:
             if card.uuid == uuid:
                 return card

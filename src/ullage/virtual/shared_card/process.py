@@ -52,7 +52,6 @@ class SharedCard:
         return self._owner not in (None, os.getpid())
 
     def take(self, size: int) -> bool:
-        """Take bytes of the card; the first call takes the CUDA context too."""
         if self._owner is None:
             self._need(self._context)
             self._owner = os.getpid()
@@ -60,12 +59,10 @@ class SharedCard:
         return self.card.take(size)
 
     def give(self, size: int) -> None:
-        """Give bytes back."""
         if self.in_use:
             self.card.give(size)
 
     def free(self) -> int:
-        """Bytes that are free on the card."""
         return self.card.free()
 
     def take_context(self, size: int) -> None:

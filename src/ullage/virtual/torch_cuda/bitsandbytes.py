@@ -41,7 +41,6 @@ class _Library:
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the library in place, now or as soon as bitsandbytes is imported."""
 
     def put(module: ModuleType) -> None:
         replacements.put_existing(module, "lib", _Library(gpu))

@@ -65,7 +65,6 @@ SENSORS = {"utilization": 100, "memory_usage": 50, "temperature": 50, "power_dra
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Replace what torch.cuda asks about devices."""
     _forget_initialization(replacements)
     properties = _CudaDeviceProperties(gpu)
     replacements.put_all(torch._C, _device_functions(gpu))

@@ -36,7 +36,6 @@ class Graphs:
 
     @property
     def pools(self) -> Any:
-        """The allocator's private pools."""
         return self.gpu.memory.allocator.private
 
     def register(self) -> None:
@@ -63,7 +62,6 @@ class Graphs:
         self.pools.begin(pool, lambda stream: stream == current)
 
     def live_addresses(self, pool: PoolId) -> set[int]:
-        """Addresses of all blocks in use in a pool."""
         addresses = set()
         for segment in self.gpu.memory.allocator.snapshot():
             if segment["segment_pool_id"] == pool:
@@ -92,7 +90,6 @@ class CUDAGraph:
         self._calls = array("I")  # that were captured
 
     def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global", **more: Any) -> None:
-        """Send what the side streams ask for to the graph's pool."""
         graphs = self._graphs
         if not graphs.gpu.memory.stream:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
@@ -107,7 +104,6 @@ class CUDAGraph:
         self._first_call = len(graphs.gpu.calls.stream)
 
     def capture_end(self) -> None:
-        """Send requests where they went before."""
         self._graphs.capturing -= 1
         self._calls = self._graphs.gpu.calls.stream[self._first_call :]
         self._graphs.pools.end(self._pool)
@@ -117,19 +113,16 @@ class CUDAGraph:
         """Nothing to do."""
 
     def replay(self) -> None:
-        """Run what was captured, which asks for no memory."""
         if not self._ended:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
         self._graphs.gpu.calls.add_graph(self._calls)
 
     def reset(self) -> None:
-        """Let the pool go."""
         if self._ended:
             self._graphs.pools.release(self._pool)
             self._ended = False
 
     def pool(self) -> PoolId:
-        """The id of the graph's pool, for other graphs that may share it."""
         if not self._ended:
             raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
         return self._pool
@@ -161,12 +154,10 @@ class MemPool:
         self._graphs.pools.use(self.id)
 
     def use_count(self) -> int:
-        """How many use the pool."""
         users: int = self._graphs.pools.users(self.id)
         return users
 
     def snapshot(self, include_traces: bool = True) -> Any:
-        """The segments of the pool."""
         return [segment for segment in torch.cuda.memory_snapshot() if segment["segment_pool_id"] == self.id]
 
     def __del__(self) -> None:

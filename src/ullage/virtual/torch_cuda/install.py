@@ -61,7 +61,6 @@ _PARTS = (  # in this order: later ones build on what earlier ones put in place
 
 
 def install_torch_api(gpu: GPUState) -> Callable[[], None]:
-    """Install all replacements; returns a function that undoes them."""
     torchvision.make_torchvision_importable()
     replacements = Replacements()
     replacements.on_undo(no_compiler())

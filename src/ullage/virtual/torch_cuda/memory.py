@@ -46,31 +46,25 @@ class MemoryFunctions:
         self._gpu.reset_peaks()
 
     def reset_accumulated(self, device: int = 0) -> None:
-        """`reset_accumulated_memory_stats`."""
         self._gpu.memory.allocator.reset_accumulated_stats()
 
     def empty_cache(self, *pool: Any) -> None:
-        """`empty_cache`, of one private pool if it is given."""
         self._gpu.memory.empty_cache(*pool[:1])
 
     def set_fraction(self, fraction: float, device: int = 0) -> None:
-        """`set_per_process_memory_fraction`."""
         self._fraction = fraction
         self._gpu.memory.allocator.set_memory_fraction(fraction)
 
     def fraction(self, device: int = 0) -> float:
-        """`get_per_process_memory_fraction`."""
         return self._fraction
 
     def raw_alloc(self, size: int, stream: int = 0) -> int:
-        """`caching_allocator_alloc`: a bare address."""
         taken = self._gpu.memory.take(size)
         address = taken.block.address if taken.block is not None else 0
         self._raw[address] = taken
         return address
 
     def raw_delete(self, address: int) -> None:
-        """`caching_allocator_delete`."""
         taken = self._raw.pop(address, None)
         if taken is not None:
             self._gpu.memory.give_back(taken)
@@ -120,7 +114,6 @@ def memory_info(gpu: GPUState) -> tuple[int, int]:
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Replace torch.cuda's memory functions."""
     memory = MemoryFunctions(gpu)
     metadata = [""]
 

@@ -16,7 +16,6 @@ _LARGEST_HEAD = 256
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Answer for the GPU when attention over jagged tensors asks which kernels can run."""
     replacements.when_imported("torch.nested._internal.sdpa", lambda module: _answer(gpu, replacements, module))
 
 

@@ -49,22 +49,18 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        """Where the numbers would be drawn."""
         return torch.device("cuda", 0)
 
     def manual_seed(self, seed: int) -> CudaGenerator:
-        """Set the seed; returns the generator."""
         super().manual_seed(seed)
         self._seed, self._offset = seed & _MASK, 0
         return self
 
     def seed(self) -> int:
-        """Set a random seed; returns it."""
         self._seed, self._offset = int(super().seed()), 0
         return self._seed
 
     def initial_seed(self) -> int:
-        """The seed."""
         return self._seed
 
     def get_state(self) -> torch.Tensor:
@@ -73,7 +69,6 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
         return torch.tensor(list(state), dtype=torch.uint8, device="cpu")
 
     def set_state(self, state: torch.Tensor) -> CudaGenerator:
-        """Take seed and offset from 16 bytes."""
         if state.dtype is not torch.uint8 or state.device.type != "cpu":
             raise TypeError("RNG state must be a torch.ByteTensor")
         if state.numel() != _STATE_BYTES:
@@ -87,23 +82,18 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
         return self
 
     def get_offset(self) -> int:
-        """The offset into the sequence of the seed."""
         return self._offset
 
     def set_offset(self, offset: int) -> None:
-        """Set the offset."""
         self._offset = offset
 
     def clone_state(self) -> CudaGenerator:
-        """A generator with the same state."""
         return CudaGenerator()._set(self._seed, self._offset)  # without a tensor: the compiler's would be fakes
 
     def graphsafe_get_state(self) -> CudaGenerator:
-        """The state as a generator."""
         return self.clone_state()
 
     def graphsafe_set_state(self, state: CudaGenerator) -> CudaGenerator:
-        """Take the state of another generator."""
         return self._set(state._seed, state._offset)
 
     def __reduce__(self) -> Any:

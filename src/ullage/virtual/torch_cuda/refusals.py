@@ -26,7 +26,6 @@ _IN_PLACE = {f"multi_tensor_{what}" for what in ("adam", "adagrad", "sgd", "scal
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Install the refusals."""
     _refuse_allocators(gpu, replacements)
     replacements.when_imported(
         "torch.utils.cpp_extension", lambda module: _refuse_extensions(gpu, replacements, module)

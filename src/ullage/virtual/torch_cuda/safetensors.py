@@ -110,27 +110,21 @@ class _File:
         return
 
     def keys(self) -> list[str]:
-        """The names of the tensors."""
         raise NotImplementedError
 
     def offset_keys(self) -> list[str]:
-        """The names of the tensors, in the order in which they lie in the file."""
         return self.keys()
 
     def metadata(self) -> Any:
-        """What was saved beside them."""
         raise NotImplementedError
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """One tensor."""
         raise NotImplementedError
 
     def get_tensors(self, names: list[str] | None = None) -> dict[str, torch.Tensor]:
-        """Several tensors."""
         return {name: self.get_tensor(name) for name in (self.keys() if names is None else names)}
 
     def get_slice(self, name: str) -> Any:
-        """One tensor, to be indexed."""
         return _Slice(self.get_tensor(name))
 
 
@@ -160,12 +154,10 @@ class _Checkpoint(_File):
         return _CheckpointSlice(self, name)
 
     def entry(self, name: str) -> dict[str, Any]:
-        """What the header says of a tensor."""
         found: dict[str, Any] = self._entries[name]
         return found
 
     def part(self, name: str, index: Any) -> torch.Tensor:
-        """A part of a tensor."""
         return self._on_host(name)[index].to(_place(self._device))
 
     def _on_host(self, name: str) -> torch.Tensor:
@@ -190,11 +182,9 @@ class _CheckpointSlice:
         return self._file.part(self._name, index)
 
     def get_shape(self) -> list[int]:
-        """The size of the tensor."""
         return list(self._file.entry(self._name)["shape"])
 
     def get_dtype(self) -> str:
-        """The type, in safetensors' words."""
         return str(self._file.entry(self._name)["dtype"])
 
 
@@ -225,11 +215,9 @@ class _Slice:
         return self._tensor[index]
 
     def get_shape(self) -> list[int]:
-        """The size of the tensor."""
         return list(self._tensor.shape)
 
     def get_dtype(self) -> str:
-        """The type, in safetensors' words."""
         return TYPE_NAMES.get(self._tensor.dtype, "F32")
 
 

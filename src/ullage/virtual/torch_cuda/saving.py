@@ -23,7 +23,6 @@ _reduce_original: Any = torch.Tensor._reduce_ex_internal
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Replace how tensors are pickled and rebuilt."""
     entry = (0, _tag, _restore)
     serialization._package_registry.insert(0, entry)
     replacements.on_undo(lambda: serialization._package_registry.remove(entry))

@@ -45,7 +45,6 @@ class AnyEvent(_Event):  # type: ignore[misc]
         return event
 
     def record(self, stream: Any = None) -> None:
-        """Note the time."""
         self._when = time.perf_counter()
         if gpus_in_use:
             gpu = gpus_in_use[-1]
@@ -56,7 +55,6 @@ class AnyEvent(_Event):  # type: ignore[misc]
             self._moment = gpu.memory.moment(self._stream)
 
     def wait(self, stream: Any = None) -> None:
-        """A stream waits for what was recorded."""
         if gpus_in_use:
             gpu = gpus_in_use[-1]
             number = gpu.memory.stream if stream is None else stream.stream_id
@@ -65,11 +63,9 @@ class AnyEvent(_Event):  # type: ignore[misc]
                 gpu.calls.launch_clock.stream_waits(number, self._moment[1])
 
     def query(self) -> bool:
-        """True: nothing runs on the virtual GPU."""
         return True
 
     def synchronize(self) -> None:
-        """What was recorded is done."""
         if gpus_in_use:
             gpus_in_use[-1].wait(self._stream, self._moment)
 
@@ -85,7 +81,6 @@ class AnyEvent(_Event):  # type: ignore[misc]
         return float(max(1e-3, (end_event._when - self._when) * 1e3))
 
     def ipc_handle(self) -> Any:
-        """Events are not shared between processes."""
         gpus_in_use[-1].refuse("an event shared between processes", "use one process")
 
     @property
@@ -117,7 +112,6 @@ class CudaEvent(AnyEvent):
 
 
 def install_events(gpu: GPUState, replacements: Replacements) -> None:
-    """Replace the event classes."""
     original: Any = torch.cuda.Event
     if original is not CudaEvent:  # code that imported the class before gets the same events from it
         replacements.put(original, "__new__", staticmethod(lambda cls, *args, **named: CudaEvent(*args, **named)))
@@ -162,15 +156,12 @@ class Streams:
         return number
 
     def external(self, pointer: int) -> int:
-        """The number of a stream that another library made."""
         return self._external.setdefault(pointer, _FIRST_EXTERNAL + len(self._external)) if pointer else 0
 
     def current(self) -> int:
-        """The number of the current stream of this thread."""
         return self.gpu.memory.stream
 
     def set_current(self, number: int) -> None:
-        """Make a stream current in this thread."""
         self.gpu.memory.current_stream.number = number
 
 
@@ -204,35 +195,28 @@ class AnyStream(_Stream):  # type: ignore[misc]
 
     @property
     def priority(self) -> int:
-        """0, or less for a stream of higher priority."""
         return max(-1, min(0, getattr(self, "_priority", 0)))
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """The lowest and the highest priority."""
         return 0, -5
 
     def query(self) -> bool:
-        """True: nothing runs on the virtual GPU."""
         return True
 
     def synchronize(self) -> None:
-        """What the stream had to do is done."""
         gpus_in_use[-1].wait(self.stream_id)
 
     def wait_event(self, event: Any) -> None:
-        """What comes next on this stream comes after the event."""
         event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        """What comes next on this stream comes after what the other has now."""
         gpu = gpus_in_use[-1]
         gpu.communication.wait(self.stream_id, gpu.communication.reached(stream.stream_id))
         if gpu.calls.launch_clock is not None:
             gpu.calls.launch_clock.stream_waits_for(self.stream_id, stream.stream_id)
 
     def record_event(self, event: Any = None) -> Any:
-        """Note the time."""
         event = CudaEvent() if event is None else event
         event.record(self)
         return event
@@ -275,7 +259,6 @@ class CudaExternalStream(CudaStream):
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Replace the stream classes and functions."""
     streams = Streams(gpu)
     gpu.add_part(streams)
     before, gpu.memory.current_stream = current_stream.value, CurrentStream()
@@ -325,7 +308,6 @@ for _kind, _name, _module in (
 
 @handler("aten.record_stream.default")
 def record_stream(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """`Tensor.record_stream`: the memory is free only when another stream is done with it."""
     _record(gpu, gpu.memory.span_of(args[0]), args[1].stream_id)
 
 
@@ -345,7 +327,6 @@ def install_recording(gpu: GPUState, replacements: Replacements) -> None:
     original: Any = torch.Tensor.record_stream
 
     def method(self: torch.Tensor, stream: Any) -> None:
-        """`Tensor.record_stream`."""
         if not self.is_cuda or hasattr(self, "__tensor_flatten__"):
             original(self, stream)
         else:

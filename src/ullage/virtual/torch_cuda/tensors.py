@@ -28,7 +28,6 @@ _storage_of = _Base.untyped_storage
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Replace methods of `torch.Tensor` and `torch.UntypedStorage`."""
     replacements.put(_tensor_str, "_str", _printer(_tensor_str._str))
     replacements.put_all(torch.Tensor, _addresses(gpu) | _leaving(gpu) | _copying(gpu))
     replacements.put(torch.Tensor, "__format__", _formatter(torch.Tensor.__format__))
@@ -45,7 +44,6 @@ def _addresses(gpu: GPUState) -> dict[str, Any]:
     original: Any = torch.Tensor.data_ptr
 
     def data_ptr(self: torch.Tensor) -> int:
-        """The address of the first element; on the virtual GPU that of the allocator's block."""
         if self.is_cuda and hasattr(self, "__tensor_flatten__"):
             return 0  # the memory is that of the tensors inside
         if self.is_cuda:
@@ -66,12 +64,10 @@ def _leaving(gpu: GPUState) -> dict[str, Any]:
     as_list: Any = torch.Tensor.tolist
 
     def untyped_storage(self: torch.Tensor) -> Any:
-        """The storage, filled."""
         gpu.host.fill(self)
         return as_storage(self)
 
     def numpy(self: torch.Tensor, **options: Any) -> Any:
-        """The data as a NumPy array."""
         gpu.host.fill(self)
         if options.get("force") and self.is_cuda:
             self = self.detach().cpu()
@@ -79,7 +75,6 @@ def _leaving(gpu: GPUState) -> dict[str, Any]:
         return as_numpy(self, **options)
 
     def tolist(self: torch.Tensor) -> Any:
-        """The data as nested lists."""
         if self.is_cuda:
             self = self.detach().cpu()
         gpu.host.fill(self)
@@ -167,7 +162,6 @@ def _copy_with_storage(gpu: GPUState, tensor: torch.Tensor, memo: dict[Any, Any]
 
 def _storage_methods(gpu: GPUState) -> dict[str, Any]:
     def data_ptr(self: Any) -> int:
-        """The address of the storage."""
         return address_of(self) if self.device.type == "cuda" else int(_StorageBase.data_ptr(self))
 
     def resize(self: Any, size: int) -> Any:
@@ -241,14 +235,12 @@ _new_tensor: Any = torch._C.TensorBase.new_tensor
 
 
 def install_construction(gpu: GPUState, replacements: Replacements) -> None:
-    """Replace `torch.tensor`, `torch.as_tensor` and `Tensor.new_tensor`."""
     torch_device._device_constructors()  # PyTorch remembers the originals: let it, before they are replaced
     replacements.put_all(torch, {"tensor": tensor, "as_tensor": as_tensor})
     replacements.put(torch.Tensor, "new_tensor", new_tensor)
 
 
 def tensor(data: Any, *, pin_memory: bool = False, requires_grad: bool = False, **options: Any) -> torch.Tensor:
-    """`torch.tensor`."""
     made = _tensor(_plain(data), **options)
     if pin_memory:
         made = made.pin_memory()
@@ -256,12 +248,10 @@ def tensor(data: Any, *, pin_memory: bool = False, requires_grad: bool = False, 
 
 
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
-    """`torch.as_tensor`."""
     return _as_tensor(_plain(data), dtype=dtype, device=device)
 
 
 def new_tensor(self: torch.Tensor, data: Any, **options: Any) -> torch.Tensor:
-    """`Tensor.new_tensor`."""
     made: torch.Tensor = _new_tensor(self, _plain(data), **options)
     return made
 
@@ -319,7 +309,6 @@ _KINDS = {name: _make(name, dtype) for name, dtype in _DTYPES.items()}
 
 
 def install_legacy_types(gpu: GPUState, replacements: Replacements) -> None:
-    """Install the old names of tensor types."""
     original, new = torch.set_default_tensor_type, torch.Tensor.__new__
     default: list[Any] = []  # the type that `torch.Tensor(...)` makes, if it lies on the GPU
 
@@ -343,12 +332,10 @@ def install_legacy_types(gpu: GPUState, replacements: Replacements) -> None:
         torch.set_default_device("cuda")
 
     def make_default(cls: Any, *args: Any, **options: Any) -> Any:
-        """`torch.Tensor(...)`."""
         on_gpu = default and cls is torch.Tensor and options.get("device") is None
         return default[0](*args) if on_gpu else new(cls, *args, **options)
 
     def change_type(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **rest: Any) -> Any:
-        """`Tensor.type`."""
         kind = _kind(dtype)
         if kind is not None:
             return self.to("cuda", kind.dtype)
