@@ -164,7 +164,7 @@ def drawn_source(gpus: int, options: dict[str, Any]) -> TraceSource:
 
 def scenarios_of(options: dict[str, Any], seed: int) -> list[Scenario]:
     """Every combination of the values that were typed."""
-    from ullage.manager.simulation.asking import variants
+    from ullage.manager.simulation.scenario import variants
 
     if not options["gpus"]:
         raise InvalidValue("needed the GPUs, such as --gpus 4xA100-40GB")

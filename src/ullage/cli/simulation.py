@@ -328,8 +328,8 @@ def _replay(
 ) -> Sequence[str]:
     """Find what really happened, the same simulated, and what it is compared with; tell what was assumed."""
     from ullage.manager.policy_files import own_name
-    from ullage.manager.simulation.asking import variants
     from ullage.manager.simulation.history import as_it_was, scenario_of_history, trace_of_history
+    from ullage.manager.simulation.scenario import variants
 
     choices = choices_of(options)
     theirs = own_name(told["policy"])

@@ -2,9 +2,17 @@
 
 from ullage.manager.simulation.result import GpuSeries, SimulatedAttempt, SimulatedJob, SimulationResult
 from ullage.manager.simulation.scenario import Scenario
+from ullage.performance.result import Utilization
 
 GIB = 1 << 30
 OOM = "out of GPU memory"
+
+
+def utilization(gpu, step_s, gpu_s, power_w=400.0, **more):
+    """What a job does alone on a GPU."""
+    values = {"host_s": step_s / 2, "smact": 0.8, "smocc": 0.4, "drama": 0.2, "tensor": 0.1, "flops": 1.0, "bytes": 1.0}
+    rest = {"energy_j": power_w * step_s, "kernels": 1, "steady": True, "measured": True}
+    return Utilization(gpu=gpu, step_s=step_s, gpu_s=gpu_s, power_w=power_w, **values | rest | more)
 
 
 def attempt(begin, end, gpus=(0,), cause="finished", promise=10 * GIB):

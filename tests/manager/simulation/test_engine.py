@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.manager.simulation.made_runs import utilization
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.manager.placement import RecoveryRules, Rules
@@ -31,11 +32,8 @@ QUIET = World(startup_s=0.0, interference_error=0.0, fragmentation=0, monitor_de
 
 
 def busy(smact: float, gpu: str = "A100-40GB", step_s: float = 0.2) -> Utilization:
-    return Utilization(
-        gpu=gpu, step_s=step_s, gpu_s=step_s * smact, host_s=step_s, smact=smact, smocc=smact / 2, drama=smact / 4,
-        tensor=0.0, power_w=100 + 250 * smact, energy_j=step_s * (100 + 250 * smact), flops=1.0, bytes=1.0, kernels=300,
-        steady=True, measured=False,
-    )  # fmt: skip
+    shares = {"smact": smact, "smocc": smact / 2, "drama": smact / 4, "tensor": 0.0}
+    return utilization(gpu, step_s, step_s * smact, 100 + 250 * smact, host_s=step_s, kernels=300, **shares)
 
 
 def kind(name: str, gib: float, smact: float = 0.5, **more: Any) -> JobKind:
@@ -181,8 +179,9 @@ def test_a_job_on_several_instances_goes_at_the_pace_of_one_and_leaves_the_other
 
 
 def test_a_job_too_large_for_every_instance_runs_out_of_memory_and_is_given_up() -> None:
-    found = play([TraceJob(1, 0.0, kind("large", 6), 100.0), TraceJob(2, 0.0, kind("small", 4), 100.0)],
-                 sharing="mig:1g.5gb")  # fmt: skip
+    found = play(
+        [TraceJob(1, 0.0, kind("large", 6), 100.0), TraceJob(2, 0.0, kind("small", 4), 100.0)], sharing="mig:1g.5gb"
+    )
     assert [job.state for job in found.jobs] == [FAILED, DONE] and found.figures.ooms >= 1
     assert play([TraceJob(1, 0.0, kind("large", 6), 100.0)], sharing="mig:2g.10gb").figures.ooms == 0
 
@@ -214,10 +213,15 @@ def test_a_time_limit_ends_a_job() -> None:
     assert spans(found) == [(0.0, 40.0)]
 
 
-@pytest.mark.parametrize(("settings", "words"), [
-    ({"sharing": "mpps"}, "mps, timeslice, mig, off"), ({"policy": "magn"}, "magm"), ({"estimator": "horos"}, "horos"),
-    ({"gpus": "4xA1000"}, "A100"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sharing": "mpps"}, "mps, timeslice, mig, off"),
+        ({"policy": "magn"}, "magm"),
+        ({"estimator": "horos"}, "horos"),
+        ({"gpus": "4xA1000"}, "A100"),
+    ],
+)
 def test_what_is_unknown_is_said(settings: dict[str, str], words: str) -> None:
     with pytest.raises((InvalidValue, UnknownName), match=words):
         play([TraceJob(1, 0.0, kind("a", 4), 1.0)], **settings)
@@ -233,17 +237,30 @@ def test_whatever_comes_nothing_is_lost_and_no_gpu_holds_more_than_it_has(seed: 
     kinds = [kind(f"k{number}", draw.uniform(0.5, 38.0), draw.random()) for number in range(6)]
     jobs = [
         TraceJob(
-            number, draw.uniform(0, 2000), draw.choice(kinds), draw.uniform(0, 900), draw.choice((1, 1, 1, 2, 3)),
+            number,
+            draw.uniform(0, 2000),
+            draw.choice(kinds),
+            draw.uniform(0, 900),
+            draw.choice((1, 1, 1, 2, 3)),
             f"user{draw.randrange(3)}",
         )
         for number in range(40)
-    ]  # fmt: skip
+    ]
     found = play(
-        jobs, "3xA100-40GB", policy=policy, seed=seed, estimator=draw.choice(["oracle", "none"]), unknown="floor",
-        startup_s=draw.choice((0.0, 20.0)), interference_error=0.4, monitor_delay_s=draw.choice((0.0, 5.0)),
-        sharing=draw.choice(["mps", "timeslice"]), fair=draw.random() < 0.5,
-        node_mtbf_s=draw.choice((None, 5000.0)), others=1000,
-    )  # fmt: skip
+        jobs,
+        "3xA100-40GB",
+        policy=policy,
+        seed=seed,
+        estimator=draw.choice(["oracle", "none"]),
+        unknown="floor",
+        startup_s=draw.choice((0.0, 20.0)),
+        interference_error=0.4,
+        monitor_delay_s=draw.choice((0.0, 5.0)),
+        sharing=draw.choice(["mps", "timeslice"]),
+        fair=draw.random() < 0.5,
+        node_mtbf_s=draw.choice((None, 5000.0)),
+        others=1000,
+    )
     assert {job.id for job in found.jobs} == {job.id for job in jobs}
     by_id = {job.id: job for job in jobs}
     for job in found.jobs:

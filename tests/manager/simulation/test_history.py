@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from tests.manager.simulation.made_runs import utilization
 
 import ullage
 import ullage.manager
@@ -12,7 +13,6 @@ from ullage.manager.simulation.engine import simulate
 from ullage.manager.simulation.history import as_it_is, as_it_was, scenario_of_history, trace_of_history
 from ullage.manager.simulation.scenario import Scenario, World
 from ullage.manager.simulation.trace import JobKind, JobTrace, TraceJob
-from ullage.performance.result import Utilization
 
 GIB = 1 << 30
 
@@ -21,9 +21,8 @@ QUIET = World(startup_s=0.0, interference_error=0.0, monitor_delay_s=0.0)
 
 def work(step_s, gpu_s, smact):
     """What a job does alone on an H200."""
-    values = {"smocc": 0.3, "drama": 0.3, "tensor": 0.1, "power_w": 400.0, "energy_j": 400.0 * step_s, "flops": 1e12}
-    rest = {"bytes": 1e9, "kernels": 400, "steady": True, "measured": True, "waits": 1}
-    return Utilization(gpu="H200", step_s=step_s, gpu_s=gpu_s, host_s=step_s / 2, smact=smact, **values, **rest)
+    calls = {"flops": 1e12, "bytes": 1e9, "kernels": 400, "waits": 1}
+    return utilization("H200", step_s, gpu_s, smact=smact, smocc=0.3, drama=0.3, **calls)
 
 
 BUSY, LIGHT = work(0.1, 0.1, 0.8), work(0.05, 0.01, 0.1)
@@ -45,12 +44,16 @@ def told(*jobs, gpus=1, sharing="mps"):
     cards = [
         {"id": f"GPU-{n}", "index": n, "name": "NVIDIA H200", "total": 140 * GIB, "mig": False} for n in range(gpus)
     ]
-    return {
-        "since": 0.0, "until": 1e6, "policy": "ullage", "sharing": sharing, "estimator": "ullage", "min_speed": 0.8,
-        "rules": {"margin": GIB}, "reading_s": 1.0,
-        "all": True, "gpus": cards, "jobs": list(jobs),
-        "works": {"busy": {"NVIDIA H200": BUSY.to_dict()}, "light": {"NVIDIA H200": LIGHT.to_dict()}},
-    }  # fmt: skip
+    manager = {
+        "policy": "ullage",
+        "sharing": sharing,
+        "estimator": "ullage",
+        "min_speed": 0.8,
+        "rules": {"margin": GIB},
+    }
+    works = {"busy": {"NVIDIA H200": BUSY.to_dict()}, "light": {"NVIDIA H200": LIGHT.to_dict()}}
+    span = {"since": 0.0, "until": 1e6, "reading_s": 1.0, "min_speed": 0.8, "all": True}
+    return span | manager | {"gpus": cards, "jobs": list(jobs), "works": works}
 
 
 def only(found):
@@ -66,10 +69,16 @@ def test_a_job_alone_did_what_it_ran():
 
 
 def test_what_ran_out_of_memory_or_lost_its_gpu_did_no_work_and_the_first_promise_counts():
-    found = only(told(job(
-        1, attempt(110.0, 120.0, cause="out of GPU memory", promise=4 * GIB, used=5 * GIB),
-        attempt(120.0, 150.0, cause="GPU lost"), attempt(150.0, 200.0, used=9 * GIB),
-    )))  # fmt: skip
+    found = only(
+        told(
+            job(
+                1,
+                attempt(110.0, 120.0, cause="out of GPU memory", promise=4 * GIB, used=5 * GIB),
+                attempt(120.0, 150.0, cause="GPU lost"),
+                attempt(150.0, 200.0, used=9 * GIB),
+            )
+        )
+    )
     assert found.work_s == 50.0
     assert (found.kind.memory, found.kind.estimates["promised"]) == (9 * GIB, 4 * GIB)
 
@@ -80,22 +89,27 @@ def test_a_job_that_had_its_gpu_to_itself_was_promised_what_it_was_estimated_at(
 
 
 def test_what_a_job_did_until_it_was_cancelled_or_failed_is_its_work():
-    found = trace_of_history(told(
-        job(1, attempt(110.0, 140.0, cause="cancelled"), state="cancelled"),
-        job(2, attempt(150.0, 160.0, cause="failed by itself"), state="failed"),
-        job(3, attempt(170.0, 180.0, cause="time slot ended"), attempt(190.0, 195.0)),
-    ))  # fmt: skip
+    found = trace_of_history(
+        told(
+            job(1, attempt(110.0, 140.0, cause="cancelled"), state="cancelled"),
+            job(2, attempt(150.0, 160.0, cause="failed by itself"), state="failed"),
+            job(3, attempt(170.0, 180.0, cause="time slot ended"), attempt(190.0, 195.0)),
+        )
+    )
     assert [each.work_s for each in found.jobs] == [30.0, 10.0, 15.0]
 
 
 def test_jobs_of_which_there_is_nothing_to_replay_are_left_out_and_counted():
-    found = trace_of_history(told(
-        job(1, attempt(110.0, 140.0)),
-        job(2, attempt(110.0, 120.0, ended=None, elapsed=None, cause=None), state="running"),
-        job(3, state="cancelled"),
-        job(4, attempt(110.0, 120.0, slots=()), gpus=0),
-        job(5, attempt(110.0, 120.0, slots=["GPU-gone"])),
-    ) | {"all": False})  # fmt: skip
+    found = trace_of_history(
+        told(
+            job(1, attempt(110.0, 140.0)),
+            job(2, attempt(110.0, 120.0, ended=None, elapsed=None, cause=None), state="running"),
+            job(3, state="cancelled"),
+            job(4, attempt(110.0, 120.0, slots=()), gpus=0),
+            job(5, attempt(110.0, 120.0, slots=["GPU-gone"])),
+        )
+        | {"all": False}
+    )
     assert [each.id for each in found.jobs] == [1]
     assert "1 job is left out: not over" in found.notes and "1 job is left out: without a GPU" in found.notes
     assert any("before they did anything" in note for note in found.notes)
@@ -167,10 +181,13 @@ def test_as_it_was_has_the_times_and_the_energy_that_were_measured():
 def test_as_it_is_has_what_runs_and_waits_too_and_a_part_of_the_time_adds_up():
     running = attempt(150.0, 0.0, ended=None, elapsed=None, energy=None, cause=None)
     jobs = [
-        job(1, attempt(110.0, 150.0)), job(2, running, state="running", submitted=140.0),
-        job(3, state="queued", submitted=145.0), job(4, state="cancelled"), job(5, running, gpus=0, state="running"),
+        job(1, attempt(110.0, 150.0)),
+        job(2, running, state="running", submitted=140.0),
+        job(3, state="queued", submitted=145.0),
+        job(4, state="cancelled"),
+        job(5, running, gpus=0, state="running"),
         job(6, attempt(190.0, 195.0, ("GPU-1",), "out of GPU memory"), state="failed", submitted=190.0),
-    ]  # fmt: skip
+    ]
     found, begin, notes = as_it_is(told(*jobs, gpus=2), now=200.0)
     assert begin == 100.0 and len(notes) == 3
     states = [(1, "done"), (2, "waiting"), (6, "failed"), (3, "waiting")]
@@ -191,17 +208,26 @@ def test_as_it_is_has_what_runs_and_waits_too_and_a_part_of_the_time_adds_up():
 def retold(result):
     """A simulation's result as a manager would tell it."""
     jobs = [
-        job(each.id, *(
-            attempt(one.begin, one.end, [f"GPU-{number}" for number in one.gpus], one.cause, promise=one.promise)
-            for one in each.attempts
-        ), submitted=each.arrival, gpus=each.gpus, work=each.kind) for each in result.jobs
-    ]  # fmt: skip
+        job(
+            each.id,
+            *(
+                attempt(one.begin, one.end, [f"GPU-{number}" for number in one.gpus], one.cause, promise=one.promise)
+                for one in each.attempts
+            ),
+            submitted=each.arrival,
+            gpus=each.gpus,
+            work=each.kind,
+        )
+        for each in result.jobs
+    ]
     return told(*jobs, gpus=2, sharing="time-slicing")
 
 
 def test_what_a_simulation_did_gives_its_trace_again():
-    kinds = [JobKind(name, 6 * GIB, {"H200": alone}, {"ullage": 8 * GIB}) for name, alone in
-             (("busy", BUSY), ("light", LIGHT))]  # fmt: skip
+    kinds = [
+        JobKind(name, 6 * GIB, {"H200": alone}, {"ullage": 8 * GIB})
+        for name, alone in (("busy", BUSY), ("light", LIGHT))
+    ]
     jobs = [TraceJob(n, 5.0 * n, kinds[n % 2], work_s=40.0 + 7 * n, gpus=1 + (n % 3 == 0)) for n in range(12)]
     scenario = Scenario(gpus="2xH200", sharing="timeslice", min_speed=0.3, world=QUIET)
     found = simulate(JobTrace("made", jobs), scenario)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,13 @@ def written(tmp_path: Path, text: str, name: str = "jobs.csv") -> Path:
 
 
 def facts(trace: JobTrace) -> list[tuple[object, ...]]:
+    names = attrgetter(
+        "id", "arrival", "kind.name", "kind.memory", "kind.estimates", "work_s", "gpus", "user", "priority"
+    )
     return [
-        (job.id, job.arrival, job.kind.name, job.kind.memory, dict(job.kind.estimates), job.work_s, job.gpus, job.user,
-         job.priority, job.time_limit, {name: alone.step_s for name, alone in job.kind.alone.items()})
+        (*names(job), job.time_limit, {name: alone.step_s for name, alone in job.kind.alone.items()})
         for job in trace.jobs
-    ]  # fmt: skip
+    ]
 
 
 def test_jobs_are_known_workloads_or_have_their_memory(tmp_path: Path) -> None:
@@ -139,7 +142,7 @@ HEAD = "arrival,kind,memory,gpus,work_s\n"
         ('[{"arrival": 0, "work_s":', "line 1: not JSON"),
         ('{"ullage_trace": 1, "kinds": {"a": {}}, "jobs": []}', "the kind 'a' is not one: 'memory' is missing"),
     ],
-)  # fmt: skip
+)
 def test_errors_say_where_what_was_needed_and_what_was_found(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UllageError, match=words):
         read_trace(written(tmp_path, text))

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from tests.manager.simulation.made_runs import utilization
 
 from ullage.errors import UllageError
 from ullage.manager.simulation.estimates import promise_of
 from ullage.manager.simulation.known import MEASURED_ON, known_workload, known_workloads, with_step
 from ullage.manager.simulation.trace import JobKind
-from ullage.performance.result import Utilization
 from ullage.units import GIB
 
 SMALL = "resnet18 cifar100 b32"
@@ -37,21 +37,14 @@ def test_a_faster_gpu_is_faster_unless_the_data_loader_is_what_a_job_waits_for()
     assert text["H200"].step_s < 0.5 * text[MEASURED_ON].step_s < text["T4"].step_s
 
 
-def utilization(step_s: float, gpu_s: float) -> Utilization:
-    return Utilization(
-        gpu="H200", step_s=step_s, gpu_s=gpu_s, host_s=step_s / 2, smact=0.8, smocc=0.4, drama=0.2, tensor=0.1,
-        power_w=400.0, energy_j=400.0 * step_s, flops=1.0, bytes=1.0, kernels=1, steady=True, measured=True,
-    )  # fmt: skip
-
-
 def test_a_longer_step_does_the_same_work_and_waits() -> None:
-    found = with_step(utilization(1.0, 0.9), 2.0)
+    found = with_step(utilization("H200", 1.0, 0.9), 2.0)
     assert (found.step_s, found.gpu_s, found.smact, found.waits_for_input) == (2.0, 0.9, pytest.approx(0.4), True)
     assert 400.0 < found.energy_j < 800.0 and found.power_w == pytest.approx(found.energy_j / 2)
 
 
 def test_a_step_that_was_shorter_than_the_gpu_was_thought_to_work_wins() -> None:
-    found = with_step(utilization(1.0, 0.8), 0.4)
+    found = with_step(utilization("H200", 1.0, 0.8), 0.4)
     assert (found.step_s, found.gpu_s) == (0.4, pytest.approx(0.4))
     assert found.smact == pytest.approx(1.0) and found.energy_j < 400.0
 

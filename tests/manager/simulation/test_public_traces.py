@@ -35,12 +35,15 @@ def said(trace: JobTrace, words: str) -> bool:
 
 def test_philly(tmp_path: Path) -> None:
     jobs = [
-        philly_job("2017-10-07 01:11:39", ("2017-10-07 01:12:00", "2017-10-07 01:13:00", 8),
-                   ("2017-10-07 02:00:00", "2017-10-08 02:00:00", 4)),
+        philly_job(
+            "2017-10-07 01:11:39",
+            ("2017-10-07 01:12:00", "2017-10-07 01:13:00", 8),
+            ("2017-10-07 02:00:00", "2017-10-08 02:00:00", 4),
+        ),
         philly_job("2017-10-07 01:10:39", ("2017-10-07 01:11:00", "2017-10-07 01:11:30", 1), user="u2"),
         philly_job("2017-10-07 01:10:40"),
         philly_job("2017-10-07 01:10:41", ("2017-10-07 01:11:00", "None", 1), (None, None, 1)),
-    ]  # fmt: skip
+    ]
     path = tmp_path / "cluster_job_log"
     path.write_text(json.dumps(jobs))
     trace = read_trace(path)
@@ -155,10 +158,14 @@ def test_a_limit_takes_the_first_jobs_before_workloads_are_given(tmp_path: Path)
         ("log.csv", HELIOS + "1,u,v,2,1,1,X,yesterday,,,5,0\n", "line 2: needed a number of seconds or a time"),
         ("log.csv", HELIOS + "1,u,v,0,1,1,X,2020-06-09 18:41:01,,,5,0\n", "has no jobs on GPUs"),
         ("log", '[{"attempts": [], "submitted_time": "soon"}]', "job 1: needed a job as Philly's"),
-        ("log", '[{"attempts": [{"start_time": "2017-10-07 01:12:00", "end_time": "2017-10-07 01:12:00"}], '
-         '"submitted_time": ""}]', "job 1: needed detail; it is not there"),
+        (
+            "log",
+            '[{"attempts": [{"start_time": "2017-10-07 01:12:00", "end_time": "2017-10-07 01:12:00"}], '
+            '"submitted_time": ""}]',
+            "job 1: needed detail; it is not there",
+        ),
     ],
-)  # fmt: skip
+)
 def test_errors_say_where(tmp_path: Path, name: str, text: str, words: str) -> None:
     path = tmp_path / name
     path.write_text(text)

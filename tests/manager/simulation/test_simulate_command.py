@@ -40,15 +40,13 @@ def test_policies_are_compared(typed, trace):
 
 
 def test_json_has_what_the_python_function_gives(typed, trace):
-    code, out, _ = typed("simulate", trace, "--gpus", "A100-40GB", "--policy", "magm", "--estimator", "oracle",
-                         "--smact-limit", "off", "--disable", "all", "--label", "mine",
-                         "--json")  # fmt: skip
+    words = ("--gpus", "A100-40GB", "--policy", "magm", "--estimator", "oracle", "--smact-limit", "off")
+    code, out, _ = typed("simulate", trace, *words, "--disable", "all", "--label", "mine", "--json")
     (run,) = json.loads(out)["runs"]
     assert code == 0 and run["scenario"]["label"] == "mine" and run["scenario"]["rules"]["smact_limit"] is None
-    result = ullage.manager.simulation.simulate(
-        trace, gpus="A100-40GB", policy="magm", estimator="oracle", smact_limit=None, interference=False,
-        interference_error=0.0, startup_s=0.0, fragmentation=0, monitor_delay_s=0.0, retry_s=0.0,
-    )  # fmt: skip
+    quiet = dict.fromkeys(("interference_error", "startup_s", "fragmentation", "monitor_delay_s", "retry_s"), 0)
+    settings = {"policy": "magm", "estimator": "oracle", "smact_limit": None, "interference": False}
+    result = ullage.manager.simulation.simulate(trace, gpus="A100-40GB", **settings, **quiet)
     assert run["figures"] == json.loads(json.dumps(result.figures.to_dict())) and result.figures.done == 6
 
 
@@ -134,9 +132,8 @@ def test_the_help_tells_the_defaults_of_the_world():
     from ullage.units import parse_bytes, parse_duration
 
     shown = {param.name: param.show_default for param in all_commands().commands["simulate"].params}
-    told = [parse_duration(shown[name]) for name in ("startup", "monitor_delay", "retry", "node_repair")]
-    told += [parse_bytes(shown["fragmentation"]), int(shown["node_gpus"])]
     world = World()
-    assert told == [world.startup_s, world.monitor_delay_s, world.retry_s, world.node_repair_s, world.fragmentation,
-                    world.node_gpus]  # fmt: skip
+    for name in ("startup", "monitor_delay", "retry", "node_repair"):
+        assert parse_duration(shown[name]) == getattr(world, f"{name}_s")
+    assert (parse_bytes(shown["fragmentation"]), int(shown["node_gpus"])) == (world.fragmentation, world.node_gpus)
     assert shown["min_speed"] == "any speed" and Scenario(gpus="H200").min_speed is None

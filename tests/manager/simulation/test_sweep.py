@@ -10,9 +10,8 @@ import ullage.manager.simulation
 from ullage.errors import InvalidValue, UnknownName
 from ullage.manager.simulation import report
 from ullage.manager.simulation import sweeps as sweeping
-from ullage.manager.simulation.asking import variants
 from ullage.manager.simulation.measures import Target
-from ullage.manager.simulation.scenario import Scenario
+from ullage.manager.simulation.scenario import Scenario, variants
 from ullage.manager.simulation.statistics import Interval, changes
 from ullage.manager.simulation.sweeps import TraceSource, answers, cases, run_cases, summarize
 

@@ -1,8 +1,7 @@
-"""A simulation as people ask for it; and many scenarios from a few lists of choices."""
+"""A simulation as people ask for it: `simulate`, `replay` what a manager ran, and `sweep` over many scenarios."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ from ullage.manager.simulation import engine
 from ullage.manager.simulation.history import as_it_was, read_history, scenario_of_history, trace_of_history
 from ullage.manager.simulation.reading import read_trace
 from ullage.manager.simulation.result import SimulationResult
-from ullage.manager.simulation.scenario import Scenario
+from ullage.manager.simulation.scenario import Scenario, variants
 from ullage.manager.simulation.sweeps import SweepRow, TraceSource, cases, run_cases, summarize
 from ullage.manager.simulation.trace import JobTrace
-from ullage.units import format_bytes
 
 
 def simulate(
@@ -122,36 +120,3 @@ def sweep(
     scenarios = variants(Scenario(gpus=choices["gpus"][0]), choices)
     wanted = cases(sources, scenarios, range(seed, seed + seeds))
     return summarize(wanted, run_cases(wanted, workers, None if kept is None else Path(kept)))
-
-
-# What makes no difference to a policy that gives each job a GPU of its own.
-_OF_SHARING = ("estimator", "sharing", "smact_limit", "free_floor", "margin", "min_speed")
-_SHORT = {"smact_limit": "SMACT {}", "free_floor": "{} free", "margin": "margin {}", "min_speed": "speed {}"}
-_BYTES = ("free_floor", "margin", "fragmentation")
-
-
-def variants(base: Scenario, choices: Mapping[str, Sequence[Any]]) -> list[Scenario]:
-    """Every combination of choices, each a list of values of a setting. Those that can make no difference are left out:
-    policies that know true memory have no estimator, those that never share have no way of sharing.
-
-    >>> found = variants(Scenario(gpus="H200"), {"policy": ["exclusive", "magm"], "estimator": ["ullage", "none"]})
-    >>> [scenario.name for scenario in found]
-    ['exclusive', 'magm, ullage', 'magm, none']
-    """
-    found: dict[tuple[Any, ...], Scenario] = {}
-    for values in itertools.product(*choices.values()):
-        settings = dict(zip(choices, values, strict=True))
-        policy = load_policy(settings.get("policy", base.policy))
-        if policy.oracle:
-            settings["estimator"] = "oracle"
-        given = [name for name in choices if not (policy.alone and name in _OF_SHARING)]
-        settings |= {name: choices[name][0] for name in choices if name not in given}
-        told = [_told(name, settings[name]) for name in given if len(choices[name]) > 1]
-        label = ", ".join(told) if told and base.label is None else base.label
-        found.setdefault(tuple(settings.values()), base.but(**settings, label=label))
-    return list(found.values())
-
-
-def _told(name: str, value: Any) -> str:
-    text = "off" if value is None else format_bytes(value) if name in _BYTES else str(value)
-    return _SHORT.get(name, "{}").format(text)

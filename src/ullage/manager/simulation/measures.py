@@ -23,11 +23,7 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure: what it is called, its attribute of `Figures`, what it means, and its unit.
-
-    >>> MEASURES["waiting"].text(75.0), MEASURES["smact"].text(0.5), MEASURES["energy"].text(33.2e6)
-    ('1 min 15 s', '50 %', '33.2 MJ')
-    """
+    """A figure: what it is called, its attribute of `Figures`, what it means, and its unit."""
 
     name: str
     attribute: str
@@ -70,20 +66,14 @@ class Measure:
         return 1, 0 if self.unit == "count" and value == round(value) and not uncertain else 2, ""
 
     def value(self, text: str) -> float:
-        """What somebody wrote, in the unit of the figure.
-
-        >>> MEASURES["waiting"].value("10m"), MEASURES["energy"].value("30MJ"), MEASURES["smact"].value("80%")
-        (600.0, 30000000.0, 0.8)
-        """
+        """Read what somebody typed, in the unit of the figure."""
         if self.unit == "time":
             return parse_duration(text)
         if self.unit == "energy":
             return parse_energy(text)
-        number, factor = text, 1.0
-        if self.unit == "share" and text.endswith("%"):
-            number, factor = text.removesuffix("%"), 0.01
+        percent = self.unit == "share" and text.endswith("%")
         try:
-            return float(number) * factor
+            return float(text.removesuffix("%") if percent else text) * (0.01 if percent else 1.0)
         except ValueError:
             example = "80%" if self.unit == "share" else "2"
             raise InvalidValue(f"{self.name}: needed a number such as {example}; found {text!r}") from None
@@ -115,12 +105,7 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class Target:
-    """A condition on a figure.
-
-    >>> target = Target.parse("waiting <= 10m")
-    >>> str(target), target.met(540.0), target.met(None)
-    ('waiting <= 10m', True, False)
-    """
+    """A condition on a figure, such as "waiting <= 10m"."""
 
     measure: Measure
     comparison: str

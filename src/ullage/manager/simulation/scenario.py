@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ullage.errors import UnknownName
 from ullage.fields import described
 from ullage.manager.placement import RecoveryRules, Rules
+from ullage.manager.policy_files import load_policy
+from ullage.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,3 +181,36 @@ def _names(kind: Any) -> list[str]:
 def _of(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that a class has fields for."""
     return {name: values[name] for name in _names(kind) if name in values}
+
+
+# What makes no difference to a policy that gives each job a GPU of its own.
+_OF_SHARING = ("estimator", "sharing", "smact_limit", "free_floor", "margin", "min_speed")
+_SHORT = {"smact_limit": "SMACT {}", "free_floor": "{} free", "margin": "margin {}", "min_speed": "speed {}"}
+_BYTES = ("free_floor", "margin", "fragmentation")
+
+
+def variants(base: Scenario, choices: Mapping[str, Sequence[Any]]) -> list[Scenario]:
+    """Return every combination of choices, each a list of values of a setting. Those that can make no difference are
+    left out: policies that know true memory have no estimator, those that never share have no way of sharing.
+
+    >>> found = variants(Scenario(gpus="H200"), {"policy": ["exclusive", "magm"], "estimator": ["ullage", "none"]})
+    >>> [scenario.name for scenario in found]
+    ['exclusive', 'magm, ullage', 'magm, none']
+    """
+    found: dict[tuple[Any, ...], Scenario] = {}
+    for values in itertools.product(*choices.values()):
+        settings = dict(zip(choices, values, strict=True))
+        policy = load_policy(settings.get("policy", base.policy))
+        if policy.oracle:
+            settings["estimator"] = "oracle"
+        given = [name for name in choices if not (policy.alone and name in _OF_SHARING)]
+        settings |= {name: choices[name][0] for name in choices if name not in given}
+        words = [_words(name, settings[name]) for name in given if len(choices[name]) > 1]
+        label = ", ".join(words) if words and base.label is None else base.label
+        found.setdefault(tuple(settings.values()), base.but(**settings, label=label))
+    return list(found.values())
+
+
+def _words(name: str, value: Any) -> str:
+    text = "off" if value is None else format_bytes(value) if name in _BYTES else str(value)
+    return _SHORT.get(name, "{}").format(text)

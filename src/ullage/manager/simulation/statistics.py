@@ -10,12 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean of `count` values, and where the true one lies with 95 % confidence; of one value that is not known.
-
-    >>> found = Interval.of([1.0, 2.0, 3.0])
-    >>> found.mean, round(found.half, 2), found.count
-    (2.0, 2.48, 3)
-    """
+    """A mean of `count` values, and how far the true one is from it with 95 % confidence; of one value: unknown."""
 
     mean: float
     half: float | None
@@ -23,12 +18,10 @@ class Interval:
 
     @property
     def low(self) -> float | None:
-        """The lower end."""
         return None if self.half is None else self.mean - self.half
 
     @property
     def high(self) -> float | None:
-        """The upper end."""
         return None if self.half is None else self.mean + self.half
 
     @property
@@ -57,9 +50,6 @@ def changes(values: Sequence[float], base: Sequence[float]) -> Interval | None:
 
     It is the ratio of the means. How sure it is comes from how far single seeds are from that ratio: seeds may differ
     tenfold, and in one of them nobody may have waited.
-
-    >>> round(changes([50.0, 150.0], [100.0, 200.0]).mean, 3)
-    -0.333
     """
     whole = math.fsum(base)
     if not whole:
