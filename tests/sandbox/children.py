@@ -250,9 +250,12 @@ def asks_a_nested_one(request):
 def where(request):
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
-        "folder": os.getcwd(), "user": os.getuid(), "groups": os.getgroups(), "forked": can_fork(),
+        "folder": os.getcwd(),
+        "user": os.getuid(),
+        "groups": os.getgroups(),
+        "forked": can_fork(),
         "capabilities": sum(int(status[kind], 16) for kind in ("CapEff", "CapPrm", "CapInh", "CapAmb")),
-    }  # fmt: skip
+    }
 
 
 def reads(request):

@@ -45,8 +45,7 @@ def private(request, possible, warm, monkeypatch):
     if request.param not in possible:
         pytest.skip("this system refuses namespaces or overlays")
     if request.param == "forked":
-        for function in (run, start):
-            monkeypatch.setitem(function.__kwdefaults__, "warm", warm)
+        monkeypatch.setitem(start.__kwdefaults__, "warm", warm)
     return MODES[request.param]
 
 
@@ -184,7 +183,7 @@ from ullage.sandbox.parent import run
 from ullage.sandbox.worker_pool import WorkerPool
 request = {{"code": "import time; mark = '{mark}'; time.sleep(600)", "file": "last.pt"}}
 run("children:saves_for_ever", request, env=environment(import_from=sys.path), private={private!r},
-    warm={"WorkerPool([])" if run.__kwdefaults__["warm"] else None})
+    warm={"WorkerPool([])" if start.__kwdefaults__["warm"] else None})
 """
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=folder)
     until(lambda: running(mark) or parent.poll() is not None, "the child has begun")

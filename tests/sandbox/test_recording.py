@@ -22,9 +22,13 @@ def project(tmp_path):
 def recorded(request, env, project):
     given = {**env, "PYTHONPATH": f"{project}:{env['PYTHONPATH']}", "BATCH": "8", "OTHER": "1", "CUDA_X": "1"}
     outcome = run(
-        "children:reads", {"variables": ["BATCH", "UNSET"]}, env=given, cwd=str(project), private=request.param,
+        "children:reads",
+        {"variables": ["BATCH", "UNSET"]},
+        env=given,
+        cwd=str(project),
+        private=request.param,
         record=True,
-    )  # fmt: skip
+    )
     assert outcome.answer == {"batch": 8}, outcome
     return outcome.reads, given
 

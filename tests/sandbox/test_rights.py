@@ -47,11 +47,14 @@ def as_user(request, code):
     def call(user, function, cwd, env=(), **values):
         known = pwd.getpwnam(user)
         order = {
-            "name": function, "request": values, "cwd": str(cwd), "private": PRIVATE[request.param],
+            "name": function,
+            "request": values,
+            "cwd": str(cwd),
+            "private": PRIVATE[request.param],
             "forked": request.param == "forked",
             "rights": {"uid": known.pw_uid, "gid": known.pw_gid, "user": user},
             "env": {"PYTHONPATH": f"{path}:{code}", "HOME": "/tmp", **dict(env)},
-        }  # fmt: skip
+        }
         done = subprocess.run(
             [python, "-c", RUN, json.dumps(order)],
             env={"PYTHONPATH": path},

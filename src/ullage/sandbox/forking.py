@@ -22,6 +22,7 @@ from ullage.sandbox.child import answer, end_with, function_named
 from ullage.sandbox.parent import Child, Outcome, outcome_of
 from ullage.sandbox.process_identity import Process, this_process
 from ullage.sandbox.protocol import Channel, Messages
+from ullage.sandbox.spawn import ForkedProcess, kill_group, signal_group
 
 
 def start_from_server(entry: str, request: dict[str, Any], *, preload: Sequence[str] = ()) -> Child:
@@ -87,14 +88,13 @@ class ForkedHere:
         self._answers, child_answers = os.pipe()
         child_leave, self._leave = os.pipe()
         self._messages = Messages()
-        self._code: int | None = None
         self.is_silent = False  # it has closed its channel: it has ended or is about to
         _open.update((self._answers, self._leave))
         sys.stdout.flush()
         sys.stderr.flush()
         parent = this_process()
-        self.pid = os.fork()
-        if self.pid == 0:
+        self._process = ForkedProcess(os.fork())
+        if self._process.pid == 0:
             for descriptor in _open:
                 os.close(descriptor)
             _forked_here(work, child_answers, child_leave, log, stay, parent)
@@ -135,36 +135,24 @@ class ForkedHere:
 
     def kill(self) -> None:
         """End it, with what it has started."""
-        self._signal(signal.SIGKILL)
+        signal_group(self._process, signal.SIGKILL)
 
-    def set_suspended(self, still: bool = True) -> None:
+    def set_suspended(self, suspended: bool = True) -> None:
         """Stop it, with what it has started, wherever it is; or let it go on from there."""
-        if self._code is None:
-            self._signal(signal.SIGSTOP if still else signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
-        if self._code is None:  # it may not have come to be a group of its own
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(self.pid, number)
+        if self._process.poll() is None:
+            signal_group(self._process, signal.SIGSTOP if suspended else signal.SIGCONT)
 
     def has_ended(self) -> bool:
         """Whether its process is gone; only then the driver has taken its memory back."""
-        if self._code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self._code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._code is not None
+        return self._process.poll() is not None
 
     def close(self) -> Outcome:
         """End it, with what it has started, and say what came of it."""
-        self.kill()
-        if self._code is None:
-            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        kill_group(self._process)
         for descriptor in (self._answers, self._leave):
             os.close(descriptor)
             _open.discard(descriptor)
-        return outcome_of(self._messages, self._code)
+        return outcome_of(self._messages, self._process.poll())
 
 
 def _forked_here(

@@ -23,7 +23,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 from ullage.sandbox import boot, recording, redirection
 from ullage.sandbox.environment import environment, is_guest
@@ -34,11 +34,11 @@ from ullage.sandbox.process_identity import this_process
 from ullage.sandbox.protocol import Exceeded, LimitKind, Messages
 from ullage.sandbox.recording import Reads, reads_of
 from ullage.sandbox.spawn import (
-    Forked,
     ProcessHandle,
     Rights,
     can_fork,
     end_guard,
+    fork_child,
     kill_group,
     request_file,
     start_guard,
@@ -56,7 +56,7 @@ _PIPE = 1 << 20  # bytes: the most that a pipe holds
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a child: its answer, or why there is none.
+    """A child's answer, or the reason it has none.
 
     `failure` goes on after "the process" ("was ended by SIGKILL") except for an `"error"` that the function raised,
     which is told as it is ("ValueError: no such layer"). `private` says how the files of a private
@@ -78,35 +78,30 @@ class Outcome:
         return "\n".join([line for line in lines if line.strip()][-count:])
 
 
+class _Started(TypedDict, total=False):
+    """The options of `start` that `run` passes on."""
+
+    env: Mapping[str, str] | None
+    cwd: str | None
+    rights: Rights | None
+    private: Sandbox | None
+    record: bool
+    python: str | None
+    warm: WorkerPool | None
+
+
 def run(
     entry: str,
     request: dict[str, Any],
     *,
     limits: Limits = NO_LIMITS,
-    env: Mapping[str, str] | None = None,
-    cwd: str | None = None,
-    rights: Rights | None = None,
-    private: Sandbox | None = None,
-    record: bool = False,
-    python: str | None = None,
-    warm: WorkerPool | None = None,
     show: Callable[[str], None] | None = None,
     progress: Callable[[str], None] | None = None,
     stop: threading.Event | None = None,
+    **options: Unpack[_Started],
 ) -> Outcome:
     """Call a function (`MODULE:FUNCTION`) in a fresh process and wait for its answer; see `start` and `Child.wait`."""
-    child = start(
-        entry,
-        request,
-        env=env,
-        cwd=cwd,
-        rights=rights,
-        private=private,
-        written=limits.written,
-        record=record,
-        python=python,
-        warm=warm,
-    )
+    child = start(entry, request, written=limits.written, **options)
     return child.wait(limits, show=show, progress=progress, stop=stop)
 
 
@@ -174,7 +169,7 @@ def start(
                 process = start_guard(order, file, child_output, given, passed, rights)
             elif python in (None, sys.executable) and can_fork():
                 standard = [file.fileno(), child_output, child_output]
-                process = Forked(entry, child_answers, told, standard, given, cwd, [answers, output])
+                process = fork_child(entry, child_answers, told, standard, given, cwd, [answers, output])
             else:
                 process = start_process([*command, json.dumps(told)], file, child_output, given, passed, cwd)
     except BaseException:

@@ -17,6 +17,8 @@ from ullage.errors import InvalidValue, UllageError
 
 _LONGEST_ERROR = 500
 
+_KINDS = {"answer": dict, "so_far": dict, "error": str, "limit": list, "private": str, "at": str, "doing": str}
+
 LimitKind = Literal["time", "memory", "answer", "processes", "written"]
 
 
@@ -121,7 +123,7 @@ class Messages:
         self.error: str | None = None
         self.limit: Exceeded | None = None
         self.private: str | None = None
-        self._torn = bytearray()
+        self._buffer = bytearray()
 
     @property
     def final(self) -> bool:
@@ -131,15 +133,15 @@ class Messages:
     @property
     def pending(self) -> int:
         """How many bytes of a line have come whose end has not."""
-        return len(self._torn)
+        return len(self._buffer)
 
     def add(self, part: bytes) -> None:
         """Take what was read from the pipe."""
-        self._torn += part
+        self._buffer += part
         if b"\n" not in part:
             return
-        *lines, rest = self._torn.split(b"\n")
-        self._torn = rest
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = rest
         for line in lines:
             self._take(bytes(line))
 
@@ -150,17 +152,8 @@ class Messages:
             return
         if not isinstance(message, dict) or self.final:
             return
-        if isinstance(message.get("answer"), dict):
-            self.answer = message["answer"]
-        elif isinstance(message.get("so_far"), dict):
-            self.so_far = message["so_far"]
-        elif isinstance(message.get("error"), str):
-            self.error = message["error"]
-        elif isinstance(message.get("limit"), list) and len(message["limit"]) == 2:
-            self.limit = Exceeded(*message["limit"])
-        elif isinstance(message.get("private"), str):
-            self.private = message["private"]
-        elif isinstance(message.get("at"), str):
-            self.at = message["at"]
-        elif isinstance(message.get("doing"), str):
-            self.doing = message["doing"]
+        for kind, expected in _KINDS.items():
+            value = message.get(kind)
+            if isinstance(value, expected):
+                setattr(self, kind, Exceeded(*value) if kind == "limit" else value)
+                return

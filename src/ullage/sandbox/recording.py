@@ -18,7 +18,7 @@ import stat
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.util import source_from_cache
 from typing import Any
@@ -111,8 +111,7 @@ def signature(path: str) -> str:
             return EXISTS
         if found.st_size > _LARGEST_FILE:
             return f"large:{found.st_size}:{found.st_mtime_ns}:{found.st_ino}"
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             return f"sha256:{hashlib.sha256(file.read(_LARGEST_FILE + 1)).hexdigest()}"
     except (FileNotFoundError, NotADirectoryError):
         return MISSING
@@ -139,8 +138,7 @@ def _listing(path: str, own: Iterable[str] = ()) -> str:
         return MISSING
     if len(names) > _LONGEST_LISTING:
         return _time(path)
-    without = "/".join(sorted(own))
-    return f"names:{_hash(names)}:{without}"
+    return f"names:{_hash(names)}:{'/'.join(sorted(own))}"
 
 
 def _importable(path: str) -> str:
@@ -185,11 +183,10 @@ def reads_of(descriptor: int, env: Mapping[str, str]) -> Reads:
             kind = name = value = None
         if not isinstance(name, str) or not isinstance(value, str | None):
             whole = False
-            continue
-        if kind == "written":
+        elif kind == "written":
             own.add(name)
         elif kind == "file" and value is not None:
-            if not _is_own(name, own) and _tells_more(value, files.get(name)):
+            if own.isdisjoint(_with_parents(name)) and _tells_more(value, files.get(name)):
                 files[name] = value
         elif kind == "variable":
             names.add(name)
@@ -224,13 +221,13 @@ def _tells_more(signature: str, known: str | None) -> bool:
     return known.startswith("modules:") and signature.startswith("names:")
 
 
-def _is_own(path: str, own: set[str]) -> bool:
-    while path not in own:
+def _with_parents(path: str) -> Iterator[str]:
+    while True:
+        yield path
         parent = os.path.dirname(path)
         if parent == path:
-            return False
+            return
         path = parent
-    return True
 
 
 _recorder: Recorder | None = None
@@ -324,14 +321,18 @@ class Recorder:
                 environ.__class__ = _watched(environ.__class__, self)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        act = _EVENTS.get(event)
-        if act is None or self._paused.now:
+        if event not in _EVENTS or self._paused.now:
             return
-        with self._paused:
-            try:
-                act(self, *args)
-            except (OSError, TypeError, ValueError):
-                return  # the run's own call will raise the same error
+        with self._paused, contextlib.suppress(OSError, TypeError, ValueError):  # the run's own call raises the same
+            if event == "open":
+                self.opened(args[0], args[2])
+            elif event in _LISTED:
+                self._listed(*args[:1])
+            elif event in _STARTED:
+                self._note("program", os.fsdecode(args[0]))
+            else:
+                for place in _WRITTEN[event]:
+                    self._wrote(args[place])
 
     def opened(self, file: Any, flags: int) -> None:
         """A file is about to be opened."""
@@ -347,26 +348,13 @@ class Recorder:
         if writes and not os.path.isdir(path):  # a file without a name is made by opening a folder
             self._wrote(path)
 
-    def _opened(self, file: Any, mode: Any, flags: int) -> None:
-        self.opened(file, flags)
+    def _wrote(self, file: Any) -> None:
+        path = _path(file)
+        if path is not None and not path.startswith(self._skipped):
+            self._made.setdefault(os.path.dirname(path), set()).add(os.path.basename(path))
+            self._note("written", path)
 
-    def _wrote(self, *files: Any) -> None:
-        for file in files:
-            path = _path(file)
-            if path is not None and not path.startswith(self._skipped):
-                self._made.setdefault(os.path.dirname(path), set()).add(os.path.basename(path))
-                self._note("written", path)
-
-    def _renamed(self, source: Any, target: Any, *_: Any) -> None:
-        self._wrote(source, target)
-
-    def _made_at(self, source: Any, target: Any, *_: Any) -> None:
-        self._wrote(target)
-
-    def _changed(self, file: Any, *_: Any) -> None:
-        self._wrote(file)
-
-    def _listed(self, folder: Any = None, *_: Any) -> None:
+    def _listed(self, folder: Any = None) -> None:
         path = _path("." if folder is None else folder)
         if path is None or f"{path}/".startswith(self._skipped):
             return
@@ -374,9 +362,6 @@ class Recorder:
             self._note("file", path, _importable)
         else:
             self._note("file", path, lambda path: _listing(path, self._made.get(path, ())))
-
-    def _started(self, program: Any, *_: Any) -> None:
-        self._note("program", os.fsdecode(program))
 
     def _watch_looks(self, name: str) -> None:
         """`os.path.exists` and its like make no audit event."""
@@ -418,21 +403,13 @@ class Recorder:
         os.write(self.descriptor, json.dumps(line).encode() + b"\n")
 
 
-_EVENTS: dict[str, Callable[..., None]] = {
-    "open": Recorder._opened,
-    "os.listdir": Recorder._listed,
-    "os.scandir": Recorder._listed,
-    "os.rename": Recorder._renamed,
-    "os.link": Recorder._made_at,
-    "os.symlink": Recorder._made_at,
-    "os.remove": Recorder._changed,
-    "os.mkdir": Recorder._changed,
-    "os.rmdir": Recorder._changed,
-    "os.truncate": Recorder._changed,
-    "subprocess.Popen": Recorder._started,
-    "os.exec": Recorder._started,
-    "os.posix_spawn": Recorder._started,
+_LISTED = ("os.listdir", "os.scandir")
+_STARTED = ("subprocess.Popen", "os.exec", "os.posix_spawn")
+_WRITTEN = {  # audit events, and where the files are in their arguments
+    **{f"os.{name}": (0,) for name in ("remove", "mkdir", "rmdir", "truncate")},
+    **{"os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,)},
 }
+_EVENTS = frozenset(("open", *_LISTED, *_STARTED, *_WRITTEN))
 
 
 def _path(file: Any) -> str | None:

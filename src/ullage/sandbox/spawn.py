@@ -61,13 +61,18 @@ def end_guard(guard: ProcessHandle) -> None:
         time.sleep(_LOOK)
 
 
-def kill_group(process: ProcessHandle) -> None:
-    """Kill a process and its group, if they have not ended by themselves, and wait for it."""
+def signal_group(process: ProcessHandle, number: signal.Signals) -> None:
+    """Send a signal to a process and its group, if they have not ended by themselves."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, number)
     if process.poll() is None:  # it had not come to be a group of its own, or is about to be gone
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(process.pid, signal.SIGKILL)
+            os.kill(process.pid, number)
+
+
+def kill_group(process: ProcessHandle) -> None:
+    """Kill a process and its group, and wait for it."""
+    signal_group(process, signal.SIGKILL)
     process.wait()
 
 
@@ -98,25 +103,12 @@ def request_file(request: dict[str, Any]) -> Iterator[IO[bytes]]:
         yield file
 
 
-class Forked:
-    """A child that is forked from this process, which must have one thread (`can_fork`)."""
+class ForkedProcess:
+    """A child that this process has forked."""
 
-    def __init__(
-        self,
-        entry: str,
-        channel: int,
-        told: dict[str, Any],
-        standard: list[int],
-        env: Mapping[str, str],
-        cwd: str | None,
-        ours: list[int],
-    ) -> None:
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
         self._code: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            for descriptor in ours:
-                os.close(descriptor)
-            run_child(entry, channel, told, standard, env, cwd)
 
     def poll(self) -> int | None:
         """Return how it ended, or `None` while it runs."""
@@ -129,6 +121,24 @@ class Forked:
         """Wait until it has ended."""
         if self._code is None:
             self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def fork_child(
+    entry: str,
+    channel: int,
+    told: dict[str, Any],
+    standard: list[int],
+    env: Mapping[str, str],
+    cwd: str | None,
+    ours: list[int],
+) -> ForkedProcess:
+    """Fork a child from this process, which must have one thread (`can_fork`)."""
+    pid = os.fork()
+    if pid == 0:
+        for descriptor in ours:
+            os.close(descriptor)
+        run_child(entry, channel, told, standard, env, cwd)
+    return ForkedProcess(pid)
 
 
 def can_fork() -> bool:
