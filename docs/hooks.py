@@ -1,7 +1,7 @@
 """What MkDocs runs while it builds the site: generated reference pages, and links that leave `docs/`.
 
 Pages link to other files of the repository by relative paths, so that they work where the repository is browsed. In the
-site, `benchmarks/results/*.md` become pages of their own section, and other files become links to the repository.
+site, `benchmarks/results` and `lab/docs` become sections of their own, and other files become links to the repository.
 Nothing here imports PyTorch.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = "benchmarks/results"
+SECTIONS = {"results": "benchmarks/results", "lab": "lab/docs"}  # folders of the site that are outside of docs/
 
 _LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 _GENERATED = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
@@ -25,12 +25,13 @@ _FROM_THE_NETWORK = re.compile(r'<(?:script|img|iframe)[^>]+src="https?:|<link[^
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the measured results as pages under `results/`."""
+    """Add the pages of the sections outside of `docs/`."""
     from mkdocs.structure.files import File
 
-    for source in sorted((ROOT / RESULTS).glob("*.md")):
-        name = "index.md" if source.name == "README.md" else source.name
-        files.append(File.generated(config, f"results/{name}", abs_src_path=str(source)))
+    for section, folder in SECTIONS.items():
+        for source in sorted((ROOT / folder).glob("*.md")):
+            name = "index.md" if source.name == "README.md" else source.name
+            files.append(File.generated(config, f"{section}/{name}", abs_src_path=str(source)))
     return files
 
 
@@ -54,7 +55,7 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 
 
 def site_link(target: str, page: str, repository: str) -> str:
-    """Where a link of a page (by its path in the site) leads: `benchmarks/results` has pages, other files do not.
+    """Return the target of a link on a page (by its path in the site): a page, or a file of the repository.
 
     >>> site_link("../../benchmarks/results/accuracy.md", "explanation/accuracy.md", "https://example.org/")
     '../results/accuracy.md'
@@ -74,16 +75,18 @@ def site_link(target: str, page: str, repository: str) -> str:
 
 
 def _path_in_repository(page: str) -> str:
-    if page == "results/index.md":
-        return f"{RESULTS}/README.md"
-    return f"{RESULTS}/{page.removeprefix('results/')}" if page.startswith("results/") else f"docs/{page}"
+    section, _, name = page.partition("/")
+    if section in SECTIONS:
+        return f"{SECTIONS[section]}/{'README.md' if name == 'index.md' else name}"
+    return f"docs/{page}"
 
 
 def _path_in_site(path: str) -> str | None:
-    if path in (RESULTS, f"{RESULTS}/README.md"):
-        return "results/index.md"
-    if path.startswith(f"{RESULTS}/") and path.endswith(".md"):
-        return "results/" + path.removeprefix(f"{RESULTS}/")
+    for section, folder in SECTIONS.items():
+        if path in (folder, f"{folder}/README.md"):
+            return f"{section}/index.md"
+        if path.startswith(f"{folder}/") and path.endswith(".md"):
+            return f"{section}/{path.removeprefix(f'{folder}/')}"
     return path.removeprefix("docs/") if path.startswith("docs/") else None
 
 

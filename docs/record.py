@@ -24,7 +24,7 @@ BLOCK = re.compile(r"(<!-- record(?: on (?P<slurm>slurm|busy slurm))? -->\n```co
 
 def pages() -> list[Path]:
     """Every page that can show a command."""
-    return [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
+    return [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "lab/docs").glob("*.md")), ROOT / "README.md"]
 
 
 def printed(command: str, stage: tuple[Path, dict[str, str]] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""What happens when training jobs share a GPU: the tables and pictures of docs/explanation/collocation.md.
+"""What happens when training jobs share a GPU: the tables and pictures of lab/docs/collocation.md.
 
     python benchmarks/dissertation/collocation.py
 
@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "benchmarks/data/together_h200.jsonl.gz"
-PAGE = ROOT / "docs/explanation/collocation.md"
+PAGE = ROOT / "lab/docs/collocation.md"
 IMAGES = ROOT / "docs/images"
 GIB = 1 << 30
 HOWS = {"timeslice": "time-sliced", "mps": "MPS"}

@@ -4,7 +4,7 @@
 
 On the authors' two traces (seeds draw how far true slowdowns are from predicted ones) and on drawn traces: half of 60
 jobs of the mix "heavy", half of 90 of the mix "mixed", with loads from 1 to 3.5. `--write` puts the tables into
-docs/explanation/reproduction.md.
+lab/docs/reproduction.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python benchmarks/dissertation/reproduction.py TRACES --write
 
 TRACES is a folder with the authors' traces (trace_mix-90-tasks.csv and trace_heavy-60-tasks.csv). Prints the tables;
-`--write` puts them into docs/explanation/reproduction.md, each between `<!-- reproduction: NAME -->` and
+`--write` puts them into lab/docs/reproduction.md, each between `<!-- reproduction: NAME -->` and
 `<!-- end -->`, and draws the pictures. `--kept FILE` goes on where an earlier call was stopped.
 """
 
@@ -28,7 +28,7 @@ from ullage.manager.simulation.sweeps import TraceSource, cases, run_cases
 from ullage.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, IMAGES = ROOT / "docs/explanation/reproduction.md", ROOT / "docs/images"
+PAGE, IMAGES = ROOT / "lab/docs/reproduction.md", ROOT / "docs/images"
 TRACES = {"90": "trace_mix-90-tasks.csv", "60": "trace_heavy-60-tasks.csv"}
 EXCLUSIVE = "exclusive"
 SHOWN = ("ooms", "total", "waiting", "running", "completion", "energy")

@@ -48,7 +48,7 @@ def header(file: Path) -> dict[str, Any]:
 GPUMEMNET = """# gpumemnet_FAMILY_ESTIMATOR_BIN.safetensors
 
 GPUMemNet as published (arXiv 2602.17817): `gpumemnet` (`_mlp`) and `gpumemnet+transformer` (`_transformer`), one a
-family of models and width of a class; docs/explanation/learned-estimators.md says how they work. Estimates use classes
+family of models and width of a class; lab/docs/training.md says how they work. Estimates use classes
 of 1 GiB for MLPs and of 8 GiB for CNNs and Transformers, as the paper does. The same facts are in each file's header,
 with the keys of the rows that were held out.
 

@@ -28,7 +28,7 @@ def test_tables_and_pictures_are_those_of_the_shipped_data(script: ModuleType) -
     assert pictures
     for name, picture in pictures.items():
         assert (script.IMAGES / name).read_text() == picture
-        assert f"../images/{name}" in page
+        assert f"../../docs/images/{name}" in page
 
 
 def test_work_done_counts_each_job_by_its_speed_alone(script: ModuleType) -> None:

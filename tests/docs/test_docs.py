@@ -27,11 +27,12 @@ from ullage.cli.launched import with_launcher_apart
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+LAB = ROOT / "lab" / "docs"
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = sorted(page for page in DOCS.rglob("*.md") if not page.is_symlink())
+PAGES = sorted([*DOCS.rglob("*.md"), *LAB.glob("*.md")])
 OTHERS = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")),
-    ROOT / "benchmarks" / "README.md",
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / folder / "README.md" for folder in ("benchmarks", "examples", "tests")),
     *sorted(RESULTS.glob("*.md")),
 ]
 EVERYTHING = PAGES + OTHERS
@@ -130,8 +131,10 @@ def test_headings_of_a_page_have_names_of_their_own(page):
 def test_every_page_is_in_the_navigation():
     nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     listed = re.findall(r"(\S+\.md)$", nav, re.MULTILINE)
-    results = [f"results/{page.name.replace('README', 'index')}" for page in RESULTS.glob("*.md")]
-    assert sorted(listed) == sorted([str(page.relative_to(DOCS)) for page in PAGES] + results)
+    pages = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")]
+    pages += [f"lab/{page.name}" for page in LAB.glob("*.md")]
+    pages += [f"results/{page.name.replace('README', 'index')}" for page in RESULTS.glob("*.md")]
+    assert sorted(listed) == sorted(pages)
 
 
 def test_the_index_links_every_page():

@@ -387,6 +387,6 @@ def test_processes_give_the_same_as_one(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_columns_are_documented() -> None:
-    text = (ROOT / "docs" / "reference" / "dataset.md").read_text()
+    text = (ROOT / "lab/docs/data.md").read_text()
     assert [column.name for column in COLUMNS if f"`{column.name}`" not in text] == []
     assert [reason for reason in REASONS if f"| {reason} |" not in text] == []

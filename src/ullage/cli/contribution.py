@@ -83,7 +83,7 @@ def contribute(
     if missing:
         print(f"{missing} are left: type the same line again to go on")
     print(f"Look at it: ullage contribute --show {out}")
-    print("How to send it: https://github.com/ullage/ullage/blob/main/docs/how-to/contribute.md")
+    print("How to send it: https://github.com/ullage/ullage/blob/main/docs/how-to/measure.md")
 
 
 def _say_plan(header: dict[str, Any], out: Path, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The columns of a data set's Parquet file, each with its type and what it says; see docs/reference/dataset.md."""
+"""The columns of a data set's Parquet file, each with its type and what it says; see lab/docs/data.md."""
 
 from __future__ import annotations
 

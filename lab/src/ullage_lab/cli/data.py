@@ -22,7 +22,7 @@ _CLEAN_EXAMPLES = """Clean measured runs and write them as one Parquet file.
 
 FILES are what 'ullage lab measure dataset' wrote (also .gz), in any order: memory and utilisation of the same run are
 joined. Tables of GPUMemNet's authors (.csv) are read too. The command prints what it dropped and why;
-docs/reference/dataset.md has the columns.
+lab/docs/data.md has the columns.
 
 Examples:
 

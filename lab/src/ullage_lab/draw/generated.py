@@ -91,7 +91,7 @@ def image_sides(side: int, depth: int, down: list[int]) -> list[int]:
 # What a drawn network will roughly take, by counting: parameters, bytes kept for the backward pass, arithmetic.
 #
 # Drawing keeps only feasible designs, and a run is started where the GPU has room for it: both need a number at once
-# and without PyTorch, thousands of times. It is counted layer by layer from the settings; docs/reference/dataset.md
+# and without PyTorch, thousands of times. It is counted layer by layer from the settings; lab/docs/data.md
 # says how far it is from what was measured. Estimators use `ullage_lab.estimators.fast.features`, which
 # looks at the model.
 

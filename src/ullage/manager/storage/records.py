@@ -57,7 +57,7 @@ WAITING = frozenset({State.ESTIMATING, State.QUEUED, State.HELD})
 
 
 class Cause(StrEnum):
-    """Why an attempt ended, by evidence; docs/how-to/share-gpus.md says by which."""
+    """Why an attempt ended, by evidence; docs/how-to/run-jobs.md says by which."""
 
     FINISHED = "finished"
     OWN_FAILURE = "failed by itself"
