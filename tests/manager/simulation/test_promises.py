@@ -6,8 +6,7 @@ import pytest
 from tests.manager.simulation.made_runs import utilization
 
 from ullage.errors import UllageError
-from ullage.manager.simulation.estimates import promise_of
-from ullage.manager.simulation.known import MEASURED_ON, known_workload, known_workloads, with_step
+from ullage.manager.simulation.known import MEASURED_ON, known_workload, known_workloads, promise_of, with_step
 from ullage.manager.simulation.trace import JobKind
 from ullage.units import GIB
 

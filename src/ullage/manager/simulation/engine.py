@@ -34,8 +34,8 @@ from ullage.manager.placement.plan import Situation, best_plan
 from ullage.manager.placement.policies import Policy
 from ullage.manager.policy_files import load_policy
 from ullage.manager.simulation.card import SimulatedCard, SimulatedRun, cards_of
-from ullage.manager.simulation.estimates import promise_of
 from ullage.manager.simulation.interference import Interference
+from ullage.manager.simulation.known import promise_of
 from ullage.manager.simulation.result import (
     DONE,
     FAILED,
@@ -141,8 +141,7 @@ class _Engine:
 
     def _busy_alone(self, names: set[str]) -> list[float | None]:
         """The SM activity to expect of each kind, on the GPU that it keeps busiest; None where it is not known."""
-        if not self.scenario.foresight:
-            return [None] * len(self.kinds)
+        names = names if self.scenario.foresight else set()
         known = [[kind.alone[name].smact for name in names if name in kind.alone] for kind in self.kinds]
         return [max(found, default=None) for found in known]
 
@@ -277,7 +276,7 @@ class _Engine:
         own, usual = asked.kind.startup_s, self.world.startup_s
         self._at(self.now + (usual if own is None or not usual else own), self._take_memory, run)
         if asked.time_limit is not None:
-            self._at(self.now + asked.time_limit, self._time_over, run)
+            self._at(self.now + asked.time_limit, self._finish, run, TIME_LIMIT, FAILED)
 
     def _forget(self, decision: Decision) -> None:
         """Nobody remembers what was promised: that the job is there is all that can be seen of it until it has taken
@@ -297,18 +296,7 @@ class _Engine:
             room += self.world.fragmentation  # alone there are no pieces of others in its way
         if need > room:
             self._end(run, OUT_OF_MEMORY)
-            self._recover(
-                run,
-                Failure(
-                    "memory",
-                    self.kept[run.asked.id].memory_failures,
-                    run.promise or None,
-                    max(room, 0),
-                    None,
-                    self.kept[run.asked.id].exclusive,
-                    run.exclusive,
-                ),
-            )
+            self._recover(run, "memory", run.promise or None, max(room, 0))
             return
         run.started = self.now
         for card in run.cards:
@@ -317,15 +305,11 @@ class _Engine:
             card.started.append(run)
         self._settle(run.cards)
 
-    def _finish(self, run: SimulatedRun, turn: int) -> None:
-        if run.turn == turn and self.runs.get(run.asked.id) is run:
-            self._end(run, FINISHED)
-            self._leave(run.asked.id, DONE)
-
-    def _time_over(self, run: SimulatedRun) -> None:
-        if self.runs.get(run.asked.id) is run:
-            self._end(run, TIME_LIMIT)
-            self._leave(run.asked.id, FAILED)
+    def _finish(self, run: SimulatedRun, cause: str, state: str, turn: int | None = None) -> None:
+        """The job is over, if it still runs and its speed has not changed since that `turn`."""
+        if turn in (None, run.turn) and self.runs.get(run.asked.id) is run:
+            self._end(run, cause)
+            self._leave(run.asked.id, state)
 
     def _leave(self, job: int, state: str) -> None:
         self.kept[job].state = state
@@ -355,13 +339,14 @@ class _Engine:
         if self.queue:
             self._want_pass(self.now)
 
-    def _recover(self, run: SimulatedRun, failure: Failure) -> None:
+    def _recover(self, run: SimulatedRun, kind: str, promise: int | None, used: int | None = None) -> None:
         """Another attempt, as placement's rules have it, or the end."""
-        kept, found = self.kept[run.asked.id], after_failure(failure, self.largest, self.scenario.recovery)
-        if failure.kind == "system":
-            kept.lost += 1
-        else:
-            kept.memory_failures += 1
+        kept, memory = self.kept[run.asked.id], kind == "memory"
+        before = kept.memory_failures if memory else kept.lost
+        failure = Failure("memory" if memory else "system", before, promise, used, None, kept.exclusive, run.exclusive)
+        found = after_failure(failure, self.largest, self.scenario.recovery)
+        kept.memory_failures += memory
+        kept.lost += not memory
         if not found.again:
             self._leave(run.asked.id, FAILED)
             return
@@ -414,7 +399,7 @@ class _Engine:
         number = run.asked.id
         run.speed = min([card.speeds.get(number, 1.0) for card in run.cards]) * run.pace
         run.turn += 1
-        self._at(self.now + max(run.left, 0.0) / run.speed, self._finish, run, run.turn)
+        self._at(self.now + max(run.left, 0.0) / run.speed, self._finish, run, FINISHED, DONE, run.turn)
 
     def _pace(self, asked: TraceJob, card: SimulatedCard) -> float:
         """How much faster a job is on this kind of GPU than on the one for which its work was told."""
@@ -495,8 +480,7 @@ class _Engine:
             card.lost = True
         for run in list({id(run): run for card in cards for run in card.runs.values()}.values()):
             self._end(run, GPU_LOST)
-            kept = self.kept[run.asked.id]
-            self._recover(run, Failure("system", kept.lost, kept.promise, None, None, kept.exclusive, run.exclusive))
+            self._recover(run, "system", self.kept[run.asked.id].promise)
         for card in cards:
             self._read(card)
         self._at(self.now + self.world.node_repair_s, self._repair, node)
@@ -516,14 +500,14 @@ class _Engine:
         for card in self.cards:
             card.count(self.now)
             card.changed(self.now, self.horizon)
-        found = []
-        for job in jobs:
-            kept = self.kept[job.id]
-            found.append(
-                SimulatedJob(
-                    job.id, job.kind.name, job.user, job.arrival, job.work_s, job.gpus, kept.state, tuple(kept.attempts)
-                )
+        found = [
+            SimulatedJob(
+                *(job.id, job.kind.name, job.user, job.arrival, job.work_s, job.gpus),
+                self.kept[job.id].state,
+                tuple(self.kept[job.id].attempts),
             )
+            for job in jobs
+        ]
         seconds = self.now - jobs[0].arrival if jobs else 0.0
         whole = seconds * len(self.cards) or 1.0
         return SimulationResult(
