@@ -1,45 +1,36 @@
 """Rank 0 of many: DDP, FSDP, tensor parallelism and mixtures of them, drawn at random; of pipelines any rank.
 
-    python benchmarks/accuracy/many_ranks.py draw --count 60 --seed 1 > ranks.jsonl
-    python benchmarks/accuracy/many_ranks.py measure ranks.jsonl --out ranks_h200.jsonl.gz
+    python benchmarks/accuracy/many_ranks.py compare benchmarks/data/ranks_h200_seventh.jsonl.gz
 
-The second runs each on a GPU in a process of its own. PyTorch's fake process group has as many ranks as the line says
-and sends nothing, so one GPU is asked for what the first of them would be; DDP has a real group of one. It needs a GPU,
-PyTorch and transformers, and nothing else of this project.
-
-    python benchmarks/accuracy/many_ranks.py compare ranks_h200.jsonl.gz
-
-estimates the same trainings without a GPU and prints how far off the estimates are, by strategy.
+Each line of the file is a training that ran on an H200 in a process of its own. PyTorch's fake process group has as
+many ranks as the line says and sends nothing, so one GPU is asked for what the first of them would be; DDP had a real
+group of one. The same trainings are estimated without a GPU; printed is how far off the estimates are, by strategy.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import gzip
 import json
-import sys
 import time
 from pathlib import Path
 
-from drawn_ranks.drawing import GIB, MOST, STRATEGIES, draw, draw_pipelines
-from drawn_ranks.measuring import measure, measure_one
-from drawn_ranks.models import Row
-from drawn_ranks.training import train
+from rank_trainings.models import Row
+from rank_trainings.training import train
+from ullage.estimation.asking import estimate
+from ullage.jobs import read_rows
+from ullage.jobs.job import Ranks
 
 
-def compare(rows: list[Row], out: Path | None) -> None:
+def compare(rows: list[Row]) -> None:
     """Estimate each and print how far off the estimates are."""
-    from ullage.estimation.asking import estimate
-
     results = []
     for row in rows:
         begin = time.perf_counter()
         result: Row = {key: row.get(key) for key in ("id", "strategy", "peak_alloc", "peak_reserved", "failed", "oom")}
         try:
-            found = estimate(
-                functools.partial(train, row), gpu="H200", world_size=row["ranks"], rank=row.get("rank", 0)
-            )
+            ranks = Ranks(row["ranks"], follow=(row.get("rank", 0),))
+            found = estimate(functools.partial(train, row), gpu="H200", ranks=ranks)
         except Exception as error:
             result["error"] = f"{type(error).__name__}: {error}"[:300]
         else:
@@ -56,9 +47,6 @@ def compare(rows: list[Row], out: Path | None) -> None:
             result["process_truth"] = row["nvml_end"] - row["end_reserved"] + row["peak_reserved"]
         results.append(result)
         print(json.dumps(result), flush=True)
-        if out is not None:
-            with out.open("a") as file:
-                file.write(json.dumps(result) + "\n")
     print(report(results))
 
 
@@ -91,55 +79,13 @@ def _holds(row: Row) -> bool:
     return bool(row["upper"] - row["context"] - row.get("connections", 0) >= row["peak_reserved"])
 
 
-def _read(file: Path) -> list[Row]:
-    content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    return [json.loads(line) for line in content.splitlines() if line.strip()]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    drawing = commands.add_parser("draw")
-    drawing.add_argument("--count", type=int, default=60)
-    drawing.add_argument("--seed", type=int, default=0)
-    drawing.add_argument("--only", choices=(*STRATEGIES, "pp"))
-    drawing.add_argument("--limited", type=float, default=0.8, help="the share of FSDP1 with limit_all_gathers")
-    drawing.add_argument("--most", type=float, default=MOST / GIB, help="GiB that a training may take, roughly")
-    measuring = commands.add_parser("measure")
-    measuring.add_argument("file", type=Path)
-    measuring.add_argument("--out", type=Path, required=True)
-    measuring.add_argument("--at-once", type=int, default=8)
-    measuring.add_argument("--alone", nargs="*", default=(), help="strategies that have the card to themselves")
-    measuring.add_argument("--rest", type=float, default=60.0, help="seconds at the end when they do not")
-    measuring.add_argument("--histories", type=Path)
-    measuring.add_argument("--seconds", type=float, default=3600.0)
-    commands.add_parser("one").add_argument("--history")
-    comparing = commands.add_parser("compare")
-    comparing.add_argument("file", type=Path)
-    comparing.add_argument("--out", type=Path)
-    comparing.add_argument("--only", help="one strategy, or the id of one line")
-    comparing.add_argument("--part", default="0/1", help="every Nth line, as 3/8: for several processes at once")
-    reporting = commands.add_parser("report", help="the table of what `compare --out` has written")
-    reporting.add_argument("file", type=Path)
+    parser.add_argument("command", choices=["compare"])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--only", help="one strategy, or the id of one line")
     given = parser.parse_args()
-    if given.command == "draw":
-        most = int(given.most * GIB)
-        if given.only == "pp":
-            rows = draw_pipelines(given.count, given.seed, most)
-        else:
-            rows = draw(given.count, given.seed, most, given.only, given.limited)
-        for row in rows:
-            print(json.dumps(row))
-    elif given.command == "measure":
-        measure(_read(given.file), given)
-    elif given.command == "one":
-        measure_one(json.loads(sys.stdin.readline()), given.history)
-    elif given.command == "report":
-        print(report(_read(given.file)))
-    else:
-        first, step = map(int, given.part.split("/"))
-        rows = [row for row in _read(given.file) if not given.only or given.only in (row["id"], row["strategy"])]
-        compare(rows[first::step], given.out)
+    compare([row for row in read_rows(given.file) if not given.only or given.only in (row["id"], row["strategy"])])
 
 
 if __name__ == "__main__":

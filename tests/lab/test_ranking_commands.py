@@ -58,17 +58,7 @@ def test_compare_shows_every_estimator_and_the_truth(tmp_path, names):
 
 
 def plan(truth, **values):
-    given = {
-        "gpu": None,
-        "every": 1,
-        "estimators": "ullage",
-        "sample": [],
-        "timeout": "1m",
-        "resume": None,
-        "report": None,
-        "as_json": True,
-    }
-    return RankingPlan(truth=truth, **given | values)
+    return RankingPlan(truth=truth, **{"estimators": "ullage", "timeout": "1m", "as_json": True} | values)
 
 
 @pytest.mark.slow

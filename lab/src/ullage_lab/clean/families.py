@@ -20,61 +20,6 @@ TEST_SHARE = 0.25
 # Of the salts 0 to 9 the one whose test families are real and generated CNNs, MLPs and Transformers, the real ones over
 # images and over text; chosen by the list of names, before anything was measured or fitted.
 _SALT = "families 9"
-# Whole families that were drawn for a second and a third test: all of them are for testing, whatever the hash says.
-FRESH = (
-    "vovnet",
-    "mixnet",
-    "gernet",
-    "selecsls",
-    "hgnet",
-    "starnet",
-    "mambaout",
-    "mobileone",
-    "unet",
-    "waves",
-    "volumes",
-    "oblong",
-    "inverted",
-    "davit",
-    "nest",
-    "crossvit",
-    "convit",
-    "pit",
-    "hiera",
-    "gemma",
-    "falcon",
-    "cohere",
-    "mpnet",
-    "roformer",
-    "convbert",
-    "xglm",
-    "mpt",
-    "tabular",
-    "gated",
-    "autoencoder",
-    "experts",
-    "repvit",
-    "lambda",
-    "botnet",
-    "temporal",
-    "upscaling",
-    "generator",
-    "gcvit",
-    "mvit",
-    "efficientformerv",
-    "vitamin",
-    "xlnet",
-    "ctrl",
-    "fnet",
-    "gptneo",
-    "modernbert",
-    "biogpt",
-    "flaubert",
-    "gmixer",
-    "crossed",
-    "sines",
-    "highway",
-)
 _GENERATED = "ullage_lab.networks.generated:"
 
 
@@ -87,7 +32,7 @@ class ModelFamily:
 
 
 # Family, kind, and how the names of its models begin, after the source ("tv:", "timm:", "hf:"). The first that fits.
-_KNOWN: tuple[tuple[str, str, str], ...] = (
+_DRAWN_FIRST: tuple[tuple[str, str, str], ...] = (
     ("segmentation", "cnn", r"fcn_|deeplabv3|lraspp"),
     ("resnet3d", "cnn", r"r3d_|mc3_|r2plus1d|s3d"),
     ("resnet", "cnn", r"(wide_|se|eca|legacy_se)?res?ne(x?t)(v2)?_?\d|resnest|res2net|skresnet|gcresnet"),
@@ -126,7 +71,9 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ("mixer", "mlp", r"mixer"),
     ("gmlp", "mlp", r"gmlp"),
     ("resmlp", "mlp", r"resmlp"),
-    # Drawn last, when all others had been looked at.
+)
+# Whole families that were drawn for a second and a third test: all of them are for testing, whatever the hash says.
+_FRESH: tuple[tuple[str, str, str], ...] = (
     ("vovnet", "cnn", r"(ese_)?vovnet"),
     ("mixnet", "cnn", r"(tf_)?mixnet"),
     ("gernet", "cnn", r"gernet"),
@@ -158,7 +105,6 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ("gated", "mlp", r"gated$"),
     ("autoencoder", "mlp", r"autoencoder$"),
     ("experts", "mlp", r"experts$"),
-    # Drawn a day later.
     ("repvit", "cnn", r"repvit"),
     ("lambda", "cnn", r"lambda_"),
     ("botnet", "cnn", r"botnet"),
@@ -179,7 +125,9 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ("crossed", "mlp", r"crossed$"),
     ("sines", "mlp", r"sines$"),
     ("highway", "mlp", r"highway$"),
-    # Transformers by their class: those that differ in names alone are one family.
+)
+# Transformers by their class: those that differ in names alone are one family.
+_TEXT: tuple[tuple[str, str, str], ...] = (
     ("llama", "transformer", r"Llama|Mistral|Qwen|Olmo|Granite|SmolLM|StableLm|Starcoder"),
     ("phi", "transformer", r"Phi|Persimmon"),
     ("gpt_neox", "transformer", r"GPTNeoX"),
@@ -193,7 +141,8 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ("bart", "transformer", r"Bart|MBart|Pegasus"),
     ("t5", "transformer", r"T5|MT5"),
 )
-_PATTERNS = tuple((family, kind, re.compile(pattern)) for family, kind, pattern in _KNOWN)
+_PATTERNS = tuple((family, kind, re.compile(pattern)) for family, kind, pattern in (*_DRAWN_FIRST, *_FRESH, *_TEXT))
+_FRESH_NAMES = {"mvit", *(family for family, _, _ in _FRESH)}
 
 
 def family_of(row: Mapping[str, Any]) -> ModelFamily:
@@ -221,12 +170,12 @@ def family_of(row: Mapping[str, Any]) -> ModelFamily:
 def is_for_testing(family: str) -> bool:
     """Whether a family is left out of every fit, to test on: about a quarter of the names, by a hash of the name.
 
-    So are all of FRESH.
+    So are all families that were drawn for later tests.
 
     >>> is_for_testing("resnet") == is_for_testing("resnet"), is_for_testing("gemma")
     (True, True)
     """
-    if family in FRESH:
+    if family in _FRESH_NAMES:
         return True
     digest = hashlib.sha256(f"{_SALT} {family}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < TEST_SHARE * 2**64

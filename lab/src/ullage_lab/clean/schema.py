@@ -132,7 +132,7 @@ CHUNK = 500  # rows made into a frame at once: layers as Python objects are a hu
 
 @dataclass(frozen=True)
 class Column:
-    """A column: `kind` is "text", "whole", "number", "layers" or "tensors"."""
+    """A column: `kind` is "text", "whole", "number" or "layers"."""
 
     name: str
     kind: str
@@ -161,7 +161,6 @@ COLUMNS = (
     Column("optimizer", "text", "adam, adamw, adamw_fused, sgd, sgdm, rmsprop, adagrad, adafactor, ..."),
     Column("precision", "text", "fp32, amp_bf16, amp_fp16, bf16, ..."),
     Column("layers", "layers", "in the order of the forward pass: type, activations of one sample, parameters"),
-    Column("tensors", "tensors", "of each layer, how its tensors live (below); null where that is not known"),
     Column("trainable", "whole", "parameters that get gradients"),
     Column("kept_numbers", "whole", "numbers that autograd keeps for the backward pass, of one sample"),
     Column("kept_bytes", "whole", "bytes that it keeps in other types (masks, indices), of one sample"),
@@ -227,10 +226,6 @@ LATER = (
     "host_backward",
 )
 LAYER_FACTS = ("type", "activations", "parameters")
-# Numbers read for one sample; what becomes of the output (0 freed after the next layer, 1 kept for the backward pass, 2
-# no tensor of its own); numbers and bytes kept beside it for one sample; and what cuDNN takes for the whole batch, in
-# bytes, for the output, the input's gradient and the filter's gradient.
-TENSOR_FACTS = ("inputs", "output", "beside", "beside_bytes", "forward", "data", "filter")
 
 
 def frame(rows: Iterable[dict[str, Any]]) -> polars.DataFrame:
@@ -241,13 +236,11 @@ def frame(rows: Iterable[dict[str, Any]]) -> polars.DataFrame:
     """
     pl = load_polars()
     layer = {name: pl.String if name == "type" else pl.Int64 for name in LAYER_FACTS}
-    tensors = dict.fromkeys(TENSOR_FACTS, pl.Int64)
     kinds = {
         "text": pl.String,
         "whole": pl.Int64,
         "number": pl.Float64,
         "layers": pl.List(pl.Struct(layer)),
-        "tensors": pl.List(pl.Struct(tensors)),
     }
     schema = {column.name: kinds[column.kind] for column in COLUMNS}
     frames, chunk = [pl.DataFrame(schema=schema)], []

@@ -24,6 +24,7 @@ from ullage.cli.options import (
     ScriptArguments,
     Source,
     default_gpu_hint,
+    option,
     request_from,
     with_options,
 )
@@ -51,24 +52,22 @@ def compare(
     gpu: Gpu = None,
     estimators: Annotated[
         str | None,
-        typer.Option(
-            help="Which estimators to ask: 'all', or names separated by commas.",
+        option(
+            "Which estimators to ask: 'all', or names separated by commas.",
             metavar="all|A,B,C",
-            show_default="all but those that train on the CPU",
+            default="all but those that train on the CPU",
             autocompletion=completion.several_estimators,
         ),
     ] = None,
     truth: Annotated[
         Path | None,
-        typer.Option(
-            help="A file of measured runs (JSONL, or a table for the A100): show those of the same job.", metavar="FILE"
-        ),
+        option("A file of measured runs (JSONL, or a table for the A100): show those of the same job.", metavar="FILE"),
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Also run the job, if this machine has that GPU.")
+        bool, option("Also run the job, if this machine has that GPU.", "--measure/--no-measure")
     ] = True,
     timeout: Annotated[
-        str, typer.Option(help="Give up on an estimator after this long, such as 90s or 10m.", metavar="TIME")
+        str, option("Give up on an estimator after this long, such as 90s or 10m.", metavar="TIME")
     ] = "5m",
     as_json: Json = False,
     **options: Any,

@@ -11,29 +11,17 @@ from rich.console import Console
 from rich.table import Table
 
 from ullage.cli import completion
-from ullage.cli.options import Json
+from ullage.cli.options import Json, option
 from ullage.cli.progress import each
 from ullage.errors import InvalidValue, UllageError
 from ullage.units import format_bytes
 
-# `ullage lab data clean`: measured files to one Parquet file.
-
-_CLEAN_EXAMPLES = """Clean measured runs and write them as one Parquet file.
-
-FILES are what 'ullage lab measure dataset' wrote (also .gz), in any order: memory and utilisation of the same run are
-joined. Tables of GPUMemNet's authors (.csv) are read too. The command prints what it dropped and why;
-lab/docs/data.md has the columns.
-
-Examples:
-
-  ullage lab data clean cnn_measured.jsonl cnn_busy.jsonl --out cnn.parquet
-
-  ullage lab data clean *.jsonl.gz --out h200.parquet --report dropped.json
-
-  ullage lab data clean gpumemnet_mlp_a100.csv --out a100.parquet --json
-"""
+data = typer.Typer(
+    help="Data sets for learned estimators: clean measured files, show.", no_args_is_help=True, rich_markup_mode="rich"
+)
 
 
+@data.command()
 def clean(
     files: Annotated[
         list[Path],
@@ -41,19 +29,29 @@ def clean(
             help="Measured files: .jsonl, .jsonl.gz, or the authors' .csv.", metavar="FILE", show_default=False
         ),
     ],
-    out: Annotated[
-        Path, typer.Option(help="Write the cleaned runs to this file.", metavar="FILE.parquet", show_default=False)
-    ],
+    out: Annotated[Path, option("Write the cleaned runs to this file.", metavar="FILE.parquet")],
     report: Annotated[
-        Path | None, typer.Option(help="Write a report with every dropped line to this file.", metavar="FILE.json")
+        Path | None, option("Write a report with every dropped line to this file.", metavar="FILE.json")
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(help="How many processes build the models.", metavar="N", min=1, show_default="one per core"),
+        int | None, option("How many processes build the models.", metavar="N", min=1, default="one per core")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Clean measured runs and write them as one Parquet file."""
+    """Clean measured runs and write them as one Parquet file.
+
+    FILES are what 'ullage lab measure dataset' wrote (also .gz), in any order: memory and utilisation of the same run
+    are joined. Tables of GPUMemNet's authors (.csv) are read too. The command prints what it dropped and why;
+    lab/docs/data.md has the columns.
+
+    Examples:
+
+      ullage lab data clean cnn_measured.jsonl cnn_busy.jsonl --out cnn.parquet
+
+      ullage lab data clean *.jsonl.gz --out h200.parquet --report dropped.json
+
+      ullage lab data clean gpumemnet_mlp_a100.csv --out a100.parquet --json
+    """
     from ullage_lab.clean.rows import clean as clean_files
     from ullage_lab.clean.schema import frame, load_polars, write_dataset
 
@@ -73,9 +71,6 @@ def clean(
         print(json.dumps(told))
         return
     Console().print(_clean_table(told))
-
-
-clean.__doc__ = _CLEAN_EXAMPLES
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -109,34 +104,31 @@ def _clean_table(told: dict[str, Any]) -> Table:
     return table
 
 
-# `ullage lab data show`: what a data set holds.
-
-_SHOW_EXAMPLES = """Show what a data set holds: runs, memory by classes, optimizers, precisions.
-
-Examples:
-
-  ullage lab data show h200.parquet
-
-  ullage lab data show h200.parquet --family cnn
-
-  ullage lab data show h200.parquet --json
-"""
 _BAR = 30  # characters of the longest bar
 _MOST_CLASSES = 48
 
 
+@data.command()
 def show(
     file: Annotated[
         Path,
         typer.Argument(help="A Parquet file written by 'ullage lab data clean'.", metavar="FILE", show_default=False),
     ],
     family: Annotated[
-        str | None,
-        typer.Option(help="Show only this family of models.", metavar="NAME", autocompletion=completion.families),
+        str | None, option("Show only this family of models.", metavar="NAME", autocompletion=completion.families)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a data set holds."""
+    """Show what a data set holds: runs, memory by classes, optimizers, precisions.
+
+    Examples:
+
+      ullage lab data show h200.parquet
+
+      ullage lab data show h200.parquet --family cnn
+
+      ullage lab data show h200.parquet --json
+    """
     from ullage.errors import UnknownName
     from ullage_lab.clean.schema import read_dataset, summarize
 
@@ -156,9 +148,6 @@ def show(
         console.print(_readings(found["readings"]))
     for name, part in found["families"].items():
         console.print(_classes(name, part))
-
-
-show.__doc__ = _SHOW_EXAMPLES
 
 
 def _overview(found: dict[str, Any]) -> Table:
@@ -246,10 +235,3 @@ def _classes(name: str, part: dict[str, Any]) -> Table:
     if len(small) > len(shown):
         table.caption = f"{len(small) - len(shown)} larger classes are left out: --json has them"
     return table
-
-
-data = typer.Typer(
-    help="Data sets for learned estimators: clean measured files, show.", no_args_is_help=True, rich_markup_mode="rich"
-)
-data.command()(clean)
-data.command()(show)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ullage.cli import completion
+from ullage.cli.measured_files import check_file
 from ullage.cli.options import Json, Seed, option
 from ullage.cli.progress import each
 from ullage.errors import InvalidValue
@@ -23,9 +24,9 @@ draw = typer.Typer(
 
 @draw.command()
 def models(
-    count: Annotated[int, typer.Option(help="How many runs to draw.", metavar="N", min=1)] = 100,
+    count: Annotated[int, option("How many runs to draw.", metavar="N", min=1)] = 100,
     seed: Seed = 0,
-    avoid: Annotated[Path | None, typer.Option(help="Draw no model that is in this file.", metavar="FILE")] = None,
+    avoid: Annotated[Path | None, option("Draw no model that is in this file.", metavar="FILE")] = None,
 ) -> None:
     """Print training runs of torchvision's, timm's and transformers' models, and of perceptrons, for 'ullage measure'.
 
@@ -72,62 +73,55 @@ def problems(
         print(json.dumps({"problem": problem}))
 
 
-# `ullage lab draw dataset`: draws configurations of generated models.
-
-_GENERATE_EXAMPLES = """Draw training runs of generated models (mlp, cnn or transformer) or of real ones (real).
-
-Real models are those of torchvision, timm and transformers, with random weights, from about fifty families; their
-packages must be installed. The same seed gives the same runs, and a larger count begins with the same ones. Each line
-is a configuration that 'ullage lab measure dataset', 'ullage measure', 'ullage estimate' and 'ullage evaluate' take.
-
-Examples:
-
-  ullage lab draw dataset --family cnn --count 3000 --seed 1 --out cnn.jsonl
-
-  ullage lab draw dataset --family real --count 400 --seed 3 --max-memory 16GiB --max-step 80ms --out real.jsonl
-
-  ullage lab draw dataset --family real --count 200 --min-step 18ms --max-step 60ms --out busy.jsonl
-
-  ullage lab draw dataset --family mlp --count 100 --seed 2 --ranges ranges.toml --max-memory 8GiB --out small.jsonl
-"""
-
-
+@draw.command()
 def dataset(
     family: Annotated[
         str,
-        typer.Option(
-            help="The family of models: mlp, cnn, transformer or real.",
+        option(
+            "The family of models: mlp, cnn, transformer or real.",
             metavar="NAME",
-            show_default=False,
             autocompletion=completion.drawn_families,
         ),
     ],
-    count: Annotated[int, typer.Option(help="How many runs to draw.", metavar="N", min=1)] = 1000,
+    count: Annotated[int, option("How many runs to draw.", metavar="N", min=1)] = 1000,
     seed: Seed = 0,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Write the runs to this file.", metavar="FILE.jsonl", show_default="FAMILY.jsonl"),
+        Path | None, option("Write the runs to this file.", metavar="FILE.jsonl", default="FAMILY.jsonl")
     ] = None,
-    ranges: Annotated[
-        Path | None, typer.Option(help="A file with your own ranges, by family.", metavar="FILE.toml")
-    ] = None,
+    ranges: Annotated[Path | None, option("A file with your own ranges, by family.", metavar="FILE.toml")] = None,
     max_memory: Annotated[
-        str, typer.Option(help="Draw no run that takes more memory, by a rough count.", metavar="SIZE")
+        str, option("Draw no run that takes more memory, by a rough count.", metavar="SIZE")
     ] = "40GiB",
     max_step: Annotated[
-        str, typer.Option(help="Draw no run whose step takes longer, by a rough count.", metavar="TIME")
+        str, option("Draw no run whose step takes longer, by a rough count.", metavar="TIME")
     ] = "120ms",
     min_step: Annotated[
         str,
-        typer.Option(
-            help="Draw runs whose step takes as long at least, by a rough count; of real models that "
-            "are too small for it, the largest batch that is allowed.",
+        option(
+            "Draw runs whose step takes as long at least, by a rough count; of real models that are too small "
+            "for it, the largest batch that is allowed.",
             metavar="TIME",
         ),
     ] = "0s",
     as_json: Json = False,
 ) -> None:
-    """Draw training runs of generated models."""
+    """Draw training runs of generated models (mlp, cnn or transformer) or of real ones (real).
+
+    Real models are those of torchvision, timm and transformers, with random weights, from about fifty families; their
+    packages must be installed. The same seed gives the same runs, and a larger count begins with the same ones. Each
+    line is a configuration that 'ullage lab measure dataset', 'ullage measure', 'ullage estimate' and 'ullage evaluate'
+    take.
+
+    Examples:
+
+      ullage lab draw dataset --family cnn --count 3000 --seed 1 --out cnn.jsonl
+
+      ullage lab draw dataset --family real --count 400 --seed 3 --max-memory 16GiB --max-step 80ms --out real.jsonl
+
+      ullage lab draw dataset --family real --count 200 --min-step 18ms --max-step 60ms --out busy.jsonl
+
+      ullage lab draw dataset --family mlp --count 100 --seed 2 --ranges ranges.toml --max-memory 8GiB --out small.jsonl
+    """
     from ullage_lab.draw.generated import DrawingLimits, draw, summary
     from ullage_lab.draw.generated import ranges as known_ranges
     from ullage_lab.draw.real import FAMILY, draw_real
@@ -136,8 +130,7 @@ def dataset(
         raise InvalidValue("--ranges is for generated models; leave it away for real ones")
     known = {} if family == FAMILY else known_ranges(family, ranges)
     file = out or Path(f"{family}.jsonl")
-    if file.is_dir() or not file.parent.is_dir():  # before the drawing, which takes a minute for thousands
-        raise InvalidValue(f"cannot write {file}: needed a file in a folder that exists")
+    check_file(file)  # before the drawing, which takes a minute for thousands
     limits = DrawingLimits(parse_bytes(max_memory), parse_duration(max_step), parse_duration(min_step))
     rows = [
         draw_real(number, seed, limits) if family == FAMILY else draw(family, number, seed, known, limits)
@@ -154,9 +147,6 @@ def dataset(
     Console().print(_generate_table(found))
 
 
-dataset.__doc__ = _GENERATE_EXAMPLES
-
-
 def _generate_table(found: dict[str, Any]) -> Table:
     of = "real models" if found["family"] == "real" else f"generated {found['family']}s"
     table = Table(title=f"{found['rows']} runs of {of}, seed {found['seed']}: {found['file']}")
@@ -170,6 +160,3 @@ def _generate_table(found: dict[str, Any]) -> Table:
     for name, title in (("arch", "forms"), ("opt", "optimizers"), ("precision", "precisions")):
         table.add_row(title, ", ".join(f"{word} {count}" for word, count in found[name].items()))
     return table
-
-
-draw.command()(dataset)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ullage.cli import completion
-from ullage.cli.options import Json, MeasuredGpu
+from ullage.cli.options import option, with_options
 from ullage.cli.progress import Following, following
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue
 from ullage.units import format_bytes, format_duration
 from ullage.virtual.releases import as_measured
+from ullage_lab.cli.ranking import RankingPlan, rank_estimators
 from ullage_lab.cli.scores import NAMES, print_noise_of_turns, print_table7, print_utilization, share_of_one
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from ullage_lab.train.steps.judging import UtilizationLine
     from ullage_lab.train.table2 import Table2Line
 
-RANKING = "Ranking (with --truth)"
 LEARNED = "Tables 2 and 7 of the GPUMemNet paper (with gpumemnet or gpuutilnet)"
 
 
+@with_options(RankingPlan)
 def evaluate(
     what: Annotated[
         str | None,
@@ -39,94 +39,34 @@ def evaluate(
             autocompletion=lambda: list(LEARNED_METHODS),
         ),
     ] = None,
-    truth: Annotated[
-        Path | None,
-        typer.Option(
-            help="Measured runs: JSONL, a data set (Parquet), or an A100 table.",
-            metavar="FILE",
-            rich_help_panel=RANKING,
-        ),
-    ] = None,
-    gpu: MeasuredGpu = None,
-    every: Annotated[
-        int, typer.Option(help="Take only every Nth run.", metavar="N", min=1, rich_help_panel=RANKING)
-    ] = 1,
-    estimators: Annotated[
-        str,
-        typer.Option(
-            help="The estimators to rank: 'all', or names separated by commas.",
-            metavar="all|A,B,C",
-            rich_help_panel=RANKING,
-            autocompletion=completion.several_estimators,
-        ),
-    ] = "all",
-    sample: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only N runs, always the same; NAME=N for one estimator. Repeat it for more.",
-            metavar="N|NAME=N",
-            rich_help_panel=RANKING,
-        ),
-    ] = None,
-    timeout: Annotated[
-        str,
-        typer.Option(
-            help="Give up on an estimate after this long, such as 90s or 10m.", metavar="TIME", rich_help_panel=RANKING
-        ),
-    ] = "2m",
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            help="Keep answers in this file; answers already in it are not computed again.",
-            metavar="FILE.jsonl",
-            rich_help_panel=RANKING,
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(help="Write the ranking as one HTML page.", metavar="FILE.html", rich_help_panel=RANKING),
-    ] = None,
-    kept: Annotated[
-        bool,
-        typer.Option("--kept", help="Rank only the answers already in the --resume file.", rich_help_panel=RANKING),
-    ] = False,
-    workers: Annotated[
-        int,
-        typer.Option(
-            help="How many estimates run at once; above 1, their times are less reliable.",
-            metavar="N",
-            min=1,
-            rich_help_panel=RANKING,
-        ),
-    ] = 1,
     data: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Rows of 'ullage lab data clean' (Parquet), the authors' table (.csv), "
-            "or, for utilization, sets of 'ullage lab measure together'. Repeatable.",
-            show_default="the project's own, in benchmarks/data",
+        option(
+            "Rows of 'ullage lab data clean' (Parquet), the authors' table (.csv), or, for utilization, sets "
+            "of 'ullage lab measure together'. Repeatable.",
+            default="the project's own, in benchmarks/data",
             metavar="FILE",
             rich_help_panel=LEARNED,
         ),
     ] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(
-            help="A folder of weights; for gpuutilnet and utilization, a file.",
-            show_default="those that are shipped",
+        option(
+            "A folder of weights; for gpuutilnet and utilization, a file.",
+            default="those that are shipped",
             metavar="PATH",
             rich_help_panel=LEARNED,
         ),
     ] = None,
     retrain: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Train new networks on this data, with cross-validation. Takes minutes.",
             "--retrain",
-            help="Train new networks on this data, with cross-validation. Takes minutes.",
             rich_help_panel=LEARNED,
         ),
     ] = False,
-    as_json: Json = False,
+    **ranking: Any,
 ) -> None:
     """Rank estimators by measured runs, or score learned ones.
 
@@ -147,19 +87,16 @@ def evaluate(
 
       ullage lab evaluate gpumemnet --data gpumemnet_mlp_a100.csv --retrain
     """
-    if kept and resume is None:
+    plan = RankingPlan(**ranking)
+    if plan.kept and plan.resume is None:
         raise InvalidValue("--kept ranks answers that are kept: name their file with --resume")
     if what is not None:
-        _learned(what, data or [], weights, retrain, resume, as_json)
+        _learned(what, data or [], weights, retrain, plan.resume, plan.as_json)
         return
-    if truth is None:
+    if plan.truth is None:
         raise typer.BadParameter("needed a file of measured runs, or a method", param_hint="--truth")
-    from ullage_lab.cli.ranking import RankingPlan, rank_estimators
-
     as_measured()
-    rank_estimators(
-        RankingPlan(truth, gpu, every, estimators, sample or [], timeout, resume, report, as_json, workers, kept)
-    )
+    rank_estimators(plan)
 
 
 def _learned(
@@ -210,7 +147,7 @@ def evaluate_gpumemnet(plan: Table2Plan) -> None:
             for found in _lines(file, plan, going):
                 lines += found
     if plan.as_json:
-        print(json.dumps([line.to_dict() for line in lines]))
+        print(json.dumps([asdict(line) for line in lines]))
     elif lines:
         print_lines(lines)
     going.end()

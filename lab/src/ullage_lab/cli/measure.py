@@ -5,22 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from ullage.cli import completion
 from ullage.cli.measured_files import appended, existing, measured_before, say_left
-from ullage.cli.options import Json, Seed
+from ullage.cli.options import Json, Seed, option
 from ullage.cli.progress import each, following
 from ullage.errors import InvalidValue, UllageError
 from ullage.units import parse_duration
-
-if TYPE_CHECKING:
-    from ullage_lab.measure.together import TogetherSettings
 
 _DRAWN_RUNS = 60  # whose calls are timed
 
@@ -29,13 +26,11 @@ measure = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-Out = Annotated[
-    Path, typer.Option(help="Append one line each to this file; those already in it are skipped.", metavar="FILE")
-]
-Random = Annotated[int, typer.Option("--random", help="Draw this many runs.", metavar="N", min=1)]
-StopAfter = Annotated[str | None, typer.Option(help="Stop after this long, such as 8m.", metavar="TIME")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be measured.")]
-Workers = Annotated[int, typer.Option(help="How many processes at once, at most.", metavar="N", min=1)]
+Out = Annotated[Path, option("Append one line each to this file; those already in it are skipped.", metavar="FILE")]
+Random = Annotated[int, option("Draw this many runs.", "--random", metavar="N", min=1)]
+StopAfter = Annotated[str | None, option("Stop after this long, such as 8m.", metavar="TIME")]
+DryRun = Annotated[bool, option("Only print what would be measured.", "--dry-run")]
+Workers = Annotated[int, option("How many processes at once, at most.", metavar="N", min=1)]
 
 
 @measure.command()
@@ -44,25 +39,20 @@ def together(
     out: Out = Path("together.jsonl"),
     how: Annotated[
         str,
-        typer.Option(
-            help="Ways of sharing, timeslice or mps or both.", metavar="WAYS", autocompletion=completion.ways_of_sharing
-        ),
+        option("Ways of sharing, timeslice or mps or both.", metavar="WAYS", autocompletion=completion.ways_of_sharing),
     ] = "timeslice,mps",
-    sets: Annotated[int, typer.Option(help="Draw this many sets of the list's jobs.", metavar="N", min=0)] = 0,
+    sets: Annotated[int, option("Draw this many sets of the list's jobs.", metavar="N", min=0)] = 0,
     seed: Seed = 0,
-    seconds: Annotated[float, typer.Option(help="How long to read each set.", metavar="SECONDS", min=0.2)] = 1.0,
+    seconds: Annotated[float, option("How long to read each set.", metavar="SECONDS", min=0.2)] = 1.0,
     rounds: Annotated[
         int,
-        typer.Option(
-            help="Read jobs alone and together in turns, this many times: a host whose speed changes "
-            "then matters less.",
+        option(
+            "Read jobs alone and together in turns, this many times: a host whose speed changes then matters less.",
             metavar="N",
             min=0,
         ),
     ] = 0,
-    timeout: Annotated[
-        str, typer.Option(help="Give up on a set after this long, such as 90s or 10m.", metavar="TIME")
-    ] = "5m",
+    timeout: Annotated[str, option("Give up on a set after this long, such as 90s or 10m.", metavar="TIME")] = "5m",
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -77,11 +67,40 @@ def together(
 
       ullage lab measure together pairs.jsonl --how mps --seconds 3 --rounds 3
     """
-    from ullage_lab.measure.together import TogetherSettings
+    from ullage.jobs import read_rows
+    from ullage_lab.measure.job_sets import draw_sets, sets_in
+    from ullage_lab.measure.together import TogetherSettings, measure_together
 
     ways = tuple(filter(None, how.split(",")))
     plan = TogetherSettings(out=out, how=ways, seconds=seconds, rounds=rounds, timeout=parse_duration(timeout))
-    _measure_together(jobs, plan, sets, seed, dry_run, as_json)
+    rows = [{"id": f"r{number:05d}", **row} for number, row in enumerate(read_rows(jobs))]
+    wanted = draw_sets(rows, sets, seed) if sets else sets_in(rows)
+    if not wanted:
+        raise InvalidValue(
+            f'{jobs} names no sets: add --sets COUNT, or lines such as {{"set": "pair", "jobs": ["a", "b"]}}'
+        )
+    if dry_run:
+        for one in wanted:
+            print(json.dumps({"set": one.id, "jobs": one.jobs}))
+        return
+    left, found = measure_together(rows, wanted, plan)
+    say_left(len(wanted) * len(ways) - left, left, "sets", out)
+    tally = {"measured": 0, "failed": 0, "alone": 0}
+    with following("measuring", left, forks=True) as progress:
+        for row in found:
+            tally["failed" if "failed" in row else "alone" if "alone" in row else "measured"] += 1
+            if "failed" in row:
+                _complain(f"{row['how']} {row.get('set') or row['alone']}: {row['failed']}")
+            if "set" in row:
+                progress.step(f"{row['how']} {row['set']}")
+    if as_json:
+        print(json.dumps({"file": str(out), **tally}))
+        return
+    print(f"{tally['measured']} sets measured, {tally['failed']} failed, {tally['alone']} jobs read alone: {out}")
+
+
+def _complain(text: str) -> None:
+    Console(stderr=True).print(text, markup=False)
 
 
 @measure.command()
@@ -96,11 +115,10 @@ def calls(
     stop_after: StopAfter = None,
     activity: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Read the GPU's counters during every fourth call, a quarter of a second each; without them, and "
+            "without the host's time, --workers processes make calls ready at once.",
             "--activity/--no-activity",
-            help="Read the GPU's counters during every fourth call, a "
-            "quarter of a second each; without them, and without the host's time, --workers processes "
-            "make calls ready at once.",
         ),
     ] = True,
     workers: Workers = 8,
@@ -117,8 +135,38 @@ def calls(
 
       ullage lab measure calls --random 5 --dry-run
     """
+    from ullage.jobs.model import rows_so_far
+    from ullage_lab.calls import identity, packed
+    from ullage_lab.draw import calls as listing
+    from ullage_lab.measure import rounds, timing
+
+    listed = existing(source[0] if source else None)
+    if not dry_run:
+        _check_gpu()
+    if listed is None:
+        found = listing.drawn_calls(random, seed, each=lambda found, count: each(found, "following", count))
+    elif listed.suffix == ".py":
+        found = listing.calls_of_script(listed, (source or [])[1:])
+    else:
+        found = listing.listed_calls(listed)
+    if dry_run:
+        for call in found:
+            print(json.dumps(packed(call)))
+        return
+    rows = rows_so_far(out)
+    done = {str(row["id"]) for row in rows if "id" in row}
+    started = out.with_name(out.name + ".started")
+    died = timing.died_in(started)
+    first = [] if rows else [_machine()]
+    if died is not None and died["id"] not in done:
+        first.append(died)
+        done.add(str(died["id"]))
+    left = [call for call in found if identity(call) not in done]
+    say_left(len(done), len(left), "calls", out)
     limit = parse_duration(stop_after) if stop_after else None
-    _measure_rates(list(source or []), out, random, seed, limit, 0 if activity else workers, dry_run, as_json)
+    timed = timing.measured(left, timing.EVERY, limit, started) if activity else rounds.measured(left, workers, limit)
+    made = appended(itertools.chain(first, timed), "measuring", len(left) + len(first), out)
+    _say_rows([row for row in made if "id" in row], "calls", out, as_json)
 
 
 @measure.command()
@@ -139,97 +187,10 @@ def steps(
 
       ullage lab measure steps --random 200 --out profiles.jsonl
     """
-    limit = parse_duration(stop_after) if stop_after else None
-    _measure_profiles(source, out, random, seed, limit, dry_run, as_json)
-
-
-def _measure_together(file: Path, plan: TogetherSettings, count: int, seed: int, dry_run: bool, as_json: bool) -> None:
-    """Measure sets of jobs, and say in the end how they went."""
-    from ullage.jobs import read_rows
-    from ullage_lab.measure.job_sets import draw_sets, sets_in
-    from ullage_lab.measure.together import measure_together
-
-    rows = [{"id": f"r{number:05d}", **row} for number, row in enumerate(read_rows(file))]
-    wanted = draw_sets(rows, count, seed) if count else sets_in(rows)
-    if not wanted:
-        raise InvalidValue(
-            f'{file} names no sets: add --sets COUNT, or lines such as {{"set": "pair", "jobs": ["a", "b"]}}'
-        )
-    if dry_run:
-        for one in wanted:
-            print(json.dumps({"set": one.id, "jobs": one.jobs}))
-        return
-    left, found = measure_together(rows, wanted, plan)
-    say_left(len(wanted) * len(plan.how) - left, left, "sets", plan.out)
-    console = Console(stderr=True)
-    tally = {"measured": 0, "failed": 0, "alone": 0}
-    with following("measuring", left, forks=True) as progress:
-        for row in found:
-            outcome = "failed" if "failed" in row else "alone" if "alone" in row else "measured"
-            tally[outcome] += 1
-            if outcome == "failed":
-                console.print(f"{row['how']} {row.get('set') or row['alone']}: {row['failed']}", markup=False)
-            if "set" in row:
-                progress.step(f"{row['how']} {row['set']}")
-    if as_json:
-        print(json.dumps({"file": str(plan.out), **tally}))
-        return
-    print(f"{tally['measured']} sets measured, {tally['failed']} failed, {tally['alone']} jobs read alone: {plan.out}")
-
-
-def _measure_rates(
-    args: list[str],
-    out: Path,
-    runs: int,
-    seed: int,
-    limit: float | None,
-    workers: int,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    """Time operator calls, and write each row as it comes; with `workers`, without counters and the host's time."""
-    from ullage.jobs.model import rows_so_far
-    from ullage_lab.calls import identity, packed
-    from ullage_lab.draw import calls as listing
-    from ullage_lab.measure import rounds, timing
-
-    source = existing(args[0] if args else None)
-    if not dry_run:
-        _check_gpu()
-    if source is None:
-        calls = listing.drawn_calls(runs, seed, each=lambda found, count: each(found, "following", count))
-    elif source.suffix == ".py":
-        calls = listing.calls_of_script(source, args[1:])
-    else:
-        calls = listing.listed_calls(source)
-    if dry_run:
-        for call in calls:
-            print(json.dumps(packed(call)))
-        return
-    rows = rows_so_far(out)
-    done = {str(row["id"]) for row in rows if "id" in row}
-    started = out.with_name(out.name + ".started")
-    died = timing.died_in(started)
-    first = [] if rows else [_machine()]
-    if died is not None and died["id"] not in done:
-        first.append(died)
-        done.add(str(died["id"]))
-    left = [call for call in calls if identity(call) not in done]
-    say_left(len(done), len(left), "calls", out)
-    several = rounds.measured(left, workers, limit) if workers else timing.measured(left, timing.EVERY, limit, started)
-    found = itertools.chain(first, several)
-    timed = [row for row in appended(found, "measuring", len(left) + len(first), out) if "id" in row]
-    _say_rows(timed, "calls", out, as_json)
-
-
-def _measure_profiles(
-    source: Path | None, out: Path, runs: int, seed: int, limit: float | None, dry_run: bool, as_json: bool
-) -> None:
-    """Profile training steps, and write each row as it comes."""
     from ullage.jobs import read_rows
     from ullage_lab.draw import calls as listing
 
-    rows = listing.drawn_runs(runs, seed) if source is None else list(read_rows(source))
+    rows = listing.drawn_runs(random, seed) if source is None else list(read_rows(source))
     if dry_run:
         for row in rows:
             print(json.dumps(row))
@@ -240,6 +201,7 @@ def _measure_profiles(
     done = measured_before(out)
     left = [row for row in rows if str(row["id"]) not in done]
     say_left(len(done), len(left), "runs", out)
+    limit = parse_duration(stop_after) if stop_after else None
     made = list(appended(profiles.profiles(left, limit), "profiling", len(left), out))
     _say_rows(made, "steps", out, as_json)
 
@@ -265,70 +227,55 @@ def _say_rows(rows: list[dict[str, Any]], what: str, out: Path, as_json: bool) -
         print(f"measured {len(rows) - failed} {what}, {failed} failed: {out}")
 
 
-# `ullage lab measure dataset`: generated runs on a real GPU, thousands in minutes.
-
-_MEASURE_EXAMPLES = """Measure configurations on this machine's GPU, each in a fresh process.
-
-Memory is measured with many runs at once; --utilization reads each run alone, for --seconds. Rows are appended as they
-come: after an interruption type the same line again. A run that runs out of memory is a row too.
-
-Examples:
-
-  ullage lab measure dataset cnn.jsonl --out cnn_measured.jsonl
-
-  ullage lab measure dataset cnn.jsonl --out cnn_busy.jsonl --utilization --every 20 --seconds 1
-
-  ullage lab measure dataset mlp.jsonl --out minute.jsonl --utilization --seconds 60 --raw logs/
-"""
-
-
+@measure.command()
 def dataset(
     file: Annotated[
         Path,
         typer.Argument(help="Configurations written by 'ullage lab draw dataset'.", metavar="FILE", show_default=False),
     ],
     out: Annotated[
-        Path,
-        typer.Option(
-            help="Append one line per run to this file; runs already in it are skipped.",
-            metavar="FILE.jsonl",
-            show_default=False,
-        ),
+        Path, option("Append one line per run to this file; runs already in it are skipped.", metavar="FILE.jsonl")
     ],
-    workers: Annotated[int, typer.Option(help="How many processes run at once, at most.", metavar="N", min=1)] = 14,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.", metavar="N", min=2)] = 3,
-    utilization: Annotated[bool, typer.Option("--utilization", help="Measure utilisation, one run at a time.")] = False,
+    workers: Annotated[int, option("How many processes run at once, at most.", metavar="N", min=1)] = 14,
+    steps: Annotated[int, option("Optimizer steps of each run.", metavar="N", min=2)] = 3,
+    utilization: Annotated[bool, option("Measure utilisation, one run at a time.", "--utilization")] = False,
     seconds: Annotated[
-        float, typer.Option(help="Seconds to read utilisation for, after a warm-up.", metavar="SECONDS", min=0.2)
+        float, option("Seconds to read utilisation for, after a warm-up.", metavar="SECONDS", min=0.2)
     ] = 1.0,
     readings: Annotated[
         int,
-        typer.Option(
-            help="Read utilisation so many times, in rounds over runs; the middle reading counts.", metavar="N", min=1
-        ),
+        option("Read utilisation so many times, in rounds over runs; the middle reading counts.", metavar="N", min=1),
     ] = 1,
-    every: Annotated[int, typer.Option(help="Take only every Nth configuration.", metavar="N", min=1)] = 1,
-    timeout: Annotated[
-        str, typer.Option(help="Give up on a run after this long, such as 90s or 10m.", metavar="TIME")
-    ] = "1m",
-    stop_after: Annotated[
-        str | None, typer.Option(help="Stop after this long; run it again to continue.", metavar="TIME")
-    ] = None,
+    every: Annotated[int, option("Take only every Nth configuration.", metavar="N", min=1)] = 1,
+    timeout: Annotated[str, option("Give up on a run after this long, such as 90s or 10m.", metavar="TIME")] = "1m",
+    stop_after: Annotated[str | None, option("Stop after this long; run it again to continue.", metavar="TIME")] = None,
     together: Annotated[
         int,
-        typer.Option(
-            help="Memory runs that share a process, one after the other: many times quicker, the same "
-            "figures of PyTorch, none of NVML.",
+        option(
+            "Memory runs that share a process, one after the other: many times quicker, the same figures of "
+            "PyTorch, none of NVML.",
             metavar="N",
             min=1,
         ),
     ] = 1,
     raw: Annotated[
-        Path | None, typer.Option(help="Keep logs in this folder, in one folder per configuration.", metavar="FOLDER")
+        Path | None, option("Keep logs in this folder, in one folder per configuration.", metavar="FOLDER")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure configurations on this machine's GPU, each in a fresh process."""
+    """Measure configurations on this machine's GPU, each in a fresh process.
+
+    Memory is measured with many runs at once; --utilization reads each run alone, for --seconds. Rows are appended as
+    they come: after an interruption type the same line again. A run that runs out of memory is a row too.
+
+    Examples:
+
+      ullage lab measure dataset cnn.jsonl --out cnn_measured.jsonl
+
+      ullage lab measure dataset cnn.jsonl --out cnn_busy.jsonl --utilization --every 20 --seconds 1
+
+      ullage lab measure dataset mlp.jsonl --out minute.jsonl --utilization --seconds 60 --raw logs/
+    """
     if together > 1 and (utilization or raw):
         raise InvalidValue("--together is for memory alone: leave --utilization and --raw away")
     if readings > 1 and not utilization:
@@ -351,10 +298,20 @@ def dataset(
         together=together,
     )
     left, measured = measure_rows(rows, plan)
-    console = Console(stderr=True)
-    if left < len(rows):
-        console.print(f"{len(rows) - left} runs are in {out} already; {left} are left")
-    tally = _follow(measured, left, console, None if stop_after is None else parse_duration(stop_after))
+    say_left(len(rows) - left, left, "runs", out)
+    limit = None if stop_after is None else parse_duration(stop_after)
+    tally: dict[str, Any] = {"measured": 0, "out_of_memory": 0, "failed": 0}
+    begin = time.monotonic()
+    with following("measuring", left, forks=True) as progress, closing(measured):
+        for row in measured:
+            tally["failed" if "failed" in row else "out_of_memory" if "oom" in row else "measured"] += 1
+            if wrong := row.get("failed") or row.get("oom"):
+                _complain(f"{row['id']}: {wrong}")
+            progress.step(f"{sum(tally.values()) / max(time.monotonic() - begin, 1e-3):.1f} a second")
+            if limit is not None and time.monotonic() - begin > limit:
+                _complain(f"stopped after {limit:g} s; type the same line again for the rest")
+                break
+    tally["seconds"] = round(time.monotonic() - begin, 1)
     if as_json:
         print(json.dumps({"file": str(out), **tally}))
         return
@@ -362,36 +319,3 @@ def dataset(
         f"{tally['measured']} measured, {tally['out_of_memory']} out of memory, {tally['failed']} failed "
         f"in {tally['seconds']} s: {out}"
     )
-
-
-dataset.__doc__ = _MEASURE_EXAMPLES
-measure.command()(dataset)
-
-
-def _follow(
-    measured: Iterator[dict[str, Any]], left: int, console: Console, stop_after: float | None
-) -> dict[str, Any]:
-    """Count the rows as they come. No thread draws the bar: the process that measures forks."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    tally: dict[str, Any] = {"measured": 0, "out_of_memory": 0, "failed": 0}
-    begin = said = time.monotonic()
-    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, auto_refresh=False) as progress:
-        task = progress.add_task("measuring", total=left, rate="")
-        for row in measured:
-            outcome = "failed" if "failed" in row else "out_of_memory" if "oom" in row else "measured"
-            tally[outcome] += 1
-            if outcome != "measured":
-                progress.console.print(f"{row['id']}: {row.get('failed') or row.get('oom')}", markup=False)
-            now, done = time.monotonic(), sum(tally.values())
-            rate = f"{done / max(now - begin, 1e-3):.1f} a second"
-            progress.update(task, advance=1, rate=rate, refresh=console.is_terminal)
-            if not console.is_terminal and now - said > 10:
-                said = now
-                print(f"{done} of {left} done, {rate}", flush=True, file=console.file)
-            if stop_after is not None and now - begin > stop_after:
-                progress.console.print(f"stopped after {stop_after:g} s; type the same line again for the rest")
-                break
-    getattr(measured, "close", lambda: None)()
-    return {**tally, "seconds": round(time.monotonic() - begin, 1)}

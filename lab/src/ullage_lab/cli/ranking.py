@@ -7,63 +7,95 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
+from ullage.cli import completion
+from ullage.cli.measured_files import check_file
+from ullage.cli.options import Json, MeasuredGpu, option
 from ullage.cli.progress import Following, following
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue
-from ullage.units import format_bytes, format_duration, parse_duration
+from ullage.units import parse_duration
 
 if TYPE_CHECKING:
-    from ullage_lab.judge.standings import Errors, Rounds, Standing
+    from ullage_lab.judge.standings import Standing
     from ullage_lab.judge.truth import TruthSet
     from ullage_lab.judge.worker import Record
 
-_GIVES_WAY = (
-    "MCP xMem",
-    "PEF xMem",
-    "own low",
-    "own median",
-    "own figure",
-    "CPU",
-    "95 %",
-    "bias",
-    "MCP",
-    "mean",
-    "PEF",
-    "given",
-)
+RANKING = "Ranking (with --truth)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RankingPlan:
-    """What the command line asked for."""
+    """What to rank, as options of a command."""
 
-    truth: Path
-    gpu: str | None
-    every: int
-    estimators: str
-    sample: list[str]
-    timeout: str
-    resume: Path | None
-    report: Path | None
-    as_json: bool
-    workers: int = 1
-    kept: bool = False
+    truth: Annotated[
+        Path | None,
+        option(
+            "Measured runs: JSONL, a data set (Parquet), or an A100 table.", metavar="FILE", rich_help_panel=RANKING
+        ),
+    ] = None
+    gpu: MeasuredGpu = None
+    every: Annotated[int, option("Take only every Nth run.", metavar="N", min=1, rich_help_panel=RANKING)] = 1
+    estimators: Annotated[
+        str,
+        option(
+            "The estimators to rank: 'all', or names separated by commas.",
+            metavar="all|A,B,C",
+            rich_help_panel=RANKING,
+            autocompletion=completion.several_estimators,
+        ),
+    ] = "all"
+    sample: Annotated[
+        list[str] | None,
+        option(
+            "Only N runs, always the same; NAME=N for one estimator. Repeat it for more.",
+            metavar="N|NAME=N",
+            rich_help_panel=RANKING,
+        ),
+    ] = None
+    timeout: Annotated[
+        str,
+        option("Give up on an estimate after this long, such as 90s or 10m.", metavar="TIME", rich_help_panel=RANKING),
+    ] = "2m"
+    resume: Annotated[
+        Path | None,
+        option(
+            "Keep answers in this file; answers already in it are not computed again.",
+            metavar="FILE.jsonl",
+            rich_help_panel=RANKING,
+        ),
+    ] = None
+    report: Annotated[
+        Path | None, option("Write the ranking as one HTML page.", metavar="FILE.html", rich_help_panel=RANKING)
+    ] = None
+    kept: Annotated[
+        bool, option("Rank only the answers already in the --resume file.", "--kept", rich_help_panel=RANKING)
+    ] = False
+    workers: Annotated[
+        int,
+        option(
+            "How many estimates run at once; above 1, their times are less reliable.",
+            metavar="N",
+            min=1,
+            rich_help_panel=RANKING,
+        ),
+    ] = 1
+    as_json: Json = False
 
 
 def rank_estimators(plan: RankingPlan) -> None:
     """Ask all, then show."""
+    assert plan.truth is not None
     from ullage.estimation.asking import estimator_list
     from ullage_lab.judge.truth import read_truth
 
     for file in (plan.resume, plan.report):
-        if file is not None and (not file.parent.is_dir() or file.is_dir()):
-            raise InvalidValue(f"cannot write {file}: needed a file in a folder that exists")
+        check_file(file)
     names = estimator_list(plan.estimators)
-    counts = sample_counts(names, plan.sample)
+    counts = sample_counts(names, plan.sample or [])
     sets = [replace(one, runs=one.runs[:: plan.every]) for one in read_truth(plan.truth, plan.gpu)]
     records, going = _ask(plan, sets, counts)
     ranked = [(one, [record for record in records if record.gpu == one.gpu]) for one in sets]
@@ -150,53 +182,14 @@ def _print_versions(console: Console, records: list[Record]) -> None:
         console.print(f"answers by another version of this package: {which}", highlight=False)
 
 
+_GIVE_WAY = ("MCP xMem", "PEF xMem", "own low", "own median", "own figure", "CPU", "95 %", "bias", "MCP", "mean", "PEF")
+
+
 def _table(standings: list[Standing]) -> str:
-    heads = (
-        "estimator",
-        "asked",
-        "given",
-        "median",
-        "mean",
-        "bias",
-        "too low",
-        "own figure",
-        "own median",
-        "own low",
-        "PEF",
-        "MCP",
-        "PEF xMem",
-        "MCP xMem",
-        "time",
-        "95 %",
-        "CPU",
-    )
-    rows = []
-    for one in standings:
-        mended, published = one.rounds["mended"], one.rounds["published"]
-        rows.append(
-            [
-                one.estimator,
-                str(one.asked),
-                f"{one.coverage:.0%}",
-                *_error_cells(one.process),
-                one.kind or "-",
-                *((f"{one.own.median:.2%}", f"{one.own.under:.0%}") if one.own else ("-", "-")),
-                *_round_cells(mended),
-                *_round_cells(published),
-                *("-" if t is None else format_duration(t) for t in (one.seconds, one.seconds_p95, one.cpu_seconds)),
-            ]
-        )
-    return fitted(heads, rows, give_way=_GIVES_WAY, left=("own figure",))
+    from ullage_lab.judge.standings import COLUMNS
 
-
-def _error_cells(errors: Errors | None) -> tuple[str, ...]:
-    if errors is None:
-        return ("-",) * 4
-    return f"{errors.median:.2%}", f"{errors.mean:.2%}", f"{errors.bias:+.2%}", f"{errors.under:.0%}"
-
-
-def _round_cells(rounds: Rounds | None) -> tuple[str, str]:
-    return ("-", "-") if rounds is None else (f"{rounds.failure:.1%}", format_bytes(round(rounds.conserved)))
+    rows = [[cell(one) or "-" for _, cell in COLUMNS.values()] for one in standings]
+    return fitted(list(COLUMNS), rows, give_way=(*_GIVE_WAY, "given"), left=("own figure",))
 
 
 def _print_families(console: Console, standings: list[Standing]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -21,7 +22,7 @@ NAMES = {"mlp": "MLP", "cnn": "CNN", "transformer": "Transformer"}
 def print_table7(lines: list[Table7Line], as_json: bool) -> None:
     """The table, with the accuracy of always telling the most frequent class."""
     if as_json:
-        print(json.dumps([line.to_dict() for line in lines]))
+        print(json.dumps([asdict(line) for line in lines]))
         return
     heads = ("data", "metric", "rows", "constant", "paper", "here", "high", "recall paper", "recall here")
     rows = [
@@ -49,7 +50,7 @@ def print_table7(lines: list[Table7Line], as_json: bool) -> None:
 def print_utilization(lines: list[UtilizationLine], together: list[SharingLine], as_json: bool) -> None:
     """The figures beside a constant guess, and what others have published."""
     if as_json:
-        print(json.dumps({"alone": [one.to_dict() for one in lines], "together": [one.to_dict() for one in together]}))
+        print(json.dumps({"alone": [asdict(one) for one in lines], "together": [asdict(one) for one in together]}))
         return
     heads = ("figure", "runs", "count", "here", "constant", "published", "high told")
     rows = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from ullage.cli import completion
 from ullage.cli.completion import FAMILIES
 from ullage.cli.measured_files import check_file
-from ullage.cli.options import Json, Seed
+from ullage.cli.options import Json, Seed, option
 from ullage.cli.progress import following
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UnknownName
@@ -26,41 +27,23 @@ train = typer.Typer(
     rich_markup_mode="rich",
 )
 Data = Annotated[
-    Path,
-    typer.Option(
-        help="Rows written by 'ullage lab data clean' (Parquet), or the authors' table (.csv).",
-        metavar="FILE",
-        show_default=False,
-    ),
+    Path, option("Rows written by 'ullage lab data clean' (Parquet), or the authors' table (.csv).", metavar="FILE")
 ]
 Family = Annotated[
-    str,
-    typer.Option(
-        help="The family of models: mlp, cnn or transformer.",
-        metavar="NAME",
-        show_default=False,
-        autocompletion=completion.families,
-    ),
+    str, option("The family of models: mlp, cnn or transformer.", metavar="NAME", autocompletion=completion.families)
 ]
 
 
-Out = Annotated[Path, typer.Option(help="Write the weights here.", metavar="FILE.safetensors", show_default=False)]
+Out = Annotated[Path, option("Write the weights here.", metavar="FILE.safetensors")]
 Kind = Annotated[
     str,
-    typer.Option(
-        "--architecture",
-        help="mlp (an ensemble) or transformer.",
-        metavar="NAME",
-        autocompletion=completion.architectures,
+    option(
+        "mlp (an ensemble) or transformer.", "--architecture", metavar="NAME", autocompletion=completion.architectures
     ),
 ]
-Epochs = Annotated[
-    int | None, typer.Option(help="Epochs, at most.", metavar="N", min=1, show_default="by architecture")
-]
-Validate = Annotated[
-    bool, typer.Option("--validate/--no-validate", help="Cross-validate first: four trainings instead of one.")
-]
-Page = Annotated[Path | None, typer.Option(help="Write scores and plots to this HTML page.", metavar="FILE.html")]
+Epochs = Annotated[int | None, option("Epochs, at most.", metavar="N", min=1, default="by architecture")]
+Validate = Annotated[bool, option("Cross-validate first: four trainings instead of one.", "--validate/--no-validate")]
+Page = Annotated[Path | None, option("Write scores and plots to this HTML page.", metavar="FILE.html")]
 
 
 @train.command()
@@ -70,8 +53,7 @@ def gpumemnet(
     out: Out,
     architecture: Kind = "mlp",
     bin: Annotated[
-        str | None,
-        typer.Option("--bin", help="The width of a class of memory.", metavar="SIZE", show_default="1GiB, 8GiB"),
+        str | None, option("The width of a class of memory.", "--bin", metavar="SIZE", default="1GiB, 8GiB")
     ] = None,
     seed: Seed = 1,
     epochs: Epochs = None,
@@ -171,32 +153,22 @@ def gpuutilnet(
 def utilization(
     data: Annotated[
         list[Path],
-        typer.Option(
-            help="Runs that were read alone: rows of 'ullage lab data clean' (Parquet). Repeat it for more.",
-            metavar="FILE",
-            show_default=False,
+        option(
+            "Runs that were read alone: rows of 'ullage lab data clean' (Parquet). Repeat it for more.", metavar="FILE"
         ),
     ],
     rates: Annotated[
-        list[Path],
-        typer.Option(
-            help="Operator calls that 'ullage lab measure calls' timed. Repeat it for more.",
-            metavar="FILE",
-            show_default=False,
-        ),
+        list[Path], option("Operator calls that 'ullage lab measure calls' timed. Repeat it for more.", metavar="FILE")
     ],
     out: Out,
-    profiles: Annotated[
-        Path | None, typer.Option(help="Steps that 'ullage lab measure steps' wrote.", metavar="FILE")
-    ] = None,
+    profiles: Annotated[Path | None, option("Steps that 'ullage lab measure steps' wrote.", metavar="FILE")] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            help="Keep the followed steps in this file; steps already in it are not followed again.",
-            metavar="FILE.jsonl",
+        option(
+            "Keep the followed steps in this file; steps already in it are not followed again.", metavar="FILE.jsonl"
         ),
     ] = None,
-    trees: Annotated[int, typer.Option(help="How many trees know the times of calls.", metavar="N", min=8)] = 1000,
+    trees: Annotated[int, option("How many trees know the times of calls.", metavar="N", min=8)] = 1000,
     as_json: Json = False,
 ) -> None:
     """Fit the rates behind 'ullage.utilization': how long operator calls take, and how busy they keep a GPU.
@@ -235,14 +207,9 @@ def utilization(
 @train.command()
 def sharing(
     data: Annotated[
-        list[Path],
-        typer.Option(
-            help="Sets of jobs that 'ullage lab measure together' wrote. Repeat it for more.",
-            metavar="FILE",
-            show_default=False,
-        ),
+        list[Path], option("Sets of jobs that 'ullage lab measure together' wrote. Repeat it for more.", metavar="FILE")
     ],
-    out: Annotated[Path, typer.Option(help="Write the figures here.", metavar="FILE.json", show_default=False)],
+    out: Annotated[Path, option("Write the figures here.", metavar="FILE.json")],
     as_json: Json = False,
 ) -> None:
     """Fit the model behind 'ullage share' to sets of jobs that were measured together.
@@ -274,7 +241,7 @@ def sharing(
     }
     if as_json:
         noise = {"noise": model.noise(rows), "noise_of_turns": model.noise_of_turns(rows)}
-        print(json.dumps({"lines": [line.to_dict() for line in lines], **noise, "loss_spread": spread}))
+        print(json.dumps({"lines": [asdict(line) for line in lines], **noise, "loss_spread": spread}))
         return
     print_sharing(lines)
     for how, share in model.noise(rows).items():
@@ -305,22 +272,16 @@ def _print_trained(result: Trained, out: Path) -> None:
 def fast(
     data: Annotated[
         list[Path],
-        typer.Option(
-            help="Rows written by 'ullage lab data clean' (Parquet). Can be given more than once.",
-            metavar="FILE",
-            show_default=False,
-        ),
+        option("Rows written by 'ullage lab data clean' (Parquet). Can be given more than once.", metavar="FILE"),
     ],
-    out: Annotated[Path, typer.Option(help="Write the trees here.", metavar="FILE.safetensors")],
+    out: Annotated[Path, option("Write the trees here.", metavar="FILE.safetensors")],
     real: Annotated[
-        Path | None,
-        typer.Option(help="Real models measured by 'ullage measure' (JSONL), to learn from as well.", metavar="FILE"),
+        Path | None, option("Real models measured by 'ullage measure' (JSONL), to learn from as well.", metavar="FILE")
     ] = None,
     records: Annotated[
         Path | None,
-        typer.Option(
-            help="Write predictions for held-out model families here, for 'ullage lab evaluate --resume'.",
-            metavar="FILE",
+        option(
+            "Write predictions for held-out model families here, for 'ullage lab evaluate --resume'.", metavar="FILE"
         ),
     ] = None,
     seed: Seed = 1,
@@ -369,17 +330,10 @@ def _print_fast(card: dict[str, Any], out: Path) -> None:
 
 @train.command()
 def dnnperf(
-    data: Annotated[
-        Path,
-        typer.Option(
-            help="Real models measured by 'ullage measure' (JSONL, also .gz).", metavar="FILE", show_default=False
-        ),
-    ],
+    data: Annotated[Path, option("Real models measured by 'ullage measure' (JSONL, also .gz).", metavar="FILE")],
     out: Out,
-    epochs: Annotated[int, typer.Option(help="Epochs.", metavar="N", min=1)] = 24,
-    folds: Annotated[
-        int, typer.Option(help="How many folds of model families to cross-validate.", metavar="N", min=2)
-    ] = 5,
+    epochs: Annotated[int, option("Epochs.", metavar="N", min=1)] = 24,
+    folds: Annotated[int, option("How many folds of model families to cross-validate.", metavar="N", min=2)] = 5,
 ) -> None:
     """Train DNNPerf: a graph network over the operators of a training step, for memory and step time.
 
@@ -406,35 +360,25 @@ def convolutions(
         list[Path],
         typer.Argument(help="Files of 'ullage measure cudnn'.", metavar="FILE", show_default=False),
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="Write the table and the trees into this folder.", metavar="FOLDER")
-    ] = None,
+    out: Annotated[Path | None, option("Write the table and the trees into this folder.", metavar="FOLDER")] = None,
     describe: Annotated[
         str | None,
-        typer.Option(
-            help="What was measured, as JSON: gpu, compute_capability, multiprocessors, versions.", metavar="JSON"
-        ),
+        option("What was measured, as JSON: gpu, compute_capability, multiprocessors, versions.", metavar="JSON"),
     ] = None,
-    trees: Annotated[int, typer.Option(help="How many decision trees vote.", metavar="N", min=1)] = 3,
-    leaves: Annotated[int, typer.Option(help="How many leaves a tree has, at most.", metavar="N", min=2)] = 12_000,
+    trees: Annotated[int, option("How many decision trees vote.", metavar="N", min=1)] = 3,
+    leaves: Annotated[int, option("How many leaves a tree has, at most.", metavar="N", min=2)] = 12_000,
     held_out: Annotated[
         bool,
-        typer.Option(
-            "--held-out",
-            help="Fit without every seventh layer, or with --trials family of layers, and print how well those are "
+        option(
+            "Fit without every seventh layer, or with --trials family of layers, and print how well those are "
             "predicted.",
+            "--held-out",
         ),
     ] = False,
     trials: Annotated[
-        bool, typer.Option("--trials", help="Fit what cudnn.benchmark tries, instead of what cuDNN chooses without it.")
+        bool, option("Fit what cudnn.benchmark tries, instead of what cuDNN chooses without it.", "--trials")
     ] = False,
-    add: Annotated[
-        bool,
-        typer.Option(
-            "--add",
-            help="With --trials: add trees to those in the folder. All of them vote.",
-        ),
-    ] = False,
+    add: Annotated[bool, option("With --trials: add trees to those in the folder. All of them vote.", "--add")] = False,
 ) -> None:
     """Fit what estimates know of cuDNN's workspaces: a table of cuDNN's answers, and trees for all others.
 

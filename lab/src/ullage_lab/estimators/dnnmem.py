@@ -26,6 +26,7 @@ from ullage.jobs.model import Model
 from ullage.jobs.optimizers import OPTIMIZER_ALIASES
 from ullage.jobs.sources.build import prepare
 from ullage.jobs.training import autocast_type, low_precision
+from ullage.sandbox.protocol import error_text
 from ullage.virtual import VirtualGPU
 from ullage_lab.estimators.graph import ComputationGraph, GraphRecorder, Operator
 
@@ -55,8 +56,7 @@ def record(configuration: Model, gpu: GPU) -> ComputationGraph:
     except (UllageError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        line = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise InvalidValue(f"{configuration.name} has no graph: {type(error).__name__}: {line[:200]}") from error
+        raise InvalidValue(f"{configuration.name} has no graph: {error_text(error)}") from error
     return recorder.graph
 
 

@@ -34,6 +34,7 @@ from ullage.hardware import gpu as find_gpu
 from ullage.jobs.job import JobRequest
 from ullage.jobs.model import Model
 from ullage.jobs.training import train
+from ullage.sandbox.protocol import error_text
 from ullage.units import format_duration
 from ullage.virtual import VirtualGPU
 from ullage_lab.estimators.graph import ComputationGraph, GraphRecorder
@@ -381,11 +382,7 @@ def _softmax_by_target(score: torch.Tensor, target: torch.Tensor, count: int) ->
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """What the network says: bytes of reserved memory, seconds a training step.
-
-    >>> StepPrediction(2**30, 0.05).step_seconds
-    0.05
-    """
+    """What the network says: bytes of reserved memory, seconds a training step."""
 
     peak_reserved: int
     step_seconds: float
@@ -441,8 +438,7 @@ def _graph(configuration: Model) -> StepGraph:
     except UllageError:
         raise
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        raise InvalidValue(f"{configuration.name} gave no graph: {type(error).__name__}: {lines[0]}") from error
+        raise InvalidValue(f"{configuration.name} gave no graph: {error_text(error)}") from error
     if not graph.nodes:
         raise InvalidValue(f"{configuration.name} gave an empty graph: no operator ran between input and loss")
     return graph

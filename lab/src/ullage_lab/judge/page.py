@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ullage.errors import InvalidValue
 from ullage.units import MIB, format_bytes, format_duration
-from ullage_lab.judge.standings import MENDED, PUBLISHED, Errors, Rounds, Standing, rank
+from ullage_lab.judge.standings import COLUMNS, Errors, Standing, rank
 from ullage_lab.judge.truth import TruthSet
 from ullage_lab.judge.worker import Record
 
@@ -165,31 +165,10 @@ def _svg(width: float, height: float, parts: Sequence[str], label: str, kind: st
 
 
 _MARK = "<!--BODY-->"
-_HEADS = (
-    ("estimator", ""),
-    ("asked", "runs that it was asked about"),
-    ("given", "share of them with an estimate; what is not supported counts here and not as an error"),
-    ("median", "median relative error against the memory of the process, what nvidia-smi shows"),
-    ("mean", "mean relative error against the same"),
-    ("bias", "median error with its sign"),
-    ("too low", "share of underestimates"),
-    ("own figure", "what the estimator's figure stands for"),
-    ("own median", "median error against that figure"),
-    ("PEF", "probability of estimation failure, mended protocol"),
-    ("MCP", "memory conserved a run, mended protocol"),
-    ("PEF xMem", "as published"),
-    ("MCP xMem", "as published"),
-    ("time", "median time of the whole pipeline"),
-    ("95 %", "time that 19 in 20 stay below"),
-    ("CPU", "median processor time, which other work on the machine does not lengthen"),
-)
 
 
 def write(ranked: Sequence[tuple[TruthSet, list[Record]]], path: Path) -> None:
-    """Write the page of one ranking or of several.
-
-    >>> write([(truth, records)], Path("out.html"))      # doctest: +SKIP
-    """
+    """Write the page of one ranking or of several."""
     try:
         path.write_text(page(ranked), encoding="utf-8")
     except OSError as error:
@@ -235,35 +214,13 @@ def _said(truth: TruthSet) -> str:
 
 
 def _table(standings: Sequence[Standing]) -> str:
-    heads = "".join(f'<th title="{escape(told)}">{name}</th>' for name, told in _HEADS)
-    rows = "".join(_row(one) for one in standings)
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+    heads = "".join(f'<th title="{escape(told)}">{name}</th>' for name, (told, _) in COLUMNS.items())
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(map(_row, standings))}</tbody></table>"
 
 
 def _row(one: Standing) -> str:
-    cells = [
-        one.estimator,
-        str(one.asked),
-        f"{one.coverage:.0%}",
-        *_errors(one.process),
-        one.kind or "–",
-        f"{one.own.median:.2%}" if one.own else "–",
-        *_rounds(one.rounds[MENDED]),
-        *_rounds(one.rounds[PUBLISHED]),
-        *("–" if t is None else format_duration(t) for t in (one.seconds, one.seconds_p95, one.cpu_seconds)),
-    ]
-    kind = "ours" if one.estimator.startswith("ullage") else "peer"
-    return f'<tr class="{kind}">' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
-
-
-def _errors(errors: Errors | None) -> tuple[str, ...]:
-    if errors is None:
-        return ("–",) * 4
-    return f"{errors.median:.2%}", f"{errors.mean:.2%}", f"{errors.bias:+.2%}", f"{errors.under:.0%}"
-
-
-def _rounds(rounds: Rounds | None) -> tuple[str, str]:
-    return ("–", "–") if rounds is None else (f"{rounds.failure:.1%}", format_bytes(round(rounds.conserved)))
+    cells = "".join(f"<td>{escape(cell(one) or '–')}</td>" for _, cell in COLUMNS.values())
+    return f'<tr class="{_kind(one.estimator)}">{cells}</tr>'
 
 
 def _scatters(truth: TruthSet, records: Sequence[Record], standings: Sequence[Standing]) -> str:

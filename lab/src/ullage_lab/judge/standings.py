@@ -18,7 +18,7 @@ strict: on a card the allocator might have given cached segments back and gone o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +28,7 @@ from ullage.allocator import History, survives
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
 from ullage.measuring.accuracy import quantile
+from ullage.units import format_bytes, format_duration
 from ullage_lab.judge.truth import MeasuredRun, TruthSet
 from ullage_lab.judge.worker import Record
 
@@ -287,6 +288,49 @@ def _reasons(records: list[Record], runs: dict[str, MeasuredRun]) -> dict[str, i
             reason = reason.replace(model, "the model") if model else reason
             counts[reason] = counts.get(reason, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: -item[1])[:MOST_REASONS])
+
+
+def _percent(errors: Errors | None, name: str, form: str = ".2%") -> str:
+    return "" if errors is None else format(getattr(errors, name), form)
+
+
+def _failure(one: Standing, variant: str) -> str:
+    rounds = one.rounds[variant]
+    return "" if rounds is None else f"{rounds.failure:.1%}"
+
+
+def _conserved(one: Standing, variant: str) -> str:
+    rounds = one.rounds[variant]
+    return "" if rounds is None else format_bytes(round(rounds.conserved))
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else format_duration(seconds)
+
+
+_CPU = "median processor time, which other work on the machine does not lengthen"
+_GIVEN = "share of them with an estimate; what is not supported counts here and not as an error"
+_MEDIAN = "median relative error against the memory of the process, what nvidia-smi shows"
+# The columns of the ranking: what each says, and its cell; an empty cell is not known.
+COLUMNS: dict[str, tuple[str, Callable[[Standing], str]]] = {
+    "estimator": ("", lambda one: one.estimator),
+    "asked": ("runs that it was asked about", lambda one: str(one.asked)),
+    "given": (_GIVEN, lambda one: f"{one.coverage:.0%}"),
+    "median": (_MEDIAN, lambda one: _percent(one.process, "median")),
+    "mean": ("mean relative error against the same", lambda one: _percent(one.process, "mean")),
+    "bias": ("median error with its sign", lambda one: _percent(one.process, "bias", "+.2%")),
+    "too low": ("share of underestimates", lambda one: _percent(one.process, "under", ".0%")),
+    "own figure": ("what the estimator's figure stands for", lambda one: one.kind or ""),
+    "own median": ("median error against that figure", lambda one: _percent(one.own, "median")),
+    "own low": ("share of underestimates of that figure", lambda one: _percent(one.own, "under", ".0%")),
+    "PEF": ("probability of estimation failure, mended protocol", lambda one: _failure(one, MENDED)),
+    "MCP": ("memory conserved a run, mended protocol", lambda one: _conserved(one, MENDED)),
+    "PEF xMem": ("as published", lambda one: _failure(one, PUBLISHED)),
+    "MCP xMem": ("as published", lambda one: _conserved(one, PUBLISHED)),
+    "time": ("median time of the whole pipeline", lambda one: _time(one.seconds)),
+    "95 %": ("time that 19 in 20 stay below", lambda one: _time(one.seconds_p95)),
+    "CPU": (_CPU, lambda one: _time(one.cpu_seconds)),
+}
 
 
 def shared_runs(records: Iterable[Record]) -> set[str]:

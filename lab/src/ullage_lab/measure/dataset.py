@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from ullage.jobs.model import Model, read_rows, rows_so_far
 from ullage.units import GIB, MIB
 from ullage_lab.measure.pool import ParallelRuns, RunKind
 
+Rows = Generator[dict[str, Any], None, None]
 SPARE = 2 * GIB  # of the card, left for the driver and whatever else is there
 BASE = 800 * MIB  # a process that has a context and has not trained yet
 # What `generate.Cost` counts is not exact, and cached memory comes on top of it: most for convolutions in 16 bits,
@@ -50,7 +51,7 @@ class MeasurementSettings:
         return "utilization" if self.utilization else "memory"
 
 
-def measure_rows(rows: Sequence[dict[str, Any]], plan: MeasurementSettings) -> tuple[int, Iterator[dict[str, Any]]]:
+def measure_rows(rows: Sequence[dict[str, Any]], plan: MeasurementSettings) -> tuple[int, Rows]:
     """How many of the rows are left to measure, and those rows as they are measured; each is in the file already.
 
     left, measured = measure_rows(rows, MeasurementSettings(out=Path("measured.jsonl")))
@@ -84,7 +85,7 @@ def checked_rows(rows: Sequence[dict[str, Any]], plan: MeasurementSettings) -> l
 _OF_PLANS = ("iterations", "seconds", "readings", "raw")
 
 
-def _measured(rows: list[dict[str, Any]], plan: MeasurementSettings) -> Iterator[dict[str, Any]]:
+def _measured(rows: list[dict[str, Any]], plan: MeasurementSettings) -> Rows:
     if not rows:
         return
     runs, header = prepare_runs(plan)

@@ -30,6 +30,7 @@ import torch
 from ullage.jobs import Model, train
 from ullage.jobs.sources.build import prepare
 from ullage.jobs.training import low_precision
+from ullage.sandbox.protocol import error_text
 from ullage_lab.measure.memory import EnoughSteps, cheap_start, on_gpu
 
 _WARM_STEPS, _WARM_SECONDS = 4, 0.15
@@ -268,10 +269,7 @@ def profiles(rows: Sequence[dict[str, Any]], seconds: float | None = None) -> It
         try:
             found = profiled(row)
         except Exception as error:
-            found = {
-                **row,
-                "failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}",
-            }
+            found = {**row, "failed": error_text(error)}
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()

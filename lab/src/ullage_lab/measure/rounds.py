@@ -28,6 +28,7 @@ from ullage.hardware.mps import MpsService, MpsUnavailable
 from ullage.performance.rates import measured_gpu
 from ullage.performance.step import runs_kernels
 from ullage.performance.work import work_of
+from ullage.sandbox.protocol import error_text
 from ullage_lab.calls import bytes_of, identity, packed, prepared
 from ullage_lab.measure.timing import argument_sets, captured, loop, rounding, still_works, waits
 
@@ -210,7 +211,7 @@ class _Bench:
         except (RuntimeError, AttributeError, TypeError, IndexError, ValueError, NotImplementedError) as error:
             if not still_works():
                 raise
-            return _Ready(row | {"failed": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"})
+            return _Ready(row | {"failed": error_text(error)})
 
     def timed(self, one: _Ready) -> Row:
         if one.run is None:

@@ -31,6 +31,7 @@ from ullage.hardware.local import pynvml
 from ullage.manager.monitor.activity import activity_between
 from ullage.measuring.single_run import ProcessMemory
 from ullage.performance.step import runs_kernels
+from ullage.sandbox.protocol import error_text
 from ullage_lab.calls import bytes_of, identity, packed, prepared, tensors_of
 
 _CACHE = 160_000_000  # bytes; sets of arguments that take turns are more than any L2 cache together, if they are large
@@ -296,7 +297,7 @@ def measured(
         try:
             row |= timer.measure(call, with_activity=every > 0 and number % every == 0)
         except (RuntimeError, AttributeError, TypeError, IndexError, ValueError, NotImplementedError) as error:
-            row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+            row["failed"] = error_text(error)
             if not still_works():
                 yield {**row, "call": packed(call)}
                 raise

@@ -7,9 +7,9 @@ epoch costs the same and moves four times as far, without which their long seque
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +24,12 @@ from ullage.estimation.estimators.weights import ModelCard, plain_products
 from ullage_lab.train.folds import held_out
 
 Notify = Callable[[str], None]
+Network = TypeVar("Network", bound=nn.Module)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast to train.
-
-    >>> Schedule().epochs > 10
-    True
-    """
+    """How long and how fast to train."""
 
     epochs: int = 30
     batch: int = 128
@@ -73,29 +70,38 @@ def fit(
     """
     if len(jobs) < 12:
         raise InvalidValue(f"needed at least 12 rows to train on; found {len(jobs)}")
-    torch.set_num_threads(schedule.threads)
-    classes = classes_of(memory, card.bin, card.bins)
-    learn, stop = (torch.from_numpy(part) for part in held_out(classes.tolist(), seed, STOP_SHARE))
     seen = jobs if card.estimator == "transformer" else jobs.alone()
+    classes = classes_of(memory, card.bin, card.bins)
+    return fit_classes(lambda: build_gpumemnet(card), seen.rows, classes, schedule, seed, notify)
+
+
+def fit_classes(
+    build: Callable[[], Network],
+    rows: Callable[[torch.Tensor], Any],
+    classes: npt.NDArray[np.int64],
+    schedule: Schedule,
+    seed: int,
+    notify: Notify | None = None,
+) -> Network:
+    """Teach a new network the classes of jobs; `rows` gives what it reads of some of them."""
+    torch.set_num_threads(schedule.threads)
+    parts = held_out(classes.tolist(), seed, STOP_SHARE)
     with torch.random.fork_rng(devices=[]), plain_products():
         torch.manual_seed(seed)
-        network = build_gpumemnet(card)
-        descend_classes(network, seen.rows, torch.from_numpy(classes), (learn, stop), schedule, notify)
+        network = build()
+        _descend(network, rows, torch.from_numpy(classes), [torch.from_numpy(part) for part in parts], schedule, notify)
     return network.eval()
 
 
-def descend_classes(
+def _descend(
     network: nn.Module,
     rows: Callable[[torch.Tensor], Any],
     classes: torch.Tensor,
-    parts: tuple[torch.Tensor, torch.Tensor],
+    parts: Sequence[torch.Tensor],
     schedule: Schedule,
     notify: Notify | None,
 ) -> None:
-    """Teach a network the classes of jobs; `rows` gives what it reads of some of them.
-
-    It learns from the first of the `parts`; the second tells when to stop, and which weights are kept.
-    """
+    """Learn from the first of the `parts`; the second tells when to stop, and which weights are kept."""
     learn, stop = parts
     optimizer = torch.optim.Adam(network.parameters(), lr=schedule.rate, fused=True)
     best, since, kept = float("inf"), 0, network.state_dict()

@@ -113,10 +113,6 @@ class Scores:
     within_one: float
     classes: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
 
 def scored(true: Sequence[int] | npt.NDArray[np.int64], told: Sequence[int] | npt.NDArray[np.int64]) -> Scores:
     """The scores of told bins against true ones."""
@@ -233,4 +229,4 @@ def _fill(card: ModelCard, result: Trained, examples: Examples) -> None:
 
 
 def _rounded(scores: Scores) -> dict[str, float]:
-    return {name: round(value, 4) for name, value in scores.to_dict().items()}
+    return {name: round(value, 4) for name, value in asdict(scores).items()}

@@ -316,10 +316,6 @@ class SharingLine:
     always_yes: float | None = None
     published: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
 
 PARALLAX = {"mps": 0.061, "timeslice": 0.043}  # what its authors report for training beside inference
 BUSY = 0.7  # of its step a job keeps the GPU busy: the host, which is unsteady, matters little to it

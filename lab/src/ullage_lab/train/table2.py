@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,12 +38,7 @@ ROUNDS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Table2Line:
-    """One line of the table; shares from 0 to 1, `seconds` for one job on one processor core.
-
-    >>> Table2Line(family="mlp", estimator="mlp", bin=1 << 30, gpu="H200", rows=9, accuracy=0.98, f1=0.98,
-    ...      f1_macro=0.9, under=0.01, over=0.01, seconds=0.001).paper is None
-    True
-    """
+    """One line of the table; shares from 0 to 1, `seconds` for one job on one processor core."""
 
     family: str
     estimator: str
@@ -61,10 +55,6 @@ class Table2Line:
     paper_f1: float | None = None
     validation: float | None = None
     trained: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def lines_of(
@@ -89,12 +79,7 @@ def lines_of(
                 estimator=estimator,
                 bin=width * GIB,
                 gpu=examples.gpu,
-                rows=scores.rows,
-                accuracy=scores.accuracy,
-                f1=scores.f1,
-                f1_macro=scores.f1_macro,
-                under=scores.under,
-                over=scores.over,
+                **{name: getattr(scores, name) for name in ("rows", "accuracy", "f1", "f1_macro", "under", "over")},
                 seconds=took,
                 paper=paper,
                 paper_f1=paper_f1,

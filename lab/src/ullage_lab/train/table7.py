@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.gpumemnet.features import FAMILIES, ModelSummary, summary_of_row
-from ullage.estimation.estimators.gpumemnet.networks import Perceptrons, jobs_of
+from ullage.estimation.estimators.gpumemnet.features import FAMILIES, summary_of_row
+from ullage.estimation.estimators.gpumemnet.networks import jobs_of
 from ullage.estimation.estimators.gpuutilnet import BINS, METRICS, GPUUtilNet, classes_of, empty_network
-from ullage.estimation.estimators.weights import plain_products
-from ullage_lab.train.fitting import SCHEDULES, STOP_SHARE, Notify, Schedule, descend_classes
+from ullage_lab.train.fitting import SCHEDULES, Notify, Schedule, fit_classes
 from ullage_lab.train.folds import held_out, key_of
 
 # The paper's accuracy, and its recall of the high class.
@@ -50,10 +48,6 @@ class Table7Line:
     paper: float
     paper_recall: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
 
 def measured(rows: Sequence[Mapping[str, Any]], family: str) -> list[Mapping[str, Any]]:
     """The rows of a family that have all three figures."""
@@ -73,8 +67,10 @@ def train(
         for metric in METRICS:
             classes = classes_of([float(row[metric]) for row in chosen], BINS[family, metric])
             learn, test = held_out(classes.tolist(), seed)
-            network = _fit(family, [summaries[place] for place in learn], classes[learn], seed, schedule)
-            networks[family, metric] = network
+            totals = jobs_of([summaries[place] for place in learn], family).totals
+            networks[family, metric] = fit_classes(
+                partial(empty_network, family), totals.__getitem__, classes[learn], schedule, seed
+            )
             cards[family, metric] = {"rows": len(chosen), "test": [key_of(chosen[place]) for place in test]}
             if notify is not None:
                 notify(f"{family} {metric}")
@@ -83,19 +79,6 @@ def train(
             "no row has smact, smocc and drama: 'ullage lab measure dataset --utilization' measures them"
         )
     return GPUUtilNet(networks, cards, str(rows[0].get("gpu")))
-
-
-def _fit(
-    family: str, summaries: Sequence[ModelSummary], classes: npt.NDArray[np.int64], seed: int, schedule: Schedule
-) -> Perceptrons:
-    torch.set_num_threads(schedule.threads)
-    learn, stop = (torch.from_numpy(part) for part in held_out(classes.tolist(), seed, STOP_SHARE))
-    totals = jobs_of(summaries, family).totals
-    with torch.random.fork_rng(devices=[]), plain_products():
-        torch.manual_seed(seed)
-        network = empty_network(family)
-        descend_classes(network, totals.__getitem__, torch.from_numpy(classes), (learn, stop), schedule, None)
-    return network.eval()
 
 
 def lines_of(model: GPUUtilNet, rows: Sequence[Mapping[str, Any]]) -> list[Table7Line]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -24,107 +24,19 @@ from ullage.estimation.estimators.summary import tensors_in
 from ullage.jobs.model import Model
 from ullage.jobs.sources.build import prepare
 from ullage.jobs.tasks import Task
+from ullage.sandbox.protocol import error_text
 from ullage_lab.estimators.fast.meta_device import cheap_kernels, no_start, shortcuts
 
 # Names and choices that the learned estimators share: kinds of layers, optimizers, precisions, widths.
 
-COUNTS = (
-    "count_linear",
-    "count_conv1d",
-    "count_conv2d",
-    "count_batch_norm",
-    "count_layer_norm",
-    "count_dropout",
-    "count_embedding",
-    "count_attention",
-    "count_pooling",
-)
+COUNTED = ("linear", "conv1d", "conv2d", "batch_norm", "layer_norm", "dropout", "embedding", "attention", "pooling")
+COUNTS = tuple(f"count_{kind}" for kind in COUNTED)
 PRECISIONS = ("fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16")
 OPTIMIZERS = ("sgd", "sgdm", "adam", "adamw", "rmsprop", "adagrad", "adafactor")
 # Copies of the weights that an optimizer keeps, and those that its foreach form makes while it steps (torch.optim).
 STATES = {"sgd": 0, "sgdm": 1, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1, "adafactor": 0, "nadam": 2}
 TEMPORARIES = {"sgd": 0, "sgdm": 0, "adam": 1, "adamw": 1, "rmsprop": 1, "adagrad": 2, "nadam": 2}
 ONE_BY_ONE = "adafactor"  # makes the temporaries of one weight after the other
-# Activation functions by what they keep for the backward pass: nothing of their own, their output, or their input.
-FUNCTIONS = (
-    "none",
-    "relu",
-    "leaky_relu",
-    "elu",
-    "selu",
-    "tanh",
-    "sigmoid",
-    "gelu",
-    "silu",
-    "mish",
-    "softplus",
-    "prelu",
-)
-KINDS = (
-    "linear",
-    "conv1d",
-    "conv2d",
-    "batch_norm",
-    "layer_norm",
-    "dropout",
-    "embedding",
-    "attention",
-    "pooling",
-    "activation",
-    "softmax",
-    "other",
-)
-_SPELLINGS = {
-    "batch_normalization": "batch_norm",
-    "batchnorm1d": "batch_norm",
-    "batchnorm2d": "batch_norm",
-    "layernorm": "layer_norm",
-    "adaptiveavgpool2d": "pooling",
-    "maxpool2d": "pooling",
-    "avgpool2d": "pooling",
-    "multiheadattention": "attention",
-    "logsoftmax": "softmax",
-    "leakyrelu": "leaky_relu",
-    "identity": "none",
-    "swish": "silu",
-    "gelu_new": "gelu",
-}
-_IS_FUNCTION = {*FUNCTIONS, "hardswish", "relu6", "hardsigmoid", "quickgelu", "celu", "glu"}
-
-
-def kind_of_layer_name(layer: str) -> str:
-    """The kind of a layer, whoever wrote its name.
-
-    >>> kind_of_layer_name("BatchNorm2d"), kind_of_layer_name("LeakyReLU"), kind_of_layer_name("Fold")
-    ('batch_norm', 'activation', 'other')
-    """
-    name = spelled(layer)
-    return name if name in KINDS else "activation" if name in _IS_FUNCTION else "other"
-
-
-def spelled(name: str) -> str:
-    """A layer's or activation function's name as it is written here.
-
-    >>> spelled("LeakyReLU"), spelled("batch_normalization"), spelled("Identity")
-    ('leaky_relu', 'batch_norm', 'none')
-    """
-    plain = name.strip().casefold()
-    return _SPELLINGS.get(plain, plain)
-
-
-def named(layer: str) -> str:
-    """A layer's name as the walk knows it: its kind, or the name of an activation function.
-
-    >>> named("Conv2d"), named("MaxPool2d"), named("LeakyReLU")
-    ('conv2d', 'pooling', 'leaky_relu')
-    """
-    kind, name = kind_of_layer_name(layer), spelled(layer)
-    return name if kind in ("activation", "other") else kind
-
-
-def weight_bytes(precision: str) -> int:
-    """Bytes of one weight: autocast keeps weights in 32 bits."""
-    return 2 if precision in ("bf16", "fp16") else 4
 
 
 def optimizer_of(row: Mapping[str, Any]) -> tuple[str, bool]:
@@ -132,117 +44,6 @@ def optimizer_of(row: Mapping[str, Any]) -> tuple[str, bool]:
     name = str(row.get("optimizer") or "adam").casefold()
     plain = name.removesuffix("_fused").removesuffix("_foreach").removesuffix("_single")
     return plain, name.endswith("_fused") or name.endswith("_single")
-
-
-# What tensors each layer makes in a training step, seen in one forward pass: beyond the three numbers of a sequence.
-#
-# Whether the backward pass needs a layer's output, what else it needs beside (masks, sums and copies between layers),
-# how much the layer reads, and what cuDNN takes while a convolution runs.
-
-FREED, KEPT, SHARED = 0, 1, 2
-MEASURED_ON = ((9, 0), 132)  # compute capability and multiprocessors of the GPU that workspaces are looked up for
-_KIND_OF_PRECISION = {
-    "fp32": "f32",
-    "tf32": "f32",
-    "amp_fp16": "f16",
-    "fp16": "f16",
-    "amp_bf16": "bf16",
-    "bf16": "bf16",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Detail:
-    """One layer's tensors: numbers a sample, but for workspaces, which are bytes for the whole batch.
-
-    `output`: FREED after the next layer, KEPT until the backward pass, or SHARED with a tensor that was there before (a
-    view, or work in place). `beside`: numbers kept that are no layer's output, `beside_bytes` the same in other types.
-
-    >>> Detail(inputs=8, output=KEPT).workspaces
-    (0, 0, 0)
-    """
-
-    inputs: int
-    output: int
-    beside: int = 0
-    beside_bytes: int = 0
-    workspaces: tuple[int, int, int] = (0, 0, 0)
-
-
-@dataclass
-class LayerWatch:
-    """Notes of a forward pass: outputs in order, and when a storage was first kept. Tensors stay alive meanwhile."""
-
-    outputs: list[torch.Tensor | None] = field(default_factory=list)
-    fresh: list[bool] = field(default_factory=list)
-    inputs: list[int] = field(default_factory=list)
-    convolutions: dict[int, Any] = field(default_factory=dict)
-    kept: dict[int, tuple[int, torch.Tensor]] = field(default_factory=dict)
-    known: dict[int, torch.Tensor] = field(default_factory=dict)  # alive, or another tensor would get its place
-
-    def keep(self, tensor: torch.Tensor) -> None:
-        """Autograd keeps this tensor, in the layer that runs now or between two."""
-        self.kept.setdefault(tensor.untyped_storage()._cdata, (len(self.outputs), tensor))
-
-    def forget(self) -> None:
-        """The last layer was noted too early."""
-        for notes in (self.outputs, self.fresh, self.inputs):
-            notes.pop()
-
-    def layer(self, part: nn.Module | None, read: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
-        """A layer has run; without a module it is attention by a function, which reads what it makes."""
-        out = made[0] if made else None
-        place = None if out is None else out.untyped_storage()._cdata
-        if part is not None:
-            self.known.update((tensor.untyped_storage()._cdata, tensor) for tensor in read)
-        self.fresh.append(place is not None and place not in self.known)
-        if out is not None and place is not None:
-            self.known[place] = out
-        if isinstance(part, nn.Conv2d) and out is not None and read:
-            self.convolutions[len(self.outputs)] = (part, tuple(read[0].shape), tuple(out.shape))
-        self.outputs.append(out)
-        self.inputs.append(sum(tensor.numel() for tensor in read))
-
-    def details(self, batch: int, precision: str, own: set[int]) -> list[Detail]:
-        """The details of every layer; what is kept after the last one belongs to the loss and is left out."""
-        beside, other = [0] * (len(self.outputs) + 1), [0] * (len(self.outputs) + 1)
-        made = {out.untyped_storage()._cdata for out in self.outputs if out is not None}
-        for place, (layer, tensor) in self.kept.items():
-            if place in made or place in own:
-                continue
-            held = tensor.untyped_storage().nbytes()
-            if tensor.is_floating_point():
-                beside[layer] += held // tensor.element_size() // batch
-            else:
-                other[layer] += held // batch
-        found = []
-        for place, out in enumerate(self.outputs):
-            state = SHARED if not self.fresh[place] else FREED
-            if state == FREED and out is not None and out.untyped_storage()._cdata in self.kept:
-                state = KEPT
-            taken = self._workspaces(place, precision)
-            found.append(Detail(self.inputs[place] // batch, state, beside[place], other[place], taken))
-        return found
-
-    def _workspaces(self, place: int, precision: str) -> tuple[int, int, int]:
-        """What cuDNN takes for the output, the input's gradient and the filter's gradient, in bytes."""
-        if place not in self.convolutions:
-            return 0, 0, 0
-        from ullage.virtual.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem
-        from ullage.virtual.cudnn.workspaces import workspace
-
-        part, source, out = self.convolutions[place]
-        if part.groups == part.in_channels > 1:
-            return 0, 0, 0  # PyTorch's own kernels
-        padding = part.padding if isinstance(part.padding, tuple) else (0, 0)
-        shared = (source, tuple(part.weight.shape), out, part.stride, padding, part.dilation, part.groups)
-        sizes = [
-            workspace(
-                ConvolutionProblem(direction, *shared, _KIND_OF_PRECISION.get(precision, "f32"), False), *MEASURED_ON
-            ).size
-            for direction in (FORWARD, DATA, FILTER)
-        ]
-        return sizes[0], sizes[1], sizes[2]
 
 
 # In this order: the first that matches a class's name.
@@ -259,32 +60,6 @@ _KINDS = (
     ("recurrent", r"LSTM|GRU|RNN"),
 )
 _ACTIVATION = re.compile(r".*(ReLU|ELU|GELU|SiLU|Swish|Mish|Tanh|Sigmoid|Softplus|Hardswish).*")
-COUNTED = (
-    "linear",
-    "conv1d",
-    "conv2d",
-    "batch_norm",
-    "layer_norm",
-    "dropout",
-    "embedding",
-    "attention",
-    "pooling",
-)
-# Numbers that an optimizer keeps for a parameter (torch/optim/*.py); those of Adafactor are a row and a column.
-_STATES = {
-    "Adam": 2,
-    "AdamW": 2,
-    "NAdam": 2,
-    "RAdam": 2,
-    "Adamax": 2,
-    "SparseAdam": 2,
-    "Adadelta": 2,
-    "Rprop": 2,
-    "RMSprop": 1,
-    "Adagrad": 1,
-    "ASGD": 1,
-    "Muon": 1,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,7 +86,6 @@ class Features:
     precision: str
     inference: bool = False
     layers: tuple[tuple[str, int, int], ...] = field(repr=False, default=())
-    details: tuple[Detail, ...] = field(repr=False, default=())  # one a layer
 
 
 @dataclass
@@ -320,19 +94,15 @@ class _Seen:
     counted: set[int] = field(default_factory=set)
     storages: dict[int, torch.Tensor] = field(default_factory=dict)
     output: int = 0
-    watch: LayerWatch = field(default_factory=LayerWatch)
-    own: set[int] = field(default_factory=set)
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note a tensor that autograd keeps; it stays alive, so that no other one gets its place."""
         self.storages.setdefault(tensor.untyped_storage()._cdata, tensor)
-        self.watch.keep(tensor)
         return tensor
 
     def attended(self, out: torch.Tensor, batch: int) -> None:
         """Attention that is no module of its own."""
         self.layers.append(("attention", out.numel() // batch, 0))
-        self.watch.layer(None, (out,), (out,))
 
 
 def features(configuration: Model) -> Features:
@@ -370,8 +140,7 @@ def _on_virtual_gpu(configuration: Model, seen: _Seen) -> tuple[nn.Module, list[
     except UllageError:
         raise
     except Exception as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise InvalidValue(f"{configuration.short_name} does not run: {type(error).__name__}: {first}") from error
+        raise InvalidValue(f"{configuration.short_name} does not run: {error_text(error)}") from error
 
 
 def _observe(configuration: Model, model: nn.Module, task: Task, seen: _Seen, device: str) -> list[torch.Tensor]:
@@ -403,7 +172,6 @@ def _observe(configuration: Model, model: nn.Module, task: Task, seen: _Seen, de
             hook.remove()
     for place in own:
         seen.storages.pop(place, None)
-    seen.own = own | {tensor.untyped_storage()._cdata for tensor in tensors_in(inputs)}
     return tensors_in(inputs)
 
 
@@ -443,9 +211,7 @@ def _noting(batch: int, seen: _Seen) -> Any:
             parameters = sum(tensor.numel() for tensor in _own(part))
         if isinstance(part, nn.MultiheadAttention) and seen.layers and seen.layers[-1][0] == "attention":
             seen.layers.pop()  # the same attention, noted without its parameters
-            seen.watch.forget()
         found = tensors_in(output)
-        seen.watch.layer(part, tensors_in(inputs), found)
         seen.layers.append((kind_of(part), found[0].numel() // batch if found else 0, parameters))
 
     return note
@@ -499,7 +265,6 @@ def _summed(configuration: Model, model: nn.Module, inputs: list[torch.Tensor], 
         precision=configuration.precision or "fp32",
         inference=configuration.inference,
         layers=tuple(seen.layers),
-        details=tuple(seen.watch.details(batch, configuration.precision or "fp32", seen.own)),
     )
 
 

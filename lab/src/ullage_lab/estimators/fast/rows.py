@@ -6,7 +6,8 @@ from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.jobs.model import Model
-from ullage_lab.estimators.fast.features import Detail, Features, features
+from ullage.sandbox.protocol import error_text
+from ullage_lab.estimators.fast.features import Features, features
 
 
 def row_of(configuration: Model) -> dict[str, Any]:
@@ -21,8 +22,7 @@ def row_of(configuration: Model) -> dict[str, Any]:
     except UllageError:
         raise
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        raise InvalidValue(f"{configuration.name} does not run: {type(error).__name__}: {lines[0]}") from error
+        raise InvalidValue(f"{configuration.name} does not run: {error_text(error)}") from error
 
 
 def from_features(found: Features) -> dict[str, Any]:
@@ -45,10 +45,4 @@ def from_features(found: Features) -> dict[str, Any]:
         "norm_numbers": found.norm_numbers,
         "output_elements": found.output_elements,
         "layers": [{"type": kind, "activations": out, "parameters": own} for kind, out, own in found.layers],
-        "tensors": [_tensors(detail) for detail in found.details],
     }
-
-
-def _tensors(detail: Detail) -> dict[str, int]:
-    facts = {name: getattr(detail, name) for name in ("inputs", "output", "beside", "beside_bytes")}
-    return facts | dict(zip(("forward", "data", "filter"), detail.workspaces, strict=True))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -43,10 +43,6 @@ class UtilizationLine:
     published: float | None = None
     high: int | None = None
     recall: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def predicted(rates: Rates, runs: Sequence[FollowedRun]) -> dict[str, Utilization]:

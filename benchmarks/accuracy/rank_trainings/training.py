@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from drawn_ranks.models import Row, build
-from drawn_ranks.pipelines import schedule_of
+from rank_trainings.models import Row, build, checkpoint_blocks
+from rank_trainings.pipelines import schedule_of
 
 STEPS = 4
 
@@ -24,9 +23,7 @@ def _types(row: Row) -> tuple[torch.dtype | None, torch.dtype | None]:
 
 def _checkpointed(row: Row, model: nn.Module, block: type[nn.Module]) -> None:
     if row["checkpointing"]:
-        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-
-        apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, block))
+        checkpoint_blocks(model, block)
 
 
 def _tensor_parallel(row: Row, model: nn.Module, mesh: Any) -> None:
@@ -127,8 +124,8 @@ def _ddp(row: Row, model: nn.Module) -> nn.Module:
     return made
 
 
-def spread(row: Row, turn: Callable[[], None] = lambda: None) -> nn.Module:
-    """Build the model and spread it over the ranks; `turn` returns when the GPU may be used."""
+def spread(row: Row) -> nn.Module:
+    """Build the model and spread it over the ranks."""
     from torch.distributed.device_mesh import init_device_mesh
 
     strategy, ranks = row["strategy"], row["ranks"]
@@ -136,14 +133,10 @@ def spread(row: Row, turn: Callable[[], None] = lambda: None) -> nn.Module:
         import transformers.models.gpt2.modeling_gpt2  # which makes tensors: not inside the `with`
         import transformers.models.llama.modeling_llama
         import transformers.models.qwen2.modeling_qwen2  # noqa: F401
-    if row["made_on"] == "cuda":
-        turn()
     with torch.device(row["made_on"]):
         model, block = build(row)
     if row["precision"] == "pure_bf16":
         model = model.to(torch.bfloat16)
-    if row["made_on"] != "cuda":
-        turn()
     if strategy == "ddp":
         _checkpointed(row, model, block)
         return _ddp(row, model)
@@ -173,7 +166,7 @@ def spread(row: Row, turn: Callable[[], None] = lambda: None) -> nn.Module:
     return model
 
 
-def train(row: Row, turn: Callable[[], None] = lambda: None) -> None:
+def train(row: Row) -> None:
     """Some steps, as one rank of so many; the process group is made here."""
     import torch.distributed as dist
 
@@ -181,10 +174,9 @@ def train(row: Row, turn: Callable[[], None] = lambda: None) -> None:
     if not dist.is_initialized():
         dist.init_process_group("nccl")
     if row["strategy"] == "pp":
-        turn()
         _train_pipeline(row, torch.device("cuda", 0))
     else:
-        _train_model(row, turn)
+        _train_model(row)
     dist.destroy_process_group()
 
 
@@ -202,8 +194,8 @@ def _train_pipeline(row: Row, device: torch.device) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-def _train_model(row: Row, turn: Callable[[], None]) -> None:
-    model = spread(row, turn)
+def _train_model(row: Row) -> None:
+    model = spread(row)
     optimizer = optimizer_of(row, model)
     autocast = row["precision"] == "autocast"
     shape = (row["batch"], row["length"])

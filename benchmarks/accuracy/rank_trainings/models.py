@@ -96,3 +96,10 @@ def build(row: Row) -> tuple[nn.Module, type[nn.Module]]:
         **common, n_embd=row["width"], n_layer=row["layers"], n_head=row["heads"], n_positions=row["length"]
     )
     return transformers.GPT2LMHeadModel(config), GPT2Block
+
+
+def checkpoint_blocks(model: nn.Module, block: type[nn.Module]) -> None:
+    """Have the blocks of a model keep their inputs alone."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+
+    apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, block))

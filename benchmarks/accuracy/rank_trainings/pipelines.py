@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from drawn_ranks.models import Block, Row
+from rank_trainings.models import Block, Row, checkpoint_blocks
 
 _SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
 
@@ -47,9 +47,7 @@ def schedule_of(row: Row, device: torch.device) -> tuple[nn.Module, Any, range]:
         parts = parts.to(torch.bfloat16)
     parts = parts.to_empty(device=device) if row["made_on"] == "meta" else parts.to(device)
     if row["checkpointing"]:
-        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-
-        apply_activation_checkpointing(parts, check_fn=lambda module: isinstance(module, Block))
+        checkpoint_blocks(parts, Block)
     samples, length = row["batch"] // row["microbatches"], row["length"]
     ids = torch.empty(samples, length, dtype=torch.long, device="meta")
     kind = torch.bfloat16 if row["precision"] == "pure_bf16" else torch.float32

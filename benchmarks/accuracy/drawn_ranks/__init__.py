@@ -1,1 +1,0 @@
-"""Trainings of one rank of many, drawn at random: what they are, how they are drawn, and how they are measured."""
