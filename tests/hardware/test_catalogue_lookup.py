@@ -110,8 +110,17 @@ def test_a_list_with_an_unknown_gpu() -> None:
 def test_generations() -> None:
     capabilities = [(6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0), (3, 5)]
     assert [generation_of(capability) for capability in capabilities] == [
-        "pascal", "volta", "turing", "ampere", "ampere", "ada", "hopper", "blackwell", "blackwell", None,
-    ]  # fmt: skip
+        "pascal",
+        "volta",
+        "turing",
+        "ampere",
+        "ampere",
+        "ada",
+        "hopper",
+        "blackwell",
+        "blackwell",
+        None,
+    ]
 
 
 def test_own_card_lists(tmp_path: Path) -> None:

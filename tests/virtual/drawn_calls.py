@@ -251,8 +251,11 @@ def _products(chance):
             name, [[[batch, n], dtype, "normal"], [[batch, m], dtype, "normal"], [[k, n, m], dtype, "normal"]], {}
         )
     if name == "cdist":
-        return Drawn(name, [[[batch, n, m], dtype, "normal"], [[batch, k, m], dtype, "normal"]],
-                     {"p": chance.choice([1.0, 2.0, 2.0, float("inf"), 3.0])})  # fmt: skip
+        return Drawn(
+            name,
+            [[[batch, n, m], dtype, "normal"], [[batch, k, m], dtype, "normal"]],
+            {"p": chance.choice([1.0, 2.0, 2.0, float("inf"), 3.0])},
+        )
     if name in ("inner", "nn.functional.pairwise_distance"):
         return Drawn(name, [[[batch, m], dtype, "normal"]] * 2, {})
     if name == "kron":
@@ -292,8 +295,11 @@ def _indexing(chance):
     if name == "index_fill":
         return Drawn(name, [whole, [few, "int64", places]], {"dim": dim, "value": 1.0})
     if name == "index_put":
-        return Drawn(name, [whole, [few, "int64", f"index:{size[0]}"], [[*few, *size[1:]], dtype, "normal"]],
-                     {"accumulate": chance.random() < 0.5})  # fmt: skip
+        return Drawn(
+            name,
+            [whole, [few, "int64", f"index:{size[0]}"], [[*few, *size[1:]], dtype, "normal"]],
+            {"accumulate": chance.random() < 0.5},
+        )
     count = functools.reduce(int.__mul__, size, 1)
     if name in ("take", "put"):
         given = [whole, [few, "int64", f"index:{count}"]]
@@ -310,8 +316,11 @@ def _indexing(chance):
     if name == "bincount":
         return Drawn(name, [[[count], "int64", "index:1000"]], {"minlength": 1000})
     if name == "unique":
-        return Drawn(name, [[size, "int64", "permutation"]], {"return_inverse": chance.random() < 0.5,
-                     "return_counts": chance.random() < 0.5})  # fmt: skip
+        return Drawn(
+            name,
+            [[size, "int64", "permutation"]],
+            {"return_inverse": chance.random() < 0.5, "return_counts": chance.random() < 0.5},
+        )
     if name == "histc":
         return Drawn(name, [[size, "float32", "normal"]], {"bins": chance.randint(1, 5000)})
     if name == "repeat_interleave":
@@ -326,8 +335,11 @@ def _indexing(chance):
         if name == "stft":
             return Drawn(name, [[[rows, length], "float32", "normal"]], options | {"window": window})
         size = [rows, window // 2 + 1, length // options["hop_length"] + 1]
-        return Drawn(name, [[size, "complex64", "normal"]], {"n_fft": window, "hop_length": options["hop_length"],
-                     "window": window})  # fmt: skip
+        return Drawn(
+            name,
+            [[size, "complex64", "normal"]],
+            {"n_fft": window, "hop_length": options["hop_length"], "window": window},
+        )
     if name == "nn.functional.pad":
         size = _size(chance, 4, _BYTES[dtype], most=24 << 20)
         size[2:] = [max(4, length) for length in size[2:]]
@@ -338,8 +350,11 @@ def _indexing(chance):
         return Drawn(name, [[size, "float32", "normal"]], {"kernel_size": 3, "padding": 1})
     if name == "nn.functional.fold":
         n, side = chance.randint(1, 16), chance.randint(4, 48)
-        return Drawn(name, [[[n, 9 * chance.randint(1, 16), side * side], "float32", "normal"]],
-                     {"output_size": [side, side], "kernel_size": 3, "padding": 1})  # fmt: skip
+        return Drawn(
+            name,
+            [[[n, 9 * chance.randint(1, 16), side * side], "float32", "normal"]],
+            {"output_size": [side, side], "kernel_size": 3, "padding": 1},
+        )
     if name == "tril_indices":
         return Drawn(name, [], {"row": chance.randint(1, 1500), "col": chance.randint(1, 1500)})
     if name == "combinations":
@@ -374,8 +389,16 @@ def run_drawn(call, device, recorded=nothing):
         return outcome(functools.partial(function, options.pop("equation"), *given), moved, _itself, recorded)
     if call.name == "index_put":
         given[1] = (given[1],)
-    if call.name in ("gather", "scatter", "scatter_add", "index_select", "index_add", "index_copy", "index_fill",
-                     "scatter_reduce"):  # fmt: skip
+    if call.name in (
+        "gather",
+        "scatter",
+        "scatter_add",
+        "index_select",
+        "index_add",
+        "index_copy",
+        "index_fill",
+        "scatter_reduce",
+    ):
         given.insert(1, options.pop("dim"))
     if call.name == "scatter_reduce":
         return outcome(lambda: function(*given, options["reduce"]), moved, _itself, recorded)

@@ -54,15 +54,26 @@ def draw(count, seed):
         projects = kind == "LSTM" and hidden > 1 and chance.random() < 0.15
         calls.add(
             Call(
-                kind=kind, inputs=_width(chance), hidden=hidden, layers=layers, both=chance.random() < 0.3,
-                batch_first=chance.random() < 0.5, dtype=dtype,
+                kind=kind,
+                inputs=_width(chance),
+                hidden=hidden,
+                layers=layers,
+                both=chance.random() < 0.3,
+                batch_first=chance.random() < 0.5,
+                dtype=dtype,
                 dropout=chance.choice([0.0, 0.0, 0.2, 0.5]) if layers > 1 else 0.0,
-                steps=chance.randint(2, 120), batch=chance.randint(1, 128), train=train,
-                projected=chance.randint(1, hidden - 1) if projects else 0, packed=chance.random() < 0.2,
+                steps=chance.randint(2, 120),
+                batch=chance.randint(1, 128),
+                train=train,
+                projected=chance.randint(1, hidden - 1) if projects else 0,
+                packed=chance.random() < 0.2,
                 autocast=chance.choice(["torch.float16", "torch.bfloat16"]) if mixed else "None",
-                bias=chance.random() < 0.9, grad=train, grad_input=chance.random() < 0.8, states=chance.random() < 0.2,
+                bias=chance.random() < 0.9,
+                grad=train,
+                grad_input=chance.random() < 0.8,
+                states=chance.random() < 0.2,
             )
-        )  # fmt: skip
+        )
     return sorted(calls)
 
 
@@ -73,9 +84,15 @@ def _type(name):
 def _module(call):
     options = {"proj_size": call.projected} if call.projected else {}
     made = CLASSES[call.kind](
-        call.inputs, call.hidden, call.layers, bidirectional=call.both, batch_first=call.batch_first,
-        dropout=call.dropout, bias=call.bias, **options,
-    )  # fmt: skip
+        call.inputs,
+        call.hidden,
+        call.layers,
+        bidirectional=call.both,
+        batch_first=call.batch_first,
+        dropout=call.dropout,
+        bias=call.bias,
+        **options,
+    )
     return made.cuda().to(_type(call.dtype)).train(call.train)
 
 

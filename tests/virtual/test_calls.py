@@ -119,12 +119,22 @@ def test_views_run_no_kernel():
 @pytest.mark.parametrize(
     ("options", "operators"),
     [
-        ({"foreach": True}, {"_foreach_add_", "_foreach_mul_", "_foreach_lerp_", "_foreach_sqrt", "_foreach_addcmul_",
-                             "_foreach_div_", "_foreach_addcdiv_"}),
+        (
+            {"foreach": True},
+            {
+                "_foreach_add_",
+                "_foreach_mul_",
+                "_foreach_lerp_",
+                "_foreach_sqrt",
+                "_foreach_addcmul_",
+                "_foreach_div_",
+                "_foreach_addcdiv_",
+            },
+        ),
         ({"fused": True}, {"_foreach_add_", "_fused_adam_"}),
         ({"foreach": False}, {"lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_"}),
     ],
-)  # fmt: skip
+)
 def test_optimizers_over_lists_and_one_by_one(options, operators):
     def function():
         model = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4)).cuda()

@@ -68,9 +68,14 @@ def test_reductions_are_told_as_pytorch_tells_them(name):
 def test_calls_on_tensors_that_are_not_alike_are_asked_of_pytorch():
     rows, columns = torch.ones(4, 3), torch.ones(3, 4).t()
     for args in (
-        (rows, columns), (columns, columns), (rows, torch.ones(3)), (rows, rows.double()), (rows, rows > 0),
-        (rows.expand(2, 4, 3), torch.ones(2, 4, 3)), (torch.ones(4, dtype=torch.int64), torch.ones(4)),
-    ):  # fmt: skip
+        (rows, columns),
+        (columns, columns),
+        (rows, torch.ones(3)),
+        (rows, rows.double()),
+        (rows, rows > 0),
+        (rows.expand(2, 4, 3), torch.ones(2, 4, 3)),
+        (torch.ones(4, dtype=torch.int64), torch.ones(4)),
+    ):
         assert told("aten.mul.Tensor", args, {}) is None
     assert told("aten.mean.dim", (rows, [0]), {"dtype": torch.float64}) is None
     assert told("aten.add.Tensor", (rows, rows), {"alpha": 2}) == told("aten.add.Tensor", (rows, rows), {})

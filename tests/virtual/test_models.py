@@ -144,9 +144,15 @@ def test_layers_say_their_outputs_parameters_and_what_they_keep():
     output = 256 * 1024 * 4
     assert list(rows) == ["", "first", "inner", "inner.0", "inner.1"]
     assert rows["first"] == {
-        "model": "Net", "path": "first", "class": "Linear", "depth": 1, "output": [256, 1024],
-        "parameters": 1024 * 1024, "trainable": 1024 * 1024, "kept": 0,
-    }  # fmt: skip
+        "model": "Net",
+        "path": "first",
+        "class": "Linear",
+        "depth": 1,
+        "output": [256, 1024],
+        "parameters": 1024 * 1024,
+        "trainable": 1024 * 1024,
+        "kept": 0,
+    }
     assert rows["inner.0"]["kept"] == output  # the input of the second layer; that of the first is not the model's
     assert rows[""]["kept"] == rows["inner"]["kept"] == 2 * output  # with the result, which the loss still holds
     assert rows[""]["parameters"] == 2 * 1024 * 1024

@@ -48,11 +48,17 @@ def test_tensors_like_one_of_the_gpu_are_made_where_they_are_asked_for():
     x = torch.zeros(1024, 1024, device="cuda")
     before = torch.cuda.memory_allocated()
     made = [
-        torch.empty_like(x, device="cpu"), torch.zeros_like(x, device="cpu"), torch.full_like(x, 3, device="cpu"),
-        torch.randn_like(x, device="cpu"), x.new_empty((3,), device="cpu"), x.new_zeros(3, device="cpu"),
-        x.new_full((3,), 3, device="cpu"), x.new_ones(3, device="cpu"), x.new_empty([], device="cpu"),
+        torch.empty_like(x, device="cpu"),
+        torch.zeros_like(x, device="cpu"),
+        torch.full_like(x, 3, device="cpu"),
+        torch.randn_like(x, device="cpu"),
+        x.new_empty((3,), device="cpu"),
+        x.new_zeros(3, device="cpu"),
+        x.new_full((3,), 3, device="cpu"),
+        x.new_ones(3, device="cpu"),
+        x.new_empty([], device="cpu"),
         x.new_empty_strided((3,), (1,), device="cpu"),
-    ]  # fmt: skip
+    ]
     assert {each.device.type for each in made} == {"cpu"} and {each.dtype for each in made} == {torch.float32}
     assert made[2].sum() == 3 * 1024 * 1024 and made[6].tolist() == [3, 3, 3]
     assert torch.empty_like(x, device="meta").is_meta and x.new_zeros(3, device="meta").is_meta
@@ -219,11 +225,12 @@ COPIES = {  # of 4 Mi elements: what a copy between CPU and GPU takes of the GPU
     "to the GPU, of another type, nobody waits": (lambda gpu, cpu: cpu.to("cuda", torch.double, non_blocking=True), 16),
     "to the GPU, turned, of another type": (lambda gpu, cpu: cpu.t().to("cuda", torch.float64), 32),
     "to the GPU, channels last": (
-        lambda gpu, cpu: cpu.view(4, 16, 256, 256).to("cuda", memory_format=torch.channels_last), 16
+        lambda gpu, cpu: cpu.view(4, 16, 256, 256).to("cuda", memory_format=torch.channels_last),
+        16,
     ),
     "into turned memory": (lambda gpu, cpu: gpu.t().copy_(cpu).size(0) and None, 16),
     "into the CPU's memory of another order": (lambda gpu, cpu: cpu.t().copy_(gpu).size(0) and None, 0),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", COPIES)

@@ -61,9 +61,6 @@ class Block:
     """A piece of a segment: what ``malloc`` hands out and ``free`` takes back.
 
     After ``free`` the object belongs to the allocator again: its numbers may change at any later call.
-
-    >>> Block(0, 1024, 0, 1).size
-    1024
     """
 
     __slots__ = (
@@ -116,12 +113,7 @@ class Block:
 
 
 class FreeList:
-    """The free blocks of one pool and stream, sorted by (size, address).
-
-    >>> free = FreeList(); free.add(Block(4096, 1024, 0, 1)); free.add(Block(0, 512, 0, 1))
-    >>> [block.size for block in free.blocks]
-    [512, 1024]
-    """
+    """The free blocks of one pool and stream, sorted by (size, address)."""
 
     __slots__ = ("blocks", "keys", "unmapped")
 
@@ -156,9 +148,6 @@ class Pool:
     """The small or the large pool: free blocks by stream, and everything that is counted by pool.
 
     Counts and bytes in use are kept as two running totals (in and out), their difference is what is in use.
-
-    >>> Pool("small_pool", 512).free_list(0).blocks
-    []
     """
 
     __slots__ = (
@@ -204,6 +193,18 @@ class Pool:
         self.segments = self.segments_in = self.peak_segments = 0
         self.reserved = self.reserved_in = self.peak_reserved = 0
 
+    @property
+    def count(self) -> int:
+        return self.count_in - self.count_out
+
+    @property
+    def allocated(self) -> int:
+        return self.allocated_in - self.allocated_out
+
+    @property
+    def requested(self) -> int:
+        return self.requested_in - self.requested_out
+
     def free_list(self, stream: int) -> FreeList:
         """The list of a stream, made at its first use."""
         return self.by_stream.setdefault(stream, FreeList())
@@ -219,20 +220,12 @@ _FIRST_INTERVAL = ROUNDUP_START.bit_length() - 1
 
 
 def round_up(size: int, multiple: int) -> int:
-    """Round up to a multiple.
-
-    >>> round_up(1000, 512)
-    1024
-    """
+    """Round up to a multiple."""
     return -(-size // multiple) * multiple
 
 
 def block_size(size: int, divisions: Sequence[int]) -> int:
-    """The size of the block that serves a request (PyTorch's round_size).
-
-    >>> block_size(1, (0,) * 16), block_size(5 * 2**20, (4,) * 16), block_size(9 * 2**20, (4,) * 16)
-    (512, 5242880, 10485760)
-    """
+    """The size of the block that serves a request (PyTorch's round_size)."""
     if size < MIN_BLOCK_SIZE:
         return MIN_BLOCK_SIZE
     interval = min(max(size.bit_length() - 1 - _FIRST_INTERVAL, 0), ROUNDUP_INTERVALS - 1)
@@ -245,11 +238,7 @@ def block_size(size: int, divisions: Sequence[int]) -> int:
 
 
 def segment_size(block: int, large_segment_size: int) -> int:
-    """The size of the segment that is taken from the driver for a block (PyTorch's get_allocation_size).
-
-    >>> segment_size(512, 20 * 2**20), segment_size(2**21, 20 * 2**20), segment_size(11 * 2**20, 20 * 2**20)
-    (2097152, 20971520, 12582912)
-    """
+    """The size of the segment that is taken from the driver for a block (PyTorch's get_allocation_size)."""
     if block <= SMALL_SIZE:
         return SMALL_BUFFER
     if block < MIN_LARGE_ALLOC:
@@ -282,12 +271,7 @@ Span = tuple[int, int]  # where it begins, how long it is
 
 
 class AddressSpace:
-    """Hands out addresses as cudaMalloc would.
-
-    >>> space = AddressSpace(top=2**30)
-    >>> [space.place(size * 2**20) // 2**20 for size in (20, 20, 2, 40)]
-    [992, 960, 980, 896]
-    """
+    """Hands out addresses as cudaMalloc would."""
 
     def __init__(self, top: int = HIGHEST_ADDRESS) -> None:
         self._pieces: dict[int, int] = {}  # where each begins and how long it is

@@ -46,9 +46,6 @@ class OutOfMemory(RuntimeError):
     ``requested`` is what was asked for, ``rounded`` the block it needs, ``segment_size`` what was asked of
     the driver, ``allowed`` the limit set by a memory fraction (None without one), ``device_free`` what the
     driver still had, ``device_total`` the card's memory.
-
-    >>> str(OutOfMemory(2**31, 2**31, 2**31, None, 0, 0, 2**30, 2**30))[:54]
-    'CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 '
     """
 
     def __init__(
@@ -118,13 +115,6 @@ class CachingAllocator(Segments):
     every segment too, where the card is shared with others. The attribute ``on_event`` is called with
     (action, address, size) for every allocation, free and segment; mapped and unmapped
     pages of expandable segments are reported as segments.
-
-    >>> gpu = CachingAllocator(capacity=2**30)
-    >>> block = gpu.malloc(3_000_000)
-    >>> gpu.allocated, gpu.reserved
-    (3000320, 20971520)
-    >>> gpu.free(block); gpu.empty_cache(); gpu.reserved
-    0
     """
 
     def __init__(

@@ -16,21 +16,12 @@ STREAM_BITS: Final = 32
 
 
 def stream_of(lane: int) -> int:
-    """The stream of a lane.
-
-    >>> stream_of(3 << STREAM_BITS | 7), stream_of(7)
-    (7, 7)
-    """
+    """The stream of a lane."""
     return lane & ((1 << STREAM_BITS) - 1)
 
 
 class PrivatePools:
-    """The private pools of one device: who uses them, and which requests go to them now.
-
-    >>> pools = PrivatePools(); pools.begin((0, 1), lambda stream: stream == 7)
-    >>> pools.lane(7) == 1 << STREAM_BITS | 7, pools.lane(0)
-    (True, 0)
-    """
+    """The private pools of one device: who uses them, and which requests go to them now."""
 
     def __init__(self) -> None:
         self.underway: Final[list[tuple[PoolId, Callable[[int], bool]]]] = []  # PyTorch's captures_underway

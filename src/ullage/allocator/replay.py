@@ -16,11 +16,7 @@ ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segmen
 
 
 class AllocatorEvent(NamedTuple):
-    """One entry of a history: ``action`` indexes ACTIONS, ``size`` is as requested (segments: as taken).
-
-    >>> AllocatorEvent(0, 4096, 100).name
-    'alloc'
-    """
+    """One entry of a history: ``action`` indexes ACTIONS, ``size`` is as requested (segments: as taken)."""
 
     action: int
     addr: int
@@ -33,11 +29,7 @@ class AllocatorEvent(NamedTuple):
 
 @dataclass
 class History:
-    """What an allocator did: three lists of one length, and the settings it ran with.
-
-    >>> History([3, 0], [0, 0], [2097152, 512]).events()[1].name
-    'alloc'
-    """
+    """What an allocator did: three lists of one length, and the settings it ran with."""
 
     action: list[int]
     addr: list[int]
@@ -95,11 +87,7 @@ class History:
 
 @dataclass(frozen=True)
 class ReplayDifference:
-    """The first event that differs between a history and its replay; None stands for the end of one of them.
-
-    >>> print(ReplayDifference(7, AllocatorEvent(0, 512, 100), None))
-    event 7: alloc of 100 at 512 expected, nothing got
-    """
+    """The first event that differs between a history and its replay; None stands for the end of one of them."""
 
     index: int
     expected: AllocatorEvent | None
@@ -115,11 +103,7 @@ class ReplayDifference:
 
 @dataclass
 class ReplayResult:
-    """What a replay did, and the first event in which it differs from the history, if any.
-
-    >>> replay(History([3, 0], [0, 0], [2097152, 512])).block_addresses
-    [0]
-    """
+    """What a replay did, and the first event in which it differs from the history, if any."""
 
     block_addresses: list[int]
     segments: list[tuple[int, int]]
@@ -135,9 +119,6 @@ def replay(history: History, *, true_segments: bool = True) -> ReplayResult:
     without, they get addresses of the allocator's own, and only actions and sizes are compared. Blocks
     become free where the history says so (``free_completed``). Recorded frees of segments are followed: with
     true segments one by one, otherwise as ``empty_cache``.
-
-    >>> print(replay(History([3, 0], [0, 0], [2097152, 512])).first_difference)
-    None
     """
     expected = history.events()
     done: list[AllocatorEvent] = []
@@ -211,10 +192,6 @@ def survives(history: History, cap: int) -> bool:
 
     As on the card, cached segments are given back and the request is tried again before it fails, so a run may survive
     a cap below what it reserved without one.
-
-    >>> one = History([3, 0], [0, 0], [20 * 2**20, 5 * 2**20])
-    >>> survives(one, 20 * 2**20), survives(one, 19 * 2**20)
-    (True, False)
 
     Not covered: a program that itself does something else when memory is short.
     """

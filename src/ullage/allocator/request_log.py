@@ -17,12 +17,6 @@ class RequestLog:
 
     Requests are numbered from `first` on. A free counts back to the request of its block, so that a part of a log can
     be played after any other requests. With `keeps` false nothing is kept: a job of a million steps needs no history.
-
-    >>> log = RequestLog()
-    >>> log.ask(3 << 20), log.free(0), log.ask(512), log.sizes()
-    (0, None, 1, [3145728, 512])
-    >>> list(log)
-    [(3145728, 0), (0, 0), (512, 1)]
     """
 
     def __init__(self, keeps: bool = True, first: int = 0) -> None:

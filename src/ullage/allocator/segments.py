@@ -30,10 +30,6 @@ class Segments(Counters):
     """The segments of one device: how many bytes may be taken, where they lie, and what they are counted as.
 
     `on_event` is called with (action, address, size) for every segment; an allocator reports its blocks there too.
-
-    >>> from ullage.allocator import CachingAllocator
-    >>> CachingAllocator(2**30).heads
-    {}
     """
 
     def __init__(

@@ -14,11 +14,7 @@ Row = tuple[int, int, int]
 
 
 class Tally:
-    """A quantity that changes rarely: its current value, its peak and the sum of its increases.
-
-    >>> tally = Tally(); tally.add(3); tally.add(-1); tally.row
-    (2, 3, 3)
-    """
+    """A quantity that changes rarely: its current value, its peak and the sum of its increases."""
 
     __slots__ = ("current", "peak", "total")
 
@@ -41,10 +37,6 @@ class Counters:
     """The counters of both pools together; those of each pool are in Pool.
 
     Plain integers, because malloc and free change them at every call.
-
-    >>> counters = Counters(Pool("small_pool", 512), Pool("large_pool", 512))
-    >>> counters.count_reserved(counters.pools[0], 2097152, segments=1); counters.peak_reserved
-    2097152
     """
 
     def __init__(self, small: Pool, large: Pool) -> None:
@@ -87,35 +79,19 @@ class Counters:
         pool.inactive_bytes += size
         if count > 0:
             pool.inactive_count_in += count
-            if self.inactive_count > self.peak_inactive_count:
-                self.peak_inactive_count = self.inactive_count
-            if pool.inactive_count > pool.peak_inactive_count:
-                pool.peak_inactive_count = pool.inactive_count
+            self.peak_inactive_count = max(self.peak_inactive_count, self.inactive_count)
+            pool.peak_inactive_count = max(pool.peak_inactive_count, pool.inactive_count)
         if size > 0:
             pool.inactive_bytes_in += size
-            if self.inactive_bytes > self.peak_inactive_bytes:
-                self.peak_inactive_bytes = self.inactive_bytes
-            if pool.inactive_bytes > pool.peak_inactive_bytes:
-                pool.peak_inactive_bytes = pool.inactive_bytes
+            self.peak_inactive_bytes = max(self.peak_inactive_bytes, self.inactive_bytes)
+            pool.peak_inactive_bytes = max(pool.peak_inactive_bytes, pool.inactive_bytes)
 
     def reset_peaks(self) -> None:
-        self.peak_allocated = self.allocated
-        self.peak_requested = self.requested
-        self.peak_reserved = self.reserved
-        self.peak_count = self.count
-        self.peak_segments = self.segments
-        self.peak_inactive_count = self.inactive_count
-        self.peak_inactive_bytes = self.inactive_bytes
+        for one in (self, *self.pools):
+            for counted in set(_ROWS.values()):
+                setattr(one, f"peak_{counted}", getattr(one, counted))
         for tally in (self.oversize_allocations, self.oversize_segments):
             tally.peak = tally.current
-        for pool in self.pools:
-            pool.peak_allocated = pool.allocated_in - pool.allocated_out
-            pool.peak_requested = pool.requested_in - pool.requested_out
-            pool.peak_count = pool.count_in - pool.count_out
-            pool.peak_reserved = pool.reserved
-            pool.peak_segments = pool.segments
-            pool.peak_inactive_count = pool.inactive_count
-            pool.peak_inactive_bytes = pool.inactive_bytes
 
 
 class BlockInfo(TypedDict):
@@ -174,52 +150,29 @@ def raw_stats(counters: Counters, max_split_size: int) -> dict[str, int]:
     return stats
 
 
+# By name in memory_stats(): what `Counters` and `Pool` call it. Without record_stream a block is active exactly while
+# it is allocated.
+_ROWS = {
+    "allocation": "count",
+    "active": "count",
+    "allocated_bytes": "allocated",
+    "active_bytes": "allocated",
+    "requested_bytes": "requested",
+    "inactive_split": "inactive_count",
+    "inactive_split_bytes": "inactive_bytes",
+    "segment": "segments",
+    "reserved_bytes": "reserved",
+}
+
+
 def _rows(counters: Counters) -> Iterator[tuple[str, Row]]:
-    pools = counters.pools
-    everything = _rows_of_all(counters)
-    for index, pool in enumerate(pools):
-        for name, row in _rows_of_pool(pool).items():
-            yield f"{name}.{pool.name}", row
-            total = row[2] if index == 0 else everything[name][2] + row[2]
-            everything[name] = (*everything[name][:2], total)
-    for name, row in everything.items():
-        yield f"{name}.all", row
+    for name, counted in _ROWS.items():
+        totals = [getattr(pool, f"{counted}_in") for pool in counters.pools]
+        for pool, total in zip(counters.pools, totals, strict=True):
+            yield f"{name}.{pool.name}", (getattr(pool, counted), getattr(pool, f"peak_{counted}"), total)
+        yield f"{name}.all", (getattr(counters, counted), getattr(counters, f"peak_{counted}"), sum(totals))
     yield "oversize_allocations", counters.oversize_allocations.row
     yield "oversize_segments", counters.oversize_segments.row
-
-
-def _rows_of_pool(pool: Pool) -> dict[str, Row]:
-    count = (pool.count_in - pool.count_out, pool.peak_count, pool.count_in)
-    in_use = (pool.allocated_in - pool.allocated_out, pool.peak_allocated, pool.allocated_in)
-    # Without record_stream a block is active exactly while it is allocated.
-    return {
-        "allocation": count,
-        "active": count,
-        "allocated_bytes": in_use,
-        "active_bytes": in_use,
-        "requested_bytes": (pool.requested_in - pool.requested_out, pool.peak_requested, pool.requested_in),
-        "inactive_split": (pool.inactive_count, pool.peak_inactive_count, pool.inactive_count_in),
-        "inactive_split_bytes": (pool.inactive_bytes, pool.peak_inactive_bytes, pool.inactive_bytes_in),
-        "segment": (pool.segments, pool.peak_segments, pool.segments_in),
-        "reserved_bytes": (pool.reserved, pool.peak_reserved, pool.reserved_in),
-    }
-
-
-def _rows_of_all(counters: Counters) -> dict[str, Row]:
-    """Both pools together: current values and peaks; the totals are the sums over the pools."""
-    count = (counters.count, counters.peak_count, 0)
-    in_use = (counters.allocated, counters.peak_allocated, 0)
-    return {
-        "allocation": count,
-        "active": count,
-        "allocated_bytes": in_use,
-        "active_bytes": in_use,
-        "requested_bytes": (counters.requested, counters.peak_requested, 0),
-        "inactive_split": (counters.inactive_count, counters.peak_inactive_count, 0),
-        "inactive_split_bytes": (counters.inactive_bytes, counters.peak_inactive_bytes, 0),
-        "segment": (counters.segments, counters.peak_segments, 0),
-        "reserved_bytes": (counters.reserved, counters.peak_reserved, 0),
-    }
 
 
 def snapshot(heads: Iterable[Block], *, expandable: bool) -> list[SegmentInfo]:

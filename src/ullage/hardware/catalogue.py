@@ -42,11 +42,7 @@ ARCHITECTURE_CARDS = {
 
 @cache
 def catalogue_tables() -> dict[str, Any]:
-    """The parsed file of the catalogue: the tables `generation`, `capability`, `gpu` and `mig`, and the list `context`.
-
-    >>> sorted(catalogue_tables())
-    ['capability', 'context', 'generation', 'gpu', 'mig']
-    """
+    """The catalogue's file: the tables `generation`, `capability`, `gpu` and `mig`, and the list `context`."""
     return tomllib.loads(files("ullage.hardware").joinpath("catalogue.toml").read_text(encoding="utf-8"))
 
 
@@ -97,11 +93,7 @@ def gpu_from_table(name: str, table: Table, where: str, base: GPU | None = None)
 
 
 def bare_context(sms: int, threads: int) -> int:
-    """Bytes of a context in which nothing was done yet: local memory for all threads that the card can hold.
-
-    >>> bare_context(142, 1536) // MIB  # an RTX 6000 Ada: 426 MiB were seen
-    426
-    """
+    """Bytes of a context in which nothing was done yet: local memory for all threads that the card can hold."""
     return sms * threads * 2 * KIB
 
 
@@ -135,9 +127,6 @@ def derived_usable(memory: int, compute_capability: tuple[int, int] | None) -> t
     """The part of `memory` that is left after the driver's share, and how it was computed.
 
     The shares were fitted to the cards whose usable memory is published: within 1 % of each.
-
-    >>> derived_usable(24564 * 1024**2, (8, 9))[0] // 1024**2
-    24074
     """
     generation = generation_of(compute_capability) if compute_capability else None
     # An unknown generation gets Ampere's share, a large one: too little usable memory is the safe mistake.

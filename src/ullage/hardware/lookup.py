@@ -76,20 +76,12 @@ def own_files() -> dict[str, Path]:
 
 
 def own_gpus() -> tuple[GPU, ...]:
-    """The GPUs that the files in `$ULLAGE_HOME/gpus` describe. A mistake in one of them raises `InvalidValue`.
-
-    >>> isinstance(own_gpus(), tuple)
-    True
-    """
+    """The GPUs that the files in `$ULLAGE_HOME/gpus` describe. A mistake in one of them raises `InvalidValue`."""
     return tuple(read_own_gpu(path, _named) for path in own_files().values())
 
 
 def select_gpus(text: str) -> list[GPU]:
-    """GPUs to compare: `"all"` (without MIG instances), `"mig"`, a generation, or names separated by commas.
-
-    >>> len(select_gpus("all")) > 45, {card.generation for card in select_gpus("hopper")}
-    (True, {'hopper'})
-    """
+    """GPUs to compare: `"all"` (without MIG instances), `"mig"`, a generation, or names separated by commas."""
     word = text.strip().casefold()
     whole = [card for card in gpus() if not card.is_mig]
     if word == "all":
@@ -102,11 +94,7 @@ def select_gpus(text: str) -> list[GPU]:
 
 
 def gpu_list(text: str) -> list[GPU]:
-    """Several GPUs, in order: `"4xA100-40GB"`, `"2x4090, H200"`, or a single name.
-
-    >>> [card.name for card in gpu_list("2xH200,T4")]
-    ['H200', 'H200', 'T4']
-    """
+    """Several GPUs, in order: `"4xA100-40GB"`, `"2x4090, H200"`, or a single name."""
     cards: list[GPU] = []
     for part in text.split(","):
         match = _COUNT_AND_NAME.fullmatch(part.strip())

@@ -73,12 +73,7 @@ class GPU:
 
     @property
     def generation(self) -> str | None:
-        """The architecture, `"pascal"` to `"blackwell"`; `None` where the compute capability is not known.
-
-        >>> from ullage.hardware import gpu
-        >>> gpu("T4").generation
-        'turing'
-        """
+        """The architecture, `"pascal"` to `"blackwell"`; `None` where the compute capability is not known."""
         return None if self.compute_capability is None else generation_of(self.compute_capability)
 
     @property
@@ -93,20 +88,11 @@ class GPU:
 
     @property
     def is_mig(self) -> bool:
-        """Whether this is a slice of a card rather than a whole one.
-
-        >>> from ullage.hardware import gpu
-        >>> gpu("A100-40GB-MIG-3g.20gb").is_mig
-        True
-        """
+        """Whether this is a slice of a card rather than a whole one."""
         return self.parent is not None
 
 
 def generation_of(compute_capability: tuple[int, int]) -> str | None:
-    """The generation of a compute capability; `None` for one that is not in the table.
-
-    >>> generation_of((8, 9)), generation_of((3, 5))
-    ('ada', None)
-    """
+    """The generation of a compute capability; `None` for one that is not in the table."""
     major, minor = compute_capability
     return _GENERATIONS.get((major, minor)) or _GENERATIONS.get((major, None))

@@ -134,16 +134,7 @@ _COMPILED = ("triton.triton_poi_", "triton.triton_red_", "triton.triton_per_")  
 
 
 def utilization_of(step: StepCalls, gpu: GPU, rates: Rates | None = None) -> Utilization:
-    """How long a step takes on a GPU, and how busy it keeps it.
-
-    >>> from ullage.hardware import gpu
-    >>> left = {"shape": [4096, 4096], "dtype": "bfloat16"}
-    >>> call = {"operator": "aten.mm.default", "args": [left, left], "kwargs": {}, "outputs": [left]}
-    >>> step = StepCalls(calls=[call], order=[0] * 50, steady=True)
-    >>> one, other = utilization_of(step, gpu("H200")), utilization_of(step, gpu("T4"))
-    >>> one.gpu_s < other.gpu_s, one.measured, other.measured
-    (True, True, False)
-    """
+    """How long a step takes on a GPU, and how busy it keeps it."""
     return utilization_of_work(StepWork.of(step), gpu, rates or load())
 
 

@@ -54,12 +54,7 @@ _TENSORS, _NUMBERS = 128, 2 * 320 * 65536  # that one kernel takes of lists: ten
 
 
 def parts_of(work: Work) -> Sequence[float]:
-    """The kernels of a call, as shares of its time.
-
-    >>> norm = Work("other", "native_layer_norm_backward", 0.0, 8, 8, "float32", False, {})
-    >>> parts_of(norm)
-    (0.6, 0.4)
-    """
+    """The kernels of a call, as shares of its time."""
     if work.kind in ("convolution", "convolution_backward"):
         known = _CONVOLUTION if work.kind == "convolution" else _CONVOLUTION_BACKWARD
         return known[_kind_of_convolution(work.shape)]

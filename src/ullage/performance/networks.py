@@ -109,10 +109,6 @@ class Interconnect:
 def interconnect_of(gpu: GPU, named: str | None = None) -> Interconnect:
     """How GPUs like this one are connected: as `named` says (`"nvlink4"`, `"pcie4,eth-100"`, `"4xib-ndr"`), and where
     it says nothing, as in machines that are sold with them.
-
-    >>> from ullage.hardware import gpu
-    >>> str(interconnect_of(gpu("A100-80GB"))), str(interconnect_of(gpu("RTX-4090"), "eth-25"))
-    ('nvlink3,ib-hdr', 'pcie4,eth-25')
     """
     inside, between, adapters = NETWORKS[_inside(gpu)], None, None
     for word in filter(None, (part.strip() for part in (named or "").split(","))):

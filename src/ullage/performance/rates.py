@@ -107,11 +107,7 @@ class Rates:
         return replace(self, host=parts, host_calls=calls, host_power=power)
 
     def uneven(self, seconds: float) -> float:
-        """How many times longer a host takes for what adds up to so many seconds: longer work misses its caches more.
-
-        >>> round(replace(load(), host_power=0.1).uneven(2 * EVEN_S), 3)
-        1.072
-        """
+        """How many times longer a host takes for work of so many seconds: longer work misses its caches more."""
         return (seconds / EVEN_S) ** self.host_power if seconds else 1.0
 
     def host_call(self, name: str) -> float:

@@ -25,9 +25,6 @@ NO_SAMPLES_PER_STEP = "how many samples a step takes is not known: give samples_
 def waiting_w(name: str) -> float:
     """The watts that a GPU draws while the jobs on it wait: as many as were measured on an H200, but at most a
     quarter of what it may draw. Where jobs share it, that is drawn once.
-
-    >>> waiting_w("H200"), waiting_w("A100-40GB")
-    (121.0, 100.0)
     """
     limit = None
     with contextlib.suppress(UnknownName):  # described in a file of somebody's own
@@ -36,11 +33,7 @@ def waiting_w(name: str) -> float:
 
 
 def resting_w(name: str) -> float:
-    """The watts that a GPU draws with no job on it: the same part of those with jobs as on the H200.
-
-    >>> resting_w("H200"), round(resting_w("A100-40GB"))
-    (78.0, 64)
-    """
+    """The watts that a GPU draws with no job on it: the same part of those with jobs as on the H200."""
     return waiting_w(name) * _RESTING_W / _WAITING_W
 
 

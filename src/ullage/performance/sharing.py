@@ -188,12 +188,7 @@ def share_of(
 
 
 def profiles(gpu: GPU) -> list[GPU]:
-    """The MIG instances that a GPU can be divided into, the smallest first.
-
-    >>> from ullage.hardware import gpu
-    >>> [_profile(part) for part in profiles(gpu("H200"))][:2], profiles(gpu("T4"))
-    (['1g.18gb', '1g.35gb'], [])
-    """
+    """The MIG instances that a GPU can be divided into, the smallest first."""
     return sorted((part for part in gpus() if part.parent == gpu.name), key=lambda part: (part.sms or 0, part.memory))
 
 

@@ -39,13 +39,7 @@ class Launch(NamedTuple):
 
 @dataclass(frozen=True)
 class Launches:
-    """What the host launches in a step: distinct launches, and their `order` by number, beginning after a wait.
-
-    >>> copy, product = Launch("forward copy_", waits=True), Launch("forward mm", work=0)
-    >>> several = Launches.of({3: copy, 4: product}, order=[3, 4, 4])
-    >>> round(several.end(host=np.array([1.0, 1.0, 1.0]), gpu=np.array([5.0, 5.0, 0.0])), 2)
-    11.0
-    """
+    """What the host launches in a step: distinct launches, and their `order` by number, beginning after a wait."""
 
     each: Sequence[Launch]
     order: npt.NDArray[np.int64]

@@ -19,13 +19,7 @@ _ARRAYS = ("feature", "threshold", "left", "right", "value", "depth")
 
 @dataclass(frozen=True)
 class Trees:
-    """Trees [trees, nodes]: a node sends values up to its threshold left; a leaf sends all to itself and has a value.
-
-    >>> root = {"feature": 0, "threshold": 2.0, "left": 1, "right": 2}
-    >>> one = Trees.from_lists([[root, {"value": 5.0}, {"value": 7.0}]])
-    >>> one.sum(np.array([1.0])), one.sum(np.array([3.0]))
-    (5.0, 7.0)
-    """
+    """[trees, nodes]: a node sends values up to its threshold left; a leaf has a value and sends all to itself."""
 
     feature: npt.NDArray[np.int32]
     threshold: Floats

@@ -40,13 +40,6 @@ class Work:
     `kind` says which kernels are behind it, `shape` has the numbers that their time depends on, beside `flops` and the
     bytes that are read and written at least. `dtype` is the first floating-point type among its tensors. `serial` is
     for the few kernels that work on samples one after the other.
-
-    >>> left, right = {"shape": [64, 32], "dtype": "bfloat16"}, {"shape": [32, 16], "dtype": "bfloat16"}
-    >>> made = {"shape": [64, 16], "dtype": "bfloat16"}
-    >>> call = {"operator": "aten.mm.default", "args": [left, right], "kwargs": {}, "outputs": [made]}
-    >>> work = work_of(call)
-    >>> work.kind, work.flops, work.read, work.written
-    ('product', 65536.0, 5120, 2048)
     """
 
     kind: str
@@ -276,11 +269,7 @@ def numel(tensor: Tensor) -> int:
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """The bytes behind a tensor; those of an expanded one count once.
-
-    >>> bytes_of({"shape": [8, 4], "stride": [0, 1], "dtype": "float16"})
-    8
-    """
+    """The bytes behind a tensor; those of an expanded one count once."""
     sizes = tensor["shape"]
     if "stride" in tensor:
         sizes = [size for size, stride in zip(sizes, tensor["stride"], strict=True) if stride]
@@ -288,11 +277,7 @@ def bytes_of(tensor: Tensor) -> int:
 
 
 def layout_of(tensor: Tensor) -> int:
-    """0 for a contiguous tensor, 1 for a dense one in another order (channels last, transposed), 2 for one with gaps.
-
-    >>> layout_of({"shape": [4, 2], "dtype": "float32", "stride": [1, 4]})
-    1
-    """
+    """0 for a contiguous tensor, 1 for a dense one in another order (channels last, turned), 2 for one with gaps."""
     if "stride" not in tensor:
         return 0
     dense = 1

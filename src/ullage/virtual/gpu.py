@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -58,7 +59,7 @@ class VirtualGPU(GPUState):
         self.origins = RequestOrigins(self)
         if self.memory.keeps_history:
             self.memory.origin = self.origins.current
-        self._restore: Any = None
+        self._restore = ExitStack()
 
     @property
     def process_memory(self) -> int:
@@ -136,32 +137,29 @@ class VirtualGPU(GPUState):
                 "Use one process an estimate, or wait for the other thread."
             )
         measure_reference_counts(lambda function: _run_once(VirtualGPU(self.spec, AllocatorConfig()), function))
+        restore = self._restore.callback
         try:
-            self._restore = _Restore()
             if not gpus_in_use:
-                self._restore.add(cuda_stand_in().remove)
+                restore(cuda_stand_in().remove)
                 cuda_stand_in().install()
             gpus_in_use.append(self)
-            self._restore.add(lambda: gpus_in_use.remove(self))
-            calling_thread = backward_in_calling_thread()
-            self._restore.add(lambda: calling_thread.__exit__(None, None, None))
-            self._restore.add(_lift_only_cpu_tensors())
-            self._restore.add(_spare_the_collector())
-            self._restore.add(install_torch_api(self))
-            self._restore.add(decompositions.install(self))
-            self._restore.add(autocast.install())
-            self._restore.add(autocast.install_depth())
-            self._restore.add(watch_autocast(self.uncertainty))
+            restore(lambda: gpus_in_use.remove(self))
+            self._restore.enter_context(backward_in_calling_thread())
+            restore(_lift_only_cpu_tensors())
+            restore(_spare_the_collector())
+            restore(install_torch_api(self))
+            restore(decompositions.install(self))
+            restore(autocast.install())
+            restore(autocast.install_depth())
+            restore(watch_autocast(self.uncertainty))
             if self.memory.keeps_history:
-                self._restore.add(self.progress.install())
-                self._restore.add(self.origins.install())
+                restore(self.progress.install())
+                restore(self.origins.install())
             if about_release := note_on(torch.__version__, self.release):
                 self.note("version", about_release)
-            self.mode.__enter__()
-            self._restore.add(lambda: self.mode.__exit__(None, None, None))
+            self._restore.enter_context(self.mode)
         except BaseException:
-            if self._restore is not None:
-                self._restore.run()
+            self._restore.close()
             _in_use.release()
             raise
         return self
@@ -171,7 +169,7 @@ class VirtualGPU(GPUState):
             if self.host.has_unfilled:
                 self.memory.closed = True
                 gc.collect()  # while what was there before is spared: garbage need not be filled
-            self._restore.run()
+            self._restore.close()
             self.host.close()
             self.memory.closed = True
         finally:
@@ -194,20 +192,6 @@ def _spare_the_collector() -> Callable[[], None]:
 def _run_once(gpu: VirtualGPU, function: Callable[[], None]) -> None:
     with gpu:
         function()
-
-
-class _Restore:
-    """Actions that undo what was installed, run in reverse order."""
-
-    def __init__(self) -> None:
-        self._actions: list[Any] = []
-
-    def add(self, action: Any) -> None:
-        self._actions.append(action)
-
-    def run(self) -> None:
-        while self._actions:
-            self._actions.pop()()
 
 
 def virtual_gpu(name: str | GPU = "H200", config: AllocatorConfig | None = None) -> VirtualGPU:

@@ -122,11 +122,7 @@ MEASURED, NEWEST = RELEASES[5], RELEASES[-1]
 
 
 def release_of(version: str) -> Release:
-    """The rules of a version of PyTorch; one that is newer than all known has those of the newest.
-
-    >>> release_of("2.8.0+cu128").cudnn, release_of("2.99").name
-    (91002, '2.15')
-    """
+    """The rules of a version of PyTorch; one that is newer than all known has those of the newest."""
     wanted = tuple(int(part) for part in version.split(".")[:2])
     known = [release for release in RELEASES if release.version <= wanted]
     if not known:

@@ -18,6 +18,7 @@ from ullage.virtual.call.inference import argument_at, infer
 from ullage.virtual.call.native import view_as_type, view_without_data
 from ullage.virtual.call.plan import (
     FREE,
+    HANDLERS,
     MAY_BE_LARGER,
     OUTPUT,
     RULES,
@@ -30,7 +31,6 @@ from ullage.virtual.call.plan import (
     Same,
     kernel_switches,
 )
-from ullage.virtual.call.registry import HANDLERS
 from ullage.virtual.cudnn import convolution, cudnn_query  # noqa: F401  (the first registers its rules)
 from ullage.virtual.operators import (  # noqa: F401  (they register their rules and handlers)
     attention,
@@ -45,7 +45,6 @@ from ullage.virtual.operators import (  # noqa: F401  (they register their rules
     losses,
     matmul,
     normalization,
-    pointwise,
     pooling,
     recurrent,
     recurrent_kernels,
@@ -55,7 +54,6 @@ from ullage.virtual.operators import (  # noqa: F401  (they register their rules
     sorting,
     sparse,
     spectral,
-    synced_norm,
     views,
 )
 from ullage.virtual.operators.data_dependent import cut_as_asked

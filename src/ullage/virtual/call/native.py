@@ -20,6 +20,7 @@ import ctypes
 import functools
 import mmap
 import platform
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,11 +208,7 @@ def check_device(index: int) -> None:
 
 
 def tensor_without_data(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A plain `torch.Tensor` on cuda:0 with a storage of its own, of the right length, and no data.
-
-    >>> tensor_without_data((2, 3), (3, 1), torch.float32).device
-    device(type='cuda', index=0)
-    """
+    """A plain `torch.Tensor` on cuda:0 with a storage of its own, of the right length, and no data."""
     tensor = _empty(0, device=_CPU)
     with _without_subclasses():
         tensor.data = _make_wrapper(_Wrapper, size, stride, dtype=dtype, device=_DEVICE)
@@ -265,6 +262,11 @@ def _place_of_length() -> int:
 def backward_in_calling_thread() -> Any:
     """Inside this `with` autograd starts no thread for the GPU: their number is fixed at the first backward pass."""
     return torch.autograd.set_multithreading_enabled(False)
+
+
+def thread_on_gpu() -> int | str:
+    """The thread of the present code, as it would be on a real GPU."""
+    return "backward" if in_backward() else threading.get_ident()
 
 
 def in_backward() -> bool:

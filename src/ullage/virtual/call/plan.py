@@ -55,11 +55,7 @@ Output = New | Alias | Same | None
 
 
 def contiguous_strides(size: Sequence[int]) -> tuple[int, ...]:
-    """Row-major strides as PyTorch gives them.
-
-    >>> contiguous_strides((2, 3, 4))
-    (12, 4, 1)
-    """
+    """Row-major strides as PyTorch gives them."""
     strides, step = [], 1
     for length in reversed(size):
         strides.append(step)
@@ -110,11 +106,7 @@ def span_of_elements(size: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def new(size: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> New:
-    """An output of this size, contiguous unless strides are given.
-
-    >>> new((2, 3), torch.float32).nbytes
-    24
-    """
+    """An output of this size, contiguous unless strides are given."""
     strides = contiguous_strides(size) if stride is None else tuple(stride)
     return New(tuple(size), strides, dtype, span_of_elements(size, strides) * dtype.itemsize)
 
@@ -146,12 +138,7 @@ class Plan:
 
 
 class Steps:
-    """Writes the steps of a plan in the order of the kernel. Temporaries of no bytes are numbered and left out.
-
-    >>> steps = Steps()
-    >>> steps.output(0).temporary(1024, 0).free(-1).steps
-    [(0, 0), (1, 1024)]
-    """
+    """Writes the steps of a plan in the order of the kernel. Temporaries of no bytes are numbered and left out."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int]] = []
@@ -217,11 +204,7 @@ class Call:
     infer: Callable[[], Plan]  # what PyTorch's own shape inference says
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
-        """An argument given by place or by name.
-
-        >>> Call(None, (1, 2), {}, None, None).argument(1, "dim")
-        2
-        """
+        """An argument given by place or by name."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
 
     @property
@@ -234,18 +217,13 @@ class Call:
 
 F = TypeVar("F", bound=Callable[..., Any])
 Rule = Callable[[Call], Plan]
+Handler = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 RULES: dict[str, Rule] = {}
+HANDLERS: dict[str, Handler] = {}
 
 
 def register(table: dict[str, F], names: tuple[str, ...]) -> Callable[[F], F]:
-    """A decorator that enters a function under these names; a name that is taken is refused.
-
-    >>> table = {}
-    >>> @register(table, ("a", "b"))
-    ... def both(): ...
-    >>> sorted(table)
-    ['a', 'b']
-    """
+    """A decorator that enters a function under these names; a name that is taken is refused."""
 
     def enter(function: F) -> F:
         for name in names:
@@ -298,15 +276,21 @@ def kernel(*names: str) -> Callable[[Rule], Rule]:
     return register(RULES, names)
 
 
+def handler(*names: str) -> Callable[[Handler], Handler]:
+    """Register a handler for operators by name, or for all of a library by its.
+
+    A handler carries out an operator itself, where a kernel rule is not enough. It is called with the virtual GPU, the
+    operator, its arguments and its keyword arguments. It returns what the operator returns, or `NotImplemented` to let
+    the operator run by its rule.
+    """
+    return register(HANDLERS, names)
+
+
 # Questions about layouts that many CUDA kernels ask.
 
 
 def accumulate_type(dtype: torch.dtype) -> torch.dtype:
-    """aten/src/ATen/AccumulateType.h: half precision is summed in single.
-
-    >>> accumulate_type(torch.bfloat16)
-    torch.float32
-    """
+    """aten/src/ATen/AccumulateType.h: half precision is summed in single."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 

@@ -14,14 +14,7 @@ Action = Callable[[ModuleType], None]
 
 
 class Replacements:
-    """A list of replacements that `undo` takes back in reverse order.
-
-    >>> import math
-    >>> replacements = Replacements()
-    >>> replacements.put(math, "tau", 6)
-    >>> replacements.undo(); round(math.tau, 2)
-    6.28
-    """
+    """A list of replacements that `undo` takes back in reverse order."""
 
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any] | Callable[[], None]] = []
@@ -40,6 +33,14 @@ class Replacements:
         """Set an attribute if it exists, for those that only some versions of PyTorch have."""
         if hasattr(owner, name):
             self.put(owner, name, value)
+
+    def put_class(self, homes: Sequence[Any], name: str, kind: Any) -> None:
+        """Put a class in the place of another one, from which code that imported it before gets the same objects."""
+        original = getattr(homes[0], name)
+        if original is not kind:
+            self.put(original, "__new__", staticmethod(lambda cls, *args, **named: kind(*args, **named)))
+        for home in homes:
+            self.put(home, name, kind)
 
     def on_undo(self, action: Callable[[], None]) -> None:
         """Add an action for `undo`, at its place among the others."""

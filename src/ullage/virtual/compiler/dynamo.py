@@ -73,7 +73,7 @@ def _make_context(gpu: GPUState, replacements: Replacements, module: Any) -> Non
         """The real one makes a tensor, once for each device."""
         if device not in seen:
             seen.add(device)
-            gpu.memory.give_back(gpu.memory.take(_CONTEXT_ELEMENT))
+            gpu.memory.take_in_turn(_CONTEXT_ELEMENT)
 
     for name in ("init_gpu_context", "init_cuda_context"):
         replacements.put_existing(module, name, init_gpu_context)

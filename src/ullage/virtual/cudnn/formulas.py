@@ -45,12 +45,7 @@ class ConvolutionProblem(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> ConvolutionProblem:
-        """A problem as JSON has it.
-
-        >>> values = ["f", [1, 8, 4, 4], [8, 8, 1, 1], [1, 8, 4, 4], [1, 1], [0, 0], [1, 1], 1, "f32", False]
-        >>> ConvolutionProblem.of(values).weight
-        (8, 8, 1, 1)
-        """
+        """A problem as JSON has it."""
         return cls._make(tuple(value) if isinstance(value, list) else value for value in values)
 
 
@@ -72,12 +67,7 @@ class Lengths(NamedTuple):
 
 
 def lengths(problem: ConvolutionProblem) -> Lengths:
-    """The numbers of a problem.
-
-    >>> sizes = (2, 8, 5, 5), (16, 8, 1, 1), (2, 16, 5, 5)
-    >>> lengths(ConvolutionProblem("f", *sizes, (1, 1), (0, 0), (1, 1), 1, "f16", False)).out_pixels
-    25
-    """
+    """The numbers of a problem."""
     groups, item = problem.groups, ITEM_BYTES[problem.kind]
     inner, outer, unit = problem.source[1] // groups, problem.out[1] // groups, 16 // item
     pixels, out_pixels, taps = (prod(size[2:]) for size in (problem.source, problem.out, problem.weight))
@@ -202,12 +192,6 @@ def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
     """The size with the most votes; different formulas may give the same size.
 
     Votes for Fourier transforms of a problem that cuDNN has no such plan for do not count: trees know no limits.
-
-    >>> copies, nothing = Formula(PLAIN, PLAIN, NONE, NONE, 0, 0, 0), Formula(NONE, NONE, NONE, NONE, 0, 0, 0)
-    >>> by_votes([(copies, 3.0), (nothing, 1.0)], Terms((0, 100), (0, 50), (0, 10), (0, 36), 2, 1))
-    Workspace(size=150, larger=150, guessed=True, surprise=40)
-    >>> by_votes([(copies, 2.0), (nothing, 98.0)], Terms((0, 100), (0, 50), (0, 10), (0, 36), 2, 1)).larger
-    150
     """
     shares = shares_of_votes(votes, parts)
     return by_shares(shares, max(shares, key=lambda size: (shares[size], size), default=0), parts)
@@ -216,13 +200,6 @@ def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
 def by_median(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
     """The median of the votes. It is the size that most votes name, if there is one. Formulas that are near each other
     share their votes, so a single one far off can have more than any of them.
-
-    >>> one, two, three, far = (Formula(NONE, NONE, NONE, NONE, 0, size, 0) for size in (90, 100, 110, 900))
-    >>> parts = Terms((0, 100), (0, 50), (0, 10), (0, 36), 2, 1)
-    >>> by_median([(one, 2.0), (two, 2.0), (three, 2.0), (far, 3.0)], parts)[:2]
-    (110, 900)
-    >>> by_median([(one, 2.0), (two, 2.0), (far, 5.0)], parts).size
-    900
     """
     shares = shares_of_votes(votes, parts)
     left = sum(shares.values()) / 2

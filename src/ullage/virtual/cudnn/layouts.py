@@ -58,11 +58,7 @@ def operand(tensor: torch.Tensor) -> Operand:
 
 
 def settings_of(arguments: Sequence[Any], dims: int) -> ConvolutionSettings:
-    """Settings from stride, padding, dilation, transposed, output_padding, groups; single numbers are spread.
-
-    >>> settings_of([[2], [1, 1], [1], False, [0], 1], 2).stride
-    (2, 2)
-    """
+    """Settings from stride, padding, dilation, transposed, output_padding, groups; single numbers are spread."""
     stride, padding, dilation, transposed, output_padding, groups = arguments
 
     def spread(values: Sequence[int]) -> tuple[int, ...]:
@@ -133,11 +129,7 @@ def laid_out(tensor: Operand, channels_last: bool) -> Operand:
 
 
 def output_size(source: Sequence[int], weight: Sequence[int], settings: ConvolutionSettings) -> tuple[int, ...]:
-    """ConvUtils.h, conv_output_size and conv_input_size.
-
-    >>> output_size((2, 3, 8, 8), (16, 3, 3, 3), ConvolutionSettings((2, 2), (1, 1), (1, 1), False, (0, 0), 1))
-    (2, 16, 4, 4)
-    """
+    """ConvUtils.h, conv_output_size and conv_input_size."""
     lengths = []
     for dim, length in enumerate(source[2:]):
         border = 2 * settings.padding[dim] - settings.dilation[dim] * (weight[2 + dim] - 1)

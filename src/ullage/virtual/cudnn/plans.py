@@ -21,6 +21,7 @@ Only the H200 was asked.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -50,15 +51,17 @@ MOST_UNITS = 1 << 20  # of what a product keeps: a tree names their number, plus
 _DEPTHWISE = 61  # a sliced engine for one channel in each group
 _UNPADDED = (39, 40)  # sliced engines whose tiles count the channels as they are
 
-# Rows and columns of a tile, by its number.
-_TILES = {
-    0: (128, 128), 1: (128, 64), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256), 7: (64, 128), 9: (64, 256),
-    16: (256, 32), 18: (64, 192), 20: (256, 96),
-}  # fmt: skip
-_SLICED_TILES = {
-    0: (128, 128), 2: (128, 32), 3: (256, 128), 5: (64, 64), 8: (64, 32), 10: (64, 16), 11: (32, 16), 12: (32, 32),
-    14: (16, 64), 23: (32, 128),
-}  # fmt: skip
+
+def _tiles(written: str) -> dict[int, tuple[int, int]]:
+    """Rows and columns of tiles by their numbers, written as "0:128x128"."""
+    found = re.findall(r"(\d+):(\d+)x(\d+)", written)
+    return {int(number): (int(rows), int(columns)) for number, rows, columns in found}
+
+
+_TILES = _tiles(
+    "0:128x128 1:128x64 3:256x128 4:256x64 5:64x64 6:128x256 7:64x128 9:64x256 16:256x32 18:64x192 20:256x96"
+)
+_SLICED_TILES = _tiles("0:128x128 2:128x32 3:256x128 5:64x64 8:64x32 10:64x16 11:32x16 12:32x32 14:16x64 23:32x128")
 MULTIPROCESSORS = 132
 _CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15, 12: 7, 14: 7, 16: 7}  # at once, by their size
 _DEPTH = 64  # of the products that a block adds at once
@@ -81,11 +84,7 @@ class EnginePlan(NamedTuple):
     knobs: dict[int, int]
 
     def allowed(self, kind: str, tf32: bool = True, deterministic: bool = False) -> bool:
-        """Whether PyTorch takes such a plan, see `CandidatePlan.allowed`.
-
-        >>> EnginePlan("d", 25, {}).allowed("f32", deterministic=True)
-        False
-        """
+        """Whether PyTorch takes such a plan, see `CandidatePlan.allowed`."""
         if deterministic and self.engine in _NOT_DETERMINISTIC[self.direction]:
             return False
         return tf32 or kind != "f32" or self.engine in _WITHOUT_TENSOR_CORES[self.direction]
@@ -230,11 +229,7 @@ def _packed_tiles(size: Lengths, rows: int, columns: int) -> int:
 
 
 def partial_bytes(plan: EnginePlan, cut: Grid, parts: int) -> int:
-    """Bytes of the partial sums of a plan, and of their counters.
-
-    >>> partial_bytes(EnginePlan("w", 49, {}), Grid(1, 1, 132, 512), 118)
-    60416
-    """
+    """Bytes of the partial sums of a plan, and of their counters."""
     if plan.engine in PRODUCT[plan.direction]:
         unit, count = divmod(parts, MOST_UNITS)
         return product_bytes(unit, count, cut.rows, cut.columns) if count else 0
@@ -254,9 +249,6 @@ def partial_bytes(plan: EnginePlan, cut: Grid, parts: int) -> int:
 def parts_by(plan: EnginePlan, cut: Grid, named: int) -> int:
     """The parts of a sum by the number that a tree names: a sliced kernel that does not say has one buffer, and a
     persistent one as many parts as the GPU has room for.
-
-    >>> parts_by(EnginePlan("f", 62, {}), Grid(tiles=5, clusters=17), AS_MANY_AS_FIT)
-    3
     """
     if plan.engine in PERSISTENT[plan.direction]:
         parts = cut.most_parts if named == AS_MANY_AS_FIT else named
@@ -299,11 +291,7 @@ _PRODUCT_TILES = ((64, 64), (128, 128), (128, 64), (64, 128), (256, 128), (128, 
 
 
 def output_length(source: Any, taps: Any, stride: Any, padding: Any, dilation: Any) -> Any:
-    """The length of a convolution's output.
-
-    >>> output_length(224, 7, 2, 3, 1)
-    112
-    """
+    """The length of a convolution's output."""
     return (source + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
 
 
@@ -320,26 +308,21 @@ def tree_inputs(problem: ConvolutionProblem, plan: EnginePlan, size: Lengths, cu
     flat = len(problem.weight) == 4
     filter_lengths = ((1,) if flat else ()) + problem.weight[2:]
     dims = 3 if not flat else 1 if problem.source[2] == problem.weight[2] == 1 else 2
-    numbers = [
-        problem.channels_last, KINDS.index(problem.kind), dims, size.wide > size.inner,
-        size.tall > size.outer, size.taps, size.pixels > 1, size.out_pixels > 1, size.groups, size.inner, size.outer,
-        size.batch, max(problem.stride), max(problem.dilation), max(problem.padding), size.inner & -size.inner,
-        size.outer & -size.outer, size.out_pixels & -size.out_pixels, size.pixels & -size.pixels, size.out_pixels,
-        size.pixels, size.inner * size.groups, size.outer * size.groups, *filter_lengths, cut.tiles > cut.clusters,
-        cut.tiles, cut.left, cut.most_parts, cut.steps, cut.steps // max(cut.most_parts, 1), cut.tiles // cut.clusters,
-        cut.clusters, parts > 0, problem.source[-1], problem.source[-2], problem.out[-1], size.inner - size.outer,
-        max(size.inner, size.outer),
-    ]  # fmt: skip
+    numbers = [problem.channels_last, KINDS.index(problem.kind), dims, size.wide > size.inner, size.tall > size.outer]
+    numbers += [size.taps, size.pixels > 1, size.out_pixels > 1, size.groups, size.inner, size.outer, size.batch]
+    numbers += [max(problem.stride), max(problem.dilation), max(problem.padding)]
+    numbers += [number & -number for number in (size.inner, size.outer, size.out_pixels, size.pixels)]
+    numbers += [size.out_pixels, size.pixels, size.inner * size.groups, size.outer * size.groups, *filter_lengths]
+    numbers += [cut.tiles > cut.clusters, cut.tiles, cut.left, cut.most_parts, cut.steps]
+    numbers += [cut.steps // max(cut.most_parts, 1), cut.tiles // cut.clusters, cut.clusters, parts > 0]
+    numbers += [problem.source[-1], problem.source[-2], problem.out[-1], size.inner - size.outer]
+    numbers.append(max(size.inner, size.outer))
     return [int(number) for number in numbers] + [plan.knobs.get(knob, -9) for knob in _SEEN_KNOBS]
 
 
 def row_of(problem: ConvolutionProblem) -> list[int]:
     """A problem as a row of whole numbers: dimensions, type, channels last, batch, channels and outputs of a group,
     groups; then three each of: source, filter, stride, padding, dilation.
-
-    >>> sizes = (2, 8, 5, 5), (16, 8, 1, 1), (2, 16, 5, 5)
-    >>> row_of(ConvolutionProblem("f", *sizes, (1, 1), (0, 0), (1, 1), 1, "f16", False))[:10]
-    [2, 1, 0, 2, 8, 16, 1, 1, 5, 5]
     """
     flat, groups = len(problem.source) == 4, problem.groups
     one, none = ((1,), (0,)) if flat else ((), ())

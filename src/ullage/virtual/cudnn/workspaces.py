@@ -101,13 +101,7 @@ class WorkspaceTrees(NamedTuple):
 
 
 def hash_of(problem: ConvolutionProblem) -> int:
-    """A hash that stays the same from run to run.
-
-    >>> sizes = (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8)
-    >>> layer = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", False)
-    >>> 0 <= hash_of(layer) < 2**HASH_BITS
-    True
-    """
+    """A hash that stays the same from run to run."""
     text = repr(tuple(problem)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> (64 - HASH_BITS)
 
@@ -381,12 +375,6 @@ def workspace(
     copies of all tensors in another layout.
 
     Not covered: double precision, which runs without tensor cores and is taken to need none.
-
-    >>> sizes = (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8)
-    >>> layer = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", False)
-    >>> found = workspace(layer, (8, 0), 108)
-    >>> 0 <= found.size <= found.larger
-    True
     """
     if problem.kind not in ITEM_BYTES:
         # Double precision was not measured. A bound allows for copies of all tensors.

@@ -14,7 +14,7 @@ import torch
 import torch.distributed
 
 from ullage.virtual.call.native import in_backward
-from ullage.virtual.call.registry import handler
+from ullage.virtual.call.plan import handler
 from ullage.virtual.distributed.groups import Groups, work_that_is_done
 from ullage.virtual.distributed.objects import vote_of_stages
 from ullage.virtual.distributed.pipeline_bubble import bubble_of_schedule
@@ -111,7 +111,7 @@ def _flatten(gpu: GPUState, name: str, args: tuple[Any, ...]) -> None:
     lists = args[0] if name == "allgather_" else args[1] if name == "reduce_scatter_" else ()
     for each in lists:
         if len({tensor.numel() for tensor in each}) == 1 and (size := sum(tensor.nbytes for tensor in each)):
-            gpu.memory.give_back(gpu.memory.take(size))
+            gpu.memory.take_in_turn(size)
 
 
 def move(gpu: GPUState, name: str, args: tuple[Any, ...], group: Any) -> None:

@@ -247,7 +247,7 @@ def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
         group = group or home.group.WORLD
         if groups.stand and groups.backend(group) == "nccl":
             groups.communicate(group)
-            gpu.memory.give_back(gpu.memory.take(4))
+            gpu.memory.take_in_turn(4)
             gpu.memory.read_back()
             return _done([]) if options.get("async_op") else None
         return barrier(group, *args, **options)

@@ -202,11 +202,7 @@ def _on_gpu(gpu: GPUState, groups: Any, group: Any, *sizes: int) -> Iterator[Non
 
 
 def size_of(obj: Any) -> int:
-    """The bytes of an object as PyTorch sends it, with those of tensors on the virtual GPU; 0 if it cannot be sent.
-
-    >>> 10 < size_of("hello") < 100
-    True
-    """
+    """The bytes of an object as PyTorch sends it, with those of tensors on the virtual GPU; 0 if it cannot be sent."""
     packer = _Packer(written := io.BytesIO())
     try:
         packer.dump(obj)

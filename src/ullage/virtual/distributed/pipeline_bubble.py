@@ -39,9 +39,6 @@ def bubble(order: Mapping[int, Sequence[tuple[str, int, int]]], rank: int) -> fl
 
     A pass begins when its rank is free and what it needs is there: from the stage before, or for gradients from the
     stage after. Stages are taken to be equal, and messages to take no time.
-
-    >>> bubble({0: [("F", 0, 0), ("B", 0, 0)], 1: [("F", 1, 0), ("B", 1, 0)]}, 0)
-    1.0
     """
     last = max((stage for passes in order.values() for _, stage, _ in passes), default=0)
     ends: dict[tuple[str, int, int], int] = {}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 
 from ullage.hardware import GPU
 from ullage.units import KIB, MIB
-from ullage.virtual.call.native import in_backward
+from ullage.virtual.call.native import thread_on_gpu
 from ullage.virtual.call.plan import CONVOLUTION, CUBLAS, CUBLAS_LT, CUDNN, tf32_for_convolutions
 from ullage.virtual.cudnn.formulas import ConvolutionProblem, Trial
 from ullage.virtual.memory.allocations import WORKSPACE
@@ -125,9 +124,9 @@ class Libraries:
     def _take_workspace(self, library: str, size_of: Callable[[], int], until: str) -> None:
         if until == TAKEN_EACH_TIME:
             if size := size_of():
-                self._memory.give_back(self._memory.take(size, WORKSPACE))
+                self._memory.take_in_turn(size, kind=WORKSPACE)
             return
-        key = (library, _thread(), self._memory.stream)
+        key = (library, thread_on_gpu(), self._memory.stream)
         if key not in self._workspaces:
             size = size_of()
             self._workspaces[key] = self._memory.take(size, WORKSPACE) if size else None
@@ -138,7 +137,7 @@ class Libraries:
         A thread has its own plans, and so has the one that runs the backward pass (aten/src/ATen/native/cudnn/
         Conv_v8.cpp, run_single_conv). A plan that there is no memory for gives way to one that takes less.
         """
-        memory, key = self._memory, (problem, trial, _thread())
+        memory, key = self._memory, (problem, trial, thread_on_gpu())
         if key not in self._plans:
             if not self._plans:
                 self._note("trials", TRIALS_NOTE)
@@ -149,7 +148,7 @@ class Libraries:
             memory.requests.note_possible_size(trial.winner.larger)
         while size:
             try:
-                memory.give_back(memory.take(size))
+                memory.take_in_turn(size)
                 break
             except torch.OutOfMemoryError:
                 memory.out_of_memory = None
@@ -186,7 +185,3 @@ class Libraries:
             if taken is not None:
                 self._memory.give_back(taken)
         self._workspaces.clear()
-
-
-def _thread() -> Any:
-    return "backward" if in_backward() else threading.get_ident()

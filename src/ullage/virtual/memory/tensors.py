@@ -80,13 +80,7 @@ def address_of(storage: Any) -> int:
 
 
 class DeviceMemory:
-    """Tensors and workspaces over one caching allocator.
-
-    >>> memory = DeviceMemory(CachingAllocator(1 << 30))
-    >>> tensor = memory.tensor((2, 3), (3, 1), torch.float32, 24)
-    >>> memory.allocator.allocated
-    512
-    """
+    """Tensors and workspaces over one caching allocator."""
 
     def __init__(
         self, allocator: CachingAllocator, context: int = 0, total: int = 0, keeps_history: bool = True
@@ -221,12 +215,6 @@ class DeviceMemory:
         with a workspace larger than all that is free on the card and than the largest cached block are left out, and
         what the allocator refuses is halved. `larger` is what the largest size may be. A job does not need this
         memory: the allocator's peaks stay as they are, and `tried` has those with it.
-
-        >>> memory = DeviceMemory(CachingAllocator(1 << 30))
-        >>> memory.try_out([3 << 30, 512 << 20, 1 << 20], room=1 << 30) >> 20
-        512
-        >>> memory.allocator.peak_reserved, memory.tried[1] >> 20
-        (0, 512)
         """
         with self._lock:
             allocator = self.allocator
@@ -267,6 +255,11 @@ class DeviceMemory:
         finally:
             if held:
                 self._lock.release()
+
+    def take_in_turn(self, *sizes: int, kind: int | None = None) -> None:
+        """Take each size and give it back before the next, as one kernel after another does."""
+        for nbytes in sizes:
+            self.give_back(self.take(nbytes, kind))
 
     def give_back(self, taken: AnyAllocation) -> None:
         """Free a block that `take` returned, or one that no tensor will give back."""

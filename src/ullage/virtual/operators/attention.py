@@ -185,12 +185,6 @@ def backward_tiling(size: int, dtype: torch.dtype, gpu: GPU, dropout: bool) -> _
     Kernels and their order are in mem_eff_attention/kernels/cutlassB.h. Tiles of 128 rows fit on data-centre cards of
     compute capability 8.0 and later and on Volta; Turing and the other cards have too little shared memory
     (kernels/generate_kernels.py says which). Compute capability 8.6 and 8.9 have one kernel more, for heads up to 96.
-
-    >>> from ullage.hardware import gpu
-    >>> backward_tiling(128, torch.float16, gpu("A100-40GB"), False)[:3]
-    (128, 128, True)
-    >>> backward_tiling(128, torch.float16, gpu("RTX-4090"), False)[:3]
-    (64, 64, False)
     """
     capability, half = gpu.capability, dtype is not torch.float32
     ampere, volta = capability >= (8, 0), (7, 0) <= capability < (7, 5)

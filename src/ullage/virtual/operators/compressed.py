@@ -109,7 +109,7 @@ def take_for_product(gpu: GPUState, count: int, products: int, rows: int) -> lis
 def _multiply(gpu: GPUState, rows: Any, dense: Any, out: Any) -> None:
     """SparseBlasImpl.cpp, spmm: matrices that are neither by rows nor by columns are copied."""
     target, other = _prepared(out), _prepared(dense)
-    _take(gpu, spmm_buffer(rows._nnz(), out.shape[1]))
+    gpu.memory.take_in_turn(spmm_buffer(rows._nnz(), out.shape[1]))
     del other, target
 
 
@@ -132,7 +132,7 @@ def addmv_out(gpu: GPUState, start: Any, matrix: Any, vector: Any, *, beta: Any 
         if beta != 0:
             out.copy_(start)
     target, other = (x if x.is_contiguous() else x.contiguous() for x in (out, vector))
-    _take(gpu, spmm_buffer(matrix._nnz(), columns=1))
+    gpu.memory.take_in_turn(spmm_buffer(matrix._nnz(), columns=1))
     del other, target
     gpu.memory.written(out)
     return out
@@ -145,14 +145,9 @@ def sampled_addmm(gpu: GPUState, source: Any, first: Any, second: Any, *, beta: 
     torch.empty(1, dtype=pointers.dtype, device=pointers.device)
     copied = pointers.clone(), indices.clone(), source.values().clone()
     one, other = _prepared(first), _prepared(second)
-    _take(gpu, 1)
+    gpu.memory.take_in_turn(1)
     del other, one
     return compressed(*copied, source.shape, source.layout)
-
-
-def _take(gpu: GPUState, size: int) -> None:
-    """The buffer that cuSPARSE asks for."""
-    gpu.memory.give_back(gpu.memory.take(size))
 
 
 def spmm_buffer(count: int, columns: int) -> int:

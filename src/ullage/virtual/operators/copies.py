@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from ullage.virtual.call.native import is_gpu
-from ullage.virtual.call.plan import contiguous_strides, is_contiguous, is_dense, span_of_elements, twin
-from ullage.virtual.call.registry import handler
+from ullage.virtual.call.plan import contiguous_strides, handler, is_contiguous, is_dense, span_of_elements, twin
 from ullage.virtual.operators import layouts
 from ullage.virtual.state import GPUState
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ullage.errors import UnsupportedOperation
-from ullage.virtual.call.registry import Handler
+from ullage.virtual.call.plan import Handler
 from ullage.virtual.state import GPUState
 
 OF_PYTORCH = ("aten", "prim", "prims", "higher_order")

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.call.plan import contiguous_strides
-from ullage.virtual.call.registry import handler
+from ullage.virtual.call.plan import contiguous_strides, handler
 from ullage.virtual.operators import sorting
 from ullage.virtual.operators.gradient_sums import called_by_engine
 from ullage.virtual.operators.sorting import radix_sort
@@ -68,9 +67,9 @@ def nonzero(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     _note_turns(gpu, source, "nonzero")
     size, stride = (count, source.dim()), (1, max(count, 1))  # CUDA writes it transposed
     counted = gpu.memory.take(_COUNT)
-    gpu.memory.give_back(gpu.memory.take(sorting.reduce(source.numel(), _COUNT, gpu.spec)))
+    gpu.memory.take_in_turn(sorting.reduce(source.numel(), _COUNT, gpu.spec))
     out = gpu.memory.tensor(size, stride, torch.int64, count * source.dim() * 8)
-    gpu.memory.give_back(gpu.memory.take(sorting.select(source.numel())))
+    gpu.memory.take_in_turn(sorting.select(source.numel()))
     gpu.memory.give_back(counted)
     if known is not None:
         gpu.values.set(out, known[0])

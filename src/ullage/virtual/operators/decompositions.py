@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ullage.virtual.call.registry import handler
+from ullage.virtual.call.plan import handler
 from ullage.virtual.operators import recurrent
 from ullage.virtual.releases import MEASURED, Release
-from ullage.virtual.state import GPUState
+from ullage.virtual.state import GPUState, gpus_in_use
 from ullage.virtual.whole_numbers import INT_MAX
 
 # Which kernel `scaled_dot_product_attention` takes: the first in order of preference whose conditions hold
@@ -46,13 +46,7 @@ class AttentionArguments(NamedTuple):
 def choose_attention_kernel(
     attention: AttentionArguments, capability: tuple[int, int], release: Release = MEASURED
 ) -> str:
-    """The kernel that a release takes on a GPU of this compute capability: "cudnn", "flash", "efficient" or "math".
-
-    >>> q = torch.empty(2, 8, 128, 64, dtype=torch.bfloat16)
-    >>> attention = AttentionArguments(q, q, q, None, 0.0, True, False)
-    >>> choose_attention_kernel(attention, (9, 0)), choose_attention_kernel(attention, (8, 0))
-    ('cudnn', 'flash')
-    """
+    """The kernel that a release takes on a GPU of this compute capability: "cudnn", "flash", "efficient" or "math"."""
     able = {CUDNN: _cudnn, FLASH: _flash_serves, EFFICIENT: _efficient}
     for name in _order(capability, release):
         if name == MATH:
@@ -186,7 +180,6 @@ def _mask_suits_cudnn(attention: AttentionArguments) -> bool:
 
 
 _aten = torch.ops.aten
-_gpus: list[GPUState] = []  # those in use, the innermost last
 
 
 def install(gpu: GPUState) -> Callable[[], None]:
@@ -197,10 +190,8 @@ def install(gpu: GPUState) -> Callable[[], None]:
         library.impl(name, function, "AutogradCUDA")
     _register_missing_kernels(library)
     remove_rnn = recurrent.install(gpu, library)
-    _gpus.append(gpu)
 
     def remove() -> None:
-        _gpus.remove(gpu)
         remove_rnn()
         library._destroy()
 
@@ -288,7 +279,7 @@ def scaled_dot_product_attention(
 ) -> Any:
     """attention.cpp, scaled_dot_product_attention"""
     attention = AttentionArguments(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    gpu = _gpus[-1]
+    gpu = gpus_in_use[-1]
     kernel = choose_attention_kernel(attention, gpu.spec.capability, gpu.release)
     gpu.attention_kernels.add(kernel)
     if kernel == CUDNN:  # it takes masks of flags as they are
@@ -415,7 +406,7 @@ def _self_attention(
     head = size // heads
     split = x.view(batch, length, heads, head).transpose(1, 2)
     asked = AttentionArguments(split, split, split, None, 0.0, False, False)
-    gpu = _gpus[-1]
+    gpu = gpus_in_use[-1]
     kernel = choose_attention_kernel(asked, gpu.spec.capability, gpu.release)
     if mask is None and head % 8 == 0 and kernel != MATH:
         packed = torch.nn.functional.linear(x, qkv_weight, qkv_bias)

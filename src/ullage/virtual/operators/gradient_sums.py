@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import _engine_run_backward as run_backward
 
-from ullage.virtual.call.plan import is_dense
-from ullage.virtual.call.registry import handler
+from ullage.virtual.call.plan import handler, is_dense
 from ullage.virtual.state import GPUState
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.call.plan import register
-from ullage.virtual.call.registry import handler
+from ullage.virtual.call.plan import handler, register
 from ullage.virtual.state import GPUState
 
 _Tensor = torch.Tensor

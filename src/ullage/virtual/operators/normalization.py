@@ -22,12 +22,14 @@ from ullage.virtual.call.plan import (
     accumulate_type,
     contiguous,
     fits_32_bits,
+    handler,
     kernel,
     like,
     new,
     suggested_format,
 )
 from ullage.virtual.operators.reductions import add_buffers, add_moments, sum_kind
+from ullage.virtual.state import GPUState
 from ullage.virtual.whole_numbers import ceil_div, last_power_of_two
 
 # layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel: above so many rows, blocks of 32 columns and 32 rows leave
@@ -164,11 +166,7 @@ def _channels_lie_together(tensor: torch.Tensor) -> bool:
 
 
 def blocks_along_rows(rows: int, channels: int) -> tuple[int, int]:
-    """How many blocks share the channels and the rows (Normalization.cuh, flexible_launch_configs).
-
-    >>> blocks_along_rows(32 * 14 * 14, 432)
-    (14, 25)
-    """
+    """How many blocks share the channels and the rows (Normalization.cuh, flexible_launch_configs)."""
     width = min(last_power_of_two(channels), _WIDTH)
     height = min(last_power_of_two(ceil_div(rows, _ROWS_A_THREAD)), _THREADS // width)
     if width * height != _THREADS:
@@ -294,11 +292,7 @@ def _tile(channels: int, rows: int) -> tuple[int, int]:
 
 
 def cudnn_workspace(size: Any, dtype: torch.dtype, forward: bool) -> int:
-    """Bytes of cuDNN's workspace for a channels-last tensor of this size.
-
-    >>> cudnn_workspace((8, 384, 20, 20), torch.float32, True)
-    155896
-    """
+    """Bytes of cuDNN's workspace for a channels-last tensor of this size."""
     channels, rows = size[1], math.prod(size) // max(1, size[1])
     width, height = _tile(channels, _FORWARD_ROWS.get(dtype, 64) if forward else _BACKWARD_ROWS)
     per_tile = 8 * width + (4 if forward else 0)
@@ -340,3 +334,31 @@ def cudnn_backward(call: Call) -> Plan:
 
 def _strides(source: torch.Tensor) -> tuple[int, ...]:
     return torch.empty(source.shape, device="meta", memory_format=suggested_format(source)).stride()
+
+
+# Operators of `torch.nn.SyncBatchNorm` (Normalization.cu): PyTorch infers no shapes for them.
+
+
+@handler("aten.batch_norm_stats.default", "aten.batch_norm_gather_stats_with_counts.default")
+def statistics(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The mean and the inverse deviation by channel, in the type that sums are made in."""
+    dtype = torch.float64 if args[0].dtype is torch.float64 else torch.float32
+    with gpu.counting():
+        return tuple(args[0].new_empty(args[0].shape[1], dtype=dtype) for _ in range(2))
+
+
+@handler("aten.batch_norm_elemt.default", "aten.batch_norm_backward_elemt.default")
+def elementwise(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The normalized input, or its gradient."""
+    with gpu.counting():
+        return torch.empty_like(args[0])
+
+
+@handler("aten.batch_norm_backward_reduce.default")
+def backward_sums(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Sums of gradients by channel; the gradients of the weights only where they are wanted."""
+    mean, weight, (inputs, weights, biases) = args[2], args[4], args[5:8]
+    like = mean if weight is None else weight
+    with gpu.counting():
+        made = [(mean, inputs), (mean, inputs), (like, weights), (like, biases)]
+        return tuple(torch.empty_like(each) if wanted else None for each, wanted in made)

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from ullage.virtual.call.native import view_without_data
-from ullage.virtual.call.plan import bytes_of, contiguous_strides
-from ullage.virtual.call.registry import HANDLERS, handler
+from ullage.virtual.call.plan import HANDLERS, bytes_of, contiguous_strides, handler
 from ullage.virtual.operators.recurrent_kernels import (
     GRU,
     LSTM,
@@ -316,7 +315,7 @@ class _Networks:
         """RNN.cpp, get_dropout_state: made at the first dropout, kept for ever."""
         if dropout > 0 and train and self._dropout_state is None:
             spec, memory = self._gpu.spec, self._gpu.memory
-            memory.give_back(memory.take(8))
+            memory.take_in_turn(8)
             size = (spec.sms or 1) * (spec.max_threads_per_sm or 2048) * _STATE_A_THREAD
             self._dropout_state = memory.tensor((size,), (1,), torch.uint8, size)
         return self._dropout_state

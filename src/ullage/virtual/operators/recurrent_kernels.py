@@ -78,19 +78,11 @@ class RecurrentNetwork:
         return total * self.directions
 
     def parameters(self) -> int:
-        """Elements of the flat buffer of weights: cuDNN has two biases for every gate, wanted or not.
-
-        >>> RecurrentNetwork(LSTM, 64, 128, 0, 1, 1, torch.float32, 20, 16, 320).parameters()
-        99328
-        """
+        """Elements of the flat buffer of weights: cuDNN has two biases for every gate, wanted or not."""
         return self.matrices() + 2 * _GATES[self.mode] * self.hidden * self.layers * self.directions
 
     def reserve(self) -> int:
-        """Bytes kept for the backward pass: gates, cells, what goes between layers, and masks of dropout.
-
-        >>> RecurrentNetwork(LSTM, 64, 128, 0, 1, 1, torch.float32, 20, 16, 320).reserve()
-        819456
-        """
+        """Bytes kept for the backward pass: gates, cells, what goes between layers, and masks of dropout."""
         unit = self.tokens * self.hidden * self.directions * self.dtype.itemsize
         gates = 6 if self.mode == GRU else _GATES[self.mode]
         size = _HEADER + _aligned(gates * unit * self.layers) + _aligned(unit * (self.layers - 1))
@@ -105,11 +97,7 @@ class RecurrentNetwork:
         return size
 
     def workspace(self, backward: bool = False) -> int:
-        """Bytes that every pass takes and gives back.
-
-        >>> RecurrentNetwork(LSTM, 64, 128, 0, 1, 1, torch.float32, 20, 16, 320).workspace()
-        12370304
-        """
+        """Bytes that every pass takes and gives back."""
         itemsize = self.dtype.itemsize
         elements = self._packed_elements() if self.packed else self._elements(backward)
         lengths = 0 if self.packed else _aligned(8 * self.batch)

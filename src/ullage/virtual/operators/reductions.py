@@ -38,11 +38,7 @@ class Iteration:
 def iterate(
     size: Sequence[int], stride: Sequence[int], dims: Sequence[int], itemsize: int, out_itemsize: int
 ) -> Iteration:
-    """Order and join the dimensions of a reduction over `dims` (TensorIteratorBase::reorder_dimensions, coalesce).
-
-    >>> iterate((8, 128, 512), (65536, 512, 1), (0, 1), 2, 2).shape
-    (1024, 512)
-    """
+    """Order and join the dimensions of a reduction over `dims` (TensorIteratorBase::reorder_dimensions, coalesce)."""
     rank = len(size)
     reduced = {dim % rank for dim in dims} if dims and rank else set(range(rank))
     out, step = [0] * rank, out_itemsize
@@ -129,12 +125,7 @@ class Kind:
 
 
 def buffer_sizes(iteration: Iteration, kind: Kind, sms: int, threads_per_sm: int = 2048) -> tuple[int, int] | None:
-    """Bytes of the buffer and of the counters in global memory, or `None` if no block shares its output.
-
-    >>> iteration = iterate((8, 128, 512), (65536, 512, 1), (0, 1), 2, 2)
-    >>> buffer_sizes(iteration, Kind(2, 4), 132)
-    (4194304, 16)
-    """
+    """Bytes of the buffer and of the counters in global memory, or `None` if no block shares its output."""
     total = math.prod(iteration.shape)
     pairs = zip(iteration.shape, iteration.output_strides, strict=True)
     outputs = math.prod(length for length, stride in pairs if stride)

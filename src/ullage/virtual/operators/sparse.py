@@ -20,12 +20,6 @@ _aten = torch.ops.aten
 _INDEX = 8  # bytes of an index
 
 
-def _taken(gpu: GPUState, *sizes: int) -> None:
-    """Temporaries that are taken and given back in turn."""
-    for size in sizes:
-        gpu.memory.give_back(gpu.memory.take(size))
-
-
 @own_kernel("aten._coalesce.default")
 def coalesce(gpu: GPUState, source: Any) -> Any:
     """SparseCUDATensor.cu, _coalesce_sparse_cuda: flat indices are sorted with their places, equal ones are summed."""
@@ -36,8 +30,8 @@ def coalesce(gpu: GPUState, source: Any) -> Any:
     flat = _flat_indices(gpu, source, clone=True)
     places = torch.empty(count, dtype=torch.int64, device=flat.device)
     offsets = torch.empty(count, dtype=torch.int64, device=flat.device)
-    _taken(gpu, sorting.merge_sort(count, _INDEX, _INDEX))
-    _taken(gpu, sorting.unique_by_key_in_place(count, _INDEX, gpu.spec))
+    gpu.memory.take_in_turn(sorting.merge_sort(count, _INDEX, _INDEX))
+    gpu.memory.take_in_turn(sorting.unique_by_key_in_place(count, _INDEX, gpu.spec))
     known = None if gpu.values.is_supposed(flat) else gpu.values.known(flat)
     if known is not None:
         kept = torch.unique(known)
@@ -200,7 +194,7 @@ def _multiply(gpu: GPUState, out: Any, start: Any, first: Any, second: Any, beta
     columns_of = torch.empty(count, dtype=torch.int32, device=out.device)
     by_column = out if out.stride() == (1, rows) else out.t().clone(memory_format=torch.contiguous_format)
     dense = second if _is_packed(second) else second.contiguous()
-    _taken(gpu, spmm_buffer(count, columns, out.element_size()))
+    gpu.memory.take_in_turn(spmm_buffer(count, columns, out.element_size()))
     del dense, by_column, columns_of, compressed
     gpu.memory.written(out)
     return out
@@ -239,7 +233,7 @@ def bmm(gpu: GPUState, first: Any, second: Any) -> Any:
     coalesced = first.coalesce()
     indices = coalesced._indices()
     narrow = indices[1].to(torch.int32), indices[2].to(torch.int32)
-    _taken(gpu, matrices * _INDEX)
+    gpu.memory.take_in_turn(matrices * _INDEX)
     del narrow, indices, coalesced, dense
     return out.transpose(1, 2)
 
@@ -395,11 +389,11 @@ def _add_pools(gpu: GPUState, source: Any, dim: int, count: int, width: int, bac
     taken = [gpu.memory.take(count * _INDEX)]
     gpu.memory.give_back(sizes)
     taken.append(gpu.memory.take(count * _INDEX))
-    _taken(gpu, sorting.merge_sort(count, _INDEX, 0))
+    gpu.memory.take_in_turn(sorting.merge_sort(count, _INDEX, 0))
     taken.append(gpu.memory.take(count * _INDEX))
-    _taken(gpu, sorting.unique_by_key_in_place(count, _INDEX, gpu.spec))
+    gpu.memory.take_in_turn(sorting.unique_by_key_in_place(count, _INDEX, gpu.spec))
     taken.append(gpu.memory.take(pools * _INDEX))
-    _taken(gpu, sorting.scan(pools, _INDEX))
+    gpu.memory.take_in_turn(sorting.scan(pools, _INDEX))
     if not backward:
         taken.append(gpu.memory.take(pools * width))
     for span in taken:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from ullage.virtual.call.native import same_memory
-from ullage.virtual.call.plan import contiguous_strides, span_of_elements
-from ullage.virtual.call.registry import handler
+from ullage.virtual.call.plan import contiguous_strides, handler, span_of_elements
 from ullage.virtual.state import GPUState
 
 

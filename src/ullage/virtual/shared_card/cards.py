@@ -42,15 +42,6 @@ os.register_at_fork(
 class Card:
     """One virtual card; `total` is what jobs can use, their contexts included. Made by `Cards`.
 
-    >>> import tempfile
-    >>> card = Cards.create(tempfile.mkdtemp(), "T4").cards[0]
-    >>> card.take(1 << 30), card.processes() == {os.getpid(): 1 << 30}
-    (True, True)
-    >>> card.take(card.total), card.free() == card.total - (1 << 30)
-    (False, True)
-    >>> card.give(1 << 30); card.processes()
-    {}
-
     Not covered: activity. Nothing is computed on a virtual card, so how busy it is stays unknown.
     """
 
@@ -100,13 +91,7 @@ class Card:
 
 
 class Cards:
-    """The cards of one folder.
-
-    >>> import tempfile
-    >>> made = Cards.create(tempfile.mkdtemp(), "2xA100-40GB")
-    >>> [(card.index, card.name, card.total // 2**20) for card in Cards.open(made.folder).cards]
-    [(0, 'A100-40GB', 40335), (1, 'A100-40GB', 40335)]
-    """
+    """The cards of one folder."""
 
     def __init__(self, folder: Path, cards: Sequence[Card]) -> None:
         self.folder, self.cards = folder, list(cards)

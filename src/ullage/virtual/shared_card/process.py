@@ -26,15 +26,7 @@ _NO_CONTEXT = (
 
 
 class SharedCard:
-    """One process's share of a card; the `Driver` of its allocator.
-
-    >>> import tempfile
-    >>> from ullage.virtual.shared_card.cards import Cards
-    >>> card = Cards.create(tempfile.mkdtemp(), "T4").cards[0]
-    >>> shared = SharedCard(card)
-    >>> shared.take_context(100), shared.take(50), card.used()
-    (None, True, 150)
-    """
+    """One process's share of a card; the `Driver` of its allocator."""
 
     def __init__(self, card: Card) -> None:
         self.card = card

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.backends import ContextProp
 
-from ullage.virtual.call.plan import RULES
-from ullage.virtual.call.registry import HANDLERS
+from ullage.virtual.call.plan import HANDLERS, RULES
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.state import GPUState
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.call.registry import handler
+from ullage.virtual.call.plan import handler
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.state import GPUState
 

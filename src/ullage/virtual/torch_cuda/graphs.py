@@ -7,7 +7,6 @@ functions of `torch._C` that are replaced here. Replaying a graph asks for no me
 from __future__ import annotations
 
 import itertools
-import threading
 from array import array
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 
 from ullage.allocator import PoolId
 from ullage.allocator.private_pools import NO_POOL
-from ullage.virtual.call.native import in_backward
+from ullage.virtual.call.native import thread_on_gpu
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.memory.allocations import WORKSPACE
 from ullage.virtual.state import GPUState, gpus_in_use
@@ -53,8 +52,8 @@ class Graphs:
 
     def in_this_thread(self, device: int, pool: PoolId) -> None:
         """Send the requests of this thread to a pool; backward passes have a thread of their own."""
-        thread = _thread()
-        self.pools.begin(pool, lambda stream: _thread() == thread)
+        thread = thread_on_gpu()
+        self.pools.begin(pool, lambda stream: thread_on_gpu() == thread)
 
     def on_this_stream(self, device: int, pool: PoolId) -> None:
         """Send the requests on the current stream to a pool."""
@@ -67,10 +66,6 @@ class Graphs:
             if segment["segment_pool_id"] == pool:
                 addresses |= {block["address"] for block in segment["blocks"] if block["state"] != "inactive"}
         return addresses
-
-
-def _thread() -> Any:
-    return "backward" if in_backward() else threading.get_ident()
 
 
 def _graphs() -> Graphs:
@@ -195,16 +190,5 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
             replacements.put_existing(home, name, function)
     replacements.put_existing(torch.cuda.memory, "MemPoolContext", lambda pool: None)  # up to PyTorch 2.7
     replacements.put(torch.cuda.graph, "default_capture_stream", None)
-    for name, kind, home in (("CUDAGraph", CUDAGraph, torch.cuda.graphs), ("MemPool", MemPool, torch.cuda.memory)):
-        original = getattr(home, name, None)
-        if original is None:  # MemPool came with PyTorch 2.5
-            continue
-        if original is not kind:
-            replacements.put(original, "__new__", staticmethod(_maker(kind)))
-        replacements.put(torch.cuda, name, kind)
-        replacements.put(home, name, kind)
-
-
-def _maker(kind: Any) -> Any:
-    """Code that imported the class before the `with` statement gets the same objects from it."""
-    return lambda cls, *args, **named: kind(*args, **named)
+    replacements.put_class((torch.cuda.graphs, torch.cuda), "CUDAGraph", CUDAGraph)
+    replacements.put_class((torch.cuda.memory, torch.cuda), "MemPool", MemPool)

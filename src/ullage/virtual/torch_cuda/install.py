@@ -7,11 +7,11 @@ replacements go into one list; leaving the `with` statement undoes them in rever
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 
 from ullage.virtual.call.replacements import Replacements
-from ullage.virtual.compiler import triton
-from ullage.virtual.compiler.install import install as install_compiler
+from ullage.virtual.compiler import dynamo, graph_trees, inductor, triton, without_triton
 from ullage.virtual.compiler.without_dynamo import no_compiler
 from ullage.virtual.distributed import collectives, groups  # noqa: F401  (the first registers its handlers)
 from ullage.virtual.state import GPUState
@@ -20,17 +20,25 @@ from ullage.virtual.torch_cuda import (
     bitsandbytes,
     device,
     graphs,
-    jiterator,
     memory,
-    nested,
     random,
     refusals,
     saving,
+    small_parts,
     streams,
-    targets,
     tensors,
     torchvision,
 )
+
+
+def install_compiler(gpu: GPUState, replacements: Replacements) -> None:
+    """Let `torch.compile` work on the virtual GPU; without Triton it runs the eager code."""
+    if importlib.util.find_spec("triton") is None:
+        without_triton.install(gpu, replacements)
+        return
+    for part in (graph_trees, inductor, dynamo):  # what was compiled is forgotten before the rest is taken away
+        part.install(gpu, replacements)
+
 
 _PARTS = (  # in this order: later ones build on what earlier ones put in place
     device.install,
@@ -49,9 +57,9 @@ _PARTS = (  # in this order: later ones build on what earlier ones put in place
     tensors.install_legacy_types,
     device.install_data_parallel,
     streams.install_threads,
-    jiterator.install,
-    nested.install,
-    targets.install,
+    small_parts.install_jiterator,
+    small_parts.install_nested,
+    small_parts.install_targets,
     refusals.install,
     groups.install,
     bitsandbytes.install,

@@ -18,7 +18,7 @@ from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ullage.virtual.call.native import backward_in_calling_thread, current_stream, when_sent_to_stream
-from ullage.virtual.call.registry import handler
+from ullage.virtual.call.plan import handler
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.distributed.ordering import Reached
 from ullage.virtual.memory.launch_clock import LAUNCH, LaunchClock
@@ -112,11 +112,7 @@ class CudaEvent(AnyEvent):
 
 
 def install_events(gpu: GPUState, replacements: Replacements) -> None:
-    original: Any = torch.cuda.Event
-    if original is not CudaEvent:  # code that imported the class before gets the same events from it
-        replacements.put(original, "__new__", staticmethod(lambda cls, *args, **named: CudaEvent(*args, **named)))
-    replacements.put(torch.cuda, "Event", CudaEvent)
-    replacements.put(torch.cuda.streams, "Event", CudaEvent)
+    replacements.put_class((torch.cuda, torch.cuda.streams), "Event", CudaEvent)
     replacements.put(torch, "Event", AnyEvent)
 
 
@@ -280,21 +276,9 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
             "_accelerator_setStream": lambda stream: streams.set_current(stream.stream_id),
         },
     )
-    # Code that imported the classes before the `with` statement gets the same streams from the old names.
-    for name, stand_in in (
-        ("Stream", CudaStream),
-        ("ExternalStream", CudaExternalStream),
-    ):
-        original = getattr(torch.cuda, name)
-        if original is not stand_in:
-            replacements.put(original, "__new__", _maker(stand_in))
-        replacements.put(torch.cuda, name, stand_in)
-        replacements.put(torch.cuda.streams, name, stand_in)
+    for name, kind in (("Stream", CudaStream), ("ExternalStream", CudaExternalStream)):
+        replacements.put_class((torch.cuda, torch.cuda.streams), name, kind)
     replacements.put(torch, "Stream", AnyStream)
-
-
-def _maker(kind: Any) -> Any:
-    return staticmethod(lambda cls, *args, **named: kind(*args, **named))
 
 
 for _kind, _name, _module in (

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.call.registry import handler
+from ullage.virtual.call.plan import handler
 from ullage.virtual.call.replacements import after_import
 from ullage.virtual.state import GPUState
 
@@ -54,8 +54,6 @@ def make_torchvision_importable() -> None:
     """Declare torchvision's operators if it is installed, not imported yet and its own library does not load.
 
     Looked at once in a process; torchvision itself is not imported.
-
-    >>> make_torchvision_importable()
     """
     global _looked
     if _looked:

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.call.plan import contiguous_strides, span_of_elements
-from ullage.virtual.call.registry import handler
+from ullage.virtual.call.plan import contiguous_strides, handler, span_of_elements
 from ullage.virtual.operators.copies import layout_of_copy
 from ullage.virtual.state import GPUState
 from ullage.virtual.values.known_values import LARGEST_KNOWN

@@ -134,15 +134,7 @@ class _Mark(NamedTuple):
 
 
 class OperatorCalls:
-    """Keeps the calls of the last steps of one virtual GPU.
-
-    >>> calls = OperatorCalls()
-    >>> for _ in range(2):
-    ...     calls.add_wait()
-    ...     calls.end_step()
-    >>> calls.step()["order"], calls.step()["calls"][0]["operator"]
-    ([0], 'cuda.synchronize')
-    """
+    """Keeps the calls of the last steps of one virtual GPU."""
 
     def __init__(self) -> None:
         self.stream = array("I")  # numbers of distinct calls, each with its pass in the lowest bits

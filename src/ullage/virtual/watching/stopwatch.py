@@ -8,14 +8,7 @@ from collections.abc import Iterator
 
 
 class Stopwatch:
-    """Adds up what happens inside its `running()`; what happens inside of that again counts once.
-
-    >>> watch = Stopwatch()
-    >>> with watch.running():
-    ...     began = watch.seconds >= 0
-    >>> began, watch.seconds >= 0
-    (True, True)
-    """
+    """Adds up what happens inside its `running()`; what happens inside of that again counts once."""
 
     def __init__(self) -> None:
         self._before = 0.0

@@ -1,21 +1,57 @@
-"""Nested tensors. Jagged ones are made of others and need no more than to know which attention kernels there are."""
+"""Small parts: `torch.cuda.jiterator`, targets of an adaptive softmax, and nested tensors."""
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
+from torch.cuda import jiterator
 
-from ullage.virtual.call.registry import handler
+from ullage.virtual.call.plan import handler, like, twin
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.state import GPUState
+from ullage.virtual.values.known_values import is_unknown
 
+# Which attention kernels there are for jagged tensors; they are made of others and need no more.
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 256
 
 
-def install(gpu: GPUState, replacements: Replacements) -> None:
+def install_jiterator(gpu: GPUState, replacements: Replacements) -> None:
+    """`torch.cuda.jiterator`: nothing is compiled; the outputs have the size and type that the inputs give."""
+
+    def call(self: Any, *tensors: torch.Tensor, **numbers: Any) -> Any:
+        gpu.operator = f"jiterator.{self.kernel_name}"
+        together = functools.reduce(torch.add, map(twin, tensors))
+        outputs = [gpu.memory.tensor(*like(together)) for _ in range(self.num_outputs)]
+        return outputs[0] if self.num_outputs == 1 else tuple(outputs)
+
+    replacements.put(jiterator._JittedFunction, "__call__", call)
+
+
+def install_targets(gpu: GPUState, replacements: Replacements) -> None:
+    """Give targets without data values where a loss splits them: each class gets the same share.
+
+    `AdaptiveLogSoftmaxWithLoss` computes each cluster of classes for its own rows, and refuses targets that do not add
+    up. Targets come from the CPU as a rule, and are known. Those that the GPU itself computed have no data.
+    """
+    forward = nn.AdaptiveLogSoftmaxWithLoss.forward
+
+    @functools.wraps(forward)
+    def split_evenly(self: Any, input_: torch.Tensor, target_: torch.Tensor) -> Any:
+        if is_unknown(target_):
+            gpu.note("values", "targets of an adaptive softmax have no data: each class was given the same share")
+            spread = torch.arange(target_.numel(), device="cpu") * self.n_classes // max(1, target_.numel())
+            target_ = gpu.values.tensor(spread.view(target_.shape).to(target_.dtype))
+        return forward(self, input_, target_)
+
+    replacements.put(nn.AdaptiveLogSoftmaxWithLoss, "forward", split_evenly)
+
+
+def install_nested(gpu: GPUState, replacements: Replacements) -> None:
     replacements.when_imported("torch.nested._internal.sdpa", lambda module: _answer(gpu, replacements, module))
 
 
