@@ -195,8 +195,8 @@ def worst_line(sets: Sequence[Shared]) -> str:
         value, one, place = max(found, key=lambda item: item[0])
         job = one.alone[place].rows[0]["job"]
         name = f"{str(job['model']).split(':')[-1]}, {job['opt']}"
-        parts.append(f"{words}, {value:.0f} times as long ({name}, beside {len(one.alone) - 1} others)")
-    return f"The longest step in company: {'; '.join(parts)}."
+        parts.append(f"{words}, {value:.0f} times as long ({name}, with {len(one.alone) - 1} others)")
+    return f"The longest step on a shared GPU: {'; '.join(parts)}."
 
 
 def _summary(sets: Sequence[Shared]) -> list[str]:

@@ -16,12 +16,12 @@ from ullage.text import plain, plain_values
 from ullage.units import parse_duration
 
 admin = typer.Typer(
-    help="Drain GPUs and resume them; make, list and revoke tokens for the HTTP API.",
+    help="Drain GPUs and resume them; create, list and revoke tokens for the HTTP API.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 token = typer.Typer(
-    help="Make, list and revoke tokens for the HTTP API.", no_args_is_help=True, rich_markup_mode="rich"
+    help="Create, list and revoke tokens for the HTTP API.", no_args_is_help=True, rich_markup_mode="rich"
 )
 admin.add_typer(token, name="token")
 
@@ -45,21 +45,21 @@ def drain(
     ] = None,
     until: Annotated[
         str | None,
-        typer.Option(help="Until when, in the same way.", metavar="TIME", show_default="'ullage admin resume'"),
+        typer.Option(help="Until when, in the same form.", metavar="TIME", show_default="'ullage admin resume'"),
     ] = None,
     allow: Annotated[
         list[str] | None,
         typer.Option(
-            help="Go on starting the jobs of this user, or of the group @NAME. Can be given more than once.",
+            help="Let jobs of this user, or of the group @NAME, start. Can be given more than once.",
             metavar="USER|@GROUP",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Give GPUs no new jobs, at once or for a time, but those of some users. Jobs that run there go on.
+    """Keep new jobs from GPUs, now or for a time, except those of some users. Running jobs continue.
 
-    Before the drain begins, no job is started there that might still run then: give jobs a time limit if they are to
-    use the GPUs before. Drains survive a restart of the daemon.
+    Before the drain begins, only jobs whose time limit ends in time start there. Drains survive a restart of the
+    daemon.
 
     Examples:
 
@@ -84,10 +84,10 @@ def drain(
 @admin.command()
 def resume(
     gpus: Cards,
-    later: Annotated[bool, typer.Option("--all", "-a", help="Take back the drains that have not begun too.")] = False,
+    later: Annotated[bool, typer.Option("--all", "-a", help="Also cancel drains that have not begun.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Give new jobs to drained GPUs again.
+    """Let new jobs start on drained GPUs again.
 
     Examples:
 
@@ -105,12 +105,12 @@ def resume(
 
 @token.command()
 def create(
-    name: Annotated[str, typer.Option("--name", "-N", help="A name to know it by.", metavar="NAME")] = "",
+    name: Annotated[str, typer.Option("--name", "-N", help="A name for the token.", metavar="NAME")] = "",
     scope: Annotated[
         str,
         typer.Option(
-            help="What it allows: read (see jobs and GPUs), submit (also submit and change jobs), or operate (all that "
-            "its user may do).",
+            help="Permissions: read (see jobs and GPUs), submit (also submit and change jobs), or operate (everything "
+            "that its user may do).",
             metavar="read|submit|operate",
             autocompletion=lambda: ["read", "submit", "operate"],
         ),
@@ -122,12 +122,12 @@ def create(
     user: Annotated[
         str | None,
         typer.Option(
-            "--user", "-u", help="Make it for another user. For operators.", metavar="NAME", show_default="you"
+            "--user", "-u", help="Create it for another user (operators only).", metavar="NAME", show_default="you"
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a token and print it. It is shown only this once.
+    """Create a token and print it, only this once.
 
     Examples:
 
@@ -149,7 +149,7 @@ def create(
 @token.command("list")
 def list_tokens(
     everybody: Annotated[
-        bool, typer.Option("--all", "-a", help="Show the tokens of all users. For operators.")
+        bool, typer.Option("--all", "-a", help="Show the tokens of all users (operators only).")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -190,7 +190,7 @@ def revoke(
     ],
     as_json: Json = False,
 ) -> None:
-    """Revoke tokens: they are worth nothing from now on.
+    """Revoke tokens.
 
     Examples:
 

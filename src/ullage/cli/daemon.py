@@ -77,9 +77,9 @@ def serve(
         ),
     ] = False,
 ) -> None:
-    """Run the manager: a daemon that runs submitted jobs on shared GPUs without overbooking their memory.
+    """Run the server that schedules jobs on this machine's GPUs.
 
-    It stays in the foreground. Ctrl-C ends it; running jobs go on, and the next daemon takes them over.
+    Ctrl-C stops the server but not its jobs; the next server adopts them.
 
     Examples:
 

@@ -36,20 +36,18 @@ def edit(
         bool,
         typer.Option(
             "--requeue",
-            help="Run jobs again that are over, or that run now; --hold and --memory go with it.",
+            help="Run finished or running jobs again; can be combined with --hold and --memory.",
         ),
     ] = False,
-    never_again: Annotated[
-        bool, typer.Option("--no-requeue", help="Start the job once only, whatever failure ends it.")
-    ] = False,
+    never_again: Annotated[bool, typer.Option("--no-requeue", help="Never start the job a second time.")] = False,
     as_json: Json = False,
     **fields: Any,
 ) -> None:
-    """Change jobs that wait, hold and release them, or run them again.
+    """Change, hold, release or requeue jobs.
 
-    Only what is named is changed. A job that runs cannot be changed. --requeue runs a job that is over again under its
-    number, as a new attempt, as if it had been submitted now; if its environment variables are not kept any more, it
-    gets those of this shell. A job that runs is stopped first. One that was submitted with --no-requeue is refused.
+    Changes only the named settings of waiting jobs. --requeue runs a finished job again under its number, with this
+    shell's environment variables if its own are gone. It stops a running job first, and refuses one submitted with
+    --no-requeue.
 
     Examples:
 

@@ -91,9 +91,9 @@ def queue(
     ] = None,
     every: Annotated[
         bool,
-        typer.Option("--all", "-a", help="Show all jobs: those of an array in rows of their own."),
+        typer.Option("--all", "-a", help="Show each array job in its own row."),
     ] = False,
-    over: Annotated[bool, typer.Option("--over", help="Show the jobs that are over, the latest first.")] = False,
+    over: Annotated[bool, typer.Option("--over", help="Show finished jobs, the latest first.")] = False,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -116,18 +116,18 @@ def queue(
         ),
     ] = None,
     gpus: Annotated[
-        bool, typer.Option("--show-gpus", help="Show the GPUs too: the memory that is used, promised and free.")
+        bool, typer.Option("--show-gpus", help="Also show the GPUs: used, promised and free memory.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the jobs that wait or run, or those that are over.
+    """List waiting and running jobs, or finished ones.
 
-    A waiting job shows why it waits, a running one where it runs, and whether it uses more than it was promised. Jobs
-    of an array that wait are one row, such as 12_[5-10000]; other commands take that name, too. A job that is over
-    shows how long it waited and ran, and why it ended.
+    Shows why each job waits, where it runs, and whether it exceeds its promise. Waiting array jobs share a row, such
+    as 12_[5-10000]; other commands accept that name. Finished jobs show how long they waited and ran, and why they
+    ended.
 
-    A long table goes through a pager (PAGER). Where the output is no terminal, each row is a line of plain values with
-    tabs between them: bytes, seconds, and seconds since 1970.
+    A long table goes through a pager (PAGER). In a pipe or a file, each row is a line of plain values separated by
+    tabs: bytes, seconds, and seconds since 1970.
 
     Examples:
 
@@ -223,7 +223,7 @@ def status(
 ) -> None:
     """Show everything about a job, or about the daemon.
 
-    With JOB: its command, its promise and where that comes from, and each attempt with how it ended. Without JOB: the
+    With JOB: its command, its promise and the source of that, and every attempt with its cause. Without JOB: the
     daemon's version, policy and number of jobs.
 
     Examples:
@@ -329,7 +329,7 @@ def logs(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print what a job has written so far.
+    """Print a job's output.
 
     Prints the newest attempt, from its beginning. In a terminal, the output of another user's job has ? for control
     characters, which could write anywhere on the screen.
@@ -351,7 +351,7 @@ def logs(
 
 
 def cancel(jobs: JobNumbers, as_json: Json = False) -> None:
-    """Cancel jobs: take them out of the queue, or stop them if they run.
+    """Cancel jobs: remove them from the queue, or stop them.
 
     A running job gets SIGTERM, and SIGKILL if it has not ended after a grace period.
 

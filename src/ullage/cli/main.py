@@ -52,7 +52,7 @@ _COMMANDS = {
         "lab": "lab",
     },
 }
-HELP = """Estimate how much GPU memory a training job takes, before it runs and without a GPU.
+HELP = """Estimate how much GPU memory a training job needs, before it runs and without a GPU.
 
 Examples:
 

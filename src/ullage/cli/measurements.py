@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from ullage.virtual.cudnn.formulas import ConvolutionProblem
 
 
-_EXAMPLES = """Run training on this machine's GPU and write down what it took.
+_EXAMPLES = """Run training on this machine's GPU and record its memory.
 
-WHAT is a file of runs (.jsonl, one a line: a configuration, or a script) or a training script (.py). 'cudnn' asks cuDNN
-instead which plans it has for convolutions, and how much workspace each would take: those of a script, or of a file
-with a problem a line, as --dry-run prints them. No tensor is needed, and nothing is run.
+WHAT is a file of runs (.jsonl, one a line: a configuration, or a script) or a training script (.py). 'cudnn' instead
+asks cuDNN for its plans and their workspaces, for the convolutions of a script or of a file that --dry-run printed,
+without running them.
 
-'context' tells what a process takes outside PyTorch's allocator on this GPU, bare and with the libraries in use, and
-prints the lines for a file of your own card.
+'context' measures a process's memory outside PyTorch's allocator, bare and with the libraries in use, and prints a
+file that describes your card.
 
 Examples:
 
@@ -58,9 +58,9 @@ def measure(
         Path | None, typer.Option(help="Keep the allocator's history of every run in this folder.", metavar="FOLDER")
     ] = None,
     cap: Annotated[
-        bool, typer.Option("--cap", help="Limit each run to the bound of its estimate, and say whether it survives.")
+        bool, typer.Option("--cap", help="Limit each run to its upper bound, and record whether it survives.")
     ] = False,
-    workers: Annotated[int, typer.Option(help="How many runs at once, at most.", metavar="N", min=1)] = 8,
+    workers: Annotated[int, typer.Option(help="Maximum number of concurrent runs.", metavar="N", min=1)] = 8,
     estimated: Annotated[
         bool, typer.Option("--estimate/--no-estimate", help="Estimate each run first, to know which fit side by side.")
     ] = True,
@@ -80,7 +80,7 @@ def measure(
     ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Run training on this machine's GPU and write down what it took."""
+    """Run training on this machine's GPU and record its memory."""
     from ullage.measuring import runs
 
     if what == Path("context"):
@@ -222,7 +222,7 @@ def _follow(found: Any, count: int, out: Path, as_json: bool) -> None:
 def diff(
     row: Annotated[str, typer.Argument(help="The id of a measured run.", metavar="RUN", show_default=False)],
     truth: Annotated[
-        Path, typer.Option(help="Measured runs (JSONL), with their histories beside the file.", metavar="FILE",
+        Path, typer.Option(help="Measured runs (JSONL), with their histories next to the file.", metavar="FILE",
                            show_default=False)
     ],
     gpu: MeasuredGpu = None,
@@ -230,7 +230,7 @@ def diff(
         int, typer.Option(help="How many requests to show before and after.", metavar="N", min=1)
     ] = 6,
 ) -> None:  # fmt: skip
-    """Show the first request in which the virtual run differs from the recorded one, and who asked.
+    """Show the first request in which the virtual run differs from the recorded one.
 
     Example:
 

@@ -52,9 +52,9 @@ def top(
         Path | None, typer.Option(help="Append each reading to this file, as a line of JSON.", metavar="FILE")
     ] = None,
 ) -> None:
-    """Show what the GPUs do now: memory, activity, power, temperature, clocks, PCIe, and the processes on them.
+    """Show live GPU activity, memory, power, temperature, clocks, PCIe and processes.
 
-    A value that is not known is shown as '-' (null in JSON), and a column that no GPU knows is left out. GRACT, SMACT,
+    '-' (null in JSON) means unknown; columns without any value are left out. GRACT, SMACT,
     SMOCC, DRAMA and TENSOR are means since the last reading.
 
     Examples:

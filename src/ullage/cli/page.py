@@ -27,25 +27,25 @@ def page(
         str, typer.Option(help="Listen on this port of 127.0.0.1, or on HOST:PORT.", metavar="[HOST:]PORT")
     ] = DEFAULT_LISTEN,
     url: Annotated[
-        str | None, typer.Option(help="Show the daemon whose HTTP API is there.", metavar="URL",
+        str | None, typer.Option(help="URL of the daemon's HTTP API.", metavar="URL",
                                  show_default="the API of your daemon")
     ] = None,
     scope: Annotated[
-        str, typer.Option(help="What whoever follows the printed link may do: read (see jobs and GPUs), submit (also "
-                          "change jobs), or operate (all that you may do).", metavar="read|submit|operate",
+        str, typer.Option(help="Permissions granted by the printed link: read (see jobs and GPUs), submit (also "
+            "change jobs) or operate (everything you may do).", metavar="read|submit|operate",
                           autocompletion=lambda: ["read", "submit", "operate"])
     ] = "submit",
     session: Annotated[
-        str, typer.Option(help="After this time, whoever signed in has to sign in again.", metavar="TIME")
+        str, typer.Option(help="Time after which users have to sign in again.", metavar="TIME")
     ] = "12h",
     of_daemon: Annotated[bool, typer.Option("--of-daemon", hidden=True)] = False,
 ) -> None:  # fmt: skip
     """Serve a web page that shows the GPUs, the queue and each job of a daemon, submits jobs and estimates.
 
-    It prints a link that signs you in: once, and within 10 minutes. Others sign in with a token from 'ullage admin
-    token create'. The daemon has to serve its API ('ullage serve --api 8600'). Ctrl-C ends the page, and not the
-    daemon. 'ullage serve --page 8601' runs the page beside the daemon, and ends it with the daemon. Where no daemon
-    runs, the page estimates models and scripts.
+    Prints a link that signs you in once, within 10 minutes. Others sign in with a token from 'ullage admin token
+    create'. The daemon must serve its API ('ullage serve --api 8600'). Ctrl-C ends the page but not the daemon.
+    'ullage serve --page 8601' runs the page together with the daemon. Without a daemon, the page only estimates
+    models and scripts.
 
     Examples:
 

@@ -66,7 +66,7 @@ def plan(
     workers: Annotated[
         int | None,
         option(
-            "How many rows are estimated at once.",
+            "Maximum number of concurrent estimates.",
             metavar="N",
             min=1,
             default="as many as there are cores and memory for",

@@ -26,7 +26,7 @@ def report(
     by: Annotated[
         str,
         typer.Option(
-            help="What rows are for: user, day, name, gpu, or several of them.",
+            help="Group rows by user, day, name, gpu, or several of them.",
             metavar="KEYS",
             autocompletion=completion.report_keys,
         ),
@@ -38,7 +38,7 @@ def report(
         ),
     ] = "7d",
     until: Annotated[
-        str | None, typer.Option(help="Until when, in the same way.", metavar="TIME", show_default="now")
+        str | None, typer.Option(help="Until when, in the same form.", metavar="TIME", show_default="now")
     ] = None,
     user: Annotated[
         str | None, typer.Option("--user", "-u", help="Show only the jobs of this user.", metavar="NAME")
@@ -46,11 +46,11 @@ def report(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what jobs took: GPU hours, memory promised and used, energy, waiting and failures.
+    """Report usage: GPU hours, memory promised and used, energy, waiting and failures.
 
-    "by part" counts each GPU by the part of its memory that was promised. "promised" and "used" are means over time, of
-    jobs whose use was seen. "waited" is the median, and what 90 % of the jobs did not exceed. Operators see all users.
-    Others see their own jobs, and more if the server's settings say so.
+    "by part" weights each GPU by the promised part of its memory. "promised" and "used" are means over time. "waited"
+    is the median and the 90th percentile. Operators see all users; others see their own jobs, and more if the
+    server's settings allow it.
 
     Examples:
 

@@ -67,11 +67,11 @@ def share(
 ) -> None:
     """Predict how fast jobs run when they share a GPU, and whether sharing is worth it.
 
-    A job is written as after 'ullage estimate', or as a command of Python. One of several words stands in quotes;
-    options outside of quotes are for all models. A job that is there twice is two copies of it.
+    Write each job as for 'ullage estimate', or as a Python command. Quote jobs with options; repeat a job for copies.
+    Options outside quotes apply to all models.
 
-    Under MPS kernels of all jobs run side by side. Time slicing, which is what happens without MPS, gives the GPU to
-    one process after the other. With MIG each job has a part of the GPU.
+    Under MPS, kernels of all jobs run side by side. Time slicing, the default without MPS, gives the GPU to one
+    process after the other. With MIG, each job has a part of the GPU.
 
     Examples:
 

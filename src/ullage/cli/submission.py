@@ -43,7 +43,7 @@ def submit(
     estimate_wait: Annotated[
         str | None,
         typer.Option(
-            help="Wait so long for the estimate, such as 30s, and print it.",
+            help="Wait at most this long for the estimate, such as 30s, and print it.",
             metavar="TIME",
             show_default="10s in a terminal",
         ),
@@ -52,8 +52,8 @@ def submit(
         bool,
         typer.Option(
             "--dry-run",
-            help="Only say what would become of the job now: where it would start, or why it would wait, and what it "
-            "would do to others. With --estimate-wait it is estimated first.",
+            help="Report where the job would start, or why it would wait; submit nothing. With --estimate-wait, "
+            "estimate it first.",
         ),
     ] = False,
     env: Annotated[
@@ -73,12 +73,12 @@ def submit(
 ) -> None:
     """Submit a job: a command after --, a job file, or a script.
 
-    Its GPU memory is estimated first. It starts when that much can be promised to it on a GPU. A script that fails when
-    it is estimated is held, and the failure is printed.
+    Ullage estimates its memory and starts it when a GPU has that much to promise. If the script fails during
+    estimation, Ullage holds the job and prints the error.
 
-    With --interactive (-i), the command gets this terminal once it runs; Ctrl-C takes it out of the queue, Ctrl-]
-    leaves it running, and 'ullage attach' comes back to it. Without a command that is your shell, which has a GPU to
-    itself unless --memory says how much of one it needs.
+    With --interactive (-i), the command gets this terminal once it runs. Ctrl-C removes it from the queue, Ctrl-]
+    detaches, and 'ullage attach' reconnects. Without a command, it is your shell, on a GPU of its own unless --memory
+    is given.
 
     Examples:
 

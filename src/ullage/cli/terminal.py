@@ -41,10 +41,9 @@ def attach(
         ),
     ],
 ) -> None:
-    """Sit down at the terminal of an interactive job.
+    """Connect to the terminal of an interactive job.
 
-    Waits until the job runs. Ctrl-] leaves it running; 'ullage attach' comes back to it. Exits with the job's exit
-    code.
+    Waits until the job runs. Ctrl-] detaches. Exits with the job's exit code.
 
     Examples:
 

@@ -121,7 +121,7 @@ class JobSpec(BaseModel):
     min_speed: Annotated[
         float | None,
         JobOption(
-            "Share a GPU only where the job keeps at least this much of its speed, such as 0.8.",
+            "Share a GPU only if the job keeps at least this share of its speed, such as 0.8.",
             "SHARE",
             RESOURCES,
             default="as the server has it",
@@ -184,13 +184,13 @@ class JobSpec(BaseModel):
     time_limit: Annotated[
         Seconds | None, JobOption("Stop the job after this long, such as 90m or 12h.", "TIME", SCHEDULE, letter="t")
     ] = Field(None, gt=0, le=3.2e9)
-    retries: Annotated[
-        Int, JobOption("If the job fails by itself, try it again up to this many times.", "N", RUN, default="0")
-    ] = Field(0, ge=0, le=1000)
+    retries: Annotated[Int, JobOption("Retry the job up to this many times if it fails.", "N", RUN, default="0")] = (
+        Field(0, ge=0, le=1000)
+    )
     requeue: Annotated[
         bool,
         JobOption(
-            "Whether the job may be started again, after whatever failure; with --no-requeue it is started once.",
+            "Whether the job may start again after a failure; with --no-requeue it starts once.",
             panel=RUN,
             default="requeue",
             off="no-requeue",
@@ -230,9 +230,7 @@ class JobSpec(BaseModel):
     ] = Field(None, gt=0, le=1 << 50)
     on_end: Annotated[
         list[_Text] | None,
-        JobOption(
-            "Run this command at the job's end, with what became of it as JSON on its standard input.", "COMMAND", RUN
-        ),
+        JobOption("Run this command at the job's end, with the result as JSON on its standard input.", "COMMAND", RUN),
     ] = Field(None, min_length=1, max_length=MOST_WORDS)
     umask: Int = Field(0o022, ge=0, le=0o777)
     interactive: Annotated[

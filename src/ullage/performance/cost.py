@@ -93,9 +93,7 @@ class Training:
     (True, False)
     """
 
-    epochs: float | None = described(
-        None, "How often the data is gone through.", metavar="N", default="1 with --samples"
-    )
+    epochs: float | None = described(None, "Number of epochs.", metavar="N", default="1 with --samples")
     samples: int | None = described(
         None, "Samples in an epoch.", metavar="N", default="the length of a script's DataLoader"
     )

@@ -58,8 +58,8 @@ def together(
 ) -> None:
     """Read jobs that share the GPU, time-sliced and under MPS, each also alone.
 
-    The sets are those that a list names beside its configurations ({"set": "pair", "jobs": ["a", "b"]}), or --sets
-    random ones. Type the same line again to go on. --rounds takes longer, and tells slowdowns more exactly.
+    A list names its sets ({"set": "pair", "jobs": ["a", "b"]}), or --sets draws random ones. Type the same line again
+    to continue. --rounds takes longer and measures slowdowns more precisely.
 
     Examples:
 
@@ -244,7 +244,7 @@ def dataset(
     ] = 1.0,
     readings: Annotated[
         int,
-        option("Read utilisation so many times, in rounds over runs; the middle reading counts.", metavar="N", min=1),
+        option("Number of readings of utilisation, in rounds over runs; the median counts.", metavar="N", min=1),
     ] = 1,
     every: Annotated[int, option("Take only every Nth configuration.", metavar="N", min=1)] = 1,
     timeout: Annotated[str, option("Give up on a run after this long, such as 90s or 10m.", metavar="TIME")] = "1m",

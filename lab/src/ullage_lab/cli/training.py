@@ -380,7 +380,7 @@ def convolutions(
     ] = False,
     add: Annotated[bool, option("With --trials: add trees to those in the folder. All of them vote.", "--add")] = False,
 ) -> None:
-    """Fit what estimates know of cuDNN's workspaces: a table of cuDNN's answers, and trees for all others.
+    """Fit the table and the trees of cuDNN's workspaces to cuDNN's answers.
 
     Needs scikit-learn.
 
