@@ -7,6 +7,7 @@ these too. Sizes are explicit in the settings: how a pyramid or an hourglass is 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -251,24 +252,24 @@ class TransformerBlock(nn.Module):
     def __init__(
         self,
         size: int,
-        heads: int,
         middle: int,
         dropout: float,
         act: str,
         norm_first: bool,
-        cross: bool,
-        projection: type[nn.Module],
+        conv1d: bool,
         causal: bool,
-        fused: bool,
-        eager: bool,
+        cross: bool,
+        **attention: Any,
     ) -> None:
         super().__init__()
+        projection: type[nn.Module] = Conv1D if conv1d else nn.Linear
+        attend = functools.partial(Attention, size, dropout=dropout, projection=projection, **attention)
         self.norm_first = norm_first
-        self.attention = Attention(size, heads, dropout, projection=projection, causal=causal, fused=fused, eager=eager)
+        self.attention = attend(causal=causal)
         self.after_attention = nn.Dropout(dropout)
         self.norm_attention = nn.LayerNorm(size)
         if cross:
-            self.cross = Attention(size, heads, dropout, projection=projection, fused=fused, eager=eager)
+            self.cross = attend()
             self.after_cross = nn.Dropout(dropout)
             self.norm_cross = nn.LayerNorm(size)
         self.wide = projection(size, middle)
@@ -294,40 +295,21 @@ class Transformer(nn.Module):
     """Token ids in; scores of classes out, or of the vocabulary at every place (`head="words"`)."""
 
     def __init__(
-        self,
-        kind: str,
-        vocabulary: int,
-        length: int,
-        size: int,
-        layers: int,
-        heads: int,
-        middle: int,
-        num_classes: int,
-        head: str,
-        dropout: float,
-        act: str,
-        norm_first: bool,
-        conv1d: bool,
-        fused: bool,
-        eager: bool,
+        self, kind: str, vocabulary: int, length: int, layers: int, num_classes: int, head: str, **block: Any
     ) -> None:
         super().__init__()
+        size = block["size"]
         self.kind, self.head = kind, head
         self.words = nn.Embedding(vocabulary, size)  # first: the number of ids is read off it
         self.places = nn.Parameter(torch.empty(length, size))
         nn.init.normal_(self.places, std=0.02)
-        self.dropout = nn.Dropout(dropout)
-        projection: type[nn.Module] = Conv1D if conv1d else nn.Linear
-
-        def block(causal: bool, cross: bool = False) -> TransformerBlock:
-            return TransformerBlock(
-                size, heads, middle, dropout, act, norm_first, cross, projection, causal, fused, eager
-            )
-
+        self.dropout = nn.Dropout(block["dropout"])
         encoders = {"encoder": layers, "decoder": 0, "hybrid": layers // 2}[kind]
-        self.encoder = nn.ModuleList(block(causal=False) for _ in range(encoders))
-        self.decoder = nn.ModuleList(block(causal=True, cross=encoders > 0) for _ in range(layers - encoders))
-        self.norm = nn.LayerNorm(size) if norm_first else nn.Identity()
+        self.encoder = nn.ModuleList(TransformerBlock(**block, causal=False, cross=False) for _ in range(encoders))
+        self.decoder = nn.ModuleList(
+            TransformerBlock(**block, causal=True, cross=encoders > 0) for _ in range(layers - encoders)
+        )
+        self.norm = nn.LayerNorm(size) if block["norm_first"] else nn.Identity()
         self.scores = nn.Linear(size, vocabulary if head == "words" else num_classes, bias=head != "words")
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -380,20 +362,7 @@ def transformer(
         raise InvalidValue(f"needed classes or words as the head of a transformer; found {head!r}")
     if size % heads:
         raise InvalidValue(f"needed a size that {heads} heads divide; found {size}")
+    block = {"size": size, "heads": heads, "middle": middle, "dropout": dropout, "act": act, "norm_first": norm_first}
     return Transformer(
-        kind,
-        vocabulary,
-        length,
-        size,
-        layers,
-        heads,
-        middle,
-        num_classes,
-        head,
-        dropout,
-        act,
-        norm_first,
-        conv1d,
-        fused,
-        eager,
+        kind, vocabulary, length, layers, num_classes, head, **block, conv1d=conv1d, fused=fused, eager=eager
     )
