@@ -80,27 +80,33 @@ def _counts(counts: dict[str, int]) -> str:
 def _clean_table(told: dict[str, Any]) -> Table:
     from ullage_lab.clean.measured_files import COMPARED, REASONS
 
-    table = Table(title=f"{told['kept']} runs: {told['file']}")
-    table.add_column("")
-    table.add_column("lines", justify="right")
-    table.add_column("")
-    table.add_row("read", str(told["read"]), f"from {len(told['files'])} files")
-    table.add_row("kept", str(told["kept"]), "")
-    table.add_row("joined", str(told["joined"]), "utilisation of a run whose memory was measured too")
-    for reason, count in told["dropped"].items():
-        table.add_row(f"dropped: {reason}", str(count), REASONS[reason])
+    rows = [
+        ("read", told["read"], f"from {len(told['files'])} files"),
+        ("kept", told["kept"], ""),
+        ("joined", told["joined"], "utilisation of a run whose memory was measured too"),
+        *((f"dropped: {reason}", count, REASONS[reason]) for reason, count in told["dropped"].items()),
+    ]
     if told["lent"]:
-        table.add_row("lent", str(told["lent"]), "shared a process: context of most runs of their family and precision")
+        rows.append(("lent", told["lent"], "shared a process: context of most runs of their family and precision"))
     if told["renamed"]:
-        table.add_row("renamed", str(told["renamed"]), "runs of different sets with the same id")
+        rows.append(("renamed", told["renamed"], "runs of different sets with the same id"))
     for name, apart in told["noise"].items():
         share = name in COMPARED
         median, most = (f"{100 * apart[word]:.1f} %" if share else f"{apart[word]:.1f} points" for word in apart)
-        table.add_row(
-            f"repeated: {name}", str(told["repeated"]), f"readings differ by {median}, at most {most} in 90 %"
-        )
-    for name, count in told["blanked"].items():
-        table.add_row(f"unknown: {name}", str(count), "not measured, or a figure that cannot be")
+        rows.append((f"repeated: {name}", told["repeated"], f"readings differ by {median}, at most {most} in 90 %"))
+    unknown = "not measured, or a figure that cannot be"
+    rows += [(f"unknown: {name}", count, unknown) for name, count in told["blanked"].items()]
+    table = _table(f"{told['kept']} runs: {told['file']}", "", "lines>", "")
+    for what, count, text in rows:
+        table.add_row(what, str(count), text)
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A table; a column whose name ends with > stands at the right."""
+    table = Table(title=title)
+    for name in columns:
+        table.add_column(name.removesuffix(">"), justify="right" if name.endswith(">") else "left")
     return table
 
 
@@ -151,10 +157,7 @@ def show(
 
 
 def _overview(found: dict[str, Any]) -> Table:
-    table = Table(title=f"{found['rows']} runs: {found['file']}")
-    table.add_column("")
-    for name in found["families"]:
-        table.add_column(name, justify="right")
+    table = _table(f"{found['rows']} runs: {found['file']}", "", *(f"{name}>" for name in found["families"]))
     parts = list(found["families"].values())
     for key, title in (("rows", "runs"), ("with_memory", "memory measured"), ("with_utilization", "utilisation read")):
         table.add_row(title, *(str(part[key]) for part in parts))
@@ -187,10 +190,8 @@ _FIGURES = {
 
 def _readings(kinds: dict[str, Any]) -> Table:
     """Step time and activity of runs that were read alone, by kind of model."""
-    table = Table(title="read alone: half of the runs lie below the middle figure, a tenth beyond each other one")
-    table.add_column("")
-    for kind in kinds:
-        table.add_column(kind, justify="right")
+    title = "read alone: half of the runs lie below the middle figure, a tenth beyond each other one"
+    table = _table(title, "", *(f"{kind}>" for kind in kinds))
     table.add_row("runs", *(str(part["rows"]) for part in kinds.values()))
     table.add_row("families", *(str(part["families"]) for part in kinds.values()))
     table.add_row("for testing", *(f"{part['test_rows']}\nof {len(part['test_families'])}" for part in kinds.values()))
@@ -217,11 +218,7 @@ def _shares(counts: dict[str, int], rows: int) -> list[str]:
 
 def _classes(name: str, part: dict[str, Any]) -> Table:
     """Bars for classes of 1 GiB, and the share of each class of 8 GiB beside its first."""
-    table = Table(title=f"{name}: memory of the process, by classes of 1 and 8 GiB")
-    table.add_column("GiB", justify="right")
-    table.add_column("runs", justify="right")
-    table.add_column("")
-    table.add_column("8 GiB", justify="right")
+    table = _table(f"{name}: memory of the process, by classes of 1 and 8 GiB", "GiB>", "runs>", "", "8 GiB>")
     small, large = part["classes_1gib"], part["classes_8gib"]
     shown = dict(list(small.items())[:_MOST_CLASSES])
     most, before = max(shown.values(), default=1), None

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ullage.cli.options import option, with_options
 from ullage.cli.progress import Following, following
-from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue
 from ullage.units import format_bytes, format_duration
 from ullage.virtual.releases import as_measured
 from ullage_lab.cli.ranking import RankingPlan, rank_estimators
-from ullage_lab.cli.scores import NAMES, print_noise_of_turns, print_table7, print_utilization, share_of_one
+from ullage_lab.cli.scores import (
+    NAMES,
+    print_noise_of_turns,
+    print_rows,
+    print_table7,
+    print_utilization,
+    share_of_one,
+)
 
 if TYPE_CHECKING:
     from ullage_lab.train.protocol import Examples
@@ -112,7 +117,7 @@ def _learned(
     elif what == "utilization":
         evaluate_utilization(data, weights, resume, as_json)
     else:
-        evaluate_gpumemnet(Table2Plan(data=data, weights=weights, retrain=retrain, as_json=as_json))
+        evaluate_gpumemnet(data, weights, retrain, as_json)
 
 
 # `ullage lab evaluate gpumemnet`: the paper's Table 2 again, on one's own data.
@@ -123,30 +128,19 @@ _NETWORKS = ("mlp", "transformer")
 LEARNED_METHODS = ("gpumemnet", "gpuutilnet", "utilization")
 
 
-@dataclass(frozen=True)
-class Table2Plan:
-    """What the command line asked for."""
-
-    data: list[Path] = field(default_factory=list)
-    weights: Path | None = None
-    retrain: bool = False
-    seed: int = 1
-    as_json: bool = False
-
-
-def evaluate_gpumemnet(plan: Table2Plan) -> None:
+def evaluate_gpumemnet(data: list[Path], weights: Path | None, retrain: bool, as_json: bool) -> None:
     """Judge both estimators on every family in the data, and print the lines beside the paper's."""
-    files = _data_files("gpumemnet", plan.data)
-    if plan.weights is not None and not plan.weights.is_dir():
+    files = _data_files("gpumemnet", data)
+    if weights is not None and not weights.is_dir():
         raise InvalidValue(
-            f"--weights: needed a folder of files that 'ullage lab train gpumemnet' wrote; found {plan.weights}"
+            f"--weights: needed a folder of files that 'ullage lab train gpumemnet' wrote; found {weights}"
         )
     lines: list[Table2Line] = []
     with following(f"reading {files[0].name}", stoppable=True) as going:
         for file in files:
-            for found in _lines(file, plan, going):
+            for found in _lines(file, weights, retrain, going):
                 lines += found
-    if plan.as_json:
+    if as_json:
         print(json.dumps([asdict(line) for line in lines]))
     elif lines:
         print_lines(lines)
@@ -162,77 +156,62 @@ def _data_files(method: str, given: list[Path]) -> list[Path]:
     return given or [SHIPPED_DATA]
 
 
-def _lines(file: Path, plan: Table2Plan, going: Following) -> Iterator[list[Table2Line]]:
+def _lines(file: Path, weights: Path | None, retrain: bool, going: Following) -> Iterator[list[Table2Line]]:
     """The lines of each family and network of a file, as they come."""
     from ullage_lab.train.protocol import examples_of, read_rows
 
     rows = read_rows(file)
     families = list(dict.fromkeys(str(row["family"]) for row in rows))
-    going.begin("judging gpumemnet", None if plan.retrain else len(families) * len(_NETWORKS))
+    going.begin("judging gpumemnet", None if retrain else len(families) * len(_NETWORKS))
     for family in families:
         going.doing(f"reading the jobs of {NAMES.get(family, family)}s")
         examples = examples_of([row for row in rows if row["family"] == family])
         for network in _NETWORKS:
             going.doing(f"{NAMES.get(family, family)}s by the {NAMES[network]}")
-            yield _judged(examples, family, network, plan, going)
+            yield _judged(examples, family, network, weights, retrain, going)
             going.step()
 
 
-def _judged(examples: Examples, family: str, estimator: str, plan: Table2Plan, going: Following) -> list[Table2Line]:
+def _judged(
+    examples: Examples, family: str, estimator: str, weights: Path | None, retrain: bool, going: Following
+) -> list[Table2Line]:
     from ullage_lab.train.table2 import retrained_lines, shipped_lines
 
-    if not plan.retrain:
-        return shipped_lines(examples, family, estimator, plan.weights)
+    if not retrain:
+        return shipped_lines(examples, family, estimator, weights)
 
     def named(name: str, steps: int) -> None:
         going.begin(f"{family} {estimator}, {name}", steps)
 
-    return retrained_lines(examples, family, estimator, seed=plan.seed, begin=named, notify=going.step)
+    return retrained_lines(examples, family, estimator, seed=1, begin=named, notify=going.step)
 
 
 def print_lines(lines: list[Table2Line]) -> None:
     """The table, beside the paper's."""
-    heads = (
-        "data",
-        "GPU",
-        "estimator",
-        "bin",
-        "rows",
-        "paper",
-        "here",
-        "folds",
-        "F1 paper",
-        "F1 here",
-        "too low",
-        "too high",
-        "one job",
-    )
-    rows = []
-    for line in lines:
-        rows.append(
-            [
-                NAMES.get(line.family, line.family),
-                line.gpu,
-                NAMES[line.estimator],
-                format_bytes(line.bin),
-                str(line.rows),
-                share_of_one(line.paper),
-                share_of_one(line.accuracy),
-                share_of_one(line.validation),
-                share_of_one(line.paper_f1),
-                share_of_one(line.f1),
-                f"{line.under:.1%}",
-                f"{line.over:.1%}",
-                format_duration(line.seconds),
-            ]
-        )
-    give_way = ("GPU", "too high", "F1 paper", "F1 here", "rows", "folds", "one job")
-    print(fitted(heads, rows, give_way=give_way, left=("GPU", "estimator")))
-    Console().print(
+    rows = [
+        {
+            "data": NAMES.get(line.family, line.family),
+            "GPU": line.gpu,
+            "estimator": NAMES[line.estimator],
+            "bin": format_bytes(line.bin),
+            "rows": str(line.rows),
+            "paper": share_of_one(line.paper),
+            "here": share_of_one(line.accuracy),
+            "folds": share_of_one(line.validation),
+            "F1 paper": share_of_one(line.paper_f1),
+            "F1 here": share_of_one(line.f1),
+            "too low": f"{line.under:.1%}",
+            "too high": f"{line.over:.1%}",
+            "one job": format_duration(line.seconds),
+        }
+        for line in lines
+    ]
+    note = (
         "here: accuracy on the held-out 30 %; folds: mean of 3-fold cross-validation on the rest, a new network in "
-        "each; one job: the processor's time for the longest one, on one core (paper: at most 32 ms)",
-        highlight=False,
+        "each; one job: the processor's time for the longest one, on one core (paper: at most 32 ms)"
     )
+    give_way = ("GPU", "too high", "F1 paper", "F1 here", "rows", "folds", "one job")
+    print_rows(rows, note, give_way=give_way, left=("GPU", "estimator"))
 
 
 def evaluate_gpuutilnet(data: list[Path], weights: Path | None, retrain: bool, as_json: bool) -> None:

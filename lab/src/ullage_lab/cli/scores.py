@@ -19,32 +19,40 @@ if TYPE_CHECKING:
 NAMES = {"mlp": "MLP", "cnn": "CNN", "transformer": "Transformer"}
 
 
+def print_rows(
+    rows: Sequence[Mapping[str, str]], note: str = "", give_way: Sequence[str] = (), left: Sequence[str] = ()
+) -> None:
+    """Print a table whose columns are the keys of its rows, and what they mean."""
+    if rows:
+        print(fitted(list(rows[0]), [list(row.values()) for row in rows], give_way=give_way, left=left))
+    if note:
+        Console().print(note, highlight=False)
+
+
 def print_table7(lines: list[Table7Line], as_json: bool) -> None:
     """The table, with the accuracy of always telling the most frequent class."""
     if as_json:
         print(json.dumps([asdict(line) for line in lines]))
         return
-    heads = ("data", "metric", "rows", "constant", "paper", "here", "high", "recall paper", "recall here")
     rows = [
-        [
-            NAMES[line.family],
-            line.metric.upper(),
-            str(line.rows),
-            share_of_one(line.constant),
-            share_of_one(line.paper),
-            share_of_one(line.accuracy),
-            str(line.high),
-            share_of_one(line.paper_recall),
-            share_of_one(line.recall),
-        ]
+        {
+            "data": NAMES[line.family],
+            "metric": line.metric.upper(),
+            "rows": str(line.rows),
+            "constant": share_of_one(line.constant),
+            "paper": share_of_one(line.paper),
+            "here": share_of_one(line.accuracy),
+            "high": str(line.high),
+            "recall paper": share_of_one(line.paper_recall),
+            "recall here": share_of_one(line.recall),
+        }
         for line in lines
     ]
-    print(fitted(heads, rows, left=("metric",)))
-    Console().print(
+    note = (
         "here: accuracy on rows that were held out; constant: that of always telling the most frequent class; high: "
-        "rows in the high class, and the share of them that was told (recall)",
-        highlight=False,
+        "rows in the high class, and the share of them that was told (recall)"
     )
+    print_rows(rows, note, left=("metric",))
 
 
 def print_utilization(lines: list[UtilizationLine], together: list[SharingLine], as_json: bool) -> None:
@@ -52,47 +60,48 @@ def print_utilization(lines: list[UtilizationLine], together: list[SharingLine],
     if as_json:
         print(json.dumps({"alone": [asdict(one) for one in lines], "together": [asdict(one) for one in together]}))
         return
-    heads = ("figure", "runs", "count", "here", "constant", "published", "high told")
     rows = [
-        [
-            line.figure,
-            NAMES.get(line.runs, line.runs),
-            str(line.count),
-            *(_figure(value, line.unit) for value in (line.value, line.constant, line.published)),
-            "" if not line.high or line.recall is None else f"{round(line.recall * line.high)} of {line.high}",
-        ]
+        {
+            "figure": line.figure,
+            "runs": NAMES.get(line.runs, line.runs),
+            "count": str(line.count),
+            "here": _figure(line.value, line.unit),
+            "constant": _figure(line.constant, line.unit),
+            "published": _figure(line.published, line.unit),
+            "high told": ""
+            if not line.high or line.recall is None
+            else f"{line.recall * line.high:.0f} of {line.high}",
+        }
         for line in lines
     ]
-    if rows:
-        print(fitted(heads, rows, left=("runs",), give_way=("count",)))
-    if together:
-        print_sharing(together)
-    Console().print(
+    print_rows(rows, left=("runs",), give_way=("count",))
+    print_sharing(together)
+    note = (
         "here: on families of models that were left out of the fit; constant: the same for a guess that looks at "
         "nothing, the median or the most frequent class of the other families; high told: how many of the runs in the "
         "high class were told to be there (recall); published: NeuSight's step times of Transformers, and GPUUtilNet's "
-        "classes, on other GPUs and jobs",
-        highlight=False,
+        "classes, on other GPUs and jobs"
     )
+    print_rows([], note)
 
 
 def print_sharing(lines: Sequence[SharingLine]) -> None:
     """How good the model of sharing is, beside a guess that does not look at the jobs."""
-    heads = ("figure", "way", "sets", "count", "jobs alone", "here", "constant", "always yes", "published")
     rows = [
-        [
-            line.figure,
-            line.how,
-            line.sets,
-            str(line.count),
-            line.inputs,
-            f"{line.value:.1%}",
-            f"{line.constant:.1%}",
-            *("" if value is None else f"{value:.1%}" for value in (line.always_yes, line.published)),
-        ]
+        {
+            "figure": line.figure,
+            "way": line.how,
+            "sets": line.sets,
+            "count": str(line.count),
+            "jobs alone": line.inputs,
+            "here": _figure(line.value),
+            "constant": _figure(line.constant),
+            "always yes": _figure(line.always_yes),
+            "published": _figure(line.published),
+        }
         for line in lines
     ]
-    print(fitted(heads, rows, left=("way", "sets", "jobs alone"), give_way=("always yes", "published", "count")))
+    print_rows(rows, left=("way", "sets", "jobs alone"), give_way=("always yes", "published", "count"))
 
 
 def print_noise_of_turns(noise: Mapping[str, float]) -> None:
@@ -101,7 +110,7 @@ def print_noise_of_turns(noise: Mapping[str, float]) -> None:
         print(f"{how}: drawn again from the turns they were read in, measured slowdowns move by {share:.1%}")
 
 
-def _figure(value: float | None, unit: str) -> str:
+def _figure(value: float | None, unit: str = "%") -> str:
     if value is None:
         return ""
     return f"{value:.1f} points" if unit == "points" else f"{value:.1%}"

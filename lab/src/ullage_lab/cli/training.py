@@ -14,9 +14,8 @@ from ullage.cli.completion import FAMILIES
 from ullage.cli.measured_files import check_file
 from ullage.cli.options import Json, Seed, option
 from ullage.cli.progress import following
-from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UnknownName
-from ullage_lab.cli.scores import print_noise_of_turns, print_sharing, print_table7, print_utilization
+from ullage_lab.cli.scores import print_noise_of_turns, print_rows, print_sharing, print_table7, print_utilization
 
 if TYPE_CHECKING:
     from ullage_lab.train.protocol import Trained
@@ -259,12 +258,16 @@ def check_family(family: str) -> None:
 
 
 def _print_trained(result: Trained, out: Path) -> None:
-    lines = []
+    columns = {"accuracy": "accuracy", "precision": "precision", "recall": "recall", "F1": "f1"}
+    columns |= {"too low": "under", "too high": "over"}
     parts = [(f"fold {number}", one) for number, one in enumerate(result.validation, 1)] + [("test", result.test)]
-    for name, one in parts:
-        values = (one.accuracy, one.precision, one.recall, one.f1, one.under, one.over)
-        lines.append([name, str(one.rows), *(f"{value:.3f}" for value in values)])
-    print(fitted(["part", "rows", "accuracy", "precision", "recall", "F1", "too low", "too high"], lines))
+    print_rows(
+        [
+            {"part": name, "rows": str(one.rows)}
+            | {head: f"{getattr(one, column):.3f}" for head, column in columns.items()}
+            for name, one in parts
+        ]
+    )
     print(f"weights: {out} ({out.stat().st_size >> 10} KiB)")
 
 
@@ -316,14 +319,15 @@ def fast(
 
 
 def _print_fast(card: dict[str, Any], out: Path) -> None:
-    heads = ("jobs", "count", "median error", "mean", "too low", "below bound", "bound above", "formula alone")
-    lines = []
-    for name in ("generated", "real"):
-        found = card[name]
-        if found:
-            columns = ("median", "mean", "under", "covered", "bound_above", "formula_median")
-            lines.append([name, str(found["jobs"]), *(f"{found[column]:.1%}" for column in columns)])
-    print(fitted(heads, lines, give_way=("formula alone", "mean")))
+    columns = {"median error": "median", "mean": "mean", "too low": "under", "below bound": "covered"}
+    columns |= {"bound above": "bound_above", "formula alone": "formula_median"}
+    rows = [
+        {"jobs": name, "count": str(card[name]["jobs"])}
+        | {head: f"{card[name][column]:.1%}" for head, column in columns.items()}
+        for name in ("generated", "real")
+        if card[name]
+    ]
+    print_rows(rows, give_way=("formula alone", "mean"))
     print("reserved memory; every job judged by trees that had not seen its group (a family of real models)")
     print(f"trees: {out} ({out.stat().st_size >> 10} KiB)")
 
