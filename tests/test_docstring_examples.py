@@ -9,11 +9,8 @@ from tests.test_rooms import FILES, module_of
 # Whole estimates and trainings, which other tests make too.
 LONG = {
     "estimation.asking",
-    "ullage_lab.estimators.xmem.estimator",
     "estimation.largest_batch",
     "estimation.planning.asking",
-    "ullage_lab.draw.configurations",
-    "ullage_lab.train.folds",
     "ullage_lab.train.protocol",
 }
 WITH_EXAMPLES = [name for name, file in FILES.items() if ">>> " in file.read_text()]

@@ -12,11 +12,6 @@ from ullage.performance.step import StepCalls
 def step_of(request: JobRequest, gpu: str | GPU = "H200") -> StepCalls:
     """Follow a request on a virtual GPU and return the calls of a steady training step.
 
-    >>> from ullage.jobs import Model
-    >>> step = step_of(JobRequest(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2)))
-    >>> step.steady, step.counts()["aten.addmm.default"]
-    (True, 1)
-
     Not covered: steps that never repeat; the last one is returned then, and `steady` is false.
     """
     spec = find_gpu(gpu)

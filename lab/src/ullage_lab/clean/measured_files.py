@@ -93,11 +93,7 @@ class CleaningReport:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it.
-
-        >>> CleaningReport(read=2, kept=1, dropped=[Dropped("a", FAILED, "killed", "m.jsonl")]).to_dict()["dropped"]
-        {'failed': 1}
-        """
+        """As JSON has it."""
         lines = [vars(one) for one in self.dropped]
         return {
             "files": self.files,

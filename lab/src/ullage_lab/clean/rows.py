@@ -33,12 +33,7 @@ AT_ONCE = 16  # runs that a process is handed at a time
 
 
 def feature_rows(configurations: Sequence[str], processes: int | None = None) -> Iterator[dict[str, Any] | str]:
-    """For every configuration (as JSON), in their order, its columns; a text where the model does not run.
-
-    >>> row = next(feature_rows(['{"model": "mlp:x", "widths": [8, 4], "batch": 2}']))
-    >>> row["parameters"], [(layer["type"], layer["activations"], layer["parameters"]) for layer in row["layers"]]
-    (36, [('linear', 4, 36)])
-    """
+    """For every configuration (as JSON), in their order, its columns; a text where the model does not run."""
     if len(configurations) < FEW:
         yield from map(feature_row, configurations)
         return

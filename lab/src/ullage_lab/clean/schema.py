@@ -23,13 +23,7 @@ _ENVIRONMENT = ("gpu", "torch", "cuda", "cudnn", "driver", "source")
 
 
 def summarize(table: polars.DataFrame) -> dict[str, Any]:
-    """Of a table of `read_dataset`; a class of memory is the whole number of GiB below the process's memory.
-
-    >>> from ullage_lab.clean.schema import frame
-    >>> found = summarize(frame([{"id": "a", "family": "mlp", "process_memory": 9 * GIB}]))
-    >>> found["families"]["mlp"]["classes_1gib"], found["families"]["mlp"]["classes_8gib"]
-    ({9: 1}, {1: 1})
-    """
+    """Of a table of `read_dataset`; a class of memory is the whole number of GiB below the process's memory."""
     names = _counted(table["family"].to_list())
     return {
         "rows": len(table),
@@ -229,11 +223,7 @@ LAYER_FACTS = ("type", "activations", "parameters")
 
 
 def frame(rows: Iterable[dict[str, Any]]) -> polars.DataFrame:
-    """Rows as a table; a column that a row does not have is null. `layers` may be tuples or dictionaries.
-
-    >>> frame([{"id": "a", "layers": [("linear", 4, 36)]}])["layers"].to_list()
-    [[{'type': 'linear', 'activations': 4, 'parameters': 36}]]
-    """
+    """Rows as a table; a column that a row does not have is null. `layers` may be tuples or dictionaries."""
     pl = load_polars()
     layer = {name: pl.String if name == "type" else pl.Int64 for name in LAYER_FACTS}
     kinds = {

@@ -36,11 +36,7 @@ _NOT_MEASURED = ("cuda.", "triton.")
 
 
 def drawn_runs(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """So many runs, in the form of a file of configurations, in random order.
-
-    >>> [row["batch"] for row in drawn_runs(4, 1)] == [row["batch"] for row in drawn_runs(4, 1)]
-    True
-    """
+    """So many runs, in the form of a file of configurations, in random order."""
     chance = random.Random(f"rates {seed}")
     generated = round(count * _GENERATED)
     limits = DrawingLimits(memory=20 * GIB, seconds=0.06)

@@ -319,11 +319,7 @@ _LIKE_MODELS = 0.5  # of the random problems; the others have any whole numbers 
 
 
 def random_problems(count: int, seed: int) -> list[ConvolutionProblem]:
-    """Drawn problems, of layers such as models have and of any others.
-
-    >>> len(random_problems(5, seed=1))
-    5
-    """
+    """Drawn problems, of layers such as models have and of any others."""
     chance, found = random.Random(seed), dict[ConvolutionProblem, None]()
     arbitrary = arbitrary_configurations(count, seed)
     while len(found) < count:

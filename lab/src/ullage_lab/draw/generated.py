@@ -323,11 +323,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def ranges(family: str, file: Path | None = None) -> dict[str, Any]:
-    """The ranges of a family, with what the file's table of that name says instead.
-
-    >>> ranges("mlp")["batch"]
-    (4, 1024)
-    """
+    """The ranges of a family, with what the file's table of that name says instead."""
     if family not in DEFAULTS:
         raise UnknownName("family", family, (*FAMILIES, "real"))
     known = dict(DEFAULTS[family])
@@ -429,11 +425,7 @@ class DrawingLimits:
 def generate(
     family: str, count: int, seed: int, known: dict[str, Any] | None = None, limits: DrawingLimits | None = None
 ) -> Iterator[dict[str, Any]]:
-    """So many rows of a family, in the form of a file of configurations.
-
-    >>> [row["batch"] for row in generate("mlp", 3, 7)] == [row["batch"] for row in generate("mlp", 3, 7)]
-    True
-    """
+    """So many rows of a family, in the form of a file of configurations."""
     for number in range(count):
         yield draw(family, number, seed, known or DEFAULTS[family], limits or DrawingLimits())
 
@@ -611,11 +603,7 @@ _DRAWS = {"mlp": _mlp, "cnn": _cnn, "transformer": _transformer}
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What was drawn: how many of each form, optimizer and precision, and how many in each class of memory.
-
-    >>> summary(list(generate("cnn", 5, 1)))["rows"]
-    5
-    """
+    """What was drawn: how many of each form, optimizer and precision, and how many in each class of memory."""
     needs = sorted(row["guess"] for row in rows)
     unit = CLASS.get(rows[0]["family"], 8 * GIB) if rows else None
     classes = Counter(row["guess"] // (unit or 1) for row in rows)

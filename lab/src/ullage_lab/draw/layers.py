@@ -84,12 +84,7 @@ def native(layer: ConvolutionLayer, kind: str, layout: str) -> bool:
 
 
 def problems_of(layer: ConvolutionLayer, batch: int, kind: str, layout: str) -> list[ConvolutionProblem]:
-    """Return what a layer's forward and backward calls give to cuDNN.
-
-    >>> layer = ConvolutionLayer((3, 8, 8), (16, 3, 3, 3), (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
-    >>> [problem.direction for problem in problems_of(layer, 4, "f32", "c")]
-    ['f', 'd', 'w']
-    """
+    """Return what a layer's forward and backward calls give to cuDNN."""
     found: list[ConvolutionProblem] = []
 
     def ask(problem: ConvolutionProblem) -> Workspace:

@@ -36,11 +36,7 @@ class Sizes:
 
 
 def sizes(model: nn.Module, dtype: str = "float32") -> Sizes:
-    """The row for one type.
-
-    >>> sizes(nn.Linear(256, 256)).training == 4 * (256 * 256 + 256) * 4
-    True
-    """
+    """The row for one type."""
     if dtype not in SHARES:
         raise InvalidValue(f"needed one of {', '.join(SHARES)}; found {dtype!r}")
     held = {id(tensor): tensor.numel() * 4 for tensor in [*model.parameters(), *model.buffers()] if _counts(tensor)}

@@ -64,10 +64,6 @@ def model_states(
 
     Stage 3 needs the parameters of the largest layer: that layer is gathered. `offload` puts the optimizer on the CPU,
     `offload_params` the weights too (stage 3); `zero_init` builds the model in parts (stage 3).
-
-    >>> states = model_states(2_851_000_000, 32_000_000, stage=3, gpus=8)
-    >>> f"{states.gpu / 2**30:.2f} GB a GPU, {states.cpu / 2**30:.2f} GB a node"
-    '6.09 GB a GPU, 1.43 GB a node'
     """
     total = _check(stage, gpus, nodes, offload, offload_params)
     building = 4 * gpus  # every process of a node builds the model in 32 bits
@@ -116,11 +112,7 @@ def _check(stage: int, gpus: int, nodes: int, offload: bool, offload_params: boo
 
 
 def count(model: nn.Module) -> tuple[int, int]:
-    """Parameters in all, shared ones once, and those of the largest layer.
-
-    >>> count(nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2)))
-    (46, 36)
-    """
+    """Parameters in all, shared ones once, and those of the largest layer."""
     whole = sum({id(parameter): parameter.numel() for parameter in model.parameters()}.values())
     own = (sum(parameter.numel() for parameter in module.parameters(recurse=False)) for module in model.modules())
     return whole, max(own)

@@ -32,13 +32,7 @@ from ullage_lab.estimators.graph import ComputationGraph, GraphRecorder, Operato
 
 
 def record(configuration: Model, gpu: GPU) -> ComputationGraph:
-    """The graph of one forward pass with its loss.
-
-    >>> from ullage.hardware import gpu
-    >>> graph = record(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2), gpu("T4"))
-    >>> sum(graph.sizes[weight] for weight in graph.weights)
-    144
-    """
+    """The graph of one forward pass with its loss."""
     low = low_precision(configuration)
     cast = autocast_type(configuration)
     try:

@@ -93,12 +93,7 @@ class NodeFeatures:
 
 @dataclass
 class StepGraph:
-    """The graph of a step, with plain sizes; `tensors_of` scales them.
-
-    >>> graph = graph_of(Model("mlp:x", settings={"widths": [8, 16, 4]}, batch_size=2, optimizer="sgd"))
-    >>> graph.parameters, len(graph.nodes) > 4, len(graph.edges) > 4
-    (848, True, True)
-    """
+    """The graph of a step, with plain sizes; `tensors_of` scales them."""
 
     nodes: list[NodeFeatures] = field(default_factory=list)
     edges: list[tuple[int, int, int, int]] = field(default_factory=list)  # from, to, bytes, bytes an element
@@ -113,11 +108,7 @@ class StepGraph:
 
 
 def kind_number(name: str) -> int:
-    """The kind of an operator by its name.
-
-    >>> list(KINDS)[kind_number("aten.convolution_backward.default")]
-    'convolution'
-    """
+    """The kind of an operator by its name."""
     for kind, words in KINDS.items():
         if any(word in name for word in words):
             return _KIND_NUMBERS[kind]
@@ -228,12 +219,7 @@ class GraphTensors:
 
 
 def tensors_of(graph: StepGraph) -> GraphTensors:
-    """The features of a graph: sizes on a logarithmic scale, flags as 0 and 1.
-
-    >>> nodes = [NodeFeatures(0), NodeFeatures(2, outputs=1024)]
-    >>> tensors_of(StepGraph(nodes, edges=[(0, 1, 512, 4)])).nodes.shape
-    torch.Size([2, 9])
-    """
+    """The features of a graph: sizes on a logarithmic scale, flags as 0 and 1."""
     raw = torch.tensor([astuple(node) for node in graph.nodes], dtype=torch.float64)
     kinds, rest = raw[:, 0].long(), raw[:, 1:]
     nodes = torch.log1p(rest) / 10
@@ -311,12 +297,7 @@ def _numbered(things: list[Any]) -> list[int]:
 
 
 class NodeEdgeEncoder(nn.Module):
-    """One round of the attention-based node-edge encoder.
-
-    >>> nodes, edges = NodeEdgeEncoder(8)(torch.zeros(3, 8), torch.zeros(2, 8), torch.tensor([[0, 1], [1, 2]]))
-    >>> nodes.shape, edges.shape
-    (torch.Size([3, 8]), torch.Size([2, 8]))
-    """
+    """One round of the attention-based node-edge encoder."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -389,12 +370,7 @@ class StepPrediction:
 
 
 def supports(request: JobRequest) -> str | None:
-    """Training runs of a named model.
-
-    >>> from ullage.jobs.job import Script
-    >>> supports(JobRequest(Script("train.py")))
-    'it needs the computation graph of a training step: a model by name'
-    """
+    """Training runs of a named model."""
     if request.model is None:
         return "it needs the computation graph of a training step: a model by name"
     return "it was trained on training steps; this is inference" if request.model.inference else None
@@ -416,11 +392,7 @@ def network(path: Path = WEIGHTS) -> tuple[GraphNetwork, dict[str, Any]]:
 
 
 def predict(configuration: Model) -> StepPrediction:
-    """Memory and step time of a training run on an H200.
-
-    >>> predict(Model("mlp:x", settings={"widths": [64, 64, 10]}, batch_size=8)).peak_reserved > 2**20
-    True
-    """
+    """Memory and step time of a training run on an H200."""
     return predict_graph(_graph(configuration))
 
 
@@ -453,13 +425,7 @@ def _graph(configuration: Model) -> StepGraph:
     supports=supports,
 )
 def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """Estimate by the trained network.
-
-    >>> from ullage.hardware import gpu
-    >>> request = JobRequest(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2))
-    >>> run(request, gpu("H200")).figure_kind
-    'reserved'
-    """
+    """Estimate by the trained network."""
     begin = time.perf_counter()
     assert request.model is not None
     graph = _graph(request.model)

@@ -48,23 +48,14 @@ class Decoder:
 
 
 def pages(size: float) -> int:
-    """A size in whole pages.
-
-    >>> pages(1), pages(2 << 20)
-    (2097152, 2097152)
-    """
+    """A size in whole pages."""
     return -(-int(size) // PAGE) * PAGE
 
 
 def parts_of(
     decoder: Decoder, batch: int, length: int, *, dp: int = 1, tp: int = 1, head_in_32_bits: bool = False
 ) -> dict[str, int]:
-    """Bytes on one of dp · tp GPUs without the context; `batch` is that of one GPU.
-
-    >>> small = Decoder(weights=(1 << 20,), layers=2, hidden=64, vocabulary=1000)
-    >>> parts_of(small, 8, 128)["optimizer"] == 12 << 20
-    True
-    """
+    """Bytes on one of dp · tp GPUs without the context; `batch` is that of one GPU."""
     if dp < 1 or tp < 1:
         raise InvalidValue(f"needed at least one GPU for dp and tp; found {dp} and {tp}")
     return {

@@ -75,11 +75,5 @@ def _built(configuration: Model) -> nn.Module:
     supports=supports,
 )
 def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """Estimate by three steps on the CPU, as xMem does.
-
-    >>> from ullage.hardware import gpu
-    >>> squeezenet = Model("tv:squeezenet1_1", batch_size=1, input_shape=[3, 64, 64])
-    >>> run(JobRequest(squeezenet), gpu("T4")).figure_kind      # doctest: +SKIP
-    'reserved'
-    """
+    """Estimate by three steps on the CPU, as xMem does."""
     return xmem.estimate_by_cpu_run("veritasest", request, gpu)

@@ -134,11 +134,7 @@ class Errors:
 
     @classmethod
     def of(cls, values: list[float]) -> Errors | None:
-        """The summary of errors with their sign; `None` of none.
-
-        >>> Errors.of([-0.5, 0.1, 0.2]).median, Errors.of([])
-        (0.2, None)
-        """
+        """The summary of errors with their sign; `None` of none."""
         if not values:
             return None
         sizes = [abs(value) for value in values]

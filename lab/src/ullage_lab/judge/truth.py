@@ -28,9 +28,6 @@ class MeasuredRun:
 
     `row` is the configuration (and whatever else its file says), `history` the file of its allocator's record. For a
     run that ran out of memory (`oom`) the figures are those of the attempt and are compared with nothing.
-
-    >>> MeasuredRun(id="one", row={"model": "mlp:x"}, family="MLPs", reserved=100, process=160).context
-    60
     """
 
     id: str
@@ -72,9 +69,6 @@ def read_truth(file: Path, gpu: str | None = None) -> list[TruthSet]:
     """The runs of a file: as `measured_rows` reads them, or one of the published A100 tables (CSV).
 
     A table with two campaigns gives two sets; their runs share ids, so that one estimate serves both.
-
-    >>> read_truth(Path("h200_train_steps.jsonl"))[0].name      # doctest: +SKIP
-    'h200_train_steps on H200'
     """
     if file.suffix == ".csv":
         return read_a100(file, gpu or "A100-40GB")
@@ -95,9 +89,6 @@ def read_truth(file: Path, gpu: str | None = None) -> list[TruthSet]:
 def measured_rows(file: Path) -> list[dict[str, Any]]:
     """The runs of a file, as dictionaries: JSONL of `ullage measure` or `ullage lab measure dataset`, headers left out,
     or a data set of `ullage lab data clean` (Parquet).
-
-    >>> len(measured_rows(Path("benchmarks/data/generated_h200.parquet")))      # doctest: +SKIP
-    8207
     """
     if file.suffix != ".parquet":
         return [row for row in read_rows(file) if "header" not in row]

@@ -39,9 +39,6 @@ class Record:
     """What an estimator answered about a run, as a line of a results file; sizes are bytes.
 
     Exactly one of `figure`, `unsupported` and `failed` is set.
-
-    >>> Record(estimator="horus", run="r1", gpu="H200", seconds=0.1, unsupported="no summary").given
-    False
     """
 
     estimator: str

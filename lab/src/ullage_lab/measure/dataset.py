@@ -207,11 +207,7 @@ def look_at_gpu() -> dict[str, Any]:
 
 
 def need(order: dict[str, Any]) -> int:
-    """How much of the card a run may take, its context aside: what was counted, and some.
-
-    >>> need({"need": 20 * GIB}) == 28 * GIB
-    True
-    """
+    """How much of the card a run may take, its context aside: what was counted, and some."""
     counted: int | None = order.get("need")
     if counted is None:
         return UNKNOWN_NEED

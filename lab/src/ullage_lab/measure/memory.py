@@ -51,9 +51,6 @@ def fill(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """Fill with repeated random numbers, no larger than one over the root of the larger of its two sides.
 
     Large parameters are only marked, for `on_gpu`.
-
-    >>> bool(fill(torch.empty(100, 100)).abs().max() <= 0.1)
-    True
     """
     if tensor.device.type == "meta" or tensor.numel() == 0:
         return tensor
@@ -90,11 +87,6 @@ def on_gpu(model: nn.Module, low: torch.dtype | None = None, *, drawn: bool = Fa
 
     Large weights are zero there, which loads no kernel that training does not; or `drawn` at random, where it matters
     what is multiplied.
-
-    >>> with cheap_start():
-    ...     model = nn.Linear(1000, 1000)
-    >>> float(on_gpu(model, torch.bfloat16, device="cpu").weight.detach().abs().max())
-    0.0
     """
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -115,9 +107,6 @@ def cheap_start() -> Iterator[None]:
     """For the time of the `with`, PyTorch's functions of random starting weights fill cheaply; `on_gpu` does the rest.
 
     Not covered: weights that a model fills by its tensors' own methods (`weight.data.normal_()`); they are only slower.
-
-    >>> with cheap_start():
-    ...     layer = nn.Linear(4, 4)
     """
     before = {name: getattr(nn.init, name) for name in _RANDOM}
     try:
@@ -248,11 +237,7 @@ _OUTSIDE = ("nvml_end", "nvml_ctx")
 
 
 def bundle(orders: Sequence[Order], size: int, need: Callable[[Order], int]) -> list[Order]:
-    """Bundles of runs that need about as much; shuffled, so that a session that is stopped leaves no size out.
-
-    >>> [len(one["rows"]) for one in bundle([{"id": str(n)} for n in range(5)], 2, lambda order: int(order["id"]))]
-    [2, 2, 1]
-    """
+    """Bundles of runs that need about as much; shuffled, so that a session that is stopped leaves no size out."""
     alike = sorted(orders, key=need)
     parts = [alike[begin : begin + size] for begin in range(0, len(alike), size)]
     random.Random(0).shuffle(parts)

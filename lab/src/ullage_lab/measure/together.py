@@ -83,13 +83,7 @@ _KEPT = 1 << 15  # ends of steps, the latest
 
 
 class StepBoard:
-    """Numbers that a job and its parent both see: whether it shall run, and when each of its steps ended.
-
-    >>> board = StepBoard()
-    >>> board.note(1.0); board.note(1.5); board.note(3.0)
-    >>> board.ends(1.2)
-    [1.5, 3.0]
-    """
+    """Numbers that a job and its parent both see: whether it shall run, and when each of its steps ended."""
 
     def __init__(self) -> None:
         self._numbers = memoryview(mmap.mmap(-1, 8 * (_FIRST + _KEPT))).cast("d")

@@ -37,11 +37,7 @@ ACTIVATIONS: dict[str, Any] = {
 
 
 def activation(name: str) -> nn.Module:
-    """An activation function by its name.
-
-    >>> activation("elu")
-    ELU(alpha=1.0)
-    """
+    """An activation function by its name."""
     if name not in ACTIVATIONS:
         raise UnknownName("activation function", name, ACTIVATIONS)
     made: nn.Module = ACTIVATIONS[name]()
@@ -49,11 +45,7 @@ def activation(name: str) -> nn.Module:
 
 
 class Conv1D(nn.Module):
-    """A projection with its weight stored inputs first, as GPT-2 has it in the place of linear layers.
-
-    >>> Conv1D(8, 24)(torch.ones(2, 3, 8)).shape
-    torch.Size([2, 3, 24])
-    """
+    """A projection with its weight stored inputs first, as GPT-2 has it in the place of linear layers."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -131,15 +123,7 @@ class Attention(nn.Module):
 def mlp(
     widths: Sequence[int], num_classes: int, act: str = "relu", batch_norm: bool = False, dropout: float = 0.0
 ) -> nn.Module:
-    """Linear layers over vectors; `widths` begins with the size of the input.
-
-    >>> mlp([8, 4], num_classes=2, act="tanh")
-    Sequential(
-      (0): Linear(in_features=8, out_features=4, bias=True)
-      (1): Tanh()
-      (2): Linear(in_features=4, out_features=2, bias=True)
-    )
-    """
+    """Linear layers over vectors; `widths` begins with the size of the input."""
     layers: list[nn.Module] = []
     for inputs, outputs in zip(widths, widths[1:], strict=False):
         layers.append(nn.Linear(inputs, outputs))
@@ -216,9 +200,6 @@ def cnn(
     `filters` and `kernels` have an entry a convolution (on the straight way, for "residual"); before those whose
     number is in `down` the image is halved: by "max" or "avg" pooling or by the convolution's "stride". In "dense"
     `filters` are what each convolution adds, and a 1x1 convolution halves the channels before the image is halved.
-
-    >>> cnn("uniform", [4, 4], [3, 3], num_classes=2, channels=1, down=[1])(torch.ones(1, 1, 8, 8)).shape
-    torch.Size([1, 2])
     """
     if down_by not in ("max", "avg", "stride"):
         raise InvalidValue(f"needed max, avg or stride to halve images by; found {down_by!r}")
@@ -351,10 +332,6 @@ def transformer(
 
     `head="words"` predicts the next word at every place instead of one class. `conv1d` takes GPT-2's projections in
     the place of linear layers.
-
-    >>> model = transformer("hybrid", 100, 16, size=8, layers=2, heads=2, middle=16, num_classes=5, conv1d=True)
-    >>> model(torch.zeros(3, 16, dtype=torch.int64)).shape
-    torch.Size([3, 5])
     """
     if kind not in ("encoder", "decoder", "hybrid"):
         raise InvalidValue(f"needed encoder, decoder or hybrid as the kind of a transformer; found {kind!r}")

@@ -36,11 +36,7 @@ recurrent = Recurrent
 
 
 def volumes(dimensions: int, channels: int, width: int, classes: int) -> nn.Module:
-    """Convolutions over one, two or three dimensions, down and up again, with norms of groups and of instances.
-
-    >>> volumes(1, 2, 8, 3)(torch.ones(2, 2, 16)).shape
-    torch.Size([2, 3])
-    """
+    """Convolutions over one, two or three dimensions, down and up again, with norms of groups and of instances."""
     convolution, transposed, pool, norm = (
         getattr(nn, f"{name}{dimensions}d") for name in ("Conv", "ConvTranspose", "AvgPool", "InstanceNorm")
     )
@@ -67,11 +63,7 @@ class _Mean(nn.Module):
 
 
 def rarer_runs(count: int, seed: int) -> list[dict[str, Any]]:
-    """So many runs of these models, in the form of a file of configurations.
-
-    >>> len(rarer_runs(3, 1))
-    3
-    """
+    """So many runs of these models, in the form of a file of configurations."""
     chance = random.Random(f"rarer {seed}")
     rows: list[dict[str, Any]] = []
     for number in range(count):

@@ -16,11 +16,7 @@ TEST_SHARE, FOLDS = 0.3, 3
 
 
 def key_of(row: Mapping[str, Any]) -> str:
-    """A short name of a row's configuration: the same configuration has the same key in every file.
-
-    >>> key_of({"configuration": "{}", "gpu": "H200"}) == key_of({"configuration": "{}", "gpu": "H200", "id": "x"})
-    True
-    """
+    """A short name of a row's configuration: the same configuration has the same key in every file."""
     told = f"{row.get('configuration') or row.get('id')}|{row.get('gpu')}"
     return hashlib.blake2b(told.encode(), digest_size=6).hexdigest()
 
@@ -46,12 +42,7 @@ def strata(classes: Sequence[int], least: int) -> Indices:
 
 
 def held_out(classes: Sequence[int], seed: int, share: float = TEST_SHARE) -> tuple[Indices, Indices]:
-    """The rows to learn from and the rows of the test part, which nothing is fitted on.
-
-    >>> learn, test = held_out([0] * 70 + [1] * 30, seed=1)
-    >>> len(test), sorted({*learn.tolist(), *test.tolist()}) == list(range(100))
-    (30, True)
-    """
+    """The rows to learn from and the rows of the test part, which nothing is fitted on."""
     from sklearn.model_selection import train_test_split
 
     if len(classes) < 4 * FOLDS:
@@ -62,12 +53,7 @@ def held_out(classes: Sequence[int], seed: int, share: float = TEST_SHARE) -> tu
 
 
 def folds(classes: Sequence[int], learn: Indices, seed: int, count: int = FOLDS) -> Iterator[tuple[Indices, Indices]]:
-    """The rows to fit on and the rows to validate on, once a fold; every row validates once.
-
-    >>> parts = list(folds([0] * 60 + [1] * 30, np.arange(90), seed=1))
-    >>> [len(fit) for fit, _ in parts], sum(len(validate) for _, validate in parts)
-    ([60, 60, 60], 90)
-    """
+    """The rows to fit on and the rows to validate on, once a fold; every row validates once."""
     from sklearn.model_selection import StratifiedKFold
 
     divided = StratifiedKFold(n_splits=count, shuffle=True, random_state=seed)

@@ -29,12 +29,7 @@ TARGET = "process_memory"
 
 @dataclass
 class Examples:
-    """Examples of one family: `jobs` as the networks read them, `memory` in bytes, `rows` as they were read.
-
-    >>> row = {"family": "mlp", "batch_size": 8, "parameters": 9, "layers": [], "process_memory": 1 << 30, "id": "a"}
-    >>> examples_of([row]).memory.tolist()
-    [1073741824.0]
-    """
+    """Examples of one family: `jobs` as the networks read them, `memory` in bytes, `rows` as they were read."""
 
     rows: list[dict[str, Any]]
     jobs: SummaryBatch

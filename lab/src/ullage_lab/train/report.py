@@ -24,11 +24,7 @@ _STOPS = ((253, 231, 37), (94, 201, 98), (33, 145, 140), (59, 82, 139), (68, 1, 
 
 
 def projected(totals: npt.NDArray[np.float32], how: str, seed: int) -> Points:
-    """Normalised features in two dimensions: "pca" (the two directions of most variance) or "tsne" (neighbours).
-
-    >>> projected(np.eye(8, dtype=np.float32), "pca", seed=1).shape
-    (8, 2)
-    """
+    """Normalised features in two dimensions: "pca" (the two directions of most variance) or "tsne" (neighbours)."""
     spread = totals.std(0)
     normal = (totals - totals.mean(0)) / np.where(spread > 1e-6, spread, 1.0)
     if how == "pca":
@@ -42,11 +38,7 @@ def projected(totals: npt.NDArray[np.float32], how: str, seed: int) -> Points:
 
 
 def sampled(rows: int, seed: int, most: int = MOST_POINTS) -> npt.NDArray[np.int64]:
-    """Which rows to draw: all, or so many of them.
-
-    >>> len(sampled(5000, seed=1)), sampled(3, seed=1).tolist()
-    (1500, [0, 1, 2])
-    """
+    """Which rows to draw: all, or so many of them."""
     if rows <= most:
         return np.arange(rows)
     return np.sort(np.random.default_rng(seed).choice(rows, most, replace=False))
@@ -142,10 +134,7 @@ _COLUMNS = ("accuracy", "precision", "recall", "f1", "f1_macro", "under", "over"
 
 
 def write_report(result: Trained, examples: Examples, path: Path, *, tsne: bool = True) -> None:
-    """Write the page.
-
-    >>> write_report(result, examples, Path("out.html"))      # doctest: +SKIP
-    """
+    """Write the page."""
     text = page(result, examples, tsne=tsne)
     try:
         path.write_text(text, encoding="utf-8")

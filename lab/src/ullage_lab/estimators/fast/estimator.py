@@ -68,10 +68,6 @@ def parts_of(row: Mapping[str, Any]) -> dict[str, float]:
 
     `kept` is what the backward pass needs (the numbers that autograd keeps where the row tells, else all activations),
     `widest` the largest output of a layer, of which a gradient or a copy is alive as well.
-
-    >>> row = {"batch_size": 2, "parameters": 10, "kept_numbers": 3, "kept_bytes": 1, "optimizer": "sgd"}
-    >>> parts_of(row | {"precision": "fp32", "layers": []})["kept"]
-    26.0
     """
     precision = str(row.get("precision") or "fp32")
     low, amp = precision in ("bf16", "fp16"), precision.startswith("amp")
@@ -97,11 +93,7 @@ def parts_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def closed_bytes(parts: Mapping[str, float]) -> float:
-    """The closed formula for reserved memory: weights, state, and the larger of two peaks.
-
-    >>> closed_bytes({"weights": 1, "gradients": 1, "state": 2, "temporaries": 1, "kept": 9, "widest": 4}) - WORKSPACES
-    16.0
-    """
+    """The closed formula for reserved memory: weights, state, and the larger of two peaks."""
     peak = max(parts["kept"] + parts["widest"], parts["gradients"] + parts["temporaries"])
     return float(parts["weights"] + parts["state"] + peak + WORKSPACES)
 

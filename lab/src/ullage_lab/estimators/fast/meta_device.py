@@ -37,15 +37,7 @@ class _Attention(torch.autograd.Function):
 
 @contextmanager
 def cheap_kernels(attended: Callable[[torch.Tensor], Any]) -> Iterator[None]:
-    """`attended` is called with the output of every attention, and with the scores where they are computed apart.
-
-    >>> seen = []
-    >>> with cheap_kernels(seen.append):
-    ...     states = torch.empty(1, 2, 8, 4, device="meta")
-    ...     out = functional.scaled_dot_product_attention(states, states, states)
-    >>> seen[0].shape
-    torch.Size([1, 2, 8, 4])
-    """
+    """`attended` is called with the output of every attention, and with the scores where they are computed apart."""
     attention, dropout = functional.scaled_dot_product_attention, functional.dropout
     softmaxes: dict[Any, Any] = {
         place: place.softmax for place in (torch, torch.Tensor)
@@ -173,10 +165,6 @@ def shortcuts() -> Iterator[None]:
 
     The kernels of the meta device are exchanged, for the whole process: a mode would cost every operator more than the
     operator itself. PyTorch before `allow_override` keeps its own, slower ones.
-
-    >>> with shortcuts():
-    ...     torch.nn.Linear(3, 2, device="meta")(torch.empty(5, 3, device="meta")).shape
-    torch.Size([5, 2])
     """
     with _SHORTCUTS_LOCK:
         library = torch.library.Library("aten", "IMPL", "Meta")
@@ -213,11 +201,7 @@ def _kernel(rule: Callable[..., Any], usual: Callable[..., Any]) -> Callable[...
 
 @contextmanager
 def no_start() -> Iterator[None]:
-    """For its time the functions of `torch.nn.init` leave meta tensors alone: there are no values to draw.
-
-    >>> with no_start():
-    ...     layer = torch.nn.Linear(3, 2, device="meta")
-    """
+    """For its time the functions of `torch.nn.init` leave meta tensors alone: there are no values to draw."""
 
     def leaving(start: Any) -> Any:
         def leave(tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
@@ -258,11 +242,7 @@ def _has(packet: Any, overload: str) -> bool:
 
 
 def like(tensor: torch.Tensor) -> torch.Tensor:
-    """As `empty_like` for a meta tensor, whose own rule is slow.
-
-    >>> like(torch.empty(2, 3, device="meta")).shape
-    torch.Size([2, 3])
-    """
+    """As `empty_like` for a meta tensor, whose own rule is slow."""
     if tensor.is_contiguous():
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     return torch.empty_like(tensor)

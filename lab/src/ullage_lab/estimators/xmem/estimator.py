@@ -50,13 +50,7 @@ _LEFT = 0.04  # of the machine's memory that must stay free for everybody else
 
 
 class TooLarge(UllageError, RuntimeError):
-    """The run on the CPU was stopped: it took too much memory or too much time. There is no estimate then.
-
-    >>> raise TooLarge("more memory than this machine has")
-    Traceback (most recent call last):
-    ...
-    ullage_lab.estimators.xmem.estimator.TooLarge: more memory than this machine has
-    """
+    """The run on the CPU was stopped: it took too much memory or too much time. There is no estimate then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,19 +124,7 @@ class _Watch:
 
 
 def profiled(train: Callable[[], Any]) -> CpuTrace:
-    """The trace of a function that trains on the CPU. It is stopped after its third optimizer step.
-
-    >>> import torch
-    >>> def train():
-    ...     model = nn.Linear(4, 4)
-    ...     optimizer = torch.optim.SGD(model.parameters())
-    ...     for _ in range(3):
-    ...         optimizer.zero_grad()
-    ...         model(torch.ones(2, 4)).sum().backward()
-    ...         optimizer.step()
-    >>> len(profiled(train).steps)
-    3
-    """
+    """The trace of a function that trains on the CPU. It is stopped after its third optimizer step."""
     watch = _Watch()
     handles = [
         nn.modules.module.register_module_forward_pre_hook(watch.before_forward),
@@ -181,12 +163,7 @@ NOTES = (
 
 
 def supports(request: JobRequest) -> str | None:
-    """Training that runs on a CPU as it would on a GPU; autocast to CUDA does not.
-
-    >>> from ullage.jobs import Model
-    >>> supports(JobRequest(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2, inference=True)))
-    'it follows training steps; this is inference'
-    """
+    """Training that runs on a CPU as it would on a GPU; autocast to CUDA does not."""
     configuration = request.model
     if configuration is not None:
         if configuration.inference:
@@ -270,12 +247,5 @@ def _parts(outcome: ReplayOutcome) -> dict[str, int]:
     supports=supports,
 )
 def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """Estimate by three steps on the CPU.
-
-    >>> from ullage.hardware import gpu
-    >>> from ullage.jobs import Model
-    >>> request = JobRequest(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2))
-    >>> run(request, gpu("T4")).peak_reserved
-    2097152
-    """
+    """Estimate by three steps on the CPU."""
     return estimate_by_cpu_run("xmem", request, gpu)

@@ -45,11 +45,7 @@ class ProfiledBlock:
 
 @dataclass
 class CpuTrace:
-    """A training run on the CPU. Times are nanoseconds; `steps` and `zero_grads` are windows (begin, end).
-
-    >>> CpuTrace(blocks=[ProfiledBlock(5, None, 512, 1, "aten::empty", FORWARD)], steps=[(7, 9)]).blocks[0].size
-    512
-    """
+    """A training run on the CPU. Times are nanoseconds; `steps` and `zero_grads` are windows (begin, end)."""
 
     blocks: list[ProfiledBlock] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
@@ -203,11 +199,7 @@ def _gradient_end(block: ProfiledBlock, step: tuple[int, int], trace: CpuTrace) 
 
 
 def simulate(lives: Iterable[Life], capacity: int) -> ReplayOutcome:
-    """The replay on a card of this capacity; if it runs out, the peaks are those of a card without limit.
-
-    >>> simulate([Life(0, None, 1000, "parameters"), Life(1, 2, 512, "activations")], 2**30).peak_reserved
-    2097152
-    """
+    """The replay on a card of this capacity; if it runs out, the peaks are those of a card without limit."""
     requests = _in_order(lives)
     try:
         return _replay(requests, CachingAllocator(capacity))

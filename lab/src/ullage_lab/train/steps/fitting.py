@@ -225,11 +225,7 @@ def _shares(
 
 
 def _root(grows: Callable[[float], float], low: float = -8.0, high: float = 8.0) -> float:
-    """Where a function that grows is zero, to a thousandth.
-
-    >>> round(_root(lambda value: value - 2.5), 2)
-    2.5
-    """
+    """Where a function that grows is zero, to a thousandth."""
     while high - low > 1e-3:
         middle = (low + high) / 2
         low, high = (low, middle) if grows(middle) > 0 else (middle, high)
