@@ -330,9 +330,11 @@ _NAMES = ("command", "cwd", "env", "gpus", "memory", "array", "after", "time_lim
 def test_any_job_is_taken_or_refused_in_one_message(api, job, good):
     whole = {"command": ["true"], "cwd": "/", "hold": True, **job} if good else job
     answer = requests.post(
-        api.url + "/v1/jobs", headers=api.headers | {"Content-Type": "application/json"},
-        data=json.dumps({"job": whole}), timeout=60,
-    )  # fmt: skip
+        api.url + "/v1/jobs",
+        headers=api.headers | {"Content-Type": "application/json"},
+        data=json.dumps({"job": whole}),
+        timeout=60,
+    )
     if answer.status_code != 201:
         problem(answer, answer.status_code)
         assert answer.status_code in (400, 404, 422)
@@ -377,10 +379,14 @@ def test_tokens_are_scoped_listed_and_revoked_one_by_one(api):
 
 def _doing(client, job):
     return {
-        "queue": client.queue, "logs": lambda: client.logs(job), "tokens": client.tokens,
-        "submit": lambda: client.submit(["true"], hold=True, cwd="/tmp"), "cancel": lambda: client.cancel(job),
-        "drain": lambda: client.resume(0), "make": lambda: client.token_create("another"),
-    }  # fmt: skip
+        "queue": client.queue,
+        "logs": lambda: client.logs(job),
+        "tokens": client.tokens,
+        "submit": lambda: client.submit(["true"], hold=True, cwd="/tmp"),
+        "cancel": lambda: client.cancel(job),
+        "drain": lambda: client.resume(0),
+        "make": lambda: client.token_create("another"),
+    }
 
 
 def _refused(do):
@@ -511,9 +517,8 @@ def test_a_job_keeps_the_variables_that_every_program_expects(api):
 
 def test_it_listens_on_loopback_and_says_what_it_cannot(api):
     assert urlsplit(api.url).hostname == "127.0.0.1"
-    assert [parse_listen(text) for text in ("80", "localhost:1", "[::1]:2")] == [
-        ("127.0.0.1", 80), ("localhost", 1), ("::1", 2),
-    ]  # fmt: skip
+    places = {"80": ("127.0.0.1", 80), "localhost:1": ("localhost", 1), "[::1]:2": ("::1", 2)}
+    assert {text: parse_listen(text) for text in places} == places
     for text in ("", "x", "1:2:3", "99999", "a b:1"):
         with pytest.raises(InvalidValue, match="needed a port such as 8600"):
             parse_listen(text)

@@ -119,8 +119,9 @@ def test_a_full_queue_takes_no_more(home):
 
 
 def test_an_array_has_a_job_an_index(common):
-    said = common.cli("submit", "--memory", "1GiB", "--array", "3-5", "--wait", "--", "sh", "-c",
-                    "echo {index} $ULLAGE_ARRAY_INDEX")  # fmt: skip
+    said = common.cli(
+        "submit", "--memory", "1GiB", "--array", "3-5", "--wait", "--", "sh", "-c", "echo {index} $ULLAGE_ARRAY_INDEX"
+    )
     array = re.search(r"\(array (\d+)\)", said)[1]
     assert [common.cli("logs", f"{array}_{index}") for index in (3, 4, 5)] == ["3 3\n", "4 4\n", "5 5\n"]
     assert len(common.client.call("status", job=f"{array}_all")) == 3

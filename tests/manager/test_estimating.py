@@ -144,9 +144,16 @@ def make_all(requests, **rules):
 
 
 NOTHING = EstimateRequest(
-    key="nothing to ask, which is answered without PyTorch", uid=0, estimator="ullage", questions=[], gpus=["T4"],
-    env=dict(os.environ), cwd="/", conda=None, rights={},
-)  # fmt: skip
+    key="nothing to ask, which is answered without PyTorch",
+    uid=0,
+    estimator="ullage",
+    questions=[],
+    gpus=["T4"],
+    env=dict(os.environ),
+    cwd="/",
+    conda=None,
+    rights={},
+)
 
 
 def asked(tmp_path, text, **more):
@@ -157,9 +164,7 @@ def asked(tmp_path, text, **more):
 
 def test_limits_and_failures_of_the_process_are_told(tmp_path):
     answer = make(asked(tmp_path, "import time; time.sleep(1000)"), memory=1 << 20)
-    assert (answer.upper, answer.note) == (
-        None, "not estimated: it took more than 1.00 MiB of this machine's memory"
-    )  # fmt: skip
+    assert (answer.upper, answer.note) == (None, "not estimated: it took more than 1.00 MiB of this machine's memory")
     missing = dataclasses.replace(NOTHING, cwd=str(tmp_path / "nowhere"))
     assert make(missing).note == f"not estimated: cannot enter the folder {tmp_path}/nowhere: No such file or directory"
     no_conda = dataclasses.replace(NOTHING, conda="nosuch")

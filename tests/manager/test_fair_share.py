@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from ullage.manager.core.fair_share import FairShare
+from ullage.manager.core.usage import FairShare
 from ullage.manager.placement import Activity, Slot, claimed
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.job_store import JobStore
@@ -33,16 +33,31 @@ class Site:
 
     def start(self, user, promise=None, gpus=("GPU-0",), **asked):
         number = self.store.next_number
-        common = {"user": user, "uid": 1, "gid": 1, "name": "x", "state": State.QUEUED, "submitted": self.now,
-                  "priority": 0, "exclusive": promise is None, "submission": f"key {number}",
-                  "spec": {"asked": asked}}  # fmt: skip
+        common = {
+            "user": user,
+            "uid": 1,
+            "gid": 1,
+            "name": "x",
+            "state": State.QUEUED,
+            "submitted": self.now,
+            "priority": 0,
+            "exclusive": promise is None,
+            "submission": f"key {number}",
+            "spec": {"asked": asked},
+        }
         with self.store.transaction():
             for _ in self.store.submit(common, [({"part": 0, "array_index": None}, ())]):
                 pass
         attempt = AttemptRecord(
-            job=number, number=1, token=f"token {number}", state="running", slots=tuple(gpus), placed=self.now,
-            promise=TOTAL if promise is None else promise, exclusive=promise is None,
-        )  # fmt: skip
+            job=number,
+            number=1,
+            token=f"token {number}",
+            state="running",
+            slots=tuple(gpus),
+            placed=self.now,
+            promise=TOTAL if promise is None else promise,
+            exclusive=promise is None,
+        )
         self.store.place(self.store.jobs[number], attempt, "")
 
     def wait(self, seconds, looks=10):

@@ -10,9 +10,17 @@ from ullage.manager.storage.records import State
 
 def row(name):
     return {
-        "user": "ada", "uid": 1, "gid": 1, "name": name, "state": State.QUEUED, "submitted": 0.0, "priority": 0,
-        "spec": {}, "submission": f"key of {name}", "exclusive": False,
-    }  # fmt: skip
+        "user": "ada",
+        "uid": 1,
+        "gid": 1,
+        "name": name,
+        "state": State.QUEUED,
+        "submitted": 0.0,
+        "priority": 0,
+        "spec": {},
+        "submission": f"key of {name}",
+        "exclusive": False,
+    }
 
 
 def at_once(store, *works):

@@ -36,9 +36,8 @@ def test_a_job_waits_for_cores_and_starts_when_they_come_free(host):
     assert "host: 1 of 4 cores and 8.00 GiB of 8.00 GiB host memory are free" in host.cli("queue", "--show-gpus")
     host.go()
     assert host.wait(second)["state"] == "done"
-    assert host.client.ping()["host"] == {
-        "cores": 4, "memory": 8 << 30, "free_cores": 4, "free_memory": 8 << 30,
-    }  # fmt: skip
+    memory = 8 << 30
+    assert host.client.ping()["host"] == {"cores": 4, "memory": memory, "free_cores": 4, "free_memory": memory}
 
 
 def test_the_next_daemon_counts_what_running_jobs_hold(host):

@@ -17,8 +17,18 @@ MANY = 300
 
 
 def submit(store, key="an array of many", many=MANY):
-    common = {"user": "ada", "uid": 1, "gid": 1, "name": "x", "state": State.QUEUED, "submitted": 0.0, "priority": 0,
-              "exclusive": False, "submission": key, "spec": {"asked": {"command": ["a", "{index}"]}}}  # fmt: skip
+    common = {
+        "user": "ada",
+        "uid": 1,
+        "gid": 1,
+        "name": "x",
+        "state": State.QUEUED,
+        "submitted": 0.0,
+        "priority": 0,
+        "exclusive": False,
+        "submission": key,
+        "spec": {"asked": {"command": ["a", "{index}"]}},
+    }
     parts = [({"part": number, "array_index": number + 1}, ()) for number in range(many)]
     return (yield from store.submit(common, parts))
 

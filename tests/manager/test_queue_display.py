@@ -98,9 +98,23 @@ def test_people_get_a_table_that_fits_and_a_pager_if_it_is_long(busy):
 
 def test_why_it_ended_is_never_cut_off():
     why = "its program printed " + " ".join(f"word{number}" for number in range(60))
-    job = {"id": 123456, "array_id": 123456, "array_index": 1, "user": "somebody-long", "name": "n" * 100, "ran": 5.0,
-           "state": "failed", "ended": 1e9, "waited": 1e5, "completion": 1e6, "cause": "failed by itself",
-           "detail": why, "alone": None, "gpus": 1, "promise": 1 << 30}  # fmt: skip
+    job = {
+        "id": 123456,
+        "array_id": 123456,
+        "array_index": 1,
+        "user": "somebody-long",
+        "name": "n" * 100,
+        "ran": 5.0,
+        "state": "failed",
+        "ended": 1e9,
+        "waited": 1e5,
+        "completion": 1e6,
+        "cause": "failed by itself",
+        "detail": why,
+        "alone": None,
+        "gpus": 1,
+        "promise": 1 << 30,
+    }
     for width in (75, 80, 120, 200):
         for names in (OVER, QUEUE, "id,why"):
             lines = table([job], chosen(names), width).splitlines()

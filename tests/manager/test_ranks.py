@@ -100,9 +100,19 @@ def followed(upper, *ranks):
     """An estimate; rank by rank, those that were followed, with what each takes at most."""
     found = [{"rank": number, "upper": each} for number, each in ranks]
     return Estimate(
-        gpu="T4", gpu_memory=16, peak_allocated=1, peak_reserved=1, process_memory=1, upper=upper, breakdown={},
-        fits=True, headroom=0, steps=3, seconds=1.0, ranks=found,
-    )  # fmt: skip
+        gpu="T4",
+        gpu_memory=16,
+        peak_allocated=1,
+        peak_reserved=1,
+        process_memory=1,
+        upper=upper,
+        breakdown={},
+        fits=True,
+        headroom=0,
+        steps=3,
+        seconds=1.0,
+        ranks=found,
+    )
 
 
 def test_a_rank_that_was_not_followed_may_take_as_much_as_the_largest():

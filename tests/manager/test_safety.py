@@ -69,11 +69,21 @@ def test_any_request_gets_one_answer_and_the_daemon_stays_up(common, verb, argum
 JOB = st.fixed_dictionaries(
     {},
     optional={
-        "command": st.lists(st.text(max_size=8), max_size=3) | JSON, "cwd": st.just("/tmp") | JSON, "env": JSON,
-        "gpus": JSON, "memory": JSON, "array": JSON, "after": JSON, "priority": JSON, "time_limit": JSON, "name": JSON,
-        "venv": JSON, "model": JSON, "hold": st.just(True),
+        "command": st.lists(st.text(max_size=8), max_size=3) | JSON,
+        "cwd": st.just("/tmp") | JSON,
+        "env": JSON,
+        "gpus": JSON,
+        "memory": JSON,
+        "array": JSON,
+        "after": JSON,
+        "priority": JSON,
+        "time_limit": JSON,
+        "name": JSON,
+        "venv": JSON,
+        "model": JSON,
+        "hold": st.just(True),
     },
-)  # fmt: skip
+)
 
 
 @FUZZ

@@ -188,11 +188,15 @@ class Soak:
         everybody = grp.getgrnam("users").gr_gid
         self.actors = [
             subprocess.Popen(
-                [self.python, "-c", ACTOR, self.home, place, JOB, str(number)], cwd=place, env=self.environment,
-                user=user, group=pwd.getpwnam(user).pw_gid, extra_groups=[everybody],
+                [self.python, "-c", ACTOR, self.home, place, JOB, str(number)],
+                cwd=place,
+                env=self.environment,
+                user=user,
+                group=pwd.getpwnam(user).pw_gid,
+                extra_groups=[everybody],
             )
             for number, (user, place) in enumerate(self.work.items())
-        ]  # fmt: skip
+        ]
 
     def ask(self, verb, **arguments):
         """An order of root's, repeated until a daemon has answered it."""

@@ -23,9 +23,8 @@ H200 = "NVIDIA H200"
 REST = {"gpu": H200, "tensor": 0.0, "flops": 1e12, "bytes": 1e11, "kernels": 500, "steady": True, "measured": True}
 FIGURES = {
     "heavy": {"step_s": 0.1, "gpu_s": 0.1, "host_s": 0.02, "smact": 0.9, "smocc": 0.4, "drama": 0.8, "power_w": 600.0},
-    "light": {"step_s": 0.02, "gpu_s": 0.001, "host_s": 0.02, "smact": 0.05, "smocc": 0.01, "drama": 0.02,
-              "power_w": 150.0},
-}  # fmt: skip
+}
+FIGURES["light"] = dict(zip(FIGURES["heavy"], (0.02, 0.001, 0.02, 0.05, 0.01, 0.02, 150.0), strict=True))
 ALONE = {
     name: Utilization(**REST, **figures, energy_j=figures["power_w"] * figures["step_s"])
     for name, figures in FIGURES.items()
@@ -171,11 +170,23 @@ def test_what_cannot_be_read_any_more_is_unknown_and_stops_nobody(works, store):
 def test_a_users_process_cannot_make_a_work_of_nonsense():
     good = ALONE["heavy"].to_dict()
     assert read_utilization({H200: good | {"notes": ["x" * 10**6]}}, [H200])[H200]["notes"] == []
-    for bad in ({"smact": math.nan}, {"smact": 1.5}, {"step_s": 0.0}, {"step_s": math.inf}, {"kernels": "many"},
-                {"gpu_s": -1.0}, {"power_w": True}, {"steady": "yes"}, {"flops": None}, {"kernel_groups": 3},
-                {"kernel_groups": [[1.0, 2.0]]}, {"kernel_groups": [["many", 0.1, 0.1]]},
-                {"kernel_groups": [[9.0, math.nan, 0.1]]}, {"kernel_groups": [[9.0, 0.1, -1.0]]},
-                {"kernel_groups": [[9.0, 0.1, 0.1]] * 10_000}):  # fmt: skip
+    for bad in (
+        {"smact": math.nan},
+        {"smact": 1.5},
+        {"step_s": 0.0},
+        {"step_s": math.inf},
+        {"kernels": "many"},
+        {"gpu_s": -1.0},
+        {"power_w": True},
+        {"steady": "yes"},
+        {"flops": None},
+        {"kernel_groups": 3},
+        {"kernel_groups": [[1.0, 2.0]]},
+        {"kernel_groups": [["many", 0.1, 0.1]]},
+        {"kernel_groups": [[9.0, math.nan, 0.1]]},
+        {"kernel_groups": [[9.0, 0.1, -1.0]]},
+        {"kernel_groups": [[9.0, 0.1, 0.1]] * 10_000},
+    ):
         assert read_utilization({H200: good | bad}, [H200]) == {}, bad
     for told in (None, [], {H200: []}, {H200: {}}, {"T4": good}):
         assert read_utilization(told, [H200]) == {}

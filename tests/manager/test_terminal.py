@@ -26,10 +26,15 @@ class Person:
         self.resize(33, 111)
         self.seen = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ullage", *words], env=home.environment() | {"SHELL": "/bin/sh", "PS1": "$ "},
-            cwd=home.work, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+            [sys.executable, "-m", "ullage", *words],
+            env=home.environment() | {"SHELL": "/bin/sh", "PS1": "$ "},
+            cwd=home.work,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
             preexec_fn=self._sit_down,
-        )  # fmt: skip
+        )
         os.close(slave)
 
     @staticmethod

@@ -26,9 +26,13 @@ def test_a_unit_starts_what_there_is_and_leaves_jobs_alone(unit):
     program, verb, *options = service["ExecStart"].split()
     assert program.endswith("/ullage") and service["KillMode"] == "process"
     shown = subprocess.run(
-        [sys.executable, "-m", "ullage", verb, "--help"], capture_output=True, text=True, check=True, timeout=60,
+        [sys.executable, "-m", "ullage", verb, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
         env=os.environ | {"COLUMNS": "200"},
-    )  # fmt: skip
+    )
     for option in (word for word in options if word.startswith("--")):
         assert re.search(rf"{option}\b", shown.stdout)
 
@@ -41,8 +45,11 @@ def test_systemd_finds_nothing_wrong(unit, tmp_path):
     copy.write_text(text.replace(read(unit)["Service"]["ExecStart"].split()[0], "/usr/bin/env"))
     done = subprocess.run(
         ["systemd-analyze", "verify", *(["--user"] if "user" in unit.name else []), str(copy)],
-        capture_output=True, text=True, timeout=60, env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

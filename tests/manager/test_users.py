@@ -88,8 +88,13 @@ def test_a_job_runs_with_the_rights_and_limits_of_its_submitter(shared):
 def test_others_jobs_can_be_seen_and_not_touched(shared):
     number = shared.script("true", hold=True, env={"SECRET": "x"})
     edit = {"jobs": [number], "changes": {"priority": -5}}
-    for verb, arguments in (("cancel", {"jobs": [number]}), ("hold", {"jobs": [number]}), ("logs", {"job": number}),
-                            ("edit", edit), ("requeue", {"jobs": [number]})):  # fmt: skip
+    for verb, arguments in (
+        ("cancel", {"jobs": [number]}),
+        ("hold", {"jobs": [number]}),
+        ("logs", {"job": number}),
+        ("edit", edit),
+        ("requeue", {"jobs": [number]}),
+    ):
         assert "which is root's; operators may" in as_user(shared, verb, **arguments)["refused"]
     shown = as_user(shared, "status", job=number)["ok"][0]
     assert shown["user"] == "root" and "command" not in shown and "env" not in shown
@@ -226,10 +231,16 @@ main()
 def command_of_nobody(system_home, *words):
     python, path = public_python()
     return subprocess.run(
-        [python, "-c", COMMAND, str(system_home), *words], env={"PYTHONPATH": path, "HOME": "/nonexistent"},
-        cwd="/tmp", user="nobody", group=pwd.getpwnam("nobody").pw_gid, extra_groups=[],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        [python, "-c", COMMAND, str(system_home), *words],
+        env={"PYTHONPATH": path, "HOME": "/nonexistent"},
+        cwd="/tmp",
+        user="nobody",
+        group=pwd.getpwnam("nobody").pw_gid,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 def test_users_reach_the_daemon_of_the_system_without_any_setting(shared, tmp_path):

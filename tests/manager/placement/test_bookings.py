@@ -35,10 +35,15 @@ def placed(outcome: PassOutcome) -> list[int]:
 @pytest.mark.parametrize(
     ("now", "limit", "starts"),
     [
-        (500.0, 400.0, True), (500.0, 500.0, True), (500.0, 501.0, False), (500.0, None, False),
-        (1000.0, 1.0, False), (1500.0, None, False), (2000.0, None, True),
+        (500.0, 400.0, True),
+        (500.0, 500.0, True),
+        (500.0, 501.0, False),
+        (500.0, None, False),
+        (1000.0, 1.0, False),
+        (1500.0, None, False),
+        (2000.0, None, True),
     ],
-)  # fmt: skip
+)
 def test_a_foreign_job_starts_only_if_it_is_over_before_the_booking_begins(
     now: float, limit: float | None, starts: bool
 ) -> None:

@@ -25,7 +25,7 @@ from ullage.manager.placement import (
     decide,
     policies,
 )
-from ullage.manager.placement.own_policies import GpuView, JobView, own_policy
+from ullage.manager.placement.own_policies import GpuView, own_policy
 from ullage.manager.placement.policies import Policy
 
 ORACLES = {"first-fit", "best-fit", "worst-fit", "least-utilized"}
@@ -96,7 +96,7 @@ rules = st.builds(
 )
 
 
-def _whimsical(job: JobView, gpus: Sequence[GpuView], now: float) -> Sequence[GpuView]:
+def _whimsical(job: Job, gpus: Sequence[GpuView], now: float) -> Sequence[GpuView]:
     """A policy of one's own that tries the last ones first and lets every fifth job wait."""
     return gpus[::-1] if job.id % 5 else ()
 

@@ -41,9 +41,14 @@ def job(number: int, cores: int = 0, memory: int = 0, submitted: float | None = 
 
 
 def ask(
-    waiting: list[Job], there: Sequence[Job] = (), host: HostShare | None = HOST, now: float = 10.0,
-    policy: str = "ullage", rules: Rules = RULES, gpus: int = 2,
-) -> PassOutcome:  # fmt: skip
+    waiting: list[Job],
+    there: Sequence[Job] = (),
+    host: HostShare | None = HOST,
+    now: float = 10.0,
+    policy: str = "ullage",
+    rules: Rules = RULES,
+    gpus: int = 2,
+) -> PassOutcome:
     running = [Running(each, ("GPU-0",)[: each.gpus], 0.0) for each in there]
     return decide(policy, waiting, running, slots(gpus), Ledger(host=host), rules, now)
 
@@ -59,13 +64,19 @@ def placed(outcome: PassOutcome) -> list[int]:
         (job(1, memory=32), job(100, memory=48), "needs 32.0 GiB of host memory; 16.0 GiB of 64.0 GiB are free"),
         (job(1, cores=9), job(100), "needs 9 cores; that can never be: jobs have 8 here"),
         (job(1, cores=8, gpus=0), job(100, cores=5), "needs 8 cores; 3 of 8 are free"),
-        (job(1, cores=8, promise=41 * GIB), job(100, cores=5),
-         "needs 41.0 GiB on a GPU; that can never be: no GPU has as much, and the largest has 40.0 GiB"),
-        (job(1, cores=8, gpus=2, exclusive=True), job(100, cores=5),
-         "needs 2 idle GPUs to itself with 1.00 GiB; 1 of the 2 GPUs are ready; none is idle: GPU 0 has the most free, "
-         "39.0 GiB; GPU 0 will have room when job 100 ends; it also needs 8 cores; 3 of 8 are free"),
+        (
+            job(1, cores=8, promise=41 * GIB),
+            job(100, cores=5),
+            "needs 41.0 GiB on a GPU; that can never be: no GPU has as much, and the largest has 40.0 GiB",
+        ),
+        (
+            job(1, cores=8, gpus=2, exclusive=True),
+            job(100, cores=5),
+            "needs 2 idle GPUs to itself with 1.00 GiB; 1 of the 2 GPUs are ready; none is idle: GPU 0 has the most "
+            "free, 39.0 GiB; GPU 0 will have room when job 100 ends; it also needs 8 cores; 3 of 8 are free",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_job_waits_for_what_the_host_lacks_and_says_so(waiting: Job, there: Job, reason: str) -> None:
     (found,) = ask([waiting], [there]).waiting
     assert found.reason == reason
@@ -131,10 +142,13 @@ shares = st.builds(HostShare, st.integers(0, 8), st.sampled_from([0, 0, 16 * GIB
 
 @settings(max_examples=60, deadline=None)
 @given(
-    wanted=shares, gpus=st.integers(0, 2), policy=st.sampled_from(["ullage", "magm", "exclusive"]),
-    small=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1), st.sampled_from([None, 3.0, 9.0])), min_size=1,
-                   max_size=6),
-)  # fmt: skip
+    wanted=shares,
+    gpus=st.integers(0, 2),
+    policy=st.sampled_from(["ullage", "magm", "exclusive"]),
+    small=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 1), st.sampled_from([None, 3.0, 9.0])), min_size=1, max_size=6
+    ),
+)
 @example(wanted=HostShare(8), gpus=0, policy="ullage", small=[(1, 0, None)] * 6)
 @example(wanted=HostShare(0, 64 * GIB), gpus=1, policy="ullage", small=[(1, 0, 9.0), (2, 0, 3.0)] * 3)
 def test_every_job_that_could_ever_run_gets_its_turn(

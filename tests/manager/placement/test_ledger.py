@@ -185,8 +185,13 @@ class LedgerMachine(RuleBasedStateMachine):
     def model_committed(self, name: str) -> int:
         return self.measured[name].foreign + sum(max(both) for both in self.held[name].values())
 
-    @rule(job=st.integers(0, 5), where=st.sets(st.sampled_from(SLOTS)), memory=st.integers(0, 120),
-          exclusive=st.booleans(), share=st.builds(HostShare, st.integers(0, 9), st.integers(0, 70)))  # fmt: skip
+    @rule(
+        job=st.integers(0, 5),
+        where=st.sets(st.sampled_from(SLOTS)),
+        memory=st.integers(0, 120),
+        exclusive=st.booleans(),
+        share=st.builds(HostShare, st.integers(0, 9), st.integers(0, 70)),
+    )
     def promise(self, job: int, where: set[str], memory: int, exclusive: bool, share: HostShare) -> None:
         cores, on_host = (sum(each) for each in zip((0, 0), *self.on_host.values(), strict=True))
         possible = job not in self.on_host

@@ -244,18 +244,26 @@ def test_a_reason_names_the_fewest_jobs_whose_end_makes_room(
     ("waiting", "reason"),
     [
         (job(1, promise=30), "needs 30.0 GiB on a GPU; GPU 0 has the most free, 20.0 GiB"),
-        (job(1, promise=19),
-         "needs 19.0 GiB on a GPU; GPU 0 has the most free, 20.0 GiB, and 2.00 GiB are to stay free"),
-        (job(1, exclusive=True),
-         "needs an idle GPU to itself with 10.0 GiB; none is idle: GPU 0 has the most free, 20.0 GiB"),
-        (Job(1, "ada", 0.0),
-         "needs an idle GPU to itself (its memory is unknown); none is idle: GPU 0 has the most free, 20.0 GiB"),
-        (job(1, promise=50),
-         "needs 50.0 GiB on a GPU; that can never be: no GPU has as much, and the largest has 40.0 GiB"),
+        (
+            job(1, promise=19),
+            "needs 19.0 GiB on a GPU; GPU 0 has the most free, 20.0 GiB, and 2.00 GiB are to stay free",
+        ),
+        (
+            job(1, exclusive=True),
+            "needs an idle GPU to itself with 10.0 GiB; none is idle: GPU 0 has the most free, 20.0 GiB",
+        ),
+        (
+            Job(1, "ada", 0.0),
+            "needs an idle GPU to itself (its memory is unknown); none is idle: GPU 0 has the most free, 20.0 GiB",
+        ),
+        (
+            job(1, promise=50),
+            "needs 50.0 GiB on a GPU; that can never be: no GPU has as much, and the largest has 40.0 GiB",
+        ),
         (job(1, gpus=3), "needs 10.0 GiB on each of 3 GPUs; that can never be: there are 2 GPUs"),
         (job(1, promise=39), "needs 39.0 GiB on a GPU; GPU 0 has the most free, 20.0 GiB"),
     ],
-)  # fmt: skip
+)
 def test_reasons_say_what_was_needed_and_what_the_best_gpu_had(waiting: Job, reason: str) -> None:
     there = running((job(100, promise=20), "GPU-0"), (job(101, promise=30), "GPU-1"))
     rules = Rules(margin=2 * GIB, smact_limit=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from ullage.manager.storage.records import State
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_GPU = ("gpu", "index", "name")
+_LABELS = ("gpu", "index", "name")
 _ACTIVITY = ("gract", "smact", "smocc", "drama")
 
 
@@ -31,77 +31,62 @@ class _Figures(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        about = self._figures["about"]
+        about, gpus, oldest = self._figures["about"], self._figures["gpus"], self._figures["oldest_waiting"]
         names = ("version", "policy", "sharing", "estimator")
         yield InfoMetricFamily("ullage", "the daemon", {name: str(about[name]) for name in names})
-        yield _one("ullage_start_time_seconds", "when the daemon started, since 1970", about["since"])
-        yield _one("ullage_estimates_pending", "estimates that are being made or wait", about["estimates_pending"])
-        yield _one("ullage_disk_full", "1 while nothing can be written", float(about["disk_full"]))
-        oldest = self._figures["oldest_waiting"]
+        yield _one("start_time_seconds", "when the daemon started, since 1970", about["since"])
+        yield _one("estimates_pending", "estimates that are being made or wait", about["estimates_pending"])
+        yield _one("disk_full", "1 while nothing can be written", about["disk_full"])
         if oldest is not None:
-            yield _one("ullage_oldest_waiting_seconds", "how long the longest-waiting job has waited", oldest)
-        yield self._jobs(about["jobs"])
-        yield self._attempts()
-        events = CounterMetricFamily("ullage_events", "events since the database was made")
-        events.add_metric([], about["last_event"])
-        yield events
-        yield from _of_host(about.get("host"))
-        yield from _of_gpus(self._figures["gpus"])
-
-    def _jobs(self, counts: dict[str, int]) -> Metric:
-        jobs = GaugeMetricFamily("ullage_jobs", "jobs by state, those that are over too", labels=["state"])
-        for state in State:
-            jobs.add_metric([state.value], counts.get(state.value, 0))
-        return jobs
-
-    def _attempts(self) -> Metric:
+            yield _one("oldest_waiting_seconds", "how long the longest-waiting job has waited", oldest)
+        states = {(state.value,): about["jobs"].get(state.value, 0) for state in State}
+        yield _several("jobs", "jobs by state, those that are over too", ("state",), states)
         attempts = CounterMetricFamily("ullage_attempts", "attempts that are over, by why they ended", labels=["cause"])
         for cause, number in sorted(self._figures["attempts"].items()):
             attempts.add_metric([cause], number)
-        return attempts
+        yield attempts
+        yield CounterMetricFamily("ullage_events", "events since the database was made", value=about["last_event"])
+        for name, (text, value) in _HOST.items():
+            if about.get("host") is not None:
+                yield _one(f"host_{name}", text, about["host"][value])
+        for name, (text, value) in _GPUS.items():
+            yield _several(f"gpu_{name}", text, _LABELS, {_labels(gpu): gpu[value] for gpu in gpus})
+        yield _several(
+            "gpu_jobs", "jobs that hold a promise", _LABELS, {_labels(gpu): len(gpu["jobs"]) for gpu in gpus}
+        )
+        activity = {(*_labels(gpu), kind): gpu["activity"].get(kind) for gpu in gpus for kind in _ACTIVITY}
+        yield _several("gpu_activity_ratio", "mean over the window", (*_LABELS, "kind"), activity)
 
 
-def _of_host(host: dict[str, int] | None) -> Iterator[Metric]:
-    for field, name, text in (
-        ("cores", "cores_total", "processor cores that jobs may have together"),
-        ("free_cores", "cores_free", "processor cores that can still be promised"),
-        ("memory", "memory_total_bytes", "host memory that jobs may have together"),
-        ("free_memory", "memory_free_bytes", "host memory that can still be promised"),
-    ):
-        if host is not None:
-            yield _one(f"ullage_host_{name}", text, host[field])
+# By the names of metrics: their texts, and what they are called in the answers of the daemon.
+_HOST = {
+    "cores_total": ("processor cores that jobs may have together", "cores"),
+    "cores_free": ("processor cores that can still be promised", "free_cores"),
+    "memory_total_bytes": ("host memory that jobs may have together", "memory"),
+    "memory_free_bytes": ("host memory that can still be promised", "free_memory"),
+}
+_GPUS = {
+    "memory_total_bytes": ("memory that jobs can use", "total"),
+    "memory_used_bytes": ("memory in use by all processes", "used"),
+    "memory_promised_bytes": ("memory promised to jobs", "promised"),
+    "memory_free_bytes": ("memory that can still be promised", "free"),
+    "drained": ("1: gets no new jobs", "drained"),
+    "lost": ("1: does not answer", "lost"),
+    "power_watts": ("power that it draws", "power_w"),
+}
 
 
-def _of_gpus(gpus: list[dict[str, Any]]) -> Iterator[Metric]:
-    for field, name, text in (
-        ("total", "memory_total_bytes", "memory that jobs can use"),
-        ("used", "memory_used_bytes", "memory in use by all processes"),
-        ("promised", "memory_promised_bytes", "memory promised to jobs"),
-        ("free", "memory_free_bytes", "memory that can still be promised"),
-        ("drained", "drained", "1: gets no new jobs"),
-        ("lost", "lost", "1: does not answer"),
-        ("power_w", "power_watts", "power that it draws"),
-    ):
-        metric = GaugeMetricFamily(f"ullage_gpu_{name}", text, labels=_GPU)
-        for gpu in gpus:
-            if gpu[field] is not None:
-                metric.add_metric(_labels(gpu), float(gpu[field]))
-        yield metric
-    jobs = GaugeMetricFamily("ullage_gpu_jobs", "jobs that hold a promise", labels=_GPU)
-    activity = GaugeMetricFamily("ullage_gpu_activity_ratio", "mean over the window", labels=(*_GPU, "kind"))
-    for gpu in gpus:
-        jobs.add_metric(_labels(gpu), len(gpu["jobs"]))
-        for kind in _ACTIVITY:
-            value = gpu["activity"].get(kind)
-            if value is not None:
-                activity.add_metric([*_labels(gpu), kind], value)
-    yield jobs
-    yield activity
-
-
-def _labels(gpu: dict[str, Any]) -> list[str]:
-    return [str(gpu["id"]), str(gpu["index"]), str(gpu["name"])]
+def _labels(gpu: dict[str, Any]) -> tuple[str, ...]:
+    return str(gpu["id"]), str(gpu["index"]), str(gpu["name"])
 
 
 def _one(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=value)
+    return GaugeMetricFamily(f"ullage_{name}", text, value=float(value))
+
+
+def _several(name: str, text: str, labels: Sequence[str], values: Mapping[Any, float | None]) -> Metric:
+    metric = GaugeMetricFamily(f"ullage_{name}", text, labels=labels)
+    for key, value in values.items():
+        if value is not None:
+            metric.add_metric(key, float(value))
+    return metric

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from ullage.manager.core.context import ManagerContext
-from ullage.manager.core.curves import MemoryCurve
 from ullage.manager.core.ends import (
     CANCELLED,
     REQUEUE_HELD,
@@ -19,6 +18,7 @@ from ullage.manager.core.ends import (
     was_seen,
     what_next,
 )
+from ullage.manager.core.usage import MemoryCurve
 from ullage.manager.core.watchdog import MOST_CRASHES
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.placement import HostShare

@@ -11,9 +11,7 @@ from pathlib import Path
 
 from ullage.errors import InvalidValue
 from ullage.jobs.schedules import LAST_MOMENT
-from ullage.manager.core.curves import MemoryCurve
-from ullage.manager.core.energy import EnergyMeter
-from ullage.manager.core.fair_share import FairShare
+from ullage.manager.core.usage import EnergyMeter, FairShare, MemoryCurve
 from ullage.manager.core.watchdog import Handled
 from ullage.manager.core.works import Works
 from ullage.manager.monitor import Monitor

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights
-from ullage.manager.running.deliveries import DeliveryResult, by_command
 from ullage.manager.running.environment import least_environment
 from ullage.manager.settings import NotifySettings
 from ullage.manager.storage.job_store import EndNote
 from ullage.manager.storage.records import JobRecord, Notification
+from ullage.sandbox.environment import environment
+from ullage.sandbox.limits import Limits
+from ullage.sandbox.parent import run
+from ullage.units import GIB
 
 _AT_ONCE = 4
 _LOOK = 5.0  # seconds between two looks, should the disk have been full
@@ -152,3 +156,37 @@ async def _in_thread(work: Callable[[], DeliveryResult]) -> DeliveryResult:
 
     threading.Thread(target=call, daemon=True, name="notify").start()
     return await answer
+
+
+_COMMAND = "ullage.sandbox.child:run_command"
+
+
+class DeliveryResult(NamedTuple):
+    """Whether it was delivered, and what is known of it."""
+
+    done: bool
+    text: str
+
+
+def by_command(
+    command: Sequence[str],
+    facts: Mapping[str, Any],
+    env: Mapping[str, str],
+    cwd: str | None,
+    rights: Mapping[str, int | str],
+    seconds: float,
+) -> DeliveryResult:
+    """Run a command. One that ran is not run again, whatever came of it."""
+    request = {"command": list(command), "text": json.dumps(facts), "env": dict(env) | variables(facts)}
+    limits = Limits(seconds=seconds, memory=4 * GIB, processes=256)
+    outcome = run(_COMMAND, request, limits=limits, env=environment(env), cwd=cwd, rights=rights or None)
+    if outcome.answer is None:
+        return DeliveryResult(False, f"{command[0]}: {'' if outcome.reason == 'error' else 'it '}{outcome.failure}")
+    if "failed" in outcome.answer:
+        return DeliveryResult(False, outcome.answer["failed"])
+    return DeliveryResult(True, f"{command[0]}: exit code {outcome.answer['code']}")
+
+
+def variables(facts: Mapping[str, Any]) -> dict[str, str]:
+    """The facts as environment variables; what is unknown is empty."""
+    return {f"ULLAGE_END_{name.upper()}": "" if value is None else str(value) for name, value in facts.items()}

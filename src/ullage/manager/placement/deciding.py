@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ullage.manager.placement.fairness import in_order
-from ullage.manager.placement.gpus import gpus_of
-from ullage.manager.placement.host import HostLeft
+from ullage.manager.placement.gpus import HostLeft, gpus_of
 from ullage.manager.placement.ledger import Ledger
 from ullage.manager.placement.plan import Situation, best_plan
 from ullage.manager.placement.policies import Policy, find_policy

@@ -15,7 +15,6 @@ _ID, _SUBMITTED, _USER = attrgetter("id"), attrgetter("submitted"), attrgetter("
 _KIND = attrgetter("recovery", "priority")
 _LEAST_PART = 1 / 16  # of a GPU, that any job counts for: each takes its turn
 _USUAL_SPEED = 0.5  # of its speed alone, that a job may be left with before it keeps others away
-_LONGEST = 100  # half-lives between two beginnings
 
 
 def came(job: Job) -> float:
@@ -156,37 +155,23 @@ class Account(NamedTuple):
 
 
 class UsageAccounts:
-    """What users have used of late, for whoever knows at any time what each of them holds.
-
-    Charges as `Account` does with what is `held`, but a change costs the same however many jobs run, and `usage` one
-    multiplication for each user: who holds `g` GPUs nears the level `g * half_life / ln 2`, and how far he is from it
-    fades, for all users at the same rate.
-    """
+    """What users have used of late, for whoever knows at any time how many GPUs each of them holds."""
 
     def __init__(self, half_life: float) -> None:
         self._half_life = half_life
-        self._level = half_life / math.log(2.0)  # of one who has held one GPU for ever
-        self._begin = 0.0
-        self._gpus: dict[str, float] = {}
-        self._away: dict[str, float] = {}  # how far from his level, as it would have been at the beginning
+        self._accounts: dict[str, tuple[Account, float]] = {}  # by user, with the GPUs held since then
 
     def hold(self, user: str, gpus: float, now: float) -> None:
         """From now on a user holds so many GPUs more, or parts of them; fewer where it is below 0."""
-        if now - self._begin > _LONGEST * self._half_life:
-            self._begin_again(now)
-        self._gpus[user] = self._gpus.get(user, 0.0) + gpus
-        self._away[user] = self._away.get(user, 0.0) - gpus * self._level / self._fading(now)
+        account, before = self._charged(user, now)
+        self._accounts[user] = account, before + gpus
 
     def usage(self, now: float, users: Iterable[str] | None = None) -> dict[str, float]:
         """What counts now, by user, in GPU-seconds; of all who used something, or of these among them."""
-        fading, level, gpus, away = self._fading(now), self._level, self._gpus, self._away
-        asked = away if users is None else away.keys() & users
-        return {user: max(0.0, gpus[user] * level + away[user] * fading) for user in asked}
+        asked = self._accounts.keys() if users is None else self._accounts.keys() & users
+        return {user: self._charged(user, now)[0].used for user in asked}
 
-    def _fading(self, now: float) -> float:
-        return faded(1.0, now - self._begin, self._half_life)
-
-    def _begin_again(self, now: float) -> None:
-        """The same accounts, before the numbers grow too large."""
-        fading, self._begin = self._fading(now), now
-        self._away = {user: away * fading for user, away in self._away.items()}
+    def _charged(self, user: str, now: float) -> tuple[Account, float]:
+        account, gpus = self._accounts.get(user, (Account(0.0, now), 0.0))
+        used = held(gpus, now - account.at, self._half_life)
+        return account.charged(used, now, self._half_life), gpus

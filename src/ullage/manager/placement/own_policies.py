@@ -3,8 +3,9 @@
     def choose(job, gpus, now):
         return max(gpus, key=lambda gpu: gpu.free)
 
-It gets the job, the GPUs that may take it, and the time; it answers with one of them, with several (best first), or
-with None: the job waits. What keeps memory safe is not in its hands: only GPUs are offered where the job fits by the
+It gets the job (`Job`, with the `promise` that it needs; None: not known, so it gets a GPU to itself or the site's
+floor), the GPUs that may take it, and the time; it answers with one of them, with several (best first), or with None:
+the job waits. What keeps memory safe is not in its hands: only GPUs are offered where the job fits by the
 ledger and by the rules, so it can choose badly, but not wrongly.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from ullage.errors import InvalidValue, PolicyFailed
 from ullage.manager.placement.fairness import came
@@ -25,38 +26,15 @@ from ullage.manager.placement.snapshot import Job, Slot
 TRAITS = {"oracle": False, "alone": False, "backfills": True, "predicts": True}
 """What a function can have as attributes (`choose.backfills = False`), and what counts where it has none."""
 
-Choice = Callable[["JobView", Sequence["GpuView"], float], Any]
+Choice = Callable[[Job, Sequence["GpuView"], float], Any]
 """A policy as its author writes it."""
-
-
-class JobView(NamedTuple):
-    """A job as a policy of one's own sees it.
-
-    `promise` is the memory in bytes that it needs on each of its `gpus` (None: not known; then it gets a GPU to itself
-    or the site's floor). `exclusive`: nobody else may be on its GPUs. `work` names what it does, so jobs of one name do
-    the same; `busy` is the SM activity that it causes alone, 0 to 1. Both are None where they are not known.
-    `min_speed` is the share of its speed that it wants to keep beside others (None: its owner did not say).
-    `time_limit` is in seconds. `queued` is when it came into the queue: it has waited for `now - job.queued` seconds.
-    """
-
-    id: int
-    user: str
-    gpus: int
-    promise: int | None
-    exclusive: bool
-    work: str | None
-    busy: float | None
-    min_speed: float | None
-    time_limit: float | None
-    priority: int
-    queued: float
 
 
 class GpuView:
     """A GPU, or a MIG instance, as a policy of one's own sees it. It can be read, not changed.
 
     `index`, `name` and `total` (bytes) say which one it is. `free` are the bytes that are promised to nobody. `count`
-    jobs are there; `jobs` are those of which more is known (`JobView`). `idle`: none is there, and hardly any memory is
+    jobs are there; `jobs` are those of which more is known (`Job`). `idle`: none is there, and hardly any memory is
     in use. `load` is the SM activity to expect now, None where it is not known.
     """
 
@@ -77,16 +55,16 @@ class GpuView:
         return self._gpu.is_idle(self._rules)
 
     @property
-    def jobs(self) -> tuple[JobView, ...]:
+    def jobs(self) -> tuple[Job, ...]:
         """The jobs there whose description is known."""
         return tuple([_view(job, job.promise, job.exclusive) for job in self._gpu.jobs])
 
-    def speeds(self, *more: JobView) -> list[float] | None:
+    def speeds(self, *more: Job) -> list[float] | None:
         """What each job keeps of its speed alone, 0 to 1, with these ones added: those of `jobs` first, then `more`.
 
         None where it cannot be predicted: it is not known what one of the jobs does.
         """
-        here: Sequence[Job | JobView] = [*self._gpu.jobs, *more]
+        here = [*self._gpu.jobs, *more]
         works = [job.work for job in here if job.work is not None]
         if self._gpu.job_count != len(self._gpu.jobs) or len(works) < len(here) or self._rules.predict is None:
             return None
@@ -155,20 +133,9 @@ class _Chooser:
         return [gpu for gpu in found if gpu is not None]
 
 
-def _view(job: Job, promise: int | None, exclusive: bool) -> JobView:
-    return JobView(
-        id=job.id,
-        user=job.user,
-        gpus=job.gpus,
-        promise=promise,
-        exclusive=exclusive,
-        work=job.work,
-        busy=job.busy,
-        min_speed=job.min_speed,
-        time_limit=job.time_limit,
-        priority=job.priority,
-        queued=came(job),
-    )
+def _view(job: Job, promise: int | None, exclusive: bool) -> Job:
+    """The job without its true memory, which only oracles know."""
+    return replace(job, promise=promise, promises=(), true=None, exclusive=exclusive, queued=came(job))
 
 
 def _told(error: BaseException) -> str:

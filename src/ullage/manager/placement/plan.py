@@ -15,8 +15,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from ullage.manager.placement.fairness import came, waited
-from ullage.manager.placement.gpus import Gpu
-from ullage.manager.placement.host import HostLeft
+from ullage.manager.placement.gpus import Gpu, HostLeft
 from ullage.manager.placement.policies import Policy, find_policy
 from ullage.manager.placement.rules import Rules, SlotRequest
 from ullage.manager.placement.snapshot import Decision, Job

@@ -28,8 +28,7 @@ from ullage.manager.placement import (
     fair_order,
     part_of_gpu,
 )
-from ullage.manager.placement.gpus import Gpu, gpu_of
-from ullage.manager.placement.host import HostLeft
+from ullage.manager.placement.gpus import Gpu, HostLeft, gpu_of
 from ullage.manager.placement.plan import Situation, best_plan
 from ullage.manager.placement.policies import Policy
 from ullage.manager.policy_files import load_policy

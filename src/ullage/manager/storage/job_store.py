@@ -15,7 +15,7 @@ from typing import Any
 from ullage.errors import DamagedRecord, NoSuchJob, UllageError
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.placement import Account
-from ullage.manager.storage.changes import Changes
+from ullage.manager.storage.changes import Changes, SpecUse
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.history import JobHistory
 from ullage.manager.storage.records import (
@@ -36,7 +36,6 @@ from ullage.manager.storage.records import (
     unpacked,
     work_from_row,
 )
-from ullage.manager.storage.spec_use import SpecUse
 
 EndNote = tuple[str, dict[str, Any], dict[str, Any]]
 """By what the end of a job is told, where to, and the facts."""
