@@ -18,6 +18,24 @@ from ullage.manager.placement import HostShare, Ledger, Slot
 from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
 
 HIDDEN = "only its owner and operators see this"
+_OF_REQUEST = [
+    "command",
+    "cwd",
+    "venv",
+    "conda",
+    "memory",
+    "host_memory",
+    "model",
+    "batch_size",
+    "time_limit",
+    "resumable",
+    "mps_threads",
+    "mps_memory",
+    "begin",
+    "retries",
+    "requeue",
+    "on_end",
+]
 
 # Why a job waits, for states in which placement was not asked.
 _REASONS = {
@@ -55,26 +73,8 @@ def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine:
         "reason": _why_it_waits(job, reason),
     }
     if whole and mine:
-        names = (
-            "command",
-            "cwd",
-            "venv",
-            "conda",
-            "memory",
-            "host_memory",
-            "model",
-            "batch_size",
-            "time_limit",
-            "resumable",
-            "mps_threads",
-            "mps_memory",
-            "begin",
-            "retries",
-            "requeue",
-            "on_end",
-        )
         variables = asked.get("env") or job.spec.get("variables", [])
-        shown |= {name: asked.get(name) for name in names} | {"env": sorted(variables)}
+        shown |= {name: asked.get(name) for name in _OF_REQUEST} | {"env": sorted(variables)}
         shown["breakdown"] = None if job.breakdown is None else json.loads(job.breakdown)
     return shown
 
@@ -144,20 +144,12 @@ class JobViews:
 
     def folded(self, caller: Caller, row: list[JobRecord]) -> dict[str, Any]:
         """A row of `folded`: its first job, how many `jobs` it stands for, and their indices."""
-        promises = [job.promise for job in row]
-        several = (
-            {} if len(row) == 1 else {"promise": None if None in promises else max(map(int, filter(None, promises)))}
-        )
-        return (
-            self.shown(caller, row[0])
-            | several
-            | {
-                "jobs": len(row),
-                "indices": ranges(job.array_index for job in row if job.array_index is not None)
-                if len(row) > 1
-                else None,
-            }
-        )
+        shown = self.shown(caller, row[0]) | {"jobs": len(row), "indices": None}
+        if len(row) > 1:
+            known = [job.promise for job in row if job.promise is not None]
+            shown["promise"] = max(known) if len(known) == len(row) else None
+            shown["indices"] = ranges(job.array_index for job in row if job.array_index is not None)
+        return shown
 
     def shown(self, caller: Caller, job: JobRecord, whole: bool = False) -> dict[str, Any]:
         """A job; with `whole`, its command and all that it asked for too."""

@@ -57,6 +57,10 @@ class JobHistory:
                 found[row["id"]] = error
         return found
 
+    def _pairs(self, statement: str, *values: Any) -> dict[Any, Any]:
+        """The first two columns of what a query finds, the second by the first."""
+        return {row[0]: row[1] for row in self._database.rows(statement, values)}
+
     def _readable(self, rows: Iterable[sqlite3.Row], read: Callable[[sqlite3.Row], _Record]) -> list[_Record]:
         """The records of rows; those of which none can be made are written down in `damaged`."""
         found = []
@@ -97,15 +101,11 @@ class JobHistory:
 
     def indices(self, array: int) -> dict[int, int]:
         """The jobs of an array, by index."""
-        rows = self._database.rows("SELECT id, array_index FROM jobs WHERE array_id = ?", (array,))
-        return {row["array_index"]: row["id"] for row in rows}
+        return self._pairs("SELECT array_index, id FROM jobs WHERE array_id = ?", array)
 
     def states(self, numbers: Iterable[int]) -> dict[int, str]:
         """The states of jobs."""
-        rows = self._database.rows(
-            "SELECT id, state FROM jobs WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(list(numbers)),)
-        )
-        return {row["id"]: row["state"] for row in rows}
+        return self._pairs(f"SELECT id, state FROM jobs WHERE id IN {_LISTED}", _listed(numbers))
 
     def not_done(self, array: int) -> tuple[int, str] | None:
         """The index and the state of the first job of an array that is not done, if there is one."""
@@ -126,7 +126,7 @@ class JobHistory:
 
     def throttles(self) -> dict[int, int]:
         """How many jobs run at once of the arrays that are limited."""
-        return {row["id"]: row["throttle"] for row in self._database.rows("SELECT * FROM arrays")}
+        return self._pairs("SELECT id, throttle FROM arrays")
 
     def attempts(self, jobs: Iterable[int]) -> dict[int, list[AttemptRecord]]:
         """All attempts of jobs, the first one first."""
@@ -161,11 +161,10 @@ class JobHistory:
 
     def last_ends(self) -> dict[int, float]:
         """When the last attempt of each job that waits again ended."""
-        rows = self._database.rows(
-            "SELECT a.job, max(a.ended) AS ended FROM attempts a JOIN jobs j ON j.id = a.job "
+        return self._pairs(
+            "SELECT a.job, max(a.ended) FROM attempts a JOIN jobs j ON j.id = a.job "
             "WHERE j.state IN ('queued', 'held') AND a.ended IS NOT NULL GROUP BY a.job"
         )
-        return {row["job"]: row["ended"] for row in rows}
 
     def accounts(self) -> dict[str, Account]:
         """What users have used of late."""
@@ -191,12 +190,11 @@ class JobHistory:
 
     def queued(self, jobs: Iterable[int]) -> dict[int, float]:
         """When jobs came into the queue for the last time before their first attempt, where the events still tell."""
-        rows = self._database.rows(
-            "SELECT e.job, max(e.time) AS time FROM events e JOIN attempts a ON a.job = e.job AND a.number = 1 "
+        return self._pairs(
+            "SELECT e.job, max(e.time) FROM events e JOIN attempts a ON a.job = e.job AND a.number = 1 "
             f"WHERE e.kind = 'queued' AND e.time <= a.placed AND e.job IN {_LISTED} GROUP BY e.job",
-            (_listed(jobs),),
+            _listed(jobs),
         )
-        return {row["job"]: row["time"] for row in rows}
 
     def drains(self, now: float) -> list[Drain]:
         """Those that are not over, in the order of their beginning."""
@@ -224,13 +222,11 @@ class JobHistory:
 
     def counts(self) -> dict[str, int]:
         """How many jobs are in each state, those that are over too."""
-        rows = self._database.rows("SELECT state, count(*) AS number FROM jobs GROUP BY state")
-        return {row["state"]: row["number"] for row in rows}
+        return self._pairs("SELECT state, count(*) FROM jobs GROUP BY state")
 
     def causes(self) -> dict[str, int]:
         """How many attempts ended by each cause."""
-        rows = self._database.rows("SELECT cause, count(*) AS number FROM attempts WHERE state = 'over' GROUP BY cause")
-        return {str(row["cause"]): row["number"] for row in rows}
+        return self._pairs("SELECT coalesce(cause, 'None'), count(*) FROM attempts WHERE state = 'over' GROUP BY cause")
 
 
 def _listed(numbers: Iterable[int]) -> str:

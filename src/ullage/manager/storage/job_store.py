@@ -8,7 +8,6 @@ import dataclasses
 import json
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -50,6 +49,7 @@ _EVENTS = {
 }  # others are called as the state after them
 
 _SLICE = 0.02  # seconds of what follows a transaction after which others get their turn
+_NOTHING = Changes()  # what is being changed outside of transactions
 
 
 class _Collecting(threading.local):
@@ -192,19 +192,16 @@ class JobStore:
 
     def number_of(self, uid: int | None = None) -> int:
         """How many jobs are not over, of all or of one user; with those that come into the queue just now."""
-        come = self._collecting.changes.come if self._collecting.changes is not None else Counter[int]()
+        come = self._pending.come
         if uid is None:
             return len(self.jobs) + come.total()
         return self._specs.number_of(uid) + come[uid]
 
     def bytes_of(self, uid: int) -> int:
         """How much is kept of what a user asked for and still waits for or runs; with what is being submitted now."""
-        new = {job.spec_id: job.spec for job in self._being_submitted() if job.uid == uid}
+        submitted = [job for each in self._pending.submissions.values() for job in each if job.uid == uid]
+        new = {job.spec_id: job.spec for job in submitted}
         return self._specs.bytes_of(uid) + sum(len(stored(spec)) for spec in new.values())
-
-    def _being_submitted(self) -> list[JobRecord]:
-        changes = self._collecting.changes
-        return [] if changes is None else [job for each in changes.submissions.values() for job in each]
 
     def changed(self) -> set[int]:
         """The jobs that have changed since this was asked before; at first all that are not over."""
@@ -225,8 +222,7 @@ class JobStore:
 
     def several(self, numbers: Sequence[int]) -> list[JobRecord]:
         """The jobs of those numbers, over or not, in that order."""
-        changes = self._collecting.changes
-        changed = changes.jobs if changes is not None else {}
+        changed = self._pending.jobs
         found = [changed.get(number) or self.jobs.get(number) for number in numbers]
         missing = [number for number, job in zip(numbers, found, strict=True) if job is None]
         past = {job.id: job for job in self.history.numbered(missing)} if missing else {}
@@ -244,8 +240,7 @@ class JobStore:
     @property
     def next_number(self) -> int:
         """The number that the next new job gets."""
-        changes = self._collecting.changes
-        return max(self._last_job, changes.last_job if changes is not None else 0) + 1
+        return max(self._last_job, self._pending.last_job) + 1
 
     def submit(
         self,
@@ -276,7 +271,7 @@ class JobStore:
 
     def needs(self, numbers: Iterable[int]) -> dict[int, tuple[Need, ...]]:
         """What jobs wait for; those that are over, what they waited for in vain."""
-        changed = self._collecting.changes.dependencies if self._collecting.changes is not None else {}
+        changed = self._pending.dependencies
         found = {number: changed.get(number, self.dependencies.get(number, ())) for number in numbers}
         over = [number for number in found if number not in self.jobs and number not in changed]
         if over:
@@ -295,9 +290,13 @@ class JobStore:
 
     def of_submission(self, key: str) -> list[JobRecord]:
         """The jobs of an earlier submission."""
+        return self._pending.submissions.get(key) or self.history.of_submission(key)
+
+    @property
+    def _pending(self) -> Changes:
+        """What this thread is changing."""
         changes = self._collecting.changes
-        known = changes.submissions.get(key) if changes is not None else None
-        return known or self.history.of_submission(key)
+        return _NOTHING if changes is None else changes
 
     @property
     def _now(self) -> Changes:
@@ -350,9 +349,7 @@ class JobStore:
 
     def live_attempt(self, number: int) -> AttemptRecord:
         """The attempt that may have a live process."""
-        changes = self._collecting.changes
-        changed = changes.attempts if changes is not None else {}
-        return changed.get(number) or self.attempts[number]
+        return self._pending.attempts.get(number) or self.attempts[number]
 
     def run(self, attempt: AttemptRecord, started: float) -> None:
         """The process was seen alive."""
@@ -408,8 +405,7 @@ class JobStore:
 
     def work(self, id: str) -> WorkRecord | None:
         """What is known of a work. Any thread may ask."""
-        changes = self._collecting.changes
-        found = (changes.works.get(id) if changes is not None else None) or self._works.get(id)
+        found = self._pending.works.get(id) or self._works.get(id)
         if found is None:
             for row in self._database.rows("SELECT * FROM works WHERE id = ?", (id,)):
                 found = work_from_row(row)
