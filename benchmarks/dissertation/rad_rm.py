@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ullage.manager.placement import RecoveryRules, Rules
-from ullage.manager.placement.own_policies import GpuView, JobView
+from ullage.manager.placement import Job, RecoveryRules, Rules
+from ullage.manager.placement.own_policies import GpuView
 from ullage.manager.simulation.scenario import Scenario, World
 
 GPUS = "4xA100-40GB"
@@ -73,13 +73,13 @@ def rad_rm(
 _last = -1  # the index of the GPU that round-robin gave away last
 
 
-def _idle_first(job: JobView, gpus: Sequence[GpuView], key: Callable[[GpuView], float]) -> list[GpuView]:
+def _idle_first(job: Job, gpus: Sequence[GpuView], key: Callable[[GpuView], float]) -> list[GpuView]:
     idle = [gpu for gpu in gpus if gpu.idle]
     chosen = idle if len(idle) >= job.gpus else sorted(gpus, key=key)
     return chosen[: job.gpus]
 
 
-def round_robin(job: JobView, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
+def round_robin(job: Job, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
     """An idle GPU, else the next one in turn; the turn goes on only where GPUs are shared."""
     global _last
     chosen = _idle_first(job, gpus, lambda gpu: (gpu.index <= _last) * 1000 + gpu.index)
@@ -88,32 +88,32 @@ def round_robin(job: JobView, gpus: Sequence[GpuView], now: float) -> list[GpuVi
     return chosen
 
 
-def magm(job: JobView, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
+def magm(job: Job, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
     """An idle GPU, else the one with the most memory free."""
     return _idle_first(job, gpus, lambda gpu: -gpu.free)
 
 
-def lug(job: JobView, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
+def lug(job: Job, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
     """An idle GPU, else the least utilised one."""
     return _idle_first(job, gpus, lambda gpu: gpu.load)
 
 
-def off(job: JobView, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
+def off(job: Job, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
     """Oracle first fit: an idle GPU, else the first that fits."""
     return _idle_first(job, gpus, lambda gpu: gpu.index)
 
 
-def obf(job: JobView, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
+def obf(job: Job, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
     """Oracle best fit: an idle GPU, else the one with the least memory free that fits."""
     return _idle_first(job, gpus, lambda gpu: gpu.free)
 
 
-def owf(job: JobView, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
+def owf(job: Job, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
     """Oracle worst fit: an idle GPU, else the one with the most memory free."""
     return magm(job, gpus, now)
 
 
-def olug(job: JobView, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
+def olug(job: Job, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
     """Oracle least utilised: an idle GPU, else the least utilised one where the job fits."""
     return lug(job, gpus, now)
 

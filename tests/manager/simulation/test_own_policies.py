@@ -13,7 +13,8 @@ import ullage
 import ullage.manager
 import ullage.manager.simulation
 from ullage.errors import PolicyFailed
-from ullage.manager.placement.own_policies import GpuView, JobView
+from ullage.manager.placement import Job
+from ullage.manager.placement.own_policies import GpuView
 from ullage.manager.simulation.engine import simulate
 from ullage.manager.simulation.generator import generate_trace
 from ullage.manager.simulation.result import SimulatedJob
@@ -66,7 +67,7 @@ def test_a_job_that_is_never_wanted_waits_and_the_others_end(tmp_path: Path) -> 
 
 
 def test_a_function_will_do_in_python() -> None:
-    def fullest(job: JobView, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
+    def fullest(job: Job, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
         return sorted(gpus, key=lambda gpu: gpu.free)
 
     found = ullage.manager.simulation.simulate(trace(), gpus="4xA100-40GB", policy=fullest, estimator="oracle")
