@@ -36,8 +36,7 @@ class TrialAnswer(_Answer):
     jobs: int = Field(description="how many it would be")
     state: State
     starts: list[dict[str, Any]] = Field(
-        description="those that would start: index, gpus, promise, promises, alone, and speed, a share of its speed "
-        "alone or null"
+        description="those that would start: index, gpus, promise, promises, alone, speed"
     )
     reason: str | None = Field(description="why the first of the others would wait")
     ahead: list[int] = Field(description="the jobs before it in the queue that wait too")
@@ -69,10 +68,7 @@ class JobAnswer(_Answer):
     cores: int = Field(description="processor cores that it is promised, or asks for; 0: not counted")
     host_promise: int = Field(description="bytes of host memory that it is promised, or asks for; 0: not counted")
     promise: int | None = Field(description="bytes on each GPU, promised now or at the start; null if unknown")
-    promises: list[int] = Field(
-        description="bytes on each GPU in the order of the ranks, where these differ, and `promise` is the largest; "
-        "empty where they are the same"
-    )
+    promises: list[int] = Field(description="bytes on each GPU, rank by rank, if these differ; else empty")
     used: int | None = Field(description="bytes that it uses now, the most on one GPU")
     submitted: float
     started: float | None
@@ -83,12 +79,8 @@ class JobAnswer(_Answer):
     cause: str | None
     exit_code: int | None
     utilization: UtilizationAnswer | None = Field(description="null if unknown")
-    speed: float | None = Field(
-        description="the share of its speed alone that is expected where it runs; null if unknown"
-    )
-    min_speed: float | None = Field(
-        description="the share of its speed alone that it is to keep beside others; null if nobody said"
-    )
+    speed: float | None = Field(description="the share of its speed alone that is expected where it runs")
+    min_speed: float | None = Field(description="the share of its speed alone that it is to keep beside others")
     over_promise: bool = Field(description="whether it uses more now than it was promised")
     reason: str | None = Field(description="why it waits")
 
@@ -296,9 +288,7 @@ class QuestionAnswer(QuestionRow):
     """An estimate that was asked for without a job."""
 
     estimates: list[dict[str, Any]] = Field(description="one for each GPU, as `ullage estimate --json` gives it")
-    advice: dict[str, Any] | None = Field(
-        description="options that would make it fit, each with change, fits, takes and note; largest: the largest batch"
-    )
+    advice: dict[str, Any] | None = Field(description="options that would make it fit, and the largest batch")
 
 
 class DaemonAnswer(_Answer):

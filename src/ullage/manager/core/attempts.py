@@ -255,10 +255,8 @@ class AttemptTracker:
     def _let_go(self, attempt: AttemptRecord) -> None:
         context = self._context
         context.ledger.release(attempt.job)
-        context.peaks.pop(attempt.token, None)
-        context.fullest.pop(attempt.token, None)
-        context.curves.pop(attempt.token, None)
-        context.used.pop(attempt.token, None)
+        for known in (context.peaks, context.fullest, context.curves, context.used):
+            known.pop(attempt.token, None)
         context.warned.discard(attempt.token)
         context.pids.pop(attempt.job, None)
         context.queued_at[attempt.job] = context.clock()
@@ -281,8 +279,7 @@ class AttemptTracker:
         folder = context.attempt_folder(context.store.live_attempt(job.id))
         if folder.exists():
             reason = job.stop_reason or "cancelled"
-            own = job.spec["asked"]["checkpoint_lead"]
-            lead = (context.settings.fairness.checkpoint_lead if own is None else own) if reason == "slot-end" else None
+            lead = context.checkpoint_lead(job.asked("checkpoint_lead")) if reason == "slot-end" else None
             context.launcher.stop(folder, reason, context.settings.running.grace, lead)
 
 
@@ -309,7 +306,7 @@ class RunningJobGuard:
             self._asked = {each.token: self._asked.get(each.token, 0.0) for _, _, each in past}
             self._asked[attempt.token] = time.monotonic()
             if self._makes_room(attempt):
-                lead = self._lead(job)
+                lead = self._context.checkpoint_lead(job.asked("checkpoint_lead"))
                 self._attempts.stop(job, "slot-end", f"its time slot ends; it has {lead:g} s to save itself")
 
     def _memory(self, job: JobRecord, attempt: AttemptRecord) -> None:
@@ -340,14 +337,10 @@ class RunningJobGuard:
                 missing += max(0, other.memory[slot] - context.used.get(other.token, {}).get(slot, 0))
         return missing > found.total - found.used
 
-    def _lead(self, job: JobRecord) -> float:
-        own = job.spec["asked"]["checkpoint_lead"]
-        return float(self._context.settings.fairness.checkpoint_lead if own is None else own)
-
     def _slot_is_over(self, job: JobRecord, attempt: AttemptRecord) -> bool:
         """Whether a job that can resume has had its time slot; it ends only for one who would start in its place."""
         slot = self._context.settings.fairness.slot
         if slot is None or not job.spec["asked"]["resumable"]:
             return False
         ran = self._context.launcher.running_for(self._context.attempt_folder(attempt))
-        return ran is not None and ran >= max(0.0, slot - self._lead(job))
+        return ran is not None and ran >= max(0.0, slot - self._context.checkpoint_lead(job.asked("checkpoint_lead")))

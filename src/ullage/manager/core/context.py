@@ -209,6 +209,10 @@ class ManagerContext:
         heeded = job.work is not None and self.policy.predicts
         return claimed(job.asked("min_speed"), self.settings.placing.min_speed) if heeded else 0.0
 
+    def checkpoint_lead(self, own: float | None) -> float:
+        """How long before its end a job is told to save itself, by its own wish or by the site's."""
+        return self.settings.fairness.checkpoint_lead if own is None else own
+
     def attempt_folder(self, attempt: AttemptRecord) -> Path:
         """Where an attempt's files are."""
         return self.launcher.folder(attempt.job, attempt.number)

@@ -350,7 +350,7 @@ def checkpoint_lead(context: ManagerContext, spec: JobSpec) -> float | None:
     """How long before its end a job is told to save itself; `None` for one that did not say that it can."""
     if not spec.resumable and spec.checkpoint_signal is None:
         return None
-    return context.settings.fairness.checkpoint_lead if spec.checkpoint_lead is None else spec.checkpoint_lead
+    return context.checkpoint_lead(spec.checkpoint_lead)
 
 
 def rules_of(settings: ManagerSettings, virtual: bool) -> Rules:
