@@ -50,7 +50,7 @@ class SimulatedCard:
 
     `used` bytes are taken; `smact` and `power_w` are what it does now. `past` has what it did: (from when on, SM
     activity, bytes). `read` is when a monitor's reading of it was last handed to placement, and `shown` the bytes in
-    it; until `hot_until` readings differ, None where the last one has been handed over.
+    it; until `hot_until` readings differ.
     """
 
     id: str
@@ -73,7 +73,7 @@ class SimulatedCard:
     lost: bool = False
     at: float = 0.0
     read: float = 0.0
-    hot_until: float | None = None
+    hot_until: float = 0.0
     shown: int | None = None
     past: deque[tuple[float, float, int]] = field(default_factory=lambda: deque([(0.0, 0.0, 0)]))
     energy_j: float = 0.0

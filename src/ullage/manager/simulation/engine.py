@@ -129,7 +129,7 @@ class _Engine:
         self.queue: dict[int, Job] = {}
         self.asked: dict[int, TraceJob] = {}
         self.runs: dict[int, SimulatedRun] = {}
-        self.hot: list[tuple[float, int]] = []  # a heap: when to look again at cards on which readings still change
+        self.hot: set[int] = set()  # cards on which readings still change
         self.wanted: float | None = None  # when the next pass is to be made
         self.last_pass = -math.inf
         self.returning = 0  # jobs that come back into the queue after a pause
@@ -412,30 +412,18 @@ class _Engine:
 
     def _heat(self, card: SimulatedCard) -> None:
         """What a monitor says of the card changes from now on, until its window has passed."""
-        cold, card.hot_until = card.hot_until is None, self.now + self.horizon
-        if cold:  # look again as soon as there is a new reading, or the last that differs
-            heapq.heappush(self.hot, (min(card.read + self.reads_every, card.hot_until), card.index))
+        card.hot_until = self.now + self.horizon
+        self.hot.add(card.index)
 
     def _read_cards(self) -> None:
         """Hand new readings to placement, of cards on which something has changed."""
-        now, looked, every, hot, later = self.now, self._looked(), self.reads_every, self.hot, []
-        while hot and hot[0][0] <= now:
-            card = self.cards[hot[0][1]]
-            if card.hot_until is None or now >= card.hot_until:
-                heapq.heappop(hot)
+        looked = self._looked()
+        for card in [self.cards[index] for index in sorted(self.hot)]:
+            over = self.now >= card.hot_until
+            if over or looked - card.read >= self.reads_every:
                 self._read(card, late=True)
-                card.hot_until = None
-                continue
-            if looked - card.read >= every:
-                self._read(card, late=True)
-            moment = min(card.read + every, card.hot_until)
-            if moment > now:
-                heapq.heapreplace(hot, (moment, card.index))
-            else:  # the monitor has not looked since; once a pass is enough
-                heapq.heappop(hot)
-                later.append((moment, card.index))
-        for entry in later:
-            heapq.heappush(hot, entry)
+            if over:
+                self.hot.discard(card.index)
 
     def _looked(self) -> float:
         """When the monitor last looked."""

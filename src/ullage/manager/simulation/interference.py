@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ullage.hardware import GPU, gpu
 from ullage.manager.placement import Slot, Speeds
@@ -38,65 +39,47 @@ class Interference:
         """What a kind does on a GPU of this name that it has to itself."""
         found = self._alone.get((name, number))
         if found is None:
-            kind, card = self.kinds[number], gpu(name)
-            if name in kind.alone:
-                found = kind.alone[name]
-            elif card.parent is not None and card.parent in kind.alone:
-                found = kind.alone[card.parent]
-            else:
-                found = _always_busy(card)
-            self._alone[name, number] = found
+            alone, card = self.kinds[number].alone, gpu(name)
+            found = self._alone[name, number] = alone.get(name) or alone.get(card.parent or "") or _always_busy(card)
         return found
 
     def predict(self, works: Sequence[str], slot: Slot) -> Speeds | None:
         """What placement is told; works are the numbers of kinds. None where nothing is known of one of them."""
         key = (slot.name, *works)
         if key not in self._told:
-            if len(self._told) > _MOST_KNOWN:
-                self._told.clear()
             numbers = [int(work) for work in works]
             known = all(slot.name in self.kinds[number].alone for number in numbers)
             there = tuple(sorted(numbers))
             speeds = dict(zip(there, self._shares(slot.name, there), strict=True)) if known else {}
-            self._told[key] = Speeds([speeds[number] for number in numbers]) if known else None
+            _keep(self._told, key, Speeds([speeds[number] for number in numbers]) if known else None)
         return self._told[key]
 
     def true(self, name: str, there: tuple[int, ...]) -> list[float]:
         """The true speeds of kinds on a GPU, given and told in the order of their numbers."""
-        key = (name, there)
-        found = self._true.get(key)
+        found = self._true.get((name, there))
         if found is None:
-            if len(self._true) > _MOST_KNOWN:
-                self._true.clear()
-            found = self._true[key] = self._with_error(name, there) if self._on else [1.0] * len(there)
+            found = self._with_error(name, there) if self._on else [1.0] * len(there)
+            _keep(self._true, (name, there), found)
         return found
 
     def together(self, name: str, counts: Mapping[int, int]) -> dict[int, float]:
         """The predicted speeds of kinds on a GPU, of which so many each are there."""
         key = (name, tuple(sorted(counts.items())))
-        found = self._together.get(key)
-        if found is None:
-            alone = {number: self.alone(number, name) for number, _ in key[1]}
-            steps = in_company(list(alone.values()), self._how, load(), [count for _, count in key[1]])
-            found = self._together[key] = {
-                number: min(1.0, job.step_s / step.step_s)
-                for (number, job), step in zip(alone.items(), steps, strict=True)
-            }
-        return found
+        if key not in self._together:
+            speeds = self._in_company(name, [number for number, _ in key[1]], [count for _, count in key[1]])
+            self._together[key] = dict(zip([number for number, _ in key[1]], speeds, strict=True))
+        return self._together[key]
 
     def _shares(self, name: str, there: tuple[int, ...]) -> list[float]:
         found = self._predicted.get((name, there))
         if found is None:
-            if len(self._predicted) > _MOST_KNOWN:
-                self._predicted.clear()
-            found = self._predicted[name, there] = self._in_company(name, there)
+            found = self._in_company(name, there) if len(there) > 1 else [1.0] * len(there)
+            _keep(self._predicted, (name, there), found)
         return found
 
-    def _in_company(self, name: str, there: tuple[int, ...]) -> list[float]:
-        if len(there) < 2:
-            return [1.0] * len(there)
+    def _in_company(self, name: str, there: Sequence[int], counts: Sequence[int] | None = None) -> list[float]:
         alone = [self.alone(number, name) for number in there]
-        steps = in_company(alone, self._how, load())
+        steps = in_company(alone, self._how, load(), counts)
         return [min(1.0, job.step_s / step.step_s) for job, step in zip(alone, steps, strict=True)]
 
     def _with_error(self, name: str, there: tuple[int, ...]) -> list[float]:
@@ -113,6 +96,13 @@ class Interference:
             return 1.0
         job = self.alone(number, whole.name)
         return min(1.0, job.step_s / on_part(job, *share_of_gpu(part, whole), load()).step_s)
+
+
+def _keep(known: dict[Any, Any], key: object, found: object) -> None:
+    """Remember what was computed, so much at most."""
+    if len(known) > _MOST_KNOWN:
+        known.clear()
+    known[key] = found
 
 
 def _always_busy(card: GPU) -> Utilization:
