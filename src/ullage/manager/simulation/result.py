@@ -159,7 +159,7 @@ class Figures:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Figures:
         """Read what `to_dict` gave; keys of later versions are ignored."""
-        return cls(**_known(cls, values, "no figures of a simulation"))
+        return cls(**_known(cls, values, "figures of a simulation"))
 
 
 @dataclass(frozen=True)
@@ -248,13 +248,11 @@ class SimulationResult:
 
     def __str__(self) -> str:
         f = self.figures
-        times = [
-            f"{name} {format_duration(value)}"
-            for name, value in (("waiting", f.waiting_s), ("running", f.running_s), ("completion", f.completion_s))
-        ]
+        means = {"waiting": f.waiting_s, "running": f.running_s, "completion": f.completion_s}
+        times = ", ".join(f"{name} {format_duration(value)}" for name, value in means.items())
         return (
-            f"{self.name}: {f.done} of {f.jobs} jobs done in {format_duration(f.total_s)}; "
-            f"on average {', '.join(times)}; {f.ooms} out of memory; {format_energy(self.energy_j)}"
+            f"{self.name}: {f.done} of {f.jobs} jobs done in {format_duration(f.total_s)}; on average {times}; "
+            f"{f.ooms} out of memory; {format_energy(self.energy_j)}"
         )
 
     def summary(self) -> dict[str, Any]:
@@ -265,21 +263,19 @@ class SimulationResult:
     def to_dict(self) -> dict[str, Any]:
         """Everything as a dictionary of plain values; `from_dict` reads it."""
         jobs = [job._asdict() | {"attempts": [attempt._asdict() for attempt in job.attempts]} for job in self.jobs]
-        gpus = [
-            {spec.name: _plain(getattr(series, spec.name)) for spec in fields(series)} for series in self.gpus
-        ]  # the series may be arrays
+        gpus = [{name: _plain(value) for name, value in vars(series).items()} for series in self.gpus]
         means = {name: getattr(self, name) for name in (*_OF_GPUS, "passes")}
         return self.summary() | means | {"jobs": jobs, "gpus": gpus}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SimulationResult:
         """Read what `to_dict` gave; keys of later versions are ignored."""
-        known = _known(cls, values, "no result of a simulation")
+        known = _known(cls, values, "result of a simulation")
         jobs = [
-            SimulatedJob(**_known(SimulatedJob, job, "no job of one") | {"attempts": _attempts(job)})
+            SimulatedJob(**_known(SimulatedJob, job, "job of one") | {"attempts": _attempts(job)})
             for job in known["jobs"]
         ]
-        gpus = [GpuSeries(**_known(GpuSeries, series, "no GPU of one")) for series in known["gpus"]]
+        gpus = [GpuSeries(**_known(GpuSeries, series, "GPU of one")) for series in known["gpus"]]
         return cls(**known | {"scenario": Scenario.from_dict(known["scenario"]), "jobs": jobs, "gpus": gpus})
 
 
@@ -385,15 +381,13 @@ def _plain(value: Any) -> Any:
 
 
 def _attempts(job: Mapping[str, Any]) -> tuple[SimulatedAttempt, ...]:
-    rows = [_known(SimulatedAttempt, row, "no attempt of one") for row in job["attempts"]]
+    rows = [_known(SimulatedAttempt, row, "attempt of one") for row in job["attempts"]]
     return tuple(SimulatedAttempt(**row | {"gpus": tuple(row["gpus"])}) for row in rows)
 
 
-def _known(kind: Any, values: Mapping[str, Any], otherwise: str) -> dict[str, Any]:
+def _known(kind: Any, values: Mapping[str, Any], what: str) -> dict[str, Any]:
     """The values that a class has fields for; all of them are needed."""
     names = kind._fields if hasattr(kind, "_fields") else [spec.name for spec in fields(kind)]
-    found = {name: values[name] for name in names if name in values}
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise InvalidValue(f"this is {otherwise}: {', '.join(missing)} missing")
-    return found
+    if missing := [name for name in names if name not in values]:
+        raise InvalidValue(f"this is no {what}: {', '.join(missing)} missing")
+    return {name: values[name] for name in names}
