@@ -49,7 +49,7 @@ def test_every_run_of_the_chapter_is_in_a_table_with_what_was_published(scripts,
 def test_pictures_show_ours_and_theirs(scripts, chapter) -> None:
     drawn = scripts[0].pictures(*chapter)
     page = scripts[0].PAGE.read_text()
-    assert all(f"../images/{name}" in page and (scripts[0].IMAGES / name).is_file() for name in drawn)
+    assert all(f"docs/images/{name}" in page and (scripts[0].IMAGES / name).is_file() for name in drawn)
     assert drawn["reproduction_ooms.svg"].count('class="mps"') == 1 + 8 + 6 + 7
     assert drawn["reproduction_time.svg"].count("<polyline") == 6
 
