@@ -31,3 +31,32 @@ def on_axis(seconds: float) -> float:
     """Seconds since 1970 as milliseconds of an axis, which shows the time of this machine and not of the browser's."""
     offset = datetime.datetime.fromtimestamp(seconds).astimezone().utcoffset()
     return round((seconds + (offset.total_seconds() if offset else 0.0)) * 1000, 3)
+
+
+def figure(x: dict[str, Any], y: dict[str, Any], series: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """The options of a chart: its axes and series, and what all charts have."""
+    legend = {"type": "scroll", "top": 0, "textStyle": FAINT, "pageTextStyle": FAINT}
+    own = {
+        "animation": False,
+        "useUTC": True,
+        "grid": {"left": 8, "right": 16, "top": 36, "bottom": 8, "containLabel": True},
+        "legend": legend,
+        "tooltip": tooltip(),
+        "xAxis": {"axisLabel": {**FAINT, "hideOverlap": True}, **x},
+        "yAxis": {"axisLabel": FAINT, "splitLine": LINES, **y},
+        "series": series,
+    }
+    return own | more
+
+
+def memory_figure(x: dict[str, Any], series: list[dict[str, Any]], **y: Any) -> dict[str, Any]:
+    """The options of a chart of memory in GiB."""
+    label = {**FAINT, ":formatter": "value => value + ' GiB'", "showMaxLabel": not y}
+    shown = tooltip(trigger="axis", **{":valueFormatter": "value => value == null ? '' : value.toFixed(2) + ' GiB'"})
+    return figure(x, {"type": "value", "min": 0, "axisLabel": label, **y}, series, tooltip=shown)
+
+
+def memory_line(name: str, data: list[Any], colour: dict[str, str], area: bool = False, **more: Any) -> dict[str, Any]:
+    """A line in such a chart, or an area."""
+    line = {"name": name, "type": "line", "data": data, "showSymbol": False, "step": "end", **colour}
+    return line | ({"areaStyle": {"opacity": 0.25}} if area else {}) | more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nicegui import ui
@@ -12,6 +13,9 @@ from ullage.manager.page.readings import KEPT
 
 _STEP = 5.0  # seconds between two points of a curve: as often as it is sent to the browser
 _HEIGHT = 30
+_FIELD = "outlined dense stack-label spellcheck=false autocomplete=off"
+
+Cell = str | tuple[str, str]  # a text, or the text of a link and its address
 
 
 def words(tag: str, text: str = "", kind: str = "") -> TextElement:
@@ -24,6 +28,79 @@ def box(tag: str = "div", kind: str = "") -> ui.element:
     """An element of HTML with others in it."""
     made = ui.element(tag)
     return made.classes(kind) if kind else made
+
+
+def card(title: str = "", kind: str = "") -> ui.element:
+    """A part of a page, with its heading."""
+    made = box("section", f"card {kind}")
+    with made:
+        if title:
+            words("h2", title)
+    return made
+
+
+def button(text: str, pressed: Callable[..., Any] | None, kind: str = "quiet") -> TextElement:
+    """A button; `None` for one that sends the form in which it is."""
+    made = words("button", text, kind).props(f'type="{"button" if pressed else "submit"}"')
+    return made.on("click", pressed) if pressed else made
+
+
+def problem() -> TextElement:
+    """A line for what went wrong."""
+    return words("p", "", "problem").props('role="alert"')
+
+
+def show_facts(facts: Iterable[tuple[str, str]]) -> dict[str, TextElement]:
+    """Names with what is said of each, in a list of definitions; the places of what is said."""
+    return {name: (words("dt", name), words("dd", text))[1] for name, text in facts}
+
+
+def show_table(
+    heads: Sequence[str],
+    rows: Iterable[tuple[str, Sequence[Cell]]],
+    kinds: Mapping[str, str],
+    total: Sequence[Cell] | None = None,
+) -> None:
+    """A table. A row is its kind and its cells; `kinds` are those of columns, by their heads."""
+    with box("table"):
+        with box("thead"), box("tr"):
+            for head in heads:
+                words("th", head, kinds.get(head, "")).props('scope="col"')
+        for part, lines in (("tbody", rows), ("tfoot", [("", total)] if total else [])):
+            with box(part):
+                for kind, cells in lines:
+                    with box("tr", kind):
+                        for head, cell in zip(heads, cells, strict=True):
+                            _show_cell(cell, kinds.get(head, ""))
+
+
+def _show_cell(cell: Cell, kind: str) -> None:
+    if isinstance(cell, str):
+        words("td", cell, kind)
+    else:
+        with box("td", kind):
+            ui.link(*cell)
+
+
+def text_field(label: str, example: str = "", kind: str = "") -> ui.input:
+    """A field for a line of text."""
+    return ui.input(label, placeholder=example).props(_FIELD).classes(kind)
+
+
+def number_field(label: str, unsaid: str = "", value: int | None = None, least: int | None = 1) -> ui.number:
+    """A field for a whole number; `unsaid` says what holds without one."""
+    made = ui.number(label, value=value, min=least, precision=0, format="%d", placeholder=unsaid)
+    return made.props("outlined dense stack-label")
+
+
+def choice(label: str, options: Any, value: Any, kind: str = "") -> ui.select:
+    """A field for one of several values."""
+    return ui.select(options, value=value, label=label).props("outlined dense").classes(kind)
+
+
+def toggle(label: str, options: Iterable[str], value: str) -> ui.toggle:
+    """Buttons of which one is pressed."""
+    return ui.toggle(list(options), value=value).props(f'no-caps unelevated aria-label="{label}"')
 
 
 def preload(module: str) -> None:
@@ -60,13 +137,18 @@ def set_width(element: ui.element, part: float) -> None:
         element.style(f"width: {width}")
 
 
+def describe(element: ui.element, text: str) -> None:
+    """Make a picture of an element, with words for those who do not see it."""
+    set_prop(element, "role", "img")
+    set_prop(element, "aria-label", text)
+
+
 def curve(name: str, series: list[tuple[float, float | None]], top: float, value: str) -> dict[str, Any]:
     """Figures of the last minutes as a line of SVG, with the last one in words. Each was so many seconds ago;
     `top` is the height of the picture."""
-    return {
-        "name": name, "value": value, "path": path_of(series, top), "box": f"0 0 {KEPT:.0f} {_HEIGHT}",
-        "about": f"{name} over the last {KEPT / 60:.0f} minutes, now {value}",
-    }  # fmt: skip
+    about = f"{name} over the last {KEPT / 60:.0f} minutes, now {value}"
+    view = f"0 0 {KEPT:.0f} {_HEIGHT}"
+    return {"name": name, "value": value, "path": path_of(series, top), "box": view, "about": about}
 
 
 def path_of(series: list[tuple[float, float | None]], top: float) -> str:

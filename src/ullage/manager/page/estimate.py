@@ -17,7 +17,8 @@ from ullage.jobs.model import PRECISIONS, QUANTIZATIONS, parse_shape
 from ullage.jobs.optimizers import OPTIMIZERS
 from ullage.jobs.sources.names import model_names
 from ullage.manager.page.answer import read_estimates, show_answer
-from ullage.manager.page.elements import box, words
+from ullage.manager.page.charts import use_charts
+from ullage.manager.page.elements import box, button, card, choice, number_field, problem, text_field, toggle, words
 from ullage.manager.page.frame import Frame
 from ullage.manager.page.readings import DaemonReading
 from ullage.manager.page.sessions import Session
@@ -29,8 +30,10 @@ _MOST_NAMES = 30  # that are offered
 _LARGEST_SCRIPT = 128 << 10  # bytes; a browser sends it in one message
 _SOURCES = ("torchvision", "timm", "hf")
 # GPUs that a question is asked about beside the chosen one: few of each kind, so that the table answers in time.
-_OTHERS = ("T4", "L4", "A10G", "V100-16GB", "RTX-3090", "RTX-4090", "RTX-5090", "A30", "A40", "L40S", "A100-40GB",
-           "A100-80GB", "H100-80GB", "H200", "B200")  # fmt: skip
+_OTHERS = (
+    *("T4", "L4", "A10G", "V100-16GB", "RTX-3090", "RTX-4090", "RTX-5090", "A30", "A40", "L40S"),
+    *("A100-40GB", "A100-80GB", "H100-80GB", "H200", "B200"),
+)
 _BATCH_ARGUMENT = re.compile(r"--[\w-]*batch[-_]?size\b")  # as scripts call theirs
 # The file is read in the browser: it goes into the text field, and its name is only shown.
 _READ_FILE = (
@@ -42,6 +45,7 @@ _READ_FILE = (
 def show_estimate(session: Session, number: str | None = None) -> None:
     """Build the page; with a number, the answer of that estimate is on it."""
     frame = Frame(session, "Estimate", "/estimate")
+    use_charts()
     with frame.main:
         page = EstimatePage(session, number)
     frame.every_reading(page.refresh)
@@ -51,55 +55,46 @@ class EstimateForm:
     """The fields, and the question that they make. `changed` is called when a figure of the form is another one."""
 
     def __init__(self, changed: Any) -> None:
-        names = [card.name for card in all_gpus() if not card.is_mig]
-        self.kind = ui.toggle(["model", "script"], value="model").props('no-caps unelevated aria-label="What"')
+        names = [each.name for each in all_gpus() if not each.is_mig]
+        self.kind = toggle("What", ("model", "script"), "model")
         with box("div", "fields") as self._of_model:
-            self.model = ui.input("Model", placeholder="torchvision:resnet50").props(
-                "outlined dense stack-label spellcheck=false autocomplete=off"
-            ).classes("long")  # fmt: skip
+            self.model = text_field("Model", "torchvision:resnet50", "long")
             self._offered = box("datalist")
             self._offered.props["id"] = f"{self.model.html_id}-datalist"  # where NiceGUI's field looks for it
-            self.batch = _whole_number("Batch size", value=32)
-            self.length = _whole_number("Sequence length", "of the model")
-            self.precision = ui.select(
-                {"": "the usual", **{name: name for name in PRECISIONS}}, value="", label="Precision"
-            ).props("outlined dense")
-            self.optimizer = ui.select([*OPTIMIZERS], value="adamw", label="Optimizer").props("outlined dense")
-            self.checkpointing = ui.checkbox("Activation checkpointing")
+            figures: dict[str, Any] = {
+                "batch_size": number_field("Batch size", value=32),
+                "sequence_length": number_field("Sequence length", "of the model"),
+                "precision": choice("Precision", {"": "the usual", **{name: name for name in PRECISIONS}}, ""),
+                "optimizer": choice("Optimizer", [*OPTIMIZERS], "adamw"),
+                "checkpointing": ui.checkbox("Activation checkpointing"),
+            }
             with box("details", "long") as self._more:
                 words("summary", "More")
                 with box("div", "fields"):
-                    self.shape = ui.input("Shape of a sample", placeholder="3,224,224").props(
-                        "outlined dense stack-label"
-                    )
-                    self.accumulation = _whole_number("Batches for each step", "1")
-                    self.lora = _whole_number("LoRA rank", "no LoRA")
-                    self.quantize = ui.select(
-                        {"": "none", **{name: name for name in QUANTIZATIONS}}, value="", label="Quantization"
-                    ).props("outlined dense")
-                    self.config = _text_of_file("Config", "Config for hf:CLASS (JSON)", ".json,application/json")
+                    rare = {
+                        "input_shape": text_field("Shape of a sample", "3,224,224"),
+                        "gradient_accumulation": number_field("Batches for each step", "1"),
+                        "lora": number_field("LoRA rank", "no LoRA"),
+                        "quantize": choice("Quantization", {"": "none", **{name: name for name in QUANTIZATIONS}}, ""),
+                    }
+                    config = _text_of_file("Config", "Config for hf:CLASS (JSON)", ".json,application/json")
+        self._model, self._rare = figures | rare | {"config": config}, (*rare, "config")
         with box("div", "fields") as self._of_script:
             self.script = _text_of_file("Script", "Text of the script", ".py,text/x-python")
-            self.args = (
-                ui.input("Arguments", placeholder="--batch-size 64").props("outlined dense stack-label").classes("long")
-            )
-            self.batch_arg = ui.input("Its argument for a batch", placeholder="--batch-size, if it has one").props(
-                "outlined dense stack-label spellcheck=false"
-            )
-            self.ranks = _whole_number("GPUs (ranks)", "as it is started")
-            self.folder = ui.input("Folder on the server", placeholder="/home/you/project").props(
-                "outlined dense stack-label"
-            )
-            self.venv = ui.input("Virtual environment", placeholder="/home/you/venv").props(
-                "outlined dense stack-label"
-            )
+            self.args = text_field("Arguments", "--batch-size 64", "long")
+            self.batch_arg = text_field("Its argument for a batch", "--batch-size, if it has one")
+            self._ranks = number_field("GPUs (ranks)", "as it is started")
+            self._places = {
+                "cwd": text_field("Folder on the server", "/home/you/project"),
+                "venv": text_field("Virtual environment", "/home/you/venv"),
+            }
+        self._script = {"world_size": self._ranks, "batch_arg": self.batch_arg}
         with box("div", "fields"):
             self.gpu = ui.select(names, value="A100-40GB", label="GPU", with_input=True).props("outlined dense")
         self.kind.on_value_change(self._switch)
         self.model.on_value_change(self._offer)
         self.script.on_value_change(self._guess)
-        for field in (self.batch, self.length, self.precision, self.optimizer, self.checkpointing, self.shape,
-                      self.accumulation, self.lora, self.quantize, self.gpu):  # fmt: skip
+        for field in (*figures.values(), *rare.values(), self.gpu):
             field.on_value_change(changed)
         self._names = [f"{source}:{name}" for source in _SOURCES for name in model_names(source)]
         self._switch()
@@ -127,7 +122,6 @@ class EstimateForm:
     @property
     def question(self) -> dict[str, Any]:
         """What is asked (`EstimateSpec`)."""
-        common: dict[str, Any] = {"gpu": [self.gpu.value]}
         if self.kind.value == "script":
             try:
                 args = shlex.split(self.args.value or "")
@@ -135,58 +129,52 @@ class EstimateForm:
                 raise InvalidValue(f"the arguments cannot be read: {error}") from None
             if not (self.script.value or "").strip():
                 raise InvalidValue("needed a script: choose a file, or paste its text")
-            places = _given({"cwd": self.folder.value, "venv": self.venv.value})
-            options = _given({"world_size": self.ranks.value, "batch_arg": self.batch_arg.value})
-            return {"script": self.script.value, "args": args, "options": options, **common, **places}
+            options = _given(self._script)
+            return {"script": self.script.value, "args": args, "options": options, **self._gpu, **_given(self._places)}
         if not (self.model.value or "").strip():
             raise InvalidValue("needed the name of a model, such as torchvision:resnet50")
-        options = {"batch_size": self.batch.value, "sequence_length": self.length.value,
-                   "precision": self.precision.value, "optimizer": self.optimizer.value,
-                   "checkpointing": self.checkpointing.value, "input_shape": self._sample_shape(),
-                   "gradient_accumulation": self.accumulation.value, "lora": self.lora.value,
-                   "quantize": self.quantize.value, "config": _config(self.config.value or "")}  # fmt: skip
-        return {"model": self.model.value.strip(), "options": _given(options), **common}
+        options = _given(self._model)
+        if "input_shape" in options:
+            options["input_shape"] = parse_shape(options["input_shape"], "the shape of a sample")
+        if "config" in options:
+            options["config"] = _config(options["config"])
+        return {"model": self.model.value.strip(), "options": options, **self._gpu}
 
-    def _sample_shape(self) -> list[int]:
-        text = (self.shape.value or "").strip()
-        return parse_shape(text, "the shape of a sample") if text else []
+    @property
+    def _gpu(self) -> dict[str, Any]:
+        return {"gpu": [self.gpu.value]}
 
     def fill(self, question: dict[str, Any]) -> None:
         """Show a question that was asked before; what is not told of it, and what the form cannot say, stays away."""
         self.kind.set_value("model" if "model" in question else "script")
         options = question.get("options", {})
-        self.model.set_value(plain(question.get("model", "")))
-        self.batch.set_value(options.get("batch_size"))
-        self.length.set_value(options.get("sequence_length"))
-        self.shape.set_value(",".join(map(str, options.get("input_shape") or ())))
-        self.accumulation.set_value(options.get("gradient_accumulation"))
-        self.lora.set_value(options.get("lora"))
-        config = options.get("config")
-        self.config.set_value(json.dumps(config, indent=2) if isinstance(config, dict) else "")
-        self.ranks.set_value(options.get("world_size"))
-        self.batch_arg.set_value(plain(str(options.get("batch_arg", ""))))
-        if any(options.get(name) for name in ("input_shape", "gradient_accumulation", "lora", "quantize", "config")):
+        shape, config = options.get("input_shape"), options.get("config")
+        shown = options | {"input_shape": ",".join(map(str, shape or ()))}
+        shown |= {"config": json.dumps(config, indent=2) if isinstance(config, dict) else ""}
+        for name, field in {**self._model, **self._script}.items():
+            _fill(field, shown.get(name))
+        for name, field in self._places.items():
+            _fill(field, question.get(name))
+        if any(options.get(name) for name in self._rare):
             self._more.props["open"] = True
-        for field, name, default in ((self.precision, "precision", ""), (self.optimizer, "optimizer", "adamw"),
-                                     (self.quantize, "quantize", "")):  # fmt: skip
-            value = options.get(name, default)
-            field.set_value(value if value in field.options else default)
-        self.checkpointing.set_value(options.get("checkpointing") is True)
+        self.model.set_value(plain(question.get("model", "")))
         self.script.set_value(question.get("script", ""))
         self.args.set_value(shlex.join(map(plain, question.get("args", []))))
-        self.folder.set_value(plain(question.get("cwd", "")))
-        self.venv.set_value(plain(question.get("venv", "")))
         gpu = next(iter(question.get("gpu", [])), None)
         if gpu in self.gpu.options:
             self.gpu.set_value(gpu)
 
 
-def _whole_number(label: str, unsaid: str = "", value: int | None = None) -> ui.number:
-    """A field for a number from 1 on; `unsaid` says what holds without one."""
-    made = ui.number(label, value=value, min=1, precision=0, format="%d").props("outlined dense stack-label")
-    if unsaid:
-        made.props["placeholder"] = unsaid
-    return made
+def _fill(field: Any, value: Any) -> None:
+    """Show a value in a field, as far as the field can have it."""
+    if isinstance(field, ui.checkbox):
+        field.set_value(value is True)
+    elif isinstance(field, ui.number):
+        field.set_value(value)
+    elif not isinstance(field, ui.select):
+        field.set_value(plain(str(value or "")))
+    elif value in field.options:
+        field.set_value(value)
 
 
 def _text_of_file(name: str, label: str, kinds: str) -> ui.textarea:
@@ -209,19 +197,17 @@ def _text_of_file(name: str, label: str, kinds: str) -> ui.textarea:
     return made.classes("long code")
 
 
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    """What was filled in, with whole numbers as such.
-
-    >>> _given({"batch_size": 8.0, "lora": None, "cwd": " /tmp ", "precision": ""})
-    {'batch_size': 8, 'cwd': '/tmp'}
-    """
-    found = {name: value.strip() if isinstance(value, str) else value for name, value in values.items()}
-    return {name: int(value) if isinstance(value, float) else value for name, value in found.items() if value}
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    """What was filled in, with whole numbers as such."""
+    found: dict[str, Any] = {}
+    for name, field in fields.items():
+        value = field.value.strip() if isinstance(field.value, str) else field.value
+        if value:
+            found[name] = int(value) if isinstance(value, float) else value
+    return found
 
 
 def _config(text: str) -> dict[str, Any]:
-    if not text.strip():
-        return {}
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -243,14 +229,12 @@ class EstimatePage:
             with box("form", "card form") as form:
                 self._form = EstimateForm(self._changed)
                 with box("div", "tools"):
-                    self._ask_button = words("button", "Estimate", "main").props('type="submit"')
-                    self._stop_button = words("button", "Cancel", "quiet cancel").props('type="button"')
+                    self._ask_button = button("Estimate", None, "main")
+                    self._stop_button = button("Cancel", self._stop, "quiet cancel")
                 self._status = words("p", "", "figures").props('role="status"')
-                self._problem = words("p", "", "problem").props('role="alert"')
+                self._problem = problem()
             form.on("submit.prevent", lambda: self._ask())
-            self._stop_button.on("click", self._stop)
-            with box("div") as self._result:
-                pass
+            self._result = box("div")
         self._timer = ui.timer(_LOOK, self._look, active=number is not None)
         self._stop_button.set_visibility(False)
 
@@ -335,7 +319,7 @@ class EstimatePage:
         ui.navigate.history.replace(f"/estimate/{answer['id']}")
         with self._result:
             if answer["state"] == "failed":
-                with box("section", "card").props('role="alert"'):
+                with card().props('role="alert"'):
                     words("h2", "There is no estimate", "verdict bad")
                     words("p", f"{plain(str(answer['reason']))}", "told")
                 return
@@ -347,13 +331,11 @@ class EstimatePage:
             with box("div", "tools"):
                 ui.link("Link to this answer", f"/estimate/{answer['id']}")
                 if self._may and len(estimates) == 1:
-                    self._button("Compare with other GPUs", gpu=list(dict.fromkeys([estimates[0].gpu, *_OTHERS])))
+                    gpus = list(dict.fromkeys([estimates[0].gpu, *_OTHERS]))
+                    button("Compare with other GPUs", lambda: self._ask(gpu=gpus))
                 asked, fits = answer["question"], estimates[0].fits
                 of_batch = "model" in asked or "batch_arg" in asked.get("options", {})
                 if self._may and answer.get("advice") is None and (of_batch or "script" in asked and not fits):
                     what = "How large can the batch be?" if fits else "What would make it fit?"
-                    self._button(what, advice=True)
+                    button(what, lambda: self._ask(advice=True))
             show_answer(estimates, answer.get("advice"))
-
-    def _button(self, text: str, **more: Any) -> None:
-        words("button", text, "quiet").props('type="button"').on("click", lambda: self._ask(**more))

@@ -14,9 +14,13 @@ from ullage.manager.page.sessions import Session
 from ullage.units import format_duration
 
 PLACES = {
-    "GPUs": "/", "Queue": "/queue", "Timeline": "/timeline", "Reports": "/reports", "Submit": "/submit",
+    "GPUs": "/",
+    "Queue": "/queue",
+    "Timeline": "/timeline",
+    "Reports": "/reports",
+    "Submit": "/submit",
     "Estimate": "/estimate",
-}  # fmt: skip
+}
 _BACK = 5.0  # seconds for which it is said that the daemon is back
 _FIRST = 0.5  # seconds for which a page waits for its first reading
 

@@ -209,7 +209,10 @@ def _problem(status: int) -> Response:
 def sign_in_form(problem: str = "", status: int = 200) -> Response:
     """The form, with what was wrong with the last try."""
     alert = f'<p class="problem" role="alert">{html.escape(problem)}</p>' if problem else ""
-    return HTMLResponse(_document("Sign in - Ullage", f"""
+    return HTMLResponse(
+        _document(
+            "Sign in - Ullage",
+            f"""
 <h1>Ullage</h1>
 {alert}
 <form method="post" action="/sign-in" id="sign-in">
@@ -219,7 +222,10 @@ def sign_in_form(problem: str = "", status: int = 200) -> Response:
   <button type="submit">Sign in</button>
 </form>
 <p class="hint"><code>ullage admin token create --expires 30d</code> prints a token.</p>
-"""), status)  # fmt: skip
+""",
+        ),
+        status,
+    )
 
 
 def _document(title: str, body: str) -> str:

@@ -15,8 +15,14 @@ from ullage.units import format_bytes
 
 _COLOURS = 6  # classes job-0 to job-5 of page.css
 _MOST_JOBS = 12  # that a card lists by name
-_LEGEND = {"used": "used", "promised": "promised", "beyond": "more than promised", "free": "free",
-           "foreign": "of others"}  # fmt: skip
+_LEGEND = [
+    ("used", "used"),
+    ("promised", "promised"),
+    ("beyond", "more than promised"),
+    ("free", "free"),
+    ("foreign", "of others"),
+]
+_STATES = {"lost": "lost: it does not answer", "drained": "drained", "alone": "one job alone", "": ""}
 
 
 async def show_gpus(session: Session) -> None:
@@ -25,11 +31,10 @@ async def show_gpus(session: Session) -> None:
     with frame.main:
         summary = words("p", "", "summary")
         with box("p", "legend"):
-            for kind, text in _LEGEND.items():
+            for kind, text in _LEGEND:
                 box("span", f"dot {kind}").props["aria-hidden"] = "true"
                 words("span", text)
-        with box("div", "cards") as shelf:
-            pass
+        shelf = box("div", "cards")
     cards: dict[str, GPUCard] = {}
 
     async def refresh(reading: DaemonReading) -> None:
@@ -51,10 +56,6 @@ def _summary(reading: DaemonReading) -> str:
     return f"{about['gpus']} GPUs{' (virtual)' if about['virtual'] else ''}, policy {about['policy']}. Jobs: " + (
         ", ".join(counts) or "none"
     )
-
-
-def _percent(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.0%}"
 
 
 def _colours(jobs: list[int]) -> list[int]:
@@ -79,29 +80,34 @@ class GPUCard(ui.element, component="static/gpu_card.js"):
 
     def show(self, gpu: dict[str, Any], jobs: list[dict[str, Any]], readings: Readings) -> None:
         """What the GPU does now."""
-        state = "lost" if gpu["lost"] else "drained" if gpu["drained"] else "alone" if gpu["alone"] else ""
-        why = gpu["drain_reason"] if state == "drained" and gpu["drain_reason"] else ""
-        text = {"lost": "lost: it does not answer", "drained": "drained", "alone": "one job alone"}.get(state, "")
-        watts, activity = gpu["power_w"], gpu["activity"]
-        series = {"SMACT": readings.series("smact", gpu["id"]), "DRAMA": readings.series("drama", gpu["id"]),
-                  "power": readings.series("power_w", gpu["id"])}  # fmt: skip
-        highest = max((value for _, value in series["power"] if value is not None), default=0.0)
-        tops = {"SMACT": 1.0, "DRAMA": 1.0, "power": max(100.0, highest)}
-        now = {"SMACT": _percent(activity["smact"]), "DRAMA": _percent(activity["drama"]),
-               "power": "unknown" if watts is None else f"{watts:.0f} W"}  # fmt: skip
-        missing = [name for name, figures in series.items() if all(value is None for _, value in figures)]
+        state = next((name for name in ("lost", "drained", "alone") if gpu[name]), "")
+        why = gpu["drain_reason"] if state == "drained" else None
+        curves, missing = [], []
+        for name, field in (("SMACT", "smact"), ("DRAMA", "drama"), ("power", "power_w")):
+            figures = readings.series(field, gpu["id"])
+            known = [value for _, value in figures if value is not None]
+            if not known:
+                missing.append(name)
+                continue
+            now = gpu["power_w"] if name == "power" else gpu["activity"][field]
+            text = "unknown" if now is None else f"{now:.0f} W" if name == "power" else f"{now:.0%}"
+            curves.append(curve(name, figures, max(100.0, *known) if name == "power" else 1.0, text))
         colours = [f"job-{number}" for number in _colours([job["id"] for job in jobs])]
-        set_prop(self, "card", {
-            "title": self._title, "model": f"{gpu['name']}, {format_bytes(gpu['total'])}", "state": state,
-            "badge": f"{text}: {why}" if why else text, "memory": _memory(gpu),
-            "bands": [_band(gpu, job, colour) for job, colour in zip(jobs, colours, strict=True)],
+        lines = list(zip(jobs, colours, strict=True))
+        card = {
+            "title": self._title,
+            "model": f"{gpu['name']}, {format_bytes(gpu['total'])}",
+            "state": state,
+            "badge": f"{_STATES[state]}: {why}" if why else _STATES[state],
+            "memory": _memory(gpu),
+            "bands": [_band(gpu, job, colour) for job, colour in lines],
             "foreign": percent_of(gpu["foreign"] / (gpu["total"] or 1)),
-            "jobs": [_line(gpu, job, colour) for job, colour in zip(jobs[:_MOST_JOBS], colours, strict=False)],
+            "jobs": [_line(gpu, job, colour) for job, colour in lines[:_MOST_JOBS]],
             "more": f"and {len(jobs) - _MOST_JOBS} more" if len(jobs) > _MOST_JOBS else "",
-            "curves": [curve(name, figures, tops[name], now[name]) for name, figures in series.items()
-                       if name not in missing],
+            "curves": curves,
             "unknown": f"Not measured here: {', '.join(missing)}." if missing else "",
-        })  # fmt: skip
+        }
+        set_prop(self, "card", card)
 
 
 def _memory(gpu: dict[str, Any]) -> str:
@@ -118,17 +124,24 @@ def _band(gpu: dict[str, Any], job: dict[str, Any], colour: str) -> dict[str, An
     promise = total if gpu["alone"] or known is None else known
     most = max(promise, job["used"] or 0)
     return {
-        "id": job["id"], "colour": colour, "title": f"job {reference(job)}", "width": percent_of(most / total),
+        "id": job["id"],
+        "colour": colour,
+        "title": f"job {reference(job)}",
+        "width": percent_of(most / total),
         "used": percent_of((job["used"] or 0) / most if most else 0.0),
         "beyond": percent_of(1 - promise / most if most and job["over_promise"] else 0.0),
-    }  # fmt: skip
+    }
 
 
 def _line(gpu: dict[str, Any], job: dict[str, Any], colour: str) -> dict[str, Any]:
     """A job in the card's list."""
     used = "" if job["used"] is None else f"{format_bytes(job['used'])} of "
     return {
-        "id": job["id"], "colour": colour, "href": f"/job/{int(job['id'])}", "name": f"{reference(job)} {job['name']}",
-        "user": job["user"], "figures": f"{used}{format_bytes(promised_on(job, gpu['id']))} promised",
+        "id": job["id"],
+        "colour": colour,
+        "href": f"/job/{int(job['id'])}",
+        "name": f"{reference(job)} {job['name']}",
+        "user": job["user"],
+        "figures": f"{used}{format_bytes(promised_on(job, gpu['id']))} promised",
         "over": bool(job["over_promise"]),
-    }  # fmt: skip
+    }

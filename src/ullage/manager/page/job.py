@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import shlex
 import time
 from collections.abc import Awaitable, Callable
@@ -14,13 +13,13 @@ from ullage.errors import UllageError
 from ullage.estimation.words import BREAKDOWN_WORDS
 from ullage.manager.job_words import memory, named, promised, reference, why
 from ullage.manager.page.answer import show_bands, show_parts
-from ullage.manager.page.charts import FAINT, LINES, on_axis, tooltip, use_charts
-from ullage.manager.page.elements import box, set_prop, set_width, words
+from ullage.manager.page.charts import memory_figure, memory_line, on_axis, use_charts
+from ullage.manager.page.elements import box, button, card, describe, problem, set_width, show_facts, toggle, words
 from ullage.manager.page.frame import Frame
 from ullage.manager.page.readings import DaemonReading
 from ullage.manager.page.sessions import Session
 from ullage.text import plain
-from ullage.units import GIB, format_bytes, format_duration, parse_bytes
+from ullage.units import GIB, format_bytes, format_duration, format_moment, parse_bytes
 
 _SHOWN = 32 << 10  # characters of the output
 _EVERY = 5.0  # seconds between two questions about the memory over time
@@ -40,7 +39,7 @@ def show_job(session: Session, number: int) -> None:
     frame = Frame(session, f"Job {number}", "")
     use_charts()
     with frame.main:
-        problem = words("p", "", "problem").props('role="alert"')
+        trouble = problem()
         with box("div", "columns") as sheet:
             view = JobSheet(session, number)
     sheet.set_visibility(False)
@@ -51,9 +50,9 @@ def show_job(session: Session, number: int) -> None:
         try:
             job = await session.readings.job(number)
         except UllageError as error:
-            problem.set_text(plain(str(error)))
+            trouble.set_text(plain(str(error)))
             return
-        problem.set_text("")
+        trouble.set_text("")
         frame.call(f"Job {reference(job)}")
         sheet.set_visibility(True)
         await view.show(job, reading)
@@ -73,33 +72,34 @@ class JobSheet:
         self._parts: dict[str, int] | None = None
         self._attempts: list[dict[str, Any]] = []
         with box("div"):
-            with box("section", "card"):
+            with card():
                 self._name = words("h2")
                 self._list = box("dl", "facts")
                 with box("div", "tools"):
                     self._buttons = {order: self._button(order) for order in _ORDERS}
-                    self._more = words("button", "Rerun with more memory", "quiet").props('type="button"')
-                    self._more.on("click", self._asked_for_more)
-            with box("section", "card"):
-                words("h2", "Memory")
+                    self._more = button("Rerun with more memory", self._asked_for_more)
+            with card("Memory"):
                 with box("div", "bands"), box("div", "band job-0 whole"):
                     self._used, self._beyond = box("div", "used"), box("div", "beyond")
                 self._memory = words("p", "", "figures")
-                self._chart = ui.echart(_options()).classes("over-time").props('role="img"')
+                lines = [
+                    memory_line("used", [], {":color": "ullage.tints[0]"}, area=True),
+                    memory_line("promised", [], {":color": "ullage.css('--warn')"}, lineStyle={"type": "dashed"}),
+                ]
+                self._chart = ui.echart(memory_figure({"type": "time"}, lines)).classes("over-time")
                 self._chart.set_visibility(False)
-            self._estimate = box("section", "card answer")
-            with box("section", "card"):
-                words("h2", "Attempts")
+            self._estimate = card(kind="answer")
+            with card("Attempts"):
                 self._none = words("p", "None yet: it has not started.", "figures")
                 self._table = box("ol", "attempts")
-        with box("section", "card log"):
+        with card(kind="log"):
             with box("div", "head"):
                 words("h2", "Output")
-                chosen = ui.toggle(list(_STREAMS), value="output").props('no-caps unelevated aria-label="Which output"')
+                chosen = toggle("Which output", _STREAMS, "output")
             self._where = words("p", "", "figures")
-            with box("div", "tail").props(
-                'tabindex="0" role="log" aria-live="off" aria-label="Output of the job"'
-            ) as self._out:
+            self._out = box("div", "tail")
+            self._out.props('tabindex="0" role="log" aria-live="off" aria-label="Output of the job"')
+            with self._out:
                 self._text = words("pre")
 
         def choose() -> None:
@@ -115,8 +115,8 @@ class JobSheet:
         places = [reading.places.get(place, place) for place in job["gpus_used"]]
         self._show_facts(_facts(job | {"places": places}))
         may = "command" in job and reading.about["scope"] in ("submit", "operate")
-        for order, button in self._buttons.items():
-            button.set_visibility(may and job["state"] in _ORDERS[order][0])
+        for order, pressed in self._buttons.items():
+            pressed.set_visibility(may and job["state"] in _ORDERS[order][0])
         self._more.set_visibility(may and job["more_memory"] is not None)
         self._show_memory(job)
         self._show_estimate(job)
@@ -142,7 +142,7 @@ class JobSheet:
         if list(facts) != list(self._facts):
             self._list.clear()
             with self._list:
-                self._facts = {name: (words("dt", name), words("dd"))[1] for name in facts}
+                self._facts = show_facts(facts.items())
         for name, text in facts.items():
             self._facts[name].set_text(text)
 
@@ -173,11 +173,8 @@ class JobSheet:
             words("p", job["estimate"] or "", "figures")
             show_bands(parts, max(total, 1), total)
             show_parts(parts, BREAKDOWN_WORDS.__getitem__)
-            words(
-                "p",
-                f"{format_bytes(total)} in all, at the peak. The promise has something on top, to be safe.",
-                "figures",
-            )
+            safe = f"{format_bytes(total)} in all, at the peak. The promise has something on top, to be safe."
+            words("p", safe, "figures")
 
     async def _show_over_time(self) -> None:
         """The memory from the start of the first attempt on, against the promise."""
@@ -192,36 +189,27 @@ class JobSheet:
         self._chart.set_visibility(bool(used))
         if used:
             most = max(value for _, value in used if value is not None)
-            set_prop(self._chart, "aria-label", f"Memory over time: {most:.1f} GiB at most")
+            describe(self._chart, f"Memory over time: {most:.1f} GiB at most")
             self._chart.run_chart_method("setOption", {"series": [{"data": used}, {"data": promised}]})
             self._chart.run_chart_method("resize")
 
     def _button(self, order: str) -> Any:
-        return words("button", order.capitalize(), f"quiet {order}").props('type="button"').on(
-            "click", lambda: self._asked(order)
-        )  # fmt: skip
+        return button(order.capitalize(), lambda: self._asked(order), f"quiet {order}")
 
     async def _asked(self, order: str) -> None:
         question = _ORDERS[order][1] + (self._without_variables if order == "requeue" else "")
-        if question and not await _confirmed(question, order):
+        if question and await _confirmed(question, order.capitalize()) is None:
             return
         more: dict[str, Any] = {"hold": False, "env": None} if order == "requeue" else {}
         await self._order(order, **more)
 
     async def _asked_for_more(self) -> None:
         """Run it again with more memory: as much as the daemon proposes, or as somebody types."""
-        with _question() as dialog, box("div", "card question"):
-            words("p", f"Put this job into the queue again, with more memory?{self._without_variables}")
-            proposed = format_bytes(self._job["more_memory"] or 0)
-            size = ui.input("GPU memory on each GPU", value=proposed).props("outlined dense autofocus")
-            with box("div", "tools"):
-                for text, answer in (("Rerun", True), ("Leave it", False)):
-                    words("button", text, "quiet").props('type="button"').on(
-                        "click", lambda answer=answer: dialog.submit(answer)
-                    )
-        if await dialog:
+        question = f"Put this job into the queue again, with more memory?{self._without_variables}"
+        typed = await _confirmed(question, "Rerun", format_bytes(self._job["more_memory"] or 0))
+        if typed is not None:
             try:
-                wanted = parse_bytes(str(size.value))
+                wanted = parse_bytes(typed)
             except UllageError as error:
                 ui.notify(plain(str(error)), type="negative")
                 return
@@ -245,19 +233,22 @@ class JobSheet:
         return f" {_NO_VARIABLES}" if over and self._job.get("env") else ""
 
 
-def _question() -> ui.dialog:
-    """A dialog that is gone once it is closed and who has the keyboard is where they were before."""
-    made = ui.dialog()
-    return made.on("hide", made.delete)
+async def _confirmed(question: str, order: str, memory: str | None = None) -> str | None:
+    """Ask before an order is done, and how much memory the job is to get if some is proposed.
 
-
-async def _confirmed(question: str, order: str) -> bool:
-    with _question() as dialog, box("div", "card question"):
+    Return what was typed, or the order; `None` if somebody thought better of it.
+    """
+    dialog = ui.dialog()
+    dialog.on("hide", dialog.delete)  # who has the keyboard is where they were before
+    with dialog, box("div", "card question"):
         words("p", question)
+        if memory is not None:
+            size = ui.input("GPU memory on each GPU", value=memory).props("outlined dense autofocus")
         with box("div", "tools"):
-            words("button", order.capitalize(), "quiet").props('type="button"').on("click", lambda: dialog.submit(True))
-            words("button", "Leave it", "quiet").props('type="button" autofocus').on("click", dialog.close)
-    return bool(await dialog)
+            button(order, lambda: dialog.submit(order if memory is None else str(size.value)))
+            button("Leave it", dialog.close).props("" if memory else "autofocus")
+    answer: str | None = await dialog
+    return answer
 
 
 def _facts(job: dict[str, Any]) -> dict[str, str]:
@@ -269,7 +260,7 @@ def _facts(job: dict[str, Any]) -> dict[str, str]:
     number = f"{job['gpus']} GPU{'' if job['gpus'] == 1 else 's'}" + (", alone" if job["exclusive"] else "")
     facts["Promise"] = f"{promised(job)} on {number}" if job["gpus"] else "no GPU"
     facts["Estimate"] = job["estimate"] or "under way"
-    facts |= {"Submitted": _moment(job["submitted"]), "Waited": format_duration(job["waited"])}
+    facts |= {"Submitted": format_moment(job["submitted"]), "Waited": format_duration(job["waited"])}
     return facts | ({"Ran": format_duration(job["ran"])} if job["ran"] else {})
 
 
@@ -282,11 +273,7 @@ def _attempt(attempt: dict[str, Any], names: dict[str, str]) -> str:
     told = attempt["exit_code"] in (None, 0) or "exit code" in detail
     code = "" if told else f", exit code {attempt['exit_code']}"
     used = "" if attempt["used"] is None else f", used {memory(attempt['used'])} at most"
-    return f"{_moment(begin)} on {where}{ran}, {promised(attempt)} promised{used}: {ended}{code}{detail}"
-
-
-def _moment(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
+    return f"{format_moment(begin)} on {where}{ran}, {promised(attempt)} promised{used}: {ended}{code}{detail}"
 
 
 def _lines(attempts: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
@@ -306,25 +293,6 @@ def _lines(attempts: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
         if each["promise"] is not None:
             promised += [*([at, round(each["promise"] / GIB, 3)] for at in (begin, end)), [end, None]]
     return used, promised
-
-
-def _options() -> dict[str, Any]:
-    """The chart of the memory, without its data."""
-    in_gib = {":valueFormatter": "value => value == null ? '' : value.toFixed(2) + ' GiB'"}
-    return {
-        "animation": False, "useUTC": True, "legend": {"top": 0, "textStyle": FAINT},
-        "grid": {"left": 8, "right": 16, "top": 34, "bottom": 8, "containLabel": True},
-        "tooltip": tooltip(trigger="axis", **in_gib),
-        "xAxis": {"type": "time", "axisLabel": {**FAINT, "hideOverlap": True}},
-        "yAxis": {"type": "value", "min": 0, "splitLine": LINES,
-                  "axisLabel": {**FAINT, ":formatter": "value => value + ' GiB'"}},
-        "series": [
-            {"name": "used", "type": "line", "data": [], "showSymbol": False, "step": "end",
-             "areaStyle": {"opacity": 0.25}, ":color": "ullage.tints[0]"},
-            {"name": "promised", "type": "line", "data": [], "showSymbol": False, ":color": "ullage.css('--warn')",
-             "lineStyle": {"type": "dashed"}},
-        ],
-    }  # fmt: skip
 
 
 class LogTail:

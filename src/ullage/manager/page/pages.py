@@ -56,9 +56,16 @@ def add_pages(app: FastAPI, say: Callable[[str], None]) -> None:
 
     nicegui_app.on_exception(lambda error: say(f"a page failed: {type(error).__name__}: {str(error)[:200]}"))
     ui.run_with(
-        app, title="Ullage", dark=None, language="en-US", tailwind=False, show_welcome_message=False,
-        reconnect_timeout=5.0, binding_refresh_interval=None, favicon="data:,",
-    )  # fmt: skip
+        app,
+        title="Ullage",
+        dark=None,
+        language="en-US",
+        tailwind=False,
+        show_welcome_message=False,
+        reconnect_timeout=5.0,
+        binding_refresh_interval=None,
+        favicon="data:,",
+    )
 
 
 def _session(request: Request) -> Session:

@@ -138,6 +138,12 @@ def keep_estimates(
 
 def _new(question: dict[str, Any]) -> Answer:
     return {
-        "id": f"{HERE}{secrets.token_hex(16)}", "state": "waiting", "asked": time.time(), "answered": None,
-        "question": question, "reason": None, "estimates": [], "advice": None,
-    }  # fmt: skip
+        "id": f"{HERE}{secrets.token_hex(16)}",
+        "state": "waiting",
+        "asked": time.time(),
+        "answered": None,
+        "question": question,
+        "reason": None,
+        "estimates": [],
+        "advice": None,
+    }

@@ -9,7 +9,7 @@ from nicegui import ui
 
 from ullage.errors import UllageError
 from ullage.manager.job_words import reference, why
-from ullage.manager.page.elements import box, preload, words
+from ullage.manager.page.elements import box, preload, toggle, words
 from ullage.manager.page.frame import Frame
 from ullage.manager.page.readings import FIRST_ROWS, DaemonReading
 from ullage.manager.page.sessions import Session
@@ -55,21 +55,25 @@ _TIME = (
 
 def _columns() -> list[dict[str, Any]]:
     text = {"filter": "agTextColumnFilter", "floatingFilter": True}
-    memory = {":valueFormatter": _GIB, "type": "rightAligned", "width": 105}
+    memory = {":valueFormatter": _GIB, "type": "rightAligned"}
+    by_number = {":cellRenderer": _LINK, ":comparator": "(a, b, x, y) => x.data.id - y.data.id"}
+    span = {"colId": "time", ":valueGetter": _SPAN, ":valueFormatter": _TIME, "type": "rightAligned"}
+    whole = {"flex": 1, "minWidth": 150, "wrapText": True, "autoHeight": True}
+
+    def column(name: str, field: str, width: int, **more: Any) -> dict[str, Any]:
+        return {"headerName": name, "field": field, "width": width, **more}
+
     return [
-        {"headerName": "Job", "field": "job", ":cellRenderer": _LINK, "width": 105, ":comparator":
-         "(a, b, x, y) => x.data.id - y.data.id"},
-        {"headerName": "Name", "field": "name", "width": 190, "tooltipField": "name", **text},
-        {"headerName": "State", "field": "state", "width": 130, ":cellRenderer": _STATE, **text},
-        {"headerName": "User", "field": "user", "width": 110, **text},
-        {"headerName": "GPU", "field": "where", "width": 80},
-        {"headerName": "Promise", "field": "promise", **memory},
-        {"headerName": "Used", "field": "used", **memory},
-        {"headerName": "Time", "colId": "time", ":valueGetter": _SPAN, ":valueFormatter": _TIME, "width": 115,
-         "type": "rightAligned"},
-        {"headerName": "Why", "field": "why", "flex": 1, "minWidth": 150, "wrapText": True,
-         "autoHeight": True, ":cellClass": "p => p.data.over ? 'why over' : 'why'"},
-    ]  # fmt: skip
+        column("Job", "job", 105, **by_number),
+        column("Name", "name", 190, tooltipField="name", **text),
+        column("State", "state", 130, **{":cellRenderer": _STATE}, **text),
+        column("User", "user", 110, **text),
+        column("GPU", "where", 80),
+        column("Promise", "promise", 105, **memory),
+        column("Used", "used", 105, **memory),
+        {"headerName": "Time", "width": 115, **span},
+        {"headerName": "Why", "field": "why", ":cellClass": "p => p.data.over ? 'why over' : 'why'", **whole},
+    ]
 
 
 async def show_queue(session: Session) -> None:
@@ -80,7 +84,7 @@ async def show_queue(session: Session) -> None:
     with frame.main:
         summary = words("p", "", "summary")
         with box("div", "tools"):
-            group = ui.toggle(list(GROUPS), value="all").props('no-caps unelevated aria-label="Which jobs"')
+            group = toggle("Which jobs", GROUPS, "all")
             search = ui.input("Search all columns").props("outlined dense clearable").classes("search")
         grid = JobGrid()
 
@@ -162,13 +166,23 @@ class JobGrid:
 
 
 def _grid(rows: list[dict[str, Any]]) -> ui.aggrid:
-    return ui.aggrid({
-        "columnDefs": _columns(), "rowData": rows, ":getRowId": "p => p.data.key", ":onCellKeyDown": _OPEN,
-        "defaultColDef": {"sortable": True, "resizable": True}, "enableBrowserTooltips": True,
-        "enableCellTextSelection": True, "suppressFieldDotNotation": True, "rowHeight": 38, "animateRows": False,
-        "overlayNoRowsTemplate": "No jobs", ":onGridReady": _READY, ":onGridSizeChanged": _NARROW,
+    options = {
+        "columnDefs": _columns(),
+        "rowData": rows,
+        "defaultColDef": {"sortable": True, "resizable": True},
+        "enableBrowserTooltips": True,
+        "enableCellTextSelection": True,
+        "suppressFieldDotNotation": True,
+        "rowHeight": 38,
+        "animateRows": False,
+        "overlayNoRowsTemplate": "No jobs",
+        ":getRowId": "p => p.data.key",
+        ":onCellKeyDown": _OPEN,
+        ":onGridReady": _READY,
+        ":onGridSizeChanged": _NARROW,
         ":postSortRows": _IN_ORDER,
-    }, auto_size_columns=False)  # fmt: skip
+    }
+    return ui.aggrid(options, auto_size_columns=False)
 
 
 def rows_of(reading: DaemonReading, finished: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -181,10 +195,15 @@ def _row(job: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     live, over = job["alone"] is not None, job["ended"] is not None
     several = job.get("jobs", 1)
     return {
-        "key": str(job["id"]), "id": job["id"], "job": reference(job), "name": job["name"], "user": job["user"],
+        **{name: job[name] for name in ("id", "name", "user", "used")},
+        "key": str(job["id"]),
+        "job": reference(job),
         "state": job["state"] if several == 1 else f"{several:,} {job['state']}",
         "group": "over" if over else "running" if live else "recovering" if job["recovery"] else "waiting",
-        "where": ", ".join(places), "promise": job["promise"] if job["gpus"] else None, "used": job["used"],
-        "since": None if over else job["started"] if live else job["submitted"], "span": job["ran"] if over else None,
-        "over": job["over_promise"], "why": why(job | {"places": places}),
-    }  # fmt: skip
+        "where": ", ".join(places),
+        "promise": job["promise"] if job["gpus"] else None,
+        "since": None if over else job["started"] if live else job["submitted"],
+        "span": job["ran"] if over else None,
+        "over": job["over_promise"],
+        "why": why(job | {"places": places}),
+    }

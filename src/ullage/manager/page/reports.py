@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from typing import Any
 
 from nicegui import ui
 
 from ullage.errors import UllageError
-from ullage.manager.page.charts import FAINT, LINES, tooltip, use_charts
-from ullage.manager.page.elements import box, scrolled, words
+from ullage.manager.page.charts import FAINT, figure, use_charts
+from ullage.manager.page.elements import box, button, card, choice, problem, scrolled, show_table, toggle, words
 from ullage.manager.page.frame import Frame
 from ullage.manager.page.readings import DaemonReading
 from ullage.manager.page.sessions import Session
@@ -18,10 +19,7 @@ from ullage.manager.report_words import COLUMNS, cells_of, csv_of, failures, mom
 from ullage.text import plain
 from ullage.units import format_duration, format_moment
 
-_BY = {
-    "user and day": ["user", "day"], "user": ["user"], "day": ["day"], "GPU": ["gpu"], "day and GPU": ["day", "gpu"],
-    "name": ["name"], "user and name": ["user", "name"],
-}  # fmt: skip
+_BY = ("user and day", "user", "day", "GPU", "day and GPU", "name", "user and name")
 _SINCE = {"last day": "1d", "last 7 days": "7d", "last 30 days": "30d", "last 90 days": "90d", "last year": "365d"}
 _EVERY = 60.0  # seconds until it is asked for again
 _MOST_ROWS, _MOST_BARS = 1000, 60
@@ -32,6 +30,10 @@ _PICTURES: dict[str, tuple[dict[str, str], float, str]] = {
     "energy": ({"energy_j": "energy"}, 3.6e6, "kWh"),
     "waiting": ({"waited_median": "median", "waited_90": "90 % stay below"}, 60.0, "min"),
 }
+_ABOUT = (
+    "“by part” counts each GPU by the part of its memory that was promised. “promised” and “used” are means over time, "
+    "of jobs whose use was seen. “waited” is the median, and what 90 % did not exceed."
+)
 _STACKED = ("GPU hours", "energy")  # what adds up
 
 
@@ -51,31 +53,20 @@ class ReportSheet:
         self._session, self._next = session, 0.0
         self._found: dict[str, Any] | None = None
         with box("div", "tools"):
-            self._by = ui.select(list(_BY), value="user and day", label="A row for each").props("outlined dense")
-            self._since = ui.select(list(_SINCE), value="last 7 days", label="When").props("outlined dense")
+            self._by = choice("A row for each", list(_BY), _BY[0], "pick")
+            self._since = choice("When", list(_SINCE), "last 7 days", "pick")
             self._until = ui.input("Until (now)", placeholder="2026-11-30").props("outlined dense clearable")
-            for field in (self._by, self._since, self._until):
-                field.classes("pick")
+            self._until.classes("pick")
             for name in ("CSV", "JSON"):
-                words("button", f"Download {name}", "quiet").props('type="button"').on(
-                    "click", lambda name=name: self._download(name)
-                )
-        self._problem = words("p", "", "problem").props('role="alert"')
+                button(f"Download {name}", partial(self._download, name))
+        self._problem = problem()
         self._summary = words("p", "", "summary").props('role="status"')
-        with box("section", "card").props('aria-label="Chart"'):
-            self._picture = ui.toggle(list(_PICTURES), value="GPU hours").props(
-                'no-caps unelevated aria-label="What is drawn"'
-            )
+        with card().props('aria-label="Chart"'):
+            self._picture = toggle("What is drawn", _PICTURES, "GPU hours")
             self._chart = ui.echart(_options([], [], "")).classes("picture").props('aria-hidden="true"')
             self._drawn = words("p", "", "figures")
-        with box("section", "card"):
-            words("h2", "What jobs took")
-            words(
-                "p",
-                "“by part” counts each GPU by the part of its memory that was promised. “promised” and “used” are "
-                "means over time, of jobs whose use was seen. “waited” is the median, and what 90 % did not exceed.",
-                "figures",
-            )
+        with card("What jobs took"):
+            words("p", _ABOUT, "figures")
             self._table = scrolled("What jobs took")
         for field in (self._by, self._since, self._until):
             field.on_value_change(self._asked_anew)
@@ -90,7 +81,9 @@ class ReportSheet:
         try:
             until = moment(str(self._until.value), now) if self._until.value else None
             since = moment(_SINCE[self._since.value], now if until is None else until)
-            found = await self._session.ask("report", by=_BY[self._by.value], since=since, until=until, user=None)
+            found = await self._session.ask(
+                "report", by=self._by.value.lower().split(" and "), since=since, until=until, user=None
+            )
         except UllageError as error:
             self._problem.set_text(plain(str(error)))
             return
@@ -113,45 +106,37 @@ class ReportSheet:
         ui.download.content(text.encode(), f"ullage-report-{'-to-'.join(days)}.{kind.lower()}")
 
     def _fill(self, found: dict[str, Any]) -> None:
-        self._table.clear()
         keys = found["by"]
-        rows = [([str(row[key]) for key in keys], row) for row in found["rows"][:_MOST_ROWS]]
-        with self._table, box("table"):
-            with box("thead"), box("tr"):
-                for head in (*keys, *COLUMNS, "failures"):
-                    kind = "number" if head in COLUMNS else ""
-                    words("th", head, kind).props('scope="col"')
-            with box("tbody"):
-                for names, row in rows:
-                    _row(names, row)
-            if len(rows) > 1:
-                with box("tfoot"):
-                    _row(["total", *[""] * (len(keys) - 1)], found["total"])
-        if len(found["rows"]) > len(rows):
-            with self._table:
+
+        def cells(names: list[str], row: dict[str, Any]) -> list[str]:
+            return [*names, *cells_of(row), failures(row["failures"])]
+
+        rows = [("", cells([str(row[key]) for key in keys], row)) for row in found["rows"][:_MOST_ROWS]]
+        total = cells(["total", *[""] * (len(keys) - 1)], found["total"]) if len(rows) > 1 else None
+        self._table.clear()
+        with self._table:
+            show_table([*keys, *COLUMNS, "failures"], rows, dict.fromkeys(COLUMNS, "number"), total)
+            if len(found["rows"]) > len(rows):
                 words("p", f"{len(found['rows']) - len(rows):,} more rows are in the files.", "figures")
 
     def _draw(self) -> None:
         if self._found is None:
             return
         figures, divisor, unit = _PICTURES[str(self._picture.value)]
+        bars: dict[str, list[float | None]]
         if self._picture.value in _STACKED:
-            across, stacked, bars, names = sums_of(self._found, *figures)
-            labels = list(bars)[-_MOST_BARS:]
-            series = [
-                _series(name or next(iter(figures.values())), labels, [bars[label].get(name) for label in labels],
-                        divisor, unit, "all")
-                for name in names[:_MOST_BARS]
-            ]  # fmt: skip
+            across, stacked, sums, names = sums_of(self._found, *figures)
+            labels, count = list(sums)[-_MOST_BARS:], len(sums)
+            own = next(iter(figures.values()))
+            bars = {name or own: [sums[label].get(name) for label in labels] for name in names[:_MOST_BARS]}
             about = f"{self._picture.value} ({unit}) by {' and '.join(filter(None, (across, stacked)))}"
-            count = len(bars)
         else:
-            rows = self._found["rows"][-_MOST_BARS:]
+            rows, count = self._found["rows"][-_MOST_BARS:], len(self._found["rows"])
             labels = [", ".join(str(row[key]) for key in self._found["by"]) for row in rows]
-            series = [
-                _series(name, labels, [row[figure] for row in rows], divisor, unit) for figure, name in figures.items()
-            ]
-            about, count = f"{' and '.join(figures.values())} ({unit})", len(self._found["rows"])
+            bars = {name: [row[key] for row in rows] for key, name in figures.items()}
+            about = f"{' and '.join(figures.values())} ({unit})"
+        stack = {"stack": "all"} if self._picture.value in _STACKED else {}
+        series = [_series(name, labels, values, divisor, unit) | stack for name, values in bars.items()]
         more = f"; the last {_MOST_BARS} of {count:,} bars" if count > _MOST_BARS else ""
         known = any(point["value"] for one in series for point in one["data"])
         self._drawn.set_text(f"{about}{more}." if known else f"{about}: nothing is known.")
@@ -161,36 +146,16 @@ class ReportSheet:
         self._chart.update()
 
 
-def _row(names: list[str], row: dict[str, Any]) -> None:
-    with box("tr"):
-        for name in names:
-            words("td", name)
-        for cell in cells_of(row):
-            words("td", cell, "number")
-        words("td", failures(row["failures"]))
-
-
-def _series(
-    name: str, labels: list[str], values: list[float | None], divisor: float, unit: str, stack: str | None = None
-) -> dict[str, Any]:
-    def told(value: float) -> str:
-        return format_duration(value) if unit == "min" else f"{value / divisor:.3g} {unit}"
-
-    points = [
-        {"value": None if value is None else value / divisor,
-         "about": [label, name, "unknown" if value is None else told(value)]}
-        for label, value in zip(labels, values, strict=True)
-    ]  # fmt: skip
-    return {"name": name, "type": "bar", "data": points, "barMaxWidth": 48} | ({"stack": stack} if stack else {})
+def _series(name: str, labels: list[str], values: list[float | None], divisor: float, unit: str) -> dict[str, Any]:
+    points = []
+    for label, value in zip(labels, values, strict=True):
+        shown = None if value is None else value / divisor
+        said = "unknown" if shown is None else format_duration(value) if unit == "min" else f"{shown:.3g} {unit}"
+        points.append({"value": shown, "about": [label, name, said]})
+    return {"name": name, "type": "bar", "data": points, "barMaxWidth": 48}
 
 
 def _options(labels: list[str], series: list[dict[str, Any]], unit: str) -> dict[str, Any]:
     label = {**FAINT, "hideOverlap": True, "width": 110, "overflow": "truncate"}
-    return {
-        "animation": False, ":color": "ullage.tints", "tooltip": tooltip(),
-        "grid": {"left": 8, "right": 16, "top": 44, "bottom": 8, "containLabel": True},
-        "legend": {"type": "scroll", "top": 4, "textStyle": FAINT, "pageTextStyle": FAINT},
-        "xAxis": {"type": "category", "data": labels, "axisLabel": label},
-        "yAxis": {"type": "value", "name": unit, "nameTextStyle": FAINT, "axisLabel": FAINT, "splitLine": LINES},
-        "series": series,
-    }  # fmt: skip
+    across = {"type": "category", "data": labels, "axisLabel": label}
+    return figure(across, {"type": "value", "name": unit, "nameTextStyle": FAINT}, series, **{":color": "ullage.tints"})

@@ -34,9 +34,15 @@ def serve_page(
         for name in ("uvicorn", "nicegui", "socketio", "engineio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         config = uvicorn.Config(
-            PageGate(app, sessions, port, say), log_config=None, access_log=False, timeout_keep_alive=15,
-            timeout_graceful_shutdown=1, server_header=False, limit_concurrency=1000, ws_max_size=1 << 20,
-        )  # fmt: skip
+            PageGate(app, sessions, port, say),
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=15,
+            timeout_graceful_shutdown=1,
+            server_header=False,
+            limit_concurrency=1000,
+            ws_max_size=1 << 20,
+        )
         try:
             _PageServer(config, lambda: ready(url_of(host, port))).run(sockets=[door])
         finally:

@@ -40,10 +40,16 @@ class Session:
     """
 
     def __init__(
-        self, url: Callable[[], str], make_token: MakeToken, lasts: float, clock: Callable[[], float],
-        here: OwnEstimates | None = None, first: str = "/", number: str | None = None,
+        self,
+        url: Callable[[], str],
+        make_token: MakeToken,
+        lasts: float,
+        clock: Callable[[], float],
+        here: OwnEstimates | None = None,
+        first: str = "/",
+        number: str | None = None,
         shared: SharedReadings | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.id, self.first = number or secrets.token_urlsafe(32), first
         self.readings, self.questions = Readings(self), SessionQuestions(self.ask, here)
         self._shared, self._checked, self._checking = shared or SharedReadings(), -_CHECK, asyncio.Lock()

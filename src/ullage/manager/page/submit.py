@@ -12,7 +12,17 @@ from nicegui import ui
 from ullage.errors import InvalidValue, NoDaemon, UllageError
 from ullage.jobs.job_files import make_job
 from ullage.manager.job_words import promised_on, trial_words
-from ullage.manager.page.elements import box, set_width, words
+from ullage.manager.page.elements import (
+    box,
+    button,
+    card,
+    describe,
+    number_field,
+    problem,
+    set_width,
+    text_field,
+    words,
+)
 from ullage.manager.page.frame import Frame
 from ullage.manager.page.readings import DaemonReading
 from ullage.manager.page.sessions import Session
@@ -34,25 +44,18 @@ class JobForm:
     """The fields, with the names of a job file's."""
 
     def __init__(self) -> None:
-        def text(label: str, example: str, kind: str = "") -> ui.input:
-            made = ui.input(label, placeholder=example).props(
-                "outlined dense stack-label spellcheck=false autocomplete=off"
-            )
-            return made.classes(kind) if kind else made
-
         with box("div", "fields"):
             self._texts = {
-                "command": text("Command", "python train.py --lr 1e-4", "long"),
-                "cwd": text("Folder", "/home/you/project", "long"),
-                "name": text("Name", "as the command says"),
-                "memory": text("GPU memory", "estimated, or 12GiB"),
-                "venv": text("Virtual environment", "/home/you/venv"),
-                "time_limit": text("Time limit", "none, or 12h"),
-                "array": text("Array", "none, or 1-20"),
+                "command": text_field("Command", "python train.py --lr 1e-4", "long"),
+                "cwd": text_field("Folder", "/home/you/project", "long"),
+                "name": text_field("Name", "as the command says"),
+                "memory": text_field("GPU memory", "estimated, or 12GiB"),
+                "venv": text_field("Virtual environment", "/home/you/venv"),
+                "time_limit": text_field("Time limit", "none, or 12h"),
+                "array": text_field("Array", "none, or 1-20"),
             }
-            numbers = ui.number("GPUs", value=1, min=0, precision=0, format="%d").props("outlined dense")
-            priority = ui.number("Priority", value=0, precision=0, format="%d").props("outlined dense")
-            self._numbers = {"gpus": numbers, "priority": priority}
+            gpus, priority = number_field("GPUs", value=1, least=0), number_field("Priority", value=0, least=None)
+            self._numbers = {"gpus": gpus, "priority": priority}
             self._switches = {"exclusive": ui.checkbox("GPUs of its own"), "hold": ui.checkbox("Hold it")}
 
     @property
@@ -83,24 +86,22 @@ class SubmitPage:
             with box("form", "card form") as form:
                 self._form = JobForm()
                 with box("div", "tools"):
-                    self._submit_button = words("button", "Submit", "main").props('type="submit"')
-                    self._try_button = words("button", "What if?", "quiet").props('type="button"')
+                    self._submit_button = button("Submit", None, "main")
+                    self._try_button = button("What if?", self._try)
                 self._status = words("p", "", "figures").props('role="status"')
-                self._problem = words("p", "", "problem").props('role="alert"')
-            with box("section", "card").props('aria-live="polite"'):
-                words("h2", "What if")
+                self._problem = problem()
+            with card("What if").props('aria-live="polite"'):
                 self._hint = words("p", "See where it would run now, and what it would do to other jobs.", "figures")
                 self._places = box("div")
                 self._answer = box("ul", "notes")
         form.on("submit.prevent", self._submit)
-        self._try_button.on("click", self._try)
 
     async def refresh(self, reading: DaemonReading) -> None:
         """Whether this user may submit."""
         self._reading = reading
         self._may = reading.about["scope"] in ("submit", "operate")
-        for button in (self._submit_button, self._try_button):
-            button.set_visibility(self._may)
+        for each in (self._submit_button, self._try_button):
+            each.set_visibility(self._may)
         if not self._may:
             self._status.set_text("Your token allows to read; to submit a job, it needs the scope submit.")
 
@@ -172,6 +173,5 @@ def _show_place(gpu: dict[str, Any], jobs: list[dict[str, Any]], promise: int) -
         set_width(box("div", "band part job-0"), promise / total)
     now, then = format_bytes(before), format_bytes(before + promise)
     text = f"GPU {gpu['index']}: {now} of {format_bytes(gpu['total'])} are taken now, {then} with this job."
-    bands.props["role"] = "img"
-    bands.props["aria-label"] = text
+    describe(bands, text)
     words("p", text, "figures")

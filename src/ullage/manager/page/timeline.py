@@ -12,14 +12,15 @@ import gzip
 import io
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from nicegui import events, ui
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.manager.job_words import reference
-from ullage.manager.page.charts import FAINT, LINES, on_axis, tooltip, use_charts
-from ullage.manager.page.elements import box, scrolled, words
+from ullage.manager.page.charts import FAINT, LINES, figure, on_axis, use_charts
+from ullage.manager.page.elements import Cell, box, button, card, choice, problem, scrolled, show_table, words
 from ullage.manager.page.frame import Frame
 from ullage.manager.page.readings import DaemonReading, place_names
 from ullage.manager.page.sessions import Session
@@ -31,8 +32,15 @@ from ullage.text import plain
 from ullage.units import format_bytes, format_duration, parse_duration
 
 HERE = "this daemon"
-LASTS = {"last hour": 3600.0, "last 6 hours": 6 * 3600.0, "last day": 86400.0, "last week": 7 * 86400.0,
-         "last 4 weeks": 28 * 86400.0}  # fmt: skip
+LASTS = {
+    "last hour": 3600.0,
+    "last 6 hours": 6 * 3600.0,
+    "last day": 86400.0,
+    "last week": 7 * 86400.0,
+    "last 4 weeks": 28 * 86400.0,
+}
+_MOVES = {"Earlier": (-1, -1), "Later": (1, 1), "Closer": (1, -1), "Wider": (-2, 2)}  # of both ends, in quarters
+_HEADS = ("Job", "User", "GPU", "Begin", "Lasted", "Attempt", "Ended")
 _EVERY, _REST = 5.0, 20.0  # seconds between two questions, and times as long as an answer took
 _LARGEST_FILE, _LARGEST_UNPACKED = 64 << 20, 512 << 20  # bytes
 _MOST_BARS, _MOST_ROWS, _MOST_LISTED = 5000, 400, 100  # that are drawn, and attempts in the table
@@ -104,38 +112,37 @@ class Timeline:
         self._shown: TimelineRun | None = None
         self._span: tuple[float, float] | None = None  # none is chosen: all of it
         self._next, self._chosen_runs = 0.0, 0
-        self._listed: list[tuple[Any, ...]] = []
+        self._listed: list[list[Cell]] = []
         with box("div", "tools"):
-            self._source = ui.select([HERE], value=HERE, label="Jobs of").props("outlined dense").classes("pick")
-            self._last = ui.select(list(LASTS), value="last 6 hours", label="When").props("outlined dense")
-            self._last.classes("pick")
+            self._source = choice("Jobs of", [HERE], HERE, "pick")
+            self._last = choice("When", list(LASTS), "last 6 hours", "pick")
             opener = ui.upload(
-                auto_upload=True, max_file_size=_LARGEST_FILE, on_upload=self._opened,
+                auto_upload=True,
+                max_file_size=_LARGEST_FILE,
+                on_upload=self._opened,
                 on_rejected=lambda: ui.notify("This file is too large.", type="negative"),
-            ).props('accept=".json,.gz"').classes("hidden")  # fmt: skip
-            words("button", "Open a simulated run", "quiet").props('type="button"').on(
-                "click", js_handler=f"() => getElement({opener.id}).$refs.qRef.pickFiles()"
             )
-        self._problem = words("p", "", "problem").props('role="alert"')
-        with box("section", "card").props('aria-label="Jobs on GPUs"'):
+            opener.props('accept=".json,.gz"').classes("hidden")
+            pick = f"() => getElement({opener.id}).$refs.qRef.pickFiles()"
+            words("button", "Open a simulated run", "quiet").props('type="button"').on("click", js_handler=pick)
+        self._problem = problem()
+        with card().props('aria-label="Jobs on GPUs"'):
             self._chart = ui.echart(_options()).classes("gantt").props('aria-hidden="true"')
             words("p", "Drag over the chart to choose a span. × failed, ↻ tried again. A click opens a job.", "figures")
-        self._chart.on("chart:datazoom", self._zoomed, throttle=0.2, leading_events=False,
-                       js_handler=f"() => emit(ullage.shown({self._chart.id}))")  # fmt: skip
+        zoomed = f"() => emit(ullage.shown({self._chart.id}))"
+        self._chart.on("chart:datazoom", self._zoomed, throttle=0.2, leading_events=False, js_handler=zoomed)
         self._chart.on_point_click(self._opened_job)
         with box("form", "tools span").props('aria-label="The span of time"').on("submit.prevent", self._typed):
             self._from, self._to = (ui.input(name).props("outlined dense").classes("pick") for name in ("From", "To"))
-            words("button", "Show", "quiet").props('type="submit"')
-            for name in ("Earlier", "Later", "Closer", "Wider", "All"):
-                words("button", name, "quiet").props('type="button"').on("click", lambda name=name: self._moved(name))
-        with box("section", "card"):
-            words("h2", "Figures of this span")
+            button("Show", None)
+            for name in (*_MOVES, "All"):
+                button(name, partial(self._moved, name))
+        with card("Figures of this span"):
             self._counts = words("p", "Asks the daemon.", "figures")
             with box("dl", "facts spread"):
                 self._figures = {name: _term(name) for name in (*_SHOWN[:4], "busy", *_SHOWN[4:])}
             self._note = words("p", "", "figures")
-        with box("section", "card"):
-            words("h2", "Attempts in this span")
+        with card("Attempts in this span"):
             self._rows_note = words("p", "", "figures")
             self._table = scrolled("Attempts")
         self._source.on_value_change(self._chosen)
@@ -180,26 +187,22 @@ class Timeline:
     def _draw(self, run: TimelineRun) -> None:
         self._shown = run
         self._problem.set_text("")
-        bars, lanes = in_lanes(run.result.jobs, len(run.gpus))
-        inside = [bar for bar in bars if run.begin + bar.attempt.end >= run.first]
+        all_bars, lanes = in_lanes(run.result.jobs, len(run.gpus))
+        inside = [bar for bar in all_bars if run.begin + bar.attempt.end >= run.first]
         tops = [sum(lanes[:place]) for place in range(len(lanes))]
         rows = min(sum(lanes), _MOST_ROWS)
         drawn = [bar for bar in inside if tops[bar.gpu] + bar.lane < rows][-_MOST_BARS:]
         left_out = [f"of {len(inside):,} bars {len(drawn):,} are drawn"] if len(drawn) < len(inside) else []
         self._note.set_text(" ".join(f"{note[:1].upper()}{note[1:]}." for note in (*run.notes, *left_out)))
-        height = max(220, 26 * rows + 120)
-        self._chart.style(f"height: {height}px")
+        self._chart.style(f"height: {max(220, 26 * rows + 120)}px")
         labels = [
             name if lane == 0 else "" for name, count in zip(run.gpus, lanes, strict=True) for lane in range(count)
         ]
         ends = {"min": run.on_axis(run.first), "max": run.on_axis(run.last)}
-        self._chart.run_chart_method("setOption", {
-            "title": {"text": str(self._chosen_runs)}, "xAxis": ends, "yAxis": {"data": labels[:rows]},
-            "series": [
-                {"data": [[top, count] for top, count in zip(tops, lanes, strict=True)]},
-                {"data": [_bar(run, bar, tops[bar.gpu]) for bar in drawn]},
-            ],
-        })  # fmt: skip
+        ground = [[top, count] for top, count in zip(tops, lanes, strict=True)]
+        bars = [_bar(run, bar, tops[bar.gpu]) for bar in drawn]
+        data = {"title": {"text": str(self._chosen_runs)}, "xAxis": ends, "yAxis": {"data": labels[:rows]}}
+        self._chart.run_chart_method("setOption", data | {"series": [{"data": ground}, {"data": bars}]})
         times = "null" if run.real else "ullage.elapsed"
         self._chart.run_chart_method(":setOption", f"{{xAxis: {{axisLabel: {{formatter: {times}}}}}}}")
         self._chart.run_chart_method("resize")
@@ -252,13 +255,15 @@ class Timeline:
     def _moved(self, how: str) -> None:
         if self._shown is None:
             return
-        begin, end = self._now_shown
-        part = (end - begin) / 4
-        left, right = {"Earlier": (-part, -part), "Later": (part, part), "Closer": (part, -part),
-                       "Wider": (-2 * part, 2 * part), "All": (-float("inf"), float("inf"))}[how]  # fmt: skip
         first, last = self._shown.first, self._shown.last
-        inside = max(first - begin, min(left, last - end)) if how in ("Earlier", "Later") else None
-        self._choose(begin + (left if inside is None else inside), end + (right if inside is None else inside))
+        if how == "All":
+            self._choose(first, last)
+            return
+        begin, end = self._now_shown
+        left, right = (quarters * (end - begin) / 4 for quarters in _MOVES[how])
+        if left == right:  # it moves, and stays as long as it is
+            left = right = max(first - begin, min(left, last - end))
+        self._choose(begin + left, end + right)
 
     def _choose(self, begin: float, end: float, zoom: bool = True) -> None:
         assert self._shown is not None
@@ -295,31 +300,22 @@ class Timeline:
             if attempt.begin <= end and attempt.end >= begin
         ]
         inside.sort(key=lambda row: row[2].begin, reverse=True)
-        shown = [
-            (job.id, f"{run.name(job)} {job.kind}", job.user, ", ".join(run.gpus[place] for place in attempt.gpus),
-             run.moment(run.begin + attempt.begin), format_duration(attempt.end - attempt.begin), number, attempt.cause)
-            for job, number, attempt in inside[:_MOST_LISTED]
-        ]  # fmt: skip
+        shown: list[tuple[str, list[Cell]]] = []
+        for job, number, attempt in inside[:_MOST_LISTED]:
+            name = f"{run.name(job)} {job.kind}"
+            cell: Cell = (name, f"/job/{int(job.id)}") if run.real else name
+            gpus = ", ".join(run.gpus[place] for place in attempt.gpus)
+            times = [run.moment(run.begin + attempt.begin), format_duration(attempt.end - attempt.begin)]
+            kind = "" if attempt.cause in _FINE else "failed"
+            shown.append((kind, [cell, job.user, gpus, *times, str(number), attempt.cause]))
         more = f" The last {_MOST_LISTED} of them:" if len(inside) > _MOST_LISTED else ""
         self._rows_note.set_text(f"{len(inside):,} attempts.{more}")
-        if [row[:5] + row[6:] for row in shown] == self._listed:
-            return  # only times of what runs have changed
-        self._listed = [row[:5] + row[6:] for row in shown]
-        self._table.clear()
-        with self._table, box("table"):
-            with box("thead"), box("tr"):
-                for head in ("Job", "User", "GPU", "Begin", "Lasted", "Attempt", "Ended"):
-                    words("th", head).props('scope="col"')
-            with box("tbody"):
-                for number, name, *cells in shown:
-                    with box("tr", "" if cells[-1] in _FINE else "failed"):
-                        with box("td"):
-                            if run.real:
-                                ui.link(name, f"/job/{int(number)}")
-                            else:
-                                words("span", name)
-                        for cell in cells:
-                            words("td", str(cell))
+        listed = [cells[:4] + cells[5:] for _, cells in shown]  # how long each lasted changes while it runs
+        if listed != self._listed:
+            self._listed = listed
+            self._table.clear()
+            with self._table:
+                show_table(_HEADS, shown, {})
 
     def _opened_job(self, event: events.EChartPointClickEventArguments) -> None:
         if self._shown is not None and self._shown.real and isinstance(event.data, dict):
@@ -384,38 +380,35 @@ def _bar(run: TimelineRun, bar: LaneBar, top: int) -> dict[str, Any]:
     begin, end = (run.on_axis(run.begin + at) for at in (attempt.begin, attempt.end))
     label = f"{run.name(job)} {job.kind}"
     waited = format_duration(max(0.0, job.attempts[0].begin - job.arrival))
-    number = job.attempts.index(attempt) + 1
-    return {
-        "value": [top + bar.lane, begin, end, job.id, int(failed), int(again), label[:80]], "job": job.id,
-        "about": [
-            label[:200], f"of {job.user}, waited {waited}", f"attempt {number} on {run.gpus[bar.gpu]}",
-            f"{format_bytes(attempt.promise)} promised" if attempt.promise else "no promise known",
-            f"from {run.moment(run.begin + attempt.begin)}, {format_duration(attempt.end - attempt.begin)}",
-            attempt.cause,
-        ],
-    }  # fmt: skip
+    about = [
+        label[:200],
+        f"of {job.user}, waited {waited}",
+        f"attempt {job.attempts.index(attempt) + 1} on {run.gpus[bar.gpu]}",
+        f"{format_bytes(attempt.promise)} promised" if attempt.promise else "no promise known",
+        f"from {run.moment(run.begin + attempt.begin)}, {format_duration(attempt.end - attempt.begin)}",
+        attempt.cause,
+    ]
+    value = [top + bar.lane, begin, end, job.id, int(failed), int(again), label[:80]]
+    return {"value": value, "job": job.id, "about": about}
 
 
 def _options() -> dict[str, Any]:
     """The chart without its data."""
-    dimensions: list[Any] = ["row", "begin", "end", "tint", "failed", "again", {"name": "label", "type": "ordinal"}]
-    return {
-        "animation": False, "useUTC": True, "title": {"show": False, "text": ""},
-        "grid": {"left": 70, "right": 24, "top": 14, "bottom": 70},
-        "tooltip": tooltip(),
-        "xAxis": {"type": "time", "axisLabel": {**FAINT, "hideOverlap": True}, "splitLine": LINES},
-        "yAxis": {"type": "category", "inverse": True, "data": [], "axisTick": {"show": False},
-                  "axisLabel": {**FAINT, "interval": 0}},
-        "toolbox": {"show": True, "itemSize": 0, "feature": {"dataZoom": {"yAxisIndex": "none"}}},
-        "dataZoom": [{"type": "slider", "filterMode": "none", "bottom": 12, "showDataShadow": False,
-                      "height": 22, "labelFormatter": "", ":borderColor": "ullage.css('--line')",
-                      ":fillerColor": "ullage.css('--accent') + '33'", "brushSelect": False,
-                      "handleStyle": {":color": "ullage.css('--sheet')", ":borderColor": "ullage.css('--accent')"},
-                      "moveHandleSize": 0}],
-        "series": [
-            {"type": "custom", ":renderItem": "ullage.ground", "data": [], "silent": True, "z": 0,
-             "encode": {"y": 0, "x": -1}},
-            {"type": "custom", ":renderItem": "ullage.bar", "data": [], "dimensions": dimensions, "clip": True,
-             "encode": {"y": 0, "x": [1, 2]}, "z": 2},
-        ],
-    }  # fmt: skip
+    columns: list[Any] = ["row", "begin", "end", "tint", "failed", "again", {"name": "label", "type": "ordinal"}]
+    handle = {":color": "ullage.css('--sheet')", ":borderColor": "ullage.css('--accent')"}
+    own = {":borderColor": "ullage.css('--line')", ":fillerColor": "ullage.css('--accent') + '33'"}
+    slider = {"type": "slider", "filterMode": "none", "bottom": 12, "height": 22, "labelFormatter": ""}
+    quiet = {"showDataShadow": False, "brushSelect": False, "moveHandleSize": 0, "handleStyle": handle}
+    ground = {"type": "custom", ":renderItem": "ullage.ground", "data": [], "silent": True, "z": 0}
+    bars = {"type": "custom", ":renderItem": "ullage.bar", "data": [], "dimensions": columns, "clip": True, "z": 2}
+    rows = {"type": "category", "inverse": True, "data": [], "axisTick": {"show": False}, "splitLine": {"show": False}}
+    return figure(
+        {"type": "time", "splitLine": LINES},
+        rows | {"axisLabel": {**FAINT, "interval": 0}},
+        [ground | {"encode": {"y": 0, "x": -1}}, bars | {"encode": {"y": 0, "x": [1, 2]}}],
+        title={"show": False, "text": ""},
+        grid={"left": 70, "right": 24, "top": 14, "bottom": 70},
+        legend={"show": False},
+        toolbox={"show": True, "itemSize": 0, "feature": {"dataZoom": {"yAxisIndex": "none"}}},
+        dataZoom=[slider | quiet | own],
+    )
