@@ -21,7 +21,7 @@ from ullage.jobs.job_files import JobSpec
 from ullage.manager.client import Client
 from ullage.manager.core.daemon import Daemon, make_daemon
 from ullage.manager.identity import this_user
-from ullage.manager.monitor import Monitor
+from ullage.manager.monitor.sampling import Monitor
 from ullage.manager.settings import read_settings
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.job_store import JobStore

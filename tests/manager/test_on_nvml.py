@@ -12,7 +12,8 @@ from tests.paths import ROOT, let_everybody_in
 from ullage.errors import AlreadyServing, NotAllowed
 from ullage.manager.core import daemon as daemon_module
 from ullage.manager.core import locks as locks_module
-from ullage.manager.monitor import Monitor, NvmlSource
+from ullage.manager.monitor.nvml import NvmlSource
+from ullage.manager.monitor.sampling import Monitor
 from ullage.manager.settings import read_settings
 
 sys.path.insert(0, str(Path(__file__).parent / "monitor"))

@@ -11,7 +11,8 @@ from tests.paths import ROOT
 from ullage.estimation.jobs.child import _by_rank
 from ullage.estimation.jobs.command import script_of
 from ullage.estimation.result import Estimate
-from ullage.manager.monitor import Monitor, NvmlSource
+from ullage.manager.monitor.nvml import NvmlSource
+from ullage.manager.monitor.sampling import Monitor
 from ullage.sandbox.parent import Outcome
 from ullage.virtual.shared_card.cards import Cards, environment
 

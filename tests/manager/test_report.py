@@ -17,7 +17,8 @@ from ullage.manager.client import Client
 from ullage.manager.core.report import BY, report_of, spans_of, visible
 from ullage.manager.core.usage import EnergyMeter
 from ullage.manager.identity import Caller
-from ullage.manager.monitor import Monitor, NvmlSource
+from ullage.manager.monitor.nvml import NvmlSource
+from ullage.manager.monitor.sampling import Monitor
 from ullage.manager.storage.records import AttemptRecord
 
 sys.path.insert(0, str(Path(__file__).parent / "monitor"))

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ullage.manager.core.works import Works, read_utilization
-from ullage.manager.monitor import Monitor, NvmlSource
+from ullage.manager.monitor.nvml import NvmlSource
 from ullage.manager.monitor.readings import AT_EVERY_LOOK
+from ullage.manager.monitor.sampling import Monitor
 from ullage.manager.placement import Slot
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import WorkRecord

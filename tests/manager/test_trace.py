@@ -14,7 +14,8 @@ import ullage.manager.simulation
 from ullage.errors import InvalidValue, UllageError
 from ullage.manager.core.export import stored_trace
 from ullage.manager.identity import Caller
-from ullage.manager.monitor import Monitor, NvmlSource
+from ullage.manager.monitor.nvml import NvmlSource
+from ullage.manager.monitor.sampling import Monitor
 from ullage.manager.simulation.history import as_it_was, trace_of_history
 from ullage.manager.simulation.reading import read_trace
 

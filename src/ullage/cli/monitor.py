@@ -23,8 +23,8 @@ from ullage.text import plain
 from ullage.units import GIB, parse_duration
 
 if TYPE_CHECKING:
-    from ullage.manager.monitor import Monitor
     from ullage.manager.monitor.readings import Source
+    from ullage.manager.monitor.sampling import Monitor
 
 
 _DCGM_SPEAKS = 2.5  # seconds; its first row after a start has no activity yet
@@ -64,7 +64,7 @@ def top(
       ullage top --interval 5s --record readings.jsonl
       ullage top --cards ~/.local/state/ullage/cards/serve
     """
-    from ullage.manager.monitor import Monitor
+    from ullage.manager.monitor.sampling import Monitor
 
     seconds = parse_duration(interval)
     if not 0.1 <= seconds <= 3600:
@@ -88,7 +88,7 @@ def _go_on(
     monitor: Monitor, interval: float, limit: int | None, show: Callable[[dict[str, Any]], None], file: IO[str] | None
 ) -> None:
     """Look, show, wait; the first look only starts the counters that need two."""
-    from ullage.manager.monitor.snapshot import snapshot
+    from ullage.manager.monitor.sampling import snapshot
 
     monitor.look()
     first = interval if limit != 1 else _DCGM_SPEAKS if monitor.source.name == "dcgm" else min(interval, 1.0)
@@ -110,8 +110,8 @@ def _source(cards: Path | None, interval: float) -> Source:
     """As named; without a GPU the virtual cards of this home, if it has some: a daemon serves them."""
     from ullage.errors import NoGPUSource
     from ullage.home import home
-    from ullage.manager.monitor import best_source
     from ullage.manager.monitor.readings import AT_EVERY_LOOK
+    from ullage.manager.monitor.sources import best_source
 
     try:
         return best_source(cards, interval, rates=AT_EVERY_LOOK)
@@ -357,9 +357,14 @@ def _process_table(gpus: list[Gpu], width: int, room: int | None) -> Table | Tex
     for gpu, process in shown:
         cpu = UNKNOWN if process["cpu"] is None else f"{process['cpu'] * 100:.0f}%"
         table.add_row(
-            str(gpu["index"]), str(process["pid"]), _said(process["user"]), _gib(process["memory"]), cpu,
-            _gib(process["ram"]), _said(process["command"]),
-        )  # fmt: skip
+            str(gpu["index"]),
+            str(process["pid"]),
+            _said(process["user"]),
+            _gib(process["memory"]),
+            cpu,
+            _gib(process["ram"]),
+            _said(process["command"]),
+        )
     if len(shown) < len(rows):
         table.add_row("", "", "", "", "", "", Text(f"and {len(rows) - len(shown)} more", style="dim"))
     return table

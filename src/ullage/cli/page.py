@@ -27,19 +27,23 @@ def page(
         str, typer.Option(help="Listen on this port of 127.0.0.1, or on HOST:PORT.", metavar="[HOST:]PORT")
     ] = DEFAULT_LISTEN,
     url: Annotated[
-        str | None, typer.Option(help="URL of the daemon's HTTP API.", metavar="URL",
-                                 show_default="the API of your daemon")
+        str | None,
+        typer.Option(help="URL of the daemon's HTTP API.", metavar="URL", show_default="the API of your daemon"),
     ] = None,
     scope: Annotated[
-        str, typer.Option(help="Permissions granted by the printed link: read (see jobs and GPUs), submit (also "
-            "change jobs) or operate (everything you may do).", metavar="read|submit|operate",
-                          autocompletion=lambda: ["read", "submit", "operate"])
+        str,
+        typer.Option(
+            help="Permissions granted by the printed link: read (see jobs and GPUs), submit (also change jobs) or "
+            "operate (everything you may do).",
+            metavar="read|submit|operate",
+            autocompletion=lambda: ["read", "submit", "operate"],
+        ),
     ] = "submit",
     session: Annotated[
         str, typer.Option(help="Time after which users have to sign in again.", metavar="TIME")
     ] = "12h",
     of_daemon: Annotated[bool, typer.Option("--of-daemon", hidden=True)] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Serve a web page that shows the GPUs, the queue and each job of a daemon, submits jobs and estimates.
 
     Prints a link that signs you in once, within 10 minutes. Others sign in with a token from 'ullage admin token

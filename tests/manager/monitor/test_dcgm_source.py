@@ -12,8 +12,9 @@ import pytest
 from fake_nvml import GIB, FakeGpu, FakeNvml
 
 from ullage.errors import NoGPUSource
-from ullage.manager.monitor import DcgmSource, NvmlSource, best_source
-from ullage.manager.monitor.dcgm import parse_row
+from ullage.manager.monitor.dcgm import DcgmSource, parse_row
+from ullage.manager.monitor.nvml import NvmlSource
+from ullage.manager.monitor.sources import best_source
 
 GPU_A, GPU_B = "GPU-aaaa1111-0000-0000-0000-000000000000", "GPU-bbbb2222-0000-0000-0000-000000000000"
 

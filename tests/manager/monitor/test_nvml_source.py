@@ -5,8 +5,8 @@ import pytest
 from fake_nvml import BUSY, GIB, FakeGpu, FakeNvml
 
 from ullage.errors import DeviceLost, NoGPUSource
-from ullage.manager.monitor import NvmlSource
 from ullage.manager.monitor.activity import SHORTEST, GpmCounter
+from ullage.manager.monitor.nvml import NvmlSource
 from ullage.manager.monitor.readings import RATES
 
 
@@ -197,10 +197,17 @@ def test_processes_that_nvml_does_not_tell_are_unknown_not_none_there() -> None:
 
 def test_mig_instances_come_with_their_parent() -> None:
     parts = [
-        FakeGpu(uuid=f"MIG-{number}", name="NVIDIA H200 MIG 1g.18gb", total=16 * GIB, reserved=0, used=number * GIB,
-                instance_id=number, compute={100 + number: GIB})
+        FakeGpu(
+            uuid=f"MIG-{number}",
+            name="NVIDIA H200 MIG 1g.18gb",
+            total=16 * GIB,
+            reserved=0,
+            used=number * GIB,
+            instance_id=number,
+            compute={100 + number: GIB},
+        )
         for number in (1, 2)
-    ]  # fmt: skip
+    ]
     source = NvmlSource(FakeNvml([FakeGpu(uuid="GPU-a", instances=parts), FakeGpu(uuid="GPU-b")]))
     card, one, two, whole = source.devices()
     assert (card.id, card.divided, card.takes_jobs, card.parent) == ("GPU-a", True, False, None)

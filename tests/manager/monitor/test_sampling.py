@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from ullage.errors import DeviceLost, InvalidValue, UnknownName
-from ullage.manager.monitor import Device, GPUReading, HostWatch, Monitor
+from ullage.manager.monitor.host import HostWatch
+from ullage.manager.monitor.readings import Device, GPUReading
+from ullage.manager.monitor.sampling import Monitor
 
 
 class Clock:
@@ -63,8 +65,10 @@ def test_the_window_slides_and_leaves_unknown_values_out_of_the_mean() -> None:
     window = monitor.window("a")
     assert (len(window), window.count("smact"), window.mean("smact")) == (4, 3, pytest.approx(0.3))
     assert (window.percentile("smact", 0), window.percentile("smact", 50), window.percentile("smact", 100)) == (
-        0.1, 0.3, 0.5,
-    )  # fmt: skip
+        0.1,
+        0.3,
+        0.5,
+    )
     assert (window.mean("drama"), window.age("drama"), window.percentile("drama", 50)) == (None, None, None)
     clock.now = 6.5
     assert (monitor.window("a").age("smact"), len(monitor.window("a"))) == (2.5, 1)

@@ -19,9 +19,9 @@ from fake_nvml import BUSY, GIB, FakeGpu, FakeNvml
 from rich.console import Console
 
 from ullage.cli.monitor import view
-from ullage.manager.monitor import Monitor, NvmlSource
+from ullage.manager.monitor.nvml import NvmlSource
 from ullage.manager.monitor.readings import AT_EVERY_LOOK
-from ullage.manager.monitor.snapshot import snapshot
+from ullage.manager.monitor.sampling import Monitor, snapshot
 from ullage.virtual.shared_card.cards import Cards
 
 
@@ -152,9 +152,12 @@ def _ends_cleanly(cards: Path, how: signal.Signals, on_interrupt: signal.Handler
     master, slave = pty.openpty()
     job = subprocess.Popen(
         [sys.executable, "-m", "ullage", "top", "--cards", str(cards), "--interval", "100ms"],
-        stdin=slave, stdout=slave, stderr=slave, env=os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
         preexec_fn=partial(signal.signal, signal.SIGINT, on_interrupt),
-    )  # fmt: skip
+    )
     os.close(slave)
     said = _read_until(master, b"SMACT")
     job.send_signal(how)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ullage.errors import DeviceLost, NoGPUSource
-from ullage.manager.monitor import Monitor, VirtualSource, best_source
+from ullage.manager.monitor.sampling import Monitor
+from ullage.manager.monitor.sources import VirtualSource, best_source
 from ullage.virtual.shared_card.cards import Cards
 
 TAKES = "import sys; from ullage.virtual.shared_card.cards import Cards; card = Cards.open(sys.argv[1]).cards[0]; "

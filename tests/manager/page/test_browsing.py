@@ -255,9 +255,17 @@ def test_a_job_that_is_not_there_is_one_sentence(page, visitor):
 
 
 # With what is waited for. A job that is over has no more to load.
-PATHS = {"/": ".card .head", "/queue": ".ag-row", "/timeline": "tbody tr", "/reports": "tbody tr",
-         "/submit": "form.card", "/estimate": "form.card", "/estimate/{estimate}": ".chart canvas",
-         "/job/{job}": ".attempts li", "/sign-in": "form"}  # fmt: skip
+PATHS = {
+    "/": ".card .head",
+    "/queue": ".ag-row",
+    "/timeline": "tbody tr",
+    "/reports": "tbody tr",
+    "/submit": "form.card",
+    "/estimate": "form.card",
+    "/estimate/{estimate}": ".chart canvas",
+    "/job/{job}": ".attempts li",
+    "/sign-in": "form",
+}
 
 
 def emulate_colors(tab, scheme):
@@ -323,8 +331,10 @@ def test_all_of_a_jobs_life_with_the_keyboard_alone(page, work, browser):
     see(tab, "h1", "Submit")
     for label, text in (
         ("Command", f"sh -c 'while [ ! -e {work.work}/go ]; do sleep 0.1; done'"),
-        ("Folder", str(work.work)), ("Name", "by keys"), ("GPU memory", "1GiB"),
-    ):  # fmt: skip
+        ("Folder", str(work.work)),
+        ("Name", "by keys"),
+        ("GPU memory", "1GiB"),
+    ):
         press_to(tab, label)
         tab.keyboard.type(text)
     tab.keyboard.press("Enter")

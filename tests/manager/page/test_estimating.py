@@ -112,8 +112,12 @@ def test_the_fields_of_lora_quantization_and_ranks_are_asked_and_shown_again(pag
     tab.get_by_role("button", name="Estimate", exact=True).click()
     found = asked()
     assert found["question"]["options"] == {
-        "batch_size": 32, "optimizer": "adamw", "lora": 16, "quantize": "nf4", "config": {"num_hidden_layers": 1}
-    }  # fmt: skip
+        "batch_size": 32,
+        "optimizer": "adamw",
+        "lora": 16,
+        "quantize": "nf4",
+        "config": {"num_hidden_layers": 1},
+    }
     tab.goto(f"{page.url}/estimate/{found['id']}")
     see(tab, ".told", "it was cancelled")
     assert tab.get_by_label("LoRA rank").input_value() == "16", "shown without a click"

@@ -61,8 +61,12 @@ def test_files_are_packed_once():
         return told[1]["body"]
 
     files, below = KeptFiles(app), f"/_nicegui/{nicegui.__version__}"
-    for path, packs, times in ((f"{below}/a.js", "gzip", 1), (f"{below}/b.css", "gzip", 2), ("/queue.js", "gzip", 2),
-                               (f"{below}/a.js", "br", 2)):  # fmt: skip
+    for path, packs, times in (
+        (f"{below}/a.js", "gzip", 1),
+        (f"{below}/b.css", "gzip", 2),
+        ("/queue.js", "gzip", 2),
+        (f"{below}/a.js", "br", 2),
+    ):
         asked.clear()
         for _ in range(2):
             assert asyncio.run(said(files, path, accept_encoding=packs)) == path.encode()
@@ -110,8 +114,13 @@ def websocket(page, visitor, headers) -> int:
     parts = urlsplit(page.url)
     line = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
     cookie = "; ".join(f"{name}={value}" for name, value in visitor.cookies.items())
-    wanted = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
-              "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Cookie": cookie}  # fmt: skip
+    wanted = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        "Cookie": cookie,
+    }
     line.request("GET", "/_nicegui_ws/socket.io/?EIO=4&transport=websocket", headers=wanted | headers)
     status = line.getresponse().status
     line.close()

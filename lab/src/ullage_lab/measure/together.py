@@ -236,7 +236,7 @@ class Company:
         finally:
             self._rest(jobs)
         _all_there(jobs)
-        found = activity.to_dict()
+        found = vars(activity)
         return {
             "read_s": round(taken, 4),
             "host_busy": round(busy, 2),

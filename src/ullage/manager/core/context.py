@@ -14,8 +14,8 @@ from ullage.jobs.schedules import LAST_MOMENT
 from ullage.manager.core.usage import EnergyMeter, FairShare, MemoryCurve
 from ullage.manager.core.watchdog import Handled
 from ullage.manager.core.works import Works
-from ullage.manager.monitor import Monitor
 from ullage.manager.monitor.readings import Device
+from ullage.manager.monitor.sampling import Monitor
 from ullage.manager.placement import Activity, Booking, Ledger, Slot, Waiting, claimed
 from ullage.manager.placement.policies import Policy
 from ullage.manager.running.cgroups import JOBS

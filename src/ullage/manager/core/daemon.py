@@ -36,7 +36,9 @@ from ullage.manager.core.questions import Questions
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.core.watchdog import Handled, Watchdog
 from ullage.manager.identity import SCOPES, Caller, this_user
-from ullage.manager.monitor import Monitor, Source, best_source
+from ullage.manager.monitor.readings import Source
+from ullage.manager.monitor.sampling import Monitor
+from ullage.manager.monitor.sources import best_source
 from ullage.manager.placement import Ledger
 from ullage.manager.policy_files import load_policy
 from ullage.manager.running.cgroups import Cgroups

@@ -13,7 +13,7 @@ from ullage.manager.core.host_share import share_of
 from ullage.manager.core.intake import Intake
 from ullage.manager.core.watchdog import MOST_CRASHES
 from ullage.manager.identity import Caller
-from ullage.manager.monitor import GPUReading
+from ullage.manager.monitor.readings import GPUReading
 from ullage.manager.placement import HostShare, Ledger, Slot
 from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ullage.errors import UnknownName
@@ -14,7 +14,7 @@ from ullage.manager.monitor.nvml import INSTALL, SHORTEST, Busy, GpmCounter, gpm
 
 
 @dataclass
-class ActivityBetween:
+class ActivityBetween(Busy):
     """Filled in when the `with` of `activity_between` ends; `None` is unknown, and `unknown_because` says why.
 
     Shares are from 0 to 1 (1 = all of it, all the time), traffic is in bytes a second, energy in joules. The clock is
@@ -24,27 +24,12 @@ class ActivityBetween:
     True
     """
 
-    device: str
+    device: str = ""
     seconds: float | None = None
-    gract: float | None = None
-    smact: float | None = None
-    smocc: float | None = None
-    drama: float | None = None
-    tensor: float | None = None
-    pcie_rx_bps: float | None = None
-    pcie_tx_bps: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
     clock_mhz: float | None = None
     unknown_because: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields by name, ready for JSON.
-
-        >>> ActivityBetween(device="GPU-0").to_dict()["device"]
-        'GPU-0'
-        """
-        return asdict(self)
 
 
 @contextlib.contextmanager
@@ -68,9 +53,8 @@ def activity_between(
     """
     found = ActivityBetween(device=str(device_id))
     module = nvml or pynvml()
-    reason = _no_driver(module)
-    if reason is not None:
-        found.unknown_because = reason
+    found.unknown_because = _no_driver(module)
+    if found.unknown_because is not None:
         began = clock()
         try:
             yield found

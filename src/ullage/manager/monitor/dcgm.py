@@ -150,9 +150,13 @@ class DcgmSource:
         # A session of its own: Ctrl-C in the terminal is for us. Without a reader it ends by itself (SIGPIPE).
         self._child = subprocess.Popen(
             [self._command, "dmon", "-e", numbers, "-d", delay, "-i", wanted],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
         threading.Thread(target=self._follow, args=(self._child.stdout,), daemon=True, name="dcgmi dmon").start()
 
     def _follow(self, lines: IO[str]) -> None:

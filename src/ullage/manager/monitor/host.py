@@ -8,9 +8,8 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -34,14 +33,6 @@ class HostReading:
     ram: int | None
     user: str | None = None
     command: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields by name, ready for JSON.
-
-        >>> HostReading(1, 1, None, None).to_dict()["processes"]
-        1
-        """
-        return asdict(self)
 
 
 def usable_cores(cgroups: Path = _CGROUPS) -> int:
@@ -150,9 +141,12 @@ class HostWatch:
         return known
 
     def _read(
-        self, tree: list[psutil.Process], elapsed: float | None,
-        seconds: dict[psutil.Process, float], about: dict[psutil.Process, tuple[str | None, str | None]],
-    ) -> HostReading:  # fmt: skip
+        self,
+        tree: list[psutil.Process],
+        elapsed: float | None,
+        seconds: dict[psutil.Process, float],
+        about: dict[psutil.Process, tuple[str | None, str | None]],
+    ) -> HostReading:
         used, ram, seen = 0.0, 0, 0
         known_before = False
         for process in tree:

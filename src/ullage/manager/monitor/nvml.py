@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ullage.errors import DeviceLost, NoGPUSource
@@ -25,7 +25,7 @@ SHORTEST = 0.1
 _OVER_FULL = 1.05
 
 
-@dataclass(frozen=True)
+@dataclass
 class Busy:
     """Means over the time between two looks: shares from 0 to 1, traffic in bytes a second, `None` where unknown.
 
@@ -155,8 +155,8 @@ class Asking:
     Asking(pynvml).ask("nvmlDeviceGetPowerUsage", handle)
     """
 
-    def __init__(self, nvml: Any) -> None:
-        self.nvml = nvml
+    def __init__(self, nvml: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self.nvml, self.clock = nvml, clock
         self._gone_codes = {
             nvml.NVML_ERROR_GPU_IS_LOST,
             getattr(nvml, "NVML_ERROR_RESET_REQUIRED", 16),
@@ -197,27 +197,26 @@ class NVMLValues:
     """
 
     def __init__(
-        self, asking: Asking, handle: Any, counter: GpmCounter | None, mig: bool,
-        rates: Mapping[str, float], clock: Callable[[], float],
-    ) -> None:  # fmt: skip
-        self.handle, self.counter = handle, counter
-        self._asking, self._rates, self._clock = asking, rates, clock
+        self, device: Device, handle: Any, counter: GpmCounter | None, asking: Asking, rates: Mapping[str, float]
+    ) -> None:
+        self.device, self.handle, self.counter = device, handle, counter
+        self._asking, self._rates, self._clock = asking, rates, asking.clock
+        self._kept: dict[str, tuple[float, _Values]] = {}
+        self._traffic: tuple[float, int, int] | None = None  # when, bytes received, bytes sent
         groups: dict[str, Callable[[], _Values]] = {"memory": self._memory}
         if counter is not None:
             groups["activity"] = self._activity
-        if not mig:
+        if not device.mig:
             groups |= {
-                "power": self._power,
-                "energy": self._energy,
+                "power": lambda: {"power_w": self._thousandths("nvmlDeviceGetPowerUsage")},
+                "energy": lambda: {"energy_j": self._thousandths("nvmlDeviceGetTotalEnergyConsumption")},
                 "temperature": self._temperature,
                 "clocks": self._clocks,
                 "utilization": self._utilization,
             }
-        if not mig and counter is None:
+        if not device.mig and counter is None:
             groups["pcie"] = self._pcie
         self._groups = groups
-        self._kept: dict[str, tuple[float, _Values]] = {}
-        self._traffic: tuple[float, int, int] | None = None  # when, bytes received, bytes sent
 
     def read(self) -> GPUReading:
         """One look."""
@@ -237,8 +236,6 @@ class NVMLValues:
             found |= values
         return GPUReading(time=time.time(), ages=ages, **found)
 
-    # One method for each row of the table of rates.
-
     def _memory(self) -> _Values:
         used, total = self._asking.memory(self.handle)
         return {"memory_used": used, "memory_total": total}
@@ -252,21 +249,13 @@ class NVMLValues:
             busy = Busy()
         return vars(busy)
 
-    def _power(self) -> _Values:
-        return {"power_w": _scaled(self._ask("nvmlDeviceGetPowerUsage"))}
-
-    def _energy(self) -> _Values:
-        return {"energy_j": _scaled(self._ask("nvmlDeviceGetTotalEnergyConsumption"))}
-
     def _temperature(self) -> _Values:
         return {"temperature_c": self._ask("nvmlDeviceGetTemperature", self._asking.nvml.NVML_TEMPERATURE_GPU)}
 
     def _clocks(self) -> _Values:
         nvml = self._asking.nvml
-        return {
-            "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
-        }
+        kinds = {"sm_clock_mhz": nvml.NVML_CLOCK_SM, "memory_clock_mhz": nvml.NVML_CLOCK_MEM}
+        return {field: self._ask("nvmlDeviceGetClockInfo", kind) for field, kind in kinds.items()}
 
     def _utilization(self) -> _Values:
         rates = self._ask("nvmlDeviceGetUtilizationRates")
@@ -286,12 +275,12 @@ class NVMLValues:
         seconds = now[0] - before[0]
         return {"pcie_rx_bps": (now[1] - before[1]) / seconds, "pcie_tx_bps": (now[2] - before[2]) / seconds}
 
+    def _thousandths(self, name: str) -> float | None:
+        value = self._ask(name)
+        return None if value is None else value / 1000
+
     def _ask(self, name: str, *args: Any) -> Any:
         return self._asking.ask(name, self.handle, *args)
-
-
-def _scaled(thousandths: int | None) -> float | None:
-    return None if thousandths is None else thousandths / 1000
 
 
 INSTALL = "needed the package nvidia-ml-py to ask NVML; type: pip install nvidia-ml-py"
@@ -302,14 +291,6 @@ _LISTS = (
     "nvmlDeviceGetMPSComputeRunningProcesses",
     "nvmlDeviceGetGraphicsRunningProcesses",
 )
-
-
-@dataclass
-class _Known:
-    """What is kept of a device from one look to the next."""
-
-    device: Device
-    values: NVMLValues
 
 
 class NvmlSource:
@@ -339,8 +320,8 @@ class NvmlSource:
             raise NoGPUSource(
                 f"needed an NVIDIA driver; NVML says: {error}. 'nvidia-smi' shows whether the driver is there"
             ) from None
-        self._asking, self.rates, self._clock = Asking(self._nvml), {**RATES, **(rates or {})}, clock
-        self._known: dict[str, _Known] = {}
+        self._asking, self.rates = Asking(self._nvml, clock), {**RATES, **(rates or {})}
+        self._known: dict[str, NVMLValues] = {}
         self._lock = threading.RLock()  # two threads in one pair of GPM's buffers end the process
 
     def devices(self) -> list[Device]:
@@ -349,14 +330,14 @@ class NvmlSource:
             return self._devices()
 
     def _devices(self) -> list[Device]:
-        found: dict[str, _Known] = {}
+        found: dict[str, NVMLValues] = {}
         for index in range(self._count()):
             with contextlib.suppress(self._nvml.NVMLError):
                 for known in self._card(index):
                     found[known.device.id] = known
         for id, old in self._known.items():
-            if found.get(id) is not old and old.values.counter is not None:
-                old.values.counter.close()
+            if found.get(id) is not old and old.counter is not None:
+                old.counter.close()
         self._known = found
         return [known.device for known in found.values()]
 
@@ -366,14 +347,14 @@ class NvmlSource:
         What is not due yet is repeated from the last look that read it, with its age in `GPUReading.ages`.
         """
         with self._lock, self._watching_for_loss(device_id):
-            return self._find(device_id).values.read()
+            return self._find(device_id).read()
 
     def processes(self, device_id: str) -> dict[int, int | None] | None:
         """Bytes by pid: compute, MPS clients and graphics together; `None` where NVML gives none of its lists."""
         found: dict[int, int | None] = {}
         answered = False
         with self._lock, self._watching_for_loss(device_id):
-            handle = self._find(device_id).values.handle
+            handle = self._find(device_id).handle
             for name in _LISTS:
                 listed = self._asking.ask(name, handle)
                 if listed is None:
@@ -397,14 +378,14 @@ class NvmlSource:
         """Whether every GPU has GPM, so that nothing else is needed for activity."""
         if not self._known:
             self.devices()
-        return all(known.values.counter is not None for known in self._known.values() if known.device.takes_jobs)
+        return all(known.counter is not None for known in self._known.values() if known.device.takes_jobs)
 
     def close(self) -> None:
         """Give NVML's buffers back and end it."""
         with self._lock:
             for known in self._known.values():
-                if known.values.counter is not None:
-                    known.values.counter.close()
+                if known.counter is not None:
+                    known.counter.close()
             self._known = {}
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
@@ -415,47 +396,32 @@ class NvmlSource:
         except self._nvml.NVMLError as error:
             raise NoGPUSource(f"NVML cannot list this machine's GPUs: {error}") from None
 
-    def _card(self, index: int) -> Iterator[_Known]:
+    def _card(self, index: int) -> Iterator[NVMLValues]:
         nvml = self._nvml
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        id = nvml_text(nvml.nvmlDeviceGetUUID(handle))
-        places = self._mig_places(handle)
-        divided = places is not None
+        card = nvml.nvmlDeviceGetHandleByIndex(index)
+        places = self._mig_places(card)
         # A card in MIG mode is not counted as a whole: its instances are.
-        yield self._kept(id, index, handle, divided) or self._new(
-            Device(
-                id, index, nvml_text(nvml.nvmlDeviceGetName(handle)), self._asking.memory(handle)[1], divided=divided
-            ),
-            handle, handle,
-        )  # fmt: skip
+        whole = self._device(index, card, card, divided=places is not None)
+        yield whole
         for place in range(places or 0):
             with contextlib.suppress(nvml.NVMLError):  # an empty place
-                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-                part_id, instance = nvml_text(nvml.nvmlDeviceGetUUID(part)), int(nvml.nvmlDeviceGetGpuInstanceId(part))
-                yield self._kept(part_id, index, part, instance=instance) or self._new(
-                    Device(
-                        part_id, index, nvml_text(nvml.nvmlDeviceGetName(part)), self._asking.memory(part)[1],
-                        mig=True, parent=id, instance=instance,
-                    ),
-                    part, handle,
-                )  # fmt: skip
+                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place)
+                instance = int(nvml.nvmlDeviceGetGpuInstanceId(part))
+                yield self._device(index, part, card, mig=True, parent=whole.device.id, instance=instance)
 
-    def _kept(
-        self, id: str, index: int, handle: Any, divided: bool = False, instance: int | None = None
-    ) -> _Known | None:
+    def _device(self, index: int, handle: Any, card: Any, **more: Any) -> NVMLValues:
         """A device that was there before keeps its counter and its last values; its name is not asked again."""
+        id = nvml_text(self._nvml.nvmlDeviceGetUUID(handle))
         old = self._known.get(id)
-        if old is None or (old.device.index, old.device.divided, old.device.instance) != (index, divided, instance):
-            return None
-        old.values.handle = handle
-        return old
-
-    def _new(self, device: Device, handle: Any, card: Any) -> _Known:
-        counter = None
+        if old is not None and replace(old.device, index=index, **more) == old.device:
+            old.handle = handle
+            return old
+        name, total = nvml_text(self._nvml.nvmlDeviceGetName(handle)), self._asking.memory(handle)[1]
+        device, counter = Device(id, index, name, total, **more), None
         if not device.divided and gpm_supported(self._nvml, card):
             with contextlib.suppress(self._nvml.NVMLError):
                 counter = GpmCounter(self._nvml, card, device.instance)
-        return _Known(device, NVMLValues(self._asking, handle, counter, device.mig, self.rates, self._clock))
+        return NVMLValues(device, handle, counter, self._asking, self.rates)
 
     def _mig_places(self, handle: Any) -> int | None:
         mode = self._asking.ask("nvmlDeviceGetMigMode", handle)
@@ -463,7 +429,7 @@ class NvmlSource:
             return None
         return int(self._asking.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
 
-    def _find(self, device_id: str) -> _Known:
+    def _find(self, device_id: str) -> NVMLValues:
         if device_id not in self._known:
             self.devices()
         if device_id not in self._known:

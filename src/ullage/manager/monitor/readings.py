@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -62,28 +62,8 @@ class GPUReading:
     utilization: float | None = None
     ages: Mapping[str, float] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """All fields by name, ready for JSON.
-
-        >>> GPUReading(time=0.0).to_dict()["smact"] is None
-        True
-        """
-        return asdict(self)
-
 
 FIELDS = tuple(each.name for each in fields(GPUReading) if each.name not in ("time", "ages"))
-
-
-@dataclass(frozen=True)
-class ProcessReading:
-    """GPU memory of one process on one GPU, in bytes; `None` where the driver does not say.
-
-    >>> ProcessReading(pid=1, memory=None).memory is None
-    True
-    """
-
-    pid: int
-    memory: int | None
 
 
 class Source(Protocol):

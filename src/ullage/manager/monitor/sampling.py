@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 from ullage.errors import DeviceLost, InvalidValue, UnknownName
 from ullage.manager.monitor.host import HostReading, HostWatch
-from ullage.manager.monitor.readings import FIELDS, RATES, Device, GPUReading, ProcessReading, Source, due
+from ullage.manager.monitor.readings import FIELDS, RATES, Device, GPUReading, Source, due
 
 
 class Window:
-    """A look at a sliding window: means, percentiles and ages, field by field; `None` where nothing is known.
+    """A look at a sliding window: means and ages, field by field; `None` where nothing is known.
 
     `looks` are pairs of a moment and a reading, oldest first, and `now` is a moment of the same clock. Unknown values
     are left out of a mean, and `count` tells how many are in it. A late look counts as much as one in time, and a value
@@ -52,51 +51,12 @@ class Window:
         values = self.values(field)
         return sum(values) / len(values) if values else None
 
-    def percentile(self, field: str, percent: float) -> float | None:
-        """The smallest known value that at least so many percent of the known values do not exceed.
-
-        >>> looks = [(0.0, GPUReading(0.0, power_w=watts)) for watts in (300, 100, 200, 400)]
-        >>> Window(looks, now=0.0).percentile("power_w", 50)
-        200
-        """
-        values = sorted(self.values(field))
-        if not values:
-            return None
-        return values[min(len(values), max(1, math.ceil(percent / 100 * len(values)))) - 1]
-
     def age(self, field: str | None = None) -> float | None:
         """Seconds since the newest look, or since the newest known value of `field` was read."""
         for moment, reading in reversed(self._looks):
             if field is None or getattr(reading, field) is not None:
                 return max(0.0, self._now - moment) + (reading.ages.get(field, 0.0) if field else 0.0)
         return None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Mean, median, 95th percentile, age and count of each field, ready for JSON.
-
-        >>> Window([], 0.0).to_dict()["smact"]
-        {'mean': None, 'p50': None, 'p95': None, 'age': None, 'count': 0}
-        """
-        return {
-            field: {
-                "mean": self.mean(field),
-                "p50": self.percentile(field, 50),
-                "p95": self.percentile(field, 95),
-                "age": self.age(field),
-                "count": self.count(field),
-            }
-            for field in FIELDS
-        }
-
-
-def forget_old(looks: deque[tuple[float, GPUReading]], oldest: float) -> None:
-    """Drop looks from before a moment.
-
-    >>> looks = deque([(1.0, GPUReading(1.0)), (5.0, GPUReading(5.0))]); forget_old(looks, 2.0); len(looks)
-    1
-    """
-    while looks and looks[0][0] < oldest:
-        looks.popleft()
 
 
 @dataclass(frozen=True)
@@ -122,9 +82,13 @@ class Monitor:
     """
 
     def __init__(
-        self, source: Source, interval: float = 1.0, window: float = 90.0, host_interval: float = 5.0,
+        self,
+        source: Source,
+        interval: float = 1.0,
+        window: float = 90.0,
+        host_interval: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not 0.05 <= interval <= window:
             raise InvalidValue(f"needed an interval from 0.05 s to the window's {window:g} s; found {interval:g} s")
         self.source, self.interval, self.seconds = source, interval, window
@@ -184,11 +148,6 @@ class Monitor:
             self._check(device_id)
             held = self._held.get(device_id)
             return None if held is None or held.by_pid is None else max(0.0, self._clock() - held.moment)
-
-    def process_readings(self, device_id: str) -> list[ProcessReading]:
-        """The processes, most memory first; empty where unknown."""
-        held = self.processes(device_id) or {}
-        return [ProcessReading(*item) for item in sorted(held.items(), key=lambda item: -(item[1] or 0))]
 
     def host(self, pid: int) -> HostReading | None:
         """CPU and RAM of a process and all it started; `None` if it was not seen at the last look."""
@@ -284,7 +243,8 @@ class Monitor:
         with self._lock:
             looks = self._looks.setdefault(device.id, deque())
             looks.append((moment, reading))
-            forget_old(looks, moment - self.seconds)
+            while looks[0][0] < moment - self.seconds:
+                looks.popleft()
             self._held[device.id] = held
 
     def _held_now(self, device_id: str, used: int | None, moment: float) -> _Held:
@@ -315,3 +275,51 @@ class Monitor:
     def _check(self, device_id: str) -> None:
         if device_id not in self._devices:
             raise UnknownName("GPU", device_id, self._devices)
+
+
+def snapshot(monitor: Monitor) -> dict[str, Any]:
+    """The newest readings of every device with the processes on it, ready for JSON.
+
+        snapshot(monitor)["gpus"][0]["smact"]
+
+    Keys: `time`, `source`, `hint`, `failures` and `gpus`. A GPU has what `Device` and `GPUReading` have, `lost` (why,
+    or `None`), `age` (seconds since the reading), `ages` (of values that were read before it), `processes`: a list, or
+    `None` where they are unknown, and `processes_age`.
+    """
+    return {
+        "time": time.time(),
+        "source": monitor.source.name,
+        "hint": monitor.source.hint,
+        "failures": monitor.failures,
+        "gpus": [_gpu(monitor, device) for device in monitor.devices()],
+    }
+
+
+def _gpu(monitor: Monitor, device: Device) -> dict[str, Any]:
+    values = asdict(monitor.latest(device.id) or GPUReading(time=0.0))
+    del values["time"]
+    window = monitor.window(device.id)
+    ages = {field: window.age(field) for field in values.pop("ages")}
+    total = values.pop("memory_total")
+    shown = ("id", "index", "name", "mig", "parent", "divided")
+    return {
+        **{name: getattr(device, name) for name in shown},
+        "lost": monitor.lost(device.id),
+        "age": window.age(),
+        "ages": ages,
+        **values,
+        "memory_total": device.total if total is None else total,
+        "processes": _processes(monitor, device.id),
+        "processes_age": monitor.processes_age(device.id),
+    }
+
+
+def _processes(monitor: Monitor, device_id: str) -> list[dict[str, Any]] | None:
+    """The processes, most memory first; `None` where they are unknown."""
+    held = monitor.processes(device_id)
+    found = []
+    for pid, memory in sorted((held or {}).items(), key=lambda item: -(item[1] or 0)):
+        host = monitor.host(pid)
+        about = {name: getattr(host, name, None) for name in ("user", "cpu", "ram", "command")}
+        found.append({"pid": pid, "memory": memory, **about})
+    return None if held is None else found

@@ -67,9 +67,12 @@ class VirtualSource:
 
 
 def best_source(
-    virtual: str | os.PathLike[str] | None = None, interval: float = 1.0, nvml: Any = None, dcgmi: str = "dcgmi",
+    virtual: str | os.PathLike[str] | None = None,
+    interval: float = 1.0,
+    nvml: Any = None,
+    dcgmi: str = "dcgmi",
     rates: Mapping[str, float] | None = None,
-) -> Source:  # fmt: skip
+) -> Source:
     """The source that knows most: virtual cards if a folder is named, else NVML, with DCGM where NVML lacks activity.
 
     NVML alone is enough where all GPUs have GPM (Hopper and later). DCGM that is installed but does not answer is left
