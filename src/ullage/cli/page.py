@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import socket
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +18,9 @@ from ullage.cli.jobs import client
 from ullage.errors import InvalidValue, MissingPackage, NoDaemon, UllageError
 from ullage.home import home
 from ullage.units import parse_duration
+
+if TYPE_CHECKING:
+    from ullage.manager.page.sessions import Sessions
 
 ESTIMATES = "estimates"  # the folder of answers, in Ullage's own
 SESSIONS = "page-sessions"  # the folder of those who have signed in, sealed
@@ -57,66 +62,52 @@ def page(
       ullage page --listen 8700 --scope read --session 30d
       ullage page --url http://gpu-server:8600
     """
-    check_page()
-    if of_daemon:
-        _serve_beside_daemon()
-    else:
-        _serve(listen, parse_duration(session), scope, url)
-
-
-def check_page() -> None:
-    """Refuse where the packages are missing that a page needs."""
     if importlib.util.find_spec("nicegui") is None:
         raise MissingPackage("nicegui", "web pages")
+    door, sessions = _beside_daemon() if of_daemon else _alone(listen, parse_duration(session), scope, url)
+
+    def ready(address: str) -> None:
+        _say(f"the page is at {address}{'' if of_daemon else '; stop it with Ctrl-C'}")
+        if url is None:
+            _say(f"sign in, once and within 10 minutes: {address}/sign-in#code={sessions.new_code()}")
+        if url is None and not of_daemon:
+            try:
+                _api()
+            except NoDaemon as error:
+                _say(f"the page only estimates, until a daemon answers: {error}")
+
+    from ullage.manager.page.server import serve_page
+
+    serve_page(door, sessions, _say, ready)
 
 
-def _serve(listen: str, lasts: float, scope: str, url: str | None) -> None:
+def _alone(listen: str, lasts: float, scope: str, url: str | None) -> tuple[socket.socket, Sessions]:
+    """The socket and the sessions of a page that somebody has started."""
     from ullage.manager.page.kept_sessions import KeptSessions
     from ullage.manager.page.questions import OwnEstimates
-    from ullage.manager.page.server import open_door, serve_page
+    from ullage.manager.page.server import open_door
     from ullage.manager.page.sessions import Sessions
 
     here = None if url else OwnEstimates(home() / ESTIMATES)
     kept = KeptSessions(home() / SESSIONS, url or "")
     make_token = None if url else _token_maker(scope, lasts)
-    sessions = Sessions(lambda: url or _api(), lasts, make_token, here=here, kept=kept)
-
-    def ready(address: str) -> None:
-        _say(f"the page is at {address}; stop it with Ctrl-C")
-        if url is not None:
-            return
-        link = f"{address}/sign-in#code={sessions.new_code()}"
-        _say(f"sign in, once and within 10 minutes: {link}")
-        try:
-            _api()
-        except NoDaemon as error:
-            _say(f"the page only estimates, until a daemon answers: {error}")
-
-    serve_page(open_door(listen, _say), sessions, _say, ready)
+    return open_door(listen, _say), Sessions(lambda: url or _api(), lasts, make_token, here=here, kept=kept)
 
 
-def _serve_beside_daemon() -> None:
-    """Serve with what `manager.running.page_process` wrote to the standard input, until the daemon ends."""
-    import os
-    from pathlib import Path
-
-    from ullage.manager.page.kept_sessions import KeptSessions
-    from ullage.manager.page.server import serve_page
-    from ullage.manager.page.sessions import Sessions
+def _beside_daemon() -> tuple[socket.socket, Sessions]:
+    """The same of a page that ends with its daemon, from what that wrote to the standard input."""
     from ullage.sandbox.kernel import die_with_parent, hide_memory
 
     die_with_parent(15)
     hide_memory()
     os.nice(5)  # the daemon comes first
     handed = json.loads(sys.stdin.readline())
+    from ullage.manager.page.kept_sessions import KeptSessions
+    from ullage.manager.page.sessions import Sessions
+
     kept = KeptSessions(Path(handed["kept"]))
-    sessions = Sessions(lambda: handed["url"], handed["session"], lambda: (handed["token"], lambda: None), kept=kept)
-
-    def ready(address: str) -> None:
-        _say(f"the page is at {address}")
-        _say(f"sign in, once and within 10 minutes: {address}/sign-in#code={sessions.new_code()}")
-
-    serve_page(socket.socket(fileno=handed["fd"]), sessions, _say, ready)
+    url, lasts, token = handed["url"], handed["session"], handed["token"]
+    return socket.socket(fileno=handed["fd"]), Sessions(lambda: url, lasts, lambda: (token, lambda: None), kept=kept)
 
 
 def _api() -> str:

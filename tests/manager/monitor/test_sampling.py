@@ -64,12 +64,7 @@ def test_the_window_slides_and_leaves_unknown_values_out_of_the_mean() -> None:
         monitor.look()
     window = monitor.window("a")
     assert (len(window), window.count("smact"), window.mean("smact")) == (4, 3, pytest.approx(0.3))
-    assert (window.percentile("smact", 0), window.percentile("smact", 50), window.percentile("smact", 100)) == (
-        0.1,
-        0.3,
-        0.5,
-    )
-    assert (window.mean("drama"), window.age("drama"), window.percentile("drama", 50)) == (None, None, None)
+    assert (window.mean("drama"), window.age("drama")) == (None, None)
     clock.now = 6.5
     assert (monitor.window("a").age("smact"), len(monitor.window("a"))) == (2.5, 1)
     clock.now = 60.0

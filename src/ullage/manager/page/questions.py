@@ -77,7 +77,9 @@ class OwnEstimates:
             raise InvalidValue(f"{_MOST_OPEN} estimates are under way; ask again when one is done")
         spec = checked(EstimateSpec, question, "the question")
         gpus = known_gpus(spec) or [default_gpu()]
-        answer = _new(question | {"gpu": gpus})
+        answer: Answer = {"id": f"{HERE}{secrets.token_hex(16)}", "state": "waiting", "asked": time.time()}
+        answer |= {"answered": None, "question": question | {"gpu": gpus}, "reason": None}
+        answer |= {"estimates": [], "advice": None}
         env = {name: value for name, value in os.environ.items() if name != "PATH"}  # Python is Ullage's own
         spec = spec.model_copy(update={"gpu": gpus, "env": env})
         self._open[answer["id"]] = answer
@@ -113,37 +115,11 @@ class OwnEstimates:
             self._keep(self._open.pop(number) | found)
 
     def _keep(self, answer: Answer) -> None:
-        keep(self._folder, answer | {"answered": time.time()})
-
-
-def keep(folder: Path, answer: Answer) -> None:
-    """Write an answer down, for its user alone."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file = folder / f"{answer['id']}.json"
-    part = file.with_suffix(".part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w") as written:
-        json.dump(answer, written)
-    part.replace(file)
-
-
-def keep_estimates(
-    folder: Path, question: dict[str, Any], estimates: list[dict[str, Any]], advice: Answer | None
-) -> str:
-    """Keep an answer that was made elsewhere, such as by the command line; its id."""
-    answer = _new(question) | {"state": "done", "answered": time.time(), "estimates": estimates, "advice": advice}
-    keep(folder, answer)
-    return str(answer["id"])
-
-
-def _new(question: dict[str, Any]) -> Answer:
-    return {
-        "id": f"{HERE}{secrets.token_hex(16)}",
-        "state": "waiting",
-        "asked": time.time(),
-        "answered": None,
-        "question": question,
-        "reason": None,
-        "estimates": [],
-        "advice": None,
-    }
+        """Write an answer down, for its user alone."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = self._folder / f"{answer['id']}.json"
+        part = file.with_suffix(".part")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w") as written:
+            json.dump(answer | {"answered": time.time()}, written)
+        part.replace(file)

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from typing import Any, Protocol, TypeVar
 
 from ullage.errors import NotAllowed, UllageError
@@ -23,7 +24,7 @@ _TRACE_EVERY = 5.0  # seconds between two questions for all that was there
 KEPT = 300.0  # seconds of which figures are kept
 MOST_ROWS, FINISHED = 5000, 500  # rows of the queue, and jobs that are over, that are shown
 FIRST_ROWS = 100  # more than a screen has: the others follow
-_MOST_JOBS = 50  # of which all is kept
+_MOST_KEPT = 50  # answers
 
 Answer = dict[str, Any]
 Found = TypeVar("Found")
@@ -115,9 +116,7 @@ class Readings:
         self._whole_at, self._whole_next, self._whole_old = -1, 0.0, 0.0
         self._open: dict[Hashable, asyncio.Future[Any]] = {}  # questions without an answer yet
         self._figures: dict[tuple[str, str], deque[tuple[float, float | None]]] = defaultdict(deque)
-        self._jobs: dict[int, tuple[float, Answer]] = {}
-        self._finished: tuple[int, list[Answer]] = (-1, [])
-        self._traces: dict[float, tuple[float, Answer]] = {}
+        self._kept: dict[Hashable, tuple[float, Any]] = {}  # answers, and until when each holds
 
     @property
     def wanted(self) -> bool:
@@ -140,45 +139,42 @@ class Readings:
 
     async def finished(self) -> list[Answer]:
         """The last jobs that are over; asked for again when something has happened."""
-        event = int(self._last.about.get("last_event", -1))
-
-        async def ask() -> list[Answer]:
-            self._finished = event, await self._ask("history", limit=FINISHED, user=None)
-            return self._finished[1]
-
-        return self._finished[1] if event == self._finished[0] else await self._once("finished", ask)
+        question = "finished", int(self._last.about.get("last_event", -1))
+        found: list[Answer] = await self._lasting(question, lambda took: inf, "history", limit=FINISHED, user=None)
+        return found
 
     async def job(self, number: int) -> Answer:
         """All about one job, as it was within the last second."""
-
-        async def ask() -> Answer:
-            found: Answer = (await self._ask("status", job=number))[0]
-            while len(self._jobs) >= _MOST_JOBS:
-                del self._jobs[next(iter(self._jobs))]
-            self._jobs[number] = time.monotonic() + EVERY * 0.8, found
-            return found
-
-        until, known = self._jobs.get(number, (0.0, {}))
-        return known if time.monotonic() < until else await self._once(("job", number), ask)
+        found: list[Answer] = await self._lasting(("job", number), lambda took: EVERY * 0.8, "status", job=number)
+        return found[0]
 
     async def trace(self, last: float) -> Answer:
         """All that was there in the last seconds, so many; asked for again after some seconds, and more if it takes
         long."""
+        since = time.time() - last
+        found: Answer = await self._lasting(
+            ("trace", last), lambda took: max(_TRACE_EVERY, _REST * took), "trace", since=since, there=True
+        )
+        return found
 
-        async def ask() -> Answer:
+    async def _lasting(self, question: Hashable, lasts: Callable[[float], float], verb: str, **arguments: Any) -> Any:
+        """An answer that is kept for some seconds, which follow from how long it took."""
+
+        async def ask() -> Any:
             began = time.monotonic()
-            found: Answer = await self._ask("trace", since=time.time() - last, there=True)
+            found = await self._ask(verb, **arguments)
             now = time.monotonic()
-            self._traces = {each: told for each, told in self._traces.items() if told[0] > now}
-            self._traces[last] = now + max(_TRACE_EVERY, _REST * (now - began)), found
+            while len(self._kept) >= _MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[question] = now + lasts(now - began), found
             return found
 
-        until, known = self._traces.get(last, (0.0, {}))
-        return known if time.monotonic() < until else await self._once(("trace", last), ask)
+        until, known = self._kept.get(question, (0.0, None))
+        return known if time.monotonic() < until else await self._once(question, ask)
 
     def forget(self, number: int) -> None:
         """Ask about a job anew: it was changed."""
-        self._jobs.pop(number, None)
+        self._kept.pop(("job", number), None)
         self._next = self._whole_next = 0.0
 
     def series(self, kind: str, name: str) -> list[tuple[float, float | None]]:
@@ -230,7 +226,7 @@ class Readings:
             self._last = DaemonReading(
                 about, gpus, queue["rows"], queue["all_rows"], queue.get("first"), queue["states"], None, since
             )
-            self._keep(began)
+            self._keep_figures(began)
         finally:
             self._next = time.monotonic() + EVERY * 0.8
 
@@ -261,7 +257,7 @@ class Readings:
         rows = {row["id"]: row for row in (*found["rows"], *live["rows"])}
         return found | {"rows": list(rows.values()), "first": FIRST_ROWS}
 
-    def _keep(self, now: float) -> None:
+    def _keep_figures(self, now: float) -> None:
         for gpu in self._last.gpus:
             figures = {name: gpu["activity"].get(name) for name in ("smact", "drama")}
             figures |= {"power_w": gpu.get("power_w"), "used": gpu["used"]}

@@ -1,18 +1,36 @@
-"""The page's server: NiceGUI behind the gate, in a process of its own."""
+"""The page's server: NiceGUI behind the gate, in a process of its own, and which page is where."""
 
 from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Path, Request
+from nicegui import app as nicegui_app
+from nicegui import ui
 
 from ullage.manager.api.server import is_loopback, listening, parse_listen, url_of
+from ullage.manager.page.estimate import show_estimate
 from ullage.manager.page.gate import PageGate
-from ullage.manager.page.pages import add_pages
-from ullage.manager.page.sessions import Sessions
+from ullage.manager.page.gpus import show_gpus
+from ullage.manager.page.job import show_job
+from ullage.manager.page.queue import show_queue
+from ullage.manager.page.reports import show_reports
+from ullage.manager.page.sessions import Session, Sessions
+from ullage.manager.page.submit import show_submit
+from ullage.manager.page.timeline import show_timeline
+
+_PLACES: dict[str, Callable[[Session], Awaitable[None] | None]] = {
+    "/": show_gpus,
+    "/queue": show_queue,
+    "/timeline": show_timeline,
+    "/reports": show_reports,
+    "/submit": show_submit,
+    "/estimate": show_estimate,
+}
 
 
 def open_door(listen: str, say: Callable[[str], None]) -> socket.socket:
@@ -30,7 +48,7 @@ def serve_page(
     with door:
         host, port = door.getsockname()[:2]
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-        add_pages(app, say)
+        _add_pages(app, say)
         for name in ("uvicorn", "nicegui", "socketio", "engineio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         config = uvicorn.Config(
@@ -60,3 +78,35 @@ class _PageServer(uvicorn.Server):
         """Begin to answer."""
         await super().startup(sockets)
         self._ready()
+
+
+def _add_pages(app: FastAPI, say: Callable[[str], None]) -> None:
+    """Put NiceGUI and the pages into an app. The gate has let in only requests with a session."""
+    for path, show in _PLACES.items():
+        _add_page(path, show)
+
+    @ui.page("/estimate/{number}")
+    def estimated(request: Request, number: Annotated[str, Path(pattern="^[0-9a-z-]{1,80}$")]) -> None:
+        show_estimate(_session(request), number)
+
+    @ui.page("/job/{number}")
+    def job(request: Request, number: Annotated[int, Path(ge=1, lt=2**53)]) -> None:
+        show_job(_session(request), number)
+
+    nicegui_app.on_exception(lambda error: say(f"a page failed: {type(error).__name__}: {str(error)[:200]}"))
+    look: dict[str, Any] = {"title": "Ullage", "dark": None, "tailwind": False, "favicon": "data:,"}
+    quiet: dict[str, Any] = {"show_welcome_message": False, "binding_refresh_interval": None}
+    ui.run_with(app, language="en-US", reconnect_timeout=5.0, **look, **quiet)
+
+
+def _add_page(path: str, show: Callable[[Session], Awaitable[None] | None]) -> None:
+    @ui.page(path)
+    async def page(request: Request) -> None:
+        shown = show(_session(request))
+        if shown is not None:
+            await shown
+
+
+def _session(request: Request) -> Session:
+    session: Session = request.scope["state"]["session"]
+    return session
