@@ -83,8 +83,8 @@ def test_an_option_that_is_not_there_exits_with_2_and_names_the_help(type_in, pa
 
 
 def test_an_option_without_its_value_names_the_help_of_its_command(type_in):
-    code, said = type_in("slurm configure --check")
-    assert code == 2 and said.startswith("ullage: Option '--check' requires an argument. (see '"), said
+    code, said = type_in("slurm configure --write")
+    assert code == 2 and said.startswith("ullage: Option '--write' requires an argument. (see '"), said
     assert said.endswith("ullage slurm configure --help')\n"), said
 
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from ullage.cli import completion
-from ullage.cli.exit_codes import DONE, FAILED
 from ullage.cli.options import Json, Network, Timeout
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UllageError
@@ -31,13 +30,12 @@ if TYPE_CHECKING:
     from ullage.manager.slurm.submission import SubmissionPlan
 
 slurm = typer.Typer(
-    help="Request as much of a GPU as a job needs in a Slurm cluster.",
+    help="Jobs of a Slurm cluster that ask for as much of a GPU as they need.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
 STATE = "slurm/runs.db"  # in ULLAGE_HOME: what the watcher remembers
-_GOOD = {True: "ok", False: "missing", None: "note"}
 _ANYTHING = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 Words = Annotated[
     list[str],
@@ -66,23 +64,25 @@ def submit(
     memory: Annotated[
         str | None,
         typer.Option(
-            help="Upper bound of the job's GPU memory, such as 12GiB.", metavar="SIZE", show_default="estimated"
+            help="GPU memory that the job takes at most, such as 12GiB.", metavar="SIZE", show_default="estimated"
         ),
     ] = None,
-    exclusive: Annotated[bool, typer.Option("--whole", help="Request whole GPUs.")] = False,
+    exclusive: Annotated[
+        bool, typer.Option("--whole", help="Ask for whole GPUs: the job shares them with nobody.")
+    ] = False,
     estimate: Annotated[
-        bool, typer.Option("--estimate/--no-estimate", help="Estimate the job, or submit it unchanged.")
+        bool, typer.Option("--estimate/--no-estimate", help="Estimate the job, or submit it as it is.")
     ] = True,
     network: Network = False,
     timeout: Timeout = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the sbatch line; submit nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the sbatch line that would be typed.")] = False,
     as_json: Json = False,
 ) -> None:
     """Submit a batch script to Slurm with as many shards of a GPU as it needs.
 
-    Ullage runs the script's training command on a virtual GPU. Its upper bound becomes '--gres=shard:N'; the script
-    is not changed. Lines such as '#ULLAGE memory=12GiB', '#ULLAGE exclusive', '#ULLAGE gpu=A100-40GB' and '#ULLAGE
-    no-estimate' give Ullage more information.
+    The training command in the script is run on a virtual GPU, here and without a GPU. What it takes at most becomes
+    '--gres=shard:N'. The script itself is not changed. Lines in it such as '#ULLAGE memory=12GiB', '#ULLAGE exclusive',
+    '#ULLAGE gpu=A100-40GB' and '#ULLAGE no-estimate' say what Ullage cannot find out.
 
     Ullage's own options come first; any option of sbatch may follow.
 
@@ -118,8 +118,8 @@ def submit(
 def sbatch(words: Words) -> None:
     """Do what sbatch does, with as many shards of a GPU as the job needs.
 
-    Same options, output and exit code as sbatch; Ullage reports the estimate on standard error. A job that cannot be
-    estimated requests whole GPUs.
+    Takes whatever sbatch takes, prints what it prints, and exits as it does. What Ullage adds is told on standard
+    error. A job that cannot be estimated asks for whole GPUs.
 
     Examples:
 
@@ -166,36 +166,21 @@ def configure(
         Path | None,
         typer.Option(help="Write the files into this folder. Nothing there is overwritten.", metavar="FOLDER"),
     ] = None,
-    check: Annotated[
-        Path | None,
-        typer.Option(
-            help="Check this slurm.conf and the files next to it. Exits with 1 if something is missing.",
-            metavar="slurm.conf",
-        ),
-    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print Slurm configuration for sharing GPUs by memory, or check an existing one.
+    """Print what to add to Slurm so that jobs share GPUs by memory.
 
-    One shard is one GiB. Prints lines for slurm.conf and gres.conf, the two lua files, ullage.toml with the cluster's
-    GPUs, and with '--sharing mps' prolog and epilog for MPS.
+    One shard stands for one GiB. Prints lines for slurm.conf and gres.conf, the two lua files, ullage.toml, which says
+    which GPUs the cluster has, and with '--sharing mps' prolog and epilog for MPS.
 
     Examples:
 
       ullage slurm configure 'n[1-3]=4xA100-40GB'
       ullage slurm configure 'n[1-3]=4xA100-40GB' 'h[1-2]=8xH200' --sharing mps --write slurm-files
       ullage slurm configure 'n[1-3]=4xA100-40GB' --systemd /shared/ullage --write slurm-files
-      ullage slurm configure --check /etc/slurm/slurm.conf
     """
-    from ullage.manager.slurm import checking, configuration
+    from ullage.manager.slurm import configuration
 
-    if check is not None:
-        found = checking.check(check)
-        if as_json:
-            print(json.dumps([vars(finding) for finding in found]))
-        for finding in () if as_json else found:
-            print(f"{_GOOD[finding.good]:7}  {plain(finding.text)}")
-        raise typer.Exit(FAILED if any(finding.good is False for finding in found) else DONE)
     groups = [configuration.node_group(text) for text in nodes or ()] or [configuration.this_node()]
     files = configuration.files(groups, sharing, systemd=systemd)
     written = [] if write is None else configuration.write_files(files, write)
@@ -230,33 +215,32 @@ def filter(options: Annotated[str, typer.Argument(help="What sbatch was told, as
 
 @slurm.command()
 def watch(
-    once: Annotated[bool, typer.Option("--once", help="Check once and exit.")] = False,
-    interval: Annotated[str, typer.Option(help="Time between two checks, such as 5s.", metavar="TIME")] = "5s",
+    once: Annotated[bool, typer.Option("--once", help="Look once and exit.")] = False,
+    interval: Annotated[str, typer.Option(help="Time between two looks, such as 5s.", metavar="TIME")] = "5s",
     me: Annotated[bool, typer.Option("--me", help="Watch your own jobs only.")] = False,
     every_job: Annotated[
-        bool, typer.Option("--every-job", help="Also watch jobs that requested shards without Ullage.")
+        bool, typer.Option("--every-job", help="Watch also jobs that asked for shards without Ullage.")
     ] = False,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Folder into which the epilog writes.", metavar="FOLDER", envvar="ULLAGE_SLURM_FOLDER"),
+        typer.Option(help="The folder in which the epilog writes.", metavar="FOLDER", envvar="ULLAGE_SLURM_FOLDER"),
     ] = None,
     attempts: Annotated[int, typer.Option(help="Start a job at most this often.", metavar="N", min=1)] = 5,
     step: Annotated[
-        str, typer.Option(help="Memory to add to the amount known to be too small.", metavar="SIZE")
+        str, typer.Option(help="How much more a job gets than is known to be too little.", metavar="SIZE")
     ] = "5GiB",
     exclusive_after: Annotated[
-        int,
-        typer.Option(help="Out-of-memory failures after which a job gets a GPU to itself.", metavar="N", min=1),
+        int, typer.Option(help="From so many failures for memory on, the job gets a GPU to itself.", metavar="N", min=1)
     ] = 3,
 ) -> None:
-    """Restart Slurm jobs that ran out of GPU memory, with more shards.
+    """Start jobs of Slurm again that ran out of GPU memory, with more shards.
 
-    Requeues a job that ran out of GPU memory, gives it more shards and releases it; at last it gets all shards of a
-    GPU. Ignores jobs that failed because of a bug, were cancelled, reached their time limit, or were submitted with
-    --no-requeue.
+    A job that failed because GPU memory ran out is put back into Slurm's queue, held, given more shards, and released;
+    at last it gets all shards of a GPU. A job that failed by a bug, was cancelled or ran into its time limit is left
+    alone, and so is one that was submitted with --no-requeue.
 
-    Decisions are on disk (ULLAGE_HOME/slurm) before they are carried out, so you can restart the watcher at any time.
-    Any user can watch their own jobs with --me.
+    What was decided is on disk (ULLAGE_HOME/slurm) before it is done: end the watcher at any moment and start it again.
+    Any user can run one for their own jobs, with --me.
 
     Examples:
 
@@ -287,10 +271,10 @@ def history(
     limit: Annotated[int, typer.Option("--limit", "-n", help="Show at most this many.", metavar="N", min=1)] = 50,
     as_json: Json = False,
 ) -> None:
-    """Show how the runs of a Slurm job ended, why, and what the watcher decided.
+    """Show how the runs of a job of Slurm's ended, why, and what was decided then.
 
-    Shows the record of the 'ullage slurm watch' with the same ULLAGE_HOME. Root's watcher writes into the jobs'
-    comments: 'scontrol show job JOB' prints them.
+    It shows what the 'ullage slurm watch' with the same ULLAGE_HOME has seen. What root's
+    watcher did with your jobs is in their comments: 'scontrol show job JOB' prints them.
 
     Examples:
 
@@ -317,9 +301,9 @@ def history(
 
 @slurm.command()
 def epilog(folder: Annotated[Path, typer.Argument(help="The folder that all nodes share.", metavar="FOLDER")]) -> None:
-    """Print a Slurm epilog that saves the output of failed jobs for 'ullage slurm watch'.
+    """Print an Epilog for Slurm that keeps what a failed job printed where 'ullage slurm watch' finds it.
 
-    Needed only if jobs write to files that the watcher cannot read, such as in /tmp of a node.
+    It is needed only where jobs print into files that the watcher cannot read, such as /tmp of a node.
 
     Example:
 

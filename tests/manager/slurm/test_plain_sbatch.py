@@ -14,7 +14,6 @@ from tests.manager.slurm.private_slurm import PrivateSlurm, missing
 from tests.paths import ROOT
 
 from ullage.manager.slurm import commands, configuration
-from ullage.manager.slurm.checking import check
 from ullage.manager.slurm.commands import read_comment
 
 GROUP = configuration.node_group("n[1-2]=4xA100-40GB")
@@ -175,45 +174,6 @@ def test_jobs_with_shards_use_the_mps_of_their_user_and_it_ends_with_the_last(si
 
 
 # configure
-
-
-def test_a_configuration_that_was_written_is_found_good(site):
-    assert [finding.text for finding in check(site.folder / "slurm.conf") if finding.good is False] == []
-
-
-def test_nodes_with_shards_and_several_gpus_are_noted_until_some_have_no_shards(site, monkeypatch, capsys):
-    conf, ullage = site.folder / "slurm.conf", typed_in(monkeypatch, capsys)
-    monkeypatch.setenv("SLURM_CONF", str(conf))
-    code, printed, _ = ullage("slurm", "configure", "--check", conf)
-    assert code == 0 and re.search(r"^note     nodes \S+: Slurm before 23.11.5 gives GPUs", printed, re.M)
-    (conf.parent / "more.conf").write_text("NodeName=w1 Gres=gpu:a100-40gb:4\n")
-    findings = check_with(conf, "Include more.conf\n")
-    assert not [finding for finding in findings if finding.good is None]
-
-
-def check_with(conf, more):
-    """What is found in a slurm.conf with more lines."""
-    copy = conf.parent / "copy.conf"
-    copy.write_text(conf.read_text() + more)
-    return check(copy)
-
-
-def test_what_is_missing_is_said(tmp_path, monkeypatch, capsys):
-    (tmp_path / "slurm.conf").write_text("GresTypes=gpu\nSelectType=select/linear\nJobRequeue=0\nInclude nodes.conf\n")
-    (tmp_path / "nodes.conf").write_text("NodeName=n[1-2] Gres=gpu:a100-40gb:4 \\\n  CPUs=8\nNodeName=c1 CPUs=4\n")
-    code, printed, _ = typed_in(monkeypatch, capsys)("slurm", "configure", "--check", tmp_path / "slurm.conf")
-    assert code == 1
-    assert "gives GPUs" not in printed, "no node has shards"
-    for part in (
-        "needed GresTypes=gpu,shard",
-        "needed SelectType=select/cons_tres",
-        "N being 4 x 39 = 156",
-        "gres.conf is not there",
-        "needed JobSubmitPlugins=lua",
-        "needed CliFilterPlugins=lua",
-        "JobRequeue=0",
-    ):
-        assert part in printed
 
 
 def test_files_are_written_once_and_nothing_is_overwritten(tmp_path, monkeypatch, capsys):
