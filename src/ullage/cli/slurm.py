@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from ullage.cli import completion
-from ullage.cli.options import Json, Network, Timeout
+from ullage.cli.options import Json, Network, Timeout, option
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UllageError
 from ullage.text import plain
@@ -45,6 +45,10 @@ Words = Annotated[
         metavar="[SBATCH OPTIONS] JOB.sh [ARGS]",
     ),
 ]
+_GPU = "The GPU to estimate for, if the cluster does not say which ones it has."
+_SHARING = "How jobs share a GPU: timeslice, or mps for NVIDIA's Multi-Process Service."
+_SYSTEMD = "Add a unit of systemd for the watcher. FOLDER is one that all nodes share."
+_MEMORY = "GPU memory that the job takes at most, such as 12GiB."
 
 
 @slurm.command(context_settings=_ANYTHING)
@@ -52,30 +56,14 @@ def submit(
     words: Words,
     gpu: Annotated[
         str | None,
-        typer.Option(
-            "--gpu",
-            "-g",
-            help="The GPU to estimate for, if the cluster does not say which ones it has.",
-            metavar="NAME",
-            show_default="those of the partition",
-            autocompletion=completion.gpus,
-        ),
+        option(_GPU, "--gpu", "-g", metavar="NAME", default="those of the partition", autocompletion=completion.gpus),
     ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="GPU memory that the job takes at most, such as 12GiB.", metavar="SIZE", show_default="estimated"
-        ),
-    ] = None,
-    exclusive: Annotated[
-        bool, typer.Option("--whole", help="Ask for whole GPUs: the job shares them with nobody.")
-    ] = False,
-    estimate: Annotated[
-        bool, typer.Option("--estimate/--no-estimate", help="Estimate the job, or submit it as it is.")
-    ] = True,
+    memory: Annotated[str | None, option(_MEMORY, metavar="SIZE", default="estimated")] = None,
+    exclusive: Annotated[bool, option("Ask for whole GPUs: the job shares them with nobody.", "--whole")] = False,
+    estimate: Annotated[bool, option("Estimate the job, or submit it as it is.", "--estimate/--no-estimate")] = True,
     network: Network = False,
     timeout: Timeout = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the sbatch line that would be typed.")] = False,
+    dry_run: Annotated[bool, option("Only print the sbatch line that would be typed.", "--dry-run")] = False,
     as_json: Json = False,
 ) -> None:
     """Submit a batch script to Slurm with as many shards of a GPU as it needs.
@@ -147,24 +135,10 @@ def configure(
             show_default="this machine, as NVML sees it",
         ),
     ] = None,
-    sharing: Annotated[
-        str,
-        typer.Option(
-            help="How jobs share a GPU: timeslice, or mps for NVIDIA's Multi-Process Service.",
-            metavar="WAY",
-            autocompletion=lambda: ["mps", "timeslice"],
-        ),
-    ] = "timeslice",
-    systemd: Annotated[
-        str | None,
-        typer.Option(
-            help="Add a unit of systemd for the watcher. FOLDER is one that all nodes share.",
-            metavar="FOLDER",
-        ),
-    ] = None,
+    sharing: Annotated[str, option(_SHARING, metavar="WAY", autocompletion=lambda: ["mps", "timeslice"])] = "timeslice",
+    systemd: Annotated[str | None, option(_SYSTEMD, metavar="FOLDER")] = None,
     write: Annotated[
-        Path | None,
-        typer.Option(help="Write the files into this folder. Nothing there is overwritten.", metavar="FOLDER"),
+        Path | None, option("Write the files into this folder. Nothing there is overwritten.", metavar="FOLDER")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -85,7 +85,7 @@ class RunStore:
                 raise AlreadyServing(f"another 'ullage slurm watch' runs with {file}") from None
         elif not file.exists():
             raise InvalidValue(f"nothing was watched yet: there is no {file} (ullage slurm watch)")
-        self._connection = sqlite3.connect(file, isolation_level=None, timeout=10.0)
+        self._connection = sqlite3.connect(file, isolation_level="IMMEDIATE", timeout=10.0)
         self._connection.row_factory = sqlite3.Row
         try:
             self._check(writes)
@@ -127,33 +127,19 @@ class RunStore:
 
     def add(self, run: RunRecord) -> None:
         """Keep a run; on disk when this returns. Those of long ago go."""
-        marks = ", ".join("?" * len(_COLUMNS))
-        with self._transaction():
-            self._connection.execute(f"INSERT INTO runs ({', '.join(_COLUMNS)}) VALUES ({marks})", _values(run))
+        with self._connection:
+            columns = f"({', '.join(_COLUMNS)}) VALUES (:{', :'.join(_COLUMNS)})"
+            self._connection.execute(f"INSERT INTO runs {columns}", vars(run))
             self._connection.execute("DELETE FROM runs WHERE decided < ?", (run.decided - _KEPT,))
 
     def step(self, run: RunRecord, step: str, text: str | None = None) -> RunRecord:
         """The run one step further; on disk when this returns."""
         said = run.next_text if text is None else text
         done = dataclasses.replace(run, step=step, next_text=said, changed=time.time())
-        with self._transaction():
+        with self._connection:
             self._connection.execute(
-                "UPDATE runs SET step = ?, next_text = ?, changed = ? WHERE job = ? AND started = ?",
-                (done.step, done.next_text, done.changed, run.job, run.started),
+                "UPDATE runs SET step = :step, next_text = :next_text, changed = :changed "
+                "WHERE job = :job AND started = :started",
+                vars(done),
             )
         return done
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
-
-
-def _values(run: RunRecord) -> tuple[object, ...]:
-    return tuple(getattr(run, name) for name in _COLUMNS)
