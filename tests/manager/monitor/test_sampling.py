@@ -12,7 +12,7 @@ import pytest
 from ullage.errors import DeviceLost, InvalidValue, UnknownName
 from ullage.manager.monitor.host import HostWatch
 from ullage.manager.monitor.readings import Device, GPUReading
-from ullage.manager.monitor.sampling import Monitor
+from ullage.manager.monitor.sampling import Monitor, snapshot
 
 
 class Clock:
@@ -267,6 +267,6 @@ def test_the_monitor_looks_at_followed_processes_and_those_on_gpus(
         monitor.look()
         seen = [monitor.host(one) for one in (pid, other.pid, 999_999_999)]
         assert [reading and reading.processes for reading in seen] == [2, 1, None]
-        assert [reading.pid for reading in monitor.process_readings("a")] == [999_999_999, pid]
+        assert [each["pid"] for each in snapshot(monitor)["gpus"][0]["processes"]] == [999_999_999, pid]
     finally:
         other.communicate(b"\n")

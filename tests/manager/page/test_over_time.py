@@ -8,10 +8,8 @@ import sys
 
 import pytest
 from tests.manager.conftest import until
-from tests.manager.simulation.made_runs import attempt, job, run
 
 from ullage.manager.simulation.measures import MEASURES
-from ullage.manager.simulation.result import write_results
 from ullage.manager.storage.database import FILE
 
 HOSTILE = '<img src=x onerror="window.harmed = 1">'
@@ -86,31 +84,6 @@ def test_jobs_are_on_the_timeline_and_a_span_has_the_figures_that_hands_compute(
     see(tab, "p", "1 jobs were there; 0 became done")
     tab.get_by_role("button", name="All").click()
     tab.locator("p", has_text="0 became done").wait_for(state="detached")
-
-
-def test_a_simulated_run_is_drawn_with_its_own_figures(page, tab, tmp_path):
-    result = run(label=HOSTILE)
-    file = tmp_path / "runs.json.gz"
-    write_results(file, [result])
-    tab.goto(page.url + "/timeline")
-    see(tab, "h2", "Figures of this span")
-    tab.locator("input[type=file]").set_input_files(tmp_path / "runs.json.gz")
-    see(tab, "dd", MEASURES["completion"].text(result.figures.completion_s))
-    assert figure(tab, "Makespan") == MEASURES["total"].text(300.0)
-    assert figure(tab, "Energy") == MEASURES["energy"].text(result.figures_between(10.0, 310.0).energy_j)
-    see(tab, ".scroll tr.failed td", "out of GPU memory")
-    assert tab.get_by_label("To").input_value() == "310s"
-    tab.get_by_label("To").fill("1m")
-    tab.get_by_role("button", name="Show", exact=True).click()
-    see(tab, "dd", MEASURES["total"].text(50.0))
-    many = [job(number, 0.0, attempt(0.0, 100.0)) for number in range(1, 20_001)]
-    write_results(tmp_path / "many.json.gz", [run(label="many", jobs=many)])
-    tab.locator("input[type=file]").set_input_files(tmp_path / "many.json.gz")
-    see(tab, "p", "Of 20,000 bars 400 are drawn.")
-    other = tmp_path / "other.json"
-    other.write_text(json.dumps({"runs": [{"jobs": HOSTILE}]}))
-    tab.locator("input[type=file]").set_input_files(other)
-    see(tab, ".q-notification", "this is no file of runs")
 
 
 def test_a_report_is_that_of_the_command_and_can_be_downloaded(page, work, tab):

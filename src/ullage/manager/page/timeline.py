@@ -1,17 +1,14 @@
 """The page of the timeline: which job was on which GPU when, and the figures of a part of that time.
 
-The jobs are those of the daemon, or of a simulated run whose file somebody opens. The figures are a simulation's for
-both (`SimulationResult.figures_between`).
+The figures are computed as a simulation's (`SimulationResult.figures_between`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import datetime
-import gzip
-import io
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,13 +22,12 @@ from ullage.manager.page.frame import Frame
 from ullage.manager.page.readings import DaemonReading, place_names
 from ullage.manager.page.sessions import Session
 from ullage.manager.simulation.history import RUNNING, as_it_is
-from ullage.manager.simulation.measures import MEASURES
 from ullage.manager.simulation.report import LaneBar, in_lanes
-from ullage.manager.simulation.result import Figures, SimulatedJob, SimulationResult, results_of
+from ullage.manager.simulation.measures import MEASURES
+from ullage.manager.simulation.result import Figures, SimulatedJob, SimulationResult
 from ullage.text import plain
-from ullage.units import format_bytes, format_duration, parse_duration
+from ullage.units import format_bytes, format_duration
 
-HERE = "this daemon"
 LASTS = {
     "last hour": 3600.0,
     "last 6 hours": 6 * 3600.0,
@@ -42,7 +38,6 @@ LASTS = {
 _MOVES = {"Earlier": (-1, -1), "Later": (1, 1), "Closer": (1, -1), "Wider": (-2, 2)}  # of both ends, in quarters
 _HEADS = ("Job", "User", "GPU", "Begin", "Lasted", "Attempt", "Ended")
 _EVERY, _REST = 5.0, 20.0  # seconds between two questions, and times as long as an answer took
-_LARGEST_FILE, _LARGEST_UNPACKED = 64 << 20, 512 << 20  # bytes
 _MOST_BARS, _MOST_ROWS, _MOST_LISTED = 5000, 400, 100  # that are drawn, and attempts in the table
 _FINE = frozenset({"finished", "cancelled", "requeued", "time slot ended", RUNNING})
 _SHOWN = ("total", "waiting", "running", "completion", "smact", "memory", "energy", "ooms", "lost")
@@ -52,7 +47,7 @@ _MEANT = {"total": "the part of this span in which there were jobs"}
 
 @dataclass(frozen=True)
 class TimelineRun:
-    """What is drawn. Times on the page are those of the result plus `begin`: seconds since 1970 for the daemon."""
+    """What is drawn. Times on the page are those of the result plus `begin`, in seconds since 1970."""
 
     result: SimulationResult
     begin: float
@@ -60,8 +55,7 @@ class TimelineRun:
     last: float
     gpus: list[str]
     notes: list[str]
-    real: bool
-    names: dict[int, str] = field(default_factory=dict)  # of jobs that are not called by their numbers
+    names: dict[int, str]  # of jobs that are not called by their numbers
 
     def name(self, job: SimulatedJob) -> str:
         """How a job is called."""
@@ -71,28 +65,12 @@ class TimelineRun:
         """Those of a part of the time."""
         return self.result.figures_between(span[0] - self.begin, span[1] - self.begin)
 
-    def moment(self, at: float) -> str:
-        """A time in words."""
-        if not self.real:
-            return format_duration(round(at, 3)) if at else "0 s"
-        return datetime.datetime.fromtimestamp(at).isoformat(" ", "seconds")
-
-    def typed(self, at: float) -> str:
-        """A time as `parsed` reads it."""
-        return self.moment(at) if self.real else f"{round(at, 3):.12g}s"
-
     def parsed(self, text: str) -> float:
         """What somebody typed as a time."""
-        if not self.real:
-            return parse_duration(text.strip())
         try:
             return datetime.datetime.fromisoformat(text.strip()).timestamp()
         except (ValueError, OverflowError, OSError):
-            raise InvalidValue(f"needed a time such as {self.moment(self.first)}; found {text[:40]!r}") from None
-
-    def on_axis(self, at: float) -> float:
-        """A time as the chart has it, in milliseconds."""
-        return on_axis(at) if self.real else round(1000 * at, 3)
+            raise InvalidValue(f"needed a time such as {_moment(self.first)}; found {text[:40]!r}") from None
 
 
 def show_timeline(session: Session) -> None:
@@ -108,23 +86,12 @@ class Timeline:
     """The parts of the page, and which part of the time is chosen."""
 
     def __init__(self, session: Session) -> None:
-        self._session, self._runs = session, dict[str, TimelineRun]()
+        self._session = session
         self._shown: TimelineRun | None = None
         self._span: tuple[float, float] | None = None  # none is chosen: all of it
         self._next, self._chosen_runs = 0.0, 0
         self._listed: list[list[Cell]] = []
-        with box("div", "tools"):
-            self._source = choice("Jobs of", [HERE], HERE, "pick")
-            self._last = choice("When", list(LASTS), "last 6 hours", "pick")
-            opener = ui.upload(
-                auto_upload=True,
-                max_file_size=_LARGEST_FILE,
-                on_upload=self._opened,
-                on_rejected=lambda: ui.notify("This file is too large.", type="negative"),
-            )
-            opener.props('accept=".json,.gz"').classes("hidden")
-            pick = f"() => getElement({opener.id}).$refs.qRef.pickFiles()"
-            words("button", "Open a simulated run", "quiet").props('type="button"').on("click", js_handler=pick)
+        self._last = choice("When", list(LASTS), "last 6 hours", "pick")
         self._problem = problem()
         with card().props('aria-label="Jobs on GPUs"'):
             self._chart = ui.echart(_options()).classes("gantt").props('aria-hidden="true"')
@@ -145,44 +112,27 @@ class Timeline:
         with card("Attempts in this span"):
             self._rows_note = words("p", "", "figures")
             self._table = scrolled("Attempts")
-        self._source.on_value_change(self._chosen)
         self._last.on_value_change(self._chosen)
 
     async def refresh(self, reading: DaemonReading) -> None:
         """Draw the daemon's jobs again, if something may have changed."""
-        if self._source.value != HERE or time.monotonic() < self._next or reading.trouble:
+        if time.monotonic() < self._next or reading.trouble:
             return
-        began = time.monotonic()
+        began, last = time.monotonic(), self._last.value
         try:
-            told = await self._session.readings.trace(LASTS[self._last.value])
+            told = await self._session.readings.trace(LASTS[last])
             run = await asyncio.to_thread(_of_daemon, told)
         except UllageError as error:
             self._problem.set_text(plain(str(error)))
             self._next = time.monotonic() + _EVERY
             return
         self._next = time.monotonic() + max(_EVERY, _REST * (time.monotonic() - began))
-        if self._source.value == HERE:
+        if last == self._last.value:
             self._draw(run)
 
     def _chosen(self) -> None:
         self._span, self._next = None, 0.0
         self._chosen_runs += 1
-        self._last.set_visibility(self._source.value == HERE)
-        if self._source.value != HERE:
-            self._draw(self._runs[str(self._source.value)])
-
-    async def _opened(self, event: events.UploadEventArguments) -> None:
-        try:
-            found = await asyncio.to_thread(_runs_of, await event.file.read())
-        except UllageError as error:
-            ui.notify(plain(f"{event.file.name}: {error}")[:300], type="negative")
-            return
-        for run in found:
-            name, number = plain(run.result.name)[:80], 2
-            while name in self._runs or name == HERE:
-                name, number = f"{plain(run.result.name)[:80]} ({number})", number + 1
-            self._runs[name] = run
-        self._source.set_options([HERE, *self._runs], value=list(self._runs)[-len(found)] if found else HERE)
 
     def _draw(self, run: TimelineRun) -> None:
         self._shown = run
@@ -198,13 +148,11 @@ class Timeline:
         labels = [
             name if lane == 0 else "" for name, count in zip(run.gpus, lanes, strict=True) for lane in range(count)
         ]
-        ends = {"min": run.on_axis(run.first), "max": run.on_axis(run.last)}
+        ends = {"min": on_axis(run.first), "max": on_axis(run.last)}
         ground = [[top, count] for top, count in zip(tops, lanes, strict=True)]
         bars = [_bar(run, bar, tops[bar.gpu]) for bar in drawn]
         data = {"title": {"text": str(self._chosen_runs)}, "xAxis": ends, "yAxis": {"data": labels[:rows]}}
         self._chart.run_chart_method("setOption", data | {"series": [{"data": ground}, {"data": bars}]})
-        times = "null" if run.real else "ullage.elapsed"
-        self._chart.run_chart_method(":setOption", f"{{xAxis: {{axisLabel: {{formatter: {times}}}}}}}")
         self._chart.run_chart_method("resize")
         cursor = {"type": "takeGlobalCursor", "key": "dataZoomSelect", "dataZoomSelectActive": True}
         self._chart.run_chart_method("dispatchAction", cursor)  # dragging chooses
@@ -222,7 +170,7 @@ class Timeline:
 
     def _show_zoom(self) -> None:
         if self._shown is not None:
-            begin, end = (self._shown.on_axis(at) for at in self._now_shown)
+            begin, end = (on_axis(at) for at in self._now_shown)
             self._chart.run_chart_method("dispatchAction", {"type": "dataZoom", "startValue": begin, "endValue": end})
 
     def _zoomed(self, event: events.GenericEventArguments) -> None:
@@ -233,7 +181,7 @@ class Timeline:
             begin, end = (float(event.args[name]) for name in ("begin", "end"))
         except (TypeError, KeyError, ValueError):
             return
-        shift = self._shown.on_axis(self._shown.last) / 1000 - self._shown.last
+        shift = on_axis(self._shown.last) / 1000 - self._shown.last
         span = begin / 1000 - shift, end / 1000 - shift
         slack = 0.002 + (self._shown.last - self._shown.first) * 1e-4
         if max(abs(one - other) for one, other in zip(span, self._now_shown, strict=True)) > slack:
@@ -277,7 +225,7 @@ class Timeline:
         run, span = self._shown, self._now_shown
         assert run is not None
         for typed, at in ((self._from, span[0]), (self._to, span[1])):
-            typed.set_value(run.typed(at))
+            typed.set_value(_moment(at))
         found = run.figures(span)
         open_now = found.jobs - found.done - found.failed
         self._counts.set_text(
@@ -302,12 +250,11 @@ class Timeline:
         inside.sort(key=lambda row: row[2].begin, reverse=True)
         shown: list[tuple[str, list[Cell]]] = []
         for job, number, attempt in inside[:_MOST_LISTED]:
-            name = f"{run.name(job)} {job.kind}"
-            cell: Cell = (name, f"/job/{int(job.id)}") if run.real else name
+            link = f"{run.name(job)} {job.kind}", f"/job/{int(job.id)}"
             gpus = ", ".join(run.gpus[place] for place in attempt.gpus)
-            times = [run.moment(run.begin + attempt.begin), format_duration(attempt.end - attempt.begin)]
+            times = [_moment(run.begin + attempt.begin), format_duration(attempt.end - attempt.begin)]
             kind = "" if attempt.cause in _FINE else "failed"
-            shown.append((kind, [cell, job.user, gpus, *times, str(number), attempt.cause]))
+            shown.append((kind, [link, job.user, gpus, *times, str(number), attempt.cause]))
         more = f" The last {_MOST_LISTED} of them:" if len(inside) > _MOST_LISTED else ""
         self._rows_note.set_text(f"{len(inside):,} attempts.{more}")
         listed = [cells[:4] + cells[5:] for _, cells in shown]  # how long each lasted changes while it runs
@@ -318,7 +265,7 @@ class Timeline:
                 show_table(_HEADS, shown, {})
 
     def _opened_job(self, event: events.EChartPointClickEventArguments) -> None:
-        if self._shown is not None and self._shown.real and isinstance(event.data, dict):
+        if isinstance(event.data, dict):
             job = event.data.get("job")
             if isinstance(job, int):
                 ui.navigate.to(f"/job/{job}")
@@ -341,43 +288,18 @@ def _of_daemon(told: dict[str, Any]) -> TimelineRun:
     first = max(float(told["since"]), found.begin if found.begin < now else now - 60.0)
     notes += [note for note in found.notes if "only your own" not in note]
     parts = {job["id"]: reference(job) for job in told["jobs"] if job.get("array_id") is not None}
-    return TimelineRun(found.result, found.begin, first, now, names, notes, True, parts)
+    return TimelineRun(found.result, found.begin, first, now, names, notes, parts)
 
 
-def _runs_of(content: bytes) -> list[TimelineRun]:
-    """The runs of a file that somebody opened, who may have written anything into it."""
-    if content[:2] == b"\x1f\x8b":
-        try:
-            with gzip.open(io.BytesIO(content)) as packed:
-                content = packed.read(_LARGEST_UNPACKED + 1)
-        except (OSError, EOFError):
-            raise InvalidValue("it cannot be unpacked") from None
-        if len(content) > _LARGEST_UNPACKED:
-            raise InvalidValue(f"needed at most {format_bytes(_LARGEST_UNPACKED)}; found more")
-    try:
-        return [_of_result(result) for result in results_of(content)]
-    except (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError) as error:
-        if isinstance(error, InvalidValue):
-            raise
-        raise InvalidValue("it holds a run that makes no sense") from None
-
-
-def _of_result(result: SimulationResult) -> TimelineRun:
-    attempts = [attempt for job in result.jobs for attempt in job.attempts]
-    gpus = max([len(result.gpus), *(int(place) + 1 for attempt in attempts for place in attempt.gpus)])
-    if gpus > 100_000:
-        raise InvalidValue(f"needed a run of at most 100,000 GPUs; found {gpus}")
-    first = min((float(job.arrival) for job in result.jobs), default=0.0)
-    last = max((float(attempt.end) for attempt in attempts), default=first + 1.0)
-    run = TimelineRun(result, 0.0, first, last, [f"GPU {place}" for place in range(gpus)], [], False)
-    run.figures((first, last))
-    return TimelineRun(result, 0.0, first, last, run.gpus, [f"the trace is {plain(result.trace)[:80]}"], False)
+def _moment(at: float) -> str:
+    """A time in words, as `TimelineRun.parsed` reads it."""
+    return datetime.datetime.fromtimestamp(at).isoformat(" ", "seconds")
 
 
 def _bar(run: TimelineRun, bar: LaneBar, top: int) -> dict[str, Any]:
     job, attempt = bar.job, bar.attempt
     failed, again = attempt.cause not in _FINE, attempt is not job.attempts[0]
-    begin, end = (run.on_axis(run.begin + at) for at in (attempt.begin, attempt.end))
+    begin, end = (on_axis(run.begin + at) for at in (attempt.begin, attempt.end))
     label = f"{run.name(job)} {job.kind}"
     waited = format_duration(max(0.0, job.attempts[0].begin - job.arrival))
     about = [
@@ -385,7 +307,7 @@ def _bar(run: TimelineRun, bar: LaneBar, top: int) -> dict[str, Any]:
         f"of {job.user}, waited {waited}",
         f"attempt {job.attempts.index(attempt) + 1} on {run.gpus[bar.gpu]}",
         f"{format_bytes(attempt.promise)} promised" if attempt.promise else "no promise known",
-        f"from {run.moment(run.begin + attempt.begin)}, {format_duration(attempt.end - attempt.begin)}",
+        f"from {_moment(run.begin + attempt.begin)}, {format_duration(attempt.end - attempt.begin)}",
         attempt.cause,
     ]
     value = [top + bar.lane, begin, end, job.id, int(failed), int(again), label[:80]]

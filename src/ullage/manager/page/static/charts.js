@@ -55,23 +55,11 @@ window.ullage = (() => {
              style: { fill: css("--free"), opacity: params.dataIndex % 2 ? 0.25 : 0.7 } };
   }
 
-  // Seconds of a simulation, given in milliseconds.
-  function elapsed(value) {
-    const seconds = Math.round(value / 1000);
-    const parts = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
-    const first = parts.findIndex(([size]) => seconds >= size);
-    if (first < 0) return "0";
-    const [size, unit] = parts[first];
-    const [smaller, small] = parts[first + 1] ?? [0, ""];
-    const rest = smaller ? Math.floor((seconds % size) / smaller) : 0;
-    return Math.floor(seconds / size) + " " + unit + (rest ? " " + rest + " " + small : "");
-  }
-
   // Which part of the time a chart shows now, in milliseconds, and of which run: its title, which nobody sees.
   function shown(id) {
     const { dataZoom, title } = getElement(id).chart.getOption();
     return { begin: dataZoom[0].startValue, end: dataZoom[0].endValue, run: title[0].text };
   }
 
-  return { about, bar, css, elapsed, ground, shown, tints: TINTS };
+  return { about, bar, css, ground, shown, tints: TINTS };
 })();
