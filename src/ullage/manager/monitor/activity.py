@@ -19,9 +19,6 @@ class ActivityBetween(Busy):
 
     Shares are from 0 to 1 (1 = all of it, all the time), traffic is in bytes a second, energy in joules. The clock is
     that of the SMs, the mean of what it was at the beginning and at the end.
-
-    >>> ActivityBetween(device="GPU-0").smact is None
-    True
     """
 
     device: str = ""

@@ -27,11 +27,7 @@ _OVER_FULL = 1.05
 
 @dataclass
 class Busy:
-    """Means over the time between two looks: shares from 0 to 1, traffic in bytes a second, `None` where unknown.
-
-    >>> Busy(smact=0.4).smocc is None
-    True
-    """
+    """Means over the time between two looks: shares from 0 to 1, traffic in bytes a second, `None` where unknown."""
 
     gract: float | None = None
     smact: float | None = None

@@ -12,9 +12,6 @@ class Device:
     """A GPU, a MIG instance (`mig`, with its `parent`'s id) or a virtual card.
 
     `total` is what jobs can use, in bytes. A card in MIG mode is `divided`: jobs run on its instances only.
-
-    >>> Device("GPU-1", 0, "NVIDIA H200", 150 << 30).takes_jobs
-    True
     """
 
     id: str
@@ -39,9 +36,6 @@ class GPUReading:
     `gract` to `tensor` and the PCIe traffic are means since they were read before; the others are of one moment. `ages`
     has the seconds since it was read for each value that is repeated.
     `utilization` is NVML's own word for the share of time in which any kernel ran; it stands in for nothing.
-
-    >>> GPUReading(time=0.0, memory_used=1 << 30).smact is None
-    True
     """
 
     time: float

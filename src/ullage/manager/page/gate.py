@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import html
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -55,15 +55,15 @@ class PageGate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        session = self._sessions.find(_cookie(headers.get("cookie", ""), self._cookie))
+        connection = HTTPConnection(scope)
+        session = self._sessions.find(connection.cookies.get(self._cookie))
         if scope["type"] == "websocket":
-            if session is None or not same_origin(headers, needed=True):
+            if session is None or not same_origin(connection.headers):
                 await send({"type": "websocket.close", "code": 1008})
                 return
             await self._app(scope, receive, send)
             return
-        answer = await self._own_answer(Request(scope, receive), headers, session)
+        answer = await self._own_answer(Request(scope, receive), session)
         if answer is not None:
             answer.headers.update(_HEADERS)
             answer.headers.setdefault("Content-Security-Policy", _OWN_POLICY)
@@ -73,12 +73,12 @@ class PageGate:
             scope.setdefault("state", {})["session"] = session
             await self._inside(scope, receive, send)
 
-    async def _own_answer(self, request: Request, headers: dict[str, str], session: Session | None) -> Response | None:
+    async def _own_answer(self, request: Request, session: Session | None) -> Response | None:
         """What is answered here; `None` where the page itself answers."""
         method, path = request.method, request.url.path
         if method not in ("GET", "HEAD", "POST"):
             return _plain("needed GET or POST", 405)
-        if method == "POST" and not same_origin(headers, needed=True):
+        if method == "POST" and not same_origin(request.headers):
             return _plain("this request comes from another site", 403)
         if path == "/health":
             return JSONResponse({"status": "ok"})
@@ -173,26 +173,16 @@ class PageGate:
             await answer(scope, receive, send)
 
 
-def same_origin(headers: dict[str, str], needed: bool) -> bool:
+def same_origin(headers: Mapping[str, str]) -> bool:
     """Whether a request comes from a page of this server, as the browser says it.
 
-    >>> same_origin({"origin": "http://gpus:8601", "host": "gpus:8601"}, needed=True)
+    >>> same_origin({"origin": "http://gpus:8601", "host": "gpus:8601"})
     True
-    >>> same_origin({"origin": "http://elsewhere", "host": "gpus:8601"}, needed=True)
-    False
+    >>> same_origin({"origin": "http://elsewhere", "host": "gpus:8601"}), same_origin({"host": "gpus:8601"})
+    (False, False)
     """
-    origin = headers.get("origin")
-    if origin is None:
-        return not needed
-    return bool(urlsplit(origin).netloc) and urlsplit(origin).netloc == headers.get("host")
-
-
-def _cookie(text: str, name: str) -> str | None:
-    for each in text.split(";"):
-        key, _, value = each.strip().partition("=")
-        if key == name:
-            return value
-    return None
+    place = urlsplit(headers.get("origin", "")).netloc
+    return bool(place) and place == headers.get("host")
 
 
 def _plain(text: str, status: int) -> Response:
@@ -209,10 +199,7 @@ def _problem(status: int) -> Response:
 def sign_in_form(problem: str = "", status: int = 200) -> Response:
     """The form, with what was wrong with the last try."""
     alert = f'<p class="problem" role="alert">{html.escape(problem)}</p>' if problem else ""
-    return HTMLResponse(
-        _document(
-            "Sign in - Ullage",
-            f"""
+    body = f"""
 <h1>Ullage</h1>
 {alert}
 <form method="post" action="/sign-in" id="sign-in">
@@ -222,10 +209,8 @@ def sign_in_form(problem: str = "", status: int = 200) -> Response:
   <button type="submit">Sign in</button>
 </form>
 <p class="hint"><code>ullage admin token create --expires 30d</code> prints a token.</p>
-""",
-        ),
-        status,
-    )
+"""
+    return HTMLResponse(_document("Sign in - Ullage", body), status)
 
 
 def _document(title: str, body: str) -> str:
