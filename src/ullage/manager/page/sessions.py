@@ -35,27 +35,19 @@ MakeToken = Callable[[], tuple[str, Callable[[], None]]]
 class Session:
     """Somebody who has signed in, with a token for the daemon and what it answered last.
 
-    `make_token` makes the token when the daemon is first asked: a page can be opened where no daemon runs. `here` is
-    where its user asks for estimates then. `first` is the page that is shown first.
+    `make_token` makes the token when the daemon is first asked: a page can be opened where no daemon runs. `own`: it is
+    the user of this process, who asks for estimates here then. `first` is the page that is shown first.
     """
 
     def __init__(
-        self,
-        url: Callable[[], str],
-        make_token: MakeToken,
-        lasts: float,
-        clock: Callable[[], float],
-        here: OwnEstimates | None = None,
-        first: str = "/",
-        number: str | None = None,
-        shared: SharedReadings | None = None,
+        self, of: Sessions, make_token: MakeToken, lasts: float, own: bool = False, first: str = "/", number: str = ""
     ) -> None:
         self.id, self.first = number or secrets.token_urlsafe(32), first
-        self.readings, self.questions = Readings(self), SessionQuestions(self.ask, here)
-        self._shared, self._checked, self._checking = shared or SharedReadings(), -_CHECK, asyncio.Lock()
-        self._url, self._make_token, self._clock = url, make_token, clock
+        self.readings, self.questions = Readings(self), SessionQuestions(self.ask, of.here if own else None)
+        self._shared, self._checked, self._checking = of.shared, -_CHECK, asyncio.Lock()
+        self._url, self._make_token, self._clock = of.url, make_token, of.clock
         self._token, self._forget = "", _nothing
-        self._ends, self._seen, self._over = clock() + lasts, clock(), False
+        self._ends, self._seen, self._over = of.clock() + lasts, of.clock(), False
         self._client: Client | None = None
         self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "page")
@@ -152,8 +144,8 @@ class Sessions:
         here: OwnEstimates | None = None,
         kept: KeptSessions | None = None,
     ) -> None:
-        self._url, self._lasts, self._make_token, self._clock, self._here = url, lasts, make_token, clock, here
-        self._kept, self._shared = kept, SharedReadings()
+        self.url, self.clock, self.here, self.shared = url, clock, here, SharedReadings()
+        self._lasts, self._make_token, self._kept = lasts, make_token, kept
         self._sessions: dict[str, Session] = {}
         self._codes: dict[str, tuple[float, str]] = {}
         self._failures: dict[str, deque[float]] = defaultdict(deque)
@@ -162,7 +154,7 @@ class Sessions:
         """What a link signs its reader in with: once, and for some minutes, as the user of this process; the page that
         is shown first comes with it."""
         code = secrets.token_urlsafe(24)
-        self._codes[code] = self._clock() + CODE_LASTS, first
+        self._codes[code] = self.clock() + CODE_LASTS, first
         return code
 
     def find(self, number: str | None) -> Session | None:
@@ -171,10 +163,9 @@ class Sessions:
         if number is not None and number not in self._sessions and self._kept is not None:
             known = self._kept.find(number)
             if known is not None:
-                lasts, here = known.ends - time.time(), self._here if known.own else None
                 make = self._make_token if known.own and not known.token else None
                 make = make or (lambda: (known.token, _nothing))
-                self._add(Session(self._url, make, lasts, self._clock, here, number=number, shared=self._shared))
+                self._add(Session(self, make, known.ends - time.time(), known.own, number=number))
         return self._sessions.get(number or "")
 
     async def sign_in(self, address: str, token: str = "", code: str = "") -> Session:
@@ -183,7 +174,7 @@ class Sessions:
         try:
             session = await (self._by_code(code) if code else self._by_token(token.strip()))
         except NotAllowed:
-            self._failures[address].append(self._clock())
+            self._failures[address].append(self.clock())
             raise
         self._clean()
         self._add(session)
@@ -195,8 +186,8 @@ class Sessions:
         """Sign everybody out whose session is not kept for the next process."""
         while self._sessions and self._kept is None:
             self.end(next(iter(self._sessions.values())))
-        if self._here is not None:
-            self._here.close()
+        if self.here is not None:
+            self.here.close()
 
     def _add(self, session: Session) -> None:
         while len(self._sessions) >= MOST_SESSIONS:
@@ -212,13 +203,13 @@ class Sessions:
 
     async def _by_code(self, code: str) -> Session:
         until, first = self._codes.pop(code, (-1.0, "/"))
-        if self._make_token is None or self._clock() > until:
+        if self._make_token is None or self.clock() > until:
             raise NotAllowed("this link was used already, or its time is over; sign in with a token")
-        session = Session(self._url, self._make_token, self._lasts, self._clock, self._here, first, shared=self._shared)
+        session = Session(self, self._make_token, self._lasts, True, first)
         try:
             await session.check()
         except NoDaemon:
-            if self._here is None:
+            if self.here is None:
                 self._codes[code] = until, first  # it did not work, so it was not used
                 raise
             session.first = first if first != "/" else "/estimate"
@@ -230,7 +221,7 @@ class Sessions:
     async def _by_token(self, token: str) -> Session:
         if not token.isascii() or not token.isprintable() or not 0 < len(token) < 500:
             raise NotAllowed(_WHO)
-        session = Session(self._url, lambda: (token, _nothing), self._lasts, self._clock, shared=self._shared)
+        session = Session(self, lambda: (token, _nothing), self._lasts)
         try:
             await session.check()
         except NotAllowed:
@@ -238,7 +229,7 @@ class Sessions:
         return session
 
     def _check_rate(self, address: str) -> None:
-        now = self._clock()
+        now = self.clock()
         for each in list(self._failures):
             while self._failures[each] and self._failures[each][0] < now - _WINDOW:
                 self._failures[each].popleft()
