@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-import shlex
 import shutil
 import sys
 import textwrap
@@ -18,7 +16,7 @@ from ullage.cli.job_tables import FORMAT_HELP, OVER, QUEUE, chosen, show
 from ullage.cli.options import Json
 from ullage.cli.tables import fitted, text_width
 from ullage.errors import UllageError
-from ullage.manager.job_words import host_share, memory, named, promised, reference
+from ullage.manager.job_words import attempt_words, exact_moment, facts, memory, named, reference
 from ullage.text import plain, plain_values
 from ullage.units import format_duration, parse_duration
 
@@ -244,7 +242,7 @@ def status(
 
 def _print_daemon(about: dict[str, Any]) -> None:
     kind = f"virtual {about['virtual']}" if about["virtual"] else f"{about['gpus']} GPUs"
-    print(f"ullage {about['version']} serves {kind} (process {about['pid']}, since {_time(about['since'])})")
+    print(f"ullage {about['version']} serves {kind} (process {about['pid']}, since {exact_moment(about['since'])})")
     print(f"policy {about['policy']}, sharing {about['sharing']}, estimator {about['estimator']}")
     print(_host_line(about))
     counts = ", ".join(f"{count} {state}" for state, count in sorted(about["jobs"].items()))
@@ -257,64 +255,8 @@ def _print_daemon(about: dict[str, Any]) -> None:
 
 def _lines(job: dict[str, Any]) -> list[str]:
     lines = [f"job {reference(job)}: {job['name']}, {job['state']}" + (f" ({job['detail']})" if job["detail"] else "")]
-    if job["array_id"] is not None:
-        lines.append(f"  number     {job['id']}")
-    if job.get("command"):
-        lines += [f"  command    {shlex.join(job['command'])}", f"  folder     {job['cwd']}"]
-    lines.append(f"  user       {job['user']}, priority {job['priority']}")
-    alone = ", alone" if job["exclusive"] else ""
-    where = f"{promised(job)} on {job['gpus']} GPU{'s' if job['gpus'] > 1 else ''}{alone}"
-    lines.append(f"  promise    {where if job['gpus'] else 'no GPU'}")
-    if host_share(job):
-        lines.append(f"  host       {host_share(job)}")
-    lines.append(f"  estimate   {job['estimate'] or 'under way'}")
-    if job.get("utilization"):
-        lines.append(f"  expected   {_expected(job)}")
-    if job.get("after"):
-        lines.append(f"  after      {', '.join(job['after'])}")
-    if job.get("throttle"):
-        lines.append(f"  array      at most {job['throttle']} of its jobs run at once")
-    if job.get("begin"):
-        lines.append(f"  begin      not before {_time(job['begin'])}")
-    if job.get("retries") or job.get("requeue") is False:
-        often = f"up to {job['retries']} times after failures of its own" if job["retries"] else "never"
-        lines.append(f"  again      {often}")
-    if job["reason"]:
-        lines.append(f"  waits      {job['reason']}")
-    spans = [f"waited {format_duration(job['waited'])}", f"ran {format_duration(job['ran'])}"]
-    if job["completion"] is not None:
-        spans.append(f"{format_duration(job['completion'])} in all")
-    lines.append(f"  time       submitted {_time(job['submitted'])}; {', '.join(spans)}")
-    for attempt in job["attempts"]:
-        lines.append(f"  attempt {attempt['number']}  {_attempt(attempt)}")
-    return lines
-
-
-def _expected(job: dict[str, Any]) -> str:
-    """What a job is expected to do, in words."""
-    found = job["utilization"]
-    alone = f"{format_duration(found['step_s'])} a step alone on {found['gpu']}, SMACT {found['smact']:.0%} (predicted)"
-    now = "" if job["speed"] is None else f"; {job['speed']:.0%} of that speed where it runs"
-    least = "" if job["min_speed"] is None else f"; {job['min_speed']:.0%} at least beside others"
-    return f"{alone}{now}{least}"
-
-
-def _attempt(attempt: dict[str, Any]) -> str:
-    alone = ", alone" if attempt["exclusive"] else ""
-    words = f"on {', '.join(attempt['slots'])}, promised {promised(attempt)}{alone}"
-    words = words if attempt["slots"] else "without a GPU"
-    if attempt["used"] is not None:
-        words += f", used {memory(attempt['used'])}"
-    if attempt["cause"] is None:
-        return f"{attempt['state']} {words}"
-    ran = "" if attempt["elapsed"] is None else f" after {format_duration(attempt['elapsed'])}"
-    said = attempt["detail"] and attempt["cause"] not in ("finished", "cancelled")
-    more = f": {attempt['detail']}" if said else ""
-    return f"{attempt['cause']}{ran}{more} ({words})"
-
-
-def _time(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
+    lines += [f"  {name:11}{text}" for name, text in facts(job).items()]
+    return lines + [f"  attempt {each['number']}  {attempt_words(each)}" for each in job["attempts"]]
 
 
 def logs(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
+import shlex
 from typing import Any
 
-from ullage.units import format_bytes
+from ullage.units import format_bytes, format_duration
 
 Job = dict[str, Any]
 FULL_SPEED = 0.995  # a share of its speed from which on a job is as fast as alone
@@ -98,3 +100,58 @@ def trial_words(answer: dict[str, Any]) -> list[str]:
 
 def _called(answer: dict[str, Any], number: int) -> str:
     return str(answer.get("references", {}).get(str(number), number))  # an older daemon tells none
+
+
+def facts(job: Job) -> dict[str, str]:
+    """What a job asks for, was promised and took, by name."""
+    found = {} if job["array_id"] is None else {"number": str(job["id"])}
+    if job.get("command"):
+        found |= {"command": shlex.join(job["command"]), "folder": job["cwd"]}
+    alone = ", alone" if job["exclusive"] else ""
+    where = f"{promised(job)} on {job['gpus']} GPU{'s' if job['gpus'] > 1 else ''}{alone}"
+    often = f"up to {job['retries']} times after failures of its own" if job.get("retries") else ""
+    spans = [f"waited {format_duration(job['waited'])}", f"ran {format_duration(job['ran'])}"]
+    spans += [] if job["completion"] is None else [f"{format_duration(job['completion'])} in all"]
+    found |= {
+        "user": f"{job['user']}, priority {job['priority']}",
+        "promise": where if job["gpus"] else "no GPU",
+        "host": host_share(job),
+        "estimate": job["estimate"] or "under way",
+        "expected": _expected(job) if job.get("utilization") else "",
+        "after": ", ".join(job.get("after") or ()),
+        "array": f"at most {job['throttle']} of its jobs run at once" if job.get("throttle") else "",
+        "begin": f"not before {exact_moment(job['begin'])}" if job.get("begin") else "",
+        "again": often or ("never" if job.get("requeue") is False else ""),
+        "waits": job["reason"] or "",
+        "time": f"submitted {exact_moment(job['submitted'])}; {', '.join(spans)}",
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _expected(job: Job) -> str:
+    """What a job is expected to do, in words."""
+    found = job["utilization"]
+    alone = f"{format_duration(found['step_s'])} a step alone on {found['gpu']}, SMACT {found['smact']:.0%} (predicted)"
+    now = "" if job["speed"] is None else f"; {job['speed']:.0%} of that speed where it runs"
+    least = "" if job["min_speed"] is None else f"; {job['min_speed']:.0%} at least beside others"
+    return f"{alone}{now}{least}"
+
+
+def attempt_words(attempt: dict[str, Any]) -> str:
+    """How an attempt ended, where it was, and what it was promised and took."""
+    alone = ", alone" if attempt["exclusive"] else ""
+    words = f"on {', '.join(attempt['slots'])}, promised {promised(attempt)}{alone}"
+    words = words if attempt["slots"] else "without a GPU"
+    if attempt["used"] is not None:
+        words += f", used {memory(attempt['used'])}"
+    if attempt["cause"] is None:
+        return f"{attempt['state']} {words}"
+    ran = "" if attempt["elapsed"] is None else f" after {format_duration(attempt['elapsed'])}"
+    said = attempt["detail"] and attempt["cause"] not in ("finished", "cancelled")
+    more = f": {attempt['detail']}" if said else ""
+    return f"{attempt['cause']}{ran}{more} ({words})"
+
+
+def exact_moment(seconds: float) -> str:
+    """A time of the wall clock, to the second."""
+    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")

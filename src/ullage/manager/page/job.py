@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,7 +10,7 @@ from nicegui import ui
 
 from ullage.errors import UllageError
 from ullage.estimation.words import BREAKDOWN_WORDS
-from ullage.manager.job_words import memory, named, promised, reference, why
+from ullage.manager.job_words import attempt_words, exact_moment, facts, memory, named, reference, why
 from ullage.manager.page.answer import show_bands, show_parts
 from ullage.manager.page.charts import memory_figure, memory_line, on_axis, use_charts
 from ullage.manager.page.elements import box, button, card, describe, problem, set_width, show_facts, toggle, words
@@ -19,7 +18,7 @@ from ullage.manager.page.frame import Frame
 from ullage.manager.page.readings import DaemonReading
 from ullage.manager.page.sessions import Session
 from ullage.text import plain
-from ullage.units import GIB, format_bytes, format_duration, format_moment, parse_bytes
+from ullage.units import GIB, format_bytes, parse_bytes
 
 _SHOWN = 32 << 10  # characters of the output
 _EVERY = 5.0  # seconds between two questions about the memory over time
@@ -253,27 +252,13 @@ async def _confirmed(question: str, order: str, memory: str | None = None) -> st
 
 def _facts(job: dict[str, Any]) -> dict[str, str]:
     ending = "Ended" if job["ended"] is not None else "Runs" if job["alone"] is not None else "Waits"
-    facts = {"Job": str(job["id"])} if job["array_id"] is None else {"Job": reference(job), "Number": str(job["id"])}
-    facts |= {ending: why(job), "User": f"{job['user']}, priority {job['priority']}"}
-    if job.get("command"):
-        facts |= {"Command": shlex.join(job["command"]), "Folder": job["cwd"]}
-    number = f"{job['gpus']} GPU{'' if job['gpus'] == 1 else 's'}" + (", alone" if job["exclusive"] else "")
-    facts["Promise"] = f"{promised(job)} on {number}" if job["gpus"] else "no GPU"
-    facts["Estimate"] = job["estimate"] or "under way"
-    facts |= {"Submitted": format_moment(job["submitted"]), "Waited": format_duration(job["waited"])}
-    return facts | ({"Ran": format_duration(job["ran"])} if job["ran"] else {})
+    more = {name.capitalize(): text for name, text in facts(job).items() if name != "waits"}
+    return {"Job": reference(job), ending: why(job)} | more
 
 
 def _attempt(attempt: dict[str, Any], names: dict[str, str]) -> str:
-    where = ", ".join(f"GPU {names.get(slot, slot)}" for slot in attempt["slots"]) or "no GPU"
-    ended = attempt["cause"] or attempt["state"]
-    begin = attempt["started"] or attempt["placed"]
-    ran = "" if attempt["elapsed"] is None else f", ran {format_duration(attempt['elapsed'])}"
-    detail = "" if attempt["detail"] in (None, "exit code 0", attempt["cause"]) else f" ({attempt['detail']})"
-    told = attempt["exit_code"] in (None, 0) or "exit code" in detail
-    code = "" if told else f", exit code {attempt['exit_code']}"
-    used = "" if attempt["used"] is None else f", used {memory(attempt['used'])} at most"
-    return f"{format_moment(begin)} on {where}{ran}, {promised(attempt)} promised{used}: {ended}{code}{detail}"
+    slots = [f"GPU {names.get(slot, slot)}" for slot in attempt["slots"]]
+    return f"{exact_moment(attempt['started'] or attempt['placed'])}: {attempt_words(attempt | {'slots': slots})}"
 
 
 def _lines(attempts: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
