@@ -1,9 +1,10 @@
-"""Which process is which: a pid and the time at which that process started, and whether it lives."""
+"""Which process is which: a pid and the time at which that process started, whether it lives, and what is below it."""
 
 from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -96,3 +97,25 @@ def _start_without_proc(pid: int) -> int | None:
         return 0
     except psutil.Error:
         return None
+
+
+def children() -> dict[int, list[int]]:
+    """The living children of each process that has some."""
+    below: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        fields = stat_fields(int(name)) if name.isdigit() else []
+        if fields and fields[0] not in ("Z", "X"):
+            below.setdefault(int(fields[1]), []).append(int(name))
+    return below
+
+
+def descendants(root: int, below: Mapping[int, list[int]] | None = None) -> dict[int, int]:
+    """All living processes below a process, each with its parent; parents come before their children."""
+    below = children() if below is None else below
+    found: dict[int, int] = {}
+    layer = [root]
+    while layer:
+        fresh = {child: parent for parent in layer for child in below.get(parent, ()) if child not in found}
+        found |= fresh
+        layer = list(fresh)
+    return found

@@ -6,12 +6,13 @@ import contextlib
 import math
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from ullage.sandbox.process_identity import children, descendants
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -113,13 +114,13 @@ class HostWatch:
         now, before = self._clock(), self._last
         if not roots:
             return {}
-        children = _children()
+        below = children()
         seconds: dict[psutil.Process, float] = {}
         about: dict[psutil.Process, tuple[str | None, str | None]] = {}
         found = {}
         elapsed = None if before is None else now - before
         for root in roots:
-            tree = [process for pid in _tree(root, children) if (process := self._process(pid)) is not None]
+            tree = [process for pid in (root, *descendants(root, below)) if (process := self._process(pid)) is not None]
             if tree and tree[0].pid == root:
                 found[root] = self._read(tree, elapsed, seconds, about)
         self._seconds, self._about, self._last = seconds, about, now
@@ -163,31 +164,6 @@ class HostWatch:
         user, command = about[root]
         cpu = used / elapsed if known_before and elapsed else None
         return HostReading(root.pid, seen, cpu, ram if seen else None, user, command)
-
-
-def _children() -> dict[int, list[int]]:
-    """Who started whom, straight from /proc: a tenth of what psutil takes, and there may be thousands."""
-    found: dict[int, list[int]] = defaultdict(list)
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            with open(f"/proc/{name}/stat", "rb") as file:
-                line = file.read()
-            found[int(line[line.rindex(b")") + 2 :].split(None, 2)[1])].append(int(name))  # a name may hold spaces
-    return found
-
-
-def _tree(root: int, children: dict[int, list[int]]) -> list[int]:
-    found, todo = [], [root]
-    seen = {root}
-    while todo:
-        pid = todo.pop()
-        found.append(pid)
-        fresh = [child for child in children.get(pid, ()) if child not in seen]
-        seen.update(fresh)
-        todo.extend(fresh)
-    return found
 
 
 def _about(process: psutil.Process) -> tuple[str | None, str | None]:

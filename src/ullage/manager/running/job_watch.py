@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ullage.manager.running.process_tree import descendants, listeners, signal_in, written
+from ullage.manager.running.process_tree import listeners, signal_in, written
+from ullage.sandbox.process_identity import descendants
 
 _BETWEEN_SAMPLES = 1.0  # seconds between two looks at what a job writes that was asked to save itself
 _SAVING = 1 << 20  # bytes written between two looks that are more than lines of a log

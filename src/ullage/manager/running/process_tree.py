@@ -10,22 +10,7 @@ import os
 import signal
 from collections.abc import Iterable
 
-from ullage.sandbox.process_identity import stat_field, stat_fields
-
-
-def descendants(root: int) -> dict[int, int]:
-    """All living processes below a process, each with its parent; parents come before their children."""
-    below: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        fields = stat_fields(int(name)) if name.isdigit() else []
-        if fields and fields[0] not in ("Z", "X"):
-            below.setdefault(int(fields[1]), []).append(int(name))
-    found: dict[int, int] = {}
-    layer = [root]
-    while layer:
-        layer = [child for parent in layer for child in below.pop(parent, []) if not found.update({child: parent})]
-    return found
-
+from ullage.sandbox.process_identity import descendants, stat_field
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "ash")
 

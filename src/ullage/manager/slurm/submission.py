@@ -10,7 +10,7 @@ from typing import Any
 from ullage.errors import InvalidValue
 from ullage.estimation.jobs.slurm_words import read_words
 from ullage.manager.slurm.batch_script import BatchScript, BatchTraining, Hints, read_batch, read_file
-from ullage.manager.slurm.commands import read_comment, write_comment
+from ullage.manager.slurm.commands import parse_gres, read_comment, write_comment
 from ullage.manager.slurm.estimating import TIMEOUT, ScriptAnswer, estimate_training
 from ullage.manager.slurm.sbatch_options import GpuRequest, gpu_request
 from ullage.manager.slurm.site import GpuKind, Site, read_site
@@ -150,8 +150,9 @@ def _plan(
     options: dict[str, str] = {}
     notes = [*batch.notes, *([of_gpus] if of_gpus and sizing.name == "gpu" else [])]
     if sizing.name == "shard" or request.per_node is None or sizing.type != request.type:
-        others = [word for word in batch.options.get("gres", "").split(",") if not _is_gpu(word)]
-        options["gres"] = ",".join([sizing.gres, *filter(None, others)])
+        words = filter(None, batch.options.get("gres", "").split(","))
+        others = [word for word in words if not {gres.name for gres in parse_gres(word)} & {"gpu", "shard"}]
+        options["gres"] = ",".join([sizing.gres, *others])
         options |= dict.fromkeys(request.options, "0")
     need = sizing.need
     estimate = None
@@ -168,11 +169,6 @@ def _plan(
     if request.nodes > 1 and sizing.name == "shard":
         notes.append(f"each of its {request.nodes} nodes is asked for {sizing.gres}")
     return SubmissionPlan(options, sizing, tuple(each.shown for each in batch.trainings), estimate, tuple(notes))
-
-
-def _is_gpu(word: str) -> bool:
-    name = word.strip().removeprefix("gres:").removeprefix("gres/").partition(":")[0].partition("=")[0]
-    return name in ("gpu", "shard")
 
 
 def plan_in_words(plan: SubmissionPlan) -> list[str]:
