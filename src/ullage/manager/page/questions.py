@@ -20,6 +20,7 @@ from ullage.jobs.estimate_spec import EstimateSpec
 from ullage.jobs.validation import checked
 from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates
 from ullage.manager.core.questions import known_gpus, reason_of, request_of
+from ullage.manager.running.launcher import write_whole
 from ullage.manager.settings import EstimateSettings
 
 Answer = dict[str, Any]
@@ -117,9 +118,4 @@ class OwnEstimates:
     def _keep(self, answer: Answer) -> None:
         """Write an answer down, for its user alone."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = self._folder / f"{answer['id']}.json"
-        part = file.with_suffix(".part")
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w") as written:
-            json.dump(answer | {"answered": time.time()}, written)
-        part.replace(file)
+        write_whole(self._folder / f"{answer['id']}.json", answer | {"answered": time.time()}, mode=0o600)
