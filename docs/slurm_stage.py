@@ -2,13 +2,12 @@
 
 The GPUs are not real, and jobs are said to share them by MPS. The folder in which commands run has a training script
 and batch scripts, as a user would, and `etc`, where slurm.conf is. A busy cluster has one node, with two jobs that hold
-memory of virtual GPUs, and a monitor that writes to the folder `shared`.
+memory of virtual GPUs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -107,13 +106,12 @@ def slurm_stage(busy: bool = False) -> Iterator[tuple[Path, dict[str, str]]]:
         stack.enter_context(cluster)
         variables = {**cluster.environment, "ULLAGE_HOME": f"{place}/home"}
         if busy:
-            stack.enter_context(_two_jobs(cluster, work, variables))
+            _two_jobs(cluster, work)
         yield work, variables
 
 
-@contextlib.contextmanager
-def _two_jobs(cluster: Any, work: Path, variables: dict[str, str]) -> Iterator[None]:
-    """Two jobs that hold memory, one of them more than it was promised, and a monitor that tells it."""
+def _two_jobs(cluster: Any, work: Path) -> None:
+    """Start two jobs that hold memory of virtual GPUs."""
     from ullage.virtual.shared_card.cards import VARIABLE, Cards
 
     Cards.create(work / "cards", "4xA100-40GB")
@@ -123,11 +121,3 @@ def _two_jobs(cluster: Any, work: Path, variables: dict[str, str]) -> Iterator[N
             f"--gres=shard:{shards}", f"--chdir={work}", "--output=/dev/null", "--job-name=train", f"--wrap={command}"
         )
         cluster.until((work / f"holds-{taken}").exists, "a job holds its memory")
-    words = ["slurm", "monitor", "--folder", "shared", "--node", "n1", "--cards", "cards"]
-    monitor = subprocess.Popen([sys.executable, "-m", "ullage", *words], cwd=work, env=variables)
-    try:
-        cluster.until(lambda: list((work / "shared").rglob("n1*")), "the monitor writes")
-        yield
-    finally:
-        monitor.terminate()
-        monitor.wait()

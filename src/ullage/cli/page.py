@@ -44,9 +44,7 @@ def page(
             autocompletion=lambda: ["read", "submit", "operate"],
         ),
     ] = "submit",
-    session: Annotated[
-        str, typer.Option(help="Time after which users have to sign in again.", metavar="TIME")
-    ] = "12h",
+    session: Annotated[str, typer.Option(help="Time after which users have to sign in again.", metavar="TIME")] = "12h",
     of_daemon: Annotated[bool, typer.Option("--of-daemon", hidden=True)] = False,
 ) -> None:
     """Serve a web page that shows the GPUs, the queue and each job of a daemon, submits jobs and estimates.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ullage.manager.slurm.submission import SubmissionPlan
 
 slurm = typer.Typer(
-    help="Jobs of a Slurm cluster that ask for as much of a GPU as they need.",
+    help="Request as much of a GPU as a job needs in a Slurm cluster.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -48,7 +48,7 @@ Words = Annotated[
 _GPU = "The GPU to estimate for, if the cluster does not say which ones it has."
 _SHARING = "How jobs share a GPU: timeslice, or mps for NVIDIA's Multi-Process Service."
 _SYSTEMD = "Add a unit of systemd for the watcher. FOLDER is one that all nodes share."
-_MEMORY = "GPU memory that the job takes at most, such as 12GiB."
+_MEMORY = "Upper bound of the job's GPU memory, such as 12GiB."
 
 
 @slurm.command(context_settings=_ANYTHING)
@@ -59,18 +59,18 @@ def submit(
         option(_GPU, "--gpu", "-g", metavar="NAME", default="those of the partition", autocompletion=completion.gpus),
     ] = None,
     memory: Annotated[str | None, option(_MEMORY, metavar="SIZE", default="estimated")] = None,
-    exclusive: Annotated[bool, option("Ask for whole GPUs: the job shares them with nobody.", "--whole")] = False,
-    estimate: Annotated[bool, option("Estimate the job, or submit it as it is.", "--estimate/--no-estimate")] = True,
+    exclusive: Annotated[bool, option("Request whole GPUs.", "--whole")] = False,
+    estimate: Annotated[bool, option("Estimate the job, or submit it unchanged.", "--estimate/--no-estimate")] = True,
     network: Network = False,
     timeout: Timeout = None,
-    dry_run: Annotated[bool, option("Only print the sbatch line that would be typed.", "--dry-run")] = False,
+    dry_run: Annotated[bool, option("Print the sbatch line; submit nothing.", "--dry-run")] = False,
     as_json: Json = False,
 ) -> None:
     """Submit a batch script to Slurm with as many shards of a GPU as it needs.
 
-    The training command in the script is run on a virtual GPU, here and without a GPU. What it takes at most becomes
-    '--gres=shard:N'. The script itself is not changed. Lines in it such as '#ULLAGE memory=12GiB', '#ULLAGE exclusive',
-    '#ULLAGE gpu=A100-40GB' and '#ULLAGE no-estimate' say what Ullage cannot find out.
+    Ullage runs the script's training command on a virtual GPU. Its upper bound becomes '--gres=shard:N'; the script
+    is not changed. Lines such as '#ULLAGE memory=12GiB', '#ULLAGE exclusive', '#ULLAGE gpu=A100-40GB' and '#ULLAGE
+    no-estimate' give Ullage more information.
 
     Ullage's own options come first; any option of sbatch may follow.
 
@@ -106,8 +106,8 @@ def submit(
 def sbatch(words: Words) -> None:
     """Do what sbatch does, with as many shards of a GPU as the job needs.
 
-    Takes whatever sbatch takes, prints what it prints, and exits as it does. What Ullage adds is told on standard
-    error. A job that cannot be estimated asks for whole GPUs.
+    Same options, output and exit code as sbatch; Ullage reports the estimate on standard error. A job that cannot be
+    estimated requests whole GPUs.
 
     Examples:
 
@@ -142,10 +142,10 @@ def configure(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print what to add to Slurm so that jobs share GPUs by memory.
+    """Print Slurm configuration for sharing GPUs by memory.
 
-    One shard stands for one GiB. Prints lines for slurm.conf and gres.conf, the two lua files, ullage.toml, which says
-    which GPUs the cluster has, and with '--sharing mps' prolog and epilog for MPS.
+    One shard is one GiB. Prints lines for slurm.conf and gres.conf, the two lua files, ullage.toml with the cluster's
+    GPUs, and with '--sharing mps' prolog and epilog for MPS.
 
     Examples:
 
@@ -189,32 +189,33 @@ def filter(options: Annotated[str, typer.Argument(help="What sbatch was told, as
 
 @slurm.command()
 def watch(
-    once: Annotated[bool, typer.Option("--once", help="Look once and exit.")] = False,
-    interval: Annotated[str, typer.Option(help="Time between two looks, such as 5s.", metavar="TIME")] = "5s",
+    once: Annotated[bool, typer.Option("--once", help="Check once and exit.")] = False,
+    interval: Annotated[str, typer.Option(help="Time between two checks, such as 5s.", metavar="TIME")] = "5s",
     me: Annotated[bool, typer.Option("--me", help="Watch your own jobs only.")] = False,
     every_job: Annotated[
-        bool, typer.Option("--every-job", help="Watch also jobs that asked for shards without Ullage.")
+        bool, typer.Option("--every-job", help="Also watch jobs that requested shards without Ullage.")
     ] = False,
     folder: Annotated[
         Path | None,
-        typer.Option(help="The folder in which the epilog writes.", metavar="FOLDER", envvar="ULLAGE_SLURM_FOLDER"),
+        typer.Option(help="Folder into which the epilog writes.", metavar="FOLDER", envvar="ULLAGE_SLURM_FOLDER"),
     ] = None,
     attempts: Annotated[int, typer.Option(help="Start a job at most this often.", metavar="N", min=1)] = 5,
     step: Annotated[
-        str, typer.Option(help="How much more a job gets than is known to be too little.", metavar="SIZE")
+        str, typer.Option(help="Memory to add to the amount known to be too small.", metavar="SIZE")
     ] = "5GiB",
     exclusive_after: Annotated[
-        int, typer.Option(help="From so many failures for memory on, the job gets a GPU to itself.", metavar="N", min=1)
+        int,
+        typer.Option(help="Out-of-memory failures after which a job gets a GPU to itself.", metavar="N", min=1),
     ] = 3,
 ) -> None:
-    """Start jobs of Slurm again that ran out of GPU memory, with more shards.
+    """Restart Slurm jobs that ran out of GPU memory, with more shards.
 
-    A job that failed because GPU memory ran out is put back into Slurm's queue, held, given more shards, and released;
-    at last it gets all shards of a GPU. A job that failed by a bug, was cancelled or ran into its time limit is left
-    alone, and so is one that was submitted with --no-requeue.
+    Requeues a job that ran out of GPU memory, gives it more shards and releases it; at last it gets all shards of a
+    GPU. Ignores jobs that failed because of a bug, were cancelled, reached their time limit, or were submitted with
+    --no-requeue.
 
-    What was decided is on disk (ULLAGE_HOME/slurm) before it is done: end the watcher at any moment and start it again.
-    Any user can run one for their own jobs, with --me.
+    Decisions are on disk (ULLAGE_HOME/slurm) before they are carried out, so you can restart the watcher at any time.
+    Any user can watch their own jobs with --me.
 
     Examples:
 
@@ -245,10 +246,10 @@ def history(
     limit: Annotated[int, typer.Option("--limit", "-n", help="Show at most this many.", metavar="N", min=1)] = 50,
     as_json: Json = False,
 ) -> None:
-    """Show how the runs of a job of Slurm's ended, why, and what was decided then.
+    """Show how the runs of a Slurm job ended, why, and what the watcher decided.
 
-    It shows what the 'ullage slurm watch' with the same ULLAGE_HOME has seen. What root's
-    watcher did with your jobs is in their comments: 'scontrol show job JOB' prints them.
+    Shows the record of the 'ullage slurm watch' with the same ULLAGE_HOME. Root's watcher writes into the jobs'
+    comments: 'scontrol show job JOB' prints them.
 
     Examples:
 
@@ -275,9 +276,9 @@ def history(
 
 @slurm.command()
 def epilog(folder: Annotated[Path, typer.Argument(help="The folder that all nodes share.", metavar="FOLDER")]) -> None:
-    """Print an Epilog for Slurm that keeps what a failed job printed where 'ullage slurm watch' finds it.
+    """Print a Slurm epilog that saves the output of failed jobs for 'ullage slurm watch'.
 
-    It is needed only where jobs print into files that the watcher cannot read, such as /tmp of a node.
+    Needed only if jobs write to files that the watcher cannot read, such as in /tmp of a node.
 
     Example:
 

@@ -22,8 +22,8 @@ from ullage.manager.page.frame import Frame
 from ullage.manager.page.readings import DaemonReading, place_names
 from ullage.manager.page.sessions import Session
 from ullage.manager.simulation.history import RUNNING, as_it_is
-from ullage.manager.simulation.report import LaneBar, in_lanes
 from ullage.manager.simulation.measures import MEASURES
+from ullage.manager.simulation.report import LaneBar, in_lanes
 from ullage.manager.simulation.result import Figures, SimulatedJob, SimulationResult
 from ullage.text import plain
 from ullage.units import format_bytes, format_duration
