@@ -3,7 +3,7 @@
     python benchmarks/training/kernels_of_calls.py
 
 The shares are those of the longest kernel, the second, and so on, of all calls of a kind together. What
-`ullage.performance.kernels` says of calls comes from this table, rounded.
+`performance/data/kernels-h200.toml` has of calls comes from this table, rounded by hand.
 """
 
 from __future__ import annotations

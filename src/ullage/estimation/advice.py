@@ -145,7 +145,7 @@ class _Adviser:
     def _changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
         job = self._job
         if job.precision in ("fp32", "tf32"):
-            wide = (self._gpu.compute_capability or (0, 0)) >= BF16_CAPABILITY
+            wide = self._gpu.told_capability >= BF16_CAPABILITY
             precision = "amp_bf16" if wide else "amp_fp16"
             yield f"mixed precision ({precision})", {"precision": precision}
         if not job.checkpointing:

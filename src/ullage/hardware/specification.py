@@ -82,6 +82,14 @@ class GPU:
         return self.compute_capability or MEASURED_CAPABILITY
 
     @property
+    def told_capability(self) -> tuple[int, int]:
+        """The compute capability that programs are told, and NCCL and cuBLAS go by; (0, 0) where it is not known.
+
+        Rules that need none of a newer GPU's features hold for such a card, while kernels are those of the H200.
+        """
+        return self.compute_capability or (0, 0)
+
+    @property
     def shared_memory_kib(self) -> int:
         """The shared memory of a multiprocessor by which kernels are chosen; where it is not known, the H200's."""
         return self.shared_memory_per_sm_kib or _MEASURED_SHARED_KIB

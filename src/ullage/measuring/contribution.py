@@ -114,7 +114,7 @@ def header_of(gpu: GPU, driver: str | None, cuda: str | None, cudnn: int | None)
             if _VERSION.fullmatch(version):
                 versions[package] = version
                 break
-    capability = gpu.compute_capability or (0, 0)
+    capability = gpu.told_capability
     told = {
         "name": re.sub(r"[^A-Za-z0-9 ()./+-]", " ", gpu.device_name)[:64],
         "memory": gpu.memory,

@@ -92,7 +92,7 @@ def described(own: Mapping[str, Any], architecture: str) -> str:
     """The description of a card of this architecture, made from that of this machine's own: cuDNN's own JSON. Of its
     fields, only the architecture changed cuDNN's answers."""
     card = gpu(ARCHITECTURE_CARDS[architecture])
-    major, minor = card.compute_capability or (0, 0)
+    major, minor = card.told_capability
     known = {
         "deviceVer": major * 100 + minor * 10, "deviceName": card.device_name, "multiProcessorCount": card.sms,
         "totalGlobalMem": card.usable, "maxThreadsPerSM": card.max_threads_per_sm,

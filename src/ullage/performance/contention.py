@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ullage.performance.data_sheet import KERNELS
 from ullage.performance.result import FILLS, KernelGroup, Utilization
 
 _ROUNDS, _CLOSE = 300, 1e-6
@@ -175,7 +176,8 @@ def _as_busy(job: Utilization, gpu_s: float) -> list[KernelGroup]:
     wide = min(1.0, max(job.smact, job.drama) * job.step_s / gpu_s)
     groups = [group for group in job.kernel_groups if _is_sensible(group)]
     if not groups:
-        groups = [KernelGroup(number * max(job.kernels, 1), seconds, filled) for number, seconds, filled in _USUAL]
+        calls = max(job.kernels, 1)
+        groups = [KernelGroup(number * calls, seconds, filled) for number, seconds, filled in KERNELS["usual"]]
     longer = gpu_s / sum(group.seconds for group in groups)
     empty = [(longer * group.seconds, max(1e-3, 1 - group.filled / group.seconds)) for group in groups]
     low, high = 0.05, 20.0
@@ -187,23 +189,6 @@ def _as_busy(job: Utilization, gpu_s: float) -> list[KernelGroup]:
         KernelGroup(group.number, seconds, seconds * (1 - rest**low))
         for group, (seconds, rest) in zip(groups, empty, strict=True)
     ]
-
-
-# What calls are on average, where no more is known than how many there are: kernels of a call, from a sixteenth of its
-# mean length to sixteen times it, each with its part of the time, and that times the SMs that it fills. Read off steps
-# on an H200 once, when `SharingRules` were first fitted; no program prints it. Only jobs of files that are older than
-# `kernel_groups` need it.
-_USUAL = (
-    (0.364, 0.024, 0.013),
-    (0.247, 0.045, 0.026),
-    (0.303, 0.108, 0.058),
-    (0.295, 0.205, 0.112),
-    (0.166, 0.225, 0.148),
-    (0.075, 0.207, 0.159),
-    (0.020, 0.102, 0.081),
-    (0.004, 0.044, 0.035),
-    (0.002, 0.040, 0.033),
-)
 
 
 class _SideBySide:

@@ -10,6 +10,9 @@ were fitted together with others. To change one means to fit its model again.
   is told apart.
 """
 
+import tomllib
+from pathlib import Path
+
 # The share of the data sheet's rates that kernels reach. The clock of launches divides the least time of the rates by a
 # share of its own, so that it has 0.68 of the data sheet; its trainings had 0.75 to 1 of the least time.
 RATES_SHARE = 0.8  # at best: the least time, over which trees know the factor
@@ -31,3 +34,12 @@ LAUNCHES_LATENCY_S = 5e-6
 RATES_UNKNOWN_TFLOPS = 20.0  # of arithmetic in float32
 CHOICES_UNKNOWN_TFLOPS = 50.0  # on tensor cores
 UNKNOWN_BANDWIDTH = 1000.0  # GB/s
+
+# Watts of an H200 as measured: without a process, and with processes that do nothing. The intercepts of two fits are
+# other figures, although they are near: 112.3 W in rates.safetensors (`Rates.idle_w`), to which busy shares of a step
+# add, and 115 W in sharing.json (`SharingRules.idle_w`), what jobs that share a GPU draw once.
+RESTING_W, WAITING_W = 78.0, 121.0
+WAITING_SHARE = 0.25  # of a GPU's limit, at most
+
+# The kernels behind operator calls, by the shares of a call's time; the file names its card and the program behind it.
+KERNELS = tomllib.loads((Path(__file__).parent / "data" / "kernels-h200.toml").read_text(encoding="utf-8"))

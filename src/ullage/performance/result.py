@@ -10,13 +10,9 @@ from typing import Any, NamedTuple
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import gpu
+from ullage.performance.data_sheet import RESTING_W, WAITING_SHARE, WAITING_W
 from ullage.units import format_duration
 
-# Measured on an H200: without a process, and with processes that do nothing. The intercepts of two fits are other
-# figures, although they are near: 112.3 W in rates.safetensors (`Rates.idle_w`), to which busy shares of a step add,
-# and 115 W in sharing.json (`SharingRules.idle_w`), what jobs that share a GPU draw once.
-_RESTING_W, _WAITING_W = 78.0, 121.0
-_WAITING_SHARE = 0.25  # of a GPU's limit, at most
 _BAR = 20  # characters
 FILLS = 0.4  # of the SMs: a kernel that takes as much leaves no room for those of others
 NO_SAMPLES_PER_STEP = "how many samples a step takes is not known: give samples_per_step (--samples-per-step N)"
@@ -29,12 +25,12 @@ def waiting_w(name: str) -> float:
     limit = None
     with contextlib.suppress(UnknownName):  # described in a file of somebody's own
         limit = gpu(name).power_w
-    return _WAITING_W if limit is None else min(_WAITING_W, _WAITING_SHARE * limit)
+    return WAITING_W if limit is None else min(WAITING_W, WAITING_SHARE * limit)
 
 
 def resting_w(name: str) -> float:
     """The watts that a GPU draws with no job on it: the same part of those with jobs as on the H200."""
-    return waiting_w(name) * _RESTING_W / _WAITING_W
+    return waiting_w(name) * RESTING_W / WAITING_W
 
 
 class KernelGroup(NamedTuple):

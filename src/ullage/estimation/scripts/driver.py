@@ -69,7 +69,7 @@ def _put_on_path(gpu: GPUState, replacements: Replacements) -> None:
 
 def _card(gpu: GPUState) -> dict[str, Any]:
     properties: Any = torch.cuda.get_device_properties(0)
-    major, minor = gpu.spec.compute_capability or (0, 0)
+    major, minor = gpu.spec.told_capability
     return {
         "count": device_count(),
         "name": gpu.spec.device_name,
@@ -160,7 +160,7 @@ class _Library:
         return _DONE
 
     def _capability(self, handle: Any, major: Any, minor: Any) -> int:
-        major._obj.value, minor._obj.value = self._gpu.spec.compute_capability or (0, 0)
+        major._obj.value, minor._obj.value = self._gpu.spec.told_capability
         return _DONE
 
     def _processes(self, handle: Any, count: Any, rows: Any) -> int:

@@ -165,7 +165,7 @@ def pass_over(gpu: GPUState, name: str, arguments: Any) -> None:
 def _take_scratch(gpu: GPUState, kernel: Any, programs: int) -> None:
     """Ask `triton.set_allocator`'s function, if there is one, for the memory of the descriptors that a kernel makes."""
     made = kernel.src.count("make_tensor_descriptor(")
-    if not made or not programs or (gpu.spec.compute_capability or (0, 0)) < _DESCRIPTORS_SINCE:
+    if not made or not programs or gpu.spec.told_capability < _DESCRIPTORS_SINCE:
         return
     from triton.runtime import _allocation
 

@@ -21,8 +21,9 @@ Only the H200 was asked.
 
 from __future__ import annotations
 
-import re
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ullage.virtual.cudnn.formulas import (
@@ -35,45 +36,37 @@ from ullage.virtual.cudnn.formulas import (
     Lengths,
     packed_channels,
 )
+from ullage.virtual.releases import MEASURED_CUDNN
 from ullage.virtual.whole_numbers import round_up
+
+DATA_FOLDER = Path(__file__).with_name("data")
 
 # Knobs, by cuDNN's numbers (cudnnBackendKnobType_t).
 SPLIT_K, TILE, SPLIT_K_BUFFERS, TILE_K, SLICES, INDEX_MODE, WORKSPACE_KNOB = 0, 2, 12, 13, 17, 18, 25
 CLUSTER_ROWS, CLUSTER_COLUMNS = 27, 28
 _SEEN_KNOBS = (TILE, SPLIT_K_BUFFERS, TILE_K, INDEX_MODE, WORKSPACE_KNOB, CLUSTER_ROWS, CLUSTER_COLUMNS)
 
-PERSISTENT = {FORWARD: (62, 67), DATA: (67, 71), FILTER: (65, 68)}  # engines by direction
-SLICED = {FORWARD: (23, 41), DATA: (23, 43), FILTER: (10, 30, 39, 40, 61)}
-SPLIT = {FORWARD: (), DATA: (), FILTER: (33, 34, 49, 50)}
-PRODUCT = {FORWARD: (58,), DATA: (63,), FILTER: (62,)}
-INDEXED = {FORWARD: (1,), DATA: (), FILTER: (1,)}
+_ENGINES = tomllib.loads((DATA_FOLDER / f"engines-cudnn{MEASURED_CUDNN}-sm_90.toml").read_text(encoding="utf-8"))
+
+
+def _engines(kind: str) -> dict[str, tuple[int, ...]]:
+    return {direction: tuple(engines) for direction, engines in _ENGINES[kind].items()}
+
+
+def _tiles(kind: str) -> dict[int, tuple[int, int]]:
+    return {int(number): (rows, columns) for number, (rows, columns) in _ENGINES[kind].items()}
+
+
+PERSISTENT, SLICED, SPLIT, PRODUCT, INDEXED = map(_engines, ("persistent", "sliced", "split", "product", "indexed"))
+_NOT_DETERMINISTIC, _WITHOUT_TENSOR_CORES = map(_engines, ("not_deterministic", "without_tensor_cores"))
+_DEPTHWISE: int = _ENGINES["depthwise"]
+_UNPADDED: list[int] = _ENGINES["unpadded"]
+_TILES, _SLICED_TILES = map(_tiles, ("tiles", "sliced_tiles"))
+MULTIPROCESSORS: int = _ENGINES["multiprocessors"]
+_CLUSTERS: dict[int, int] = {int(size): count for size, count in _ENGINES["clusters"].items()}
 MOST_UNITS = 1 << 20  # of what a product keeps: a tree names their number, plus this times the kind of unit
-_DEPTHWISE = 61  # a sliced engine for one channel in each group
-_UNPADDED = (39, 40)  # sliced engines whose tiles count the channels as they are
-
-
-def _tiles(written: str) -> dict[int, tuple[int, int]]:
-    """Rows and columns of tiles by their numbers, written as "0:128x128"."""
-    found = re.findall(r"(\d+):(\d+)x(\d+)", written)
-    return {int(number): (int(rows), int(columns)) for number, rows, columns in found}
-
-
-_TILES = _tiles(
-    "0:128x128 1:128x64 3:256x128 4:256x64 5:64x64 6:128x256 7:64x128 9:64x256 16:256x32 18:64x192 20:256x96"
-)
-_SLICED_TILES = _tiles("0:128x128 2:128x32 3:256x128 5:64x64 8:64x32 10:64x16 11:32x16 12:32x32 14:16x64 23:32x128")
-MULTIPROCESSORS = 132
-_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15, 12: 7, 14: 7, 16: 7}  # at once, by their size
 _DEPTH = 64  # of the products that a block adds at once
 AS_MANY_AS_FIT = 1  # parts, as the trees name them; 0 is none
-
-# Engines by the numerical notes of their plans: in all of cuDNN's answers an engine has the same ones.
-_NOT_DETERMINISTIC = {FORWARD: (), DATA: (25,), FILTER: (20,)}
-_WITHOUT_TENSOR_CORES = {
-    FORWARD: (0, 1, 3, 5, 6, 28, 57, 70),
-    DATA: (0, 1, 2, 6, 7, 25, 50, 74),
-    FILTER: (0, 1, 16, 17, 18, 19, 20, 61, 67),
-}
 
 
 class EnginePlan(NamedTuple):

@@ -44,18 +44,18 @@ from ullage.virtual.cudnn.formulas import (
     transforms,
 )
 from ullage.virtual.cudnn.network import read_network
+from ullage.virtual.cudnn.plans import DATA_FOLDER as DATA_FOLDER
+from ullage.virtual.cudnn.plans import MULTIPROCESSORS as MULTIPROCESSORS
 from ullage.virtual.releases import MEASURED_CUDNN
 from ullage.virtual.whole_numbers import round_up
 
 # The table and the trees. `ullage lab train convolutions` writes them; they are read at the first convolution.
 
-DATA_FOLDER = Path(__file__).with_name("data")
 TABLE = f"convolution_table-cudnn{MEASURED_CUDNN}-sm_90.gz"
 PLAN_NETWORK = f"plan_network-cudnn{MEASURED_CUDNN}-sm_90.npz"  # which plan cuDNN names, and what a plan takes
 PLAN_TREES = f"plan_trees-cudnn{MEASURED_CUDNN}-sm_90.xz"
 TRIAL_TABLE, TRIAL_TREES = "trial_table.gz", "trial_trees.xz"
 OTHERS, TRANSFORM = "o", "t"  # the largest plan without Fourier transforms, and whether there is one with them
-MULTIPROCESSORS = 132  # of the GPU that was measured
 ASKED = ((7, 5), (8, 0), (8, 6), (8, 9), MEASURED_CAPABILITY, (12, 0))  # cuDNN answers for no other architecture
 
 

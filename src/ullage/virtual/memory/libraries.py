@@ -172,7 +172,7 @@ class Libraries:
         pairs = re.findall(r":(\d+):(\d+)", written)
         if pairs:
             return sum(int(kib) * int(count) for kib, count in pairs) * KIB
-        return self._release.cublas_workspace_size(self._spec.compute_capability or (0, 0))
+        return self._release.cublas_workspace_size(self._spec.told_capability)
 
     def cublas_lt_size(self) -> int:
         """Bytes of one cuBLASLt workspace, the same on every GPU unless `CUBLASLT_WORKSPACE_SIZE` (KiB) is set."""

@@ -105,7 +105,7 @@ class Communicator:
 
     @property
     def _multicast(self) -> int:
-        capability = self.gpu.compute_capability or (0, 0)
+        capability = self.gpu.told_capability
         off = (self.environment or {}).get("NCCL_NVLS_ENABLE") == "0"
         by_nvlink = interconnect_of(self.gpu).inside.kind == NVLINK
         if off or not by_nvlink or capability < _MULTICAST_SINCE or self._on_machine < 2:

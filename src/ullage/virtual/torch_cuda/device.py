@@ -29,7 +29,7 @@ class _CudaDeviceProperties:
 
     def __init__(self, gpu: GPUState) -> None:
         spec = gpu.spec
-        major, minor = spec.compute_capability or (0, 0)
+        major, minor = spec.told_capability
         shared = (spec.shared_memory_per_sm_kib or _USUAL_SHARED_KIB) * KIB
         self.name = self.gcnArchName = spec.device_name
         self.major, self.minor = major, minor
@@ -102,7 +102,7 @@ def maybe_exchange_device(device: int) -> int:
 
 def _device_functions(gpu: GPUState) -> dict[str, Any]:
     debug_mode = [0]
-    major, minor = gpu.spec.compute_capability or (0, 0)
+    major, minor = gpu.spec.told_capability
     architectures = sorted({*_ARCHITECTURES, 10 * major + minor})
     cuda_major, cuda_minor = map(int, gpu.release.cuda.split("."))
     cuda_version = 1000 * cuda_major + 10 * cuda_minor  # CUDA_VERSION of cuda.h

@@ -56,7 +56,7 @@ def install_nested(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def _answer(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
-    ampere = (gpu.spec.compute_capability or (0, 0)) >= (8, 0)
+    ampere = gpu.spec.told_capability >= (8, 0)
 
     def can_use_flash_attention(params: Any, debug: bool = False) -> bool:
         serves = params.query.dtype in _LOW_PRECISION and params.attn_mask is None
