@@ -103,7 +103,7 @@ def named(page):
         ("recorded blocks", lambda page: [block for block in blocks(page, "console") if block[2] == "record"], 15),
     ],
 )
-def test_what_the_tests_below_check_is_found(what, found, least):
+def test_patterns_find_something(what, found, least):
     assert sum(len(found(page)) for page in EVERYTHING) >= least, what
 
 
@@ -123,7 +123,7 @@ def test_links_resolve(page):
 
 
 @for_each(EVERYTHING, name=named)
-def test_headings_of_a_page_have_names_of_their_own(page):
+def test_headings_of_a_page_are_unique(page):
     if page.name != "CHANGELOG.md":  # every version has an "Added"
         assert len(set(anchors(page))) == len(anchors(page))
 
@@ -163,7 +163,7 @@ def test_the_list_of_data_has_every_file():
 
 
 @for_each(EVERYTHING, name=named)
-def test_files_of_the_repository_that_are_named_are_there(page):
+def test_named_files_of_the_repository_exist(page):
     for path in NAMED_FILE.findall(prose(page)):
         assert (ROOT / path).exists(), f"{path} is not there"
 
@@ -299,7 +299,7 @@ def test_marked_python_blocks_run(tmp_path):
 
 
 @for_each(EVERYTHING, name=named)
-def test_toml_blocks_can_be_read_also_with_the_lines_that_are_off(page):
+def test_toml_blocks_parse_with_and_without_comments(page):
     for _, text, _ in blocks(page, "toml"):
         tomllib.loads(text)
         tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
@@ -314,10 +314,10 @@ def test_extras_that_are_named_exist(page):
         assert set(names.split(",")) <= set(EXTRAS), names
 
 
-def test_the_page_about_installing_tells_what_each_extra_brings():
-    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", (DOCS / "get-started/install.md").read_text(), re.MULTILINE))
-    assert set(told) == set(EXTRAS) - {"ci", "dev", "docs"}
-    for extra, packages in told.items():
+def test_the_install_page_lists_packages_of_extras():
+    listed = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", (DOCS / "get-started/install.md").read_text(), re.MULTILINE))
+    assert set(listed) == set(EXTRAS) - {"ci", "dev", "docs"}
+    for extra, packages in listed.items():
         brought = {re.split(r"[>=\[]", package)[0].lower() for package in EXTRAS[extra]}
         assert {package.strip().lower() for package in packages.split(",")} == brought, extra
 
@@ -327,7 +327,7 @@ def test_the_page_about_installing_tells_what_each_extra_brings():
 
 @for_each(EVERYTHING, name=named)
 def test_internal_goals_stay_out(page):
-    assert not re.search(r"\bgoals?\b", page.read_text(), re.IGNORECASE), "goals are no business of readers"
+    assert not re.search(r"\bgoals?\b", page.read_text(), re.IGNORECASE), "readers do not need internal goals"
 
 
 @for_each(PAGES, name=named)
@@ -338,7 +338,7 @@ def test_private_modules_are_named_in_the_design_only(page):
         assert not [name for name in named if not {name, name.rpartition(".")[0]} & {*MODULES}]
 
 
-def test_recorded_blocks_are_marked_so_that_they_can_be_recorded_again():
+def test_blocks_with_output_are_marked_for_recording():
     """A console block of a command that needs no server and no GPU is recorded by `docs/record.py`."""
     for page in [*PAGES, ROOT / "README.md"]:
         for line, text, mark in blocks(page, "console"):
