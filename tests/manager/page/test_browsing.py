@@ -416,11 +416,14 @@ def test_pages_come_back_by_themselves_when_their_server_was_started_again(page,
         tab.context.close()
 
 
-def test_signing_out_leaves_no_way_back(page, visitor):
-    visitor.goto(page.url + "/")
-    visitor.get_by_role("button", name="Sign out").click()
-    visitor.get_by_label("Token").wait_for()
-    visitor.goto(page.url + "/queue")
-    assert visitor.url == page.url + "/sign-in"
-    visitor.goto(page.link)
-    see(visitor, "[role=alert]", "was used already")
+def test_signing_out_leaves_no_way_back(page, browser, visitor):
+    """The visitor, who has used the link, stays signed in for other tests."""
+    tab = signed_in(browser, page)
+    tab.goto(page.url + "/")
+    tab.get_by_role("button", name="Sign out").click()
+    tab.get_by_label("Token").wait_for()
+    tab.goto(page.url + "/queue")
+    assert tab.url == page.url + "/sign-in"
+    tab.goto(page.link)
+    see(tab, "[role=alert]", "was used already")
+    tab.context.close()
