@@ -134,7 +134,7 @@ def test_the_table_of_a_paper_that_is_stopped_has_the_lines_that_were_judged(typ
         seconds=0.01,
     )
 
-    def lines(file, plan, going):
+    def lines(file, weights, retrain, progress):
         yield [line]
         raise KeyboardInterrupt
 

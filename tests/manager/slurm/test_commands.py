@@ -61,15 +61,14 @@ def test_later_releases_of_slurm_write_numbers_and_states_in_another_way():
         "job_id": 7,
         "job_state": ["OUT_OF_MEMORY"],
         "state_reason": "None",
-        "node_count": {"set": True, "number": 2},
-        "submit_time": {"set": True, "infinite": False, "number": 17},
+        "start_time": {"set": True, "infinite": False, "number": 17},
         "tres_per_node": "gres/shard:12",
         "exit_code": {"return_code": {"set": True, "number": 0}, "signal": {"id": {"set": True, "number": 9}}},
-        "array_task_id": {"set": False, "infinite": False, "number": 0},
+        "array_job_id": {"set": False, "infinite": False, "number": 0},
     }
     job = commands._job(told)
-    assert (job.state, job.node_count, job.submitted, job.exit_code) == ("OUT_OF_MEMORY", 2, 17, 137)
-    assert job.shards == 12 and job.array_task is None
+    assert (job.state, job.started, job.exit_code) == ("OUT_OF_MEMORY", 17, 137)
+    assert job.shards == 12 and job.array_job == 0
     assert commands._job({**told, "job_state": ["FAILED", "COMPLETING"]}).state == "COMPLETING"  # its epilog runs
 
 
