@@ -21,9 +21,14 @@ def block(channels: int, out: int, stride: int) -> nn.Module:
 def train() -> None:
     """Mixed-precision training of a small convolutional network, as it would run on a real GPU."""
     model = nn.Sequential(
-        block(3, 64, 2), block(64, 128, 2), block(128, 256, 2), block(256, 512, 2),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000),
-    ).cuda()  # fmt: skip
+        block(3, 64, 2),
+        block(64, 128, 2),
+        block(128, 256, 2),
+        block(256, 512, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, 1000),
+    ).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(100):
         images = torch.randn(768, 3, 224, 224).cuda(non_blocking=True)

@@ -15,9 +15,15 @@ args = parser.parse_args()
 
 device = "cuda"
 model = nn.Sequential(
-    nn.Linear(1024, args.width), nn.LayerNorm(args.width), nn.SiLU(), nn.Dropout(0.1),
-    nn.Linear(args.width, args.width), nn.LayerNorm(args.width), nn.SiLU(), nn.Linear(args.width, 1024),
-).to(device)  # fmt: skip
+    nn.Linear(1024, args.width),
+    nn.LayerNorm(args.width),
+    nn.SiLU(),
+    nn.Dropout(0.1),
+    nn.Linear(args.width, args.width),
+    nn.LayerNorm(args.width),
+    nn.SiLU(),
+    nn.Linear(args.width, 1024),
+).to(device)
 by_hand = copy.deepcopy(model).eval().requires_grad_(False)
 averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
 optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-4, momentum=0.9)

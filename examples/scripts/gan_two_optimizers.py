@@ -36,11 +36,16 @@ class Discriminator(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.net = nn.Sequential(
-            nn.Conv2d(3, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True),
-            nn.Conv2d(width, width * 2, 4, 2, 1, bias=False), nn.BatchNorm2d(width * 2), nn.LeakyReLU(0.2),
-            nn.Conv2d(width * 2, width * 4, 4, 2, 1, bias=False), nn.BatchNorm2d(width * 4), nn.LeakyReLU(0.2),
+            nn.Conv2d(3, width, 4, 2, 1, bias=False),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.Conv2d(width, width * 2, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(width * 2),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(width * 2, width * 4, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(width * 4),
+            nn.LeakyReLU(0.2),
             nn.Conv2d(width * 4, 1, 8),
-        )  # fmt: skip
+        )
 
     def forward(self, images):
         return self.net(images).flatten()

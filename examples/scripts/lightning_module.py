@@ -19,13 +19,19 @@ class AutoEncoder(lightning.LightningModule):
         super().__init__()
         self.save_hyperparameters()
         self.encoder = nn.Sequential(
-            nn.Conv2d(3, width, 4, 2, 1), nn.ReLU(), nn.Conv2d(width, 2 * width, 4, 2, 1), nn.ReLU(),
+            nn.Conv2d(3, width, 4, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 4, 2, 1),
+            nn.ReLU(),
             nn.Conv2d(2 * width, 4 * width, 4, 2, 1),
-        )  # fmt: skip
+        )
         self.decoder = nn.Sequential(
-            nn.ConvTranspose2d(4 * width, 2 * width, 4, 2, 1), nn.ReLU(),
-            nn.ConvTranspose2d(2 * width, width, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(width, 3, 4, 2, 1),
-        )  # fmt: skip
+            nn.ConvTranspose2d(4 * width, 2 * width, 4, 2, 1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(2 * width, width, 4, 2, 1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(width, 3, 4, 2, 1),
+        )
 
     def forward(self, images):
         return self.decoder(self.encoder(images))
@@ -46,8 +52,12 @@ class AutoEncoder(lightning.LightningModule):
 if __name__ == "__main__":
     images = TensorDataset(torch.rand(512, 3, 96, 96))
     trainer = lightning.Trainer(
-        accelerator="gpu", devices=1, max_epochs=args.epochs, precision="16-mixed", default_root_dir=tempfile.mkdtemp(),
+        accelerator="gpu",
+        devices=1,
+        max_epochs=args.epochs,
+        precision="16-mixed",
+        default_root_dir=tempfile.mkdtemp(),
         logger=False,
-    )  # fmt: skip
+    )
     trainer.fit(AutoEncoder(), DataLoader(images, args.batch_size, shuffle=True), DataLoader(images, args.batch_size))
     print("max_memory_reserved", torch.cuda.max_memory_reserved())

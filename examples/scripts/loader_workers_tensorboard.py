@@ -40,9 +40,14 @@ class Spectrograms(Dataset):
 def main():
     torch.manual_seed(0)
     loader = DataLoader(
-        Spectrograms(1024), args.batch_size, shuffle=True, num_workers=args.workers, pin_memory=True, drop_last=True,
+        Spectrograms(1024),
+        args.batch_size,
+        shuffle=True,
+        num_workers=args.workers,
+        pin_memory=True,
+        drop_last=True,
         persistent_workers=args.workers > 0,
-    )  # fmt: skip
+    )
     channels = [1, 32, 64, 128, 256]
     layers = []
     for a, b in zip(channels, channels[1:], strict=False):

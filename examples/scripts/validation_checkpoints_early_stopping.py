@@ -27,9 +27,12 @@ class Residual(nn.Module):
     def __init__(self, channels, out, stride):
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU(),
-            nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out),
-        )  # fmt: skip
+            nn.Conv2d(channels, out, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(out),
+            nn.ReLU(),
+            nn.Conv2d(out, out, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(out),
+        )
         self.skip = nn.Conv2d(channels, out, 1, stride) if stride > 1 or channels != out else nn.Identity()
 
     def forward(self, x):

@@ -17,10 +17,18 @@ from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 TINY = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 1000,
-    "max_position_embeddings": 4096, "tie_word_embeddings": False,
-}  # fmt: skip
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
 SIZE = {"batch_size": 2, "sequence_length": 32}
 
 

@@ -13,9 +13,14 @@ TINY_BERT = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2
 TINY_VIT = TINY_BERT | {"image_size": 32, "patch_size": 8}
 TINY_T5 = {"num_layers": 1, "d_model": 32, "d_kv": 16, "d_ff": 32, "num_heads": 2}
 TINY_BART = {
-    "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32,
-    "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-}  # fmt: skip
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+}
 
 
 def estimate(source, **options):
@@ -152,8 +157,11 @@ def test_a_factory_that_does_not_work_gets_one_message(own, name, options, text)
 
 
 def test_a_missing_package_gets_the_line_to_type(monkeypatch):
-    for package, source in (("torchvision", "torchvision:resnet18"), ("timm", "timm:resnet18"),
-                            ("transformers", "hf:BertModel")):  # fmt: skip
+    for package, source in (
+        ("torchvision", "torchvision:resnet18"),
+        ("timm", "timm:resnet18"),
+        ("transformers", "hf:BertModel"),
+    ):
         with monkeypatch.context() as patch:
             patch.setitem(__import__("sys").modules, package, None)
             with pytest.raises(MissingPackage, match=rf"package {package}; type: pip install 'ullage\[models\]'"):

@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
 def evaluate(
     truth: Annotated[
-        Path, typer.Option(help="Measured runs (JSONL), or a file of 'ullage contribute'.", metavar="FILE",
-                           show_default=False)
+        Path,
+        typer.Option(
+            help="Measured runs (JSONL), or a file of 'ullage contribute'.", metavar="FILE", show_default=False
+        ),
     ],
     gpu: MeasuredGpu = None,
     every: Annotated[int, typer.Option(help="Take only every Nth run.", metavar="N", min=1)] = 1,
     worst: Annotated[int, typer.Option(help="How many of the worst runs to list.", metavar="N", min=0)] = 5,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Compare estimates with measured runs.
 
     A file of 'ullage contribute' is checked first, and its runs are estimated for the card and the PyTorch that it

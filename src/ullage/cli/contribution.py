@@ -25,16 +25,14 @@ def contribute(
     out: Annotated[
         Path, typer.Option(help="The file to write; trainings that are in it are not run again.", metavar="FILE")
     ] = Path("contribution.jsonl"),
-    time: Annotated[
-        str, typer.Option(help="Begin no training after this long, such as 10m.", metavar="TIME")
-    ] = "20m",
+    time: Annotated[str, typer.Option(help="Begin no training after this long, such as 10m.", metavar="TIME")] = "20m",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
     show: Annotated[
         Path | None, typer.Option(help="Show all that is in a file, and run nothing.", metavar="FILE")
     ] = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Measure small trainings on this machine's GPU, and write one file that others can learn from.
 
     Ullage was measured on one kind of GPU. This runs 25 small trainings on yours, one after the other, each in its own

@@ -111,10 +111,9 @@ def _table(cards: list[GPU]) -> str:
     for card in cards:
         capability = ".".join(str(part) for part in card.compute_capability or ("?", "?"))
         rates = [_number(value) for value in (card.bandwidth, card.fp32_tflops, card.fp16_tflops, card.bf16_tflops)]
-        rows.append([
-            card.name, format_bytes(card.memory), format_bytes(card.usable), _number(card.sms), *rates, capability,
-            format_bytes(card.context), "yes" if card.context_measured else "no",
-        ])  # fmt: skip
+        sizes = [format_bytes(size) for size in (card.memory, card.usable, card.context)]
+        measured = "yes" if card.context_measured else "no"
+        rows.append([card.name, *sizes[:2], _number(card.sms), *rates, capability, sizes[2], measured])
     return fitted(heads, rows, give_way=_GIVE_WAY, left=("measured",)) + "\nrates in TFLOPS, dense; CC: capability"
 
 

@@ -47,8 +47,13 @@ Examples:
 
 def measure(
     what: Annotated[
-        Path, typer.Argument(help="Configurations (.jsonl), a training script (.py), 'context' or 'cudnn'.",
-                             metavar="WHAT", show_default=False, autocompletion=completion.measurable)
+        Path,
+        typer.Argument(
+            help="Configurations (.jsonl), a training script (.py), 'context' or 'cudnn'.",
+            metavar="WHAT",
+            show_default=False,
+            autocompletion=completion.measurable,
+        ),
     ],
     args: ScriptArguments = None,
     out: Annotated[
@@ -70,16 +75,24 @@ def measure(
     ] = "5m",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the runs, and measure nothing.")] = False,
     description: Annotated[
-        Path | None, typer.Option(help="With 'cudnn': ask about the GPU that this file describes (JSON, as cuDNN gives "
-                                  "it of this machine's).", metavar="FILE")
+        Path | None,
+        typer.Option(
+            help="With 'cudnn': ask about the GPU that this file describes (JSON, as cuDNN gives "
+            "it of this machine's).",
+            metavar="FILE",
+        ),
     ] = None,
     architecture: Annotated[
-        str | None, typer.Option(help="With 'cudnn': ask about these architectures, 'all' or names such as "
-                                 "sm_80,sm_89; each has a file of its own.", metavar="NAME",
-                                 autocompletion=completion.gpu_architectures)
+        str | None,
+        typer.Option(
+            help="With 'cudnn': ask about these architectures, 'all' or names such as "
+            "sm_80,sm_89; each has a file of its own.",
+            metavar="NAME",
+            autocompletion=completion.gpu_architectures,
+        ),
     ] = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Run training on this machine's GPU and record its memory."""
     from ullage.measuring import runs
 
@@ -99,9 +112,14 @@ def measure(
     orders = [order for order in orders if order.row["id"] not in done]
     say_left(len(done), len(orders), "runs", out)
     found = runs.measure(
-        orders, card.name, total=card.usable, at_once=workers, cap=cap, estimated=estimated,
+        orders,
+        card.name,
+        total=card.usable,
+        at_once=workers,
+        cap=cap,
+        estimated=estimated,
         timeout=parse_duration(timeout),
-    )  # fmt: skip
+    )
     _follow(found, len(orders), out, as_json)
 
 
@@ -124,9 +142,14 @@ def _measure_context(as_json: bool) -> None:
 
 
 def _ask_cudnn(
-    args: list[str], out: Path, workers: int, description: Path | None, architecture: str | None, dry_run: bool,
+    args: list[str],
+    out: Path,
+    workers: int,
+    description: Path | None,
+    architecture: str | None,
+    dry_run: bool,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Ask cuDNN about convolutions, and write each answer as it comes."""
     from ullage.measuring import cudnn as asking
     from ullage.virtual.cudnn.backend import CudnnError
@@ -170,9 +193,7 @@ def _ask_cudnn(
             print(f"cuDNN answered for {row['answered']} convolutions and declined {row['declined']}: {row['file']}")
 
 
-def _ask_about(
-    problems: Sequence[ConvolutionProblem], out: Path, workers: int, told: str | None
-) -> dict[str, Any]:  # fmt: skip
+def _ask_about(problems: Sequence[ConvolutionProblem], out: Path, workers: int, told: str | None) -> dict[str, Any]:
     """Ask about what the file does not have yet, by one description of a GPU."""
     from ullage.measuring import cudnn as asking
 
@@ -222,14 +243,14 @@ def _follow(found: Any, count: int, out: Path, as_json: bool) -> None:
 def diff(
     row: Annotated[str, typer.Argument(help="The id of a measured run.", metavar="RUN", show_default=False)],
     truth: Annotated[
-        Path, typer.Option(help="Measured runs (JSONL), with their histories next to the file.", metavar="FILE",
-                           show_default=False)
+        Path,
+        typer.Option(
+            help="Measured runs (JSONL), with their histories next to the file.", metavar="FILE", show_default=False
+        ),
     ],
     gpu: MeasuredGpu = None,
-    around: Annotated[
-        int, typer.Option(help="How many requests to show before and after.", metavar="N", min=1)
-    ] = 6,
-) -> None:  # fmt: skip
+    around: Annotated[int, typer.Option(help="How many requests to show before and after.", metavar="N", min=1)] = 6,
+) -> None:
     """Show the first request in which the virtual run differs from the recorded one.
 
     Example:

@@ -8,9 +8,13 @@ from collections.abc import Sequence
 
 
 def fitted(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, give_way: Sequence[str] = (), left: Sequence[str] = (),
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    give_way: Sequence[str] = (),
+    left: Sequence[str] = (),
     width: int | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """A table. `give_way` are columns to leave out where there is no room, the first one first.
 
     The first column, and those in `left`, stand at the left of their cells. Without a terminal a line has 80 columns

@@ -12,6 +12,44 @@ from ullage.virtual.distributed.rank import LOCAL_RANK, LOCAL_SIZE
 
 TORCHRUN, MPI, SLURM = "torchrun", "mpirun", "srun"
 LAUNCHERS = {TORCHRUN: TORCHRUN, "accelerate": TORCHRUN, "deepspeed": TORCHRUN, MPI: MPI, "mpiexec": MPI, SLURM: SLURM}
+# Each launcher's variables for the rank, the number of ranks, the rank on its machine, the ranks of a machine, the
+# machine, and the number of machines. Those of MPI are the names of Open MPI and of MPICH's relatives.
+_VARIABLES = {
+    TORCHRUN: (
+        "RANK ROLE_RANK",
+        "WORLD_SIZE ROLE_WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+    ),
+    MPI: (
+        "PMI_RANK PMIX_RANK OMPI_COMM_WORLD_RANK",
+        "PMI_SIZE OMPI_COMM_WORLD_SIZE OMPI_UNIVERSE_SIZE",
+        f"{LOCAL_RANK} OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_NODE_RANK MPI_LOCALRANKID",
+        f"{LOCAL_SIZE} OMPI_COMM_WORLD_LOCAL_SIZE MPI_LOCALNRANKS",
+        "",
+        "",
+    ),
+    SLURM: (
+        "PMI_RANK SLURM_PROCID",
+        "PMI_SIZE SLURM_NTASKS SLURM_NPROCS",
+        f"{LOCAL_RANK} SLURM_LOCALID",
+        f"{LOCAL_SIZE} SLURM_NTASKS_PER_NODE SLURM_GPUS_ON_NODE",
+        "SLURM_NODEID",
+        "SLURM_NNODES SLURM_JOB_NUM_NODES",
+    ),
+}
+_CONSTANTS = {
+    TORCHRUN: {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RUN_ID": "none",
+    },
+    SLURM: {"SLURM_JOB_ID": "1", "SLURM_JOBID": "1", "SLURM_STEP_ID": "0"},
+}
 NOT_FOLLOWED = ("horovodrun", "jsrun", "aprun", "ibrun")
 
 
@@ -53,32 +91,10 @@ class Rank:
     def environment(self) -> dict[str, str]:
         """The variables that the launcher sets."""
         node, local = divmod(self.number, self.ranks_per_node)
-        on_node, kind = self.ranks_per_node, LAUNCHERS[self.launcher]
-        found: dict[str, int | str]
-        if kind == TORCHRUN:
-            found = {
-                "RANK": self.number, "LOCAL_RANK": local, "GROUP_RANK": node, "ROLE_RANK": self.number,
-                "WORLD_SIZE": self.world_size, "LOCAL_WORLD_SIZE": on_node, "GROUP_WORLD_SIZE": self.nodes,
-                "ROLE_WORLD_SIZE": self.world_size, "MASTER_PORT": 29500, "TORCHELASTIC_RESTART_COUNT": 0,
-                "MASTER_ADDR": "127.0.0.1", "ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "none",
-            }  # fmt: skip
-            return {name: str(value) for name, value in found.items()}
-        found = {"PMI_RANK": self.number, "PMI_SIZE": self.world_size, LOCAL_RANK: local, LOCAL_SIZE: on_node}
-        if kind == MPI:  # Open MPI, and what comes from MPICH
-            found |= {
-                "OMPI_COMM_WORLD_RANK": self.number, "OMPI_COMM_WORLD_SIZE": self.world_size,
-                "OMPI_COMM_WORLD_LOCAL_RANK": local, "OMPI_COMM_WORLD_LOCAL_SIZE": on_node,
-                "OMPI_COMM_WORLD_NODE_RANK": local, "OMPI_UNIVERSE_SIZE": self.world_size, "PMIX_RANK": self.number,
-                "MPI_LOCALRANKID": local, "MPI_LOCALNRANKS": on_node,
-            }  # fmt: skip
-        else:
-            found |= {
-                "SLURM_PROCID": self.number, "SLURM_LOCALID": local, "SLURM_NODEID": node,
-                "SLURM_NTASKS": self.world_size, "SLURM_NPROCS": self.world_size, "SLURM_NNODES": self.nodes,
-                "SLURM_JOB_NUM_NODES": self.nodes, "SLURM_NTASKS_PER_NODE": on_node, "SLURM_GPUS_ON_NODE": on_node,
-                "SLURM_JOB_ID": 1, "SLURM_JOBID": 1, "SLURM_STEP_ID": 0,
-            }  # fmt: skip
-        return {name: str(value) for name, value in found.items()}
+        names = _VARIABLES[LAUNCHERS[self.launcher]]
+        values = (self.number, self.world_size, local, self.ranks_per_node, node, self.nodes)
+        found = {name: str(value) for words, value in zip(names, values, strict=True) for name in words.split()}
+        return found | _CONSTANTS.get(LAUNCHERS[self.launcher], {})
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:

@@ -94,9 +94,12 @@ def described(own: Mapping[str, Any], architecture: str) -> str:
     card = gpu(ARCHITECTURE_CARDS[architecture])
     major, minor = card.told_capability
     known = {
-        "deviceVer": major * 100 + minor * 10, "deviceName": card.device_name, "multiProcessorCount": card.sms,
-        "totalGlobalMem": card.usable, "maxThreadsPerSM": card.max_threads_per_sm,
-    }  # fmt: skip
+        "deviceVer": major * 100 + minor * 10,
+        "deviceName": card.device_name,
+        "multiProcessorCount": card.sms,
+        "totalGlobalMem": card.usable,
+        "maxThreadsPerSM": card.max_threads_per_sm,
+    }
     return json.dumps({**own, **{name: value for name, value in known.items() if name in own}})
 
 

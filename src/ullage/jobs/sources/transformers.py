@@ -78,9 +78,7 @@ def _quantized(configuration: Model, make: Any, config: Any, options: dict[str, 
     kind, low = configuration.quantize, getattr(torch, configuration.types.weights)
     how: Any = transformers.BitsAndBytesConfig(load_in_8bit=True)
     if kind != "int8":
-        how = transformers.BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_compute_dtype=low
-        )  # fmt: skip
+        how = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_compute_dtype=low)
     assume(f"weights of linear layers in {kind}, by bitsandbytes, arithmetic in {configuration.types.weights}")
     return type(empty).from_pretrained(
         None, config=config, state_dict=weights, quantization_config=how, device_map={"": "cuda"}, dtype=low, **options

@@ -88,9 +88,13 @@ def build_timm(configuration: Model) -> nn.Module:
         set_fused_attn(False)
     try:
         model: nn.Module = _called(
-            configuration, timm.create_model, configuration.short_name, pretrained=False,
-            num_classes=configuration.num_classes or 1000, **options,
-        )  # fmt: skip
+            configuration,
+            timm.create_model,
+            configuration.short_name,
+            pretrained=False,
+            num_classes=configuration.num_classes or 1000,
+            **options,
+        )
     finally:
         if configuration.attention == "eager":
             set_fused_attn(True)
