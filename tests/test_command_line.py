@@ -74,7 +74,7 @@ def test_a_broken_line_is_named_by_its_number(tmp_path):
     assert answer.returncode == 2 and "line 2" in answer.stderr
 
 
-def test_diff_finds_no_difference_where_there_is_none_and_names_who_asked_where_there_is(reference, tmp_path):
+def test_diff_names_the_source_of_a_difference_and_only_then(reference, tmp_path):
     truth = reference("groundtruth/h200_train_steps.jsonl")
     rows = [row for row in map(json.loads, truth.read_text().splitlines()) if row.get("events")]
     plain = [row for row in rows if row["model"].startswith("mlp:") and row["precision"] == "fp32"]  # no autocast: its

@@ -41,7 +41,7 @@ def training(steps=1000, width=512, batch=64):
     return train, ran
 
 
-def test_what_a_run_held_that_ran_out_of_memory_is_let_go_of_and_nobody_draws_its_values():
+def test_tensors_of_a_run_out_of_memory_are_released():
     held = []
 
     def train():
@@ -59,7 +59,7 @@ def test_what_a_run_held_that_ran_out_of_memory_is_let_go_of_and_nobody_draws_it
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_it_stops_when_memory_has_settled_and_gives_the_same_as_the_whole_run():
+def test_a_run_that_stops_early_equals_the_whole_run():
     train, ran = training(steps=40)
     short = ullage.estimate(train, gpu="H200")
     assert len(ran) == short.steps == 3
@@ -129,7 +129,7 @@ def test_two_optimizers_in_turns_settle():
     assert 2 <= len(ran) <= 4
 
 
-def test_its_options_are_parameters_that_a_reader_of_the_signature_sees():
+def test_options_are_parameters_in_the_signature():
     parameters = inspect.signature(ullage.estimate).parameters
     assert len(parameters) < 15 and {"job", "gpu", "batch_size", "args", "ranks", "training"} <= set(parameters)
     assert not [one for one in parameters.values() if one.kind is one.VAR_KEYWORD]

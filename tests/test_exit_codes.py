@@ -77,12 +77,12 @@ def test_a_name_that_is_not_there_exits_with_2_and_one_line(type_in, line):
 
 
 @pytest.mark.parametrize("path", COMMANDS)
-def test_an_option_that_is_not_there_exits_with_2_and_names_the_help(type_in, path):
+def test_an_unknown_option_exits_with_2_and_names_the_help(type_in, path):
     code, said = type_in(f"{path} --no-such-option")
     assert code == 2 and re.search(r"^ullage: .*--help'\)\n$", said), said
 
 
-def test_an_option_without_its_value_names_the_help_of_its_command(type_in):
+def test_a_missing_value_names_the_help_of_its_command(type_in):
     code, said = type_in("slurm configure --write")
     assert code == 2 and said.startswith("ullage: Option '--write' requires an argument. (see '"), said
     assert said.endswith("ullage slurm configure --help')\n"), said

@@ -122,7 +122,7 @@ def test_how_many_jobs_fit_together():
 
 
 @pytest.mark.slow
-def test_a_script_that_is_run_again_and_again_starts_anew_each_time(tmp_path):
+def test_repeated_runs_of_a_script_each_start_from_scratch(tmp_path):
     """A search forks its runs from one process that has imported PyTorch; each has its own arguments and variables."""
     script = tmp_path / "train.py"
     script.write_text(
@@ -141,7 +141,7 @@ def test_a_script_that_is_run_again_and_again_starts_anew_each_time(tmp_path):
     assert found == [size << 22 for size in (16, 32, 8)]
 
 
-def test_a_script_that_fails_with_a_larger_batch_is_told_which_one_and_what_fits(tmp_path):
+def test_a_failure_at_a_larger_batch_names_it_and_a_fitting_one(tmp_path):
     """As one that leaves out the last batch of its data does, if there is no other."""
     script = tmp_path / "train.py"
     script.write_text(

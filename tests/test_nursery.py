@@ -22,7 +22,7 @@ time.sleep(1000)
 """
 
 
-def test_neither_it_nor_its_commands_outlive_a_run_that_is_killed(tmp_path):
+def test_it_and_its_commands_end_with_a_killed_run(tmp_path):
     paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     variables = os.environ | {"ULLAGE_HOME": str(tmp_path), "PYTHONPATH": paths}
     run = subprocess.Popen([sys.executable, "-c", STARTS], env=variables, stdout=subprocess.PIPE, text=True)

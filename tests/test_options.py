@@ -73,7 +73,7 @@ def test_every_option_and_argument_says_what_it_means():
 
 
 @for_each(COMMANDS)
-def test_the_help_of_a_command_has_an_example_and_no_types_of_python(path):
+def test_help_texts_have_an_example_and_no_python_types(path):
     shown = CliRunner().invoke(app, [*path.split(), "--help"], env={"COLUMNS": "100", "TERM": "dumb"}).output
     assert re.search(r"Examples?:\s*\n\s*\n?\s+ullage " + re.escape(path) + r"\b", shown), shown
     assert not re.search(r"<(bool|str|int|float|path|list)|\b(INTEGER|FLOAT)\b", shown), shown

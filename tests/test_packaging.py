@@ -61,7 +61,7 @@ def without_extras(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
 
 
-def test_every_package_that_may_be_missing_is_in_the_extra_that_its_message_names() -> None:
+def test_every_optional_package_is_in_the_extra_of_its_message() -> None:
     assert packages(PROJECT["dependencies"]) == {"torch", "numpy", "rich", "safetensors", "typer"}
     extras = PROJECT["optional-dependencies"]
     assert packages(LAB["dependencies"]) == {*LABS, "ullage==0.1.0", "psutil"} - {"ullage_lab"}

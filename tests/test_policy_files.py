@@ -25,7 +25,7 @@ def test_a_function_of_a_file_becomes_a_policy(tmp_path: Path) -> None:
     assert (policy.name, policy.summary, policy.backfills) == ("mine.py:choose", "The first one.", True)
 
 
-def test_a_file_may_import_what_lies_beside_it_and_define_what_it_likes(tmp_path: Path) -> None:
+def test_a_file_may_import_neighbours_and_define_anything(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("FIRST = 0\n")
     text = (
         "from __future__ import annotations\nfrom dataclasses import dataclass\nimport beside\n\n"
@@ -60,7 +60,7 @@ def test_a_file_that_is_not_there_and_a_name_that_is_none(tmp_path: Path) -> Non
         load_policy("magn")
 
 
-def test_a_relative_path_in_settings_begins_at_the_file_of_settings(tmp_path: Path) -> None:
+def test_a_relative_path_in_settings_starts_at_their_file(tmp_path: Path) -> None:
     settings = tmp_path / "ullage.toml"
     settings.write_text('policy = "mine.py:choose"\n')
     written(tmp_path)

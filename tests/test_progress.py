@@ -32,7 +32,7 @@ def answered(name):
 COMPARE = ("lab", "compare", "torchvision:resnet18", "--gpu", "T4", "--no-measure")
 
 
-def test_compare_prints_a_row_as_soon_as_it_is_answered_and_says_who_was_not_asked(type_in, monkeypatch, capsys):
+def test_compare_prints_rows_at_once_and_names_the_skipped(type_in, monkeypatch, capsys):
     seen, printed = [], []
 
     def ask(_, name, *rest):
@@ -48,7 +48,7 @@ def test_compare_prints_a_row_as_soon_as_it_is_answered_and_says_who_was_not_ask
     assert "xmem, veritasest" in told and "(--estimators all)" in told
 
 
-def test_compare_asks_those_that_train_on_the_cpu_if_they_are_named(type_in, monkeypatch):
+def test_compare_runs_estimators_that_train_on_the_cpu_if_named(type_in, monkeypatch):
     seen = []
     monkeypatch.setattr(worker, "ask_apart", lambda _, name, *rest: seen.append(name) or answered(name))
     for words, expected in (("xmem,horus", ["xmem", "horus"]), ("all", None)):
@@ -116,7 +116,7 @@ def test_a_ranking_that_is_stopped_shows_what_was_answered(type_in, monkeypatch,
     assert code == 130 and found["ranking"][0]["asked"] == 1 and "1 of 3 done" in told
 
 
-def test_the_table_of_a_paper_that_is_stopped_has_the_lines_that_were_judged(type_in, monkeypatch, tmp_path):
+def test_an_interrupted_paper_table_has_its_finished_rows(type_in, monkeypatch, tmp_path):
     from ullage_lab.cli import evaluate
     from ullage_lab.train.table2 import Table2Line
 

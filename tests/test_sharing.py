@@ -94,7 +94,7 @@ def test_a_busier_partner_leaves_less_speed(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ("mps", "timeslice"))
-def test_two_jobs_that_fill_the_gpu_do_no_more_than_one_after_the_other(way: str) -> None:
+def test_two_jobs_that_fill_the_gpu_do_no_more_than_in_sequence(way: str) -> None:
     together = share_of([FULL, FULL], H200, way)
     assert 0.75 < together.throughput < 1.1
     assert "want" in together.reason
@@ -171,7 +171,7 @@ def test_third_jobs_close_the_gaps() -> None:
         assert with_gaps.speed > as_it_is.speed if count > 2 else with_gaps == as_it_is
 
 
-def test_jobs_are_as_busy_as_is_said_however_their_kernels_were_predicted() -> None:
+def test_jobs_are_as_busy_as_given_whatever_their_kernels() -> None:
     one = grouped((200, 1e-4, 0.9), (300, 1e-5, 0.2))
     longer = [KernelGroup(kernel.number, 3 * kernel.seconds, 3 * kernel.filled) for kernel in one.kernel_groups]
     found = [share_of([each, FULL], H200, "mps").slowest for each in (one, replace(one, kernel_groups=longer))]

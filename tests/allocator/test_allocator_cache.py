@@ -136,7 +136,7 @@ def test_capacity_may_not_exceed_the_card() -> None:
         CachingAllocator(11, total_memory=10)
 
 
-def test_addresses_go_down_in_pieces_of_32_mib_and_fill_the_newest_first() -> None:
+def test_addresses_descend_in_32_mib_pieces_and_fill_the_newest() -> None:
     space = AddressSpace(top=1024 * MIB)
     placed = [space.place(size * MIB) // MIB for size in (20, 14, 12, 12, 2, 40)]
     assert placed == [992, 960, 974, 1012, 986, 896]

@@ -86,7 +86,7 @@ def test_the_rounding_of_whole_blocks_is_limited() -> None:
         assert (gpu.segments == 1) is reused
 
 
-def test_with_max_split_size_only_as_much_as_needed_is_given_back() -> None:
+def test_max_split_size_gives_back_only_as_much_as_needed() -> None:
     gpu = CachingAllocator(400 * MIB, AllocatorConfig.parse("max_split_size_mb:64"))
     blocks = [gpu.malloc(size * MIB) for size in (70, 100, 200)]
     for block in blocks:

@@ -37,7 +37,7 @@ def test_every_recorded_block_and_segment_comes_out_exactly(every: int, recorded
     assert differences == []
 
 
-def test_imitated_addresses_give_the_recorded_segments_nearly_always(recorded: list[Path]) -> None:
+def test_imitated_addresses_nearly_always_give_the_same_segments(recorded: list[Path]) -> None:
     # Every third history keeps the test short; over all of them it is 237 of 243.
     sample = recorded[::3]
     with ProcessPoolExecutor() as workers:

@@ -44,7 +44,7 @@ def found(job, card_name, **named):
     return {option.change: option for option in options(job, card_name, formula, **named)}
 
 
-def test_every_option_is_estimated_and_the_largest_batch_is_exact():
+def test_every_suggestion_is_estimated_and_the_batch_is_exact():
     seen = []
     answers = found(Job(), "RTX-4060", progress=seen.append)  # 7.62 GiB usable; the job takes 11
     assert answers["mixed precision (amp_bf16)"].fits and answers["activation checkpointing"].fits
@@ -61,7 +61,7 @@ def test_every_option_is_estimated_and_the_largest_batch_is_exact():
     assert {"activation checkpointing", "optimizer sgdm for adamw"} <= set(seen)
 
 
-def test_changes_that_only_help_together_and_one_that_cannot_be_made():
+def test_changes_that_help_only_together_and_an_impossible_one():
     answers = found(Job(batch_size=390), "RTX-4060")
     assert answers["mixed precision (amp_bf16) and activation checkpointing"].fits
     assert not answers["activation checkpointing"].fits
@@ -97,7 +97,7 @@ def test_a_real_configuration():
 
 
 @pytest.mark.slow
-def test_gpus_of_the_same_kernels_share_a_run_and_get_what_a_run_of_their_own_gives():
+def test_gpus_with_equal_kernels_share_a_run_with_equal_results():
     job = Model("mlp:x", settings={"widths": [784, 4096, 10], "bn": True}, batch_size=512)
     ran = []
 
@@ -115,7 +115,7 @@ def test_gpus_of_the_same_kernels_share_a_run_and_get_what_a_run_of_their_own_gi
             assert getattr(shared, name) == getattr(own, name), (card.name, name)
 
 
-def test_a_card_on_which_cached_memory_would_have_to_go_is_run_itself():
+def test_a_gpu_that_would_have_to_empty_its_cache_runs_itself():
     def pressed():  # takes and frees many sizes: 3 GiB reserved, of which 1 GiB at a time
         import torch
 

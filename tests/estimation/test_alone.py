@@ -62,7 +62,7 @@ def test_the_types_of_numbers_matter():
     assert half.tensor > plain.tensor
 
 
-def test_kernels_that_the_compiler_writes_take_what_operators_on_their_tensors_take():
+def test_compiled_kernels_take_as_long_as_their_operators():
     """One that works on each number by itself as a sum of two tensors, one that sums up as a sum of numbers."""
     wide, narrow = tensor(4, 768, 1536), tensor(4, 768, 1536, dtype="bfloat16")
     written = alone(call("triton.triton_poi_fused__to_copy_4", [wide, narrow, 4718592], []))
@@ -71,7 +71,7 @@ def test_kernels_that_the_compiler_writes_take_what_operators_on_their_tensors_t
     assert summed.gpu_s == pytest.approx(alone(call("aten.sum.dim_IntList", [wide], [tensor(4, 768)])).gpu_s)
 
 
-def test_interpolation_of_small_images_goes_through_samples_and_channels_one_by_one():
+def test_interpolation_of_small_images_loops_over_samples():
     """PyTorch's kernel has a thread for each place: more channels take longer, and most SMs have nothing to do."""
 
     def enlarged(channels, side, **more):
@@ -96,7 +96,7 @@ def test_im2col_launches_a_kernel_for_each_sample():
     assert many.smact < few.smact
 
 
-def test_a_compiled_program_takes_more_of_the_host_for_its_guards_and_for_each_kernel():
+def test_compiled_programs_add_host_time_for_guards_and_kernels():
     wide = tensor(4, 768)
     written, own = (call(f"triton.{name}", [wide, wide, 3072], []) for name in ("triton_poi_fused_add_0", "my_kernel"))
     one, two, three = (alone(written, times=times).host_s for times in (1, 2, 3))
@@ -105,7 +105,7 @@ def test_a_compiled_program_takes_more_of_the_host_for_its_guards_and_for_each_k
     assert alone(own, times=2).host_s - alone(own, times=1).host_s < 0.6 * (two - one)
 
 
-def test_checkpointed_activations_take_more_of_the_host_than_the_forward_pass_again():
+def test_checkpointing_costs_more_host_time_than_its_forward():
     """Each tensor that is saved goes through hooks in Python: so much for each node, as far as modules are repeated."""
     row = tensor(64, 512)
     there = call("aten.gelu.default", [row], [row])
@@ -125,7 +125,7 @@ def test_checkpointed_activations_take_more_of_the_host_than_the_forward_pass_ag
     assert whole > 1.3 * of_nodes(there, back)
 
 
-def test_a_batch_norm_of_few_channels_takes_as_long_as_that_of_one_channel():
+def test_batch_norm_of_few_channels_takes_as_long_as_of_one():
     """PyTorch's kernel has a block for each channel, and most SMs have none."""
 
     def normalized(channels, trains=True):
@@ -139,7 +139,7 @@ def test_a_batch_norm_of_few_channels_takes_as_long_as_that_of_one_channel():
     assert normalized(4, trains=False).gpu_s < few.gpu_s / 2
 
 
-def test_calls_without_numbers_or_with_arguments_by_name_have_a_step_time():
+def test_calls_without_numbers_or_with_keywords_have_a_step_time():
     image, each = tensor(0, 0, 4, 4), tensor(0)
     empty = call(
         "aten.native_batch_norm.default", [image, each, each, each, each, True, 0.1, 1e-5], [image, each, each]
@@ -148,7 +148,7 @@ def test_calls_without_numbers_or_with_arguments_by_name_have_a_step_time():
     assert alone(empty, named).step_s > 0
 
 
-def test_a_convolution_of_single_channels_takes_less_of_the_host_and_one_of_groups_more():
+def test_depthwise_convolutions_take_less_host_time_grouped_more():
     def convolved(groups, backward=False):
         source, weight = tensor(2, 64, 8, 8), tensor(64, 64 // groups, 3, 3)
         how = [[1, 1], [1, 1], [1, 1], False, [0, 0], groups]
@@ -162,7 +162,7 @@ def test_a_convolution_of_single_channels_takes_less_of_the_host_and_one_of_grou
     assert convolved(64, backward=True) < convolved(1, backward=True) < convolved(8, backward=True)
 
 
-def test_operators_on_the_cpu_take_the_host_as_long_as_their_bytes():
+def test_cpu_operators_take_host_time_by_their_bytes():
     made = tensor(8, 8)
     add = call("aten.add.Tensor", [made, made], [made])
     none, some = (replace(step(add), cpu_bytes=nbytes) for nbytes in (0, 10**8))
@@ -338,7 +338,7 @@ def test_the_machine_that_the_rates_know_is_judged_first(followed, timed):
 
 
 @pytest.mark.parametrize("name", ["answers.jsonl", "answers.jsonl.gz"])
-def test_a_file_of_something_else_is_no_file_of_steps_and_stays_as_it_is(followed, tmp_path, name):
+def test_a_file_of_something_else_is_refused_and_unchanged(followed, tmp_path, name):
     mine = tmp_path / name
     text = b'{"id": "run-0", "figure": 12}\n'
     mine.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)

@@ -158,7 +158,7 @@ def test_two_of_one_group_come_one_after_the_other():
     assert waited(gather, gather, "forward", 0) == pytest.approx(3, rel=0.01)
 
 
-def test_buckets_are_waited_for_when_the_last_one_of_a_backward_pass_is_begun():
+def test_buckets_are_waited_for_when_the_last_one_begins():
     bucket = ("backward", TWO_SECONDS, 0, 1)
     small = ("backward", 8, 0, 1)
     assert waited(bucket, "backward", small, "backward", "optimizer") == pytest.approx(1, rel=0.01)
@@ -213,7 +213,7 @@ def test_fully_shard_gathers_ahead_and_is_steady():
     assert waits >= gathers
 
 
-def test_a_step_takes_longer_the_slower_the_network_and_one_rank_has_none():
+def test_a_slower_network_lengthens_steps_and_one_rank_has_none():
     calls = exchanged(8, sharded, nodes=2)
     alone = utilization_of(exchanged(1, sharded), find_gpu("H200"))
     assert alone.network_s == 0 and alone.interconnect is None and not alone.collectives

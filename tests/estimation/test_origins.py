@@ -70,7 +70,7 @@ def test_recomputation_in_the_backward_pass_is_the_modules_own():
     assert {("inner.0", "forward"), ("inner.0", "backward"), ("inner.1", "backward")} <= seen
 
 
-def test_the_backward_pass_belongs_to_the_module_that_made_the_node():
+def test_the_backward_pass_belongs_to_the_module_of_its_node():
     trace = Trace()
     estimate(training(lambda: Net(512)), gpu="H200", trace=trace)
     sizes = {}
@@ -82,7 +82,7 @@ def test_the_backward_pass_belongs_to_the_module_that_made_the_node():
     assert 64 * 64 * 4 in sizes["first", "backward"]
 
 
-def test_several_models_are_told_apart_and_modules_by_themselves_have_their_class():
+def test_several_models_are_distinguished_and_lone_modules_named():
     class Other(Net):
         pass
 
@@ -106,7 +106,7 @@ def test_weights_gradients_and_states_belong_to_their_module():
     assert kinds.count("parameters") == 1 and kinds.count("optimizer") == 1 and "gradients" in kinds
 
 
-def test_no_module_is_kept_alive_and_an_error_in_forward_leaves_no_trace():
+def test_no_module_is_kept_alive_and_errors_leave_no_trace():
     class Broken(nn.Module):
         def forward(self, x):
             raise KeyError("broken")

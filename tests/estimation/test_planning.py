@@ -141,7 +141,7 @@ def comparable(found):
 
 
 @pytest.mark.slow  # two more plans; another test compares a row with an estimate of its own
-def test_rows_that_are_estimated_at_once_are_what_they_are_one_after_another():
+def test_parallel_rows_equal_sequential_ones():
     model = ullage.Model("torchvision:alexnet", batch_size=2, optimizer="sgd")
     options = {"parallel": ["ddp", "tp"], "checkpointing": False}
     seen = []
@@ -207,7 +207,7 @@ def test_ranks_share_samples_if_the_sampler_of_a_script_says_so(of_script):
     assert (row.batch_size, row.data_ranks) == (8, 1)
 
 
-def test_ranks_that_exchange_activations_work_on_the_same_samples():
+def test_ranks_that_exchange_activations_use_the_same_samples():
     def split():
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -228,7 +228,7 @@ def test_ranks_that_exchange_activations_work_on_the_same_samples():
 
 
 @pytest.mark.slow
-def test_stages_of_a_script_share_their_samples_and_the_largest_decides(of_script):
+def test_script_stages_share_samples_and_the_largest_decides(of_script):
     row = of_script("stages", "2xH100").rows[0]
     assert [each["rank"] for each in row.estimate.ranks] == [0, 1] and row.data_ranks == 1
     assert row.estimate.peak_allocated == row.estimate.ranks[1]["peak_allocated"]
@@ -242,12 +242,12 @@ def test_ranks_that_send_nothing_are_no_way_to_use_more_gpus(of_script):
 
 
 @pytest.mark.slow
-def test_a_script_that_fails_on_some_numbers_of_gpus_says_so_there(of_script):
+def test_a_script_failing_on_some_gpu_counts_reports_it_there(of_script):
     found = of_script("pair")
     assert "I need two GPUs" in found.rows[0].why_not and found.rows[1].fits
 
 
-def test_a_script_that_fails_on_all_is_an_error_and_each_row_was_forked_from_a_process_with_pytorch(of_script):
+def test_a_script_failing_on_all_counts_is_an_error_from_forks(of_script):
     with pytest.raises(ScriptFailed, match="train.py fails: ValueError: I need two GPUs") as told:
         of_script("broken")
     if "forked: False" in str(told.value) and run("os.path:split", {}, private=Sandbox()).private != "overlays":

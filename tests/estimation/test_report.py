@@ -126,7 +126,7 @@ def narrow(show, *args) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def test_the_table_over_gpus_has_those_that_fit_first_and_fits_80_columns():
+def test_the_gpu_table_lists_fitting_ones_first_in_80_columns():
     longest = max((card.name for card in ullage.gpus()), key=len)
     cards = [
         replace(too_large(), computed_on="A100-40GB", attention=["math"], gpu="RTX-PRO-6000-Server"),

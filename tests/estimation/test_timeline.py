@@ -37,7 +37,7 @@ def test_long_kernels_at_the_end_of_a_step_are_waited_for():
     assert early.step_s >= max(early.gpu_s, early.host_s)
 
 
-def test_a_host_that_waits_amid_a_step_launches_nothing_meanwhile():
+def test_a_host_that_waits_within_a_step_launches_nothing():
     sums, products = [SUM] * 3000, [PRODUCT] * 3
     amid = told(COPY, *products, NUMBER, *sums)
     at_the_end = told(COPY, *products, *sums, NUMBER)

@@ -43,7 +43,7 @@ def estimated() -> Estimate:
     return ullage.estimate(train, gpu="H200")
 
 
-def test_a_function_a_script_and_a_model_say_how_long_a_step_takes(estimated, script, warm):
+def test_functions_scripts_and_models_have_a_step_time(estimated, script, warm):
     found = estimated.utilization
     assert found.gpu == "H200" and found.steady and found.gpu_s > 0 and found.kernels > 0
     of_script = ullage.estimate(script, gpu="H200", training=ullage.Training(epochs=3))
@@ -96,7 +96,7 @@ def test_an_estimate_of_memory_does_not_fail_because_of_it(estimated):
     assert found.with_utilization(broken, ullage.gpu("T4")).notes == found.notes
 
 
-def test_the_estimate_of_a_job_has_it_for_each_gpu_by_the_name_that_was_asked_for():
+def test_a_jobs_estimate_has_each_gpu_by_its_requested_name():
     question = {"source": "torchvision:alexnet", "args": (), "module": False, "program": None, "launcher": (),
                 "text": None}  # fmt: skip
     options = {"batch_size": 2, "input_shape": [3, 64, 64]}
@@ -136,7 +136,7 @@ def test_epochs_become_hours_energy_and_money():
     assert found.words == "2 epochs of 1,800,010 samples: 72,002 steps, 2 h, 0.6 kWh, 3.30 EUR"
 
 
-def test_one_epoch_where_only_samples_are_given_and_steps_as_they_are():
+def test_samples_alone_mean_one_epoch_and_steps_stay():
     assert Training(samples=100).cost(STEP).steps == 2
     assert Training(total_steps=36_000).cost(replace(STEP, samples=None)).hours == pytest.approx(1.0)
     assert Training(epochs=2).cost(STEP, epoch_samples=100).steps == 4
@@ -220,7 +220,7 @@ def test_a_function_does_not_tell_its_samples():
     assert again.training == found.training
 
 
-def test_an_estimate_is_not_lost_because_its_run_did_not_tell_its_samples(estimated):
+def test_an_estimate_survives_a_run_without_a_sample_count(estimated):
     for plan in (Training(epochs=3), Training(samples=9), Training(input_rate=9)):
         found = estimated.for_training(plan)
         assert found.training is None and found.utilization == estimated.utilization

@@ -132,7 +132,7 @@ def test_a_bare_context_is_local_memory_for_all_threads(sms, threads, measured, 
     assert source.startswith(("https://", "measured"))
 
 
-def test_contexts_grow_with_the_card_and_say_that_they_were_not_measured():
+def test_contexts_grow_with_the_card_and_are_marked_unmeasured():
     cards = [gpu(name) for name in ("T4", "L4", "RTX-3090", "RTX-4090", "A100-40GB", "H200", "B200")]
     contexts = [card.context for card in cards]
     assert contexts == sorted(contexts)

@@ -129,7 +129,7 @@ def test_an_unknown_card_of_an_unknown_generation() -> None:
     assert newer.compute_capability == (99, 0) and newer.generation is None and newer.context is None
 
 
-def test_a_gpu_that_cannot_be_reached_is_left_out_and_nvml_closed() -> None:
+def test_an_unreachable_gpu_is_left_out_and_nvml_closed() -> None:
     nvml = FakeNVML([None, FakeDevice("NVIDIA L4", 23034 * MIB, (8, 9))])
     assert [card.name for card in local_gpus(nvml)] == ["L4"]
     assert nvml.open == 0

@@ -56,7 +56,7 @@ def test_a_row_that_is_no_run():
         Model.from_row({"batch": 3})
 
 
-def test_a_row_has_either_key_for_the_batch_size_and_is_written_with_the_one_that_files_have():
+def test_a_row_reads_both_batch_size_keys_and_writes_one():
     old, new = ({"model": "mlp:x", "widths": [8, 4], key: 3} for key in ("batch", "batch_size"))
     assert Model.from_row(old) == Model.from_row(new)
     assert Model.from_row(Model.from_row(new).to_row()) == Model.from_row(old)

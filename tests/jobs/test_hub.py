@@ -58,7 +58,7 @@ def hub_library(hub, tmp_path, monkeypatch):
     hub.sent.clear()
 
 
-def test_a_name_takes_its_config_alone_and_the_type_in_which_it_was_saved(hub):
+def test_a_hub_name_loads_only_its_config_and_saved_dtype(hub):
     found = ullage.estimate(ullage.Model("hf:org/tiny", **SIZE), gpu="RTX-4090")
     assert {path for _, path, _ in hub.sent if "/org/" in path} == {"/org/tiny/resolve/main/config.json"}
     assert any("weights in bfloat16, the type in which org/tiny was saved" in note for note in found.notes)
@@ -97,7 +97,7 @@ def test_what_the_hub_refuses_is_said_in_one_line(name, words):
     assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in words)
 
 
-def test_the_oldest_names_have_no_organisation_and_classes_are_still_known():
+def test_old_names_without_organisation_are_known_by_class():
     assert ullage.estimate(ullage.Model("hf:oldest", **SIZE), gpu="RTX-4090").fits
     with pytest.raises(UnknownName, match="GPT2LMHeadModel"):
         ullage.estimate(ullage.Model("hf:GPT2LMHeadModl", **SIZE), gpu="RTX-4090")
@@ -160,7 +160,7 @@ def test_quantized_weights_need_adapters_and_their_package(monkeypatch):
         ullage.estimate(ullage.Model("hf:org/tiny", quantize="nf4", lora=4, **SIZE), gpu="RTX-4090")
 
 
-def test_dtypes_and_precisions_that_contradict_each_other_are_refused():
+def test_contradicting_dtypes_and_precisions_are_refused():
     with pytest.raises(InvalidValue, match="leave out dtype float16"):
         Model("timm:x", precision="bf16", dtype="float16")
     assert Model("timm:x", dtype="float16").precision == "fp16"

@@ -64,7 +64,7 @@ def test_vision_models_run(source, options):
         ("AutoModelForCausalLM", {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2}),
     ],
 )
-def test_transformers_classes_get_inputs_and_labels_from_their_config(name, settings):
+def test_transformers_inputs_and_labels_come_from_the_config(name, settings):
     length = {} if name.startswith("ViT") else {"sequence_length": 16}
     for inference in (False, True):
         e = estimate(f"hf:{name}", settings=settings, inference=inference, **length)

@@ -7,7 +7,7 @@ def compared(**figures):
     return Comparison(id="one", model="mlp:x", precision="fp32", seconds=0.1, **figures)
 
 
-def test_the_bound_is_judged_by_the_process_and_else_by_reserved_memory_and_the_context_of_the_estimate():
+def test_the_bound_is_compared_with_process_memory():
     estimated = {"reserved": 100, "process": 150, "upper": 160}
     holds = compared(**estimated, reserved_truth=105, process_truth=160)
     fails = compared(**estimated, reserved_truth=111)  # 161 with the context of 50

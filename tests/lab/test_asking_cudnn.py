@@ -20,14 +20,14 @@ from ullage_lab.draw.layers import ConvolutionLayer
 LAYER = ConvolutionLayer((8, 9, 9), (8, 16, 4, 4), (2, 2), (1, 1), (1, 1), True, (0, 0), 1)
 
 
-def test_a_transposed_layer_is_the_data_gradient_of_the_one_it_transposes() -> None:
+def test_a_transposed_layer_is_the_data_gradient_of_its_original() -> None:
     forward, back, weight = drawing.problems_of(LAYER, 2, "f16", "cl")
     assert (forward.direction, back.direction, weight.direction) == ("d", "f", "w")
     assert forward.source == (2, 16, 18, 18) and forward.out == (2, 8, 9, 9)
     assert all(problem.channels_last for problem in (forward, back, weight))
 
 
-def test_depthwise_layers_that_pytorch_runs_itself_are_not_asked_about() -> None:
+def test_depthwise_layers_of_pytorchs_own_kernels_are_skipped() -> None:
     depthwise = ConvolutionLayer((8, 9, 9), (8, 1, 3, 3), (1, 1), (1, 1), (1, 1), False, (0, 0), 8)
     assert drawing.problems_of(depthwise, 2, "f32", "c") == []
     assert len(drawing.problems_of(depthwise, 2, "f32", "cl")) == 3
@@ -114,7 +114,7 @@ def listed(folder: Path, count: int) -> Path:
 OWN = {"deviceVer": 900, "deviceName": "NVIDIA H200", "multiProcessorCount": 132, "totalGlobalMem": 1, "warpSize": 32}
 
 
-def test_another_architecture_is_described_by_this_machines_own_description() -> None:
+def test_another_architecture_keeps_this_machines_description() -> None:
     told = {name: json.loads(asking.described(OWN, name)) for name in asking.architectures("all")}
     assert [row["deviceVer"] for row in told.values()] == [750, 800, 860, 890, 900, 1000, 1200]
     assert all(row.keys() == OWN.keys() and row["warpSize"] == 32 for row in told.values())
@@ -155,7 +155,7 @@ def test_every_architecture_has_a_file_of_its_own_and_goes_on(tmp_path: Path, mo
         assert len((tmp_path / f"plans-{name}.jsonl").read_text().splitlines()) == 4
 
 
-def test_an_architecture_on_which_cudnn_ends_the_process_does_not_end_the_others(tmp_path, monkeypatch, capsys) -> None:
+def test_a_crash_of_cudnn_on_one_architecture_spares_the_others(tmp_path, monkeypatch, capsys) -> None:
     def ask(problems, workers, description):
         if json.loads(description)["deviceVer"] == 1000:
             raise CudnnError("cuDNN 91900 ended the process that asked about NVIDIA B200")

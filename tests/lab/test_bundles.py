@@ -33,7 +33,7 @@ def test_bundles_are_the_same_every_time() -> None:
     )
 
 
-def test_a_bundle_that_ended_without_an_answer_has_none_for_its_runs() -> None:
+def test_a_bundle_without_an_answer_has_none_for_its_runs() -> None:
     parcel = bundle(orders(1, 2), 2, lambda order: 1)[0]
     assert [answer for _, answer in untied(parcel, {"failed": "killed"})] == [None, None]
 

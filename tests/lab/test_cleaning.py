@@ -174,7 +174,7 @@ def test_features_are_those_of_the_configuration(tmp_path: Path) -> None:
     assert (row["family"], row["arch"], row["optimizer"]) == ("mlp", "gradual", "adam")
 
 
-def test_the_process_at_its_peak_when_memory_was_given_back_later(tmp_path: Path) -> None:
+def test_the_process_peak_counts_after_memory_was_returned(tmp_path: Path) -> None:
     (row,), _ = cleaned(measured(tmp_path / "m.jsonl", [mlp(nvml_end=900 << 20, end_reserved=100 << 20)]))
     assert row["process_memory"] == (800 << 20) + MLP["peak_reserved"]
 
@@ -210,7 +210,7 @@ def test_one_step_is_enough_for_an_optimizer_without_states(tmp_path: Path) -> N
     assert len(rows) == 1
 
 
-def test_the_same_run_comes_once_and_a_failed_try_does_not_hide_a_good_one(tmp_path: Path) -> None:
+def test_duplicate_runs_merge_and_failures_hide_no_success(tmp_path: Path) -> None:
     again = mlp(12, peak_reserved=200 << 20, id="other-name")
     rows, report = cleaned(measured(tmp_path / "m.jsonl", [mlp(12, failed="too slow"), mlp(12), again]))
     assert [(row["id"], row["peak_reserved"]) for row in rows] == [("mlp-1-00012", MLP["peak_reserved"])]
@@ -236,7 +236,7 @@ def test_runs_of_two_sets_with_the_same_id_get_ids_of_their_own(tmp_path: Path) 
     assert report.renamed == 1
 
 
-def test_utilisation_alone_gives_memory_too_and_impossible_shares_are_unknown(tmp_path: Path) -> None:
+def test_utilisation_gives_memory_and_impossible_shares_none(tmp_path: Path) -> None:
     busy = BUSY | {"gract": 1.7, "smact": 1.003, "smocc": -1.0, "drama": None, "power_w": 0.0}
     (row,), report = cleaned(measured(tmp_path / "b.jsonl", [mlp(**busy, optimizer_steps=None)]))
     assert row["peak_reserved"] == MLP["peak_reserved"] and row["step_seconds"] == BUSY["step_s"]

@@ -168,7 +168,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
         read(path)
 
 
-def test_a_card_that_the_catalogue_does_not_know_is_taken_as_described():
+def test_a_card_outside_the_catalogue_is_used_as_described():
     card = {"name": "NVIDIA X1", "memory": 20 << 30, "capability": "8.9", "sms": 46}
     found = check(json.dumps({**HEADER, "gpu": card}).encode()).gpu
     assert (found.memory, found.sms, found.compute_capability, found.context_measured) == (20 << 30, 46, (8, 9), False)

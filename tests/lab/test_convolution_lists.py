@@ -33,7 +33,7 @@ def test_layers_of_models_are_listed(monkeypatch):
     assert (64, 3, 3, 3) in weights  # SqueezeNet's first layer
 
 
-def test_configurations_of_layers_are_arranged_without_those_that_are_too_large():
+def test_layer_configurations_exclude_too_large_ones():
     small = ConvolutionLayer((8, 9, 9), (16, 8, 3, 3), (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
     large = small._replace(input=(8, 4000, 4000))
     found = list(arrange(Counter([small, large]), 10_000))
@@ -56,7 +56,7 @@ def test_fitting_needs_a_folder_or_held_out_layers(tmp_path):
     assert isinstance(empty, InvalidValue) and "trial_trees.xz" in str(empty)
 
 
-def test_held_out_layers_are_scored_and_few_answers_make_no_table(tmp_path):
+def test_held_out_layers_are_scored_and_few_make_no_table(tmp_path):
     pytest.importorskip("sklearn")
     answers = tmp_path / "plans.jsonl"
     rows = ({"problem": one, "candidates": [[1, 0, 512 * one.groups]]} for one in random_problems(200, seed=3))
@@ -68,7 +68,7 @@ def test_held_out_layers_are_scored_and_few_answers_make_no_table(tmp_path):
     assert isinstance(failed, InvalidValue) and "more problems" in str(failed)
 
 
-def test_most_arbitrary_channel_counts_are_not_multiples_of_eight():
+def test_few_arbitrary_channel_counts_are_multiples_of_eight():
     rows = list(arbitrary_configurations(2000))
     odd = sum(layer.input[0] % 8 > 0 or layer.weight[0] % 8 > 0 for layer, *_ in rows)
     assert odd > 0.8 * len(rows)

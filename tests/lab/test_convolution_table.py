@@ -52,7 +52,7 @@ def test_a_formula_that_explains_a_size_gives_it_again(monkeypatch):
     ]
 
 
-def test_the_formula_of_a_method_explains_only_problems_that_have_it(monkeypatch):
+def test_the_formula_of_a_method_explains_only_its_own_problems(monkeypatch):
     monkeypatch.setattr(table, "_LEAST", 2)
     square = [problem(8, 8 * n, 16, side=4 * n)._replace(weight=(16, 8 * n, 3, 3), padding=(1, 1)) for n in range(1, 9)]
     plain = [problem(8, 8 * n, 16) for n in range(1, 30)]
@@ -63,7 +63,7 @@ def test_the_formula_of_a_method_explains_only_problems_that_have_it(monkeypatch
     assert sum(shares.values()) == pytest.approx(1)
 
 
-def test_votes_for_fourier_transforms_count_only_where_cudnn_has_such_plans():
+def test_fourier_votes_count_only_if_cudnn_has_such_plans():
     square = problem(8, 72, 72, side=128)._replace(weight=(72, 72, 1, 5), padding=(0, 2))
     dilated = square._replace(dilation=(1, 2), padding=(0, 4))
     votes = [(Formula(0, 0, 0, 0, 0, 0, 0, FOURIER), 3.0), (Formula(1, 1, 0, 0, 0, 0, 0), 1.0)]

@@ -40,7 +40,7 @@ def graph() -> StepGraph:
     return graph_of(mlp())
 
 
-def test_sizes_and_arithmetic_of_the_graph_are_those_counted_by_hand(graph: StepGraph) -> None:
+def test_graph_sizes_and_arithmetic_equal_a_count_by_hand(graph: StepGraph) -> None:
     weights = (64 * 128 + 128 + 128 * 10 + 10) * 4
     assert (graph.parameters, graph.gradients) == (weights, weights)
     assert 2 * weights <= graph.state <= 2 * weights + 64  # two moments, and step counters where they are on the GPU
@@ -89,7 +89,7 @@ def test_folding_equal_nodes_changes_no_answer() -> None:
     torch.testing.assert_close(network(small), network(whole))
 
 
-def test_more_memory_alive_is_never_less_memory_before_correction() -> None:
+def test_uncorrected_memory_grows_with_live_memory() -> None:
     torch.manual_seed(0)
     network = GraphNetwork()
     torch.nn.init.zeros_(network.correction[2].weight)

@@ -43,7 +43,7 @@ def test_every_factory_that_a_file_names_is_there():
         assert callable(getattr(importlib.import_module(place), factory)), name
 
 
-def test_models_have_as_many_parameters_as_when_they_were_measured():
+def test_models_have_as_many_parameters_as_when_measured():
     wanted = {}
     for text in shipped():
         for line in text.splitlines():

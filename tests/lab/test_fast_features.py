@@ -59,7 +59,7 @@ def test_a_perceptron_by_hand() -> None:
     assert found.kept_bytes == 16 + 8  # mask, target
 
 
-def test_a_layer_that_is_used_twice_is_counted_twice_with_its_parameters_once() -> None:
+def test_a_layer_used_twice_counts_its_parameters_once() -> None:
     found = features(own("Twice"))
     assert found.layers == (("linear", 6, 42), ("linear", 6, 0))
     assert found.parameters == 42
@@ -76,7 +76,7 @@ def test_a_wrong_shape_is_an_error_of_ours() -> None:
         features(Model(f"{__file__}:Twice", batch_size=4))
 
 
-def test_fused_attention_keeps_no_scores_and_eager_attention_does() -> None:
+def test_eager_attention_keeps_scores_and_fused_attention_none() -> None:
     row = {
         "model": "ullage_lab.networks.generated:transformer",
         "batch": 2,

@@ -29,14 +29,14 @@ def trained():
 
 
 @pytest.mark.slow
-def test_it_is_far_better_than_the_formula_alone_on_jobs_it_has_not_seen(trained) -> None:
+def test_it_is_far_better_than_the_formula_on_unseen_jobs(trained) -> None:
     _, model, _ = trained
     for kind in ("generated", "real"):
         assert model.card[kind]["median"] < 0.06
         assert model.card[kind]["median"] < model.card[kind]["formula_median"] / 2
 
 
-def test_the_bound_holds_for_99_in_100_unseen_jobs_and_is_no_mere_maximum(trained) -> None:
+def test_the_bound_holds_for_99_in_100_unseen_jobs(trained) -> None:
     _, model, _ = trained
     fresh = rows(300, seed=9)
     held = [row["peak_reserved"] <= model.reserved(row)[1] for row in fresh]

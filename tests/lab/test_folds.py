@@ -89,7 +89,7 @@ def test_the_test_part_changes_no_weight(examples: Examples) -> None:
         assert torch.equal(one, other)
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_one_others(examples: Examples) -> None:
+def test_equal_seeds_give_equal_weights(examples: Examples) -> None:
     card = ModelCard(family="mlp", estimator="transformer", bin=1 << 30, bins=16)
     jobs, memory = examples.part(np.arange(60))
     made = [fit(card, jobs, memory, SHORT, seed) for seed in (1, 1, 2)]

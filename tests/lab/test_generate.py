@@ -45,7 +45,7 @@ def small(family: str, count: int, seed: int = 0, **more: Any) -> list[dict[str,
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_same_seed_gives_the_same_rows_and_a_larger_set_begins_with_the_smaller(family: str) -> None:
+def test_equal_seeds_give_equal_rows_and_larger_sets_extend_them(family: str) -> None:
     first = [json.dumps(row) for row in generate(family, 12, 5)]
     assert first == [json.dumps(row) for row in generate(family, 12, 5)]
     assert first[:4] == [json.dumps(row) for row in generate(family, 4, 5)]
@@ -159,7 +159,7 @@ def test_unknown_families_are_named() -> None:
         ranges("cn")
 
 
-def test_gpt2_projections_are_linear_layers_with_the_weight_the_other_way_round() -> None:
+def test_gpt2_projections_are_transposed_linear_layers() -> None:
     from ullage_lab.networks.generated import Conv1D
 
     layer = Conv1D(6, 4)

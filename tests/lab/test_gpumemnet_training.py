@@ -47,7 +47,7 @@ def test_the_test_part_is_the_same_whatever_the_width(examples: Examples) -> Non
         assert trained.card.bins == max(2, int(np.ceil(examples.memory.max() / (width << 30))))
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_one_others(examples: Examples) -> None:
+def test_equal_seeds_give_equal_weights(examples: Examples) -> None:
     jobs, memory = examples.part(np.arange(60))
     for estimator in ("mlp", "transformer"):
         made = [fit(replace(CARD, estimator=estimator), jobs, memory, SHORT, seed) for seed in (1, 1, 2)]

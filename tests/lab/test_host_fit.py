@@ -56,7 +56,7 @@ def made_up(number, machine, factor, with_passes):
     )
 
 
-def test_what_operators_and_passes_take_is_learned_from_all_machines():
+def test_operator_and_pass_times_are_fitted_to_all_machines():
     """The first machine has few runs and no passes: the others say what a step is made of."""
     first = [made_up(number, "first", 1.0, False) for number in range(30)]
     others = [made_up(number, "slow", 1.7, True) for number in range(100, 128)]
@@ -76,7 +76,7 @@ def test_an_operator_that_nobody_knows_takes_what_is_usual():
     assert host_time(rates, StepWork.of(step)) == pytest.approx(7e-3)
 
 
-def test_single_calls_and_profiles_tell_what_the_host_takes_for_an_operator(tmp_path):
+def test_single_calls_and_profiles_give_host_time_per_operator(tmp_path):
     """Of the machine with most calls; of profiles, none of a family for testing."""
     lines = [{"machine": {"uuid": "a"}}, *({"operator": "aten.mm.default", "host_us": 20.0} for _ in range(3))]
     other = [{"machine": {"uuid": "b"}}, {"operator": "aten.mm.default", "host_us": 90.0}]
@@ -93,7 +93,7 @@ def test_single_calls_and_profiles_tell_what_the_host_takes_for_an_operator(tmp_
     assert found["forward"] > 0
 
 
-def test_convolutions_with_groups_are_known_by_themselves_on_all_machines(tmp_path):
+def test_grouped_convolutions_are_fitted_alone_on_all_machines(tmp_path):
     """The second machine takes half as long for all; only it has timed convolutions with groups."""
 
     def timed(groups, taken):

@@ -56,7 +56,7 @@ def test_a_script_is_run_as_python_would(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_row_may_be_a_script_with_a_folder_and_variables_of_its_own(tmp_path):
+def test_a_row_may_be_a_script_with_its_folder_and_variables(tmp_path):
     (tmp_path / "size").write_text("1048576")
     (tmp_path / "job.py").write_text(
         "import os, sys, torch\nsize = int(open('size').read()) * int(os.environ['TIMES']) * int(sys.argv[1])\n"
@@ -70,7 +70,7 @@ def test_a_row_may_be_a_script_with_a_folder_and_variables_of_its_own(tmp_path):
     assert "'two'" in failed["failed"] + failed["output"]
 
 
-def test_peaks_are_those_of_the_whole_run_also_where_the_script_sets_them_back(tmp_path):
+def test_peaks_cover_the_whole_run_despite_resets(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(
         "import torch\nx = torch.zeros(1 << 22, device='cuda')\ndel x\n"
@@ -81,7 +81,7 @@ def test_peaks_are_those_of_the_whole_run_also_where_the_script_sets_them_back(t
     assert answer["peak_alloc"] == 16 << 20
 
 
-def test_the_most_memory_of_a_script_is_kept_also_where_it_is_given_back_before_the_end(tmp_path, monkeypatch):
+def test_a_scripts_highest_memory_is_kept_after_its_release(tmp_path, monkeypatch):
     said = iter([7 << 30, 9 << 30, 8 << 30])
     asked_often = threading.Event()
 
@@ -100,7 +100,7 @@ def test_the_most_memory_of_a_script_is_kept_also_where_it_is_given_back_before_
     assert (answer["nvml_end"], answer["nvml_peak"]) == (1 << 30, 9 << 30)
 
 
-def test_a_script_without_an_end_is_ended_after_so_long_and_what_it_took_is_the_answer(tmp_path):
+def test_an_endless_script_is_stopped_and_its_memory_counts(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(
         "import torch\nx = torch.zeros(1 << 20, device='cuda')\n"
@@ -113,7 +113,7 @@ def test_a_script_without_an_end_is_ended_after_so_long_and_what_it_took_is_the_
     assert request.stop_after == 30
 
 
-def test_a_script_that_fails_after_it_has_trained_keeps_its_peaks(tmp_path):
+def test_a_script_that_fails_after_training_keeps_its_peaks(tmp_path):
     script = tmp_path / "fails.py"
     script.write_text(
         "import sys, torch\n"
@@ -146,7 +146,7 @@ def test_no_run_starts_before_its_memory_is_free(monkeypatch):
     assert GpuMemory(100).take(500) == 100, "one that needs more than the card has gets the card to itself"
 
 
-def test_rows_are_measured_repeated_under_their_bound_and_kept_apart_from_failures(monkeypatch):
+def test_measured_rows_repeat_below_their_bound_without_failures(monkeypatch):
     def run_here(request, timeout, stop):
         if request.row["id"] == "bad":
             return {"failed": "no such model"}
@@ -166,7 +166,7 @@ def test_a_run_that_cannot_be_tried_is_an_answer_with_the_reason():
     assert set(runs.measure_apart(RunRequest(row=ROW))) == {"failed"}
 
 
-def test_the_same_seed_draws_the_same_runs_and_every_one_can_be_read():
+def test_the_same_seed_draws_the_same_readable_runs():
     rows = draw(60, seed=5, avoid={"tv:resnet18"})
     assert rows == draw(60, seed=5, avoid={"tv:resnet18"}) != draw(60, seed=6)
     assert len({row["id"] for row in rows}) == 60 and "tv:resnet18" not in {row["model"] for row in rows}

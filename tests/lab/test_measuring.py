@@ -99,9 +99,7 @@ def test_a_changed_machine_gets_a_header_of_its_own(tmp_path: Path, monkeypatch:
     assert kinds == ["header", "run", "run", "run", "header", "run"]
 
 
-def test_memory_and_utilisation_of_one_run_do_not_stand_in_for_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_and_utilisation_of_a_run_are_separate_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "prepare_runs", counting_server(lambda order: {}, {}))
     rows, out = list(generate("mlp", 2, 0)), tmp_path / "out.jsonl"
     list(measure_rows(rows, MeasurementSettings(out=out))[1])
@@ -312,7 +310,7 @@ def test_large_weights_are_made_on_the_gpu_as_moving_them_would() -> None:
     assert places(torch.bfloat16, cheap=True) == places(torch.bfloat16, cheap=False)
 
 
-def test_sixteen_bit_gradients_do_not_keep_the_optimizer_from_stepping() -> None:
+def test_half_precision_gradients_do_not_block_optimizer_steps() -> None:
     rows = [row for row in generate("mlp", 30, 8, SMALL) if row["precision"] == "amp_fp16"][:3]
     for row in rows:
         with cheap_start():

@@ -45,7 +45,7 @@ def test_test_families_are_those_that_were_laid_down() -> None:
     assert kinds == {(kind, generated) for kind in GENERATED for generated in (True, False)}
 
 
-def test_families_of_the_second_and_third_test_are_all_for_testing_and_none_was_drawn_before() -> None:
+def test_later_test_families_are_only_for_testing_and_new() -> None:
     assert all(map(is_for_testing, _FRESH_NAMES)) and len(set(_FRESH_NAMES)) == 52
     assert set(_FRESH_NAMES) <= {family.name for family in ALL}
     assert not set(_FRESH_NAMES) & {*real_models._VISION, *real_models._TEXT}

@@ -259,7 +259,7 @@ def test_what_a_row_took_counts_until_its_process_is_renewed(tmp_path: Path) -> 
     assert [answer["held"] for _, answer in work] == [[]] * 5
 
 
-def test_a_process_whose_row_failed_is_replaced_and_the_row_gets_a_fresh_one(tmp_path: Path) -> None:
+def test_a_process_with_a_failed_row_is_replaced_for_the_next(tmp_path: Path) -> None:
     """Rows one after the other: o1, o3 and o5 are the second of their process, and each ends it in its own way."""
 
     def run(row: dict[str, Any], pause: Any) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def plan(truth, **values):
 
 
 @pytest.mark.slow
-def test_a_ranking_under_way_shows_what_is_answered_and_asks_nothing(truth, tmp_path, capsys):
+def test_a_running_ranking_shows_its_answers_without_new_ones(truth, tmp_path, capsys):
     kept = tmp_path / "kept.jsonl"
     rank_estimators(plan(truth, estimators="accelerate", resume=kept, sample=["1"]))
     before = kept.read_text()

@@ -30,7 +30,7 @@ def requests(*steps):
     return History(*(list(column) for column in zip(*steps, strict=True)))
 
 
-def test_a_run_survives_below_what_it_reserved_if_cached_segments_can_go():
+def test_a_run_survives_below_its_reserved_memory_without_cache():
     first, second = 100 * MIB, 150 * MIB
     history = requests((0, 0, first), (2, 0, first), (0, 500, second), (2, 500, second))
     assert replay(history, true_segments=False).peak_reserved == first + second
@@ -38,7 +38,7 @@ def test_a_run_survives_below_what_it_reserved_if_cached_segments_can_go():
     assert not survives(history, second - 1)
 
 
-def test_a_recorded_run_survives_what_it_reserved_and_not_less_than_it_held(reference):
+def test_a_recorded_run_survives_with_its_reserved_memory(reference):
     histories = sorted(reference("groundtruth/events").glob("*.npz"), key=lambda file: file.stat().st_size)
     assert histories
     for file in histories[:5] + histories[100:102]:
@@ -61,7 +61,7 @@ def test_the_mended_limit_is_the_estimate_to_the_byte():
     assert judge(record(4 * GIB - 1), run(), H200) == standings.Judgement(False, 0, "reserved")
 
 
-def test_the_published_limit_is_rounded_and_has_the_measured_context_in_it():
+def test_the_published_limit_is_rounded_and_includes_the_context():
     lives = judge(record(4 * GIB - MIB), run(), H200, PUBLISHED)  # 5 GiB with the context of 1 GiB: 4 % of the card
     assert lives == standings.Judgement(True, H200.usable - 5 * GIB + MIB, "reserved")
     assert round(100 * 5 * GIB / H200.usable) == 4
@@ -108,7 +108,7 @@ def test_an_upper_bound_gets_a_line_of_its_own():
     assert standings.bound_of(record(1)) is None
 
 
-def test_errors_are_against_the_figure_that_an_estimator_stands_for_and_against_the_process():
+def test_errors_refer_to_the_estimators_figure_and_the_process():
     of = run(allocated=2 * GIB)
     assert error(record(GIB, "allocated"), of, OWN) == -0.5
     assert error(record(GIB, "allocated"), of, PROCESS) == -0.8

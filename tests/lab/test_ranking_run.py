@@ -173,7 +173,7 @@ def test_another_table_is_refused(tmp_path):
         read_truth(file)
 
 
-def test_a_ranking_that_is_stopped_ends_what_is_under_way_and_keeps_what_was_answered(ask, tmp_path):
+def test_an_interrupted_ranking_ends_its_runs_and_keeps_answers(ask, tmp_path):
     """Nothing waits for the estimator that hangs, and that it was stopped is no answer of its own."""
     kept = tmp_path / "kept.jsonl"
     runs = [MeasuredRun(id=name, row={}, family="mlp") for name in ("r1", "r2")]

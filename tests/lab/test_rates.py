@@ -145,7 +145,7 @@ def test_the_call_in_which_a_process_ended_is_known(tmp_path: Path) -> None:
     assert died is not None and died["id"] == identity(given)
 
 
-def test_of_chosen_calls_whole_steps_come_whole_and_others_from_every_operator(step: dict) -> None:
+def test_chosen_calls_are_whole_steps_and_some_of_every_operator(step: dict) -> None:
     others = [
         call(f"{name}.default", tensor(size), outputs=(tensor(size),))
         for name in ("exp", "log", "tanh")
@@ -162,7 +162,7 @@ def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: obje
     return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": args}
 
 
-def test_a_profile_is_condensed_to_operators_below_autograd_and_their_kernels() -> None:
+def test_a_profile_is_condensed_to_operators_and_their_kernels() -> None:
     gemm = {"correlation": 1, "grid": [2, 1, 1], "block": [128, 1, 1], "registers per thread": 90}
     events = [
         event("user_annotation", "ullage step", 0, 10),
@@ -186,7 +186,7 @@ def test_a_profile_is_condensed_to_operators_below_autograd_and_their_kernels() 
     assert found["profiled_s"] == 50e-6 and found["launched"] == 2
 
 
-def test_of_an_operator_that_autocast_casts_for_the_casts_are_apart() -> None:
+def test_casts_of_autocast_are_separate_from_their_operator() -> None:
     events = [
         event("user_annotation", "ullage step", 0, 50),
         event("cpu_op", "aten::softplus", 1, 20),
@@ -198,7 +198,7 @@ def test_of_an_operator_that_autocast_casts_for_the_casts_are_apart() -> None:
     assert [found["names"][number] for number in found["calls"]["name"]] == ["aten::_to_copy", "aten::softplus"]
 
 
-def test_without_a_gpu_one_line_says_so_before_anything_is_followed(tmp_path: Path) -> None:
+def test_without_a_gpu_one_line_reports_it_before_any_run(tmp_path: Path) -> None:
     ran = run("lab", "measure", "calls", "--out", tmp_path / "rates.jsonl")
     assert ran.returncode != 0 and "needed a GPU" in ran.stderr and "Traceback" not in ran.stderr
     assert list(tmp_path.iterdir()) == []
@@ -230,7 +230,7 @@ def test_drawn_runs_are_of_every_kind_and_the_same_again() -> None:
     assert {"tv", "timm", "hf", "ullage_lab.networks.generated", "ullage_lab.networks.rarer"} <= kinds
 
 
-def test_the_file_that_notes_the_call_at_work_is_ours_or_left_alone(tmp_path: Path) -> None:
+def test_the_note_of_the_current_call_is_ours_or_left_alone(tmp_path: Path) -> None:
     started = tmp_path / "rates.jsonl.started"
     assert timing.died_in(started) is None
     started.write_text("")  # its writer was killed
@@ -269,7 +269,7 @@ def in_a_hurry(pipe: Connection) -> None:
 
 
 @pytest.mark.slow
-def test_calls_that_a_process_has_no_time_for_wait_for_the_next_round() -> None:
+def test_calls_without_time_wait_for_the_next_round() -> None:
     calls = [call("exp.default", tensor(size), outputs=(tensor(size),)) for size in range(1, 8)]
     rows = list(rounds.measured(calls, 2, answer=in_a_hurry))
     assert sorted(row["id"] for row in rows) == sorted(identity(one) for one in calls)
@@ -286,7 +286,7 @@ def test_the_calls_of_a_process_that_ended_have_failed() -> None:
     assert [row["failed"] for row in rows] == ["the process ended in one of these calls"]
 
 
-def test_what_is_shorter_between_calls_on_a_machine_is_added_and_calls_that_ran_nothing_are_left_out(
+def test_shorter_gaps_are_added_and_empty_calls_left_out(
     tmp_path: Path,
 ) -> None:
     given = call("exp.default", tensor(4), outputs=(tensor(4),))
@@ -299,7 +299,7 @@ def test_what_is_shorter_between_calls_on_a_machine_is_added_and_calls_that_ran_
     assert times == [[pytest.approx(2e-6)], [pytest.approx(2.25e-6)]]
 
 
-def test_of_counters_that_were_read_too_early_only_smocc_over_smact_counts(tmp_path: Path) -> None:
+def test_early_counters_keep_only_smocc_over_smact(tmp_path: Path) -> None:
     given = call("exp.default", tensor(4), outputs=(tensor(4),))
     row = {"how": "graph", "gpu_us": 2.0, "call": packed(given)}
     read = {"a": {"smact": 0.8, "smocc": 0.4}, "b": {"smact": 0.4, "smocc": 0.2}, "c": {"smact": 0.1, "smocc": 0.01}}
@@ -308,7 +308,7 @@ def test_of_counters_that_were_read_too_early_only_smocc_over_smact_counts(tmp_p
     assert [found.warps for found in read_calls([tmp_path / "rates"])] == [0.5, 0.5, None, None]
 
 
-def test_a_profile_says_how_many_warps_the_kernels_of_a_call_keep(tmp_path: Path) -> None:
+def test_a_profile_reports_the_warps_that_a_calls_kernels_keep(tmp_path: Path) -> None:
     """By registers where blocks are many, by the grid where they are few; weighted by time, without copies."""
     many, few, copy = [[4096, 1, 1], [256, 1, 1], 128, 0, None], [[64, 1, 1], [256, 1, 1], 32, 0, None], [None] * 5
     kernels = {"call": [0, 0, 0], "name": [1, 1, 1], "launch": [0, 1, 2], "taken": [3000, 1000, 1000]}

@@ -218,7 +218,7 @@ def test_sets_of_jobs_are_judged_without_runs_alone(small_jobs_together, monkeyp
     assert found["alone"] == [] and {line["inputs"] for line in found["together"]} == {"measured", "predicted"}
 
 
-def test_a_file_that_holds_no_sets_is_refused_before_runs_are_followed(tmp_path, monkeypatch, capsys):
+def test_a_file_without_sets_is_refused_before_any_run(tmp_path, monkeypatch, capsys):
     other = tmp_path / "notes.txt"
     other.write_text("not JSON\n")
     monkeypatch.setattr("sys.argv", ["ullage", "lab", "evaluate", "utilization", "--data", str(other)])

@@ -56,7 +56,7 @@ def busy_data(tmp_path_factory):
     return file
 
 
-def test_gpuutilnet_is_trained_and_judged_on_rows_it_has_not_seen(busy_data, tmp_path) -> None:
+def test_gpuutilnet_is_trained_and_judged_on_unseen_rows(busy_data, tmp_path) -> None:
     out = tmp_path / "util.safetensors"
     done = ullage("lab", "train", "gpuutilnet", "--data", busy_data, "--out", out, "--epochs", "2", "--json")
     assert done.returncode == 0, done.stderr
@@ -168,7 +168,7 @@ def test_evaluate_still_needs_a_file_of_runs() -> None:
     assert done.returncode == 2 and "--truth" in done.stderr
 
 
-def test_the_authors_rows_are_learned_with_folds_that_do_not_leak(reference) -> None:
+def test_the_authors_rows_are_fitted_with_folds_that_do_not_leak(reference) -> None:
     from ullage_lab.train.fitting import Schedule
     from ullage_lab.train.protocol import read_rows, train
 

@@ -32,13 +32,13 @@ def test_a_broken_file_is_one_clear_message(content: bytes, tmp_path) -> None:
         load(file)
 
 
-def test_weights_can_be_read_by_others_as_far_as_the_umask_allows(tmp_path) -> None:
+def test_weights_are_readable_by_others_as_the_umask_allows(tmp_path) -> None:
     save(build(CARDS[0]), CARDS[0], tmp_path / "one.safetensors")
     (tmp_path / "plain").write_text("")
     assert (tmp_path / "one.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-def test_a_full_disk_is_one_clear_message_and_leaves_the_old_weights(tmp_path) -> None:
+def test_a_full_disk_is_one_message_and_keeps_the_old_weights(tmp_path) -> None:
     file, limits = tmp_path / "w.safetensors", resource.getrlimit(resource.RLIMIT_FSIZE)
     save(build(CARDS[0]), CARDS[0], file)
     before = file.read_bytes()

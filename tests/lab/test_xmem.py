@@ -46,7 +46,7 @@ def test_the_trace_has_three_steps_and_the_parameters(trace: CpuTrace) -> None:
     assert {block.phase for block in trace.blocks} == {MAKING, FORWARD, IN_BACKWARD, IN_STEP}
 
 
-def test_gradients_are_taken_in_every_iteration_and_go_at_the_next_zero_grad(trace: CpuTrace) -> None:
+def test_gradients_come_every_iteration_and_end_at_zero_grad(trace: CpuTrace) -> None:
     found = lives(trace, "gradients")
     assert sorted(life.size for life in found) == sorted(PARAMETERS * 3)
     begins = [begin for begin, _ in trace.zero_grads]
@@ -87,7 +87,7 @@ def test_zeroing_in_place_keeps_the_gradients() -> None:
     assert len(found) == 1
 
 
-def test_what_the_building_of_the_model_drops_never_reaches_the_gpu() -> None:
+def test_memory_dropped_by_the_constructor_never_reaches_the_gpu() -> None:
     dropped = ProfiledBlock(1, 2, 10**9, 1, "aten::empty", MAKING)
     foreign = ProfiledBlock(12, None, 10**9, 2, None, FORWARD)
     activation = ProfiledBlock(12, 13, 4096, 3, "aten::relu", FORWARD)

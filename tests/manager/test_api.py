@@ -229,7 +229,7 @@ def test_paths_and_jobs_that_are_not_there(api):
         api.client.status("not there, at all?")
 
 
-def test_its_description_is_whole_and_needs_a_token_as_everything_does(api):
+def test_its_description_is_complete_and_needs_a_token(api):
     for path in ("/openapi.json", "/docs", "/redoc", "/nothing", "/v1/jobs"):
         assert "found none" in problem(requests.get(api.url + path, timeout=60), 401)
     assert "found none" in problem(requests.post(api.url + "/v1/jobs", data=b"x" * (5 << 20), timeout=60), 401)
@@ -397,7 +397,7 @@ def _refused(do):
         return True
 
 
-def test_a_token_lives_through_a_restart_and_no_longer_than_it_was_made_for(home):
+def test_a_token_survives_a_restart_but_not_its_lifetime(home):
     api = Api(home)
     forever, short = api.client.token_create("a"), api.client.token_create("b", lasts=1.0)
     home.kill()
@@ -480,7 +480,7 @@ def test_a_connection_that_sends_no_request_is_closed(api):
             assert quiet.recv(1) == b""
 
 
-def test_one_user_has_only_so_many_requests_at_a_time_and_an_operator_any_number():
+def test_concurrent_requests_are_limited_but_not_of_operators():
     users = {name: Caller(number, number, name, name == "root") for number, name in enumerate(("root", "ann", "bob"))}
 
     async def all_of_them():

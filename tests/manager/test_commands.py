@@ -58,7 +58,7 @@ def test_submit_and_wait_give_the_output_and_the_exit_code(common):
     common.cli("submit", "--memory", "2GiB", "--wait", "--", "sh", "-c", "exit 7", code=7)
 
 
-def test_words_with_spaces_and_quotes_reach_the_program_as_they_are(common):
+def test_words_with_spaces_and_quotes_stay_unchanged(common):
     words = ["a b", "$(touch never)", "';&|", '"', "*"]
     common.cli("submit", "--memory", "1GiB", "--name", "words", "--wait", "--", "printf", "%s\\n", *words)
     assert common.cli("logs", "words").splitlines() == words
@@ -201,7 +201,7 @@ def test_a_script_alone_is_enough(common):
     assert common.cli("logs", "hello.py") == "hello\n"
 
 
-def test_what_a_job_is_called_or_prints_cannot_write_to_the_terminal(common):
+def test_job_names_and_output_cannot_control_the_terminal(common):
     """Escape sequences and characters that turn the writing round: in its name, its program, its folder, its words."""
     evil = "\x1b[2J\u202egone\x9b\u2066"
     program = common.work / evil

@@ -31,7 +31,7 @@ def test_a_job_waits_for_a_whole_array(common):
     assert (common.work / "order").read_text().split()[-1] == str(after)
 
 
-def test_an_array_that_did_not_end_well_is_named_with_its_element(common):
+def test_a_failed_array_is_named_with_its_array_job(common):
     first = array(common, "1-3", "[ $ULLAGE_ARRAY_INDEX != 2 ]")
     needs, cares_not = (common.script("true", after=[f"{kind}:{first}_all"]) for kind in ("ok", "any"))
     job = common.wait(needs)
@@ -83,7 +83,7 @@ def test_what_is_not_there_is_refused_in_one_line(common, after, said):
     assert said in text and "Traceback" not in text and text.count("\n") == 1
 
 
-def test_an_element_that_is_not_there_is_refused_and_nothing_is_submitted(common):
+def test_an_unknown_array_job_is_refused_without_a_submission(common):
     first = array(common, "1-2", "true", hold=True)
     common.until(lambda: len(common.client.queue()) == 2, "the jobs of other tests to be over")
     before = common.client.ping()["last_event"]
@@ -95,7 +95,7 @@ def test_an_element_that_is_not_there_is_refused_and_nothing_is_submitted(common
     common.client.cancel(f"{first}_all")
 
 
-def test_who_waits_for_the_first_job_of_an_array_is_told_how_to_wait_for_all(common):
+def test_waiting_for_the_first_array_job_suggests_all(common):
     first = array(common, "1-2", "true", hold=True)
     [note] = common.client.submit_spec(JobSpec(command=["true"], cwd="/", memory=1 << 30, after=[first]))["notes"]
     assert note == f"{first} is one job of its array; {first}_all means all of them"

@@ -35,7 +35,7 @@ def drains(client):
     return [each["text"] for gpu in client.gpus() for each in gpu["bookings"]]
 
 
-def test_a_job_of_others_waits_until_the_drain_is_gone_and_says_why(one):
+def test_a_job_of_others_waits_for_a_drain_and_says_why(one):
     said = one.cli("admin", "drain", "0", "--allow", OTHER, "--until", "now+4h", "--reason", "demo")
     assert said.startswith("GPU 0 (") and f") is drained for all but {OTHER} from " in said and "(demo)\n" in said
     job = one.submit()
@@ -59,7 +59,7 @@ def test_before_it_begins_only_jobs_start_that_are_over_by_then(one):
 
 
 @pytest.mark.parametrize("until", [None, 3 * HOUR])
-def test_a_drain_to_come_that_lets_nobody_in_is_kept_free_of_jobs_that_might_run_then(one, until):
+def test_a_coming_drain_keeps_out_jobs_that_might_still_run(one, until):
     one.client.drain(0, begin=time.time() + 2 * HOUR, until=until and time.time() + until)
     endless, short = one.submit(), one.submit(time_limit="1h")
     assert one.wait(short)["state"] == "done"

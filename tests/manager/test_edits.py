@@ -105,7 +105,7 @@ def test_what_cannot_be_is_refused_and_nothing_changes(common, changes, said):
     common.client.cancel(number)
 
 
-def test_an_array_is_edited_as_one_and_keeps_what_was_asked_for_once(home):
+def test_an_array_is_edited_as_one_and_keeps_its_options(home):
     home.start()
     first = home.submit(["/bin/sh", "-c", "echo {index}"], array="1-12%1", hold=True, env={"WORD": "x"})
     assert "at most 1 of its jobs" in home.cli("status", f"{first}_1")
@@ -140,7 +140,7 @@ def test_memory_is_taken_back_and_estimated_again(home):
     assert home.job(number)["promise"] == 2 * GIB
 
 
-def test_a_job_that_is_over_goes_into_the_queue_again_under_its_number(common):
+def test_a_finished_job_is_requeued_under_its_number(common):
     number = common.script("echo $WORD $ULLAGE_ATTEMPT_NUMBER; [ -e fixed ]", env={"WORD": "kept"}, memory=2 * GIB)
     first = common.wait(number)
     assert first["state"] == "failed"
@@ -253,7 +253,7 @@ def test_what_it_needs_is_requeued_first(common):
     assert common.wait(after)["state"] == "done"
 
 
-def test_a_job_whose_environment_was_not_kept_gets_that_of_who_asks_and_is_told(common):
+def test_a_job_without_its_environment_gets_the_requesters_one(common):
     number = common.script("echo $WORD $SEED", env={"WORD": "first", "SEED": "7"})
     common.wait(number)
     [answer] = common.client.requeue(number, env={"WORD": "second"})
@@ -262,7 +262,7 @@ def test_a_job_whose_environment_was_not_kept_gets_that_of_who_asks_and_is_told(
     assert common.client.logs(number) == "second\n"
 
 
-def test_an_element_requeued_while_its_array_runs_has_its_own_environment(common):
+def test_a_requeued_array_job_has_its_own_environment(common):
     first = common.submit(
         ["/bin/sh", "-c", "echo $WORD; [ {index} = 1 ] || [ -e until ] || sleep 100"], array="1-2", env={"WORD": "kept"}
     )
@@ -286,7 +286,7 @@ def test_an_edit_leaves_no_variables_behind(home):
     assert len(kept) == 1 and "swordfish" not in kept[0]
 
 
-def test_a_dry_run_says_where_a_job_would_start_and_stores_nothing(common):
+def test_a_dry_run_names_the_place_of_a_job_and_stores_nothing(common):
     common.until(lambda: not common.client.queue(), "the jobs of other tests to be over")
     before = common.client.ping()["last_event"]
     said = common.cli("submit", "--memory", "6GiB", "--gpus", "2", "--dry-run", "--", "true")

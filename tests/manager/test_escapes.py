@@ -60,7 +60,7 @@ def assert_gone_before_the_second_attempt(home, number):
 
 
 @pytest.mark.parametrize("daemon", ["up", "down"])
-def test_without_cgroups_what_detached_itself_ends_with_its_supervisor(home, daemon):
+def test_without_cgroups_detached_processes_end_with_supervisor(home, daemon):
     home.settings += "cgroup = false\n"
     home.start()
     number, started = start_escaping(home)
@@ -73,7 +73,7 @@ def test_without_cgroups_what_detached_itself_ends_with_its_supervisor(home, dae
     assert_gone_before_the_second_attempt(home, number)
 
 
-def test_with_a_cgroup_it_ends_even_if_all_who_watched_it_are_killed(served):
+def test_a_cgroup_ends_even_if_all_its_watchers_are_killed(served):
     if not Cgroups().usable:
         pytest.skip("this user may make no cgroup here")
     number, started = start_escaping(served)
@@ -102,7 +102,7 @@ while not os.path.exists("proceed"):
 """
 
 
-def test_what_a_process_takes_that_dropped_its_marks_counts_as_its_jobs(served):
+def test_memory_of_an_unmarked_process_counts_for_its_job(served):
     if not Cgroups().usable:
         pytest.skip("this user may make no cgroup here")
     (served.work / "take.py").write_text(TAKE)
@@ -143,7 +143,7 @@ def as_nobody_in(group):
     return subprocess.run(command, preexec_fn=join, capture_output=True, text=True, timeout=60, cwd="/")
 
 
-def test_an_ordinary_user_has_groups_below_one_that_was_delegated_and_only_there(tmp_path):
+def test_an_ordinary_user_has_groups_only_below_a_delegated_one(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("needs root, to delegate a cgroup")
     if not Cgroups().usable:

@@ -76,7 +76,7 @@ def test_an_estimate_is_kept_while_all_that_it_read_is_the_same(home):
     assert estimated("8") == (first, True), "what was kept outlives the daemon"
 
 
-def test_a_failed_estimate_is_said_and_the_job_is_placed_by_the_rule_for_unknowns(home):
+def test_a_failed_estimate_is_reported_and_its_job_is_unknown(home):
     home.options = ["--virtual", "2xA100-40GB"]
     home.settings += "[estimating]\ntimeout = 0.05\n"
     home.start()
@@ -97,7 +97,7 @@ def children(pid):
     return found
 
 
-def test_the_estimate_of_a_cancelled_job_is_killed_and_one_goes_on_after_a_restart(home):
+def test_a_cancelled_jobs_estimate_is_killed_and_others_restart(home):
     home.options = ["--virtual", "1xA100-40GB"]
     home.start()
     (home.work / "train.py").write_text("import time; time.sleep(1000)")
@@ -260,19 +260,19 @@ def test_one_user_leaves_room_for_another():
     asyncio.run(run())
 
 
-def test_jobs_that_ask_the_same_get_one_answer_and_others_their_own():
+def test_equal_jobs_share_one_answer_and_others_have_their_own():
     before, same = user_asks(0, 1), user_asks(1, 1)
     other = dataclasses.replace(same, env={**same.env, "BATCH": "500000"})
     assert [jobs for jobs, _ in make_all([before, same, other, same], at_once=1)] == [[1], [2, 4], [3]]
 
 
-def test_a_job_that_comes_while_the_same_is_estimated_compares_with_it():
+def test_a_job_equal_to_one_in_estimation_compares_with_it():
     """It might have changed a file that was read before."""
     (first, answer), (second, kept) = make_all([NOTHING, NOTHING], at_once=2)
     assert (first, second) == ([1], [2]) and kept == dataclasses.replace(answer, kept=True)
 
 
-def test_an_answer_holds_while_the_files_that_it_follows_from_are_as_they_were(tmp_path):
+def test_an_answer_is_valid_while_its_files_are_unchanged(tmp_path):
     request = dataclasses.replace(NOTHING, conda="mine", env={**NOTHING.env, "HOME": str(tmp_path)})
     answer = make(request)
     assert "found none named 'mine'" in answer.note and answer.reads is not None
@@ -369,7 +369,7 @@ def test_whatever_a_users_process_answers_is_a_job_with_a_note(monkeypatch, answ
 
 
 @pytest.mark.slow
-def test_an_estimator_that_is_not_ours_says_what_it_does_not_support(tmp_path):
+def test_a_foreign_estimator_reports_what_it_does_not_support(tmp_path):
     answer = make(asked(tmp_path, "", estimator="horus"))
     assert answer.upper is None and "horus" in answer.note
 
@@ -523,7 +523,7 @@ def test_elements_that_agree_speak_for_the_rest_of_an_array(make_here, monkeypat
     assert jobs[0]["estimate"] == "estimated by ullage for A100-40GB"
 
 
-def test_a_sweep_that_changes_memory_is_estimated_element_by_element(make_here, monkeypatch):
+def test_a_sweep_that_changes_memory_is_estimated_job_by_job(make_here, monkeypatch):
     answers = Answers(monkeypatch, lambda batch: int(batch) << 30)
     jobs = array(make_here(), [1, 2, 4, 8, 16], hold=True)
     assert len(answers.asked) == 5 and [job["promise"] >> 30 for job in jobs] == [1, 2, 4, 8, 16]
@@ -546,7 +546,7 @@ def array_being_estimated(make_here, monkeypatch):
     return here, numbers, waits
 
 
-def test_when_the_elements_that_were_chosen_are_cancelled_others_are(make_here, monkeypatch):
+def test_cancelled_sample_jobs_of_an_array_are_replaced(make_here, monkeypatch):
     here, numbers, waits = array_being_estimated(make_here, monkeypatch)
     chosen = [numbers[0], numbers[4], numbers[8]]
     here.call("cancel", jobs=chosen)
@@ -558,7 +558,7 @@ def test_when_the_elements_that_were_chosen_are_cancelled_others_are(make_here, 
     assert "elements 1, 3 and 7" in here.job(rest[1])["estimate"], "ends and middle of what is left"
 
 
-def test_a_script_that_fails_by_itself_is_held_until_it_is_released(make_here, monkeypatch):
+def test_a_script_failing_by_itself_is_held_until_released(make_here, monkeypatch):
     Answers(monkeypatch, lambda: "train.py fails: ValueError: no such layer (line 3 of train.py)")
     here = make_here()
     job = {"command": ["python", "train.py"], "cwd": "/", "memory": None, "estimator": "ullage"}
@@ -598,7 +598,7 @@ def test_a_bug_is_told_by_the_command_that_submits_it(make_here, monkeypatch, nu
     assert waited.returncode == 1 and "is held" in waited.stderr
 
 
-def test_an_element_that_is_edited_leaves_the_others_of_its_array(make_here, monkeypatch):
+def test_an_edited_array_job_leaves_the_others_of_its_array(make_here, monkeypatch):
     here, numbers, waits = array_being_estimated(make_here, monkeypatch)
     assert "elements 0, 4 and 8" in here.daemon.intake.standing(here.daemon.context.store.job(numbers[1]))
     here.call("edit", jobs=[numbers[0], numbers[1]], changes={"memory": 3 << 30})

@@ -103,7 +103,7 @@ def test_one_eighth_costs_an_eighth_and_two_gpus_cost_two(site):
     assert used["bob"] / used["ada"] == pytest.approx(16.0)
 
 
-def test_half_of_it_counts_after_a_half_life_and_a_restart_forgets_nothing(site, tmp_path):
+def test_usage_halves_in_a_half_life_and_survives_a_restart(site, tmp_path):
     site.start("ada")
     site.wait(HOUR)
     site.end_all()
@@ -115,7 +115,7 @@ def test_half_of_it_counts_after_a_half_life_and_a_restart_forgets_nothing(site,
         assert again.usage(site.now) == pytest.approx(site.usage())
 
 
-def test_a_job_with_little_memory_that_keeps_its_gpu_busy_is_charged_for_that(site):
+def test_a_small_job_that_keeps_its_gpu_busy_is_charged_for_it(site):
     site.busy = 0.8
     site.start("ada", promise=TOTAL // 10)
     site.wait(HOUR)
@@ -127,7 +127,7 @@ def test_a_job_with_little_memory_that_keeps_its_gpu_busy_is_charged_for_that(si
     assert site.usage()["bob"] == pytest.approx(0.5 * HOUR, rel=0.02), "what it was promised is more than that"
 
 
-def test_a_job_that_wants_to_keep_all_of_its_speed_is_charged_for_the_gpu_that_it_keeps_to_itself(site):
+def test_a_job_with_its_full_speed_is_charged_the_whole_gpu(site):
     for user, min_speed in (("ada", 1.0), ("bob", 0.9), ("eve", 0.8), ("ian", None)):
         site.start(user, promise=TOTAL // 10, min_speed=min_speed)
     site.wait(HOUR)
@@ -135,7 +135,7 @@ def test_a_job_that_wants_to_keep_all_of_its_speed_is_charged_for_the_gpu_that_i
     assert parts == pytest.approx([1.0, 0.5, 0.1, 0.1], rel=0.02)
 
 
-def test_a_daemon_charges_what_a_job_held_for_as_long_as_it_held_it(make_here):
+def test_a_daemon_charges_what_a_job_held_for_its_duration(make_here):
     here = make_here()
     total = here.call("gpus")[0]["total"]
     eighth = here.until_over(here.submit("true", memory=total // 8))["attempts"][0]

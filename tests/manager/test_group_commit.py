@@ -67,7 +67,7 @@ def test_one_that_is_refused_does_not_hinder_the_others(store):
     assert (first, last) == (1, 2) and isinstance(refused, InvalidValue)
 
 
-def test_one_that_breaks_after_it_has_written_leaves_nothing_and_spoils_nothing(store):
+def test_a_failure_after_a_write_is_rolled_back_alone(store):
     def broken():
         yield from submit(store, "half")
         raise ZeroDivisionError
@@ -83,7 +83,7 @@ def test_on_a_full_disk_nobody_is_told_that_it_was_done(store):
     assert [type(answer) for answer in answers] == [StoreFull, StoreFull] and names(store) == [] and not store.jobs
 
 
-def test_what_is_being_submitted_counts_for_those_who_come_with_it(store):
+def test_submissions_in_progress_count_for_simultaneous_ones(store):
     """Or many at once could go beyond any limit."""
 
     def counted(name):

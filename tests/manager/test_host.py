@@ -53,7 +53,7 @@ def test_the_next_daemon_counts_what_running_jobs_hold(host):
     assert host.wait(second)["state"] == "done"
 
 
-def test_a_job_without_a_gpu_runs_beside_full_gpus_and_takes_a_core(host):
+def test_a_job_without_a_gpu_needs_only_a_core(host):
     blocking(host, "full", gpus=2, memory=None, exclusive=True)
     host.until((host.work / "full").exists, "the job that has all GPUs")
     job = host.script('echo "gpus=$CUDA_VISIBLE_DEVICES cores=$ULLAGE_CORES $OMP_NUM_THREADS"', gpus=0, memory=None)
@@ -81,7 +81,7 @@ def test_what_can_never_be_is_refused_at_once(host):
     assert "needed gpus of 1 or more for memory; found 0" in said
 
 
-def test_the_defaults_of_the_settings_are_promised_to_jobs_that_say_nothing(home):
+def test_jobs_without_host_needs_are_promised_the_defaults(home):
     home.settings += '[host]\ncores = 4\nmemory = "8GiB"\ndefault_cores = 3\ndefault_memory = "1GiB"\n'
     home.start()
     first = blocking(home, "first")

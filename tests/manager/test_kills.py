@@ -141,7 +141,7 @@ def settled(home, number, state):
 
 
 @pytest.mark.parametrize("point", SUPERVISOR_POINTS)
-def test_a_supervisor_that_is_killed_costs_an_attempt_and_no_more(home, point):
+def test_a_killed_supervisor_costs_one_attempt(home, point):
     home.start(crash_at=point)
     number = home.submit()
     home.until(lambda: len(home.job(number)["attempts"]) >= 2, "an attempt to be lost")
@@ -161,7 +161,7 @@ def test_many_jobs_of_several_submitters_survive_kills(home):
 
 
 @pytest.mark.slow
-def test_a_thousand_jobs_of_eight_submitters_survive_kills_every_few_seconds(home):
+def test_a_thousand_jobs_of_eight_submitters_survive_kills(home):
     endure(home, jobs=1000, submitters=8, kills=40, between=4.0)
 
 

@@ -63,7 +63,7 @@ def do(store, *works):
     return asyncio.run(both())
 
 
-def test_thousands_of_changes_are_one_commit_and_nobody_sees_half_of_them(store, monkeypatch):
+def test_thousands_of_changes_are_one_atomic_commit(store, monkeypatch):
     monkeypatch.setattr(group_commit, "SLICE", 0.0)
     do(store, lambda: submit(store))
     store.database.commits = 0
@@ -103,7 +103,7 @@ def test_one_of_an_array_can_ask_for_something_else(store):
 
 
 @pytest.mark.parametrize(("point", "after"), [("order-before-commit", "queued"), ("order-before-answer", "held")])
-def test_a_daemon_that_is_killed_in_a_mass_order_did_all_of_it_or_nothing(home, point, after):
+def test_a_killed_daemon_did_all_of_a_mass_order_or_nothing(home, point, after):
     home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
     home.start()
     blocker = home.submit(proceed="proceed", exclusive=True)
@@ -121,7 +121,7 @@ def test_a_daemon_that_is_killed_in_a_mass_order_did_all_of_it_or_nothing(home, 
     assert [job["id"] for job in home.client.queue()] == [blocker]
 
 
-def test_an_order_that_comes_while_the_scheduler_thinks_is_heeded(make_here, monkeypatch):
+def test_an_order_during_a_pass_of_the_scheduler_takes_effect(make_here, monkeypatch):
     thinking, go_on, real = threading.Event(), threading.Event(), scheduler.decide
 
     def slow(*arguments, **more):

@@ -45,7 +45,7 @@ def test_a_command_is_told_what_became_of_a_job_and_nothing_else(home):
     assert events(home, "notified") == ["command: sh: exit code 0"]
 
 
-def test_a_command_that_the_site_does_not_run_is_refused_at_submission(home):
+def test_a_forbidden_command_is_refused_at_submission(home):
     served(home, "commands = false")
     message = home.cli("submit", "--memory", "1GiB", "--on-end", "true", "--", "true", code=2)
     assert "this site runs none (notify.commands in the settings)" in message
@@ -93,7 +93,7 @@ for cwd in sys.argv[1:]:
 """
 
 
-def test_a_jobs_command_has_the_rights_of_its_user_before_it_enters_a_folder():
+def test_a_jobs_command_has_its_users_rights_before_its_folder():
     if os.geteuid() != 0:
         pytest.skip("needs root, to run a command as another user")
     if public_python() is None:
@@ -144,7 +144,7 @@ def test_while_the_disk_is_full_nothing_is_told_twice(make_here, tmp_path):
     assert len(failures) == 2 and len(told(tmp_path)) == 1
 
 
-def test_a_slow_command_of_one_user_holds_up_neither_the_daemon_nor_the_sites_hook(home):
+def test_a_users_slow_command_does_not_delay_the_daemon(home):
     served(home, f'hook = ["sh", "-c", "touch {home.work}/hooked-$ULLAGE_END_JOB"]', "command_timeout = 300.0")
     slow = home.script("true", on_end=f"sh -c 'while [ ! -e {home.work}/proceed ]; do sleep 0.05; done'")
     home.wait(home.script("true"))

@@ -74,7 +74,7 @@ def test_memory_is_put_down_to_the_job_whose_process_has_it(on, monkeypatch):
     assert here.job(number)["more_memory"] == 17 * GIB, "a step more than it took"
 
 
-def test_a_gpu_that_falls_off_its_bus_gets_no_job_and_its_job_is_tried_elsewhere(on):
+def test_a_gpu_off_its_bus_gets_no_job_and_its_job_moves(on):
     gpus = [FakeGpu(uuid="GPU-a", used=0), FakeGpu(uuid="GPU-b", used=0)]
     here = on(*gpus, placing={"smact_limit": "off"})
     script = f"[ -e again ] && exit 0; touch again; {WAIT}; exit 1"
@@ -121,7 +121,7 @@ def held_by(locks, user):
     return process
 
 
-def test_a_second_daemon_on_the_same_gpus_is_refused_whatever_its_home(locks, tmp_path, monkeypatch):
+def test_a_second_daemon_on_the_same_gpus_is_refused(locks, tmp_path, monkeypatch):
     sources = [NvmlSource(FakeNvml([FakeGpu(uuid=uuid)])) for uuid in ("GPU-a", "GPU-a", "GPU-b")]
     monkeypatch.setattr(daemon_module, "find_source", lambda settings, cards: sources.pop(0))
     with held_by(locks, "root") as other:
@@ -137,7 +137,7 @@ def test_a_second_daemon_on_the_same_gpus_is_refused_whatever_its_home(locks, tm
     assert one.database.file != two.database.file
 
 
-def test_a_lock_that_another_user_holds_does_not_keep_root_from_its_gpus(locks):
+def test_a_lock_of_another_user_does_not_block_root(locks):
     if os.geteuid() != 0:
         pytest.skip("needs root, to hold a lock as another user")
     said = []

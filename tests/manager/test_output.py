@@ -12,7 +12,7 @@ from tests.manager.test_users import as_user, shared  # noqa: F401
 from ullage.manager.running.output import OutputFile, parts_of, read_end, read_piece
 
 
-def test_the_first_part_and_the_newest_ones_are_kept_and_places_stay(tmp_path):
+def test_the_first_and_newest_parts_are_kept_at_their_places(tmp_path):
     file = str(tmp_path / "stdout")
     output = OutputFile(file, size=10, parts=3)
     whole = "".join(f"{number:04d}" for number in range(25)).encode()
@@ -55,7 +55,7 @@ def test_output_can_be_followed_while_parts_come_and_go(small):
     assert said.endswith("20000\nlast\n")
 
 
-def test_what_is_printed_last_explains_an_end_also_after_much_output(small):
+def test_the_last_output_explains_an_end_after_much_output(small):
     job = small.wait(small.script("yes | head -c 300000 >&2; echo 'ValueError: x' >&2; exit 1", retries=0))
     assert job["cause"] == "failed by itself"
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
@@ -96,7 +96,7 @@ def test_a_file_of_ones_own_can_be_followed(common):
     assert follower.communicate(timeout=60)[0] == "last\n"
 
 
-def test_a_file_that_cannot_be_written_is_named_and_patterns_that_are_none_are_refused(common):
+def test_unwritable_files_are_named_and_bad_patterns_refused(common):
     job = common.wait(common.script("true", output="/no/such/folder/x"))
     assert job["detail"] == "cannot write to /no/such/folder/x: No such file or directory" and job["state"] == "failed"
     assert "found '%q'" in common.cli("submit", "--output", "%q", "--", "true", code=2)

@@ -43,7 +43,7 @@ def api(asked):
     return ullage.manager.Client(url=url, token=token)
 
 
-def test_a_model_is_estimated_without_a_job_as_it_is_here_and_kept_through_a_kill(asked, api):
+def test_a_model_estimate_without_a_job_survives_a_kill(asked, api):
     answer = api.estimate(timeout=120, **MODEL)
     assert (answer["state"], answer["question"]["gpu"], answer["reason"]) == ("done", ["T4"], None)
     [found] = answer["estimates"]
@@ -59,7 +59,7 @@ def test_a_model_is_estimated_without_a_job_as_it_is_here_and_kept_through_a_kil
     assert asked.client.estimated(answer["id"]) == answer
 
 
-def test_a_script_comes_as_text_with_its_arguments_and_leaves_nothing(asked, api):
+def test_a_script_is_sent_as_text_and_leaves_nothing(asked, api):
     (asked.work / "width.py").write_text("WIDTH = 512\n")
     before = sorted(os.listdir(asked.work))
     question = {"script": SCRIPT, "args": ["256"], "cwd": str(asked.work), "env": {"SECRET": "x"}, "details": False}
@@ -139,7 +139,7 @@ def test_an_id_that_nobody_was_given_is_not_found(asked, api):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to speak as another user")
-def test_others_see_the_answer_if_they_know_its_id_and_never_the_script(asked, api):
+def test_the_id_of_an_estimate_shows_its_answer_not_its_script(asked, api):
     url, _ = remote(asked)
     mine = asked.client.estimate(timeout=120, script="raise ValueError('mine')", cwd=str(asked.work))
     theirs = ullage.manager.Client(url=url, token=api.token_create("theirs", "submit", user="nobody")["token"])

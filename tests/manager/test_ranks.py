@@ -116,7 +116,7 @@ def followed(upper, *ranks):
     )
 
 
-def test_a_rank_that_was_not_followed_may_take_as_much_as_the_largest():
+def test_an_unestimated_rank_is_promised_as_much_as_the_largest():
     small = followed(12, (0, 5), (1, 6), (3, 12))
     assert _by_rank([small], 12, ranks=4) == [5, 6, 12, 12]
     other = followed(14, (0, 7), (1, 2), (3, 14))
@@ -160,7 +160,7 @@ def submit_stages(here, **more):
     return number
 
 
-def test_each_gpu_is_promised_what_the_rank_takes_that_runs_there(two_stages):
+def test_each_gpu_is_promised_the_need_of_its_rank(two_stages):
     here = two_stages[0]()
     number = submit_stages(here)
     here.until(lambda: here.job(number)["state"] == "running", "the job to run")
@@ -193,7 +193,7 @@ def test_a_rank_that_takes_more_than_its_own_promise_is_told(two_stages):
     gpu.compute, gpu.used = {}, 0
 
 
-def test_a_job_with_other_gpus_than_ranks_is_promised_the_largest_on_each(two_stages):
+def test_a_job_with_more_gpus_than_ranks_promises_the_largest(two_stages):
     here = two_stages[0]()
     number = submit_stages(here, hold=True)
     here.call("edit", jobs=[number], changes={"gpus": 1})

@@ -174,7 +174,7 @@ def test_only_what_the_daemon_saw_puts_a_job_before_others(ended, used, fullest,
 
 
 @pytest.mark.parametrize("cause", sorted(INFRASTRUCTURE | MEMORY | {Cause.OWN_FAILURE, Cause.TIME_LIMIT}))
-def test_a_job_that_must_not_start_twice_is_tried_again_only_if_it_never_began(cause):
+def test_a_start_once_job_is_retried_only_if_it_never_began(cause):
     once = job(spec={"asked": {"requeue": False}})
     following = what_next(once, attempt(GIB), AttemptEnd(cause, "x"), None, 40 * GIB, RecoveryRules())
     assert following.again == (cause is Cause.NOT_STARTED)
@@ -192,7 +192,7 @@ def test_retries_are_for_failures_of_the_jobs_own():
 # With real processes on virtual GPUs.
 
 
-def test_printing_that_memory_ran_out_is_no_way_to_the_front_of_the_queue(home):
+def test_printing_out_of_memory_moves_no_job_to_the_front(home):
     home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
     home.start()
     liar = home.script(
@@ -224,7 +224,7 @@ while not os.path.exists(sys.argv[2]):
 
 
 @pytest.mark.slow
-def test_an_overbooked_virtual_gpu_ends_in_a_real_error_and_a_real_recovery(home):
+def test_an_overbooked_virtual_gpu_gives_an_error_and_a_recovery(home):
     home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
     home.start()
     env = home.environment()
@@ -245,7 +245,7 @@ def test_an_overbooked_virtual_gpu_ends_in_a_real_error_and_a_real_recovery(home
     assert home.wait(large)["attempts"][0]["used"] == 25 * GIB
 
 
-def test_a_job_that_endangers_others_is_stopped_where_the_site_wants_that(home):
+def test_a_job_endangering_others_is_stopped_if_the_site_wants(home):
     home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
     home.settings += 'over_promise = "stop"\n'
     home.start()

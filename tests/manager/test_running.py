@@ -172,7 +172,7 @@ def test_a_job_dies_with_its_supervisor_and_is_tried_again(common):
     assert common.log()[-1] == f"end {number} 2" and not [line for line in common.log() if line.startswith("twice")]
 
 
-def test_what_a_killed_supervisor_leaves_behind_ends_before_the_next_attempt(common):
+def test_a_killed_supervisors_processes_end_before_a_retry(common):
     """Even a process that has made itself a session and an environment of its own."""
     script = """
     if [ -e there ]; then exit 0; fi

@@ -174,7 +174,7 @@ def test_a_conda_environment_is_found_in_condas_own_list(common):
     assert common.client.call("logs", job=number)["text"] == f"{tool.parents[1]} mine\n"
 
 
-def test_a_client_of_another_version_is_told_what_to_type_and_nothing_is_done(common):
+def test_another_clients_version_is_refused_with_a_command(common):
     """One of version 0.1 says `verb` and no number; a later one says a higher number."""
     before = common.client.ping()["jobs"]
     job = {"job": {"command": ["true"], "cwd": "/tmp"}, "key": "the key of an old client"}

@@ -16,7 +16,7 @@ def causes(job):
     return [attempt["cause"] for attempt in job["attempts"]]
 
 
-def test_a_job_that_fails_by_itself_is_tried_again_as_often_as_it_says(common):
+def test_a_failed_job_is_retried_as_often_as_requested(common):
     good, bad, never = (common.script(FAILS_TWICE, retries=retries) for retries in (2, 1, 0))
     assert common.wait(good)["state"] == "done" and causes(common.job(good)) == ["failed by itself"] * 2 + ["finished"]
     job = common.wait(bad)
@@ -35,7 +35,7 @@ def test_retries_are_counted_across_a_restart(home):
     assert home.log() == [f"start {number} {attempt}" for attempt in (1, 2, 3)]
 
 
-def test_a_job_that_must_not_start_twice_does_not_after_its_supervisor_is_lost(home):
+def test_a_start_once_job_stays_down_without_its_supervisor(home):
     home.start(crash_at="supervisor-recorded")
     number = home.submit(requeue=False)
     job = home.wait(number)
@@ -43,7 +43,7 @@ def test_a_job_that_must_not_start_twice_does_not_after_its_supervisor_is_lost(h
     assert job["detail"] == "the process that watched it was killed; it asked never to be started twice"
 
 
-def test_a_job_that_must_not_start_twice_has_one_attempt_whatever_its_end(common):
+def test_a_start_once_job_has_one_attempt_whatever_its_end(common):
     out_of_memory = 'echo "torch.OutOfMemoryError: CUDA out of memory." >&2; exit 1'
     for script, cause in (
         (out_of_memory, "out of GPU memory"),
@@ -68,7 +68,7 @@ def test_contradictions_are_refused(common):
     assert said == "ullage: the job: requeue: a job that is never started twice cannot have retries too\n"
 
 
-def test_a_job_starts_at_its_time_and_not_before_also_after_a_restart(make_here):
+def test_a_job_starts_at_its_time_also_after_a_restart(make_here):
     here = make_here()
     moment = time.time() + 2 * HOUR
     number = here.submit("echo late", begin=moment)

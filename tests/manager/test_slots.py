@@ -79,7 +79,7 @@ def test_the_one_who_can_save_is_asked_and_has_the_time_for_it(slots, how, aroun
     assert slots.log() == ["saved by the trainer", "resumed"]
 
 
-def test_a_job_that_never_stops_writing_is_waited_for_no_longer_than_the_site_says(slots):
+def test_a_job_that_keeps_writing_has_only_the_sites_grace_time(slots):
     slots.settings += 'checkpoint_extension = "1s"\n'
     slots.start()
     script = "trap : USR1; touch there; while :; do dd if=/dev/zero of=big bs=1M count=8 conv=notrunc 2>/dev/null; done"
@@ -89,7 +89,7 @@ def test_a_job_that_never_stops_writing_is_waited_for_no_longer_than_the_site_sa
     assert slots.job(number)["attempts"][0]["cause"] == "time slot ended"
 
 
-def test_a_job_that_handles_no_signal_is_not_killed_by_the_one_to_save_itself(slots):
+def test_a_job_without_signal_handler_survives_the_save_signal(slots):
     slots.start()
     number = slots.script("touch there; while [ ! -e proceed ]; do sleep 0.05; done", resumable=True, exclusive=True)
     slots.until((slots.work / "there").exists, "the job")
@@ -100,7 +100,7 @@ def test_a_job_that_handles_no_signal_is_not_killed_by_the_one_to_save_itself(sl
     assert [event["job"] for event in told] == [number]
 
 
-def test_nobody_leaves_for_a_job_that_waits_for_it_or_that_could_not_use_its_place(slots):
+def test_no_job_makes_way_for_a_dependent_or_unsuited_one(slots):
     slots.start()
     fixed = slots.submit(proceed="proceed", memory=20 << 30)
     number = train(slots, "at once", exclusive=False, memory=4 << 30)
@@ -138,7 +138,7 @@ def test_one_who_waits_makes_one_leave(slots):
     assert {slots.wait(number)["state"] for number in (waiting, *long)} == {"done"}
 
 
-def test_cancelling_a_shell_leaves_the_program_in_it_time_to_save(served):
+def test_cancelling_a_shell_leaves_its_program_time_to_save(served):
     served.kill()
     served.settings = "[running]\ngrace = 30.0\n"
     served.start()

@@ -83,7 +83,7 @@ def refused(here, number):
     return here.until(lambda: "of its speed" in (here.job(number)["reason"] or "") and here.job(number), "a refusal")
 
 
-def test_a_job_waits_for_a_partner_beside_whom_it_keeps_the_speed_that_its_owner_asked_for(serve):
+def test_a_job_waits_for_a_partner_that_leaves_its_speed(serve):
     here = serve(FakeGpu(uuid="GPU-a", used=0, utilization=30))
     first = submit(here, "heavy", "a", min_speed=0.4)
     assert running(here, first)["speed"] == 1.0
@@ -152,13 +152,13 @@ def test_the_same_work_is_one_and_another_is_another(works):
     assert works.predict([light, heavy], SLOT).shares == speeds.shares[::-1]
 
 
-def test_a_gpu_that_nobody_knows_and_a_work_that_is_gone_are_unknown(works):
+def test_unknown_gpus_and_deleted_workloads_have_no_speed(works):
     heavy, light = keep(works, "heavy", "light")
     assert works.predict([heavy, light], replace(SLOT, name="GeForce 9999")) is None
     assert works.predict([heavy, "gone"], SLOT) is None and works.busy("gone") is None
 
 
-def test_what_cannot_be_read_any_more_is_unknown_and_stops_nobody(works, store):
+def test_unreadable_speeds_are_unknown_and_stop_nothing(works, store):
     [heavy] = keep(works, "heavy")
     store.keep_work(WorkRecord(id="older", predicted={H200: {"smact": 0.5}}))
     store.database.write([("UPDATE works SET predicted = '[1' WHERE id = ?", [(heavy,)])])

@@ -59,7 +59,7 @@ def test_a_damaged_database_is_left_alone_and_can_be_restored(tmp_path, damage):
     assert len(Database(tmp_path).rows("SELECT told FROM site")) == 500
 
 
-def test_a_daemon_with_a_damaged_database_says_so_and_changes_nothing(served):
+def test_a_damaged_database_is_reported_and_left_unchanged(served):
     number = served.script("true")
     served.wait(number)
     served.stop()
@@ -74,7 +74,7 @@ def test_a_daemon_with_a_damaged_database_says_so_and_changes_nothing(served):
     assert served.answers()
 
 
-def test_with_an_older_copy_nothing_runs_again_and_no_number_comes_twice(served):
+def test_an_older_copy_repeats_no_job_and_no_number(served):
     number = served.submit(hold=True)
     served.stop()
     file = served.folder / "manager/state.db"
@@ -127,7 +127,7 @@ def test_a_database_that_is_gone_is_not_replaced_by_an_empty_one(served, loss):
     assert served.job(number)["state"] == "held"
 
 
-def test_a_new_database_is_made_where_that_is_said_and_only_where_there_is_none(served):
+def test_a_database_is_created_only_on_request_if_missing(served):
     before = served.script("true")
     served.wait(before)
     served.stop()
@@ -141,7 +141,7 @@ def test_a_new_database_is_made_where_that_is_said_and_only_where_there_is_none(
 
 
 @pytest.mark.parametrize("what", ["state.db", "state.db-wal"])
-def test_a_database_that_is_removed_under_the_daemon_loses_nothing(served, what):
+def test_a_database_removed_under_the_daemon_loses_nothing(served, what):
     first = served.submit(hold=True)
     (served.folder / "manager" / what).unlink()
     second = served.submit(hold=True)
@@ -155,7 +155,7 @@ def test_a_database_that_is_removed_under_the_daemon_loses_nothing(served, what)
     assert served.job(third)["state"] == "held"
 
 
-def test_a_file_in_the_place_of_the_database_ends_the_daemon_and_is_left_alone(served):
+def test_a_file_replacing_the_database_ends_the_daemon_untouched(served):
     first = served.submit(hold=True)
     file = served.folder / "manager/state.db"
     file.unlink()
@@ -177,7 +177,7 @@ def damage(home, *statements):
         database.commit()
 
 
-def test_rows_that_cannot_be_read_are_set_aside_and_the_others_go_on(served):
+def test_unreadable_rows_are_set_aside_and_the_others_go_on(served):
     jobs = [served.submit(hold=True) for _ in range(7)]
     over = [served.script("true") for _ in range(2)]
     [served.wait(number) for number in over]
@@ -212,7 +212,7 @@ def test_rows_that_cannot_be_read_are_set_aside_and_the_others_go_on(served):
     assert served.job(jobs[1])["state"] == "held", "nothing was lost"
 
 
-def test_the_promise_of_a_running_job_that_cannot_be_read_is_kept_until_it_ends(served):
+def test_an_unreadable_running_job_keeps_its_promise_to_its_end(served):
     number = served.submit(proceed="proceed", memory=30 << 30)
     served.wait(number, "running")
     served.stop()
@@ -310,7 +310,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", place], check=True)
 
 
-def test_on_a_full_disk_submissions_are_refused_and_the_daemon_stays_up(make_home, small_disk):
+def test_a_full_disk_refuses_submissions_and_keeps_the_daemon_up(make_home, small_disk):
     home = make_home(small_disk / "h")
     home.work = small_disk.parent / "work"  # what the jobs themselves write is on another disk
     home.work.mkdir()
@@ -350,7 +350,7 @@ def one_message(home):
     return said
 
 
-def test_a_new_home_on_a_full_disk_is_one_message_and_works_when_there_is_room(make_home, small_disk):
+def test_a_full_disk_for_a_new_home_is_one_message(make_home, small_disk):
     home = make_home(small_disk / "h")
     filler = fill(small_disk)
     assert "no room" in one_message(home) and "Make room" in one_message(home)
@@ -363,7 +363,7 @@ def test_a_new_home_on_a_full_disk_is_one_message_and_works_when_there_is_room(m
         home.close()
 
 
-def test_a_daemon_that_cannot_start_on_a_full_disk_leaves_jobs_and_database_alone(make_home, small_disk):
+def test_a_failed_start_on_a_full_disk_changes_nothing(make_home, small_disk):
     home = make_home(small_disk / "h")
     home.work = small_disk.parent / "work"
     home.work.mkdir()

@@ -11,7 +11,7 @@ while :; do sleep 0.05; done
 """
 
 
-def test_a_slot_ends_with_a_checkpoint_and_the_job_goes_on_after_those_who_waited(home):
+def test_a_slot_ends_with_a_checkpoint_and_the_job_resumes_last(home):
     home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
     home.settings += '[fairness]\nslot = "1s"\ncheckpoint_lead = "30s"\n'
     home.start()
@@ -24,7 +24,7 @@ def test_a_slot_ends_with_a_checkpoint_and_the_job_goes_on_after_those_who_waite
     assert home.log() == [f"start {long} 1", "saved", f"start {other} 1", f"start {long} 2"]
 
 
-def test_a_slot_does_not_end_while_nobody_waits_nor_for_a_job_that_cannot_resume(home):
+def test_a_slot_ends_only_for_waiting_and_resumable_jobs(home):
     home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
     home.settings += '[fairness]\nslot = "100ms"\ncheckpoint_lead = "0s"\n'
     home.start()
@@ -74,7 +74,7 @@ def test_a_clock_that_is_moved_changes_no_job(make_here, home):
     assert [len(here.call("status", job=number)[0]["attempts"]) for number in (running, waiting)] == [1, 1]
 
 
-def test_what_is_older_than_the_site_keeps_goes_and_what_is_not_over_stays(make_here):
+def test_retention_deletes_only_old_finished_jobs(make_here):
     here = make_here()
     old = here.submit("echo old", exclusive=True)
     here.until_over(old)
@@ -122,7 +122,7 @@ def test_a_lost_gpu_gets_no_job_and_its_job_is_tried_elsewhere(served):
     assert job["attempts"][1]["slots"] != [place]
 
 
-def test_a_limit_of_host_memory_is_a_cgroup_where_the_system_allows(tmp_path):
+def test_a_host_memory_limit_is_a_cgroup_if_the_system_allows(tmp_path):
     (tmp_path / "cgroup.controllers").write_text("cpu memory")
     groups = Cgroups(root=tmp_path, own=tmp_path)
     assert groups.available

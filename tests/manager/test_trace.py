@@ -59,7 +59,7 @@ def test_what_ran_can_be_simulated_again(make_here):
     assert [job["id"] for job in here.call("trace", since=later, there=True)["jobs"]] == [waiting]
 
 
-def test_the_database_of_a_daemon_that_has_ended_tells_the_same_and_stays_as_it_is(make_here, tmp_path):
+def test_a_stopped_daemons_database_gives_the_same_trace(make_here, tmp_path):
     here = on_h200(make_here, policy="magm")
     here.until_over(here.submit("sleep 0.3", memory=20 * GIB))
     told = here.call("trace")
@@ -82,7 +82,7 @@ def test_the_database_of_a_daemon_that_has_ended_tells_the_same_and_stays_as_it_
         stored_trace(tmp_path / "state.db")
 
 
-def test_a_user_sees_the_jobs_of_nobody_else_unless_the_site_says_so(make_here):
+def test_a_user_sees_jobs_of_others_only_if_the_site_allows(make_here):
     here = on_h200(make_here)
     here.until_over(here.submit("true", memory=GIB, name="secret"))
     owner = here.job(1)["user"]

@@ -103,7 +103,7 @@ def test_others_jobs_can_be_seen_and_not_touched(shared):
     assert shared.job(number)["state"] == "held"
 
 
-def test_an_operator_may_requeue_and_edit_anybodys_job_but_not_with_his_own_environment(shared):
+def test_an_operator_edits_jobs_without_their_own_environment(shared):
     script = "touch there; while [ ! -e theirs ]; do sleep 0.05; done; echo $WORD"
     job = {"command": ["/bin/sh", "-c", script], "cwd": str(shared.work), "memory": 1 << 30, "env": {"WORD": "theirs"}}
     [number] = as_user(shared, "submit", job=job, key="nobodys job to requeue")["ok"]["jobs"]
@@ -120,7 +120,7 @@ def test_an_operator_may_requeue_and_edit_anybodys_job_but_not_with_his_own_envi
     assert shared.wait(number)["state"] == "done" and shared.client.logs(number) == "theirs\n"
 
 
-def test_the_output_of_another_user_cannot_write_to_an_operators_terminal(shared):
+def test_output_of_others_cannot_control_an_operators_terminal(shared):
     script = "printf 'red \\033[31m one\\n\\ttwo\\n'"
     job = {"command": ["/bin/sh", "-c", script], "cwd": str(shared.work), "memory": 1 << 30}
     theirs = as_user(shared, "submit", job=job, key="what nobody prints in red")["ok"]["jobs"][0]
@@ -139,7 +139,7 @@ def test_the_output_of_another_user_cannot_write_to_an_operators_terminal(shared
 SECRET = "the word is swordfish"
 
 
-def test_what_a_job_printed_is_shown_to_its_owner_and_operators_only(shared):
+def test_only_owner_and_operators_see_a_jobs_output(shared):
     """Its last words are in its detail, in its attempts and in its events; others see the cause."""
     script = f"echo 'torch.OutOfMemoryError: CUDA out of memory. {SECRET}'; exit 1"
     number = shared.script(script, gpus=4, exclusive=True)
@@ -206,7 +206,7 @@ def test_a_user_without_the_group_cannot_speak_to_the_daemon(common):
     assert "is not yours to use" in as_user(common, "ping")["refused"]
 
 
-def test_root_makes_tokens_for_others_and_they_only_for_themselves(shared):
+def test_root_makes_tokens_for_others_and_users_for_themselves(shared):
     made = shared.client.token_create("for nobody", user="nobody")
     assert (made["user"], made["uid"]) == ("nobody", pwd.getpwnam("nobody").pw_uid)
     assert [each["id"] for each in as_user(shared, "tokens")["ok"]] == [made["id"]]
@@ -243,7 +243,7 @@ def command_of_nobody(system_home, *words):
     )
 
 
-def test_users_reach_the_daemon_of_the_system_without_any_setting(shared, tmp_path):
+def test_users_reach_the_system_daemon_without_settings(shared, tmp_path):
     """As the install recipe leaves it: a group for the socket, and users who know of no `ULLAGE_HOME`."""
     if public_python() is None:
         pytest.skip("needs a Python that every user can run")
@@ -281,7 +281,7 @@ sys.stdin.read()
 """
 
 
-def test_a_user_with_many_orders_that_wait_is_refused_more_and_holds_up_nobody_else(shared):
+def test_a_user_with_many_pending_orders_delays_nobody_else(shared):
     command = [sys.executable, "-c", WAITING, str(socket_file(shared.folder)), "80", str(PROTOCOL)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/") as crowd:
         assert crowd.stdout.readline() == "open\n"

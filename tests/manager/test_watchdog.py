@@ -32,7 +32,7 @@ def systemd(monkeypatch, tmp_path):
     return Systemd(tmp_path / "notify")
 
 
-def test_systemd_hears_that_the_daemon_is_ready_and_well_until_its_steps_fail(systemd, make_here):
+def test_systemd_hears_ready_and_alive_until_the_steps_fail(systemd, make_here):
     here = make_here()
     here.until(lambda: systemd.heard.count("WATCHDOG=1") >= 2, "signs of life")
     assert systemd.heard[0] == "READY=1" and "NOTIFY_SOCKET" not in os.environ

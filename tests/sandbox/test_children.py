@@ -24,7 +24,7 @@ def child(request, env):
     return lambda name, **values: start_from_server(f"children:{name}", values)
 
 
-def test_the_answer_is_what_the_function_returns_and_nothing_that_it_prints(child, request):
+def test_the_answer_is_the_return_value_and_not_the_output(child, request):
     outcome = child("echo", batch_size=4).wait()
     has_torch = request.node.callspec.params["child"] == "forked" and outcome.answer["torch"]  # by an earlier test
     assert outcome.answer == {"batch_size": 4, "leads its group": True, "stdin": "", "torch": has_torch}
@@ -66,12 +66,12 @@ def test_a_child_is_ended_at_its_time_with_all_that_it_started(child, tmp_path, 
     gone(pids)
 
 
-def test_a_child_is_ended_when_it_takes_too_much_memory_with_what_it_started(child):
+def test_a_child_above_its_memory_limit_ends_with_its_processes(child):
     outcome = child("takes_memory", bytes=300 << 20).wait(Limits(memory=200 << 20))
     assert (outcome.failure, outcome.reason) == ("took more than 200 MiB of this machine's memory", "memory")
 
 
-def test_a_child_is_ended_when_it_leaves_too_little_memory_to_others(child):
+def test_a_child_that_leaves_others_too_little_memory_ends(child):
     outcome = child("takes_memory", bytes=1).wait(Limits(left_free=1.0))
     assert outcome.reason == "memory" and "left less than 100% of this machine's memory to others" in outcome.failure
 
@@ -105,7 +105,7 @@ def test_another_thread_may_answer_and_a_forked_process_may_not(child):
     assert child("answers_from_a_thread_and_a_fork").wait().answer == {"by": "thread"}
 
 
-def test_what_a_child_left_behind_ends_with_it_and_holds_nobody_up(child, tmp_path, gone):
+def test_processes_left_by_a_child_end_with_it_and_block_nobody(child, tmp_path, gone):
     assert child("leaves_a_process_behind", pids=str(tmp_path / "pids")).wait().answer == {"done": True}
     gone(tmp_path / "pids")
 
@@ -140,7 +140,7 @@ PARENT = """if __name__ == "__main__":
         'start_from_server("children:sleeps", {request})',
     ],
 )
-def test_a_child_and_what_it_started_do_not_outlive_a_killed_parent(env, tmp_path, gone, until, start):
+def test_a_child_and_its_processes_end_with_a_killed_parent(env, tmp_path, gone, until, start):
     pids, code = tmp_path / "pids", tmp_path / "parent.py"
     code.write_text(PARENT.format(here=sys.path[0], start=start.format(request={"pids": str(pids)})))
     parent = subprocess.Popen([sys.executable, code])
@@ -188,7 +188,7 @@ def test_what_takes_long_is_told_while_it_does(env, tmp_path):
     assert told[0] == "digging"
 
 
-def test_a_request_that_is_not_plain_is_refused_before_anything_starts():
+def test_a_request_of_other_types_is_refused_before_any_start():
     with pytest.raises(InvalidValue, match="needed plain values"):
         run("children:echo", {"it": object()})
 
@@ -209,7 +209,7 @@ def test_the_folder_in_which_a_child_starts_is_not_imported_from(tmp_path, env):
     assert start("children:echo", {}, env=env, cwd=str(tmp_path)).wait().answer
 
 
-def test_an_installed_ullage_does_not_go_before_the_places_of_the_user(monkeypatch):
+def test_an_installed_ullage_comes_after_the_users_paths(monkeypatch):
     from ullage.sandbox import environment as module
 
     monkeypatch.setattr(module, "_installed", lambda: [module.HOME])
@@ -222,7 +222,7 @@ def test_importing_the_harness_does_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_without_proc_and_psutil_a_process_is_still_told_from_none(monkeypatch):
+def test_without_proc_and_psutil_a_dead_process_is_recognized(monkeypatch):
     """As on macOS without the extra that brings psutil: an estimate must not need it."""
     monkeypatch.setattr(process_identity.os.path, "exists", lambda path: False)
     monkeypatch.setitem(sys.modules, "psutil", None)

@@ -143,7 +143,7 @@ child.read()
 
 
 @pytest.mark.parametrize("still", [False, True])
-def test_a_child_and_what_it_started_do_not_outlive_a_killed_parent(still, tmp_path, gone, until):
+def test_a_child_and_its_processes_end_with_a_killed_parent(still, tmp_path, gone, until):
     pids = tmp_path / "pids"
     begun = tmp_path / "pids.still" if still else pids
     code = PARENT.format(here=str(Path(__file__).parent), pids=str(pids), still=still)
@@ -154,7 +154,7 @@ def test_a_child_and_what_it_started_do_not_outlive_a_killed_parent(still, tmp_p
     gone(pids)
 
 
-def test_a_child_that_pauses_does_not_go_on_when_its_parent_is_gone(tmp_path, until):
+def test_a_paused_child_ends_with_its_parent(tmp_path, until):
     reading, writing = os.pipe()
     parent = os.fork()
     if parent == 0:

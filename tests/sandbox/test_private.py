@@ -268,7 +268,7 @@ def test_this_process_is_in_no_world():
     assert not overlay.is_private()
 
 
-def test_a_process_that_waits_saves_the_imports_and_keeps_nothing(possible, warm, env, folder):
+def test_a_worker_keeps_its_imports_and_no_state(possible, warm, env, folder):
     if "forked" not in possible:
         pytest.skip("this system refuses namespaces or overlays")
     seen = []

@@ -60,7 +60,7 @@ def odd() -> None:
     layer(torch.zeros(3, 13, 19, 23, device="cuda", requires_grad=True)).sum().backward()
 
 
-def test_the_card_is_asked_once_for_each_problem_and_the_answers_are_taken(machine: Machine) -> None:
+def test_each_problem_is_queried_once_and_its_answer_used(machine: Machine) -> None:
     found = ullage.estimate(odd, gpu=CARD)
     assert machine.starts == 1
     assert [json.loads(question)[0] for question in machine.questions] == ["f", "d", "w"]
@@ -106,7 +106,7 @@ def test_the_first_plan_that_the_switches_allow_is_taken(machine: Machine, switc
     assert found.guessed is not None and found.guessed["of_bytes"] == 3 * bytes_of_each * MIB
 
 
-def test_with_benchmark_all_plans_are_tried_and_the_first_is_kept(machine: Machine) -> None:
+def test_benchmark_mode_tries_all_plans_and_keeps_the_first(machine: Machine) -> None:
     def train() -> None:
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
             odd()
@@ -142,7 +142,7 @@ def test_where_it_fails_the_trees_answer_and_a_note_says_why(machine: Machine, t
     assert ("no GPU is free" if "error" in trouble else "has ended") in note
 
 
-def test_another_cudnn_than_the_one_that_runs_the_job_is_not_believed(machine: Machine) -> None:
+def test_answers_of_another_cudnn_release_are_ignored(machine: Machine) -> None:
     machine.says(cudnn=92000, plans=PLANS)
     found = ullage.estimate(odd, gpu=CARD)
     assert found.guessed is not None and found.guessed["workspaces"] == 3
@@ -223,7 +223,7 @@ def test_a_script_is_estimated_where_cudnn_cannot_be_asked(machine: Machine, tmp
 
 
 @pytest.mark.usefixtures("warm")
-def test_a_script_whose_answers_cannot_be_kept_is_not_run_again_and_again(machine: Machine, tmp_path: Path) -> None:
+def test_a_script_with_unstorable_answers_runs_once(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "cache").write_text("a file where a folder is needed")
     script = tmp_path / "train.py"

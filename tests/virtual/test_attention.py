@@ -156,7 +156,7 @@ ENCODERS = {
 
 @pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("encoder", ENCODERS, ids=str)
-def test_an_encoder_that_is_evaluated_by_one_operator_takes_what_its_parts_take(encoder, without_gradients):
+def test_a_fused_encoder_needs_as_much_as_its_parts(encoder, without_gradients):
     size, heads, hidden, batch, length, dtype, norm_first, padding = encoder
 
     def evaluate():

@@ -46,7 +46,7 @@ class MakesItsTable(nn.Module):
         return self.layer(value) + table[0, 0].to("cuda")
 
 
-def test_what_operators_write_on_the_cpu_counts_in_modules_and_not_while_data_is_loaded():
+def test_cpu_writes_count_in_modules_and_not_in_data_loading():
     def function():
         model = MakesItsTable().cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -49,7 +49,7 @@ def test_a_fused_function_takes_its_result_and_keeps_its_input(gpu):
     assert [note for note in gpu.notes if "torch.compile" in note] == gpu.notes
 
 
-def test_what_was_compiled_is_forgotten_and_nothing_is_left_behind():
+def test_compiled_code_is_forgotten_without_a_trace():
     before = dict(os.environ)
     for name, expected in (("H200", 60), ("A100-40GB", 40)):
         with virtual_gpu(name) as gpu:
@@ -110,7 +110,7 @@ def test_what_watches_modules_breaks_no_graph(gpu):
     assert not [note for note in gpu.notes if "torch.compile failed" in note]
 
 
-def test_a_network_that_ullage_generates_is_compiled_like_any_other(gpu):
+def test_a_generated_network_is_compiled_like_any_other(gpu):
     """Its code lies beside what watches it, but it is the user's program."""
     model = transformer("encoder", 100, 16, size=32, layers=1, heads=2, middle=64).cuda()
     torch.compile(model)(torch.zeros(4, 16, dtype=torch.int64, device="cuda")).sum().backward()
@@ -158,7 +158,7 @@ def test_a_compiled_convolution_has_the_layout_of_cudnn(gpu):
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_the_compilers_view_of_the_card_is_put_back_whenever_it_was_imported(early):
+def test_the_compilers_view_of_the_gpu_is_restored(early):
     name = "torch._dynamo.device_interface"
     usual = sys.modules.pop(name)
     try:

@@ -90,7 +90,7 @@ def said():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_the_compiler_is_loaded_only_when_it_is_asked_for_something(said, case):
+def test_the_compiler_is_loaded_only_on_use(said, case):
     if OLDER and case in ("not loaded", "gone afterwards"):
         pytest.skip("needs PyTorch 2.12 or newer: older ones load their compiler in other ways")
     printed, errors = said

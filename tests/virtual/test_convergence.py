@@ -8,7 +8,7 @@ from ullage.units import MIB
 from ullage.virtual.memory.tensors import DeviceMemory
 
 
-def test_a_repetition_that_runs_out_of_memory_says_so_as_pytorch_does():
+def test_a_repetition_out_of_memory_fails_as_in_pytorch():
     memory = DeviceMemory(CachingAllocator(64 * MIB))
     requests = RequestLog()
     requests.ask(40 * MIB)

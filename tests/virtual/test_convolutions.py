@@ -106,7 +106,7 @@ MEASURED = [
 
 
 @pytest.mark.parametrize(("call", "expected"), MEASURED)
-def test_pytorchs_requests_and_their_order_where_the_table_has_the_workspaces(call, expected):
+def test_requests_and_order_match_pytorch_for_tabled_workspaces(call, expected):
     """Whether the choice of a workspace is right is not shown here: each is looked up."""
     with ullage.virtual_gpu("H200") as gpu:
         assert backward(gpu, **call)[0] == expected
@@ -171,7 +171,7 @@ def test_random_layers_that_nothing_was_fitted_on(look_ups):
     assert beyond + more <= 2  # of 792
 
 
-def test_calls_of_recorded_training_runs_that_are_not_in_the_table(reference, look_ups):
+def test_recorded_calls_outside_the_table(reference, look_ups):
     """Every tenth convolution of models that are known."""
     with gzip.open(reference("groundtruth/kernels_h200.jsonl.gz"), "rt") as file:
         lines = [line for line in file if line.startswith('[["aten.convolution')]
@@ -182,7 +182,7 @@ def test_calls_of_recorded_training_runs_that_are_not_in_the_table(reference, lo
     assert count > 200 and exact >= 0.70 and close >= 0.85
 
 
-def test_depthwise_gradients_come_from_pytorchs_own_kernel_the_filter_first():
+def test_depthwise_gradients_use_pytorchs_kernel_filter_first():
     call = dict(grad=(2, 144, 32, 32), source=(2, 144, 64, 64), weight=(144, 1, 5, 5), stride=[2, 2], padding=[2, 2])
     with ullage.virtual_gpu("H200") as gpu:
         assert backward(gpu, **call, groups=144)[0] == [14400, 4718592]
@@ -274,13 +274,13 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize("sizes, answers", ANSWERS)
-def test_each_architecture_has_the_choices_that_cudnn_makes_for_it(sizes, answers) -> None:
+def test_each_architecture_has_its_own_cudnn_choices(sizes, answers) -> None:
     problem = ConvolutionProblem(*sizes, (1, 1), (0, 0), (1, 1), 1, "f32", False)
     found = [workspace(problem, capability, 40).size for capability in ARCHITECTURES]
     assert tuple(found) == answers
 
 
-def test_an_architecture_that_cudnn_does_not_answer_for_may_copy_all_tensors() -> None:
+def test_an_unknown_architecture_may_copy_all_tensors() -> None:
     problem = ConvolutionProblem(*ANSWERS[0][0], (1, 1), (0, 0), (1, 1), 1, "f32", False)
     known, other = workspace(problem, (9, 0), 40), workspace(problem, (10, 0), 148)
     assert other.size == known.size
@@ -305,7 +305,7 @@ def test_the_bound_leaves_room_for_a_guess_that_is_not_sure(channels, known):
     assert (room <= 28 * 2**20) is known  # a segment, and what contexts differ by
 
 
-def test_a_transposed_layer_copies_a_part_of_a_gradient_once_for_both_of_its_gradients():
+def test_a_transposed_layer_copies_a_gradient_once_for_both():
     """As recorded on an H200 in a U-Net, where the gradient is a slice of that of a concatenation."""
     with ullage.virtual_gpu("H200") as gpu:
         source = torch.zeros(8, 200, 22, 22, device="cuda", requires_grad=True)

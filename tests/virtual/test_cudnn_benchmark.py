@@ -99,7 +99,7 @@ def test_the_cache_is_empty_after_a_trial() -> None:
         assert torch.cuda.max_memory_reserved() == 200 * MIB
 
 
-def test_what_is_tried_is_in_pytorchs_peaks_and_not_in_what_is_needed() -> None:
+def test_tried_plans_count_in_pytorchs_peaks_not_in_the_need() -> None:
     with ullage.virtual_gpu("H200") as gpu:
         kept = torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
         gpu.libraries.convolve(LAYER, Trial((640 * MIB, MIB), 700 * MIB, Workspace(30 * MIB, 30 * MIB)))
@@ -248,7 +248,7 @@ def test_nothing_is_told_where_it_is_off() -> None:
 
 
 @pytest.mark.parametrize(("filter_side", "kept"), [(3, "another"), (9, "it")])
-def test_a_plan_by_fourier_transforms_that_is_named_first_is_kept_for_large_filters_alone(
+def test_a_first_fourier_plan_is_kept_only_for_large_filters(
     monkeypatch: pytest.MonkeyPatch, filter_side: int, kept: str
 ) -> None:
     side, padding = filter_side, filter_side // 2

@@ -111,7 +111,7 @@ def test_an_extension_that_is_wrapped_is_known_by_its_fake(gpu):
     assert any("norms.forward" in note for note in gpu.notes)
 
 
-def test_a_compiled_step_of_an_optimizer_in_the_form_of_apex_asks_for_no_memory(gpu):
+def test_a_compiled_apex_optimizer_step_requests_no_memory(gpu):
     from torch.utils.cpp_extension import load
 
     extension = load(name="fused_adam", sources=["multi_tensor_adam.cu"])

@@ -109,7 +109,7 @@ def outside(gpu):
     return gpu.context / MIB
 
 
-def test_nccl_takes_memory_at_the_first_collective_and_for_each_group(gpu):
+def test_nccl_needs_memory_at_the_first_collective_of_each_group(gpu):
     before = outside(gpu)
     torch.distributed.all_reduce(torch.zeros(1, device="cuda"))
     first = outside(gpu)
@@ -168,7 +168,7 @@ def test_what_the_watchdog_holds_for_a_time_is_no_growth():
     reason="PyTorch before 2.8 keeps nothing that is sent: it records streams",
 )
 @pytest.mark.parametrize("static", [False, True])
-def test_old_buckets_are_there_beside_new_ones_unless_a_slow_step_comes_between(gpu, static):
+def test_old_and_new_buckets_coexist_except_after_slow_steps(gpu, static):
     model = DistributedDataParallel(layers(), device_ids=[0], static_graph=static)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, foreach=True)
     held = []
@@ -187,7 +187,7 @@ def test_old_buckets_are_there_beside_new_ones_unless_a_slow_step_comes_between(
     reason="PyTorch before 2.8 keeps nothing that is sent: it records streams",
 )
 @pytest.mark.parametrize("clips", [False, True])
-def test_a_first_step_of_few_kernels_is_over_before_the_watchdog_looks_unless_gradients_are_clipped(gpu, clips):
+def test_a_short_first_step_ends_before_the_watchdog_looks(gpu, clips):
     model = DistributedDataParallel(layers(), device_ids=[0])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     held = []

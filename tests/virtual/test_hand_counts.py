@@ -35,12 +35,12 @@ def peak(train):
     return gpu.peak_allocated
 
 
-def test_sgd_holds_weight_input_output_gradient_and_two_workspaces():
+def test_sgd_holds_its_tensors_and_two_workspaces():
     # The peak is inside the backward pass: weight, x, the given gradient, y, the weight's gradient, two workspaces.
     assert peak(one_step(torch.optim.SGD, lr=0.1)) == 2 * WEIGHT + 3 * ROWS + 2 * CUBLAS
 
 
-def test_gradients_that_are_kept_do_not_raise_the_peak_of_sgd_until_the_next_step():
+def test_kept_gradients_raise_the_peak_of_sgd_at_the_next_step():
     # With set_to_none=False the old gradient stays, and the new one is added to it from a tensor of its own.
     train = one_step(torch.optim.SGD, steps=2, set_to_none=False, lr=0.1)
     assert peak(train) == 3 * WEIGHT + 3 * ROWS + 2 * CUBLAS
@@ -94,7 +94,7 @@ def test_reserved_memory_is_in_segments():
     assert gpu.process_memory == gpu.peak_reserved + gpu.context
 
 
-def test_a_product_into_a_given_tensor_takes_the_workspace_and_nothing_else():
+def test_a_product_into_a_given_tensor_needs_only_the_workspace():
     def train():
         a, out = torch.ones(512, 512, device="cuda"), torch.empty(512, 512, device="cuda")
         torch.mm(a, a, out=out)
@@ -104,7 +104,7 @@ def test_a_product_into_a_given_tensor_takes_the_workspace_and_nothing_else():
 
 
 @pytest.mark.skipif("dtype" not in torch.ops.aten.addmm.overloads(), reason="PyTorch before 2.8 has no out_dtype")
-def test_a_product_of_short_numbers_is_summed_in_the_type_that_is_asked_for():
+def test_a_low_precision_product_is_summed_in_the_set_type():
     def train():
         a = torch.ones(512, 512, device="cuda", dtype=torch.bfloat16)
         total = torch.addmm(torch.zeros(512, 512, device="cuda"), a, a, out_dtype=torch.float32)

@@ -44,14 +44,14 @@ def check_elementwise(name, sizes, types):
             assert told(name, args, {}) == infer_by_pytorch(func, args, {}), (name, dtype, size)
 
 
-def test_common_operators_of_each_element_are_told_as_pytorch_tells_them():
+def test_common_elementwise_operators_match_pytorch():
     for name in ("aten.mul.Tensor", "aten.relu_.default", "aten.clamp_.default", "aten.gelu_backward.default"):
         check_elementwise(name, ((4, 1, 3),), (torch.bfloat16,))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SIMPLE - {*REDUCTIONS}))
-def test_operators_of_each_element_are_told_as_pytorch_tells_them(name):
+def test_elementwise_operators_match_pytorch(name):
     check_elementwise(name, SIZES, TYPES)
 
 
@@ -65,7 +65,7 @@ def test_reductions_are_told_as_pytorch_tells_them(name):
                 assert told(name, args, {}) == infer_by_pytorch(func, args, {}), (dtype, size, rest)
 
 
-def test_calls_on_tensors_that_are_not_alike_are_asked_of_pytorch():
+def test_calls_on_unlike_tensors_use_pytorchs_inference():
     rows, columns = torch.ones(4, 3), torch.ones(3, 4).t()
     for args in (
         (rows, columns),

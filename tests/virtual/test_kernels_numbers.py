@@ -23,7 +23,7 @@ def on_gpu(*size, dtype=torch.float32, channels_last=False):
     return made.contiguous(memory_format=torch.channels_last) if channels_last else made
 
 
-def test_batch_norm_over_channels_last_leaves_partial_results_of_every_block(gpu):
+def test_channels_last_batch_norm_keeps_results_per_block(gpu):
     source = on_gpu(32, 432, 14, 14, dtype=torch.bfloat16, channels_last=True)
     parameters = [on_gpu(432, dtype=torch.bfloat16) for _ in range(4)]
     sizes, outputs = requests(gpu, lambda: aten.native_batch_norm(source, *parameters, True, 0.1, 1e-5))
@@ -33,7 +33,7 @@ def test_batch_norm_over_channels_last_leaves_partial_results_of_every_block(gpu
     assert [output.dtype for output in outputs] == [torch.bfloat16, torch.float32, torch.float32]
 
 
-def test_cudnn_batch_norm_takes_a_workspace_for_channels_last_alone(gpu):
+def test_cudnn_batch_norm_has_a_workspace_only_channels_last(gpu):
     parameters = [on_gpu(64) for _ in range(4)]
     for channels_last in (False, True):
         source = on_gpu(4, 64, 8, 8, channels_last=channels_last)
@@ -44,7 +44,7 @@ def test_cudnn_batch_norm_takes_a_workspace_for_channels_last_alone(gpu):
         assert cudnn_workspace(source.shape, source.dtype, forward=True) == workspace
 
 
-def test_layer_norm_of_many_rows_sums_its_gradients_in_two_rounds(gpu):
+def test_layer_norm_of_many_rows_sums_gradients_in_two_rounds(gpu):
     rows, columns = 100352, 64
     source, statistics, weight = on_gpu(rows, columns), on_gpu(rows, 1), on_gpu(columns)
     mask = [True, True, True]
@@ -65,7 +65,7 @@ def test_layer_norm_of_few_rows_takes_its_outputs_alone(gpu):
     assert requests(gpu, lambda: aten.native_layer_norm_backward(*arguments))[0] == [256000, 256, 256]
 
 
-def test_a_radix_sort_of_cub_needs_room_for_keys_values_and_digits(gpu):
+def test_a_cub_radix_sort_needs_room_for_keys_values_and_digits(gpu):
     # 8192 keys of 8 bytes: 8 passes of 256 digits counted in 8 bytes, 2 tiles of 4608 items, keys and values once more
     expected = 8 * 256 * 8 + 2 * 256 * 4 + 2 * 8192 * 8 + 256 + 255
     assert sorting.radix_sort(8192, 8, 8, 64, gpu.spec) == expected == 150015
@@ -77,7 +77,7 @@ def test_sorting_up_to_4096_elements_takes_an_index_alone(gpu):
     assert requests(gpu, lambda: torch.sort(on_gpu(8, 4096)))[0][1:] == [8 * 4096 * 4, 8 * 4096 * 8, 4096 * 8]
 
 
-def test_the_gradient_of_an_embedding_with_few_indices_needs_no_sorting(gpu):
+def test_an_embedding_gradient_of_few_indices_needs_no_sorting(gpu):
     indices = on_gpu(3072, dtype=torch.int64)
     sizes, _ = requests(gpu, lambda: aten.embedding_dense_backward(on_gpu(3072, 16), indices, 100, -1, False))
     assert sizes[1:] == [100 * 16 * 4]
@@ -100,7 +100,7 @@ def test_indices_of_different_strides_are_made_contiguous(gpu):
     assert sizes[1:] == [8 * 16 * 8, 8 * 16 * 8, 8 * 16]
 
 
-def test_a_mean_squared_error_keeps_the_memory_of_its_unreduced_values(gpu):
+def test_a_mean_squared_error_keeps_its_unreduced_values(gpu):
     source, target = on_gpu(64, 1000), on_gpu(64, 1000)
     sizes, loss = requests(gpu, lambda: torch.nn.functional.mse_loss(source, target))
     assert sizes == [256000, 256000]
@@ -156,7 +156,7 @@ def test_operators_with_a_kernel_and_a_formula_arrive_whole():
             source.grad = None
 
 
-def test_cudnn_samples_by_a_contiguous_grid_and_gives_both_gradients(gpu):
+def test_cudnn_grid_sampling_returns_both_gradients(gpu):
     """`grid_sample` of a PyTorch with CUDA, with corners aligned and zeros beyond them."""
     source, grid = on_gpu(2, 3, 8, 8), on_gpu(2, 2, 4, 6).permute(0, 2, 3, 1)
     sizes, out = requests(gpu, lambda: aten.cudnn_grid_sampler(source, grid))

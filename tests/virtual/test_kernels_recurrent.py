@@ -122,7 +122,7 @@ def test_under_inference_mode_there_is_no_reserve():
         assert gpu.memory.allocator.allocated - before == out.numel() * 4 + 2 * hidden.numel() * 4
 
 
-def test_weights_that_were_not_flattened_are_compacted_at_every_call():
+def test_unflattened_weights_are_compacted_at_every_call():
     with ullage.virtual_gpu("H200") as gpu:
         model = nn.GRU(64, 128).cuda().bfloat16()  # torch.backends.cudnn.is_acceptable knows no bfloat16
         source = torch.randn(20, 16, 64, device="cuda", dtype=torch.bfloat16)

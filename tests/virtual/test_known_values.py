@@ -118,7 +118,7 @@ def test_a_large_view_of_one_number_is_not_computed(gpu):
     assert gpu.values.known(torch.ones(1, device="cuda").expand(1 << 40).sum(dtype=torch.float32)) is None
 
 
-def test_a_number_without_data_counts_as_one_also_where_it_is_compared(gpu):
+def test_a_number_without_data_counts_as_one_in_comparisons(gpu):
     x = torch.rand((), device="cuda")
     assert x.item() == 1.0
     assert (x <= 1) and (x > 0.5) and (x == x) and not (x < 1) and not (torch.zeros((), device="cuda") > x)
@@ -159,7 +159,7 @@ def test_a_loop_that_waits_for_samples_to_be_accepted_ends(gpu):
     assert not any(bool((torch.rand(8, device="cuda") > torch.rand(8, device="cuda")).any()) for _ in range(20))
 
 
-def test_a_mask_that_is_read_chooses_everything_and_flags_are_false(gpu):
+def test_a_mask_that_is_read_selects_all_and_flags_are_false(gpu):
     x = torch.rand(2, 5, device="cuda")
     rows, mask = x.cpu(), (x > 0.5).cpu()
     assert [len(row[chosen]) for row, chosen in zip(rows, mask, strict=True)] == [5, 5]
@@ -176,7 +176,7 @@ def test_a_gradient_that_there_is_not_has_no_values(gpu):
     assert nothing.grad.shape == (0,)
 
 
-def test_a_loop_that_trains_until_a_loss_is_small_goes_on_for_some_steps(gpu):
+def test_a_loop_until_a_small_loss_runs_some_steps(gpu):
     net = torch.nn.Linear(8, 1, device="cuda")
     optimizer = torch.optim.Adam(net.parameters())
     loss = torch.tensor(float("inf"))
@@ -215,7 +215,7 @@ def chosen(x, flag):
 
 
 @pytest.mark.parametrize(("code", "answer"), [(checked, "fine"), (refused, "fine"), (asserted, "fine"), (chosen, "no")])
-def test_code_that_asks_for_a_flag_without_data_goes_on_where_one_way_only_raises(gpu, code, answer):
+def test_an_unknown_flag_takes_the_branch_that_does_not_raise(gpu, code, answer):
     x = torch.rand(1 << 20, device="cuda")
     assert code(x, (x > 0).all()) == answer
     assert gpu.noted, "something was assumed"
@@ -250,7 +250,7 @@ def rows(made):
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_a_mask_has_at_most_as_many_places_as_were_written_into_zeros(gpu, name):
+def test_a_mask_has_at_most_as_many_places_as_were_written(gpu, name):
     make, count = MASKS[name]
     assert len(make()) == count
 
@@ -289,7 +289,7 @@ def test_a_script_may_know_how_many_elements_it_selects(gpu):
         x[mask].view(8, 3, 11, 11)
 
 
-def test_experts_that_a_router_chooses_get_the_same_share_of_the_tokens(gpu):
+def test_experts_of_a_router_get_equal_shares_of_the_tokens(gpu):
     scores = torch.randn(30, 4, device="cuda").softmax(-1)
     chosen = scores.topk(2).indices
     for expert in range(4):
@@ -345,7 +345,7 @@ def test_a_mask_of_pairs_is_known(gpu):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_probabilities_without_data_pass_the_checks_of_distributions(gpu, rows):
+def test_probabilities_without_data_pass_distribution_checks(gpu, rows):
     odds = torch.randn(rows, 2, device="cuda").softmax(-1)
     assert torch.distributions.Categorical(odds, validate_args=True).sample().shape == (rows,)
     with pytest.raises(ValueError, match="Simplex"):

@@ -36,7 +36,7 @@ def test_four_billion_parameters_take_less_than_two_gibibytes():
     assert resident_kib < 2 * 2**20
 
 
-def test_a_batch_that_this_machine_has_no_memory_for_moves_to_the_gpu_and_cannot_be_read(monkeypatch):
+def test_a_batch_beyond_host_memory_moves_to_the_gpu_unreadable(monkeypatch):
     def no_memory(make, *more):
         def refuse():
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000 bytes.")

@@ -110,7 +110,7 @@ def test_without_triton_the_one_that_belongs_to_pytorch_is_named(modules, monkey
     assert f"pip install triton=={release_of(torch.__version__).triton}.*" in about_lookups(gpu)[0]
 
 
-def test_nothing_is_said_of_other_packages_and_of_libraries_that_did_not_run(modules):
+def test_other_packages_and_unused_libraries_are_not_reported(modules):
     load = modules("looks_for_others", "try:\n    import no_such_package_at_all\nexcept ImportError:\n    pass\n")
     other = modules("looks_library.other", TAKES_KERNELS, installed=True)
     with virtual_gpu("H200") as gpu:

@@ -120,7 +120,7 @@ def test_what_is_frozen_after_the_first_call_is_not_trainable():
     assert (model["parameters"], model["trainable"]) == (2 * 1024 * 1024, 1024 * 1024)
 
 
-def test_a_part_that_is_called_by_itself_has_the_path_of_the_whole():
+def test_a_part_called_directly_has_its_full_path():
     e = ullage.estimate(training(lambda: Whole(Net())), gpu="H200")
     assert e.peak_module in ("net.first", "net.inner.1") and e.peak_class == "Linear"
     assert f"{e.peak_module} (Linear)" in e.peak_words
@@ -164,7 +164,7 @@ def test_layers_say_their_outputs_parameters_and_what_they_keep():
     assert "256×1024" in text and "1,048,576" in text and "ReLU" not in text and "--depth 2 shows all" in text
 
 
-def test_the_largest_of_each_part_is_kept_and_said_where_it_differs_much():
+def test_the_largest_of_each_part_is_kept_and_variation_noted():
     e = ullage.estimate(training(Net, batch=8192), gpu="H200")
     assert e.breakdown["gradients"] < e.largest["gradients"] == WEIGHTS
     assert e.largest["activations"] >= e.breakdown["activations"]

@@ -108,13 +108,13 @@ def test_many_heads_share_fewer_parts_of_the_keys():
     assert 2 * heads * (tiles + 2 * 64 * size * 4) in attention("RTX-4090", torch.float16, heads, size, length)
 
 
-def test_flash_attention_expands_grouped_heads_for_their_gradients():
+def test_flash_attention_expands_grouped_heads_for_gradients():
     taken = attention("A100-40GB", torch.bfloat16, 8, 64, 128, keys_heads=2, backend=SDPBackend.FLASH_ATTENTION)
     assert taken.count(2 * 128 * 8 * 64 * 2) >= 3  # dQ, and dK and dV of every query head
 
 
 @pytest.mark.parametrize("card", ["A100-40GB", "RTX-4090"])
-def test_deterministic_flash_attention_has_a_sum_for_each_multiprocessor(card):
+def test_deterministic_flash_attention_sums_per_multiprocessor(card):
     torch.use_deterministic_algorithms(True)
     try:
         taken = attention(card, torch.bfloat16, 8, 64, 128, backend=SDPBackend.FLASH_ATTENTION)
@@ -172,7 +172,7 @@ def recurrent(card, mode, batch, steps=64):
     return network.workspace()
 
 
-def test_recurrent_networks_stay_on_the_multiprocessors_where_pytorch_lets_them():
+def test_recurrent_networks_stay_on_multiprocessors_if_allowed():
     stay, leave = recurrent("H200", LSTM, 64), recurrent("H200", LSTM, 60)
     for card in ("A100-40GB", "RTX-4090", "B200", "V100-16GB"):
         assert recurrent(card, LSTM, 64) == stay, card
@@ -183,7 +183,7 @@ def test_recurrent_networks_stay_on_the_multiprocessors_where_pytorch_lets_them(
     assert recurrent("V100-16GB", LSTM, 64, steps=8) < recurrent("A100-40GB", LSTM, 64, steps=8)
 
 
-def test_a_reduction_by_cub_has_a_number_for_each_block_of_a_full_card():
+def test_a_cub_reduction_has_a_number_per_block_of_a_full_card():
     blocks = {"H200": 132 * 8, "A100-40GB": 108 * 8, "T4": 40 * 4, "RTX-4090": 128 * 6, "B200": 148 * 8}
     for card, count in blocks.items():
         expected = -(-count * 5 * 4 // 256) * 256 + 255
@@ -200,7 +200,7 @@ def test_partial_sums_follow_the_number_of_multiprocessors():
     assert buffers["B200"] > buffers["H200"] > buffers["A100-40GB"] > buffers["T4"]
 
 
-def test_a_guess_for_another_architecture_leaves_room_for_copies_of_all_tensors():
+def test_a_guess_for_another_architecture_may_copy_all_tensors():
     sizes = (8, 67, 28, 28), (67, 67, 3, 3), (8, 67, 28, 28)
     problem = ConvolutionProblem(FORWARD, *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", False)
     copies = all_copies(terms(problem))

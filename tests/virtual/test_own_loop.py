@@ -47,7 +47,7 @@ def answer(model, optimizer="adamw", trace=None, **options):
 
 
 @pytest.mark.parametrize("optimizer", [*own_loop.OPTIMIZERS, "adamw_fused", "adam_single"])
-def test_a_foreseen_step_is_the_one_that_would_have_been_followed(trusted, optimizer):
+def test_an_extrapolated_step_equals_the_executed_one(trusted, optimizer):
     foreseen, followed = Counted(), Counted()
     told = answer(foreseen, optimizer)
     assert told == answer(followed, optimizer, trace=Trace())  # a trace has every event of every step

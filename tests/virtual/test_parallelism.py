@@ -64,7 +64,7 @@ def test_zero_redundancy_keeps_a_part_of_the_states(gpu):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_zero_redundancy_gathers_the_states_of_all_ranks_and_takes_its_own_back(rank):
+def test_zero_redundancy_gathers_all_states_and_restores_its_own(rank):
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     with Rank(RANKS, rank).entered(), virtual_gpu("H200"):
@@ -89,7 +89,7 @@ def test_zero_redundancy_gathers_the_states_of_all_ranks_and_takes_its_own_back(
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_a_rank_writes_and_reads_its_part_of_a_distributed_checkpoint(rank, tmp_path):
+def test_a_rank_writes_and_reads_its_part_of_a_checkpoint(rank, tmp_path):
     checkpoint = pytest.importorskip("torch.distributed.checkpoint")
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -133,7 +133,7 @@ def test_pieces_of_flat_parameters_lie_side_by_side(gpu):
     assert places == [([rank * piece], rank) for rank in range(RANKS)]
 
 
-def test_gradients_that_are_views_of_buckets_take_no_memory_of_their_own(gpu):
+def test_gradients_as_bucket_views_need_no_memory(gpu):
     def gradients(**options):
         model = DistributedDataParallel(layers(), **options)
         train(model)
@@ -177,7 +177,7 @@ def test_communication_hooks_send_what_they_make_of_a_bucket(gpu):
     assert state.error_dict, "it keeps what it left out for the next step"
 
 
-def test_the_states_that_only_other_ranks_hold_are_in_a_full_checkpoint_of_an_optimizer(gpu):
+def test_a_full_optimizer_checkpoint_has_the_states_of_all_ranks(gpu):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     model = FullyShardedDataParallel(layers(), use_orig_params=True)
@@ -238,7 +238,7 @@ def pipeline(kind, rank, received=None, shape=None):
         return torch.cuda.max_memory_allocated(), messages.sent, list(gpu.notes), groups.apart, gpu.calls.bubble
 
 
-def test_stages_of_a_pipeline_hold_as_many_microbatches_as_their_schedule_has_under_way():
+def test_pipeline_stages_hold_the_microbatches_of_their_schedule():
     one_by_one, sent, _, apart, _ = pipeline("Schedule1F1B", 0)
     assert apart == list(range(RANKS))
     all_at_once = pipeline("ScheduleGPipe", 0)[0]
@@ -255,7 +255,7 @@ def test_stages_that_know_their_shapes_ask_no_other_one():
     assert pipeline("Schedule1F1B", RANKS - 1, shape=(64, 512))[0] <= told, "no forward pass to learn them, either"
 
 
-def test_a_stage_that_runs_out_of_memory_says_how_much_it_would_need():
+def test_a_stage_out_of_memory_reports_how_much_it_needs():
     pipelining = pytest.importorskip("torch.distributed.pipelining")
 
     def run():
@@ -268,7 +268,7 @@ def test_a_stage_that_runs_out_of_memory_says_how_much_it_would_need():
     assert not found.fits and found.peak_reserved > found.gpu_memory
 
 
-def test_the_step_of_a_stage_is_longer_by_the_bubble_of_its_pipeline():
+def test_the_bubble_of_a_pipeline_lengthens_the_step_of_a_stage():
     pipelining = pytest.importorskip("torch.distributed.pipelining")
 
     def run():
@@ -304,7 +304,7 @@ def test_interleaved_stages_of_one_rank_follow_each_other():
     assert without_bubble > interleaved > 0, "what the gradients of weights need is kept until the bubble"
 
 
-def test_a_rank_with_the_first_and_the_last_stage_trains_without_a_bubble():
+def test_a_rank_with_first_and_last_stage_has_no_bubble():
     assert pipeline("ScheduleZBVZeroBubble", 0)[0] > 0
 
 

@@ -136,7 +136,7 @@ def test_a_plan_takes_its_copies_and_its_partial_sums(name):
     assert needed_copies(asked) + plans.partial_bytes(plan, cut, parts) + rest == taken
 
 
-def test_a_depthwise_kernel_keeps_its_partial_sums_and_copies_its_filter_alone():
+def test_a_depthwise_kernel_keeps_sums_and_copies_its_filter():
     size = (4, 40, 171, 171)
     asked = problem("w", size, (40, 1, 3, 3), size, "f32", last=True, padding=1, groups=40)
     plan = EnginePlan("w", 61, {plans.TILE: 3, plans.SPLIT_K_BUFFERS: 1})
@@ -144,7 +144,7 @@ def test_a_depthwise_kernel_keeps_its_partial_sums_and_copies_its_filter_alone()
     assert plans.partial_bytes(plan, plans.grid(plan, lengths(asked)), 66) + filter_copy + counters == 272550
 
 
-def test_an_indexed_kernel_keeps_a_table_for_each_of_eight_groups_and_gradients_in_singles():
+def test_an_indexed_kernel_keeps_tables_for_eight_groups():
     forward = problem("f", (16, 375, 149, 149), (375, 25, 7, 1), (16, 375, 143, 50), "f16", groups=15)
     gradient = problem("w", (74, 370, 1, 1), (360, 74, 3, 3), (74, 360, 1, 1), "f32", padding=1, groups=5)
     in_half = problem("w", (18, 1024, 47, 47), (1024, 512, 9, 9), (18, 1024, 47, 47), "f16", padding=4, groups=2)
@@ -154,7 +154,7 @@ def test_an_indexed_kernel_keeps_a_table_for_each_of_eight_groups_and_gradients_
 
 
 @pytest.mark.parametrize(("direction", "least"), [("f", 0.9), ("d", 0.9), ("w", 0.8)])
-def test_the_network_names_most_workspaces_of_networks_that_it_has_not_seen(direction, least, monkeypatch):
+def test_the_network_knows_most_workspaces_of_unseen_networks(direction, least, monkeypatch):
     """Every hundredth answer about the networks of `h200_fresh`, none of which it was taught."""
     found = []
     for number, row in enumerate(answers()):
@@ -207,7 +207,7 @@ def test_methods_of_gradients_keep_what_cudnn_says(layer, settings, answer):
     assert answer in terms(problem(*layer, "f32", **settings)).buffers
 
 
-def test_a_layer_of_the_table_is_put_to_the_network_once_where_switches_rule_plans_out(monkeypatch):
+def test_a_tabled_layer_reaches_the_network_once_under_switches(monkeypatch):
     asked = problem("f", (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8), "f32", padding=1)
     put = []
     inputs = network.network_inputs
@@ -218,7 +218,7 @@ def test_a_layer_of_the_table_is_put_to_the_network_once_where_switches_rule_pla
     assert len(put) == 1
 
 
-def test_columns_of_problems_and_single_ones_tell_the_network_the_same():
+def test_batches_and_single_problems_have_equal_features():
     np = pytest.importorskip("numpy")
     asked = [each[0] for each in TAKEN.values() if each[0].direction == "w"]
     rows = [plans.row_of(each) for each in asked]

@@ -106,7 +106,7 @@ def test_work_handles_objects_and_messages(gpu):
     dist.monitored_barrier()
 
 
-def test_objects_are_gathered_in_the_order_of_ranks_and_take_their_bytes_on_the_gpu(gpu):
+def test_gathered_objects_keep_rank_order_and_need_gpu_memory(gpu):
     mine = {"text": "x" * 10 * MIB}
     gathered = [None] * RANKS
     torch.cuda.reset_peak_memory_stats()
@@ -119,7 +119,7 @@ def test_objects_are_gathered_in_the_order_of_ranks_and_take_their_bytes_on_the_
     assert gathered == [mine] * RANKS and torch.cuda.memory_allocated() == 0
 
 
-def test_objects_of_the_first_rank_are_those_that_it_sent_when_it_was_followed():
+def test_received_objects_are_those_that_the_first_rank_sent():
     def exchange(rank, received):
         with Rank(RANKS, rank).entered(), virtual_gpu("H200") as gpu:
             dist.init_process_group("nccl")
@@ -150,7 +150,7 @@ def test_groups_and_meshes_have_the_ranks_of_this_one(gpu):
     assert (mesh["tensor"].size(), mesh.get_local_rank("tensor"), mesh.get_group("data").size()) == (4, 2, 2)
 
 
-def test_communicators_are_made_with_the_groups_if_the_device_is_named():
+def test_a_named_device_creates_communicators_with_their_groups():
     with Rank(RANKS, 2, nodes=2).entered(), virtual_gpu("H200") as gpu:
         before = gpu.context
         dist.init_process_group("nccl", device_id=torch.device("cuda", 2))
@@ -243,7 +243,7 @@ def test_a_rank_that_cannot_be_is_refused(given, message):
         estimate(lambda: None, gpu="H200", ranks=Ranks(**given))
 
 
-def test_connections_to_other_ranks_take_memory_and_the_bound_has_those_that_nccl_may_make_besides():
+def test_connections_need_memory_and_the_bound_allows_more():
     def outside(ranks, nodes=1, send=False):
         with Rank(ranks, 0, nodes=nodes).entered(), virtual_gpu("H200") as gpu:
             dist.init_process_group("nccl")

@@ -32,7 +32,7 @@ def test_hopper_takes_cudnns_attention_since_it_is_trusted(release, expected):
     assert choice(release) == expected
 
 
-def test_a_chance_of_dropout_that_cudnn_cannot_draw_goes_to_flash_attention():
+def test_dropout_beyond_cudnn_falls_back_to_flash_attention():
     assert [choice(release, dropout=0.1) for release in ("2.11", "2.12")] == ["cudnn", "flash"]
     assert choice("2.12", dropout=0.125) == "cudnn"
 
@@ -120,7 +120,7 @@ def installed(folder, version):
 @pytest.mark.parametrize(
     "command", ["estimate torchvision:resnet18", "estimate SCRIPT", "max-batch torchvision:resnet18"]
 )
-def test_a_pytorch_that_is_too_old_is_refused_in_one_line_before_anything_runs(tmp_path, monkeypatch, command):
+def test_too_old_a_pytorch_is_refused_in_one_line(tmp_path, monkeypatch, command):
     script = tmp_path / "train.py"
     script.write_text("print('the script ran')")
     installed(tmp_path, "2.5.1")

@@ -90,7 +90,7 @@ while not pathlib.Path(sys.argv[2]).exists():
 """
 
 
-def test_overbooking_ends_in_the_process_that_asked_and_in_no_other(card, tmp_path):
+def test_overbooking_ends_only_the_requesting_process(card, tmp_path):
     proceed = tmp_path / "proceed"
     first = start(card, HOLD, tmp_path, 9 * GIB, proceed)
     until(lambda: card.used() > 9 * GIB, "the first job takes its memory")

@@ -157,7 +157,7 @@ def test_sparse_tensors_move_and_change_their_type(gpu):
     assert torch.sparse.softmax(moved.coalesce(), 1)._nnz() == 2
 
 
-def test_what_sparse_tensors_cannot_do_on_a_gpu_fails_as_it_does_there(gpu):
+def test_unsupported_sparse_operations_fail_as_on_a_gpu(gpu):
     embedding = nn.Embedding(10, 4, sparse=True).cuda()
     embedding(torch.arange(3).cuda()).sum().backward()
     if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::linalg_vector_norm", "SparseCPU"):  # 2.14 has one
@@ -167,7 +167,7 @@ def test_what_sparse_tensors_cannot_do_on_a_gpu_fails_as_it_does_there(gpu):
         torch.optim.Adam(embedding.parameters()).step()
 
 
-def test_products_of_sparse_matrices_whose_sizes_vary_widen_the_bound(gpu):
+def test_sparse_products_of_unknown_size_widen_the_bound(gpu):
     matrix = (torch.rand(512, 512, device="cuda") > 0.9).float().to_sparse_csr()
     matrix @ matrix
     (entry,) = [entry for entry in gpu.assumed if entry["what"].startswith("products of sparse matrices")]

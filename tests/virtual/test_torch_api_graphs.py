@@ -134,7 +134,7 @@ def test_requests_on_side_streams_are_repeated_there(gpu):
     assert {segment["stream"] for segment in torch.cuda.memory_snapshot()} == {side.stream_id}
 
 
-def test_what_another_stream_uses_is_not_free_before_the_capture_ends(gpu):
+def test_memory_of_another_stream_is_not_free_during_capture(gpu):
     side, first, second = torch.cuda.Stream(), torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(first):
         x = torch.zeros(5 * MIB, dtype=torch.uint8, device="cuda")
@@ -149,7 +149,7 @@ def test_what_another_stream_uses_is_not_free_before_the_capture_ends(gpu):
         assert torch.zeros(5 * MIB, dtype=torch.uint8, device="cuda").data_ptr() == address
 
 
-def test_efficient_attention_keeps_its_seed_on_the_gpu_while_captured(gpu):
+def test_captured_efficient_attention_keeps_its_seed_on_the_gpu(gpu):
     q = torch.zeros(2, 4, 64, 32, device="cuda", requires_grad=True)
 
     def attend():

@@ -54,7 +54,7 @@ def test_every_generator_is_a_generator():
     assert same[0] == same[1]
 
 
-def test_weights_of_a_truncated_normal_distribution_are_drawn_when_they_are_read(gpu):
+def test_truncated_normal_weights_are_drawn_when_read(gpu):
     weight = nn.Parameter(torch.empty(200, 300))
     nn.init.trunc_normal_(weight, std=0.5, a=-1.0, b=1.0)
     bias = nn.init.trunc_normal_(torch.empty(8), std=0.5, a=-1.0, b=1.0)
@@ -71,7 +71,7 @@ def test_a_batch_is_let_go_of_when_its_copy_has_gone_to_the_gpu(gpu):
     assert gone() is None and not gpu.host.has_unfilled and moved.is_cuda
 
 
-def test_a_copy_keeps_the_values_from_before_a_truncated_normal_distribution(gpu):
+def test_a_copy_keeps_values_from_before_a_truncated_normal(gpu):
     weight = torch.zeros(200, 300)
     copy = weight.clone()
     nn.init.trunc_normal_(weight)

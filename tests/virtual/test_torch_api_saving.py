@@ -95,7 +95,7 @@ def test_a_location_that_is_not_there_is_refused(path):
         torch.load(path, map_location="cuda:1")
 
 
-def test_the_steps_of_an_optimizer_that_was_resumed_on_the_gpu_go_on(path):
+def test_a_resumed_optimizer_continues_its_steps_on_the_gpu(path):
     model = nn.Linear(10, 10).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     for _ in range(2):

@@ -11,7 +11,7 @@ import ullage
 from ullage.virtual import virtual_gpu
 
 
-def test_what_is_scripted_inside_runs_as_python_and_nothing_leaks_out():
+def test_scripted_code_runs_as_python_and_leaks_nothing():
     before = torch.jit.script
     with virtual_gpu("H200"):
 
@@ -43,7 +43,7 @@ def test_a_traced_module_is_called_once_and_trains_as_python(tmp_path):
     assert any("torch.jit.trace was left out" in note for note in gpu.notes)
 
 
-def test_tensorboard_draws_no_graph_and_the_model_stays_in_training(tmp_path):
+def test_tensorboard_draws_no_graph_and_keeps_training_mode(tmp_path):
     with virtual_gpu("H200"), SummaryWriter(tmp_path) as writer:
         model = Pooled().cuda()
         writer.add_graph(model, torch.zeros(4, 1, 28, 28).cuda())

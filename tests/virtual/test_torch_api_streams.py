@@ -135,7 +135,7 @@ def test_recorded_memory_is_not_free_at_once(gpu):
     assert any("record_stream" in note for note in gpu.notes)
 
 
-def test_recorded_memory_is_free_where_the_gpu_waits_for_the_host(gpu):
+def test_recorded_memory_is_free_if_the_gpu_waits_for_the_host(gpu):
     """As seen on an H200 that nobody else used; the bound is for one that is far behind."""
     assert reserved_by_batches(gpu, read=False, width=64) == 16 << 20
     assert gpu.upper - gpu.process_memory >= 8 * (16 << 20)
@@ -147,7 +147,7 @@ def test_recorded_memory_is_free_when_the_host_has_waited(gpu):
 
 
 @pytest.mark.parametrize("width", [64, 8192])
-def test_recorded_memory_waits_for_a_gpu_that_is_slower_than_its_host(gpu, width):
+def test_recorded_memory_waits_for_a_gpu_slower_than_its_host(gpu, width):
     """As a layer's weights do that FSDP has gathered: a product of 8192 x 8192 takes an H200 20 ms."""
     side = torch.cuda.Stream()
     left = torch.zeros(width, width, device="cuda")

@@ -44,7 +44,7 @@ def test_the_default_device_is_obeyed():
     assert torch.tensor([1.0]).device.type == "cpu"
 
 
-def test_tensors_like_one_of_the_gpu_are_made_where_they_are_asked_for():
+def test_tensors_like_a_gpu_tensor_respect_their_device():
     x = torch.zeros(1024, 1024, device="cuda")
     before = torch.cuda.memory_allocated()
     made = [
@@ -234,7 +234,7 @@ COPIES = {  # of 4 Mi elements: what a copy between CPU and GPU takes of the GPU
 
 
 @pytest.mark.parametrize("name", COPIES)
-def test_copies_between_cpu_and_gpu_that_are_no_plain_ones_pass_through_memory_of_the_gpu(name):
+def test_strided_copies_between_cpu_and_gpu_use_gpu_memory(name):
     copied, more = COPIES[name]
     on_gpu, on_cpu = torch.empty(2048, 2048, device="cuda"), torch.empty(2048, 2048)
     before = torch.cuda.memory_allocated()
@@ -244,7 +244,7 @@ def test_copies_between_cpu_and_gpu_that_are_no_plain_ones_pass_through_memory_o
     assert torch.cuda.max_memory_allocated() - before - own == more * MIB
 
 
-def test_a_condition_of_bytes_is_copied_to_booleans_while_where_runs():
+def test_a_byte_condition_is_copied_to_booleans_during_where():
     """Old code compares into bytes (`mask.byte()`). `torch.where` still takes them, with a warning."""
     values = torch.zeros(1024, 1024, device="cuda", requires_grad=True)
     mask = (values > 0).byte()

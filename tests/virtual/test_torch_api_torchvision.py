@@ -17,7 +17,7 @@ def run(code):
 
 
 @pytest.mark.slow
-def test_torchvision_is_imported_by_who_uses_it_and_its_models_train():
+def test_torchvision_loads_on_use_and_its_models_train():
     output = run(
         """
         import sys, torch

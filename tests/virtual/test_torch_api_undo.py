@@ -109,7 +109,7 @@ def test_an_attribute_that_was_not_there_is_removed_again():
     assert not hasattr(Place, "new")
 
 
-def test_a_module_is_acted_on_when_it_is_imported_and_not_after_the_undo(tmp_path, monkeypatch):
+def test_a_module_is_patched_on_import_and_not_after_the_undo(tmp_path, monkeypatch):
     for name in ("surface_early", "surface_late"):
         (tmp_path / f"{name}.py").write_text("value = 1")
     monkeypatch.syspath_prepend(tmp_path)

@@ -228,7 +228,7 @@ def test_attention_layers_train(gpu):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("masked", [False, True])
-def test_scaled_dot_product_attention_never_makes_the_square_matrix(dtype, masked):
+def test_scaled_dot_product_attention_makes_no_square_matrix(dtype, masked):
     def peak(length):
         with ullage.virtual_gpu("H200") as card:
             q, k, v = (torch.randn(1, 2, length, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
@@ -333,7 +333,7 @@ def test_nothing_leaks_after_an_exception():
     assert torch.allclose(x.grad, 2 * x)
 
 
-def test_a_backward_pass_before_the_first_virtual_gpu_does_no_harm():
+def test_a_backward_pass_before_any_virtual_gpu_is_harmless():
     x = torch.randn(4, requires_grad=True)
     x.sum().backward()
     with ullage.virtual_gpu("H200"):
@@ -371,12 +371,12 @@ def test_a_second_thread_is_refused():
     assert len(errors) == 1 and "another thread" in errors[0]
 
 
-def test_a_tensor_of_the_cpu_beside_one_of_the_gpu_is_refused_as_pytorch_does(gpu):
+def test_mixed_cpu_and_gpu_tensors_are_refused_as_in_pytorch(gpu):
     with pytest.raises(RuntimeError, match="same device"):
         torch.zeros(3, device="cuda") + torch.zeros(3)
 
 
-def test_a_tensor_of_the_cpu_can_be_the_pattern_of_one_on_the_gpu(gpu):
+def test_a_cpu_tensor_can_be_the_template_of_a_gpu_tensor(gpu):
     pattern = torch.ones(3, 4)
     made = [
         torch.zeros_like(pattern, device="cuda"),
@@ -399,7 +399,7 @@ def test_an_operator_without_shape_inference_is_named(gpu):
         torch.ops.ullage_test.unknown(torch.zeros(3, device="cuda"))
 
 
-def test_a_loop_over_unknown_flags_ends_after_its_number_of_rounds():
+def test_a_loop_over_unknown_flags_ends_after_its_rounds():
     with ullage.virtual_gpu("H200"):
         finished = torch.zeros(3, dtype=torch.bool, device="cuda")
         rounds = 0
@@ -436,7 +436,7 @@ def test_the_context_has_the_libraries_that_were_used():
     assert (context(), context(multiply), context(convolve), context(multiply, convolve)) == (614, 742, 632, 760)
 
 
-def test_checkpoints_are_loaded_also_where_cuda_is_the_default_device(tmp_path):
+def test_checkpoints_load_with_cuda_as_the_default_device(tmp_path):
     with ullage.virtual_gpu("T4"), torch.device("cuda"):
         model = nn.Linear(4, 4)
         torch.save(model.state_dict(), tmp_path / "model.pt")
@@ -444,7 +444,7 @@ def test_checkpoints_are_loaded_also_where_cuda_is_the_default_device(tmp_path):
         assert model.weight.is_cuda
 
 
-def test_a_layer_that_is_computed_again_inside_of_autocast_drops_the_casts_of_weights():
+def test_a_layer_recomputed_in_autocast_drops_its_weight_casts():
     """A GPU's backward pass runs in a thread of its own, where autocast is entered and left with each layer."""
     width = 1024
 
@@ -466,7 +466,7 @@ def test_a_layer_that_is_computed_again_inside_of_autocast_drops_the_casts_of_we
 
 
 @pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}])
-def test_a_backward_pass_over_weights_that_a_step_has_changed_is_refused(options):
+def test_backward_over_weights_changed_by_a_step_is_refused(options):
     with ullage.virtual_gpu("H200"):
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)).cuda()
         optimizer = torch.optim.Adam(model.parameters(), **options)

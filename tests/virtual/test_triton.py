@@ -62,7 +62,7 @@ def test_values_that_a_kernel_wrote_are_not_known(gpu, kernels):
     assert any("values" in kind for kind, _ in gpu.noted)
 
 
-def test_an_autotuner_takes_its_first_configuration_and_the_buffer_that_timing_takes(gpu, kernels):
+def test_an_autotuner_uses_its_first_configuration_and_a_buffer(gpu, kernels):
     x = torch.ones(MIB // 256, 256, device="cuda", requires_grad=True)
     scale = torch.ones(1, device="cuda")
     kernels.Softmax.apply(x, scale).sum().backward()
@@ -83,7 +83,7 @@ def test_the_next_gpu_tunes_again():
             assert gpu.peak_allocated > 256 * MIB
 
 
-def test_the_cache_of_timings_on_the_disk_is_neither_read_nor_written(gpu, kernels, tmp_path, monkeypatch):
+def test_the_disk_cache_of_timings_is_neither_read_nor_written(gpu, kernels, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(kernels.softmax_kernel, "cache_results", True, raising=False)
     kernels.Softmax.apply(torch.ones(8, 256, device="cuda"), torch.ones(1, device="cuda"))

@@ -50,7 +50,7 @@ def test_where_everything_is_known_it_says_so():
     assert (e.assumed, e.left_out, e.upper_covers) == ([], [], True)
 
 
-def test_a_workspace_that_was_guessed_without_a_runner_up_is_said():
+def test_a_workspace_guessed_without_alternative_is_reported():
     e = ullage.estimate(training(lambda: nn.Conv2d(16, 8, 3), images(3, 16, 7, 7)), gpu="H200")
     assert e.doubtful == 0  # no other size had votes
     assert e.guessed["workspaces"] == e.guessed["of"] == 2
@@ -72,7 +72,7 @@ def test_a_guess_says_how_large_it_is():
     assert "(100% of their bytes" in e.certainty and KNOWN not in e.certainty
 
 
-def test_the_bound_leaves_room_for_a_guess_that_all_trees_agree_on():
+def test_the_bound_leaves_room_for_a_unanimous_guess():
     with ullage.virtual_gpu("H200") as gpu:
         training(lambda: nn.Conv2d(16, 8, 3), images(3, 16, 7, 7))()
     guesses = gpu.uncertainty.guesses()
@@ -89,7 +89,7 @@ def beyond_what_is_counted(layer, data):
     return gpu, gpu.upper - max(gpu.context, usual) - reserved
 
 
-def test_the_bound_adds_a_large_segment_where_nothing_is_guessed_and_else_its_spread_or_a_small_one():
+def test_the_bound_adds_a_large_segment_or_the_spread_of_guesses():
     known, added = beyond_what_is_counted(lambda: nn.Conv2d(64, 64, 3, padding=1), images(32, 64, 56, 56))
     assert not known.uncertainty.guesses() and added == 20 << 20
     small, added = beyond_what_is_counted(lambda: nn.Conv2d(16, 8, 3), images(3, 16, 7, 7))
@@ -98,7 +98,7 @@ def test_the_bound_adds_a_large_segment_where_nothing_is_guessed_and_else_its_sp
     assert added == large.uncertainty.spread(large.peak_reserved) > 2 << 20
 
 
-def test_the_bound_adds_a_large_segment_as_large_as_the_allocator_is_set_to_take():
+def test_the_bound_adds_a_segment_of_the_allocators_large_size():
     added = []
     for megabytes in (20, 64):
         config = AllocatorConfig.parse(f"large_segment_size_mb:{megabytes}")
@@ -117,7 +117,7 @@ def test_the_bound_adds_a_large_segment_where_a_clock_decides(monkeypatch):
     assert gpu.upper - gpu.context - gpu.peak_reserved >= 20 << 20
 
 
-def test_with_guesses_the_bound_looks_at_other_addresses_of_segments(monkeypatch):
+def test_with_guesses_the_bound_tries_other_segment_addresses(monkeypatch):
     told = []
     monkeypatch.setattr(RequestLog, "largest_reserved", lambda *_, rising=False, **__: told.append(rising) or 0)
     beyond_what_is_counted(lambda: nn.Conv2d(16, 8, 3), images(3, 16, 7, 7))
@@ -153,7 +153,7 @@ def test_torch_compile_is_left_out_without_triton(without_triton, before):
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
-def test_cuda_graphs_of_torch_compile_count_the_activations_once_more(without_triton, mode):
+def test_compiled_cuda_graphs_count_activations_once_more(without_triton, mode):
     plain = ullage.estimate(training(lambda: nn.Linear(512, 512), images(4096, 512)), gpu="H200")
     e = ullage.estimate(training(lambda: torch.compile(nn.Linear(512, 512), mode=mode), images(4096, 512)), gpu="H200")
     assert (e.peak_reserved, e.breakdown) == (plain.peak_reserved, plain.breakdown)
@@ -184,7 +184,7 @@ torch.library.define("ullage_doubts::halve", "(Tensor x) -> Tensor")  # as compi
 torch.library.register_fake("ullage_doubts::halve", torch.empty_like)
 
 
-def test_an_operator_that_is_not_pytorchs_is_counted_by_its_outputs_and_said():
+def test_a_foreign_operator_counts_its_outputs_and_is_noted():
     def run():
         x = torch.ones(2**20, device="cuda")
         return torch.ops.ullage_doubts.halve(x)
@@ -195,7 +195,7 @@ def test_an_operator_that_is_not_pytorchs_is_counted_by_its_outputs_and_said():
     assert any("halve" in note for note in e.notes)
 
 
-def test_workspaces_of_cusolver_are_fitted_those_of_cufft_known_and_others_not():
+def test_cusolver_workspaces_are_fitted_and_cufft_ones_known():
     def estimate(function, *size):
         return ullage.estimate(lambda: function(torch.ones(*size, device="cuda")), gpu="H200")
 
@@ -205,7 +205,7 @@ def test_workspaces_of_cusolver_are_fitted_those_of_cufft_known_and_others_not()
     assert KNOWN in estimate(torch.fft.rfft, 64).certainty
 
 
-def test_each_kind_of_doubt_adds_a_twentieth_and_numbers_that_are_printed_nothing():
+def test_each_kind_of_doubt_adds_a_twentieth_and_printing_none():
     def estimate(read):
         return ullage.estimate(training(lambda: nn.Linear(512, 512), images(64, 512), read), gpu="H200")
 

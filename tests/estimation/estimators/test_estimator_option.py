@@ -36,7 +36,7 @@ def test_the_report_of_another_estimator_shows_what_it_knows() -> None:
     assert "nvidia-smi" not in text and "None" not in text
 
 
-def test_one_that_does_not_fit_says_so_without_advice_from_ullage() -> None:
+def test_a_job_that_does_not_fit_gets_no_advice_from_ullage() -> None:
     text = ask("torchvision:vgg16", "-b", "256", "--estimator", "horus", "--gpu", "T4")
     assert "DOES NOT FIT" in text and "What would make it fit" not in text
 
@@ -77,7 +77,7 @@ def test_names_are_known_without_pytorch() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_another_estimator_for_a_function_or_script_says_what_it_needs(tmp_path: Path) -> None:
+def test_another_estimator_for_a_script_reports_its_needs(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit")
     done = runner.invoke(app, ["estimate", str(script), "--estimator", "faketensor"])

@@ -136,7 +136,7 @@ def test_the_published_modules_import_nothing_of_ours() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpumemnet", "gpumemnet+transformer"])
-def test_an_estimate_asks_neither_allocator_nor_kernels_nor_a_virtual_gpu(name: str, monkeypatch) -> None:
+def test_an_estimate_uses_no_allocator_kernels_or_virtual_gpu(name: str, monkeypatch) -> None:
     from ullage.allocator.caching import CachingAllocator
     from ullage.virtual import VirtualGPU
     from ullage.virtual.cudnn import workspaces
@@ -225,7 +225,7 @@ def test_weights_have_a_card_and_were_judged_on_the_same_rows(family: str, estim
         assert all(torch.isfinite(value).all() for value in network.state_dict().values())
 
 
-def test_the_classes_are_those_of_the_paper_and_others_can_be_asked_for() -> None:
+def test_classes_are_those_of_the_paper_unless_others_are_named() -> None:
     e = find("gpumemnet").estimate(JobRequest(CNN), gpu("H200"))
     assert e.figure % (8 * GIB) == 0 and e.upper is None and e.figure_kind == "process"
     fine = find("gpumemnet").estimate(JobRequest(CNN, options={"bin": "1GiB"}), gpu("H200"))
@@ -246,6 +246,6 @@ def test_both_answer_for_real_models_by_name() -> None:
         assert e.estimator == name and e.figure % (8 * GIB) == 0
 
 
-def test_a_function_that_the_published_list_lacks_is_none_of_them() -> None:
+def test_a_function_missing_from_the_published_list_is_none() -> None:
     run = ModelSummary(1, 9, "hardswish", (("conv2d", 4, 9),))
     assert totals_of(run, "cnn")[-2:] == [0.0, 0.0] and len(names_of("cnn")) == len(totals_of(run, "cnn"))

@@ -68,7 +68,7 @@ def test_published_figures_of_fully_connected_networks_come_out(width: int, dept
     assert fully_connected(width, depth) == pytest.approx(FULLY_CONNECTED[width, depth], rel=1e-9)
 
 
-def test_every_published_figure_of_fully_connected_networks_comes_out(reference: Callable[[str], Path]) -> None:
+def test_every_published_fully_connected_figure_is_reproduced(reference: Callable[[str], Path]) -> None:
     with reference("reference/horus_fc_a100.csv").open() as lines:
         rows = [row for row in csv.DictReader(lines) if row["model"] == "FC on MNIST"]
     assert len(rows) > 400
@@ -77,7 +77,7 @@ def test_every_published_figure_of_fully_connected_networks_comes_out(reference:
         assert found == pytest.approx(float(row["horus_memory_estimation_formula"]), rel=1e-9)
 
 
-def test_a_network_by_its_configuration_gives_the_published_figure() -> None:
+def test_a_network_configuration_gives_the_published_figure() -> None:
     workload = JobRequest(
         Model("mlp:x", settings={"widths": [784, *[101] * 11, 10], "act": "Identity"}, batch_size=32),
         options={"overhead_mib": 0},

@@ -46,7 +46,7 @@ def test_it_is_noted_that_the_driver_was_asked(follow, words):
     assert not any("driver" in note for note in others)
 
 
-def test_what_nvidia_smi_cannot_answer_is_refused_by_its_exit_code(follow):
+def test_nvidia_smi_refuses_unknown_queries_by_its_exit_code(follow):
     source = "assert subprocess.run(['nvidia-smi', '--loop=1'], capture_output=True).returncode == 2\ntrain()"
     run(follow, TRAIN + source)
 

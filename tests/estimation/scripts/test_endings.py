@@ -67,7 +67,7 @@ def test_a_failure_after_training_settled_is_a_note(follow):
     assert any("failed (ValueError: no metric)" in note for note in answer["estimate"]["notes"])
 
 
-def test_a_failure_over_values_that_are_made_up_is_a_note_once_it_has_trained(follow):
+def test_a_failure_over_assumed_values_after_training_is_a_note(follow):
     """A metric of NumPy's, say, that finds nothing to count. What fails without a value read is the script's bug."""
     answer = follow(HEAD + "train(1)\nbest = model.weight.sum().item()\nraise ValueError('no class found')")
     (note,) = [note for note in answer["estimate"]["notes"] if "failed" in note]
@@ -76,7 +76,7 @@ def test_a_failure_over_values_that_are_made_up_is_a_note_once_it_has_trained(fo
     assert follow(HEAD + "train(1)\nraise ValueError('no class found')")["status"] != "estimated"
 
 
-def test_a_script_that_may_reach_the_network_is_not_told_how_to_allow_it(follow):
+def test_a_script_with_network_access_gets_no_hint_about_it(follow):
     answer = follow("import urllib.error; raise urllib.error.URLError('no name')")
     assert "Type: ullage estimate train.py --network" in told(answer)
     assert "did not get it" in told(answer, network=True) and "--network" not in told(answer, network=True)
@@ -145,14 +145,14 @@ OF_GPUS = {
 
 
 @pytest.mark.parametrize("line", OF_GPUS)
-def test_what_another_gpu_may_mend_is_neither_the_scripts_fault_nor_ours(follow, line):
+def test_a_failure_another_gpu_may_avoid_is_nobodys_bug(follow, line):
     answer = follow(HEAD + line)
     assert not is_own(answer) and OF_GPUS[line] in told(answer)
     assert "It ran with one virtual GPU, cuda:0, whose tensors have no data" in told(answer)
 
 
 @pytest.mark.parametrize("line", [REFUSED, "torch.empty(1 << 40, device='cuda')", "model.cuda()"])
-def test_the_traceback_of_what_ullage_raises_ends_at_the_scripts_line(follow, line):
+def test_a_traceback_from_ullage_ends_at_the_scripts_line(follow, line):
     answer = follow(HEAD + f"model = nn.Linear(1 << 20, 1 << 20)\ndef go():\n    {line}\ngo()")
     trace = answer["trace"].splitlines()
     assert line in trace[-3] + trace[-2] and "/ullage/" not in answer["trace"], answer["trace"]
@@ -187,25 +187,25 @@ def test_a_bug_of_the_script_is_not_called_one_of_ullage(follow, line):
         "sys.exit(1)",
     ],
 )
-def test_what_may_work_on_a_real_gpu_is_not_called_a_bug_of_the_script(follow, line):
+def test_a_failure_a_real_gpu_may_avoid_is_not_the_scripts_bug(follow, line):
     assert not is_own(follow(HEAD + line))
 
 
 @pytest.mark.parametrize(
     "line", ["import not_a_package", "def f(:", "import argparse; argparse.ArgumentParser().parse_args(['--lr'])"]
 )
-def test_wrong_code_packages_and_arguments_are_the_scripts_own_failure(follow, line):
+def test_wrong_code_and_arguments_are_the_scripts_failure(follow, line):
     assert is_own(follow(HEAD + line))
 
 
-def test_running_out_of_memory_is_told_and_can_be_measured_without_a_limit(follow):
+def test_out_of_memory_is_reported_and_measurable_without_limit(follow):
     source = HEAD + "big = [torch.empty(2**30, device='cuda') for _ in range(40)]\ntrain(5)"
     answer = follow(source, gpu="RTX-4090")
     assert "CUDA out of memory" in answer["out_of_memory"]
     assert follow(source, gpu="RTX-4090", limited=False)["estimate"]["peak_reserved"] > 160 << 30
 
 
-def test_running_out_of_memory_that_the_script_caught_at_its_first_step_counts(follow):
+def test_out_of_memory_caught_at_the_first_step_counts(follow):
     source = HEAD + "try:\n    torch.empty(2**40, device='cuda')\nexcept RuntimeError:\n    print('skipped')"
     assert "CUDA out of memory" in follow(source)["out_of_memory"]
 
@@ -219,7 +219,7 @@ def test_a_package_beside_the_script_says_how_python_finds_it(tmp_path, monkeypa
         estimate_script("tools/train.py")
 
 
-def test_the_time_of_pytorchs_compiler_does_not_count_as_time_of_following(monkeypatch):
+def test_compile_time_does_not_count_as_time_of_following(monkeypatch):
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     with ullage.virtual_gpu("H200") as card:

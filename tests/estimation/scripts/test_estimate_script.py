@@ -159,14 +159,14 @@ def test_when_the_time_is_over_what_was_seen_is_the_answer(script):
     assert cut["covered"] is False and cut["adds"] > 0
 
 
-def test_an_estimate_that_has_seen_no_training_does_not_say_that_the_job_fits(script):
+def test_an_estimate_without_training_says_nothing_about_fitting(script):
     before = f"import torch\nx = torch.zeros(1 << 20, device='cuda')\n{LATER}\ntime.sleep(3600)"
     estimate = estimate_script(script(before), gpu="H200", timeout=40.0)
     assert estimate.before_training and estimate.mark == "?"
     assert estimate.verdict.startswith("fits so far on H200") and "has not trained one step" in estimate.verdict
 
 
-def test_what_was_seen_before_the_process_was_killed_is_the_answer(script):
+def test_a_killed_process_answers_with_what_it_recorded(script):
     estimate = estimate_script(script(BUSY.replace("sizes =", "os.kill(os.getpid(), 9)\nsizes =")))
     assert estimate.steps >= 3 and estimate.peak_allocated > 3 << 20
     assert any("was ended by SIGKILL (was memory short?): what comes later" in note for note in estimate.notes)
@@ -174,7 +174,7 @@ def test_what_was_seen_before_the_process_was_killed_is_the_answer(script):
 
 
 @pytest.mark.slow
-def test_what_was_seen_before_the_script_hung_in_compiled_code_is_the_answer(script, monkeypatch):
+def test_a_hang_in_compiled_code_answers_with_what_it_recorded(script, monkeypatch):
     monkeypatch.setattr(parent, "_PATIENCE", 5.0)
     hangs = "import ctypes; ctypes.PyDLL(None).sleep(600)"  # with Python's lock held: no other thread has a turn
     estimate = estimate_script(script(BUSY.replace("sizes =", f"{hangs}\nsizes =")), timeout=20.0)
@@ -245,7 +245,7 @@ ullage.estimate(ullage.Script("train.py", ["10", "600"], show_output=True), gpu=
 """
 
 
-def test_a_checkpoint_survives_the_end_of_an_estimate_in_the_middle(script, tmp_path):
+def test_a_checkpoint_survives_an_interrupted_estimate(script, tmp_path):
     script(APPENDS.replace('open("going", "w").close()', 'print("going", flush=True)'))
     (tmp_path / "last.pt").write_bytes(b"three days of training")
     process = subprocess.Popen([sys.executable, "-c", KILLED], stderr=subprocess.PIPE, text=True, cwd=tmp_path)
@@ -304,7 +304,7 @@ def needs(module, package):
 
 @needs("deepspeed", "deepspeed")
 @pytest.mark.parametrize("splits_at_once", [False, True])
-def test_deepspeed_keeps_a_part_of_everything_and_makes_its_steps(script, splits_at_once):
+def test_deepspeed_shards_its_states_and_makes_its_steps(script, splits_at_once):
     name = script(
         f"""
             import contextlib, deepspeed, torch

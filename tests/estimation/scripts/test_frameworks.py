@@ -82,7 +82,7 @@ def test_a_project_with_modules_of_its_own_may_use_pytorch(script):
 
 
 @pytest.mark.parametrize(("own", "framework"), [("import jax", "JAX"), ("from  torch import nn", None)])
-def test_a_failed_script_uses_the_framework_that_its_own_modules_have_imported(script, follow, own, framework):
+def test_a_failed_script_reports_the_framework_that_it_imported(script, follow, own, framework):
     script("", "jax.py")
     script(own, f"layers_{framework}.py")
     source = f"import jax\nfrom layers_{framework} import *\nraise ValueError"

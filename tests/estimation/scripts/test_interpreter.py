@@ -78,7 +78,7 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 """
 
 
-def test_a_python_that_will_not_do_is_told_in_one_line_before_the_script_runs(script, tmp_path, empty):
+def test_an_unsuitable_python_is_refused_before_a_run(script, tmp_path, empty):
     script.write_text("raise SystemExit('the script has run')")
     old = program(tmp_path / "old", OLD.format(python=sys.executable))
     cases = {
@@ -105,7 +105,7 @@ def test_a_pytorch_that_is_too_old_is_told(script, empty):
         estimate_script("train.py", python=empty)
 
 
-def test_an_environment_is_named_by_its_folder_by_conda_or_by_a_command(tmp_path, empty, monkeypatch):
+def test_an_environment_is_a_folder_a_conda_name_or_a_command(tmp_path, empty, monkeypatch):
     assert find_interpreter(str(empty)).path == f"{empty}/bin/python"
     assert not find_interpreter(str(empty)).is_ours and find_interpreter(sys.executable).is_ours
     (tmp_path / ".conda").mkdir()
@@ -136,7 +136,7 @@ def test_a_command_uses_the_environment_that_is_active(script, other_python, emp
 
 
 @pytest.mark.slow
-def test_a_missing_package_is_told_with_the_environment_that_has_it(script, tmp_path):
+def test_a_missing_package_names_the_environment_that_has_it(script, tmp_path):
     script.write_text("import torch\nimport wanted")
     venv.create(tmp_path / ".venv", symlinks=True)
     (site_packages(tmp_path / ".venv") / "wanted.py").touch()
@@ -146,7 +146,7 @@ def test_a_missing_package_is_told_with_the_environment_that_has_it(script, tmp_
     assert f"{tmp_path}/.venv has it; type: ullage estimate train.py --python {tmp_path}/.venv" in str(failure.value)
 
 
-def test_an_environment_above_the_script_is_found_up_to_the_root_of_its_repository(tmp_path):
+def test_an_environment_is_searched_up_to_the_repositorys_root(tmp_path):
     venv.create(tmp_path / ".venv", symlinks=True)
     (site_packages(tmp_path / ".venv") / "wanted").mkdir()
     (tmp_path / "a/b").mkdir(parents=True)

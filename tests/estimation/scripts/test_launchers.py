@@ -72,7 +72,7 @@ def test_what_cannot_be_followed_is_said(words, message, tmp_path, monkeypatch):
         request_from(source, args)
 
 
-def test_the_words_of_a_launcher_that_is_not_followed_are_its_own_too():
+def test_options_of_an_unsupported_launcher_stay_its_own():
     typed = with_launcher_apart("estimate", ["--gpu", "H200", "horovodrun", "-np", "4", "python", "a.py"])
     assert typed[:4] == ["--gpu", "H200", "--", "horovodrun"]
 
@@ -111,7 +111,7 @@ def test_a_rank_has_the_variables_of_its_launcher_alone(estimated, launcher, ran
     assert [note for note in found["notes"] if note.startswith("rank 6 of 8 was followed")]
 
 
-def test_a_script_that_launches_a_function_itself_is_followed_in_one_rank(estimated):
+def test_a_script_that_launches_a_function_runs_as_one_rank(estimated):
     found = estimated(
         TRAIN
         + """
@@ -130,7 +130,7 @@ def test_a_script_that_launches_a_function_itself_is_followed_in_one_rank(estima
 
 
 @pytest.mark.parametrize("joins", [True, False])
-def test_of_ranks_that_a_script_starts_one_by_one_the_first_is_followed(estimated, joins):
+def test_of_separately_started_ranks_the_first_is_followed(estimated, joins):
     found = estimated(
         TRAIN
         + f"""

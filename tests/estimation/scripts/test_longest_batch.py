@@ -58,7 +58,7 @@ def test_the_longest_batch_of_a_shuffled_loader_is_seen(estimated):
     assert not cached["covered"] and cached["adds"] >= values["peak_reserved"] - values["peak_allocated"]
 
 
-def test_before_the_longest_batch_come_those_that_a_long_run_meets_before_it(estimated):
+def test_the_longest_batch_follows_those_of_a_long_run(estimated):
     torch.manual_seed(0)
     values = estimated(HEAD.replace("20 + (7 * n) % 40", "n % 200") + TRAIN)
     lengths = [int(line.split()[-1]) for line in values["printed"].splitlines() if line.startswith("shape")]
@@ -67,7 +67,7 @@ def test_before_the_longest_batch_come_those_that_a_long_run_meets_before_it(est
     assert max(lengths[2:longest]) < 200 and lengths[longest + 3 : longest + 5] == [512, 512]
 
 
-def test_pictures_that_a_model_scales_to_one_height_are_seen_at_their_widest(estimated):
+def test_images_scaled_to_one_height_appear_at_their_widest(estimated):
     source = """
     import random, torch
     from torch import nn
@@ -110,7 +110,7 @@ for x in DataLoader(texts, 32, shuffle=True, collate_fn=padded):
 
 
 @pytest.mark.slow
-def test_what_batches_of_150_sizes_leave_cached_is_within_the_bound(estimated):
+def test_memory_cached_by_150_batch_sizes_is_within_the_bound(estimated):
     taken = []
     for seed in range(4):
         torch.manual_seed(seed)
@@ -136,7 +136,7 @@ for epoch in range(50):
     assert estimated(HEAD + validation)["peak_allocated"] > 2 * 8 * 512 * 256 * 4
 
 
-def test_a_script_whose_batches_are_alike_sees_what_it_would_see_anyway(estimated):
+def test_equal_batches_behave_as_without_a_longest_one(estimated):
     source = (
         HEAD.replace("LENGTHS[333] = 512", "LENGTHS = [64] * 400")
         + """

@@ -28,7 +28,7 @@ def test_a_short_last_batch_is_not_the_usual_step(follow, accumulate):
     assert answer["estimate"]["epoch_samples"] == 100
 
 
-def test_what_is_done_every_so_many_steps_is_no_part_of_the_usual_one(follow):
+def test_periodic_work_is_no_part_of_the_usual_step(follow):
     step = unpacked(
         follow(
             """
@@ -49,7 +49,7 @@ def test_what_is_done_every_so_many_steps_is_no_part_of_the_usual_one(follow):
     assert "aten._local_scalar_dense.default" not in [call["operator"] for call in step["calls"]]
 
 
-def test_where_lengths_vary_the_step_is_that_of_the_largest_batch(follow):
+def test_with_varying_lengths_the_step_is_of_the_largest_batch(follow):
     varied = LOADER.replace("ACCUMULATE", "1").replace("batch_size=8", "batch_size=1")
     lengths = "[(torch.zeros(1 + n % 50, 16),) for n in range(100)]"
     answer = follow(varied.replace("TensorDataset(torch.zeros(100, 16))", lengths))

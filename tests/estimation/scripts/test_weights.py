@@ -178,7 +178,7 @@ def test_what_the_cache_lacks_is_said_with_the_line_to_type(hub, script):
     assert "hf download org/whole" in line and not caught.value.own and not hub.sent
 
 
-def test_a_checkpoint_larger_than_this_machine_is_cast_without_reading_it(tmp_path, monkeypatch):
+def test_a_checkpoint_larger_than_host_memory_is_cast_unread(tmp_path, monkeypatch):
     """Only what is looked at is read."""
     import ullage
     from ullage.virtual.call.replacements import Replacements

@@ -144,7 +144,7 @@ def test_loops_whose_iterations_may_differ_are_followed_whole(estimated, what):
     assert any(end in values["printed"] for end in ("[8, 4096]", "merged 6", "kept 40", "rounds 40"))
 
 
-def test_what_a_rollout_gathers_before_training_has_settled_is_whole(estimated):
+def test_a_rollout_before_training_settles_counts_completely(estimated):
     values = estimated(
         HEAD
         + """
@@ -161,7 +161,7 @@ for i in range(4):
     assert values["printed"].count("gathered 100") >= 3
 
 
-def test_the_second_of_several_tasks_sees_what_the_first_has_left(estimated):
+def test_the_second_of_several_tasks_sees_the_rest_of_the_first(estimated):
     tasks = """
 kept = []
 for task in range(9):
@@ -461,9 +461,7 @@ class Engine:
 """
 
 
-def test_an_engine_that_counts_the_batches_of_an_epoch_goes_on_to_its_validation(
-    estimated, tmp_path_factory, monkeypatch
-):
+def test_an_engine_that_counts_batches_reaches_its_validation(estimated, tmp_path_factory, monkeypatch):
     """As PyTorch Ignite's does, by a small stand-in of it."""
     library = tmp_path_factory.mktemp("library") / "ignite"
     (library / "engine").mkdir(parents=True)
@@ -510,7 +508,7 @@ for i in range(10):
 """
 
 
-def test_what_a_shape_said_of_a_selection_is_known_in_another_run(follow):
+def test_a_selection_known_from_a_shape_is_known_in_another_run(follow):
     script = HEAD + SELECTS.replace("CROP", ".view(64, 32, 32)")
     first = follow(script)
     assert first["sizes"] == {"masked_select of (64, 512, 1024)": 1 << 16}
@@ -522,12 +520,12 @@ def test_what_a_shape_said_of_a_selection_is_known_in_another_run(follow):
     assert any("as a shape of the script said" in note for note in second["estimate"]["notes"])
 
 
-def test_a_selection_of_which_no_shape_told_is_as_large_as_it_may_be(follow):
+def test_a_selection_without_a_shape_is_as_large_as_possible(follow):
     both = SELECTS.replace("CROP", ".view(64, 32, 32)") + SELECTS.replace("CROP", "")
     assert follow(HEAD + both).get("sizes", {}) == {}
 
 
-def test_a_script_runs_again_where_its_shapes_told_how_much_it_selects(monkeypatch):
+def test_a_script_whose_shapes_reveal_selections_runs_again(monkeypatch):
     asked = []
 
     def run(entry, values, **options):

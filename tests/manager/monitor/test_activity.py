@@ -53,7 +53,7 @@ def test_a_gpu_before_hopper_has_power_and_no_activity() -> None:
     assert "Hopper" in str(activity.unknown_because)
 
 
-def test_a_metric_that_nvml_refuses_is_unknown_and_the_others_are_there() -> None:
+def test_a_metric_refused_by_nvml_is_unknown_and_others_remain() -> None:
     gpu, clock = FakeGpu(busy=dict(BUSY)), Clock()
     del gpu.busy[pynvml.NVML_GPM_METRIC_SM_OCCUPANCY]
     gpu.busy[pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL] = math.nan
@@ -75,7 +75,7 @@ def test_a_stretch_too_short_for_the_counters_is_unknown() -> None:
     assert "0.1 s" in str(activity.unknown_because)
 
 
-def test_a_mig_instance_is_counted_by_itself_and_has_no_power_of_its_own() -> None:
+def test_a_mig_instance_counts_by_itself_without_power() -> None:
     instance = FakeGpu(uuid="MIG-1", busy={pynvml.NVML_GPM_METRIC_SM_UTIL: 80.0}, instance_id=3)
     card, clock = FakeGpu(busy={pynvml.NVML_GPM_METRIC_SM_UTIL: 20.0}, instances=[instance]), Clock()
     with activity_between("MIG-1", FakeNvml([card]), clock) as activity:
@@ -85,7 +85,7 @@ def test_a_mig_instance_is_counted_by_itself_and_has_no_power_of_its_own() -> No
     assert (activity.power_w, activity.energy_j) == (None, None)
 
 
-def test_a_gpu_that_is_lost_on_the_way_leaves_unknowns_and_no_error() -> None:
+def test_a_gpu_lost_during_readings_gives_unknowns_and_no_error() -> None:
     gpu, clock = FakeGpu(busy=dict(BUSY)), Clock()
     with activity_between(0, FakeNvml([gpu]), clock) as activity:
         gpu.errors["*"] = pynvml.NVML_ERROR_GPU_IS_LOST
@@ -94,7 +94,7 @@ def test_a_gpu_that_is_lost_on_the_way_leaves_unknowns_and_no_error() -> None:
     assert "GPU is lost" in str(activity.unknown_because)
 
 
-def test_without_a_driver_everything_is_unknown_and_the_work_is_done() -> None:
+def test_without_a_driver_all_is_unknown_and_the_work_is_done() -> None:
     done = False
     with activity_between(0, FakeNvml([], init_error=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)) as activity:
         done = True

@@ -119,7 +119,7 @@ def test_the_child_ends_with_the_source(dcgmi: Callable[..., str]) -> None:
         os.kill(child.pid, 0)
 
 
-def test_when_the_child_dies_activity_becomes_unknown_and_the_hint_says_why(
+def test_a_dead_child_makes_activity_unknown_with_a_hint(
     dcgmi: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = DcgmSource(NvmlSource(nvml()), interval=0.2, command=dcgmi(short=True))
@@ -139,7 +139,7 @@ def test_the_best_source_is_nvml_where_all_gpus_have_gpm(dcgmi: Callable[..., st
     assert source.name == "nvml"
 
 
-def test_the_best_source_is_dcgm_on_older_gpus_and_nvml_where_dcgm_does_not_answer(dcgmi: Callable[..., str]) -> None:
+def test_dcgm_is_preferred_on_older_gpus_and_nvml_without_it(dcgmi: Callable[..., str]) -> None:
     source = best_source(nvml=nvml(), dcgmi=dcgmi(), interval=0.2)
     assert source.name == "dcgm"
     source.close()
@@ -147,7 +147,7 @@ def test_the_best_source_is_dcgm_on_older_gpus_and_nvml_where_dcgm_does_not_answ
     assert best_source(nvml=nvml(), dcgmi="/no/such/dcgmi").name == "nvml"
 
 
-def test_a_host_engine_that_is_not_there_is_said_with_what_to_type(dcgmi: Callable[..., str]) -> None:
+def test_a_missing_host_engine_is_reported_with_a_command(dcgmi: Callable[..., str]) -> None:
     with pytest.raises(NoGPUSource, match="unable to establish a connection.*systemctl status nvidia-dcgm"):
         DcgmSource(NvmlSource(nvml()), command=dcgmi(broken=True))
 

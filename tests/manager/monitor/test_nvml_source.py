@@ -102,7 +102,7 @@ def test_pcie_traffic_of_older_gpus_comes_from_counters() -> None:
     assert source.read(gpu.uuid).pcie_rx_bps is None
 
 
-def test_each_value_is_read_at_its_rate_and_repeated_with_its_age_in_between() -> None:
+def test_values_are_read_at_their_rate_and_repeated_with_age() -> None:
     gpu, clock = FakeGpu(), Clock()
     nvml = FakeNvml([gpu])
     source = NvmlSource(nvml, rates={"temperature": 10.0, "clocks": 3.0, "memory": 0.0}, clock=clock)
@@ -119,7 +119,7 @@ def test_each_value_is_read_at_its_rate_and_repeated_with_its_age_in_between() -
     assert nvml.calls["nvmlDeviceGetClockInfo"] == 2 * 2
 
 
-def test_a_value_that_is_refused_when_it_is_due_is_unknown_and_not_the_last_one() -> None:
+def test_a_refused_value_is_unknown_instead_of_the_last_one() -> None:
     gpu, clock = FakeGpu(), Clock()
     source = NvmlSource(FakeNvml([gpu]), clock=clock)
     assert source.read(gpu.uuid).temperature_c == 41
@@ -129,7 +129,7 @@ def test_a_value_that_is_refused_when_it_is_due_is_unknown_and_not_the_last_one(
     assert (reading.temperature_c, reading.ages.get("temperature_c")) == (None, None)
 
 
-def test_slow_calls_are_made_rarely_and_their_values_tell_their_age() -> None:
+def test_slow_calls_are_rare_and_their_values_have_an_age() -> None:
     gpu, clock = FakeGpu(busy=dict(BUSY), power_mw=300_000, energy_mj=1_000_000), Clock()
     nvml = FakeNvml([gpu])
     source = NvmlSource(nvml, clock=clock)
@@ -185,7 +185,7 @@ def test_processes_of_all_lists_are_together_and_counted_once() -> None:
     assert found == {10: 4 * GIB, 11: None, 12: 1 * GIB, 13: 2 * GIB}
 
 
-def test_processes_that_nvml_does_not_tell_are_unknown_not_none_there() -> None:
+def test_processes_unknown_to_nvml_are_unknown_not_absent() -> None:
     refused = pynvml.NVML_ERROR_NO_PERMISSION
     names = ("Compute", "MPSCompute", "Graphics")
     gpu = FakeGpu(errors={f"nvmlDeviceGet{name}RunningProcesses": refused for name in names})

@@ -56,7 +56,7 @@ def readings(*shares: float | None) -> list[GPUReading | Exception]:
     return [GPUReading(0.0, smact=share) for share in shares]
 
 
-def test_the_window_slides_and_leaves_unknown_values_out_of_the_mean() -> None:
+def test_the_window_slides_and_its_mean_skips_unknown_values() -> None:
     clock = Clock()
     monitor = Monitor(Told({"a": iter(readings(0.9, 0.1, None, 0.3, 0.5))}), interval=1, window=3, clock=clock)
     for second in range(5):
@@ -71,7 +71,7 @@ def test_the_window_slides_and_leaves_unknown_values_out_of_the_mean() -> None:
     assert (len(monitor.window("a")), monitor.window("a").mean("smact")) == (0, None), "what is old is unknown"
 
 
-def test_the_newest_known_value_may_be_older_than_the_newest_look() -> None:
+def test_the_newest_known_value_may_be_older_than_the_reading() -> None:
     clock = Clock()
     monitor = Monitor(Told({"a": iter(readings(0.9, None))}), clock=clock)
     monitor.look()
@@ -81,7 +81,7 @@ def test_the_newest_known_value_may_be_older_than_the_newest_look() -> None:
     assert (monitor.window("a").age(), monitor.window("a").age("smact")) == (0.25, 1.25)
 
 
-def test_a_value_that_looks_repeat_counts_once_and_has_its_own_age() -> None:
+def test_a_repeated_value_counts_once_and_has_its_own_age() -> None:
     clock = Clock()
     told = [GPUReading(0.0, temperature_c=40), GPUReading(0.0, temperature_c=40, ages={"temperature_c": 1.0})]
     monitor = Monitor(Told({"a": iter([*told, GPUReading(0.0, temperature_c=50)])}), clock=clock)
@@ -95,7 +95,7 @@ def test_a_value_that_looks_repeat_counts_once_and_has_its_own_age() -> None:
     assert (len(window), window.count("temperature_c"), window.mean("temperature_c")) == (3, 2, 45.0)
 
 
-def test_processes_are_listed_again_soon_after_memory_moved_and_seldom_otherwise() -> None:
+def test_processes_are_listed_soon_after_memory_moved_or_rarely() -> None:
     clock = Clock()
     used = [10, 10, 10, 12, 12, 12, 12, 12, 12, 12]
     source = Told({"a": iter([GPUReading(0.0, memory_used=bytes) for bytes in used])}, held={"a": {7: 10}})
@@ -113,7 +113,7 @@ def test_processes_are_listed_again_soon_after_memory_moved_and_seldom_otherwise
     assert memory == (10, 10, 10, 12, 12, 12, 12, 12, 12, 12)
 
 
-def test_processes_are_listed_at_every_look_where_used_memory_is_unknown_or_a_list_costs_little() -> None:
+def test_processes_are_always_listed_if_memory_is_unknown() -> None:
     clock = Clock()
     source = Told({"a": iter(readings(0.1, 0.1))}, held={"a": {7: 10}}, rates={"processes": 5.0})
     monitor = Monitor(source, clock=clock)
@@ -165,7 +165,7 @@ def test_a_device_that_is_not_listed_any_more_is_lost() -> None:
     assert [device.id for device in monitor.devices()] == ["a", "b"]
 
 
-def test_the_thread_goes_on_through_failures_and_ends_when_it_is_told() -> None:
+def test_the_thread_survives_failures_and_ends_on_request() -> None:
     enough = threading.Event()
 
     def endless() -> Iterator[GPUReading | Exception]:
@@ -187,7 +187,7 @@ def test_the_thread_goes_on_through_failures_and_ends_when_it_is_told() -> None:
     assert source.reads == reads
 
 
-def test_a_source_that_hangs_shows_in_the_age_and_does_not_hold_up_the_end() -> None:
+def test_a_hanging_source_shows_its_age_and_blocks_no_exit() -> None:
     release, hanging = threading.Event(), threading.Event()
 
     def slow() -> Iterator[GPUReading | Exception]:
@@ -206,7 +206,7 @@ def test_a_source_that_hangs_shows_in_the_age_and_does_not_hold_up_the_end() -> 
     release.set()
 
 
-def test_wrong_names_and_intervals_are_refused_with_what_is_right() -> None:
+def test_wrong_names_and_intervals_are_refused_with_valid_ones() -> None:
     monitor = Monitor(Told({"GPU-a": iter(readings(0.1))}))
     monitor.look()
     with pytest.raises(UnknownName, match="GPU-a"):
@@ -255,7 +255,7 @@ def test_a_process_that_is_not_there_is_left_out() -> None:
     assert HostWatch().look([ended.pid]) == {}
 
 
-def test_the_monitor_looks_at_followed_processes_and_those_on_gpus(
+def test_the_monitor_reads_watched_processes_and_those_on_gpus(
     parent_of_a_busy_child: subprocess.Popen[bytes],
 ) -> None:
     pid, clock = parent_of_a_busy_child.pid, Clock()

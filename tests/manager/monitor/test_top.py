@@ -144,7 +144,7 @@ def test_ctrl_c_ends_the_live_view_and_gives_the_terminal_back(cards: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_polite_kill_does_too_where_a_script_started_it_beside_itself(cards: Path) -> None:
+def test_a_polite_kill_also_ends_it_next_to_its_script(cards: Path) -> None:
     _ends_cleanly(cards, signal.SIGTERM, on_interrupt=signal.SIG_IGN)
 
 

@@ -61,7 +61,7 @@ def follow(link: str) -> requests.Response:
     )
 
 
-def test_serve_prints_a_link_that_signs_in_once_and_starts_a_page_that_dies_again(home):
+def test_serve_prints_a_one_time_link_and_its_page_ends_with_it(home):
     until(lambda: links(home), "a link")
     [link] = links(home)
     [token] = home.client.tokens()
@@ -91,7 +91,7 @@ def test_serve_prints_a_link_that_signs_in_once_and_starts_a_page_that_dies_agai
 
 
 @pytest.mark.slow
-def test_a_browser_comes_back_by_itself_when_the_daemon_was_killed_and_started(home, browser):
+def test_a_browser_reconnects_after_a_restart_of_the_daemon(home, browser):
     context = browser.new_context()
     tab = context.new_page()
     tab.set_default_timeout(PATIENCE * 1000)
@@ -108,7 +108,7 @@ def test_a_browser_comes_back_by_itself_when_the_daemon_was_killed_and_started(h
     context.close()
 
 
-def test_where_others_cannot_run_python_the_page_of_root_says_what_to_do(tmp_path, monkeypatch):
+def test_without_python_for_others_roots_page_says_what_to_do(tmp_path, monkeypatch):
     if os.geteuid() != 0:
         pytest.skip("needs root, whose page would have its rights")
     tmp_path.chmod(0o700)

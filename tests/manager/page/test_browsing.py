@@ -29,7 +29,7 @@ def see(tab, selector: str, text: str) -> None:
     tab.locator(selector, has_text=text).first.wait_for()
 
 
-def test_a_card_shows_what_is_promised_and_hostile_names_stay_text(page, work, visitor):
+def test_a_gpu_shows_its_promises_and_hostile_names_stay_text(page, work, visitor):
     job = work.submit(proceed="never", name=HOSTILE, memory=10 << 30)
     work.wait(job, "running")
     visitor.goto(page.url + "/")
@@ -118,7 +118,7 @@ def test_the_queue_shows_why_a_job_waits_and_can_be_filtered(page, work, visitor
     work.wait(running)
 
 
-def test_a_new_job_is_at_the_top_of_a_long_queue_and_goes_down_when_it_is_over(page, work, visitor):
+def test_a_new_job_tops_a_long_queue_and_sinks_when_it_ends(page, work, visitor):
     work.client.cancel(*(work.submit(name=f"old {number}", hold=True) for number in range(40)))
     visitor.goto(page.url + "/queue")
     see(visitor, ".ag-row", "old 39")
@@ -143,7 +143,7 @@ emitEvent = (...words) => {
 """
 
 
-def test_a_grid_whose_word_that_it_is_ready_was_lost_still_shows_new_jobs(page, work, visitor):
+def test_a_grid_without_its_ready_signal_still_shows_new_jobs(page, work, visitor):
     """The browser is slow, or the connection is: the page asks again."""
     tab = visitor.context.new_page()
     tab.route("**/static/nicegui.js", lambda route: route.fulfill(body=route.fetch().text() + LOSES_A_WORD))
@@ -217,7 +217,7 @@ def signed_in(browser, page, **form):
     return tab
 
 
-def test_a_token_to_read_has_no_buttons_and_another_users_output_stays_theirs(page, work, browser):
+def test_a_read_token_has_no_buttons_and_no_output_of_others(page, work, browser):
     """With two users of this system, where root runs the tests: a job of `games` runs with its rights."""
     owner = "games" if os.geteuid() == 0 else None
     theirs = Client(url=page.api(), token=page.token(user=owner))
@@ -285,7 +285,7 @@ LIGHT = ("light", {"runOnly": ["color-contrast"]})  # the other rules see no col
 @pytest.mark.parametrize(
     "also", [pytest.param((), id="dark"), pytest.param((LIGHT,), id="both", marks=pytest.mark.slow)]
 )
-def test_every_page_fits_a_phone_and_the_dark_and_can_be_used_without_eyes(page, work, browser, visitor, also):
+def test_every_page_is_accessible_dark_and_fits_a_phone(page, work, browser, visitor, also):
     """By the rules of axe-core for WCAG 2.1 AA: names, contrast, headings, tables, landmarks, order."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
     state = visitor.context.storage_state()
@@ -376,7 +376,7 @@ def test_all_of_a_jobs_life_with_the_keyboard_alone(page, work, browser):
     context.close()
 
 
-def test_the_page_says_that_the_daemon_is_gone_and_comes_back_with_it(page, work, visitor):
+def test_the_page_reports_a_lost_daemon_and_its_return(page, work, visitor):
     visitor.goto(page.url + "/")
     see(visitor, ".card", "GPU 0")
     work.kill()
@@ -388,7 +388,7 @@ def test_the_page_says_that_the_daemon_is_gone_and_comes_back_with_it(page, work
 
 
 @pytest.mark.slow
-def test_pages_come_back_by_themselves_when_their_server_was_started_again(page, browser, tmp_path):
+def test_pages_reconnect_after_a_restart_of_their_server(page, browser, tmp_path):
     """Whose session was kept goes on; whose was not gets to the form."""
     first = Page(page.home)
     words = ["page", "--listen", first.url.rpartition(":")[2]]

@@ -103,7 +103,7 @@ def test_a_model_is_estimated_and_its_answer_has_a_link(page, tab):
     assert tab.get_by_label("Model").input_value() == "torchvision:resnet18"
 
 
-def test_the_fields_of_lora_quantization_and_ranks_are_asked_and_shown_again(page, tab):
+def test_lora_quantization_and_rank_fields_are_sent_and_kept(page, tab):
     """What is asked, and cancelled at once: the estimates themselves have tests of their own."""
 
     def asked() -> dict[str, Any]:

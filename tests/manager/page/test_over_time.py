@@ -52,7 +52,7 @@ def typed(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds).isoformat(" ", "milliseconds")
 
 
-def test_jobs_are_on_the_timeline_and_a_span_has_the_figures_that_hands_compute(page, work, tab):
+def test_timeline_spans_have_the_figures_computed_by_hand(page, work, tab):
     job = work.script("sleep 0.4", name=HOSTILE, memory=20 << 30)
     work.wait(job)
     told = next(each for each in work.client.trace()["jobs"] if each["id"] == job)
@@ -129,7 +129,7 @@ sys.exit(int(os.environ["ULLAGE_PROMISED_BYTES"]) < 6 << 30)
 """
 
 
-def test_a_job_shows_its_memory_over_time_and_runs_again_with_more(page, work, tab):
+def test_a_job_shows_its_memory_over_time_and_reruns_with_more(page, work, tab):
     job = work.submit([sys.executable, "-c", TAKE], env=work.environment(), memory=4 << 30, name=HOSTILE)
     until(lambda: work.job(job)["used"], "its memory to be seen")
     work.go()
@@ -153,7 +153,7 @@ def test_a_job_shows_its_memory_over_time_and_runs_again_with_more(page, work, t
     assert [each["promise"] for each in work.job(job)["attempts"]] == [4 << 30, 7 << 30]
 
 
-def test_the_memory_over_time_is_still_there_after_the_daemon_was_killed(work):
+def test_memory_over_time_survives_a_killed_daemon(work):
     job = work.submit([sys.executable, "-c", TAKE], env=work.environment(), memory=8 << 30)
     database = f"file:{work.folder / 'manager' / FILE}?mode=ro"
 

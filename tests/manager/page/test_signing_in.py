@@ -127,7 +127,7 @@ def websocket(page, visitor, headers) -> int:
     return status
 
 
-def test_what_is_not_there_or_fails_says_so_without_a_stack_trace(page):
+def test_missing_and_failing_pages_show_no_stack_trace(page):
     visitor = page.signed_in()
     for path in ("/no-such-page", "/job/abc"):
         answer = visitor.get(page.url + path, timeout=60)
@@ -238,7 +238,7 @@ def test_a_queue_that_took_long_is_not_old_for_long(page, work, monkeypatch):
     asyncio.run(look())
 
 
-def test_what_one_user_is_told_reaches_no_other_and_no_token_of_another_scope(page, work):
+def test_one_users_answers_reach_no_other_user_or_scope(page, work):
     job = work.script("sleep 60", name="private")
     until(lambda: work.job(job)["state"] == "running", "the job to run")
     sessions = Sessions(page.api, 3600.0)
@@ -258,7 +258,7 @@ def test_what_one_user_is_told_reaches_no_other_and_no_token_of_another_scope(pa
     work.cli("cancel", str(job))
 
 
-def test_a_token_that_is_revoked_shows_nothing_more_and_the_others_go_on(page):
+def test_a_revoked_token_shows_nothing_and_others_go_on(page):
     made = page.home.client.token_create(name="short")
     sessions = Sessions(page.api, 3600.0)
 
@@ -310,7 +310,7 @@ def test_a_link_works_once_and_for_some_minutes(page):
     asyncio.run(follow())
 
 
-def test_an_answer_that_nobody_waits_for_any_more_may_be_a_refusal():
+def test_an_answer_nobody_waits_for_may_be_a_refusal():
     """A page that is left while it waits: what the daemon then answers is nobody's."""
 
     class Slow:

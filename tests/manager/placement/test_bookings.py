@@ -44,9 +44,7 @@ def placed(outcome: PassOutcome) -> list[int]:
         (2000.0, None, True),
     ],
 )
-def test_a_foreign_job_starts_only_if_it_is_over_before_the_booking_begins(
-    now: float, limit: float | None, starts: bool
-) -> None:
+def test_a_foreign_job_starts_only_if_it_ends_before_the_booking(now: float, limit: float | None, starts: bool) -> None:
     assert placed(ask([job(1, time_limit=limit)], now)) == ([1] if starts else [])
     assert placed(ask([job(1, mine=True, time_limit=limit)], now)) == [1], "its owner may always"
 
@@ -74,13 +72,13 @@ def test_other_gpus_are_taken_instead() -> None:
     )
 
 
-def test_a_smaller_job_is_not_refused_because_one_was_that_may_not_go_there() -> None:
+def test_a_job_refused_by_a_booking_does_not_block_smaller_ones() -> None:
     """What failed once fails again, but only for jobs that are kept away from the same GPUs."""
     jobs = [job(1, promise=GIB, true=GIB), job(2, mine=True, promise=30 * GIB, true=30 * GIB)]
     assert placed(ask(jobs, 1500.0)) == [2]
 
 
-def test_a_job_that_waited_long_keeps_no_gpu_that_is_booked_for_others() -> None:
+def test_a_job_that_waited_long_keeps_no_gpu_booked_for_others() -> None:
     jobs = [job(1, promise=35 * GIB), job(2, mine=True, promise=35 * GIB), job(3, mine=True, promise=10 * GIB)]
     outcome = ask(jobs, 1500.0)
     assert placed(outcome) == [2]

@@ -85,7 +85,7 @@ def state(seed: int, gpus: int, speeds: Sequence[float | None]) -> State:
 
 
 @pytest.mark.parametrize("gpus", [1, 4])
-def test_in_no_state_does_magm_start_a_job_and_ullage_start_fewer(gpus: int) -> None:
+def test_ullage_never_starts_fewer_jobs_than_magm(gpus: int) -> None:
     """No owner asks for a speed and nobody has waited too long: these may keep a job away, as its reason says."""
     more = 0
     for seed in range(STATES):
@@ -97,7 +97,7 @@ def test_in_no_state_does_magm_start_a_job_and_ullage_start_fewer(gpus: int) -> 
 
 
 @pytest.mark.parametrize("gpus", [1, 4])
-def test_no_pass_breaks_a_speed_that_an_owner_asked_for_or_promises_memory_that_is_not_there(gpus: int) -> None:
+def test_no_pass_breaks_a_requested_speed_or_promises_too_much(gpus: int) -> None:
     kept_away = 0
     for seed in range(STATES):
         drawn = state(seed, gpus, speeds=[None, 0.0, 0.5, 0.9])
@@ -119,7 +119,7 @@ def test_no_pass_breaks_a_speed_that_an_owner_asked_for_or_promises_memory_that_
 
 
 @pytest.mark.parametrize("gpus", [1, 4])
-def test_while_a_gpu_idles_and_a_waiting_job_fits_something_starts_or_the_reason_names_the_exception(gpus: int) -> None:
+def test_a_fitting_job_starts_on_an_idle_gpu_or_says_why_not(gpus: int) -> None:
     idle = 0
     for seed in range(STATES):
         drawn = state(seed, gpus, speeds=[None, 0.0, 0.9])

@@ -104,7 +104,7 @@ def test_a_job_that_asks_for_more_than_there_is_holds_up_nobody() -> None:
         assert placed(ask([job(1, cores=9), job(2, cores=8)], policy=policy, now=1000.0)) == [2], policy
 
 
-def test_a_job_may_pass_one_that_waits_for_cores_until_that_has_waited_too_long() -> None:
+def test_a_job_passes_one_waiting_for_cores_for_a_limited_time() -> None:
     there, waiting = [job(100, cores=5)], [job(1, cores=8, submitted=0.0), job(2, cores=1, submitted=1.0)]
     assert placed(ask(waiting, there, now=50.0)) == [2]
     outcome = ask(waiting, there, now=150.0)

@@ -27,7 +27,7 @@ def test_a_promise_that_is_not_yet_taken_counts_as_taken() -> None:
         ledger.promise(2, {"a": 41})
 
 
-def test_what_a_job_took_beyond_its_promise_counts_also_after_it_gave_it_back() -> None:
+def test_memory_beyond_a_promise_still_counts_after_its_release() -> None:
     ledger = Ledger([slot()])
     ledger.promise(1, {"a": 60})
     ledger.observe(1, "a", 75)
@@ -43,7 +43,7 @@ def test_foreign_and_unattributed_memory_count_once() -> None:
     assert (ledger.free("a"), ledger.others("a")) == (50, 50), "20 bytes are used by nobody that is known"
 
 
-def test_used_memory_is_not_counted_twice_while_a_job_has_not_been_seen() -> None:
+def test_used_memory_of_an_unseen_job_counts_once() -> None:
     ledger = Ledger([slot()])
     ledger.promise(1, {"a": 60})
     ledger.see([slot(used=55)])
@@ -54,7 +54,7 @@ def test_used_memory_is_not_counted_twice_while_a_job_has_not_been_seen() -> Non
     assert ledger.free("a") == 0, "60 belong to others, 60 are promised"
 
 
-def test_memory_that_was_used_before_a_job_came_is_not_taken_for_its_own() -> None:
+def test_memory_used_before_a_job_came_is_not_its_own() -> None:
     ledger = Ledger([slot(used=20)])
     ledger.promise(1, {"a": 15})
     assert ledger.free("a") == 65
@@ -76,9 +76,7 @@ def test_memory_that_was_used_before_a_job_came_is_not_taken_for_its_own() -> No
         max_size=25,
     ),
 )
-def test_with_an_invisible_process_no_promise_takes_what_is_not_there(
-    invisible: int, steps: list[tuple[int, str, int]]
-) -> None:
+def test_an_invisible_process_keeps_its_memory_unpromised(invisible: int, steps: list[tuple[int, str, int]]) -> None:
     """The truth is played beside it: jobs take up to their promise, a process that nobody can attribute shrinks."""
     ledger, promised, taken = Ledger([slot(used=invisible)]), dict[int, int](), dict[int, int]()
     for job, what, amount in steps:
@@ -103,7 +101,7 @@ def test_with_an_invisible_process_no_promise_takes_what_is_not_there(
                 ledger.observe(other, "a", taken[other])
 
 
-def test_unknown_used_memory_leaves_the_ledger_and_foreign_memory() -> None:
+def test_unknown_used_memory_keeps_the_ledger_and_foreign_use() -> None:
     ledger = Ledger([slot(used=None, foreign=10)])
     ledger.promise(1, {"a": 60})
     assert ledger.free("a") == 30
@@ -153,7 +151,7 @@ def test_a_job_cannot_be_promised_the_same_slot_twice() -> None:
         ledger.promise(1, {"a": 10})
 
 
-def test_an_adopted_job_is_written_down_even_where_there_is_no_room() -> None:
+def test_an_adopted_job_is_entered_even_without_room() -> None:
     ledger = Ledger([slot()])
     ledger.promise(1, {"a": 90})
     ledger.adopt(2, {"a": 50})

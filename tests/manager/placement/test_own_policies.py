@@ -46,7 +46,7 @@ def test_a_job_goes_where_the_function_says() -> None:
     assert where(fullest, [job(1), job(2)], slots(0, 8, 3)) == {1: [1], 2: [1]}
 
 
-def test_only_gpus_that_fit_are_offered_so_nothing_can_be_overbooked() -> None:
+def test_only_fitting_gpus_are_offered_so_none_is_overbooked() -> None:
     offered = []
 
     def watch(job: Job, gpus: Gpus, now: float) -> GpuView:
@@ -119,7 +119,7 @@ def test_speeds_that_cannot_be_predicted_are_none() -> None:
     assert found == [None, None]
 
 
-def test_speeds_can_be_asked_for_where_the_rules_do_not_heed_them() -> None:
+def test_speeds_are_available_to_policies_that_ignore_them() -> None:
     found: list[list[float] | None] = []
 
     def look(job: Job, gpus: Gpus, now: float) -> GpuView:
@@ -170,7 +170,7 @@ WRONG: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_a_function_that_fails_or_answers_nonsense_is_one_message(message: str) -> None:
+def test_a_failing_or_nonsensical_function_is_one_message(message: str) -> None:
     policy = own_policy("mine.py:choose", WRONG[message])
     with pytest.raises(PolicyFailed) as raised:
         passed(policy, [job(9, gpus=2)], slots(0, 0))

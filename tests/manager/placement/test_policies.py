@@ -68,12 +68,12 @@ def test_where_a_job_goes_that_does_not_fit_on_the_first(name: str, expected: st
     assert chosen(name, gpus(FOUR[:3]), [job(1, promise=15)]) == [(expected,)]
 
 
-def test_ullage_takes_the_tightest_room_among_gpus_that_are_equally_busy() -> None:
+def test_ullage_prefers_the_tightest_of_equally_busy_gpus() -> None:
     large, small = gpus([(0, 0.0)], total=80)[0], Slot("small", 1, "A100-40GB", 40 * GIB, 0, Activity(smact=0.0))
     assert chosen("ullage", [large, small], [job(1, promise=10)]) == [("small",)]
 
 
-def test_round_robin_goes_round_from_the_slot_that_was_promised_last() -> None:
+def test_round_robin_continues_from_the_last_promised_slot() -> None:
     slots, ledger = gpus([(0, 0.0)] * 3), Ledger()
     rules = Rules(fresh_busy=0.0)
     where = []
@@ -95,7 +95,7 @@ def test_exclusive_gives_each_job_a_gpu_and_the_next_one_waits() -> None:
     assert [each.job for each in outcome.waiting] == [3]
 
 
-def test_the_activity_limit_closes_a_gpu_and_can_be_moved_or_switched_off() -> None:
+def test_the_activity_limit_closes_a_gpu_and_can_be_changed() -> None:
     busy = gpus([(10, 0.81)])
     assert chosen("magm", busy, [job(1, promise=4)]) == []
     assert chosen("magm", busy, [job(1, promise=4)], Rules(smact_limit=0.85)) == [("GPU-0",)]
@@ -103,7 +103,7 @@ def test_the_activity_limit_closes_a_gpu_and_can_be_moved_or_switched_off() -> N
     assert chosen("magm", gpus([(10, 0.80)]), [job(1, promise=4)]) == [("GPU-0",)]
 
 
-def test_the_margin_stays_free_beside_others_but_a_job_alone_may_have_all() -> None:
+def test_the_margin_stays_free_on_shared_gpus_only() -> None:
     assert chosen("magm", gpus([(20, 0.1)]), [job(1, promise=19)], Rules(margin=2 * GIB)) == []
     assert chosen("magm", gpus([(20, 0.1)]), [job(1, promise=18)], Rules(margin=2 * GIB)) == [("GPU-0",)]
     assert chosen("magm", gpus([(0, 0.0)]), [job(1, promise=40)], Rules(margin=2 * GIB)) == [("GPU-0",)]
@@ -128,7 +128,7 @@ def test_jobs_that_the_window_has_not_seen_count_as_busy() -> None:
     assert (len(fresh.placed), len(settled.placed)) == (0, 1)
 
 
-def test_an_idle_gpu_is_not_kept_empty_by_a_job_that_has_just_ended() -> None:
+def test_an_idle_gpu_is_not_kept_empty_by_a_finished_job() -> None:
     """The window's mean still shows it, but nobody is there."""
     slot = Slot("GPU-0", 0, "A100-40GB", 40 * GIB, 0, Activity(smact=0.95, age=1.0))
     assert chosen("ullage", [slot], [job(1, promise=4)]) == [("GPU-0",)]
@@ -143,7 +143,7 @@ def beside(works: Sequence[str], slot: Slot) -> Speeds:
     return Speeds([min(SPEEDS[work] for work in works)] * len(works), "both keep the memory bandwidth busy")
 
 
-def test_a_partner_that_slows_a_job_below_what_its_owner_accepts_is_refused_in_words() -> None:
+def test_a_partner_below_an_owners_speed_is_refused_in_words() -> None:
     rules, slots = Rules(smact_limit=None, predict=beside), gpus([(0, 0.0)])
     asks = partial(job, 1, promise=2, work="light")
 
@@ -200,7 +200,7 @@ BUSY = Slot("GPU-0", 0, "A100-40GB", 40 * GIB, GIB, Activity(smact=0.95, age=1.0
         ([("same", None), (None, None)], ("same", None), False, True),  # nothing is known of one that is there
     ],
 )
-def test_a_prediction_lets_a_job_join_a_busy_gpu_and_keeps_it_from_an_idle_one_only_if_an_owner_asked_for_speed(
+def test_a_prediction_bars_an_idle_gpu_only_for_an_owners_speed(
     there: Sequence[tuple[str | None, float | None]], new: tuple[str, float | None], on_busy: bool, on_idle: bool
 ) -> None:
     here = [job(7 + each, promise=1, work=work, min_speed=least) for each, (work, least) in enumerate(there)]
@@ -219,7 +219,7 @@ def test_a_prediction_lets_a_job_join_a_busy_gpu_and_keeps_it_from_an_idle_one_o
     assert (starts(BUSY, "lug"), starts(idle, "lug")) == (False, True), "only ullage heeds predictions"
 
 
-def test_a_gain_that_is_too_small_for_the_site_admits_nobody_to_a_busy_gpu() -> None:
+def test_too_small_a_gain_admits_no_job_to_a_busy_gpu() -> None:
     ledger, same = Ledger(), partial(job, promise=2, work="same", min_speed=None)
     ledger.adopt(12, {"GPU-0": GIB})
     for gain, starts in ((0.15, False), (0.1, True)):
@@ -231,7 +231,7 @@ def test_a_gain_that_is_too_small_for_the_site_admits_nobody_to_a_busy_gpu() -> 
     assert free.placed[0].slots == ("GPU-1",), "on an idle one it costs nobody anything"
 
 
-def test_no_prediction_admits_a_job_beside_which_another_keeps_less_than_a_quarter() -> None:
+def test_no_prediction_leaves_a_neighbour_less_than_a_quarter() -> None:
     def starved(works: Sequence[str], slot: Slot) -> Speeds:
         return Speeds([0.24 if work == "weak" else 1.0 for work in works])
 
@@ -242,7 +242,7 @@ def test_no_prediction_admits_a_job_beside_which_another_keeps_less_than_a_quart
         assert bool(decide("ullage", [strong], there, [BUSY], ledger, rules, 500.0).placed) == starts
 
 
-def test_ullage_looks_at_the_last_ten_seconds_and_published_policies_at_their_window() -> None:
+def test_ullage_averages_ten_seconds_and_others_their_window() -> None:
     here = job(9, promise=1)
     ledger = Ledger()
     ledger.adopt(9, {"GPU-0": GIB})
@@ -260,7 +260,7 @@ def test_ullage_looks_at_the_last_ten_seconds_and_published_policies_at_their_wi
     assert placed("ullage", replace(BUSY, busy_now=0.95)) == []
 
 
-def test_an_idle_gpu_takes_its_next_job_when_the_expected_load_of_the_last_has_faded() -> None:
+def test_an_idle_gpu_reopens_when_the_expected_load_has_decayed() -> None:
     last = job(9, promise=1, busy=0.9)
     ledger, resting = Ledger(), replace(BUSY, busy_now=0.0)
     ledger.adopt(9, {"GPU-0": GIB})
@@ -275,7 +275,7 @@ def test_an_idle_gpu_takes_its_next_job_when_the_expected_load_of_the_last_has_f
     assert started == [False, False, True, True]
 
 
-def test_of_the_gpus_with_room_the_one_is_chosen_where_least_speed_is_lost() -> None:
+def test_the_gpu_with_the_least_loss_of_speed_is_chosen() -> None:
     rules, slots = Rules(smact_limit=None, predict=beside), gpus([(0, 0.0), (0, 0.0), (0, 0.0)])
     works = ["heavy", None, "middling"]
     there = [job(7 + each, promise=1 + each, work=work, min_speed=0.5) for each, work in enumerate(works)]
@@ -291,7 +291,7 @@ def test_of_the_gpus_with_room_the_one_is_chosen_where_least_speed_is_lost() -> 
     assert goes_to([*running, spoilt]) == [("GPU-2",)], "those there are slow already; it takes nothing more from them"
 
 
-def test_where_speeds_are_foretold_they_decide_and_not_how_busy_the_gpu_is() -> None:
+def test_predicted_speeds_decide_instead_of_activity() -> None:
     busy = Slot("GPU-0", 0, "A100-40GB", 40 * GIB, GIB, Activity(smact=0.95, age=1.0))
     known, rules = job(9, promise=1, work="light", min_speed=0.8), Rules(predict=beside)
 
@@ -315,7 +315,7 @@ def test_where_speeds_are_foretold_they_decide_and_not_how_busy_the_gpu_is() -> 
     assert "would run at 55% of its speed beside" in heavy.waiting[0].reason
 
 
-def test_oracles_go_by_true_memory_and_the_others_by_the_promise_asked_for() -> None:
+def test_oracles_use_true_memory_and_others_the_promise() -> None:
     lying = Job(1, "ada", 0.0, promise=39 * GIB, true=5 * GIB)
     assert chosen("worst-fit", gpus([(20, 0.1)]), [lying]) == [("GPU-0",)]
     assert chosen("magm", gpus([(20, 0.1)]), [lying]) == []

@@ -92,7 +92,7 @@ def test_eight_jobs_that_share_a_gpu_are_one_turn() -> None:
 
 
 @pytest.mark.parametrize("policy", IN_ORDER)
-def test_the_policies_of_the_dissertation_keep_the_order_unless_told(policy: str) -> None:
+def test_the_dissertations_policies_keep_the_order_by_default(policy: str) -> None:
     jobs = [job(1, promise=35), job(2, promise=35), job(3, promise=1)]
     strict = decide(policy, jobs, [], slots(1), Ledger(), QUIET, now=10.0)
     assert [each.job for each in strict.placed] == [1]
@@ -122,7 +122,7 @@ def test_a_job_that_can_never_be_placed_holds_up_nobody(policy: str) -> None:
     assert [each.never for each in outcome.waiting] == [True, True]
 
 
-def test_a_job_whose_gpus_are_drained_waits_without_holding_up_the_others() -> None:
+def test_a_job_with_drained_gpus_waits_without_blocking_others() -> None:
     large = Slot("large", 0, "H200", 140 * GIB, 0, Activity(smact=0.0), drained=True)
     jobs = [job(1, promise=100, submitted=-1000.0), job(2, promise=5)]
     outcome = decide("magm", jobs, [], [large, *slots(2)[1:]], Ledger(), QUIET, now=10.0)
@@ -139,14 +139,14 @@ def test_waiting_for_jobs_on_a_drained_gpu_does_not_help() -> None:
     assert [each.job for each in outcome.placed] == [2]
 
 
-def test_room_is_kept_for_the_first_of_those_who_waited_too_long_and_for_no_other() -> None:
+def test_room_is_kept_only_for_the_first_that_waited_too_long() -> None:
     there = running(*[(job(100 + i, promise=30), f"GPU-{i}") for i in range(3)])
     jobs = [job(1, 35, gpus=2), job(2, 35, gpus=2), job(3, 35), job(4, 6, submitted=999.0)]
     outcome = decide("ullage", jobs, there, slots(3), Ledger(), QUIET, now=1000.0)
     assert [(each.job, each.slots) for each in outcome.placed] == [(4, ("GPU-2",))]
 
 
-def test_a_job_that_has_waited_long_reserves_and_others_no_longer_pass_it_there() -> None:
+def test_a_job_that_waited_long_reserves_and_is_not_overtaken() -> None:
     there = running((job(100, promise=30), "GPU-0"), (job(101, promise=20), "GPU-1"))
     small = [job(number, promise=6, submitted=900.0) for number in (2, 3, 4)]
     for submitted, expected in ((950.0, {"GPU-0", "GPU-1"}), (800.0, {"GPU-0"})):
@@ -168,7 +168,7 @@ def test_a_kept_gpu_is_lent_to_jobs_that_end_before_it_is_needed() -> None:
         assert [each.job for each in outcome.placed] == expected
 
 
-def test_a_short_job_is_lent_a_kept_gpu_also_after_a_smaller_and_longer_one_was_refused() -> None:
+def test_a_short_job_backfills_also_after_a_refused_smaller_one() -> None:
     there = running(
         (job(100, promise=30, time_limit=1060.0), "GPU-0"), (job(101, promise=20, time_limit=1060.0), "GPU-1")
     )
@@ -209,7 +209,7 @@ def test_several_gpus_are_given_whole_and_distinct() -> None:
     )
 
 
-def test_nobody_joins_an_exclusive_job_also_where_it_leaves_memory() -> None:
+def test_nobody_joins_an_exclusive_job_despite_free_memory() -> None:
     """On GPUs of different sizes it is promised the smaller size on both."""
     mixed = [slots(1)[0], Slot("large", 1, "H200", 140 * GIB, 0, Activity(smact=0.0))]
     outcome = decide(
@@ -349,7 +349,7 @@ def beside_a_large_one(*guests: Job, large: Job, there: list[Running], rules: Ru
     return [placed.job for placed in outcome.placed]
 
 
-def test_a_guest_joins_a_kept_slot_if_the_one_who_waits_for_it_fits_beside_him() -> None:
+def test_a_backfill_job_joins_if_the_waiting_one_still_fits() -> None:
     large = job(1, 30, work="large", min_speed=0.3)
     there = running((job(90, 20, work="a"), "GPU-0"))
     assert beside_a_large_one(job(2, 10, work="b"), large=large, there=there) == [2]
@@ -359,7 +359,7 @@ def test_a_guest_joins_a_kept_slot_if_the_one_who_waits_for_it_fits_beside_him()
     assert beside_a_large_one(job(2, 5, exclusive=True), job(3, 5), large=large, there=there) == [3], "by its memory"
 
 
-def test_a_guest_is_let_in_only_if_the_one_who_waits_would_join_him() -> None:
+def test_a_backfill_job_needs_a_waiting_one_that_would_join() -> None:
     """Else that one would have to wait until the guest has ended."""
 
     def half(works: Sequence[str], slot: Slot) -> Speeds:
@@ -384,7 +384,7 @@ def test_guests_of_earlier_passes_count() -> None:
     assert beside_a_large_one(job(2, 2, work="c"), large=large, there=guest) == [1, 2], "who was there before has ended"
 
 
-def test_a_guest_must_suit_the_one_who_waits_and_those_who_are_there() -> None:
+def test_a_backfill_job_must_suit_waiting_and_present_jobs() -> None:
     there = running((job(90, 20, work="a", min_speed=0.5), "GPU-0"))
     small = job(2, 2, work="b")
     assert beside_a_large_one(small, large=job(1, 30, work="large", min_speed=0.5), there=there) == [2]
@@ -402,7 +402,7 @@ def element(number: int, array: int = 1, throttle: int = 2, **more: object) -> J
 
 
 @pytest.mark.parametrize("policy", ["ullage", *IN_ORDER])
-def test_of_a_throttled_array_no_more_run_than_its_throttle_allows(policy: str) -> None:
+def test_a_throttled_array_runs_no_more_than_its_throttle(policy: str) -> None:
     wait = [element(n) for n in range(1, 9)]
     outcome = decide(policy, wait, [], slots(8), Ledger(), QUIET, now=50.0)
     assert [placed.job for placed in outcome.placed] == [1, 2]
@@ -423,7 +423,7 @@ def test_a_throttled_array_holds_up_nobody_and_keeps_no_slot(policy: str) -> Non
     assert {each.reason for each in outcome.waiting} == {"of array 1 at most 1 run at once"}
 
 
-def test_a_long_throttled_array_does_not_use_up_the_turns_of_its_user() -> None:
+def test_a_long_throttled_array_leaves_its_users_turns() -> None:
     wait = [element(n) for n in range(1, 100)] + [job(200, user="ada")] + [job(n, user="bob") for n in range(300, 310)]
     rules = Rules(smact_limit=None, margin=0, max_jobs_per_gpu=1)
     outcome = decide("exclusive", wait, [], slots(5), Ledger(), rules, now=400.0)
@@ -437,7 +437,7 @@ def test_elements_that_cannot_go_let_others_of_their_array_go() -> None:
     assert [placed.job for placed in outcome.placed] == [2, 3]
 
 
-def test_ranks_that_differ_are_promised_what_each_takes_in_the_order_of_the_slots() -> None:
+def test_unequal_ranks_are_promised_their_needs_in_slot_order() -> None:
     stages = job(1, 30, gpus=2, promises=(5 * GIB, 30 * GIB))
     outcome = decide("ullage", [stages, job(2, 30)], [], slots(2), Ledger(), QUIET, 100.0)
     first, second = outcome.placed

@@ -59,7 +59,7 @@ def test_a_known_activity_is_preferred_to_an_unknown_one(policy: str) -> None:
     assert placed(policy, [Job(1, "ada", 0.0, promise=GIB, true=GIB)], slots, Rules()) == [("GPU-1",)]
 
 
-def test_an_old_reading_is_unknown_and_the_gpus_own_activity_stands_in_for_that_of_the_sms() -> None:
+def test_an_old_reading_is_unknown_and_gpu_activity_replaces_sms() -> None:
     def opened(activity: Activity) -> bool:
         return bool(placed("magm", jobs(1, promise=1), [slot(used=5, foreign=5, activity=activity)], Rules()))
 
@@ -83,7 +83,7 @@ def test_the_floor_looks_at_free_memory_and_is_promised_once() -> None:
     assert placed("magm", jobs(3, promise=None), [slot(used=29, foreign=29)], rules) == [("GPU-0",)] * 2
 
 
-def test_without_a_floor_jobs_of_unknown_need_overbook_as_the_original_did_but_known_needs_never() -> None:
+def test_without_a_floor_only_jobs_of_unknown_need_overbook() -> None:
     rules = Rules(unknown="floor", free_floor=None, smact_limit=None, margin=0)
     full = [slot(used=40, foreign=40)]
     assert len(placed("magm", jobs(9, promise=None), full, rules)) == 9

@@ -56,7 +56,7 @@ def test_a_job_alone_takes_its_work_and_its_start() -> None:
     assert spans(play(jobs, startup_s=12.0)) == [(5.0, 117.0)]
 
 
-def test_jobs_that_share_slow_each_other_down_and_are_fast_again_when_alone() -> None:
+def test_sharing_slows_jobs_down_until_they_are_alone_again() -> None:
     jobs = [TraceJob(1, 0.0, kind("a", 4, 0.9), work_s=100.0), TraceJob(2, 0.0, kind("b", 4, 0.9), work_s=200.0)]
     settings = {"policy": "magm", "smact_limit": None}
     (_, first), (_, second) = spans(play(jobs, **settings))
@@ -79,14 +79,14 @@ def test_who_comes_last_runs_out_of_memory_and_recovers() -> None:
     assert at_once.jobs[1].attempts[1].begin >= at_once.jobs[0].attempts[0].end, "it has a GPU to itself now"
 
 
-def test_a_job_that_no_gpu_can_hold_is_given_up_and_holds_nobody_up() -> None:
+def test_a_job_too_large_for_every_gpu_is_given_up() -> None:
     jobs = [TraceJob(1, 0.0, kind("huge", 50), 10.0), TraceJob(2, 1.0, kind("small", 2), 10.0)]
     found = play(jobs, policy="magm", estimator="none", startup_s=1.0)
     assert [job.state for job in found.jobs] == [FAILED, DONE]
     assert found.figures.ooms >= 1
 
 
-def test_fragmentation_takes_room_from_neighbours_but_not_from_a_job_alone() -> None:
+def test_fragmentation_costs_neighbours_room_but_not_a_job_alone() -> None:
     alone = [TraceJob(1, 0.0, kind("a", 39), 10.0)]
     assert play(alone, fragmentation=2 * GIB).figures.ooms == 0
     pair = [TraceJob(1, 0.0, kind("a", 20), 50.0), TraceJob(2, 1.0, kind("b", 18.5), 50.0)]
@@ -129,7 +129,7 @@ def test_power_and_energy_follow_the_work() -> None:
     assert both.energy_j > found.energy_j - saved
 
 
-def test_a_node_that_fails_takes_its_jobs_along_and_they_come_back() -> None:
+def test_a_failing_node_takes_its_jobs_along_and_they_return() -> None:
     jobs = [TraceJob(number, 0.0, kind("a", 30), 2000.0) for number in range(1, 5)]
     found = play(jobs, "4xA100-40GB", node_gpus=2, node_mtbf_s=3000.0, node_repair_s=100.0, others=1000, seed=1)
     assert found.figures.lost > 0 and found.figures.done == 4
@@ -140,7 +140,7 @@ def test_a_node_that_fails_takes_its_jobs_along_and_they_come_back() -> None:
     assert again.jobs == found.jobs
 
 
-def test_a_gpu_draws_what_was_measured_at_rest_and_more_once_a_job_has_its_context() -> None:
+def test_a_gpu_draws_its_idle_power_and_more_with_a_context() -> None:
     works = Utilization(**{**vars(busy(0.5, "H200")), "power_w": 400.0})
     trace = JobTrace("made here", [TraceJob(1, 0.0, JobKind("a", 4 * GIB, {"H200": works}), 100.0)])
     scenario = Scenario(gpus="2xH200", estimator="oracle", world=QUIET).but(startup_s=10.0)
@@ -150,7 +150,7 @@ def test_a_gpu_draws_what_was_measured_at_rest_and_more_once_a_job_has_its_conte
     assert resting_w("A100-40GB") == pytest.approx(100 * 78 / 121)
 
 
-def test_a_job_on_a_mig_instance_takes_as_much_longer_as_it_has_fewer_sms() -> None:
+def test_a_job_on_a_mig_instance_slows_by_its_share_of_sms() -> None:
     always = Utilization(**{**vars(busy(1.0)), "drama": 0.1})  # its SMs are all that limits it
     jobs = [TraceJob(1, 0.0, JobKind("a", 3 * GIB, {"A100-40GB": always}), 100.0)]
     found = play(jobs, sharing="mig:1g.5gb")
@@ -163,14 +163,14 @@ def test_a_job_on_a_mig_instance_takes_as_much_longer_as_it_has_fewer_sms() -> N
     assert found.energy_j == pytest.approx(beyond + took * (base / 7 + rest * 6 / 7))
 
 
-def test_a_job_that_needs_little_of_a_gpu_is_as_fast_on_an_instance() -> None:
+def test_a_small_job_is_as_fast_on_a_mig_instance() -> None:
     waits = Utilization(**{**vars(busy(0.05)), "drama": 0.0})  # a wait for its host, nearly all of it
     jobs = [TraceJob(1, 0.0, JobKind("a", 3 * GIB, {"A100-40GB": waits}), 100.0)]
     assert spans(play(jobs, sharing="mig:3g.20gb"))[0][1] == pytest.approx(100.0, rel=0.01)
     assert spans(play(jobs, sharing="mig:1g.5gb", interference=False)) == [(0.0, 100.0)]
 
 
-def test_a_job_on_several_instances_goes_at_the_pace_of_one_and_leaves_the_others_alone() -> None:
+def test_a_job_on_several_instances_runs_at_the_pace_of_one() -> None:
     wide = TraceJob(1, 0.0, kind("wide", 3, 0.9), 100.0, gpus=3)
     other = TraceJob(2, 0.0, kind("other", 3, 0.9), 100.0)
     both = play([wide, other], sharing="mig:1g.5gb", policy="first-fit")
@@ -178,7 +178,7 @@ def test_a_job_on_several_instances_goes_at_the_pace_of_one_and_leaves_the_other
     assert spans(both)[0] == spans(both)[1] == spans(play([other], sharing="mig:1g.5gb"))[0]
 
 
-def test_a_job_too_large_for_every_instance_runs_out_of_memory_and_is_given_up() -> None:
+def test_a_job_too_large_for_every_instance_is_given_up() -> None:
     found = play(
         [TraceJob(1, 0.0, kind("large", 6), 100.0), TraceJob(2, 0.0, kind("small", 4), 100.0)], sharing="mig:1g.5gb"
     )
@@ -232,7 +232,7 @@ def test_what_is_unknown_is_said(settings: dict[str, str], words: str) -> None:
     policy=st.sampled_from(["ullage", "magm", "lug", "round-robin", "exclusive", "best-fit"]),
 )
 @settings(max_examples=15, deadline=None)
-def test_whatever_comes_nothing_is_lost_and_no_gpu_holds_more_than_it_has(seed: int, policy: str) -> None:
+def test_nothing_is_ever_lost_and_no_gpu_is_overfull(seed: int, policy: str) -> None:
     draw = random.Random(seed)
     kinds = [kind(f"k{number}", draw.uniform(0.5, 38.0), draw.random()) for number in range(6)]
     jobs = [

@@ -52,7 +52,7 @@ def test_the_mixes_have_their_shares() -> None:
     assert {job.kind.name for job in own.jobs} == {"resnet50 b32"}
 
 
-def test_gaps_of_a_poisson_process_vary_as_much_as_they_last_and_those_of_bursts_more() -> None:
+def test_poisson_gaps_vary_by_their_mean_and_bursts_more() -> None:
     def variation(trace: JobTrace) -> float:
         gaps = [later.arrival - earlier.arrival for earlier, later in pairwise(trace.jobs)]
         return mean(gap * gap for gap in gaps) / mean(gaps) ** 2 - 1

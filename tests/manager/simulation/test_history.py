@@ -68,7 +68,7 @@ def test_a_job_alone_did_what_it_ran():
     assert found.kind.alone["H200"] == BUSY
 
 
-def test_what_ran_out_of_memory_or_lost_its_gpu_did_no_work_and_the_first_promise_counts():
+def test_failures_did_no_work_and_the_first_promise_counts():
     found = only(
         told(
             job(
@@ -83,12 +83,12 @@ def test_what_ran_out_of_memory_or_lost_its_gpu_did_no_work_and_the_first_promis
     assert (found.kind.memory, found.kind.estimates["promised"]) == (9 * GIB, 4 * GIB)
 
 
-def test_a_job_that_had_its_gpu_to_itself_was_promised_what_it_was_estimated_at():
+def test_a_job_alone_on_its_gpu_was_promised_its_estimate():
     found = only(told(job(1, attempt(110.0, 120.0, promise=140 * GIB, exclusive=True), promise=7 * GIB)))
     assert found.kind.estimates["promised"] == 7 * GIB
 
 
-def test_what_a_job_did_until_it_was_cancelled_or_failed_is_its_work():
+def test_the_work_of_a_cancelled_job_lasts_until_its_end():
     found = trace_of_history(
         told(
             job(1, attempt(110.0, 140.0, cause="cancelled"), state="cancelled"),
@@ -99,7 +99,7 @@ def test_what_a_job_did_until_it_was_cancelled_or_failed_is_its_work():
     assert [each.work_s for each in found.jobs] == [30.0, 10.0, 15.0]
 
 
-def test_jobs_of_which_there_is_nothing_to_replay_are_left_out_and_counted():
+def test_jobs_without_a_record_are_left_out_and_counted():
     found = trace_of_history(
         told(
             job(1, attempt(110.0, 140.0)),
@@ -167,7 +167,7 @@ def test_nothing_known_of_a_job_is_said():
         assert any(note.endswith(ending) for note in found.notes)
 
 
-def test_as_it_was_has_the_times_and_the_energy_that_were_measured():
+def test_as_it_was_has_the_measured_times_and_energy():
     found = as_it_was(told(job(1, attempt(110.0, 150.0)), job(2, attempt(130.0, 200.0), state="failed"), gpus=2))
     assert found.name == "as it was"
     assert (found.figures.total_s, found.figures.done, found.figures.failed) == (100.0, 1, 1)
@@ -178,7 +178,7 @@ def test_as_it_was_has_the_times_and_the_energy_that_were_measured():
     assert [series.jobs for series in found.gpus] == [(0, 1, 2, 1, 0, 0), (0, 0)]
 
 
-def test_as_it_is_has_what_runs_and_waits_too_and_a_part_of_the_time_adds_up():
+def test_as_it_is_has_running_and_waiting_jobs_and_adds_up():
     running = attempt(150.0, 0.0, ended=None, elapsed=None, energy=None, cause=None)
     jobs = [
         job(1, attempt(110.0, 150.0)),
@@ -239,7 +239,7 @@ def test_what_a_simulation_did_gives_its_trace_again():
     assert repeated.figures.total_s == pytest.approx(found.figures.total_s, rel=1e-6)
 
 
-def test_without_foresight_placement_knows_what_its_monitor_sees_and_no_more():
+def test_without_predictions_placement_knows_only_its_monitor():
     kind = JobKind("busy", 6 * GIB, {"H200": BUSY}, {"ullage": 8 * GIB})
     jobs = JobTrace("made", [TraceJob(number, 0.0, kind, work_s=60.0) for number in (1, 2)])
     scenario = Scenario(gpus="H200", sharing="timeslice", world=QUIET, min_speed=0.8).but(smact_limit=None)

@@ -55,7 +55,7 @@ def test_magm_written_as_a_policy_of_ones_own_is_magm(tmp_path: Path) -> None:
     assert {job.state for job in found} == {"done"}
 
 
-def test_a_policy_that_fails_ends_the_simulation_with_its_message(tmp_path: Path) -> None:
+def test_a_failing_policy_ends_the_simulation_with_its_message(tmp_path: Path) -> None:
     with pytest.raises(PolicyFailed, match="the policy mine.py:choose failed for job 0: NameError: name 'gpu' is not"):
         simulated(written(tmp_path, "def choose(job, gpus, now):\n    return gpu\n"))
 
@@ -89,7 +89,7 @@ def completion(policy: str, seed: int, **rules: Any) -> float:
 
 
 @pytest.mark.slow
-def test_the_tutorials_policy_is_better_than_magm_on_several_traces() -> None:
+def test_the_tutorials_policy_beats_magm_on_several_traces() -> None:
     ours = sum(completion(f"{EXAMPLE}:choose", seed) for seed in range(2))
     assert ours < sum(completion("magm", seed) for seed in range(2))
     free = sum(completion(f"{EXAMPLE}:choose", seed, smact_limit=None) for seed in range(2))

@@ -24,13 +24,13 @@ def test_every_known_workload_has_what_a_simulation_needs() -> None:
         assert not known.in_table or {"horus", "faketensor", "gpumemnet"} <= set(known.kind.estimates)
 
 
-def test_jobs_that_wait_for_images_leave_the_gpu_idle_whatever_their_batch_size() -> None:
+def test_jobs_waiting_for_images_leave_the_gpu_idle_at_any_batch() -> None:
     small, large = known_workload("mobilenet_v2 b32").kind, known_workload("mobilenet_v2 b128").kind
     assert small.alone[MEASURED_ON].waits_for_input and large.alone[MEASURED_ON].waits_for_input
     assert small.alone[MEASURED_ON].busy == pytest.approx(large.alone[MEASURED_ON].busy, abs=0.1)
 
 
-def test_a_faster_gpu_is_faster_unless_the_data_loader_is_what_a_job_waits_for() -> None:
+def test_a_faster_gpu_is_faster_unless_the_data_loader_limits() -> None:
     images, text = known_workload("mobilenet_v2 b128").kind.alone, known_workload("gpt2_large b8").kind.alone
     assert images["H200"].step_s == images[MEASURED_ON].step_s and images["H200"].busy < images[MEASURED_ON].busy
     assert text["H200"].step_s < 0.5 * text[MEASURED_ON].step_s < text["T4"].step_s
@@ -42,7 +42,7 @@ def test_a_longer_step_does_the_same_work_and_waits() -> None:
     assert 400.0 < found.energy_j < 800.0 and found.power_w == pytest.approx(found.energy_j / 2)
 
 
-def test_a_step_that_was_shorter_than_the_gpu_was_thought_to_work_wins() -> None:
+def test_a_measured_step_shorter_than_the_predicted_one_counts() -> None:
     found = with_step(utilization("H200", 1.0, 0.8), 0.4)
     assert (found.step_s, found.gpu_s) == (0.4, pytest.approx(0.4))
     assert found.smact == pytest.approx(1.0) and found.energy_j < 400.0
@@ -54,7 +54,7 @@ def test_promises_are_true_memory_nothing_or_what_the_trace_has() -> None:
     assert [promise_of(kind, name) for name in names] == [3 * GIB, None, 8 * GIB, None]
 
 
-def test_an_estimator_that_the_trace_does_not_have_is_asked_and_says_what_was_kept() -> None:
+def test_an_estimator_missing_in_the_trace_runs_and_is_cached() -> None:
     kept = known_workload(SMALL).kind
     asked = promise_of(replace(kept, estimates={}), "ullage")
     assert asked == pytest.approx(kept.estimates["ullage"], rel=0.05)

@@ -27,7 +27,7 @@ def play(scenario: Scenario, *jobs: TraceJob, **settings: Any) -> SimulationResu
     return simulate(JobTrace("made here", jobs), scenario.but(interference=False, **settings))
 
 
-def test_one_at_a_time_a_job_that_crashed_holds_up_all_others_until_a_gpu_is_idle() -> None:
+def test_a_crashed_job_blocks_all_until_a_gpu_is_idle() -> None:
     jobs = job(1, 0.0, 30), job(2, 10.0, 20), job(3, 20.0, 2)
     begins = {
         at_a_time: [each.attempts[-1].begin for each in play(ALONE_NEXT, *jobs, at_a_time=at_a_time).jobs]
@@ -42,7 +42,7 @@ def test_one_at_a_time_there_is_a_pause_between_decisions() -> None:
     assert [each.attempts[0].begin for each in found.jobs] == [0.0, 65.0, 130.0, 195.0]
 
 
-def test_without_books_what_was_promised_is_free_until_it_is_taken() -> None:
+def test_without_a_ledger_promised_memory_is_free_until_used() -> None:
     jobs = job(1, 0.0, 30), job(2, 10.0, 30)
     oracle = {"policy": "worst-fit", "estimator": "oracle", "startup_s": 20.0}
     assert play(BASE, *jobs, **oracle).figures.ooms == 0
@@ -51,7 +51,7 @@ def test_without_books_what_was_promised_is_free_until_it_is_taken() -> None:
     assert play(BASE, *later, **oracle, bookkeeping=False).figures.ooms == 0
 
 
-def test_without_books_others_join_a_job_that_got_an_idle_gpu_after_a_crash() -> None:
+def test_without_a_ledger_others_join_a_restarted_job() -> None:
     jobs = job(1, 0.0, 30), job(2, 10.0, 20), job(3, 1010.0, 2)
     begins = {
         books: play(ALONE_NEXT, *jobs, at_a_time=1, bookkeeping=books).jobs[2].attempts[-1].begin
@@ -66,7 +66,7 @@ def test_memory_is_what_it_was_when_the_monitor_last_looked() -> None:
     assert play(BASE, job(1, 10.0, 30), job(2, 100.0, 30), **blind).figures.ooms == 0
 
 
-def test_idle_gpus_come_first_and_the_turn_goes_on_where_gpus_are_shared() -> None:
+def test_idle_gpus_come_first_and_turns_continue_on_shared_ones() -> None:
     def gpus(policy: str, *jobs: TraceJob, **settings: Any) -> list[int]:
         found = play(BASE.but(gpus="3xA100-40GB"), *jobs, policy=f"{POLICIES}:{policy}", **settings)
         return [each.attempts[0].gpus[0] for each in found.jobs]

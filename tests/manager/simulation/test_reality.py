@@ -43,7 +43,7 @@ def test_jobs_are_placed_in_the_order_in_which_they_were():
         assert pairs > 100 and same >= least * pairs, run["run"]
 
 
-def test_a_history_tells_what_another_way_of_sharing_would_have_done():
+def test_a_history_shows_the_effect_of_another_sharing():
     """Of the policy that is as it was then: the `ullage` of these histories decided by rules that are gone."""
     found = list(simulated_reality.replays())
     published = [ours / real - 1 for known, wanted, real, ours in found if known[:4] == wanted[:4] == "magm"]

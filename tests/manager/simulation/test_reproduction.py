@@ -36,7 +36,7 @@ def chapter(scripts, tmp_path_factory):
     return folder, scripts[0].simulated(folder, seeds=2)
 
 
-def test_every_run_of_the_chapter_is_in_a_table_with_what_was_published(scripts, chapter) -> None:
+def test_every_run_of_the_chapter_has_its_published_figure(scripts, chapter) -> None:
     made = scripts[0].tables(chapter[1])
     last = [line.split("|")[-2].strip() for line in made["unknown"].splitlines()[3:]]
     assert last == ["8", "5", "4", "2", "2", "2", "1", "2"]
@@ -54,7 +54,7 @@ def test_pictures_show_ours_and_theirs(scripts, chapter) -> None:
     assert drawn["reproduction_time.svg"].count("<polyline") == 6
 
 
-def test_the_order_agrees_where_differences_are_larger_than_noise(scripts) -> None:
+def test_the_order_agrees_if_differences_exceed_noise(scripts) -> None:
     script = scripts[0]
 
     class Told(script.Done):
@@ -70,7 +70,7 @@ def test_the_order_agrees_where_differences_are_larger_than_noise(scripts) -> No
     assert (turned.tau, turned.same, turned.otherwise) == (-1.0, 0, ["a and b"])
 
 
-def test_ours_and_theirs_meet_the_same_jobs_and_are_compared_in_pairs(scripts) -> None:
+def test_ours_and_theirs_meet_equal_jobs_and_are_paired(scripts) -> None:
     script = scripts[1]
     wanted = script.drawn_cases(4, small=10)
     assert {case.source.mix for case in wanted} == {"heavy", "mixed"}
@@ -82,7 +82,7 @@ def test_ours_and_theirs_meet_the_same_jobs_and_are_compared_in_pairs(scripts) -
     assert [row[0] for row in rows] == ["exclusive", *(each.name for each in script.SCENARIOS[2:])]
 
 
-def test_on_the_authors_trace_sharing_beats_exclusive_and_ours_never_runs_out_of_memory(scripts, reference) -> None:
+def test_on_the_authors_trace_sharing_wins_and_ours_has_no_oom(scripts, reference) -> None:
     trace = read_trace(reference("reference/trace_heavy-60-tasks.csv"))
     ours = scripts[1].OURS
 

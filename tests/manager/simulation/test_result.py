@@ -61,7 +61,7 @@ def test_a_result_is_the_same_after_a_trip_through_json(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["runs.json", "runs.json.gz"])
-def test_runs_are_kept_in_a_file_and_files_of_something_else_are_left_alone(tmp_path, name):
+def test_runs_are_kept_in_a_file_and_other_files_left_alone(tmp_path, name):
     file = tmp_path / name
     write_results(file, [run("a"), run("b")])
     assert [result.name for result in read_results(file)] == ["a", "b"]

@@ -104,7 +104,7 @@ def test_what_is_wrong_is_told_in_a_line(typed, trace, words, said):
     assert len([line for line in err.splitlines() if line.startswith("ullage: ")]) == 1
 
 
-def test_a_trace_and_files_that_are_something_else_are_told_and_left(typed, trace, tmp_path):
+def test_wrong_traces_and_files_are_reported_and_unchanged(typed, trace, tmp_path):
     mine = tmp_path / "mine"
     mine.write_text("mine")
     for option in ("--save", "--report", "--compare-with"):
@@ -115,7 +115,7 @@ def test_a_trace_and_files_that_are_something_else_are_told_and_left(typed, trac
     assert typed("simulate")[0] == 2
 
 
-def test_a_policy_of_ones_own_is_compared_and_its_mistakes_are_told(typed, trace, tmp_path):
+def test_a_custom_policy_is_compared_and_its_errors_are_reported(typed, trace, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "def choose(job, gpus, past):\n    return gpus[0]\n\n\ndef wrong(job, gpus, past):\n    return gpus.none\n"

@@ -41,7 +41,7 @@ def test_a_refusal_of_slurm_is_one_message(slurm):
         commands.submit(["--gres=gpu:5", "--wrap", "true"])
 
 
-def test_a_controller_that_does_not_answer_is_said_within_the_limit(slurm):
+def test_a_silent_controller_is_reported_within_the_limit(slurm):
     slurm.kill_daemon("slurmctld", signal.SIGKILL)
     try:
         with pytest.raises(SlurmFailed, match="did not answer within 0.5 s"):
@@ -56,7 +56,7 @@ def test_without_slurm_it_says_what_to_install(monkeypatch, tmp_path):
         commands.nodes()
 
 
-def test_later_releases_of_slurm_write_numbers_and_states_in_another_way():
+def test_numbers_and_states_of_later_slurm_releases_are_read():
     told = {
         "job_id": 7,
         "job_state": ["OUT_OF_MEMORY"],
@@ -72,7 +72,7 @@ def test_later_releases_of_slurm_write_numbers_and_states_in_another_way():
     assert commands._job({**told, "job_state": ["FAILED", "COMPLETING"]}).state == "COMPLETING"  # its epilog runs
 
 
-def test_a_private_slurm_ends_with_whoever_started_it_and_so_do_its_jobs(slurm, tmp_path):
+def test_a_private_slurm_and_its_jobs_end_with_their_starter(slurm, tmp_path):
     program = textwrap.dedent(f"""
         import sys, time
         from pathlib import Path

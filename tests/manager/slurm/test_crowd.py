@@ -63,7 +63,7 @@ def finish(slurm, project, arrays, count):
 
 
 @pytest.mark.slow
-def test_of_two_hundred_jobs_of_mixed_sizes_no_gpu_is_ever_overbooked(slurm, project):
+def test_two_hundred_mixed_jobs_never_overbook_a_gpu(slurm, project):
     (project / "job.sh").write_text(JOB)
     (project / "proceed").touch()
     sizes = (1, 2, 3, 5, 8, 12, 16, 20, 30, 39)  # the last takes all shards of a GPU
@@ -94,7 +94,7 @@ def test_a_killed_controller_loses_no_job_and_runs_none_twice(slurm, project):
 
 
 @pytest.mark.slow
-def test_a_controller_that_is_restarted_at_any_moment_loses_no_job_and_runs_none_twice(slurm, project):
+def test_controller_restarts_lose_no_job_and_run_none_twice(slurm, project):
     (project / "job.sh").write_text(JOB)
     (project / "proceed").touch()
     arrays = submit((5, 12, 20), 20)

@@ -72,7 +72,7 @@ def test_plain_sbatch_asks_ullage_and_gets_shards(site, project):
     assert read_comment(known.comment) == {"upper": 12 << 30, "gpu": "A100-40GB", "shards": 12}
 
 
-def test_a_script_on_standard_input_is_read_again_where_it_is_a_file(site, project):
+def test_a_file_on_standard_input_is_read_again(site, project):
     (project / "job.sh").write_text(job("#ULLAGE memory=12GiB\necho $SLURM_SHARDS_ON_NODE"))
     with open("job.sh") as script:
         told = site.run("sbatch", "--parsable", stdin=script)
@@ -147,7 +147,7 @@ def test_a_waiting_job_cannot_be_changed_to_what_never_fits(site):
     assert commands.jobs([number])[0].shards == 30
 
 
-def test_jobs_with_shards_use_the_mps_of_their_user_and_it_ends_with_the_last(site, tmp_path):
+def test_the_mps_of_a_user_ends_with_the_last_job_with_shards(site, tmp_path):
     if os.getuid():
         pytest.skip("needs root: Slurm's prolog becomes other users")
     control = site.folder / "control"

@@ -134,7 +134,7 @@ def test_what_is_asked_for(slurm, project, text, words, gres, cleared):
     assert slurm.submit("--hold", *with_options([*words, "job.sh"], plan.words)) > 0  # Slurm understands it
 
 
-def test_who_asks_for_gpus_is_told_that_this_slurm_may_give_them_twice(slurm, project):
+def test_a_gpu_request_warns_if_slurm_may_give_gpus_twice(slurm, project):
     (project / "job.sh").write_text(job("#ULLAGE memory=12GiB"))
     told = [note for note in plan_words(["--gpus=2", "job.sh"]).notes if "GPUs of which other jobs have shards" in note]
     assert len(told) == (commands.version() < (23, 11, 5)) and not plan_words(["job.sh"]).notes
@@ -171,7 +171,7 @@ def needs(gib, step=None):
     return [GpuNeed(kind, int(gib * GIB), step) for kind in (SMALL, LARGE)]
 
 
-def test_on_two_kinds_of_gpus_a_job_may_run_on_both_or_only_on_the_larger():
+def test_a_job_may_run_on_both_kinds_of_gpus_or_only_the_larger():
     site = Site((SMALL, LARGE))
     assert size(needs(10), GpuRequest(), site).gres == "shard:10"
     only = size(needs(50), GpuRequest(per_node=1), site)

@@ -102,7 +102,7 @@ def watch(slurm, tmp_path):
     return Watch(slurm, tmp_path)
 
 
-def test_a_job_that_ran_out_of_memory_comes_back_with_more_shards_and_finishes(watch, slurm, monkeypatch, capsys):
+def test_a_job_out_of_memory_finishes_with_more_shards(watch, slurm, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
     watch.file = home() / STATE
     job = watch.submit(GROWS)
@@ -191,7 +191,7 @@ def test_jobs_of_others_are_left_alone_unless_all_are_wanted(watch, slurm):
 
 
 @pytest.mark.slow
-def test_a_job_gets_more_and_more_then_a_gpu_to_itself_and_then_no_more(watch, slurm):
+def test_a_job_gets_more_shards_then_a_whole_gpu_then_no_more(watch, slurm):
     job = watch.submit(JOB + "echo CUDA out of memory; exit 1\n")
     runs = watch.until_over(job, "FAILED")
     assert [shards for _, _, shards in watch.log()] == [12, 17, 22, 40]
@@ -249,7 +249,7 @@ def test_what_a_controller_forgot_is_done_again(watch, slurm):
     assert watch.log() == [(job, 0, 12), (job, 1, 21)]
 
 
-def test_what_an_earlier_run_printed_is_not_held_against_a_later_one(watch, slurm):
+def test_output_of_an_earlier_run_does_not_count_for_a_later_one(watch, slurm):
     text = JOB + f'[ -n "$SLURM_RESTART_COUNT" ] && exit 3\necho "{MEMORY}"; exit 1\n'
     job = watch.submit(text, "--open-mode=append")
     runs = watch.until_over(job, "FAILED")
@@ -289,7 +289,7 @@ def epilog_ran(slurm, spool, place):
 
 
 @pytest.mark.slow
-def test_one_watcher_at_a_time_and_it_goes_on_while_slurm_is_away(watch, slurm):
+def test_one_watcher_runs_at_a_time_and_survives_a_slurm_outage(watch, slurm):
     job = watch.submit(GROWS)
     slurm.until_state(job, "FAILED")
     store, ending = RunStore(watch.file, writes=True), threading.Event()
