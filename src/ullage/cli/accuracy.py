@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ullage.cli.options import Json, MeasuredGpu
+from ullage.cli.options import Json, MeasuredGpu, option
 from ullage.cli.progress import following
 from ullage.cli.tables import fitted
 from ullage.errors import UllageError
@@ -22,14 +20,11 @@ if TYPE_CHECKING:
 
 def evaluate(
     truth: Annotated[
-        Path,
-        typer.Option(
-            help="Measured runs (JSONL), or a file of 'ullage contribute'.", metavar="FILE", show_default=False
-        ),
+        Path, option("Measured runs (JSONL), or a file of 'ullage contribute'.", "FILE", show_default=False)
     ],
     gpu: MeasuredGpu = None,
-    every: Annotated[int, typer.Option(help="Take only every Nth run.", metavar="N", min=1)] = 1,
-    worst: Annotated[int, typer.Option(help="How many of the worst runs to list.", metavar="N", min=0)] = 5,
+    every: Annotated[int, option("Take only every Nth run.", "N", min=1)] = 1,
+    worst: Annotated[int, option("How many of the worst runs to list.", "N", min=0)] = 5,
     as_json: Json = False,
 ) -> None:
     """Compare estimates with measured runs.

@@ -11,7 +11,7 @@ import typer
 
 from ullage.cli import completion
 from ullage.cli.jobs import client, print_json
-from ullage.cli.options import Json
+from ullage.cli.options import Json, argument, option
 from ullage.text import plain, plain_values
 from ullage.units import parse_duration
 
@@ -25,34 +25,22 @@ token = typer.Typer(
 )
 admin.add_typer(token, name="token")
 
-Cards = Annotated[
-    list[str],
-    typer.Argument(
-        help="The GPUs: their indices or UUIDs.", show_default=False, metavar="GPU", autocompletion=completion.cards
-    ),
-]
+Cards = Annotated[list[str], argument("The GPUs: their indices or UUIDs.", "GPU", complete=completion.cards)]
 
 
 @admin.command()
 def drain(
     gpus: Cards,
-    reason: Annotated[str, typer.Option(help="A reason to show in 'ullage queue --show-gpus'.", metavar="TEXT")] = "",
+    reason: Annotated[str, option("A reason to show in 'ullage queue --show-gpus'.", "TEXT")] = "",
     begin: Annotated[
-        str | None,
-        typer.Option(
-            "--from", help="Begin at this time: 2026-11-20T08:00, 22:00 or now+2h.", metavar="TIME", show_default="now"
-        ),
+        str | None, option("Begin at this time: 2026-11-20T08:00, 22:00 or now+2h.", "--from TIME", default="now")
     ] = None,
     until: Annotated[
-        str | None,
-        typer.Option(help="Until when, in the same form.", metavar="TIME", show_default="'ullage admin resume'"),
+        str | None, option("Until when, in the same form.", "TIME", default="'ullage admin resume'")
     ] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Let jobs of this user, or of the group @NAME, start. Can be given more than once.",
-            metavar="USER|@GROUP",
-        ),
+        option("Let jobs of this user, or of the group @NAME, start. Can be given more than once.", "USER|@GROUP"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -84,7 +72,7 @@ def drain(
 @admin.command()
 def resume(
     gpus: Cards,
-    later: Annotated[bool, typer.Option("--all", "-a", help="Also cancel drains that have not begun.")] = False,
+    later: Annotated[bool, option("Also cancel drains that have not begun.", "--all -a")] = False,
     as_json: Json = False,
 ) -> None:
     """Let new jobs start on drained GPUs again.
@@ -105,25 +93,21 @@ def resume(
 
 @token.command()
 def create(
-    name: Annotated[str, typer.Option("--name", "-N", help="A name for the token.", metavar="NAME")] = "",
+    name: Annotated[str, option("A name for the token.", "--name -N NAME")] = "",
     scope: Annotated[
         str,
-        typer.Option(
-            help="Permissions: read (see jobs and GPUs), submit (also submit and change jobs), or operate (everything "
+        option(
+            "Permissions: read (see jobs and GPUs), submit (also submit and change jobs), or operate (everything "
             "that its user may do).",
-            metavar="read|submit|operate",
-            autocompletion=lambda: ["read", "submit", "operate"],
+            "read|submit|operate",
+            complete=lambda: ["read", "submit", "operate"],
         ),
     ] = "submit",
     expires: Annotated[
-        str | None,
-        typer.Option(help="How long it is valid, such as 12h or 30d.", metavar="TIME", show_default="always"),
+        str | None, option("How long it is valid, such as 12h or 30d.", "TIME", default="always")
     ] = None,
     user: Annotated[
-        str | None,
-        typer.Option(
-            "--user", "-u", help="Create it for another user (operators only).", metavar="NAME", show_default="you"
-        ),
+        str | None, option("Create it for another user (operators only).", "--user -u NAME", default="you")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -148,9 +132,7 @@ def create(
 
 @token.command("list")
 def list_tokens(
-    everybody: Annotated[
-        bool, typer.Option("--all", "-a", help="Show the tokens of all users (operators only).")
-    ] = False,
+    everybody: Annotated[bool, option("Show the tokens of all users (operators only).", "--all -a")] = False,
     as_json: Json = False,
 ) -> None:
     """Show your tokens, without the tokens themselves.
@@ -180,13 +162,7 @@ def list_tokens(
 @token.command()
 def revoke(
     tokens: Annotated[
-        list[int],
-        typer.Argument(
-            help="Numbers from 'ullage admin token list'.",
-            metavar="TOKEN",
-            show_default=False,
-            autocompletion=completion.tokens,
-        ),
+        list[int], argument("Numbers from 'ullage admin token list'.", "TOKEN", complete=completion.tokens)
     ],
     as_json: Json = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ullage.cli.options import Json
+from ullage.cli.options import Json, option
 from ullage.cli.progress import following
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue
@@ -22,15 +22,13 @@ _LONGEST = 180.0  # seconds of one training
 
 
 def contribute(
-    out: Annotated[
-        Path, typer.Option(help="The file to write; trainings that are in it are not run again.", metavar="FILE")
-    ] = Path("contribution.jsonl"),
-    time: Annotated[str, typer.Option(help="Begin no training after this long, such as 10m.", metavar="TIME")] = "20m",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
-    show: Annotated[
-        Path | None, typer.Option(help="Show all that is in a file, and run nothing.", metavar="FILE")
-    ] = None,
+    out: Annotated[Path, option("The file to write; trainings that are in it are not run again.", "FILE")] = Path(
+        "contribution.jsonl"
+    ),
+    time: Annotated[str, option("Begin no training after this long, such as 10m.", "TIME")] = "20m",
+    yes: Annotated[bool, option("Do not ask.", "--yes -y")] = False,
+    dry_run: Annotated[bool, option("Only say what would be run.", "--dry-run")] = False,
+    show: Annotated[Path | None, option("Show all that is in a file, and run nothing.", "FILE")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure small trainings on this machine's GPU, and write one file that others can learn from.

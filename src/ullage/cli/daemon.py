@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ullage.cli import completion
+from ullage.cli.options import option
 
 if TYPE_CHECKING:
     from ullage.manager.settings import ManagerSettings
@@ -20,60 +19,54 @@ DEFAULT_PAGE_PORT = 8601
 
 def serve(
     virtual: Annotated[
-        str | None,
-        typer.Option(help="Serve virtual GPUs instead of this machine's, such as 4xA100-40GB.", metavar="GPUS"),
+        str | None, option("Serve virtual GPUs instead of this machine's, such as 4xA100-40GB.", "GPUS")
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(
-            help="How GPUs are chosen for jobs: ullage, exclusive, round-robin, magm, lug or mug; or a function of "
+        option(
+            "How GPUs are chosen for jobs: ullage, exclusive, round-robin, magm, lug or mug; or a function of "
             "your own in a Python file.",
-            show_default="ullage",
-            metavar="NAME|FILE.py:FUNCTION",
-            autocompletion=completion.policies,
+            "NAME|FILE.py:FUNCTION",
+            default="ullage",
+            complete=completion.policies,
         ),
     ] = None,
     sharing: Annotated[
         str | None,
-        typer.Option(
-            help="How jobs share a GPU: time-slicing, or through NVIDIA's MPS with mps.",
-            show_default="time-slicing",
-            metavar="WAY",
-            autocompletion=lambda: ["time-slicing", "mps"],
+        option(
+            "How jobs share a GPU: time-slicing, or through NVIDIA's MPS with mps.",
+            "WAY",
+            default="time-slicing",
+            complete=lambda: ["time-slicing", "mps"],
         ),
     ] = None,
     estimator: Annotated[
         str | None,
-        typer.Option(
-            "--estimator",
-            "-e",
-            help="Which estimator to use for submitted jobs: ullage, another one such as horus, or none.",
-            show_default="ullage",
-            metavar="NAME",
-            autocompletion=completion.estimators,
+        option(
+            "Which estimator to use for submitted jobs: ullage, another one such as horus, or none.",
+            "--estimator -e NAME",
+            default="ullage",
+            complete=completion.estimators,
         ),
     ] = None,
     api: Annotated[
-        str | None,
-        typer.Option(help="Serve the REST API on this port of 127.0.0.1, or on HOST:PORT.", metavar="[HOST:]PORT"),
+        str | None, option("Serve the REST API on this port of 127.0.0.1, or on HOST:PORT.", "[HOST:]PORT")
     ] = None,
     page: Annotated[
         str | None,
-        typer.Option(
-            help="Serve a web page on this port of 127.0.0.1, or on HOST:PORT, and print its link; off: none.",
-            metavar="[HOST:]PORT|off",
-            show_default="8601 or another port in a terminal, if ullage[page] is installed",
+        option(
+            "Serve a web page on this port of 127.0.0.1, or on HOST:PORT, and print its link; off: none.",
+            "[HOST:]PORT|off",
+            default="8601 or another port in a terminal, if ullage[page] is installed",
         ),
     ] = None,
-    settings: Annotated[
-        Path | None, typer.Option(help="Read the settings from this file.", metavar="FILE.toml")
-    ] = None,
+    settings: Annotated[Path | None, option("Read the settings from this file.", "FILE.toml")] = None,
     new_database: Annotated[
         bool,
-        typer.Option(
-            "--new-database",
-            help="Begin with an empty database where the old one is missing. Without this, a home that has jobs or "
+        option(
+            "Begin with an empty database where the old one is missing. Without this, a home that has jobs or "
             "copies and no database is left alone.",
+            "--new-database",
         ),
     ] = False,
 ) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any
 
-import typer
-
 from ullage.cli import completion
 from ullage.cli.job_options import NONE, given, with_job_options
 from ullage.cli.jobs import client, print_each
-from ullage.cli.options import Json
+from ullage.cli.options import Json, argument, option
 from ullage.errors import InvalidValue
 from ullage.jobs.job_files import EDITABLE
 from ullage.units import parse_bytes
@@ -20,26 +18,18 @@ from ullage.units import parse_bytes
 def edit(
     jobs: Annotated[
         list[str],
-        typer.Argument(
-            help="The jobs: numbers (17), places in an array (12_3), whole arrays (12_all) or names.",
-            autocompletion=completion.jobs_to_requeue,
-            show_default=False,
-            metavar="JOB",
+        argument(
+            "The jobs: numbers (17), places in an array (12_3), whole arrays (12_all) or names.",
+            "JOB",
+            complete=completion.jobs_to_requeue,
         ),
     ],
-    hold: Annotated[
-        bool,
-        typer.Option("--hold", help="Keep waiting jobs, or those to --requeue, from starting."),
-    ] = False,
-    release: Annotated[bool, typer.Option("--release", help="Let held jobs start.")] = False,
+    hold: Annotated[bool, option("Keep waiting jobs, or those to --requeue, from starting.", "--hold")] = False,
+    release: Annotated[bool, option("Let held jobs start.", "--release")] = False,
     requeue: Annotated[
-        bool,
-        typer.Option(
-            "--requeue",
-            help="Run finished or running jobs again; can be combined with --hold and --memory.",
-        ),
+        bool, option("Run finished or running jobs again; can be combined with --hold and --memory.", "--requeue")
     ] = False,
-    never_again: Annotated[bool, typer.Option("--no-requeue", help="Never start the job a second time.")] = False,
+    never_again: Annotated[bool, option("Never start the job a second time.", "--no-requeue")] = False,
     as_json: Json = False,
     **fields: Any,
 ) -> None:

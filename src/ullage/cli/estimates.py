@@ -57,7 +57,7 @@ def check(
     args: ScriptArguments = None,
     gpu: Gpu = None,
     margin: Annotated[
-        str, option("Memory that must stay free: a size (2GiB) or a share of the GPU (5%).", metavar="SIZE")
+        str, option("Memory that must stay free: a size (2GiB) or a share of the GPU (5%).", "SIZE")
     ] = "0",
     upper: Annotated[bool, option("Use the upper bound instead of the estimate.", "--upper")] = False,
     as_json: Json = False,
@@ -133,8 +133,8 @@ def max_batch(
         str,
         option(
             "Search for the largest batch-size, sequence-length or image-size.",
-            metavar="NAME",
-            autocompletion=completion.completer(lambda: ["batch-size", "sequence-length", "image-size"]),
+            "NAME",
+            complete=completion.completer(lambda: ["batch-size", "sequence-length", "image-size"]),
         ),
     ] = "batch-size",
     jobs: Annotated[bool, option("Count how many copies of the job fit on the GPU.", "--jobs")] = False,
@@ -225,19 +225,16 @@ def estimate(
     estimator: Annotated[
         str,
         option(
-            "The estimator to use: ullage, or a published one such as horus, faketensor, deepspeed, llmem, dnnmem or "
-            "accelerate. Set its own options with --set NAME.KEY=VALUE.",
-            "--estimator",
-            "-e",
-            metavar="NAME",
-            autocompletion=completion.estimators,
+            "The estimator to use: ullage, or a published one such as horus, faketensor, deepspeed, llmem, dnnmem"
+            " or accelerate. Set its own options with --set NAME.KEY=VALUE.",
+            "--estimator -e NAME",
+            complete=completion.estimators,
         ),
     ] = "ullage",
     as_json: Json = False,
-    timeline: Annotated[Path | None, option("Write the memory over time as an HTML page.", metavar="FILE.html")] = None,
+    timeline: Annotated[Path | None, option("Write the memory over time as an HTML page.", "FILE.html")] = None,
     snapshot: Annotated[
-        Path | None,
-        option("Write a memory snapshot for PyTorch's viewer, pytorch.org/memory_viz.", metavar="FILE.pickle"),
+        Path | None, option("Write a memory snapshot for PyTorch's viewer, pytorch.org/memory_viz.", "FILE.pickle")
     ] = None,
     advice: Annotated[
         bool, option("If the job does not fit, estimate changes that make it fit.", "--advice/--no-advice")
@@ -245,7 +242,7 @@ def estimate(
     layers: Annotated[
         bool, option("Show the layers of the model: class, output, parameters, activations.", "--layers")
     ] = False,
-    depth: Annotated[int, option("With --layers: how many levels of modules to show.", metavar="N")] = 3,
+    depth: Annotated[int, option("With --layers: how many levels of modules to show.", "N")] = 3,
     **options: Any,
 ) -> None:
     """Estimate the GPU memory, step time and cost of a training job.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ullage.cli import completion
-from ullage.cli.options import Json
+from ullage.cli.options import Json, argument
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UnknownName
 from ullage.units import format_bytes
@@ -53,10 +52,10 @@ _MIG_ONLY = ("parent", "mig_instances")
 def gpus(
     word: Annotated[
         str,
-        typer.Argument(
-            help="List only GPUs with this in their name, or of this generation. A full name shows that GPU in detail.",
-            metavar="NAME",
-            autocompletion=completion.gpus,
+        argument(
+            "List only GPUs with this in their name, or of this generation. A full name shows that GPU in detail.",
+            "NAME",
+            complete=completion.gpus,
         ),
     ] = "",
     as_json: Json = False,

@@ -13,7 +13,7 @@ import typer
 from ullage.cli import completion
 from ullage.cli.exit_codes import DONE, FAILED
 from ullage.cli.job_tables import FORMAT_HELP, OVER, QUEUE, chosen, show
-from ullage.cli.options import Json
+from ullage.cli.options import Json, argument, option
 from ullage.cli.tables import fitted, text_width
 from ullage.errors import UllageError
 from ullage.manager.job_words import attempt_words, exact_moment, facts, memory, named, reference
@@ -29,20 +29,14 @@ _MANY, _LATEST = 10, 20  # lines that say the same, and jobs that are over
 
 JobNumber = Annotated[
     str,
-    typer.Argument(
-        help="The job: its number (17), its place in an array (12_3), or its name.",
-        autocompletion=completion.jobs,
-        show_default=False,
-        metavar="JOB",
-    ),
+    argument("The job: its number (17), its place in an array (12_3), or its name.", "JOB", complete=completion.jobs),
 ]
 JobNumbers = Annotated[
     list[str],
-    typer.Argument(
-        help="The jobs: numbers (17), places in an array (12_3), whole arrays (12_all) or names.",
-        autocompletion=completion.jobs,
-        show_default=False,
-        metavar="JOB",
+    argument(
+        "The jobs: numbers (17), places in an array (12_3), whole arrays (12_all) or names.",
+        "JOB",
+        complete=completion.jobs,
     ),
 ]
 
@@ -84,38 +78,22 @@ def _print_answers(answers: list[dict[str, Any]]) -> None:
 
 
 def queue(
-    user: Annotated[
-        str | None, typer.Option("--user", "-u", help="Show only the jobs of this user.", metavar="NAME")
-    ] = None,
-    every: Annotated[
-        bool,
-        typer.Option("--all", "-a", help="Show each array job in its own row."),
-    ] = False,
-    over: Annotated[bool, typer.Option("--over", help="Show finished jobs, the latest first.")] = False,
+    user: Annotated[str | None, option("Show only the jobs of this user.", "--user -u NAME")] = None,
+    every: Annotated[bool, option("Show each array job in its own row.", "--all -a")] = False,
+    over: Annotated[bool, option("Show finished jobs, the latest first.", "--over")] = False,
     limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit",
-            "-n",
-            help="Show at most this many rows.",
-            metavar="N",
-            min=1,
-            show_default="20 of jobs that are over",
-        ),
+        int | None, option("Show at most this many rows.", "--limit -n N", min=1, default="20 of jobs that are over")
     ] = None,
     columns: Annotated[
         str | None,
-        typer.Option(
-            "--format",
-            help=FORMAT_HELP,
-            metavar="COLUMNS",
-            autocompletion=completion.columns,
-            show_default=f"{QUEUE}; of jobs that are over {OVER}",
+        option(
+            FORMAT_HELP,
+            "--format COLUMNS",
+            complete=completion.columns,
+            default=f"{QUEUE}; of jobs that are over {OVER}",
         ),
     ] = None,
-    gpus: Annotated[
-        bool, typer.Option("--show-gpus", help="Also show the GPUs: used, promised and free memory.")
-    ] = False,
+    gpus: Annotated[bool, option("Also show the GPUs: used, promised and free memory.", "--show-gpus")] = False,
     as_json: Json = False,
 ) -> None:
     """List waiting and running jobs, or finished ones.
@@ -210,11 +188,10 @@ def _gpu_table(cards: list[dict[str, Any]], width: int) -> str:
 def status(
     job: Annotated[
         str | None,
-        typer.Argument(
-            help="The job: its number (17), its place in an array (12_3), its name, or a whole array (12_all).",
-            autocompletion=completion.jobs,
-            show_default=False,
-            metavar="JOB",
+        argument(
+            "The job: its number (17), its place in an array (12_3), its name, or a whole array (12_all).",
+            "JOB",
+            complete=completion.jobs,
         ),
     ] = None,
     as_json: Json = False,
@@ -262,12 +239,11 @@ def _lines(job: dict[str, Any]) -> list[str]:
 def logs(
     job: JobNumber,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep printing until the job is over, including later attempts.")
+        bool, option("Keep printing until the job is over, including later attempts.", "--follow -f")
     ] = False,
-    errors: Annotated[bool, typer.Option("--stderr", help="Print standard error instead of standard output.")] = False,
+    errors: Annotated[bool, option("Print standard error instead of standard output.", "--stderr")] = False,
     attempt: Annotated[
-        int | None,
-        typer.Option(help="Print the output of this attempt.", metavar="N", show_default="the newest", min=1),
+        int | None, option("Print the output of this attempt.", "N", default="the newest", min=1)
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -332,9 +308,7 @@ def tell(jobs: list[dict[str, Any]], as_json: bool) -> None:
 
 def wait(
     jobs: JobNumbers,
-    timeout: Annotated[
-        str | None, typer.Option(help="Give up after this long, such as 90s or 2h.", metavar="TIME")
-    ] = None,
+    timeout: Annotated[str | None, option("Give up after this long, such as 90s or 2h.", "TIME")] = None,
     as_json: Json = False,
 ) -> None:
     """Wait until jobs are over.

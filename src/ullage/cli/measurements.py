@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 
 from ullage.cli import completion
 from ullage.cli.measured_files import appended, existing, measured_before, say_left
-from ullage.cli.options import Json, MeasuredGpu, ScriptArguments
+from ullage.cli.options import Json, MeasuredGpu, ScriptArguments, argument, option
 from ullage.errors import InvalidValue, UllageError, UnknownName
 from ullage.units import parse_duration
 
@@ -48,47 +47,41 @@ Examples:
 def measure(
     what: Annotated[
         Path,
-        typer.Argument(
-            help="Configurations (.jsonl), a training script (.py), 'context' or 'cudnn'.",
-            metavar="WHAT",
-            show_default=False,
-            autocompletion=completion.measurable,
+        argument(
+            "Configurations (.jsonl), a training script (.py), 'context' or 'cudnn'.",
+            "WHAT",
+            complete=completion.measurable,
         ),
     ],
     args: ScriptArguments = None,
     out: Annotated[
-        Path, typer.Option(help="Append one line per run to this file; runs already in it are skipped.", metavar="FILE")
+        Path, option("Append one line per run to this file; runs already in it are skipped.", "FILE")
     ] = Path("measured.jsonl"),
     histories: Annotated[
-        Path | None, typer.Option(help="Keep the allocator's history of every run in this folder.", metavar="FOLDER")
+        Path | None, option("Keep the allocator's history of every run in this folder.", "FOLDER")
     ] = None,
-    cap: Annotated[
-        bool, typer.Option("--cap", help="Limit each run to its upper bound, and record whether it survives.")
-    ] = False,
-    workers: Annotated[int, typer.Option(help="Maximum number of concurrent runs.", metavar="N", min=1)] = 8,
+    cap: Annotated[bool, option("Limit each run to its upper bound, and record whether it survives.", "--cap")] = False,
+    workers: Annotated[int, option("Maximum number of concurrent runs.", "N", min=1)] = 8,
     estimated: Annotated[
-        bool, typer.Option("--estimate/--no-estimate", help="Estimate each run first, to know which fit side by side.")
+        bool, option("Estimate each run first, to know which fit side by side.", "--estimate/--no-estimate")
     ] = True,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.", metavar="N", min=1)] = 5,
-    timeout: Annotated[
-        str, typer.Option(help="Give up on a run after this long, such as 90s or 10m.", metavar="TIME")
-    ] = "5m",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the runs, and measure nothing.")] = False,
+    steps: Annotated[int, option("Optimizer steps of each run.", "N", min=1)] = 5,
+    timeout: Annotated[str, option("Give up on a run after this long, such as 90s or 10m.", "TIME")] = "5m",
+    dry_run: Annotated[bool, option("Only print the runs, and measure nothing.", "--dry-run")] = False,
     description: Annotated[
         Path | None,
-        typer.Option(
-            help="With 'cudnn': ask about the GPU that this file describes (JSON, as cuDNN gives "
-            "it of this machine's).",
-            metavar="FILE",
+        option(
+            "With 'cudnn': ask about the GPU that this file describes (JSON, as cuDNN gives it of this machine's).",
+            "FILE",
         ),
     ] = None,
     architecture: Annotated[
         str | None,
-        typer.Option(
-            help="With 'cudnn': ask about these architectures, 'all' or names such as "
-            "sm_80,sm_89; each has a file of its own.",
-            metavar="NAME",
-            autocompletion=completion.gpu_architectures,
+        option(
+            "With 'cudnn': ask about these architectures, 'all' or names such as sm_80,sm_89; each has a file of "
+            "its own.",
+            "NAME",
+            complete=completion.gpu_architectures,
         ),
     ] = None,
     as_json: Json = False,
@@ -241,15 +234,12 @@ def _follow(found: Any, count: int, out: Path, as_json: bool) -> None:
 
 
 def diff(
-    row: Annotated[str, typer.Argument(help="The id of a measured run.", metavar="RUN", show_default=False)],
+    row: Annotated[str, argument("The id of a measured run.", "RUN")],
     truth: Annotated[
-        Path,
-        typer.Option(
-            help="Measured runs (JSONL), with their histories next to the file.", metavar="FILE", show_default=False
-        ),
+        Path, option("Measured runs (JSONL), with their histories next to the file.", "FILE", show_default=False)
     ],
     gpu: MeasuredGpu = None,
-    around: Annotated[int, typer.Option(help="How many requests to show before and after.", metavar="N", min=1)] = 6,
+    around: Annotated[int, option("How many requests to show before and after.", "N", min=1)] = 6,
 ) -> None:
     """Show the first request in which the virtual run differs from the recorded one.
 

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ullage.cli.options import Json
+from ullage.cli.options import Json, option
 from ullage.errors import InvalidValue
 from ullage.text import plain
 from ullage.units import GIB, parse_duration
@@ -31,26 +30,20 @@ _DCGM_SPEAKS = 2.5  # seconds; its first row after a start has no activity yet
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Print one reading and exit.")] = False,
+    once: Annotated[bool, option("Print one reading and exit.", "--once")] = False,
     as_json: Json = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="With --json: print one line for each reading, until Ctrl-C.")
-    ] = False,
-    interval: Annotated[
-        str, typer.Option(help="Time between two readings, such as 1s or 500ms.", metavar="TIME")
-    ] = "1s",
-    count: Annotated[int | None, typer.Option(help="Exit after this many readings.", metavar="N", min=1)] = None,
+    watch: Annotated[bool, option("With --json: print one line for each reading, until Ctrl-C.", "--watch")] = False,
+    interval: Annotated[str, option("Time between two readings, such as 1s or 500ms.", "TIME")] = "1s",
+    count: Annotated[int | None, option("Exit after this many readings.", "N", min=1)] = None,
     cards: Annotated[
         Path | None,
-        typer.Option(
-            help="Show the virtual GPUs in this folder. On a machine without a GPU, those of 'ullage serve' are "
-            "found without it.",
-            metavar="FOLDER",
+        option(
+            "Show the virtual GPUs in this folder. On a machine without a GPU, those of 'ullage serve' are found "
+            "without it.",
+            "FOLDER",
         ),
     ] = None,
-    record: Annotated[
-        Path | None, typer.Option(help="Append each reading to this file, as a line of JSON.", metavar="FILE")
-    ] = None,
+    record: Annotated[Path | None, option("Append each reading to this file, as a line of JSON.", "FILE")] = None,
 ) -> None:
     """Show live GPU activity, memory, power, temperature, clocks, PCIe and processes.
 

@@ -39,77 +39,71 @@ _DEFAULT = "local, where there is one, else H200"
 _GPU = "The GPU to estimate for: a name from 'ullage gpus', the path of a TOML file, or 'local' for this machine's GPU."
 
 
-def option(help: str, *names: str, default: str | None = None, **shown: Any) -> Any:
-    """An option as typer takes it; `default` are the words for what happens without it."""
+def option(
+    help: str, *spelling: str, default: str | None = None, panel: str | None = None, complete: Any = None, **shown: Any
+) -> Any:
+    """Make an option as typer takes it, from its help and its spelling, such as "--limit -n N".
+
+    A spelling without names takes the parameter's. `default` are the words for what happens without the option.
+    """
+    words = " ".join(spelling).split()
+    names = [word for word in words if word.startswith("-")]
+    shown.setdefault("metavar", " ".join(word for word in words if word not in names) or None)
     if default is not None:
         shown["show_default"] = default
-    return typer.Option(*names, help=help, **shown)
+    return typer.Option(*names, help=help, rich_help_panel=panel, autocompletion=complete, **shown)
+
+
+def argument(help: str, metavar: str, default: str | bool = False, complete: Any = None) -> Any:
+    """Make an argument as typer takes it."""
+    return typer.Argument(help=help, metavar=metavar, show_default=default, autocompletion=complete)
 
 
 Json = Annotated[bool, option("Print JSON.", "--json")]
-Gpu = Annotated[
-    str | None, option(_GPU, "--gpu", "-g", metavar="NAME", default=_DEFAULT, autocompletion=completion.gpus)
-]
+Gpu = Annotated[str | None, option(_GPU, "--gpu -g NAME", default=_DEFAULT, complete=completion.gpus)]
 Gpus = Annotated[
     str | None,
     option(
         _GPU + " Several with commas, or 'all', give a table.",
-        "--gpu",
-        "-g",
-        metavar="NAME",
+        "--gpu -g NAME",
         default=_DEFAULT,
-        autocompletion=completion.several_gpus,
+        complete=completion.several_gpus,
     ),
 ]
 MeasuredGpu = Annotated[
     str | None,
     option(
         "The GPU on which the runs were measured.",
-        "--gpu",
-        "-g",
-        metavar="NAME",
+        "--gpu -g NAME",
         default="H200, A100-40GB for .csv",
-        autocompletion=completion.gpus,
+        complete=completion.gpus,
     ),
 ]
-Source = Annotated[
-    str,
-    typer.Argument(
-        help="A model's name or the path of a script.",
-        metavar="SOURCE",
-        show_default=False,
-        autocompletion=completion.sources,
-    ),
-]
-ScriptArguments = Annotated[
-    list[str] | None,
-    typer.Argument(help="Arguments of the script, after --.", metavar="ARGS", show_default=False),
-]
-Seed = Annotated[int, option("Seed of the random generator; the same seed gives the same result.", metavar="N", min=0)]
+Source = Annotated[str, argument("A model's name or the path of a script.", "SOURCE", complete=completion.sources)]
+ScriptArguments = Annotated[list[str] | None, argument("Arguments of the script, after --.", "ARGS")]
+Seed = Annotated[int, option("Seed of the random generator; the same seed gives the same result.", "N", min=0)]
 Timeout = Annotated[
-    str | None, option("Give up on a script after this long, such as 90s or 10m.", metavar="TIME", default="5m")
+    str | None, option("Give up on a script after this long, such as 90s or 10m.", "TIME", default="5m")
 ]
 Pytorch = Annotated[
     str | None,
     option(
         "PyTorch release on the GPU machine, such as 2.11; it changes kernels and workspaces.",
-        "--pytorch",
-        metavar="RELEASE",
+        "--pytorch RELEASE",
         envvar=releases.VARIABLE,
         show_envvar=False,
-        autocompletion=completion.releases,
+        complete=completion.releases,
         default="the one that is installed; 2.11 for newer CPU builds",
     ),
 ]
-Steps = Annotated[int, option("Follow the job for at least this many optimizer steps.", metavar="N")]
+Steps = Annotated[int, option("Follow the job for at least this many optimizer steps.", "N")]
 Settings = Annotated[
     list[str] | None,
     option(
-        "Another field of ullage.Model, such as attention=flash or freeze=layer1, or else a value of the config of an "
-        "hf: model (n_layer=12) or an argument of another model. Can be given more than once.",
-        "--set",
-        metavar="KEY=VALUE",
-        rich_help_panel=MODEL,
+        "Another field of ullage.Model, such as attention=flash or freeze=layer1, or else a value of the "
+        "config of an hf: model (n_layer=12) or an argument of another model. Can be given more than once.",
+        "--set KEY=VALUE",
+        panel=MODEL,
     ),
 ]
 Options = dict[str, tuple[Any, Any]]  # by the name of the parameter: the annotation, and the default
@@ -146,7 +140,7 @@ def options_of(made: type, *names: str, panel: str | None = None) -> Options:
         words += [f"-{letter}" for letter in about.get("letter", "")]
         kinds = {hints[spec.name], *get_args(hints[spec.name])}
         kind: Any = bool
-        shown: dict[str, Any] = {"rich_help_panel": panel, "autocompletion": _COMPLETERS.get(spec.name)}
+        shown: dict[str, Any] = {"panel": panel, "complete": _COMPLETERS.get(spec.name)}
         if bool in kinds:
             default, taken = spec.default, option(about["help"], *words, **shown)
         else:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ullage.cli.jobs import client
+from ullage.cli.options import option
 from ullage.errors import InvalidValue, MissingPackage, NoDaemon, UllageError
 from ullage.home import home
 from ullage.units import parse_duration
@@ -29,22 +30,19 @@ DEFAULT_LISTEN = "127.0.0.1:8601"
 
 def page(
     listen: Annotated[
-        str, typer.Option(help="Listen on this port of 127.0.0.1, or on HOST:PORT.", metavar="[HOST:]PORT")
+        str, option("Listen on this port of 127.0.0.1, or on HOST:PORT.", "[HOST:]PORT")
     ] = DEFAULT_LISTEN,
-    url: Annotated[
-        str | None,
-        typer.Option(help="URL of the daemon's HTTP API.", metavar="URL", show_default="the API of your daemon"),
-    ] = None,
+    url: Annotated[str | None, option("URL of the daemon's HTTP API.", "URL", default="the API of your daemon")] = None,
     scope: Annotated[
         str,
-        typer.Option(
-            help="Permissions granted by the printed link: read (see jobs and GPUs), submit (also change jobs) or "
+        option(
+            "Permissions granted by the printed link: read (see jobs and GPUs), submit (also change jobs) or "
             "operate (everything you may do).",
-            metavar="read|submit|operate",
-            autocompletion=lambda: ["read", "submit", "operate"],
+            "read|submit|operate",
+            complete=lambda: ["read", "submit", "operate"],
         ),
     ] = "submit",
-    session: Annotated[str, typer.Option(help="Time after which users have to sign in again.", metavar="TIME")] = "12h",
+    session: Annotated[str, option("Time after which users have to sign in again.", "TIME")] = "12h",
     of_daemon: Annotated[bool, typer.Option("--of-daemon", hidden=True)] = False,
 ) -> None:
     """Serve a web page that shows the GPUs, the queue and each job of a daemon, submits jobs and estimates.

@@ -30,46 +30,36 @@ def plan(
     gpus: Annotated[
         str,
         option(
-            "The GPUs: 1..64xH100 (powers of two, eight in a machine), 8xA100-80GB, or 2x8xH100 (machines, GPUs in "
-            "each).",
-            "--gpus",
-            metavar="GPUS",
-            rich_help_panel=RANKS,
-            autocompletion=completion.clusters,
+            "The GPUs: 1..64xH100 (powers of two, eight in a machine), 8xA100-80GB, or 2x8xH100 (machines, GPUs "
+            "in each).",
+            "--gpus GPUS",
+            panel=RANKS,
+            complete=completion.clusters,
         ),
     ] = "1..8xH200",
     parallel: Annotated[
         str | None,
         option(
             "Only these ways to spread a model, with commas: ddp,fsdp2,tp,pp.",
-            "--parallel",
-            metavar="NAME",
+            "--parallel NAME",
             default="all",
-            rich_help_panel=RANKS,
-            autocompletion=completion.several_parallel,
+            panel=RANKS,
+            complete=completion.several_parallel,
         ),
     ] = None,
     global_batch: Annotated[
         int | None,
         option(
-            "Samples in a step over all GPUs, for a model.",
-            metavar="N",
-            min=1,
-            default="--batch-size on each",
-            rich_help_panel=RANKS,
+            "Samples in a step over all GPUs, for a model.", "N", min=1, default="--batch-size on each", panel=RANKS
         ),
     ] = None,
     no_checkpointing: Annotated[
-        bool,
-        option("Leave out the rows with activation checkpointing.", "--no-checkpointing", rich_help_panel=RANKS),
+        bool, option("Leave out the rows with activation checkpointing.", "--no-checkpointing", panel=RANKS)
     ] = False,
     workers: Annotated[
         int | None,
         option(
-            "Maximum number of concurrent estimates.",
-            metavar="N",
-            min=1,
-            default="as many as there are cores and memory for",
+            "Maximum number of concurrent estimates.", "N", min=1, default="as many as there are cores and memory for"
         ),
     ] = None,
     as_json: Json = False,

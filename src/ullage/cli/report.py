@@ -8,11 +8,9 @@ import sys
 import time
 from typing import Annotated, Any
 
-import typer
-
 from ullage.cli import completion
 from ullage.cli.jobs import client, print_json
-from ullage.cli.options import Json
+from ullage.cli.options import Json, option
 from ullage.cli.tables import aligned, text_width
 from ullage.errors import InvalidValue
 from ullage.manager.report_words import COLUMNS, cells_of, csv_of, failures, moment
@@ -24,26 +22,14 @@ _GIVE_WAY = ("core hours", "energy", "90 %", "by part", "promised", "used")  # i
 
 def report(
     by: Annotated[
-        str,
-        typer.Option(
-            help="Group rows by user, day, name, gpu, or several of them.",
-            metavar="KEYS",
-            autocompletion=completion.report_keys,
-        ),
+        str, option("Group rows by user, day, name, gpu, or several of them.", "KEYS", complete=completion.report_keys)
     ] = "user,day",
     since: Annotated[
-        str,
-        typer.Option(
-            help="From when: a date (2026-11-01), a time (2026-11-01T08:00), or how long ago (7d, 12h).", metavar="TIME"
-        ),
+        str, option("From when: a date (2026-11-01), a time (2026-11-01T08:00), or how long ago (7d, 12h).", "TIME")
     ] = "7d",
-    until: Annotated[
-        str | None, typer.Option(help="Until when, in the same form.", metavar="TIME", show_default="now")
-    ] = None,
-    user: Annotated[
-        str | None, typer.Option("--user", "-u", help="Show only the jobs of this user.", metavar="NAME")
-    ] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    until: Annotated[str | None, option("Until when, in the same form.", "TIME", default="now")] = None,
+    user: Annotated[str | None, option("Show only the jobs of this user.", "--user -u NAME")] = None,
+    as_csv: Annotated[bool, option("Print CSV.", "--csv")] = False,
     as_json: Json = False,
 ) -> None:
     """Report usage: GPU hours, memory promised and used, energy, waiting and failures.

@@ -28,7 +28,7 @@ _RANGE = re.compile(r"\s*([0-9]+)\.\.([0-9]+)(?::([0-9]+))?\s*[x×*]\s*([^,]+)")
 
 
 def _drawn(help: str, metavar: str, **shown: Any) -> Any:
-    return option(help, metavar=metavar, rich_help_panel=DRAWN, **shown)
+    return option(help, metavar=metavar, panel=DRAWN, **shown)
 
 
 class DrawnOptions:
@@ -46,7 +46,7 @@ class DrawnOptions:
         _drawn(
             "Distribution of the work of jobs: lognormal or pareto.",
             "NAME",
-            autocompletion=completion.completer(lambda: ["lognormal", "pareto"]),
+            complete=completion.completer(lambda: ["lognormal", "pareto"]),
         ),
     ] = "lognormal"
     spread: Annotated[float, _drawn("Standard deviation of the logarithm (lognormal), or the index (pareto).", "X")] = (
@@ -61,20 +61,18 @@ class TraceOptions:
         str | None,
         option(
             "Format of the trace.",
-            metavar="NAME",
+            "NAME",
             default="recognised by how the file begins",
-            autocompletion=completion.trace_formats,
+            complete=completion.trace_formats,
         ),
     ] = None
-    limit: Annotated[
-        int | None, option("Read only the first N jobs of a trace.", "--limit", "-n", metavar="N", min=1)
-    ] = None
+    limit: Annotated[int | None, option("Read only the first N jobs of a trace.", "--limit -n N", min=1)] = None
     mix: Annotated[
         str,
         option(
             "Mix of known workloads for jobs that are drawn, or whose trace does not say what they train: mixed "
             "(65 % light, 27 % medium, 8 % large) or heavy (83 % medium, 17 % large).",
-            metavar="NAME",
+            "NAME",
         ),
     ] = "mixed"
 
@@ -87,8 +85,8 @@ class ScenarioOptions:
         option(
             "The GPUs, such as 4xA100-40GB, or 8xH200,4xT4. 4..16xA100-40GB is every number from 4 to 16, "
             "8..64:8xH200 every eighth. Can be given more than once.",
-            metavar="GPUS",
-            autocompletion=completion.counted_gpus,
+            "GPUS",
+            complete=completion.counted_gpus,
         ),
     ] = None
     disable: Annotated[
@@ -96,9 +94,9 @@ class ScenarioOptions:
         option(
             "Switch parts off: interference, errors, startup, fragmentation, delay, retry, failures, or all. "
             "Several with commas.",
-            metavar="PARTS",
-            rich_help_panel=WORLD,
-            autocompletion=completion.parts_of_world,
+            "PARTS",
+            panel=WORLD,
+            complete=completion.parts_of_world,
         ),
     ] = None
 

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ullage.cli import completion
 from ullage.cli.options import (
     ALL,
@@ -21,6 +19,7 @@ from ullage.cli.options import (
     Gpu,
     Json,
     Pytorch,
+    argument,
     default_gpu_hint,
     option,
     request_from,
@@ -43,12 +42,11 @@ _OF_A_JOB = {"args", "module", "steps", "timeout", "network", "python"}  # may s
 def share(
     jobs: Annotated[
         list[str],
-        typer.Argument(
-            help="Two jobs or more: models, scripts, commands of Python, or files that 'ullage estimate --json' wrote. "
-            "Quote a job of several words.",
-            metavar="JOB JOB [JOB...]",
-            show_default=False,
-            autocompletion=completion.sources,
+        argument(
+            "Two jobs or more: models, scripts, commands of Python, or files that 'ullage estimate --json' wrote."
+            " Quote a job of several words.",
+            "JOB JOB [JOB...]",
+            complete=completion.sources,
         ),
     ],
     gpu: Gpu = None,
@@ -56,10 +54,10 @@ def share(
     how: Annotated[
         str,
         option(
-            "How they share it: mps, timeslice or mig; several with commas, or 'all', are compared. mig:PROFILE names "
-            "the instance that each job gets.",
-            metavar="WAYS",
-            autocompletion=completion.ways_to_share,
+            "How they share it: mps, timeslice or mig; several with commas, or 'all', are compared. mig:PROFILE "
+            "names the instance that each job gets.",
+            "WAYS",
+            complete=completion.ways_to_share,
         ),
     ] = "mps",
     as_json: Json = False,

@@ -15,7 +15,7 @@ import typer
 from ullage.cli import completion
 from ullage.cli.exit_codes import FAILED
 from ullage.cli.jobs import client
-from ullage.cli.options import Json, Seed, option
+from ullage.cli.options import Json, Seed, argument, option
 from ullage.cli.progress import Following, following
 from ullage.cli.scenarios import (
     choices_of,
@@ -44,104 +44,85 @@ HISTORY, MANY = "What the server ran", "Many simulations"
 
 @with_scenario_options
 def simulate(
-    traces: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Traces of jobs, in any known format.", metavar="[TRACE...]", show_default=False),
-    ] = None,
-    label: Annotated[
-        list[str] | None, option("Name of a run; once for each run, in their order.", metavar="TEXT")
-    ] = None,
+    traces: Annotated[list[Path] | None, argument("Traces of jobs, in any known format.", "[TRACE...]")] = None,
+    label: Annotated[list[str] | None, option("Name of a run; once for each run, in their order.", "TEXT")] = None,
     seed: Seed = 0,
     save: Annotated[
-        Path | None,
-        option("Write the complete runs to this file, compressed if it ends in .gz.", metavar="FILE.json"),
+        Path | None, option("Write the complete runs to this file, compressed if it ends in .gz.", "FILE.json")
     ] = None,
     compare_with: Annotated[
         list[Path] | None,
-        option("Show the runs of a --save file before these. Can be given more than once.", metavar="FILE.json"),
+        option("Show the runs of a --save file before these. Can be given more than once.", "FILE.json"),
     ] = None,
-    report: Annotated[Path | None, option("Write figures and plots to one HTML page.", metavar="FILE.html")] = None,
+    report: Annotated[Path | None, option("Write figures and plots to one HTML page.", "FILE.html")] = None,
     seeds: Annotated[
         int | None,
         option(
-            "Number of seeds: each generates another trace with --generate, and other chances of the simulated world. "
-            "Figures are then means with 95 % confidence intervals.",
-            metavar="N",
+            "Number of seeds: each generates another trace with --generate, and other chances of the simulated "
+            "world. Figures are then means with 95 % confidence intervals.",
+            "N",
             min=1,
             default="1",
-            rich_help_panel=MANY,
+            panel=MANY,
         ),
     ] = None,
     target: Annotated[
         str | None,
         option(
             "Find the number of GPUs that is enough for this: a figure, <= or >=, and a value, such as 'waiting<=10m'.",
-            metavar="TARGET",
-            rich_help_panel=MANY,
-            autocompletion=completion.targets,
+            "TARGET",
+            panel=MANY,
+            complete=completion.targets,
         ),
     ] = None,
     workers: Annotated[
         int | None,
-        option(
-            "Number of simulations that run at once.",
-            metavar="N",
-            min=1,
-            default="one for each core",
-            rich_help_panel=MANY,
-        ),
+        option("Number of simulations that run at once.", "N", min=1, default="one for each core", panel=MANY),
     ] = None,
     resume: Annotated[
         Path | None,
-        option(
-            "Keep figures in this file; those already in it are not computed again.",
-            metavar="FILE.jsonl",
-            rich_help_panel=MANY,
-        ),
+        option("Keep figures in this file; those already in it are not computed again.", "FILE.jsonl", panel=MANY),
     ] = None,
     from_history: Annotated[
         bool,
         option(
-            "Simulate again what the server ran, next to what really happened. GPUs, policy, sharing and rules are the "
-            "server's unless others are given.",
+            "Simulate again what the server ran, next to what really happened. GPUs, policy, sharing and rules "
+            "are the server's unless others are given.",
             "--from-history",
-            rich_help_panel=HISTORY,
+            panel=HISTORY,
         ),
     ] = False,
     database: Annotated[
         Path | None,
         option(
-            "With --from-history, read the database of a server that does not run: its state.db, a copy, or a folder "
-            "that has it. It is not changed.",
-            metavar="PATH",
-            rich_help_panel=HISTORY,
+            "With --from-history, read the database of a server that does not run: its state.db, a copy, or a "
+            "folder that has it. It is not changed.",
+            "PATH",
+            panel=HISTORY,
         ),
     ] = None,
     since: Annotated[
         str | None,
         option(
-            "With --from-history, jobs submitted from then on: a date (2026-11-01), a time (2026-11-01T08:00), or how "
-            "long ago (30d, 12h).",
-            metavar="TIME",
+            "With --from-history, jobs submitted from then on: a date (2026-11-01), a time (2026-11-01T08:00), or"
+            " how long ago (30d, 12h).",
+            "TIME",
             default="7d; all of a database",
-            rich_help_panel=HISTORY,
+            panel=HISTORY,
         ),
     ] = None,
     until: Annotated[
         str | None,
         option(
-            "With --from-history, jobs submitted before then, in the same form.",
-            metavar="TIME",
-            default="now",
-            rich_help_panel=HISTORY,
+            "With --from-history, jobs submitted before then, in the same form.", "TIME", default="now", panel=HISTORY
         ),
     ] = None,
     save_history: Annotated[
         Path | None,
         option(
             "With --from-history, write what the server ran to this file, which can be simulated anywhere.",
-            metavar="FILE.json",
-            rich_help_panel=HISTORY,
+            "FILE.json",
+            panel=HISTORY,
         ),
     ] = None,
     as_json: Json = False,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from ullage.cli import completion
-from ullage.cli.options import Json, Network, Timeout, option
+from ullage.cli.options import Json, Network, Timeout, argument, option
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UllageError
 from ullage.text import plain
@@ -38,12 +38,7 @@ slurm = typer.Typer(
 STATE = "slurm/runs.db"  # in ULLAGE_HOME: what the watcher remembers
 _ANYTHING = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 Words = Annotated[
-    list[str],
-    typer.Argument(
-        help="Options of sbatch, the batch script, and its arguments.",
-        show_default=False,
-        metavar="[SBATCH OPTIONS] JOB.sh [ARGS]",
-    ),
+    list[str], argument("Options of sbatch, the batch script, and its arguments.", "[SBATCH OPTIONS] JOB.sh [ARGS]")
 ]
 _GPU = "The GPU to estimate for, if the cluster does not say which ones it has."
 _SHARING = "How jobs share a GPU: timeslice, or mps for NVIDIA's Multi-Process Service."
@@ -55,10 +50,9 @@ _MEMORY = "Upper bound of the job's GPU memory, such as 12GiB."
 def submit(
     words: Words,
     gpu: Annotated[
-        str | None,
-        option(_GPU, "--gpu", "-g", metavar="NAME", default="those of the partition", autocompletion=completion.gpus),
+        str | None, option(_GPU, "--gpu -g NAME", default="those of the partition", complete=completion.gpus)
     ] = None,
-    memory: Annotated[str | None, option(_MEMORY, metavar="SIZE", default="estimated")] = None,
+    memory: Annotated[str | None, option(_MEMORY, "SIZE", default="estimated")] = None,
     exclusive: Annotated[bool, option("Request whole GPUs.", "--whole")] = False,
     estimate: Annotated[bool, option("Estimate the job, or submit it unchanged.", "--estimate/--no-estimate")] = True,
     network: Network = False,
@@ -129,16 +123,14 @@ def sbatch(words: Words) -> None:
 def configure(
     nodes: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Nodes and their GPUs, such as 'n[1-3]=4xA100-40GB'.",
-            metavar="NODES=GPUS",
-            show_default="this machine, as NVML sees it",
+        argument(
+            "Nodes and their GPUs, such as 'n[1-3]=4xA100-40GB'.", "NODES=GPUS", default="this machine, as NVML sees it"
         ),
     ] = None,
-    sharing: Annotated[str, option(_SHARING, metavar="WAY", autocompletion=lambda: ["mps", "timeslice"])] = "timeslice",
-    systemd: Annotated[str | None, option(_SYSTEMD, metavar="FOLDER")] = None,
+    sharing: Annotated[str, option(_SHARING, "WAY", complete=lambda: ["mps", "timeslice"])] = "timeslice",
+    systemd: Annotated[str | None, option(_SYSTEMD, "FOLDER")] = None,
     write: Annotated[
-        Path | None, option("Write the files into this folder. Nothing there is overwritten.", metavar="FOLDER")
+        Path | None, option("Write the files into this folder. Nothing there is overwritten.", "FOLDER")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -168,7 +160,7 @@ def configure(
 
 
 @slurm.command(hidden=True)
-def filter(options: Annotated[str, typer.Argument(help="What sbatch was told, as JSON.", metavar="JSON")]) -> None:
+def filter(options: Annotated[str, argument("What sbatch was told, as JSON.", "JSON")]) -> None:
     """Answer cli_filter.lua: a line for each option to set, 'say' or 'refuse'.
 
     Examples:
@@ -189,23 +181,17 @@ def filter(options: Annotated[str, typer.Argument(help="What sbatch was told, as
 
 @slurm.command()
 def watch(
-    once: Annotated[bool, typer.Option("--once", help="Check once and exit.")] = False,
-    interval: Annotated[str, typer.Option(help="Time between two checks, such as 5s.", metavar="TIME")] = "5s",
-    me: Annotated[bool, typer.Option("--me", help="Watch your own jobs only.")] = False,
-    every_job: Annotated[
-        bool, typer.Option("--every-job", help="Also watch jobs that requested shards without Ullage.")
-    ] = False,
+    once: Annotated[bool, option("Check once and exit.", "--once")] = False,
+    interval: Annotated[str, option("Time between two checks, such as 5s.", "TIME")] = "5s",
+    me: Annotated[bool, option("Watch your own jobs only.", "--me")] = False,
+    every_job: Annotated[bool, option("Also watch jobs that requested shards without Ullage.", "--every-job")] = False,
     folder: Annotated[
-        Path | None,
-        typer.Option(help="Folder into which the epilog writes.", metavar="FOLDER", envvar="ULLAGE_SLURM_FOLDER"),
+        Path | None, option("Folder into which the epilog writes.", "FOLDER", envvar="ULLAGE_SLURM_FOLDER")
     ] = None,
-    attempts: Annotated[int, typer.Option(help="Start a job at most this often.", metavar="N", min=1)] = 5,
-    step: Annotated[
-        str, typer.Option(help="Memory to add to the amount known to be too small.", metavar="SIZE")
-    ] = "5GiB",
+    attempts: Annotated[int, option("Start a job at most this often.", "N", min=1)] = 5,
+    step: Annotated[str, option("Memory to add to the amount known to be too small.", "SIZE")] = "5GiB",
     exclusive_after: Annotated[
-        int,
-        typer.Option(help="Out-of-memory failures after which a job gets a GPU to itself.", metavar="N", min=1),
+        int, option("Out-of-memory failures after which a job gets a GPU to itself.", "N", min=1)
     ] = 3,
 ) -> None:
     """Restart Slurm jobs that ran out of GPU memory, with more shards.
@@ -240,10 +226,8 @@ def watch(
 
 @slurm.command()
 def history(
-    job: Annotated[
-        int | None, typer.Argument(help="The job, by Slurm's number.", metavar="JOB", show_default="the newest runs")
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Show at most this many.", metavar="N", min=1)] = 50,
+    job: Annotated[int | None, argument("The job, by Slurm's number.", "JOB", default="the newest runs")] = None,
+    limit: Annotated[int, option("Show at most this many.", "--limit -n N", min=1)] = 50,
     as_json: Json = False,
 ) -> None:
     """Show how the runs of a Slurm job ended, why, and what the watcher decided.
@@ -275,7 +259,7 @@ def history(
 
 
 @slurm.command()
-def epilog(folder: Annotated[Path, typer.Argument(help="The folder that all nodes share.", metavar="FOLDER")]) -> None:
+def epilog(folder: Annotated[Path, argument("The folder that all nodes share.", "FOLDER")]) -> None:
     """Print a Slurm epilog that saves the output of failed jobs for 'ullage slurm watch'.
 
     Needed only if jobs write to files that the watcher cannot read, such as in /tmp of a node.

@@ -11,7 +11,7 @@ import typer
 from ullage.cli.exit_codes import FAILED, INTERRUPTED
 from ullage.cli.job_options import given, with_job_options
 from ullage.cli.jobs import client, exit_code, print_json, tell, wait_for
-from ullage.cli.options import Json
+from ullage.cli.options import Json, argument, option
 from ullage.cli.terminal import sit_down, umask_now
 from ullage.errors import InvalidValue, NoDaemon
 from ullage.jobs.job_files import RUN, JobSpec, make_job, read_job
@@ -26,10 +26,8 @@ _JOB_FILES = (".toml", ".rad")
 _LOOK = 10.0  # seconds for which a person waits to see the estimate
 Words = Annotated[
     list[str] | None,
-    typer.Argument(
-        help="A command after --, a job file (.toml or .rad), or a Python script.",
-        show_default=False,
-        metavar="JOB.toml | SCRIPT.py | -- COMMAND...",
+    argument(
+        "A command after --, a job file (.toml or .rad), or a Python script.", "JOB.toml | SCRIPT.py | -- COMMAND..."
     ),
 ]
 
@@ -37,37 +35,26 @@ Words = Annotated[
 @with_job_options()
 def submit(
     command: Words = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the job is over and exit with its exit code.")
-    ] = False,
+    wait: Annotated[bool, option("Wait until the job is over and exit with its exit code.", "--wait")] = False,
     estimate_wait: Annotated[
         str | None,
-        typer.Option(
-            help="Wait at most this long for the estimate, such as 30s, and print it.",
-            metavar="TIME",
-            show_default="10s in a terminal",
+        option(
+            "Wait at most this long for the estimate, such as 30s, and print it.", "TIME", default="10s in a terminal"
         ),
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run",
-            help="Report where the job would start, or why it would wait; submit nothing. With --estimate-wait, "
+        option(
+            "Report where the job would start, or why it would wait; submit nothing. With --estimate-wait, "
             "estimate it first.",
+            "--dry-run",
         ),
     ] = False,
     env: Annotated[
         list[str] | None,
-        typer.Option(
-            "--env",
-            help="Set an environment variable. Can be given more than once.",
-            metavar="NAME=VALUE",
-            rich_help_panel=RUN,
-        ),
+        option("Set an environment variable. Can be given more than once.", "--env NAME=VALUE", panel=RUN),
     ] = None,
-    clean_env: Annotated[
-        bool, typer.Option("--clean-env", help="Do not pass on the variables of this shell.", rich_help_panel=RUN)
-    ] = False,
+    clean_env: Annotated[bool, option("Do not pass on the variables of this shell.", "--clean-env", panel=RUN)] = False,
     as_json: Json = False,
     **fields: Any,
 ) -> None:

@@ -21,6 +21,7 @@ import typer
 
 from ullage.cli import completion
 from ullage.cli.jobs import client
+from ullage.cli.options import argument
 from ullage.errors import InvalidValue
 from ullage.manager.job_words import named
 from ullage.text import plain
@@ -34,12 +35,7 @@ _CHUNK = 1 << 14
 
 
 def attach(
-    job: Annotated[
-        str,
-        typer.Argument(
-            help="The job, by number or name.", metavar="JOB", show_default=False, autocompletion=completion.jobs
-        ),
-    ],
+    job: Annotated[str, argument("The job, by number or name.", "JOB", complete=completion.jobs)],
 ) -> None:
     """Connect to the terminal of an interactive job.
 

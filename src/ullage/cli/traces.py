@@ -7,9 +7,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ullage.cli.options import Json, Seed, with_options
+from ullage.cli.options import Json, Seed, argument, option, with_options
 from ullage.cli.progress import following
 from ullage.cli.scenarios import DrawnOptions, TraceOptions, drawn_source
 from ullage.cli.tables import fitted
@@ -26,24 +24,17 @@ _MOST_KINDS = 20
 @with_options(TraceOptions, DrawnOptions)
 def trace(
     file: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A trace in any known format: a file, or the folder of a public trace.",
-            metavar="[TRACE]",
-            show_default=False,
-        ),
+        Path | None, argument("A trace in any known format: a file, or the folder of a public trace.", "[TRACE]")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Write the trace in Ullage's own format to this file: .csv or .json, also with .gz. An existing file "
+        option(
+            "Write the trace in Ullage's own format to this file: .csv or .json, also with .gz. An existing file "
             "is not overwritten.",
-            metavar="FILE.csv",
+            "FILE.csv",
         ),
     ] = None,
-    for_gpus: Annotated[
-        int, typer.Option(help="With --generate, the number of GPUs that the load refers to.", metavar="N", min=1)
-    ] = 4,
+    for_gpus: Annotated[int, option("With --generate, the number of GPUs that the load refers to.", "N", min=1)] = 4,
     seed: Seed = 0,
     as_json: Json = False,
     **options: Any,

@@ -54,21 +54,19 @@ def compare(
         str | None,
         option(
             "Which estimators to ask: 'all', or names separated by commas.",
-            metavar="all|A,B,C",
+            "all|A,B,C",
             default="all but those that train on the CPU",
-            autocompletion=completion.several_estimators,
+            complete=completion.several_estimators,
         ),
     ] = None,
     truth: Annotated[
         Path | None,
-        option("A file of measured runs (JSONL, or a table for the A100): show those of the same job.", metavar="FILE"),
+        option("A file of measured runs (JSONL, or a table for the A100): show those of the same job.", "FILE"),
     ] = None,
     measure: Annotated[
         bool, option("Also run the job, if this machine has that GPU.", "--measure/--no-measure")
     ] = True,
-    timeout: Annotated[
-        str, option("Give up on an estimator after this long, such as 90s or 10m.", metavar="TIME")
-    ] = "5m",
+    timeout: Annotated[str, option("Give up on an estimator after this long, such as 90s or 10m.", "TIME")] = "5m",
     as_json: Json = False,
     **options: Any,
 ) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ullage.cli import completion
-from ullage.cli.options import Json, option
+from ullage.cli.options import Json, argument, option
 from ullage.cli.progress import each
 from ullage.errors import InvalidValue, UllageError
 from ullage.units import format_bytes
@@ -23,18 +23,11 @@ data = typer.Typer(
 
 @data.command()
 def clean(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Measured files: .jsonl, .jsonl.gz, or the authors' .csv.", metavar="FILE", show_default=False
-        ),
-    ],
-    out: Annotated[Path, option("Write the cleaned runs to this file.", metavar="FILE.parquet")],
-    report: Annotated[
-        Path | None, option("Write a report with every dropped line to this file.", metavar="FILE.json")
-    ] = None,
+    files: Annotated[list[Path], argument("Measured files: .jsonl, .jsonl.gz, or the authors' .csv.", "FILE")],
+    out: Annotated[Path, option("Write the cleaned runs to this file.", "FILE.parquet")],
+    report: Annotated[Path | None, option("Write a report with every dropped line to this file.", "FILE.json")] = None,
     workers: Annotated[
-        int | None, option("How many processes build the models.", metavar="N", min=1, default="one per core")
+        int | None, option("How many processes build the models.", "N", min=1, default="one per core")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -116,12 +109,9 @@ _MOST_CLASSES = 48
 
 @data.command()
 def show(
-    file: Annotated[
-        Path,
-        typer.Argument(help="A Parquet file written by 'ullage lab data clean'.", metavar="FILE", show_default=False),
-    ],
+    file: Annotated[Path, argument("A Parquet file written by 'ullage lab data clean'.", "FILE")],
     family: Annotated[
-        str | None, option("Show only this family of models.", metavar="NAME", autocompletion=completion.families)
+        str | None, option("Show only this family of models.", "NAME", complete=completion.families)
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -24,9 +24,9 @@ draw = typer.Typer(
 
 @draw.command()
 def models(
-    count: Annotated[int, option("How many runs to draw.", metavar="N", min=1)] = 100,
+    count: Annotated[int, option("How many runs to draw.", "N", min=1)] = 100,
     seed: Seed = 0,
-    avoid: Annotated[Path | None, option("Draw no model that is in this file.", metavar="FILE")] = None,
+    avoid: Annotated[Path | None, option("Draw no model that is in this file.", "FILE")] = None,
 ) -> None:
     """Print training runs of torchvision's, timm's and transformers' models, and of perceptrons, for 'ullage measure'.
 
@@ -44,12 +44,12 @@ def models(
 
 @draw.command()
 def problems(
-    random: Annotated[int, option("Draw this many convolutions.", "--random", metavar="N", min=0)] = 0,
+    random: Annotated[int, option("Draw this many convolutions.", "--random N", min=0)] = 0,
     models: Annotated[
-        str | None, option("Collect layers of torchvision's and timm's models for this long.", metavar="TIME")
+        str | None, option("Collect layers of torchvision's and timm's models for this long.", "TIME")
     ] = None,
     configurations: Annotated[
-        int, option("Combinations of layer, batch size, type and layout, with --models.", metavar="N", min=1)
+        int, option("Combinations of layer, batch size, type and layout, with --models.", "N", min=1)
     ] = 10_000,
     seed: Seed = 0,
 ) -> None:
@@ -76,31 +76,20 @@ def problems(
 @draw.command()
 def dataset(
     family: Annotated[
-        str,
-        option(
-            "The family of models: mlp, cnn, transformer or real.",
-            metavar="NAME",
-            autocompletion=completion.drawn_families,
-        ),
+        str, option("The family of models: mlp, cnn, transformer or real.", "NAME", complete=completion.drawn_families)
     ],
-    count: Annotated[int, option("How many runs to draw.", metavar="N", min=1)] = 1000,
+    count: Annotated[int, option("How many runs to draw.", "N", min=1)] = 1000,
     seed: Seed = 0,
-    out: Annotated[
-        Path | None, option("Write the runs to this file.", metavar="FILE.jsonl", default="FAMILY.jsonl")
-    ] = None,
-    ranges: Annotated[Path | None, option("A file with your own ranges, by family.", metavar="FILE.toml")] = None,
-    max_memory: Annotated[
-        str, option("Draw no run that takes more memory, by a rough count.", metavar="SIZE")
-    ] = "40GiB",
-    max_step: Annotated[
-        str, option("Draw no run whose step takes longer, by a rough count.", metavar="TIME")
-    ] = "120ms",
+    out: Annotated[Path | None, option("Write the runs to this file.", "FILE.jsonl", default="FAMILY.jsonl")] = None,
+    ranges: Annotated[Path | None, option("A file with your own ranges, by family.", "FILE.toml")] = None,
+    max_memory: Annotated[str, option("Draw no run that takes more memory, by a rough count.", "SIZE")] = "40GiB",
+    max_step: Annotated[str, option("Draw no run whose step takes longer, by a rough count.", "TIME")] = "120ms",
     min_step: Annotated[
         str,
         option(
-            "Draw runs whose step takes as long at least, by a rough count; of real models that are too small "
-            "for it, the largest batch that is allowed.",
-            metavar="TIME",
+            "Draw runs whose step takes as long at least, by a rough count; of real models that are too small for"
+            " it, the largest batch that is allowed.",
+            "TIME",
         ),
     ] = "0s",
     as_json: Json = False,

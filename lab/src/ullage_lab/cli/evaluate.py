@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ullage.cli.options import option, with_options
+from ullage.cli.options import argument, option, with_options
 from ullage.cli.progress import Following, following
 from ullage.errors import InvalidValue
 from ullage.units import format_bytes, format_duration
@@ -37,39 +37,35 @@ LEARNED = "Tables 2 and 7 of the GPUMemNet paper (with gpumemnet or gpuutilnet)"
 def evaluate(
     what: Annotated[
         str | None,
-        typer.Argument(
-            help="gpumemnet (the paper's Table 2), gpuutilnet (Table 7): score its networks on data sets; "
-            "utilization: step times, how busy a GPU is, and jobs together, on families left out.",
-            metavar="METHOD",
-            autocompletion=lambda: list(LEARNED_METHODS),
+        argument(
+            "gpumemnet (the paper's Table 2), gpuutilnet (Table 7): score its networks on data sets; utilization:"
+            " step times, how busy a GPU is, and jobs together, on families left out.",
+            "METHOD",
+            complete=lambda: list(LEARNED_METHODS),
         ),
     ] = None,
     data: Annotated[
         list[Path] | None,
         option(
-            "Rows of 'ullage lab data clean' (Parquet), the authors' table (.csv), or, for utilization, sets "
-            "of 'ullage lab measure together'. Repeatable.",
+            "Rows of 'ullage lab data clean' (Parquet), the authors' table (.csv), or, for utilization, sets of "
+            "'ullage lab measure together'. Repeatable.",
+            "FILE",
             default="the project's own, in benchmarks/data",
-            metavar="FILE",
-            rich_help_panel=LEARNED,
+            panel=LEARNED,
         ),
     ] = None,
     weights: Annotated[
         Path | None,
         option(
             "A folder of weights; for gpuutilnet and utilization, a file.",
+            "PATH",
             default="those that are shipped",
-            metavar="PATH",
-            rich_help_panel=LEARNED,
+            panel=LEARNED,
         ),
     ] = None,
     retrain: Annotated[
         bool,
-        option(
-            "Train new networks on this data, with cross-validation. Takes minutes.",
-            "--retrain",
-            rich_help_panel=LEARNED,
-        ),
+        option("Train new networks on this data, with cross-validation. Takes minutes.", "--retrain", panel=LEARNED),
     ] = False,
     **ranking: Any,
 ) -> None:

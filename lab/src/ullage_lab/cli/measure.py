@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ullage.cli import completion
 from ullage.cli.measured_files import appended, existing, measured_before, say_left
-from ullage.cli.options import Json, Seed, option
+from ullage.cli.options import Json, Seed, argument, option
 from ullage.cli.progress import each, following
 from ullage.errors import InvalidValue, UllageError
 from ullage.units import parse_duration
@@ -26,33 +26,32 @@ measure = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-Out = Annotated[Path, option("Append one line each to this file; those already in it are skipped.", metavar="FILE")]
-Random = Annotated[int, option("Draw this many runs.", "--random", metavar="N", min=1)]
-StopAfter = Annotated[str | None, option("Stop after this long, such as 8m.", metavar="TIME")]
+Out = Annotated[Path, option("Append one line each to this file; those already in it are skipped.", "FILE")]
+Random = Annotated[int, option("Draw this many runs.", "--random N", min=1)]
+StopAfter = Annotated[str | None, option("Stop after this long, such as 8m.", "TIME")]
 DryRun = Annotated[bool, option("Only print what would be measured.", "--dry-run")]
-Workers = Annotated[int, option("How many processes at once, at most.", metavar="N", min=1)]
+Workers = Annotated[int, option("How many processes at once, at most.", "N", min=1)]
 
 
 @measure.command()
 def together(
-    jobs: Annotated[Path, typer.Argument(help="A list of jobs (.jsonl).", metavar="FILE", show_default=False)],
+    jobs: Annotated[Path, argument("A list of jobs (.jsonl).", "FILE")],
     out: Out = Path("together.jsonl"),
     how: Annotated[
-        str,
-        option("Ways of sharing, timeslice or mps or both.", metavar="WAYS", autocompletion=completion.ways_of_sharing),
+        str, option("Ways of sharing, timeslice or mps or both.", "WAYS", complete=completion.ways_of_sharing)
     ] = "timeslice,mps",
-    sets: Annotated[int, option("Draw this many sets of the list's jobs.", metavar="N", min=0)] = 0,
+    sets: Annotated[int, option("Draw this many sets of the list's jobs.", "N", min=0)] = 0,
     seed: Seed = 0,
-    seconds: Annotated[float, option("How long to read each set.", metavar="SECONDS", min=0.2)] = 1.0,
+    seconds: Annotated[float, option("How long to read each set.", "SECONDS", min=0.2)] = 1.0,
     rounds: Annotated[
         int,
         option(
             "Read jobs alone and together in turns, this many times: a host whose speed changes then matters less.",
-            metavar="N",
+            "N",
             min=0,
         ),
     ] = 0,
-    timeout: Annotated[str, option("Give up on a set after this long, such as 90s or 10m.", metavar="TIME")] = "5m",
+    timeout: Annotated[str, option("Give up on a set after this long, such as 90s or 10m.", "TIME")] = "5m",
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -106,8 +105,7 @@ def _complain(text: str) -> None:
 @measure.command()
 def calls(
     source: Annotated[
-        list[str] | None,
-        typer.Argument(help="A script with its arguments, or a list that --dry-run printed.", metavar="[FILE]"),
+        list[str] | None, argument("A script with its arguments, or a list that --dry-run printed.", "[FILE]")
     ] = None,
     out: Out = Path("rates.jsonl"),
     random: Random = _DRAWN_RUNS,
@@ -172,7 +170,7 @@ def calls(
 @measure.command()
 def steps(
     source: Annotated[
-        Path | None, typer.Argument(help="A list of configurations (.jsonl); drawn ones without it.", metavar="[FILE]")
+        Path | None, argument("A list of configurations (.jsonl); drawn ones without it.", "[FILE]")
     ] = None,
     out: Out = Path("profiles.jsonl"),
     random: Random = _DRAWN_RUNS,
@@ -229,38 +227,28 @@ def _say_rows(rows: list[dict[str, Any]], what: str, out: Path, as_json: bool) -
 
 @measure.command()
 def dataset(
-    file: Annotated[
-        Path,
-        typer.Argument(help="Configurations written by 'ullage lab draw dataset'.", metavar="FILE", show_default=False),
-    ],
-    out: Annotated[
-        Path, option("Append one line per run to this file; runs already in it are skipped.", metavar="FILE.jsonl")
-    ],
-    workers: Annotated[int, option("How many processes run at once, at most.", metavar="N", min=1)] = 14,
-    steps: Annotated[int, option("Optimizer steps of each run.", metavar="N", min=2)] = 3,
+    file: Annotated[Path, argument("Configurations written by 'ullage lab draw dataset'.", "FILE")],
+    out: Annotated[Path, option("Append one line per run to this file; runs already in it are skipped.", "FILE.jsonl")],
+    workers: Annotated[int, option("How many processes run at once, at most.", "N", min=1)] = 14,
+    steps: Annotated[int, option("Optimizer steps of each run.", "N", min=2)] = 3,
     utilization: Annotated[bool, option("Measure utilisation, one run at a time.", "--utilization")] = False,
-    seconds: Annotated[
-        float, option("Seconds to read utilisation for, after a warm-up.", metavar="SECONDS", min=0.2)
-    ] = 1.0,
+    seconds: Annotated[float, option("Seconds to read utilisation for, after a warm-up.", "SECONDS", min=0.2)] = 1.0,
     readings: Annotated[
-        int,
-        option("Number of readings of utilisation, in rounds over runs; the median counts.", metavar="N", min=1),
+        int, option("Number of readings of utilisation, in rounds over runs; the median counts.", "N", min=1)
     ] = 1,
-    every: Annotated[int, option("Take only every Nth configuration.", metavar="N", min=1)] = 1,
-    timeout: Annotated[str, option("Give up on a run after this long, such as 90s or 10m.", metavar="TIME")] = "1m",
-    stop_after: Annotated[str | None, option("Stop after this long; run it again to continue.", metavar="TIME")] = None,
+    every: Annotated[int, option("Take only every Nth configuration.", "N", min=1)] = 1,
+    timeout: Annotated[str, option("Give up on a run after this long, such as 90s or 10m.", "TIME")] = "1m",
+    stop_after: Annotated[str | None, option("Stop after this long; run it again to continue.", "TIME")] = None,
     together: Annotated[
         int,
         option(
             "Memory runs that share a process, one after the other: many times quicker, the same figures of "
             "PyTorch, none of NVML.",
-            metavar="N",
+            "N",
             min=1,
         ),
     ] = 1,
-    raw: Annotated[
-        Path | None, option("Keep logs in this folder, in one folder per configuration.", metavar="FOLDER")
-    ] = None,
+    raw: Annotated[Path | None, option("Keep logs in this folder, in one folder per configuration.", "FOLDER")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure configurations on this machine's GPU, each in a fresh process.

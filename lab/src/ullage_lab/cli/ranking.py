@@ -32,56 +32,39 @@ class RankingPlan:
     """What to rank, as options of a command."""
 
     truth: Annotated[
-        Path | None,
-        option(
-            "Measured runs: JSONL, a data set (Parquet), or an A100 table.", metavar="FILE", rich_help_panel=RANKING
-        ),
+        Path | None, option("Measured runs: JSONL, a data set (Parquet), or an A100 table.", "FILE", panel=RANKING)
     ] = None
     gpu: MeasuredGpu = None
-    every: Annotated[int, option("Take only every Nth run.", metavar="N", min=1, rich_help_panel=RANKING)] = 1
+    every: Annotated[int, option("Take only every Nth run.", "N", min=1, panel=RANKING)] = 1
     estimators: Annotated[
         str,
         option(
             "The estimators to rank: 'all', or names separated by commas.",
-            metavar="all|A,B,C",
-            rich_help_panel=RANKING,
-            autocompletion=completion.several_estimators,
+            "all|A,B,C",
+            panel=RANKING,
+            complete=completion.several_estimators,
         ),
     ] = "all"
     sample: Annotated[
         list[str] | None,
         option(
-            "Only N runs, always the same; NAME=N for one estimator. Repeat it for more.",
-            metavar="N|NAME=N",
-            rich_help_panel=RANKING,
+            "Only N runs, always the same; NAME=N for one estimator. Repeat it for more.", "N|NAME=N", panel=RANKING
         ),
     ] = None
     timeout: Annotated[
-        str,
-        option("Give up on an estimate after this long, such as 90s or 10m.", metavar="TIME", rich_help_panel=RANKING),
+        str, option("Give up on an estimate after this long, such as 90s or 10m.", "TIME", panel=RANKING)
     ] = "2m"
     resume: Annotated[
         Path | None,
-        option(
-            "Keep answers in this file; answers already in it are not computed again.",
-            metavar="FILE.jsonl",
-            rich_help_panel=RANKING,
-        ),
+        option("Keep answers in this file; answers already in it are not computed again.", "FILE.jsonl", panel=RANKING),
     ] = None
-    report: Annotated[
-        Path | None, option("Write the ranking as one HTML page.", metavar="FILE.html", rich_help_panel=RANKING)
-    ] = None
-    kept: Annotated[
-        bool, option("Rank only the answers already in the --resume file.", "--kept", rich_help_panel=RANKING)
-    ] = False
+    report: Annotated[Path | None, option("Write the ranking as one HTML page.", "FILE.html", panel=RANKING)] = None
+    kept: Annotated[bool, option("Rank only the answers already in the --resume file.", "--kept", panel=RANKING)] = (
+        False
+    )
     workers: Annotated[
         int,
-        option(
-            "How many estimates run at once; above 1, their times are less reliable.",
-            metavar="N",
-            min=1,
-            rich_help_panel=RANKING,
-        ),
+        option("How many estimates run at once; above 1, their times are less reliable.", "N", min=1, panel=RANKING),
     ] = 1
     as_json: Json = False
 

@@ -12,7 +12,7 @@ import typer
 from ullage.cli import completion
 from ullage.cli.completion import FAMILIES
 from ullage.cli.measured_files import check_file
-from ullage.cli.options import Json, Seed, option
+from ullage.cli.options import Json, Seed, argument, option
 from ullage.cli.progress import following
 from ullage.errors import InvalidValue, UnknownName
 from ullage_lab.cli.scores import print_noise_of_turns, print_rows, print_sharing, print_table7, print_utilization
@@ -26,23 +26,18 @@ train = typer.Typer(
     rich_markup_mode="rich",
 )
 Data = Annotated[
-    Path, option("Rows written by 'ullage lab data clean' (Parquet), or the authors' table (.csv).", metavar="FILE")
+    Path, option("Rows written by 'ullage lab data clean' (Parquet), or the authors' table (.csv).", "FILE")
 ]
-Family = Annotated[
-    str, option("The family of models: mlp, cnn or transformer.", metavar="NAME", autocompletion=completion.families)
-]
+Family = Annotated[str, option("The family of models: mlp, cnn or transformer.", "NAME", complete=completion.families)]
 
 
-Out = Annotated[Path, option("Write the weights here.", metavar="FILE.safetensors")]
+Out = Annotated[Path, option("Write the weights here.", "FILE.safetensors")]
 Kind = Annotated[
-    str,
-    option(
-        "mlp (an ensemble) or transformer.", "--architecture", metavar="NAME", autocompletion=completion.architectures
-    ),
+    str, option("mlp (an ensemble) or transformer.", "--architecture NAME", complete=completion.architectures)
 ]
-Epochs = Annotated[int | None, option("Epochs, at most.", metavar="N", min=1, default="by architecture")]
+Epochs = Annotated[int | None, option("Epochs, at most.", "N", min=1, default="by architecture")]
 Validate = Annotated[bool, option("Cross-validate first: four trainings instead of one.", "--validate/--no-validate")]
-Page = Annotated[Path | None, option("Write scores and plots to this HTML page.", metavar="FILE.html")]
+Page = Annotated[Path | None, option("Write scores and plots to this HTML page.", "FILE.html")]
 
 
 @train.command()
@@ -51,9 +46,7 @@ def gpumemnet(
     family: Family,
     out: Out,
     architecture: Kind = "mlp",
-    bin: Annotated[
-        str | None, option("The width of a class of memory.", "--bin", metavar="SIZE", default="1GiB, 8GiB")
-    ] = None,
+    bin: Annotated[str | None, option("The width of a class of memory.", "--bin SIZE", default="1GiB, 8GiB")] = None,
     seed: Seed = 1,
     epochs: Epochs = None,
     validate: Validate = True,
@@ -152,22 +145,18 @@ def gpuutilnet(
 def utilization(
     data: Annotated[
         list[Path],
-        option(
-            "Runs that were read alone: rows of 'ullage lab data clean' (Parquet). Repeat it for more.", metavar="FILE"
-        ),
+        option("Runs that were read alone: rows of 'ullage lab data clean' (Parquet). Repeat it for more.", "FILE"),
     ],
     rates: Annotated[
-        list[Path], option("Operator calls that 'ullage lab measure calls' timed. Repeat it for more.", metavar="FILE")
+        list[Path], option("Operator calls that 'ullage lab measure calls' timed. Repeat it for more.", "FILE")
     ],
     out: Out,
-    profiles: Annotated[Path | None, option("Steps that 'ullage lab measure steps' wrote.", metavar="FILE")] = None,
+    profiles: Annotated[Path | None, option("Steps that 'ullage lab measure steps' wrote.", "FILE")] = None,
     resume: Annotated[
         Path | None,
-        option(
-            "Keep the followed steps in this file; steps already in it are not followed again.", metavar="FILE.jsonl"
-        ),
+        option("Keep the followed steps in this file; steps already in it are not followed again.", "FILE.jsonl"),
     ] = None,
-    trees: Annotated[int, option("How many trees know the times of calls.", metavar="N", min=8)] = 1000,
+    trees: Annotated[int, option("How many trees know the times of calls.", "N", min=8)] = 1000,
     as_json: Json = False,
 ) -> None:
     """Fit the rates behind 'ullage.utilization': how long operator calls take, and how busy they keep a GPU.
@@ -206,9 +195,9 @@ def utilization(
 @train.command()
 def sharing(
     data: Annotated[
-        list[Path], option("Sets of jobs that 'ullage lab measure together' wrote. Repeat it for more.", metavar="FILE")
+        list[Path], option("Sets of jobs that 'ullage lab measure together' wrote. Repeat it for more.", "FILE")
     ],
-    out: Annotated[Path, option("Write the figures here.", metavar="FILE.json")],
+    out: Annotated[Path, option("Write the figures here.", "FILE.json")],
     as_json: Json = False,
 ) -> None:
     """Fit the model behind 'ullage share' to sets of jobs that were measured together.
@@ -274,18 +263,15 @@ def _print_trained(result: Trained, out: Path) -> None:
 @train.command()
 def fast(
     data: Annotated[
-        list[Path],
-        option("Rows written by 'ullage lab data clean' (Parquet). Can be given more than once.", metavar="FILE"),
+        list[Path], option("Rows written by 'ullage lab data clean' (Parquet). Can be given more than once.", "FILE")
     ],
-    out: Annotated[Path, option("Write the trees here.", metavar="FILE.safetensors")],
+    out: Annotated[Path, option("Write the trees here.", "FILE.safetensors")],
     real: Annotated[
-        Path | None, option("Real models measured by 'ullage measure' (JSONL), to learn from as well.", metavar="FILE")
+        Path | None, option("Real models measured by 'ullage measure' (JSONL), to learn from as well.", "FILE")
     ] = None,
     records: Annotated[
         Path | None,
-        option(
-            "Write predictions for held-out model families here, for 'ullage lab evaluate --resume'.", metavar="FILE"
-        ),
+        option("Write predictions for held-out model families here, for 'ullage lab evaluate --resume'.", "FILE"),
     ] = None,
     seed: Seed = 1,
     as_json: Json = False,
@@ -334,10 +320,10 @@ def _print_fast(card: dict[str, Any], out: Path) -> None:
 
 @train.command()
 def dnnperf(
-    data: Annotated[Path, option("Real models measured by 'ullage measure' (JSONL, also .gz).", metavar="FILE")],
+    data: Annotated[Path, option("Real models measured by 'ullage measure' (JSONL, also .gz).", "FILE")],
     out: Out,
-    epochs: Annotated[int, option("Epochs.", metavar="N", min=1)] = 24,
-    folds: Annotated[int, option("How many folds of model families to cross-validate.", metavar="N", min=2)] = 5,
+    epochs: Annotated[int, option("Epochs.", "N", min=1)] = 24,
+    folds: Annotated[int, option("How many folds of model families to cross-validate.", "N", min=2)] = 5,
 ) -> None:
     """Train DNNPerf: a graph network over the operators of a training step, for memory and step time.
 
@@ -360,17 +346,13 @@ def dnnperf(
 
 @train.command()
 def convolutions(
-    measured: Annotated[
-        list[Path],
-        typer.Argument(help="Files of 'ullage measure cudnn'.", metavar="FILE", show_default=False),
-    ],
-    out: Annotated[Path | None, option("Write the table and the trees into this folder.", metavar="FOLDER")] = None,
+    measured: Annotated[list[Path], argument("Files of 'ullage measure cudnn'.", "FILE")],
+    out: Annotated[Path | None, option("Write the table and the trees into this folder.", "FOLDER")] = None,
     describe: Annotated[
-        str | None,
-        option("What was measured, as JSON: gpu, compute_capability, multiprocessors, versions.", metavar="JSON"),
+        str | None, option("What was measured, as JSON: gpu, compute_capability, multiprocessors, versions.", "JSON")
     ] = None,
-    trees: Annotated[int, option("How many decision trees vote.", metavar="N", min=1)] = 3,
-    leaves: Annotated[int, option("How many leaves a tree has, at most.", metavar="N", min=2)] = 12_000,
+    trees: Annotated[int, option("How many decision trees vote.", "N", min=1)] = 3,
+    leaves: Annotated[int, option("How many leaves a tree has, at most.", "N", min=2)] = 12_000,
     held_out: Annotated[
         bool,
         option(
