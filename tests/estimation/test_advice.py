@@ -35,9 +35,14 @@ def formula(job: Job, card) -> object:
     process = weights + activations + extra
     e = estimate(lambda: None, gpu=card, steps=None)
     return replace(
-        e, process_memory=process, peak_reserved=process, peak_allocated=process - GIB, upper=process,
-        fits=process <= card.usable, headroom=card.usable - process,
-    )  # fmt: skip
+        e,
+        process_memory=process,
+        peak_reserved=process,
+        peak_allocated=process - GIB,
+        upper=process,
+        fits=process <= card.usable,
+        headroom=card.usable - process,
+    )
 
 
 def found(job, card_name, **named):

@@ -29,8 +29,12 @@ def call(operator, args, outputs, **more):
 
 
 def product(rows, dtype="float32", **more):
-    return call("aten.mm.default", [tensor(rows, 2048, dtype=dtype), tensor(2048, 2048, dtype=dtype)],
-                [tensor(rows, 2048, dtype=dtype)], **more)  # fmt: skip
+    return call(
+        "aten.mm.default",
+        [tensor(rows, 2048, dtype=dtype), tensor(2048, 2048, dtype=dtype)],
+        [tensor(rows, 2048, dtype=dtype)],
+        **more,
+    )
 
 
 def step(*calls, times=20):
@@ -238,8 +242,15 @@ def followed():
         calls = [product(rows, dtype=dtype), call("aten.add.Tensor", [made, made], [made])]
         order = [0] * chance.randint(5, 50) + [1] * chance.randint(5, 50)
         of_run = StepCalls(calls=calls, order=order, steady=True)
-        configuration = {"model": "ullage_lab.networks.generated:mlp", "batch": rows, "opt": "sgd",
-                         "precision": "fp32", "input": [2048], "classes": 10, "settings": {"widths": [8]}}  # fmt: skip
+        configuration = {
+            "model": "ullage_lab.networks.generated:mlp",
+            "batch": rows,
+            "opt": "sgd",
+            "precision": "fp32",
+            "input": [2048],
+            "classes": 10,
+            "settings": {"widths": [8]},
+        }
         arch = chance.choice(["pyramid", "uniform", "gradual", "bottleneck"])
         found[f"run-{number}"] = (configuration, arch, of_run, _made_up(StepWork.of(of_run)))
     return found
@@ -251,10 +262,15 @@ def _made_up(work):
     host_s = 4e-5 * sum(work.counts)
     step_s = work.copied / 7e9 + max(gpu_s, host_s)
     return {
-        "step_seconds": step_s, "host_seconds": host_s, "gract": gpu_s / step_s, "smact": 0.6 * gpu_s / step_s,
-        "smocc": 0.2 * gpu_s / step_s, "drama": 0.3 * gpu_s / step_s, "tensor": 0.1 * gpu_s / step_s,
+        "step_seconds": step_s,
+        "host_seconds": host_s,
+        "gract": gpu_s / step_s,
+        "smact": 0.6 * gpu_s / step_s,
+        "smocc": 0.2 * gpu_s / step_s,
+        "drama": 0.3 * gpu_s / step_s,
+        "tensor": 0.1 * gpu_s / step_s,
         "power_w": 100 + 400 * 0.6 * gpu_s / step_s,
-    }  # fmt: skip
+    }
 
 
 def rows_of(followed):
@@ -359,9 +375,11 @@ def test_train_and_evaluate_from_the_command_line(followed, timed, tmp_path):
     table = tmp_path / "runs.parquet"
     frame([{**row, "layers": []} for row in rows_of(followed)]).write_parquet(table)
     kept = tmp_path / "steps.jsonl"
-    kept.write_text("".join(
-        json.dumps({"id": name, "step": runs._packed(calls)}) + "\n" for name, (_, _, calls, _) in followed.items()
-    ))  # fmt: skip
+    kept.write_text(
+        "".join(
+            json.dumps({"id": name, "step": runs._packed(calls)}) + "\n" for name, (_, _, calls, _) in followed.items()
+        )
+    )
     rates = tmp_path / "rates.jsonl"
     calls = {json.dumps(one): one for _, _, step_calls, _ in followed.values() for one in step_calls.calls}
     lines = []

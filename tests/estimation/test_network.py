@@ -89,9 +89,14 @@ def test_every_network_can_be_named():
 
 @pytest.mark.parametrize(
     ("named", "error"),
-    [("nvlink9", UnknownName), ("eth-10,eth-25", InvalidValue), ("", InvalidValue), ("a,b,c", UnknownName),
-     ("0xib-ndr", InvalidValue)],
-)  # fmt: skip
+    [
+        ("nvlink9", UnknownName),
+        ("eth-10,eth-25", InvalidValue),
+        ("", InvalidValue),
+        ("a,b,c", UnknownName),
+        ("0xib-ndr", InvalidValue),
+    ],
+)
 def test_a_network_that_is_not_known_is_refused(named, error):
     from ullage.jobs.job import Ranks
 
@@ -131,9 +136,10 @@ TWO_SECONDS = round(2 * 370.8e9 * 8 / 7)
 
 def test_a_stage_of_a_pipeline_waits_for_the_others():
     def sent(**counts):
-        return {Collective(way, 1 << 20, 4, peer=int(peer)): count for (way, _, peer), count in (
-            ((name.partition("_")), count) for name, count in counts.items()
-        )}  # fmt: skip
+        return {
+            Collective(way, 1 << 20, 4, peer=int(peer)): count
+            for (way, _, peer), count in (((name.partition("_")), count) for name, count in counts.items())
+        }
 
     assert Pipeline.of(sent(send_1=8, recv_1=8)) == Pipeline(4, 8)  # the first stage
     assert Pipeline.of(sent(send_0=8, send_2=8, recv_0=8, recv_2=8)) == Pipeline(4, 8)

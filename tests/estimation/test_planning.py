@@ -15,9 +15,13 @@ from ullage.sandbox.guard import Sandbox
 from ullage.sandbox.parent import run
 
 LLAMA = {
-    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "vocab_size": 1000,
-}  # fmt: skip
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+}
 MODEL = ullage.Model("hf:LlamaForCausalLM", settings=LLAMA, sequence_length=32, batch_size=2, optimizer="sgd")
 
 
@@ -87,8 +91,9 @@ def row(found, gpus, strategy):
 def test_every_number_of_gpus_is_tried_in_every_way(found):
     ways = ["ddp", "fsdp2", "tp", "pp"]
     assert [(row.gpus, row.strategy) for row in found.rows] == [
-        (1, "one GPU"), *((count, way) for count in (2, 4) for way in ways)
-    ]  # fmt: skip
+        (1, "one GPU"),
+        *((count, way) for count in (2, 4) for way in ways),
+    ]
     assert all(row.fits for row in found.rows if (row.gpus, row.strategy) not in [(4, "tp"), (2, "pp"), (4, "pp")])
 
 
@@ -195,8 +200,9 @@ def test_code_has_its_own_way():
 def test_ranks_of_a_script_have_samples_of_their_own(of_script, workers):
     found = of_script("data", workers=workers)
     assert [(row.gpus, row.strategy, row.batch_size, row.data_ranks) for row in found.rows] == [
-        (1, "its own", 8, 1), (2, "its own", 8, 2)
-    ]  # fmt: skip
+        (1, "its own", 8, 1),
+        (2, "its own", 8, 2),
+    ]
     assert found.fastest.gpus == 2 and found.fastest.estimate.utilization.collectives[0]["ranks"] == 2
     assert "not tried" not in str(found)
 

@@ -12,8 +12,8 @@ from tests.paths import ROOT
 import ullage
 from ullage.errors import InvalidValue
 from ullage.estimation.advice import Option
-from ullage.estimation.report import print_gpu_table, print_report
 from ullage.estimation.result import Estimate
+from ullage.estimation.tables import print_gpu_table, print_report
 from ullage.estimation.words import BREAKDOWN_WORDS
 
 GIB = 2**30
@@ -29,13 +29,31 @@ def example(**changes) -> Estimate:
     parts = {"parameters": 1, "gradients": 1, "optimizer": 2, "activations": 6, "workspace": 0, "fragmentation": 3}
     breakdown = {name: size * GIB for name, size in parts.items()} | {"context": GIB}
     values = dict(
-        gpu="A100-40GB", gpu_memory=40 * GIB, peak_allocated=10 * GIB, peak_reserved=13 * GIB, process_memory=14 * GIB,
-        upper=15 * GIB, breakdown=breakdown, fits=True, headroom=26 * GIB, steps=3, seconds=1.5,
-        peak_operator="aten.mm.default", peak_module="layer3.4.conv2", peak_pass="backward", peak_step=2,
-        reserved_operator="aten._foreach_sqrt.default", reserved_module="Adam.step()", reserved_pass="optimizer",
-        reserved_step=1, doubtful=0, measured=True, source="torchvision:resnet50", notes=["<i>a note</i>"],
+        gpu="A100-40GB",
+        gpu_memory=40 * GIB,
+        peak_allocated=10 * GIB,
+        peak_reserved=13 * GIB,
+        process_memory=14 * GIB,
+        upper=15 * GIB,
+        breakdown=breakdown,
+        fits=True,
+        headroom=26 * GIB,
+        steps=3,
+        seconds=1.5,
+        peak_operator="aten.mm.default",
+        peak_module="layer3.4.conv2",
+        peak_pass="backward",
+        peak_step=2,
+        reserved_operator="aten._foreach_sqrt.default",
+        reserved_module="Adam.step()",
+        reserved_pass="optimizer",
+        reserved_step=1,
+        doubtful=0,
+        measured=True,
+        source="torchvision:resnet50",
+        notes=["<i>a note</i>"],
         timeline=[(1, 2, 3)],
-    )  # fmt: skip
+    )
     return Estimate(**values | changes)
 
 
@@ -51,7 +69,7 @@ def printed(show, *args) -> str:
 
 def test_the_verdict_comes_first_and_everything_is_said():
     text = printed(print_report, example())
-    assert text.splitlines()[:2] == ["torchvision:resnet50", "✓ fits on A100-40GB: 14.0 of 40.0 GiB, 26.0 GiB of room"]
+    assert text.splitlines()[:2] == ["torchvision:resnet50", "✓ fits on A100-40GB: 14.0 of 40.0 GiB, 26.0 GiB free"]
     assert all(name in text for name in example().breakdown) and "At the peak (backward pass, step 2):" in text
     for words in (
         "backward pass of layer3.4.conv2, step 2 (mm)",
@@ -72,10 +90,10 @@ def test_a_job_that_does_not_fit_says_what_would_help():
         Option("bf16", None, "no [bf16] here"),
     ]
     text = printed(print_report, too_large(), options)
-    assert "✗ DOES NOT FIT on T4: takes 14.0 GiB where 8.00 GiB can be had, 6.00 GiB too much" in text
+    assert "✗ DOES NOT FIT on T4: needs 14.0 of 8.00 GiB, 6.00 GiB too much" in text
     assert "T4 ends here" in text and "CUDA out of memory" in text
     rows = {line.split("│")[2].strip(): line for line in text.splitlines() if line.startswith("│")}
-    assert "2.00 GiB of room" in rows["mixed precision"] and "tight" not in rows["mixed precision"]
+    assert "2.00 GiB free" in rows["mixed precision"] and "tight" not in rows["mixed precision"]
     assert "tight" in rows["batch 3 for 8"]
     assert "does not fit" in rows["checkpointing"] and "no [bf16] here" in rows["bf16"]
 
@@ -141,7 +159,7 @@ def test_the_gpu_table_lists_fitting_ones_first_in_80_columns():
     assert all(row[-1] in ("math", "flash", "efficient") and row.count("GiB") == 4 for row in rows)
     text = " ".join(lines)
     assert "fits on 2 of 4 GPUs; 3 runs, the others share one" in text
-    assert "where attention runs as math, the scores of all pairs of tokens are kept" in text
+    assert "attention as math keeps the scores of all pairs of tokens" in text
     assert "1 were not measured" in text and "<i>a note</i>" in text
 
 

@@ -76,8 +76,13 @@ def test_one_launch_after_the_other_on_both_sides():
 
 def test_all_that_the_host_does_is_somewhere_in_its_step():
     back = {**CALLS[SUM], "pass": "backward"}
-    lists = {"operator": "aten._foreach_add_.List", "pass": "optimizer", "args": [[BATCH] * 4, [BATCH] * 4],
-             "kwargs": {}, "outputs": []}  # fmt: skip
+    lists = {
+        "operator": "aten._foreach_add_.List",
+        "pass": "optimizer",
+        "args": [[BATCH] * 4, [BATCH] * 4],
+        "kwargs": {},
+        "outputs": [],
+    }
     calls = [*[{**call, "pass": "forward"} for call in CALLS], back, lists, {**CALLS[SUM], "pass": "optimizer"}]
     whole = StepCalls(
         calls=calls, order=[0, 1, 1, 2, 4, 4, 5, 6, 3], steady=True, modules=9, nodes=7, optimizer_steps=1

@@ -11,8 +11,8 @@ from rich.console import Console
 import ullage
 from ullage.estimation.jobs.child import estimate_here
 from ullage.estimation.over_gpus import estimate_over_gpus
-from ullage.estimation.report import print_gpu_table, print_report
 from ullage.estimation.result import Estimate
+from ullage.estimation.tables import print_gpu_table, print_report
 from ullage.performance.cost import Training
 from ullage.performance.result import Utilization
 
@@ -97,8 +97,14 @@ def test_an_estimate_of_memory_does_not_fail_because_of_it(estimated):
 
 
 def test_a_jobs_estimate_has_each_gpu_by_its_requested_name():
-    question = {"source": "torchvision:alexnet", "args": (), "module": False, "program": None, "launcher": (),
-                "text": None}  # fmt: skip
+    question = {
+        "source": "torchvision:alexnet",
+        "args": (),
+        "module": False,
+        "program": None,
+        "launcher": (),
+        "text": None,
+    }
     options = {"batch_size": 2, "input_shape": [3, 64, 64]}
     gpus = ["NVIDIA H200", "T4"]  # a driver's name, and the catalogue's
     found = estimate_here(
@@ -122,9 +128,23 @@ def test_a_step_with_one_of_the_largest_batches_says_so(estimated):
 # How long a training takes.
 
 STEP = Utilization(
-    gpu="A100-40GB", step_s=0.1, gpu_s=0.08, host_s=0.04, smact=0.8, smocc=0.4, drama=0.2, tensor=0.1, power_w=300.0,
-    energy_j=30.0, flops=1e9, bytes=1e9, kernels=10, steady=True, measured=False, samples=50,
-)  # fmt: skip
+    gpu="A100-40GB",
+    step_s=0.1,
+    gpu_s=0.08,
+    host_s=0.04,
+    smact=0.8,
+    smocc=0.4,
+    drama=0.2,
+    tensor=0.1,
+    power_w=300.0,
+    energy_j=30.0,
+    flops=1e9,
+    bytes=1e9,
+    kernels=10,
+    steady=True,
+    measured=False,
+    samples=50,
+)
 
 
 def test_epochs_become_hours_energy_and_money():
@@ -256,6 +276,6 @@ def test_the_table_over_gpus_has_steps_hours_and_cost(estimated):
     for shown in ([e.for_training(plan) for e in estimates], estimates):
         out = io.StringIO()
         print_gpu_table(shown, Console(file=out, width=80, color_system=None))
-        assert max(map(len, out.getvalue().splitlines())) <= 80 and "a step" in out.getvalue()
+        assert max(map(len, out.getvalue().splitlines())) <= 80 and "step" in out.getvalue()
         assert ("EUR" in out.getvalue()) == ("cheapest on T4" in out.getvalue()) == (shown is not estimates)
     assert "MIG" in out.getvalue()

@@ -9,7 +9,7 @@ from rich.console import Console
 from torch import nn
 
 import ullage
-from ullage.estimation.report import print_layers
+from ullage.estimation.tables import print_layers
 
 WEIGHTS = 2 * 1024 * 1024 * 4  # bytes of `Net`
 

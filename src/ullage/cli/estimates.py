@@ -335,7 +335,7 @@ def _one(
     if wants_advice and not answer.fits and request.is_ullage:
         with errors.status("looking for what would make it fit ...") as status:
             options = _advice(request, card, answer, lambda text: status.update(f"estimating {text} ..."))
-    from ullage.estimation.report import print_layers, print_report
+    from ullage.estimation.tables import print_layers, print_report
 
     print_report(answer, Console(), options)
     if depth is not None:
@@ -384,7 +384,7 @@ def _over_gpus(request: JobRequest, plan: Training, names: str, as_json: bool) -
 
     from ullage.estimation.asking import answer_request
     from ullage.estimation.over_gpus import estimate_over_gpus
-    from ullage.estimation.report import print_gpu_table
+    from ullage.estimation.tables import print_gpu_table
     from ullage.hardware import gpu_list
     from ullage.hardware import gpus as all_gpus
 

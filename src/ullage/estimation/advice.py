@@ -84,7 +84,7 @@ class Option:
         if found is None:
             return {"change": self.change, "fits": False, "takes": None, "note": self.failed or ""}
         tight = " (tight: the upper bound does not fit)" if found.tight else ""
-        note = f"{format_bytes(found.headroom)} of room{tight}" if found.fits else "does not fit"
+        note = f"{format_bytes(found.headroom)} free{tight}" if found.fits else "does not fit"
         return {"change": self.change, "fits": found.fits, "takes": found.figure, "note": note}
 
 

@@ -261,10 +261,16 @@ def search(
         sure = _sure(largest, step, estimates, estimate_of) if largest else 0
     found, beyond = estimates.get(largest), estimates.get(largest + step)
     return MaxBatch(
-        largest, what=what, gpu=card.name, sure=sure, estimate=found, beyond=beyond,
+        largest,
+        what=what,
+        gpu=card.name,
+        sure=sure,
+        estimate=found,
+        beyond=beyond,
         same_from=_same_from(largest, estimates) if beyond is None and found is not None else None,
-        trials=len(estimates), seconds=time.perf_counter() - begin,
-    )  # fmt: skip
+        trials=len(estimates),
+        seconds=time.perf_counter() - begin,
+    )
 
 
 def _same_from(largest: int, estimates: Mapping[int, Estimate]) -> int | None:

@@ -1,196 +1,136 @@
-"""What is printed of estimates: the report with what would help, a table over GPUs, and the layers of a model."""
+"""The report of an estimate: text, HTML for a notebook, or drawn on a console."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from io import StringIO
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, JustifyMethod
-from rich.markup import escape
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from ullage.estimation.result import Estimate, rendered_notes
-from ullage.estimation.words import model_words
-from ullage.units import format_bytes, format_duration
+from ullage.estimation.words import BREAKDOWN_COLOURS, folded, model_words
+from ullage.performance.result import Utilization, bar, percent
+from ullage.units import format_bytes
 
 if TYPE_CHECKING:
-    from ullage.estimation.advice import Option
+    from ullage import Estimate
 
-_GAUGE = 6  # characters that show how full a GPU is
-DEPTH = 3  # levels of modules that a summary shows
+_WIDTH = 110  # characters of a report that is not for a terminal
 
 
-def print_report(estimate: Estimate, console: Console | None = None, options: Sequence[Option] = ()) -> None:
-    """Print the report; `options` is what would make the job fit, from `advice.options`."""
-    console = console or Console()
+def as_text(estimate: Estimate) -> str:
+    """Return the report as plain text."""
+    return "\n".join(line.rstrip() for line in _recorded(estimate).export_text().splitlines()).rstrip()
+
+
+def as_html(estimate: Estimate) -> str:
+    """Return the report for a notebook; plain text has the notebook's colour, light or dark."""
+    return _recorded(estimate).export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+def _recorded(estimate: Estimate) -> Console:
+    console = Console(file=StringIO(), width=_WIDTH, record=True)
     console.print(estimate)
-    if options:
-        print_options(options, console)
+    return console
 
 
-def print_options(options: Sequence[Option], console: Console | None = None) -> None:
-    """Print what would make the job fit, each with its estimated figure."""
-    console = console or Console()
-    table = Table(Column("", no_wrap=True), Column("change", overflow="fold"), Column("takes", justify="right"), "")
-    for option in options:
-        shown = option.to_dict()
-        mark = "[green]✓[/]" if option.fits else "[red]✗[/]" if option.estimate else "[dim]·[/]"
-        takes = "" if shown["takes"] is None else format_bytes(shown["takes"])
-        note = escape(shown["note"]) if option.estimate else f"[dim]{escape(shown['note'])}[/]"
-        table.add_row(mark, escape(option.change), takes, note)
-    console.print("\n[bold]What would make it fit[/], each estimated:")
-    console.print(table)
+def report_parts(estimate: Estimate, width: int) -> Iterator[RenderableType]:
+    """Yield the verdict, the memory at the peak, the confidence, the time of a step, and the assumptions."""
+    doubtful = estimate.tight or estimate.mark == "?"
+    style = "bold yellow" if doubtful else "bold green" if estimate.fits else "bold red"
+    if estimate.source:
+        yield Text(estimate.source, style="bold")
+    yield Text(f"{estimate.mark} {estimate.verdict}\n", style=style)
+    yield _bar(estimate, min(width - 4, 76))
+    if estimate.breakdown:
+        yield _indented(Text(f"At the peak{estimate.peak_moment}:"))
+    yield _indented(_legend(estimate))
+    yield Text()
+    yield from (_indented(_fact(name, text)) for name, text in _facts(estimate))
+    if estimate.utilization is not None and estimate.fits:
+        yield Text()
+        yield from (_indented(_fact(name, text)) for name, text in _time_facts(estimate, estimate.utilization))
+    yield from rendered_notes(estimate.notes)
 
 
-def print_gpu_table(estimates: Sequence[Estimate], console: Console | None = None) -> None:
-    """Print one line a GPU: those on which the job fits, the smallest first, then the others, the largest first.
-
-    Below it stands why GPUs need more than others, and what was assumed. It fits 80 columns.
-    """
-    console = console or Console()
-    console.print(_gpu_table(sorted(estimates, key=_usefulness)))
-    runs = sum(e.computed_on is None for e in estimates)
-    shared = f"{runs} runs, the others share one of the same kernels" if runs < len(estimates) else f"{runs} runs"
-    console.print(f"fits on {sum(e.fits for e in estimates)} of {len(estimates)} GPUs; {shared}")
-    for line in [*_best_words(estimates), *why_they_differ(estimates), *_measured_words(estimates)]:
-        console.print(Text(line))
-    notes = list(dict.fromkeys(note for e in estimates for note in e.notes if e.fits or note != _WITHOUT_LIMIT))
-    for note in rendered_notes(notes):
-        console.print(note)
+def rendered_notes(notes: Sequence[str]) -> Iterator[RenderableType]:
+    """Yield the assumptions of an estimate, for a console."""
+    if notes:
+        yield Text("\nAssumptions", style="bold")
+        yield from (_indented(Text(f"- {note}")) for note in folded(notes))
 
 
-_WITHOUT_LIMIT = "ran out of memory; the figures are those of a card without limit"  # the table says it by its mark
+def _bar(estimate: Estimate, width: int) -> Padding:
+    """The GPU's memory as a bar, or, if the job does not fit, the job's with a mark at the end of the GPU's."""
+    whole = max(estimate.gpu_memory, estimate.figure, 1)
+    drawn, used = Text(), 0
+    for name, size in estimate.breakdown.items():
+        used += size
+        drawn.append("█" * (round(width * used / whole) - len(drawn)), style=BREAKDOWN_COLOURS[name])
+    drawn.append("░" * (width - len(drawn)), style="dim")
+    if estimate.figure > estimate.gpu_memory:
+        end = round(width * estimate.gpu_memory / whole)
+        drawn.append(f"\n{' ' * end}▲ {estimate.gpu} ends here", style="red")
+    return Padding(drawn, (0, 0, 1, 2), expand=False)
 
 
-def _usefulness(e: Estimate) -> tuple[bool, int, str]:
-    return not e.fits, e.gpu_memory if e.fits else -e.gpu_memory, e.gpu
-
-
-def _gpu_table(estimates: Sequence[Estimate]) -> Table:
-    with_steps = any(e.utilization for e in estimates)
-    with_hours = any(e.training for e in estimates)
-    by_attention = len({tuple(e.attention) for e in estimates}) > 1 and not with_hours
-    with_cost = any(e.training and e.training.cost is not None for e in estimates)
-    names = {
-        "": True, "GPU": True, "takes": True, "of": True, "room": not with_cost, "at most": True, "a step": with_steps,
-        "training": with_hours, "cost": with_cost, "attention": by_attention,
-        "full": not by_attention and not with_hours,
-    }  # fmt: skip
-    columns = [
-        Column(
-            "" if name == "full" else name,
-            no_wrap=name not in _MAY_WRAP,
-            overflow="fold" if name in _MAY_WRAP else "ellipsis",
-            justify=_JUSTIFY.get(name, "right"),
-        )
-        for name, wanted in names.items()
-        if wanted
-    ]
-    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for e in estimates:
-        cells = _cells(e)
-        table.add_row(*(cells[name] for name, wanted in names.items() if wanted))
+def _legend(estimate: Estimate) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name, size in estimate.breakdown.items():
+        swatch = Text("■ ", style=BREAKDOWN_COLOURS[name]) + Text(name)
+        table.add_row(swatch, Text(format_bytes(size), justify="right"), Text(estimate.part_words(name), style="dim"))
     return table
 
 
-_MAY_WRAP = ("GPU", "attention")  # where there is no room for a line
-_JUSTIFY: dict[str, JustifyMethod] = {"": "left", "GPU": "left", "attention": "left", "full": "left"}
+def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
+    if estimate.process_memory is not None:
+        yield "nvidia-smi", f"{format_bytes(estimate.process_memory)} at the peak"
+    yield from map(_rank_fact, estimate.ranks)
+    counted = [(estimate.peak_reserved, "reserved"), (estimate.peak_allocated, "allocated")]
+    if figures := [f"{format_bytes(size)} {word}" for size, word in counted if size is not None]:
+        yield "PyTorch", ", ".join(figures)
+    if estimate.peak_words:
+        yield "peak", estimate.peak_words
+    if estimate.reserved_words and estimate.reserved_words != estimate.peak_words:
+        yield "last allocation", estimate.reserved_words
+    if len(estimate.phases) > 1:
+        yield from ((name, f"{format_bytes(size)} reserved at most") for name, size in estimate.phases.items())
+    if estimate.trial_words:
+        yield "benchmark", estimate.trial_words
+    yield from (("model", model_words(model)) for model in estimate.models)
+    yield "confidence", estimate.certainty
+    yield "run", estimate.effort
+    if estimate.out_of_memory and not estimate.fits:
+        yield "PyTorch says", estimate.out_of_memory.split(" If reserved")[0]
 
 
-def _cells(e: Estimate) -> dict[str, Text]:
-    """What the table over GPUs can say about one; how long a step takes only where the job fits."""
-    mark, style = ("✓", "yellow" if e.tight else "green") if e.fits else ("✗", "red")
-    full = round(_GAUGE * min(1.0, e.figure / max(1, e.gpu_memory)))
-    found, training = (e.utilization, e.training) if e.fits else (None, None)
-    words = {
-        "GPU": e.gpu,
-        "takes": format_bytes(e.figure),
-        "of": format_bytes(e.gpu_memory),
-        "room": format_bytes(e.headroom),
-        "at most": "" if e.upper is None else format_bytes(e.upper),
-        "a step": "" if found is None else format_duration(found.step_s),
-        "training": "" if training is None else format_duration(3600 * training.hours),
-        "cost": "" if training is None else training.cost_words,
-        "attention": ", ".join(e.attention),
-    }
-    gauge = Text("█" * full, style=style) + Text("░" * (_GAUGE - full), style="dim")
-    return {name: Text(text) for name, text in words.items()} | {"": Text(mark, style=style), "full": gauge}
+def _rank_fact(rank: dict[str, int]) -> tuple[str, str]:
+    name = f"rank {rank['rank']}"
+    if "like" in rank:
+        return name, f"as rank {rank['like']}: the same weights, not followed"
+    return name, f"{format_bytes(rank['process_memory'])}, at most {format_bytes(rank['upper'])}"
 
 
-def _best_words(estimates: Sequence[Estimate]) -> list[str]:
-    """Where a training is done soonest, and where it costs least, of the GPUs that it fits on."""
-    known = [(e, e.training) for e in estimates if e.fits and e.training is not None]
-    if len(known) < 2:
-        return []
-    quickest, took = min(known, key=lambda each: each[1].hours)
-    lines = [f"{took.length_words}; soonest done on {quickest.gpu}: {format_duration(3600 * took.hours)}"]
-    priced = [(e, training, training.cost) for e, training in known if training.cost is not None]
-    if priced:
-        cheapest, least, _ = min(priced, key=lambda each: each[2])
-        lines.append(f"cheapest on {cheapest.gpu}: {least.cost_words} in {format_duration(3600 * least.hours)}")
-    if without := [e.gpu for e, training in known if training.notes]:
-        some = ", ".join(without[:4]) + (f" and {len(without) - 4} others" if len(without) > 4 else "")
-        lines.append(f"no price is known for {some}")
-    return lines
+def _time_facts(estimate: Estimate, step: Utilization) -> Iterator[tuple[str, str | Text]]:
+    yield "step", step.step_words
+    yield "limited by", step.limit_words
+    for name, share, words in step.shares:
+        yield name, Text.assemble(f"{percent(share):>5}  ", (bar(share), "blue"), (f"  {words}", "dim"))
+    yield "power", step.power_words
+    if estimate.training is not None:
+        yield "training", estimate.training.words
+    if step.remarks:
+        yield "note", "; ".join(step.remarks)
 
 
-def why_they_differ(estimates: Sequence[Estimate]) -> list[str]:
-    """Why the same job takes more on some GPUs than on others, from what its runs chose; empty if nothing differs."""
-    known = [e for e in estimates if e.peak_reserved]
-    lines = []
-    with_math = [e for e in known if "math" in e.attention]
-    if with_math and len(with_math) < len(known):
-        most, least = max(e.peaks[1] for e in with_math), min(e.peaks[1] for e in known if e not in with_math)
-        lines.append(
-            f"where attention runs as math, the scores of all pairs of tokens are kept: {format_bytes(most)} reserved "
-            f"instead of {format_bytes(least)}. Flash and cuDNN attention need compute capability 8.0, and so does "
-            "efficient attention with bfloat16."
-        )
-    elif len({e.guessed["of_bytes"] for e in known if e.guessed}) > 1:
-        least, most = min(e.peaks[1] for e in known), max(e.peaks[1] for e in known)
-        span = f"{format_bytes(least)} to {format_bytes(most)} reserved"
-        lines.append(f"cuDNN takes other workspaces for convolutions by GPU: {span}")
-    return lines
+def _indented(shown: RenderableType) -> Padding:
+    return Padding(shown, (0, 0, 0, 2), expand=False)
 
 
-def _measured_words(estimates: Sequence[Estimate]) -> list[str]:
-    others = [e for e in estimates if e.measured is False]
-    if not others:
-        return []
-    which = "none of these GPUs was measured" if len(others) == len(estimates) else f"{len(others)} were not measured"
-    steps = "; steps go by bandwidth, FLOP/s and SMs" if any(e.utilization for e in others) else ""
-    return [f"{which}: rules for other GPUs, and 'at most' adds 5% for this{steps}"]
-
-
-def print_layers(estimate: Estimate, console: Console | None = None, depth: int = DEPTH) -> None:
-    """Print the modules of every model down to a depth: class, shape of the output, parameters, activations kept.
-
-    Each line includes what is below it. It fits 80 columns.
-    """
-    console = console or Console()
-    if not estimate.layers:
-        console.print("no model was called: there are no layers to show")
-        return
-    table = Table(
-        Column("layer", overflow="fold", ratio=3), Column("class", overflow="fold", ratio=2), Column("output"),
-        Column("parameters", justify="right", no_wrap=True), Column("kept", justify="right", no_wrap=True),
-        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Layers, each with all that is below it", title_justify="left",
-    )  # fmt: skip
-    for row in estimate.layers:
-        if row["depth"] <= depth:
-            name = row["path"].rpartition(".")[2] or row["model"]
-            frozen = row["parameters"] and not row["trainable"]
-            table.add_row(
-                Text("  " * row["depth"] + name), Text(row["class"] if row["path"] else ""),
-                Text("×".join("*" if size is None else str(size) for size in row["output"] or ())),
-                Text(f"{row['parameters']:,}{' frozen' if frozen else ''}" if row["parameters"] else ""),
-                Text(format_bytes(row["kept"]) if row["kept"] else ""),
-            )  # fmt: skip
-    console.print(table)
-    for model in estimate.models:
-        console.print(Text(model_words(model)))
-    deepest = max(row["depth"] for row in estimate.layers)
-    hidden = f"; --depth {deepest} shows all" if deepest > depth else ""
-    console.print(Text(f"kept: activations that one forward pass keeps for the backward pass{hidden}"))
+def _fact(name: str, text: str | Text) -> Table:
+    table = Table.grid(Column(width=max(14, len(name) + 1)), Column())
+    table.add_row(Text(name, style="dim"), Text(text) if isinstance(text, str) else text)
+    return table

@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from io import StringIO
-from typing import Any
-
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.padding import Padding
-from rich.table import Column, Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from ullage.errors import InvalidValue
-from ullage.estimation.words import (
-    AT_THEIR_MAXIMUM,
-    BREAKDOWN_COLOURS,
-    BREAKDOWN_WORDS,
-    folded,
-    listed,
-    model_words,
-    moment,
-    used_of,
-)
+from ullage.estimation.words import AT_THEIR_MAXIMUM, BREAKDOWN_WORDS, listed, moment, used_of
 from ullage.hardware import GPU, nobody_named
 from ullage.performance.cost import Training, TrainingCost
-from ullage.performance.result import Utilization, bar, percent
+from ullage.performance.result import Utilization
 from ullage.performance.step import StepCalls
 from ullage.text import AFTER_THE_TIME
 from ullage.units import format_bytes, format_duration
 from ullage.virtual.releases import MEASURED, MEASURED_CUDNN
 
-_WIDTH = 110  # characters of a report that is not for a terminal
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+
 PROCESS = "process_memory"
 WORTH_SAYING = 0.01  # a share of the memory that is worth a remark
 # It goes up when a JSON key changes its meaning or goes away; new keys leave it (docs/reference/json.md).
@@ -219,11 +206,8 @@ class Estimate:
         if step.is_whole:
             try:
                 found = utilization_of(step, gpu)
-                remarks = [_OF_THE_LARGEST] if step.largest else []
-                found = replace(
-                    found, samples=step.samples or None, data_ranks=step.data_ranks or None,
-                    notes=[*found.notes, *remarks],
-                )  # fmt: skip
+                found = replace(found, samples=step.samples or None, data_ranks=step.data_ranks or None)
+                found = replace(found, notes=[*found.notes, _OF_THE_LARGEST]) if step.largest else found
             except Exception as error:
                 notes = [*notes, f"how long a step takes is not known: {type(error).__name__}: {error}"]
         return replace(self, utilization=found, step_calls=step, notes=list(dict.fromkeys(notes)))
@@ -249,18 +233,17 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """The answer in one line, such as "fits on A100-40GB: 14.2 of 39.5 GiB, 25.3 GiB of room"."""
+        """The answer in one line, such as "fits on A100-40GB: 14.2 of 39.5 GiB, 25.3 GiB free"."""
         if self.fits and self.before_training:
             return (
                 f"fits so far on {self.gpu}: {used_of(self.needed, self.gpu_memory)}, but it has not trained one step"
             )
         if self.fits:
-            room = format_bytes(self.headroom)
             needs = "" if self.without_trials is None else "needs "
-            return f"fits on {self.gpu}: {needs}{used_of(self.needed, self.gpu_memory)}, {room} of room"
+            free = format_bytes(self.headroom)
+            return f"fits on {self.gpu}: {needs}{used_of(self.needed, self.gpu_memory)}, {free} free"
         over = f", {format_bytes(-self.headroom)} too much" if self.headroom < 0 else ""
-        takes, has = format_bytes(self.needed), format_bytes(self.gpu_memory)
-        return f"DOES NOT FIT on {self.gpu}: takes {takes} where {has} can be had{over}"
+        return f"DOES NOT FIT on {self.gpu}: needs {used_of(self.needed, self.gpu_memory)}{over}"
 
     @property
     def before_training(self) -> bool:
@@ -391,105 +374,21 @@ class Estimate:
         return f"estimated by {self.estimator} {took}"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """The report: what is the answer, what the memory is at the peak, how sure it is, how fast a step."""
-        doubtful = self.tight or self.mark == "?"
-        style = "bold yellow" if doubtful else "bold green" if self.fits else "bold red"
-        if self.source:
-            yield Text(self.source, style="bold")
-        yield Text(f"{self.mark} {self.verdict}\n", style=style)
-        yield self._bar(min(options.max_width - 4, 76))
-        if self.breakdown:
-            yield _indented(Text(f"At the peak{self.peak_moment}:"))
-        yield _indented(self._legend())
-        yield Text()
-        yield from (_indented(_fact(name, text)) for name, text in self._facts())
-        if self.utilization is not None and self.fits:
-            yield Text()
-            yield from (_indented(_fact(name, text)) for name, text in self._time_facts(self.utilization))
-        yield from rendered_notes(self.notes)
+        """Draw the report on a console."""
+        from ullage.estimation.report import report_parts
 
-    def _bar(self, width: int) -> Padding:
-        """The card's memory as a bar, or, where the job does not fit, the job's with a mark at the card's end."""
-        whole = max(self.gpu_memory, self.figure, 1)
-        drawn, used = Text(), 0
-        for name, size in self.breakdown.items():
-            used += size
-            drawn.append("█" * (round(width * used / whole) - len(drawn)), style=BREAKDOWN_COLOURS[name])
-        drawn.append("░" * (width - len(drawn)), style="dim")
-        if self.figure > self.gpu_memory:
-            end = round(width * self.gpu_memory / whole)
-            drawn.append(f"\n{' ' * end}▲ {self.gpu} ends here", style="red")
-        return Padding(drawn, (0, 0, 1, 2), expand=False)
-
-    def _legend(self) -> Table:
-        table = Table.grid(padding=(0, 2, 0, 0))
-        for name, size in self.breakdown.items():
-            swatch = Text("■ ", style=BREAKDOWN_COLOURS[name]) + Text(name)
-            table.add_row(swatch, Text(format_bytes(size), justify="right"), Text(self.part_words(name), style="dim"))
-        return table
-
-    def _facts(self) -> Iterator[tuple[str, str]]:
-        if self.process_memory is not None:
-            yield "nvidia-smi", f"{format_bytes(self.process_memory)} at the peak"
-        for each in self.ranks:
-            figures = f"{format_bytes(each[PROCESS])}, at most {format_bytes(each['upper'])}"
-            as_other = f"as rank {each.get('like')}: the same weights, not followed"
-            yield f"rank {each['rank']}", as_other if "like" in each else figures
-        counted = [(self.peak_reserved, "reserved"), (self.peak_allocated, "allocated")]
-        if told := [f"{format_bytes(size)} {word}" for size, word in counted if size is not None]:
-            yield "PyTorch", ", ".join(told)
-        if self.peak_words:
-            yield "the peak", self.peak_words
-        if self.reserved_words and self.reserved_words != self.peak_words:
-            yield "last growth", self.reserved_words
-        if len(self.phases) > 1:
-            yield from ((name, f"{format_bytes(size)} reserved at most") for name, size in self.phases.items())
-        if self.trial_words:
-            yield "benchmark", self.trial_words
-        yield from (("model", model_words(model)) for model in self.models)
-        yield "how sure", self.certainty
-        yield "done", self.effort
-        if self.out_of_memory and not self.fits:
-            yield "PyTorch says", self.out_of_memory.split(" If reserved")[0]
-
-    def _time_facts(self, found: Utilization) -> Iterator[tuple[str, str | Text]]:
-        yield "a step", found.step_words
-        yield "limited by", found.limit_words
-        for name, share, words in found.shares:
-            yield name, Text.assemble(f"{percent(share):>5}  ", (bar(share), "blue"), (f"  {words}", "dim"))
-        yield "power", found.power_words
-        if self.training is not None:
-            yield "training", self.training.words
-        if found.remarks:
-            yield "note", "; ".join(found.remarks)
+        return report_parts(self, options.max_width)
 
     def __str__(self) -> str:
-        console = Console(file=StringIO(), width=_WIDTH, record=True)
-        console.print(self)
-        return "\n".join(line.rstrip() for line in console.export_text().splitlines()).rstrip()
+        from ullage.estimation.report import as_text
+
+        return as_text(self)
 
     def _repr_html_(self) -> str:
-        """Return the report for a notebook; plain text has the notebook's colour, light or dark."""
-        console = Console(file=StringIO(), width=_WIDTH, record=True)
-        console.print(self)
-        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        """Return the report for a notebook."""
+        from ullage.estimation.report import as_html
 
-
-def rendered_notes(notes: Sequence[str]) -> Iterator[RenderableType]:
-    """What was assumed, for a console."""
-    if notes:
-        yield Text("\nAssumed on the way", style="bold")
-        yield from (_indented(Text(f"- {note}")) for note in folded(notes))
-
-
-def _indented(shown: RenderableType) -> Padding:
-    return Padding(shown, (0, 0, 0, 2), expand=False)
-
-
-def _fact(name: str, text: str | Text) -> Table:
-    table = Table.grid(Column(width=max(14, len(name) + 1)), Column())
-    table.add_row(Text(name, style="dim"), Text(text) if isinstance(text, str) else text)
-    return table
+        return as_html(self)
 
 
 _OF_THE_LARGEST = "batches vary in size: this is a step with one of the largest"
@@ -502,16 +401,20 @@ def of_ranks(found: Mapping[int, Estimate], like: Mapping[int, int] | None = Non
     if len(found) == 1:
         return most
     names = ("peak_allocated", "peak_reserved", PROCESS, "upper")
-    ranks = [{"rank": each, **{name: getattr(answer, name) for name in names}} for each, answer in found.items()]
-    ranks += [{**next(each for each in ranks if each["rank"] == as_it), "rank": number, "like": as_it}
-              for number, as_it in (like or {}).items()]  # fmt: skip
+    figures = {each: {name: getattr(answer, name) for name in names} for each, answer in found.items()}
+    ranks = [{"rank": each, **known} for each, known in figures.items()]
+    if like is not None:
+        ranks += [{**figures[other], "rank": each, "like": other} for each, other in like.items()]
+        ranks.sort(key=lambda each: each["rank"])
     numbers = ", ".join(map(str, sorted(found)))
     note = f"ranks {numbers} were followed; the figures are those of rank {number}, which takes most"
     timed = [each for each in found.values() if each.utilization is not None]
     slowest = max(timed, key=lambda each: each.utilization.step_s, default=most)  # type: ignore[union-attr]
-    if like is not None:
-        ranks.sort(key=lambda each: each["rank"])
     return replace(
-        most, ranks=ranks, fits=all(each.fits for each in found.values()),
-        notes=[note, *most.notes], utilization=slowest.utilization, step_calls=slowest.step_calls,
-    )  # fmt: skip
+        most,
+        ranks=ranks,
+        fits=all(each.fits for each in found.values()),
+        notes=[note, *most.notes],
+        utilization=slowest.utilization,
+        step_calls=slowest.step_calls,
+    )

@@ -39,9 +39,16 @@ MLP = Model("mlp:x", settings={"widths": [2048, 4096, 4096, 1000]}, batch_size=2
 
 def small_cnn() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.GELU(), nn.Conv2d(4, 6, 3), nn.GELU(), nn.Dropout(0.1),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5),
-    )  # fmt: skip
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.GELU(),
+        nn.Conv2d(4, 6, 3),
+        nn.GELU(),
+        nn.Dropout(0.1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 5),
+    )
 
 
 class SmallTransformer(nn.Module):
@@ -93,8 +100,12 @@ def test_the_features_of_a_transformer_are_those_counted_by_hand() -> None:
     assert family_of(summary) == "transformer"
     assert totals_of(summary, "transformer") == [10, sum(weights), activations, 10 * activations, 2, 2, 1, 1]
     assert tuples_of(summary, "transformer") == [
-        [0, 1, 0, 0, 56, 400], [1, 0, 0, 0, 56, 16], [0, 0, 1, 0, 168, 216], [0, 0, 0, 1, 56, 0], [0, 0, 1, 0, 3, 27],
-    ]  # fmt: skip
+        [0, 1, 0, 0, 56, 400],
+        [1, 0, 0, 0, 56, 16],
+        [0, 0, 1, 0, 168, 216],
+        [0, 0, 0, 1, 56, 0],
+        [0, 0, 1, 0, 3, 27],
+    ]
 
 
 @pytest.mark.parametrize(

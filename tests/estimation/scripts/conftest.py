@@ -25,9 +25,16 @@ def follow(tmp_path, monkeypatch, capfd):
             monkeypatch.setenv(name, "")
             monkeypatch.delenv(name)  # whatever the script sets is taken back
         request = ScriptRequest(
-            path=str(script), args=list(args), module=False, gpu=find_gpu(gpu), steps=steps, timeout=60.0,
-            limited=limited, launcher=list(launcher), sizes=sizes or {},
-        )  # fmt: skip
+            path=str(script),
+            args=list(args),
+            module=False,
+            gpu=find_gpu(gpu),
+            steps=steps,
+            timeout=60.0,
+            limited=limited,
+            launcher=list(launcher),
+            sizes=sizes or {},
+        )
         answers = []
         ScriptRun(request, answers.append, leave=lambda seconds: None).run()
         answer = json.loads(json.dumps(answers[0]))

@@ -177,7 +177,9 @@ def test_accelerate_says_itself_what_its_configuration_sets(estimated, tmp_path)
             accelerator.backward(model(torch.randn(8, 64, device="cuda")).sum())
             optimizer.step()
         """,
-        "--lr", "1", launcher=["accelerate", "launch", "--config_file", "fsdp.yaml"],
-    )  # fmt: skip
+        "--lr",
+        "1",
+        launcher=["accelerate", "launch", "--config_file", "fsdp.yaml"],
+    )
     assert found["printed"].split()[:2] == ["DistributedType.FSDP", "bf16"]
     assert [note for note in found["notes"] if note.startswith("rank 0 of 4 was followed")]

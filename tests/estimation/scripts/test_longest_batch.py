@@ -195,11 +195,13 @@ class Graph:
 LENGTHS = [2, 3, 9, 3, 2, 8, 1, 1]
 FOUND = {
     "in order, the batches are those that come": (
-        lambda: DataLoader(Items(LENGTHS), 2, collate_fn=list), [2, 3],
+        lambda: DataLoader(Items(LENGTHS), 2, collate_fn=list),
+        [2, 3],
     ),
     "shuffled, the largest may meet": (lambda: DataLoader(Items(LENGTHS), 2, shuffle=True, collate_fn=list), [2, 5]),
     "a sampler of batches": (
-        lambda: DataLoader(Items(LENGTHS), batch_sampler=[[0, 1, 2], [3, 4], [5, 6]], collate_fn=list), [0, 1, 2],
+        lambda: DataLoader(Items(LENGTHS), batch_sampler=[[0, 1, 2], [3, 4], [5, 6]], collate_fn=list),
+        [0, 1, 2],
     ),
     "single items": (lambda: DataLoader(Items(LENGTHS), None, shuffle=True), 2),
     "a sampler of its own kind": (
@@ -218,10 +220,11 @@ FOUND = {
     "one size": (lambda: DataLoader(Items([4] * 8), 2), None),
     "one size, the last batch smaller": (lambda: DataLoader(Items([4] * 9), 2), None),
     "one size, as many as a sampler draws, like Opacus's": (
-        lambda: DataLoader(Items([4] * 99), batch_sampler=[range(40), range(9, 90), range(7)]), range(9, 90),
+        lambda: DataLoader(Items([4] * 99), batch_sampler=[range(40), range(9, 90), range(7)]),
+        range(9, 90),
     ),
     "items that cannot be read": (lambda: DataLoader(Items([4, -1]), 2), None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FOUND)

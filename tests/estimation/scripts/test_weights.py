@@ -20,20 +20,33 @@ from ullage.units import MIB
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 256, "intermediate_size": 512,
-    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128, "vocab_size": 16384,
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 128,
+    "vocab_size": 16384,
     "tie_word_embeddings": True,
-}  # fmt: skip
+}
 LAYER = "model.layers.0."
 SHAPES = {
-    "model.embed_tokens.weight": (16384, 256), "model.norm.weight": (256,),
-    f"{LAYER}input_layernorm.weight": (256,), f"{LAYER}post_attention_layernorm.weight": (256,),
-    f"{LAYER}self_attn.q_proj.weight": (256, 256), f"{LAYER}self_attn.k_proj.weight": (128, 256),
-    f"{LAYER}self_attn.v_proj.weight": (128, 256), f"{LAYER}self_attn.o_proj.weight": (256, 256),
-    f"{LAYER}self_attn.q_norm.weight": (128,), f"{LAYER}self_attn.k_norm.weight": (128,),
-    f"{LAYER}mlp.gate_proj.weight": (512, 256), f"{LAYER}mlp.up_proj.weight": (512, 256),
+    "model.embed_tokens.weight": (16384, 256),
+    "model.norm.weight": (256,),
+    f"{LAYER}input_layernorm.weight": (256,),
+    f"{LAYER}post_attention_layernorm.weight": (256,),
+    f"{LAYER}self_attn.q_proj.weight": (256, 256),
+    f"{LAYER}self_attn.k_proj.weight": (128, 256),
+    f"{LAYER}self_attn.v_proj.weight": (128, 256),
+    f"{LAYER}self_attn.o_proj.weight": (256, 256),
+    f"{LAYER}self_attn.q_norm.weight": (128,),
+    f"{LAYER}self_attn.k_norm.weight": (128,),
+    f"{LAYER}mlp.gate_proj.weight": (512, 256),
+    f"{LAYER}mlp.up_proj.weight": (512, 256),
     f"{LAYER}mlp.down_proj.weight": (256, 512),
-}  # fmt: skip
+}
 BYTES = 2 * sum(math.prod(shape) for shape in SHAPES.values())
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 HEAD = f"""
@@ -129,8 +142,10 @@ timm.create_model("test_vit", pretrained=True, num_classes=7).cuda()
     found = script.run(HEAD + loads)
     said = [note for note in found.notes if "were not downloaded" in note]
     assert [word for note in said for word in ("org/known", "resnet18", "timm/test_vit") if word in note] == [
-        "org/known", "resnet18", "timm/test_vit",
-    ]  # fmt: skip
+        "org/known",
+        "resnet18",
+        "timm/test_vit",
+    ]
     assert not hub.sent and [file.name for file in before.iterdir()] == ["config.json"]
     assert (whole / "model.safetensors").read_bytes() == real
 

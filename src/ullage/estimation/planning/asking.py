@@ -126,6 +126,10 @@ def _rows(
             why_not = f"{global_batch} samples cannot be shared evenly by {ranks} ranks" if rest or not batch else None
             for with_checkpoints in kept:
                 yield PlanRow(
-                    **where, strategy=strategy, checkpointing=with_checkpoints, batch_size=batch, data_ranks=ranks,
+                    **where,
+                    strategy=strategy,
+                    checkpointing=with_checkpoints,
+                    batch_size=batch,
+                    data_ranks=ranks,
                     why_not=why_not,
-                )  # fmt: skip
+                )

@@ -212,12 +212,14 @@ def _same_run(row: PlanRow, filled: Iterable[PlanRow], card: GPU) -> PlanRow | N
         (
             other
             for other in filled
-            if other.strategy == DDP and other.estimate is not None and not other.same_run
+            if other.strategy == DDP
+            and other.estimate is not None
+            and not other.same_run
             and (other.checkpointing, other.batch_size) == (row.checkpointing, row.batch_size)
             and Communicator(card, ranks=other.gpus, machines=other.nodes).size == connections.size
         ),
         None,
-    )  # fmt: skip
+    )
 
 
 def _moved(row: PlanRow, known: PlanRow, card: GPU) -> PlanRow:

@@ -45,6 +45,16 @@ class PlanRow:
         return self.estimate is not None and self.estimate.fits
 
     @property
+    def is_sure(self) -> bool:
+        """Whether it fits by the upper bound, too."""
+        return self.estimate is not None and self.estimate.fits and not self.estimate.tight
+
+    @property
+    def way(self) -> str:
+        """The strategy, and whether there is activation checkpointing, as in the table."""
+        return f"{self.strategy}{' +ac' if self.checkpointing else ''}"
+
+    @property
     def samples_per_s(self) -> float | None:
         """The samples that all ranks take in a second; `None` where the time of a step is not known."""
         found = None if self.estimate is None else self.estimate.utilization
@@ -78,14 +88,15 @@ class GPUPlan:
     def fastest(self) -> PlanRow | None:
         """The row with the most samples a second among those that are sure to fit; else among those that fit."""
         known = [row for row in self.rows if row.fits and row.samples_per_s]
-        sure = [row for row in known if row.estimate is not None and not row.estimate.tight]
-        return max(sure or known, key=lambda row: row.samples_per_s or 0.0, default=None)
+        return max(
+            [row for row in known if row.is_sure] or known, key=lambda row: row.samples_per_s or 0.0, default=None
+        )
 
     @property
     def fewest(self) -> PlanRow | None:
         """The fastest row with the fewest GPUs on which it is sure to fit; else on which it fits."""
         fitting = [row for row in self.rows if row.fits]
-        among = [row for row in fitting if row.estimate is not None and not row.estimate.tight] or fitting
+        among = [row for row in fitting if row.is_sure] or fitting
         least = [row for row in among if row.gpus == min(each.gpus for each in among)]
         return max(least, key=lambda row: row.samples_per_s or 0.0, default=None)
 
@@ -93,9 +104,11 @@ class GPUPlan:
         """The plan as plain values; `fastest` and `fewest` are places in `rows`."""
         places = {name: getattr(self, name) for name in ("fastest", "fewest")}
         return {
-            "source": self.source, "gpu": self.gpu, "rows": [row.to_dict() for row in self.rows],
+            "source": self.source,
+            "gpu": self.gpu,
+            "rows": [row.to_dict() for row in self.rows],
             **{name: None if row is None else self.rows.index(row) for name, row in places.items()},
-        }  # fmt: skip
+        }
 
     def __str__(self) -> str:
         text = StringIO()
@@ -116,29 +129,42 @@ def print_plan(found: GPUPlan, console: Console) -> None:
 
 
 def _table(found: GPUPlan, rows: list[PlanRow]) -> Table:
-    names = ("", "GPUs", "spread", "batch", "takes", "at most", "a step", "network", "samples/s")
+    names = ("", "GPUs", "spread", "batch", "needs", "at most", "step", "network", "samples/s")
     columns = [Column(name, no_wrap=True, justify="left" if name in ("", "spread") else "right") for name in names]
     table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     before = rows[0].gpus
     for row in rows:
-        answer = row.estimate
-        assert answer is not None
         if row.gpus != before:
             table.add_section()
         before = row.gpus
-        mark = "[green]✓[/]" if answer.fits and not answer.tight else "[yellow]?[/]" if answer.fits else "[red]✗[/]"
-        times = answer.utilization if answer.fits else None
-        rate = row.samples_per_s if answer.fits else None
-        table.add_row(
-            "[green]★[/]" if row is found.fastest else mark, str(row.gpus), f"{row.strategy}{_KEPT[row.checkpointing]}",
-            "" if row.batch_size is None else str(row.batch_size), format_bytes(answer.needed),
-            format_bytes(answer.bound),
-            "" if times is None else format_duration(times.step_s),
-            "" if times is None or times.interconnect is None else format_duration(times.network_s),
-            "" if rate is None else f"{rate:,.1f}" if rate < 100 else f"{rate:,.0f}",
-            style="bold" if row is found.fastest else None,
-        )  # fmt: skip
+        if row is found.fastest:
+            table.add_row("[green]★[/]", *_cells(row), style="bold")
+        else:
+            table.add_row(_mark(row), *_cells(row))
     return table
+
+
+def _mark(row: PlanRow) -> str:
+    if not row.fits:
+        return "[red]✗[/]"
+    return "[green]✓[/]" if row.is_sure else "[yellow]?[/]"
+
+
+def _cells(row: PlanRow) -> list[str]:
+    answer = row.estimate
+    assert answer is not None
+    step = answer.utilization if answer.fits else None
+    rate = row.samples_per_s if answer.fits else None
+    return [
+        str(row.gpus),
+        row.way,
+        "" if row.batch_size is None else str(row.batch_size),
+        format_bytes(answer.needed),
+        format_bytes(answer.bound),
+        "" if step is None else format_duration(step.step_s),
+        "" if step is None or step.interconnect is None else format_duration(step.network_s),
+        "" if rate is None else f"{rate:,.1f}" if rate < 100 else f"{rate:,.0f}",
+    ]
 
 
 def _words(found: GPUPlan) -> Iterator[str]:
@@ -154,7 +180,7 @@ def _words(found: GPUPlan) -> Iterator[str]:
         yield f"fewest GPUs: {least.in_words}"
     if any(row.checkpointing for row in tried):
         yield "+ac: with activation checkpointing"
-    if any(row.estimate is not None and row.estimate.tight for row in tried):
+    if not all(row.is_sure for row in fitting):
         yield "?: fits by the estimate, but not by its bound"
     for names in sorted(filter(None, networks)):
         yield f"the network is modelled, not measured: {names}"
@@ -167,11 +193,8 @@ def _words(found: GPUPlan) -> Iterator[str]:
         if row.estimate is None:
             reasons.setdefault(row.why_not or "", []).append(row)
     for reason, rows in reasons.items():
-        ways = list(dict.fromkeys(f"{row.strategy}{_KEPT[row.checkpointing]}" for row in rows))
+        ways = list(dict.fromkeys(row.way for row in rows))
         counts = list(dict.fromkeys(str(row.gpus) for row in rows))
         yield f"not possible: {', '.join(ways)} on {', '.join(counts)} GPUs: {reason}"
     if not any(row.strategy == ITS_OWN for row in found.rows):
         yield "not tried: several kinds of parallelism in one machine"
-
-
-_KEPT = {False: "", True: " +ac"}

@@ -146,7 +146,16 @@ def _segment(
         used, requested, at = used + size, requested + asked, address + size
     gap(end)
     return {
-        "device": 0, "address": begin, "total_size": end - begin, "allocated_size": used, "active_size": used,
-        "requested_size": requested, "stream": 0, "is_expandable": expandable, "segment_pool_id": (0, 0),
-        "segment_type": "small" if end - begin <= SMALL_BUFFER else "large", "blocks": blocks, "frames": [],
-    }  # fmt: skip
+        "device": 0,
+        "address": begin,
+        "total_size": end - begin,
+        "allocated_size": used,
+        "active_size": used,
+        "requested_size": requested,
+        "stream": 0,
+        "is_expandable": expandable,
+        "segment_pool_id": (0, 0),
+        "segment_type": "small" if end - begin <= SMALL_BUFFER else "large",
+        "blocks": blocks,
+        "frames": [],
+    }

@@ -118,10 +118,15 @@ class Trace:
     def to_bytes(self) -> bytes:
         """The content of such a file."""
         about = {
-            "gpu": self.gpu, "capacity": self.capacity, "context": self.context, "operators": self.operators,
-            "modules": self.modules, "classes": self.classes, "allocator_settings": self.allocator_settings,
+            "gpu": self.gpu,
+            "capacity": self.capacity,
+            "context": self.context,
+            "operators": self.operators,
+            "modules": self.modules,
+            "classes": self.classes,
+            "allocator_settings": self.allocator_settings,
             "expandable": self.expandable,
-        }  # fmt: skip
+        }
         arrays: dict[str, Any] = {name: getattr(self, name) for name in _ARRAYS}
         file = io.BytesIO()
         np.savez_compressed(file, about=np.array(json.dumps(about)), **arrays)

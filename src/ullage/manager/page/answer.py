@@ -46,7 +46,7 @@ def show_answer(estimates: Sequence[Estimate], advice: dict[str, Any] | None) ->
     if first.utilization is not None and first.fits:
         _show_speed(first.utilization)
     if first.notes:
-        with card("Assumed on the way"), box("ul", "notes"):
+        with card("Assumptions"), box("ul", "notes"):
             for line in folded(first.notes):
                 words("li", line)
 
@@ -99,11 +99,11 @@ def _facts(found: Estimate) -> list[tuple[str, str]]:
     reserved, allocated = found.peak_reserved, found.peak_allocated
     sizes = {"nvidia-smi": found.process_memory, "reserved": reserved, "allocated": allocated}
     shown = ", ".join(f"{format_bytes(size)} {name}" for name, size in sizes.items() if size is not None)
-    lines = [("Peak", shown), ("Reached", found.peak_words), ("How sure", found.certainty)]
+    lines = [("Peak", shown), ("Reached", found.peak_words), ("Confidence", found.certainty)]
     lines += [("Tried", found.trial_words), *(("Model", text) for text in map(model_words, found.models))]
     if found.out_of_memory and not found.fits:
         lines.append(("PyTorch says", found.out_of_memory.split(" If reserved")[0]))
-    return [(name, text) for name, text in [*lines, ("Effort", found.effort)] if text]
+    return [(name, text) for name, text in [*lines, ("Run", found.effort)] if text]
 
 
 def _show_timeline(found: Estimate) -> None:
@@ -136,7 +136,7 @@ def _show_timeline(found: Estimate) -> None:
 def _show_speed(found: Utilization) -> None:
     with card("How fast, and how busy"):
         with box("dl", "facts"):
-            show_facts([("A step", found.step_words), ("Limited by", found.limit_words), ("Power", found.power_words)])
+            show_facts([("Step", found.step_words), ("Limited by", found.limit_words), ("Power", found.power_words)])
         for name, share, meaning in found.shares:
             with box("div", "curve share"):
                 words("span", name, "name")
@@ -161,10 +161,10 @@ def _show_advice(advice: dict[str, Any]) -> None:
             rows = []
             for option in options:
                 mark = "✓" if option["fits"] else "✗" if option["takes"] else "·"
-                takes = format_bytes(option["takes"]) if option["takes"] else ""
-                rows.append(("", [f"{mark} {option['change']}", takes, str(option["note"])]))
+                needs = format_bytes(option["takes"]) if option["takes"] else ""
+                rows.append(("", [f"{mark} {option['change']}", needs, str(option["note"])]))
             with scrolled("Changes"):
-                show_table(["Change", "Takes", ""], rows, {"Takes": "number", "": "figures"})
+                show_table(["Change", "Needs", ""], rows, {"Needs": "number", "": "figures"})
         for line in str(largest).splitlines() if largest else ():
             words("p", line)
 
@@ -180,5 +180,5 @@ def _show_gpus(estimates: Sequence[Estimate]) -> None:
     with card("On other GPUs"):
         words("p", f"It fits on {fits} of {len(estimates)}; the smallest first.", "figures")
         with scrolled("GPUs"):
-            heads = ["GPU", "Takes", "Of", "At most", "A step"]
+            heads = ["GPU", "Needs", "Capacity", "At most", "Step"]
             show_table(heads, rows, dict.fromkeys(heads[1:], "number"))

@@ -68,8 +68,11 @@ def _estimate(name: str, kind: str, request: JobRequest, gpu: GPU) -> Estimate:
 
 def _notes(found: list[float], best: int, card: ModelCard, gpu: GPU) -> list[str]:
     test = card.figures.get("test", {})
-    told = ", ".join(f"{name} in {test[key]:.1%}" for name, key in
-                     (("the right class", "accuracy"), ("one too low", "under")) if key in test)  # fmt: skip
+    told = ", ".join(
+        f"{name} in {test[key]:.1%}"
+        for name, key in (("the right class", "accuracy"), ("one too low", "under"))
+        if key in test
+    )
     notes = [
         f"the figure is the upper edge of the most probable class ({found[best]:.0%}), {format_bytes(best * card.bin)} "
         f"to {format_bytes((best + 1) * card.bin)}; it knows nothing of optimizer, precision, allocator or kernels",

@@ -41,9 +41,13 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
 TYPES: dict[str, dict[str, tuple[float, ...]]] = {
     "mlp": {"linear": (0, 1), "other": (1, 0)},
     "cnn": {"conv2d": (0, 1), "linear": (1, 1), "dropout": (0, 0), "batch_norm": (0, 0), "other": (1, 0)},
-    "transformer": {"layer_norm": (1, 0, 0, 0), "embedding": (0, 1, 0, 0), "linear": (0, 0, 1, 0),
-                    "dropout": (0, 0, 0, 1)},
-}  # fmt: skip
+    "transformer": {
+        "layer_norm": (1, 0, 0, 0),
+        "embedding": (0, 1, 0, 0),
+        "linear": (0, 0, 1, 0),
+        "dropout": (0, 0, 0, 1),
+    },
+}
 LONGEST = {"mlp": 46, "cnn": 119, "transformer": 314}  # tuples that the published networks read; the rest is cut off
 _WEIGHTED = ("linear", "conv1d", "conv2d", "recurrent")  # these make up the depth
 _KINDS: tuple[tuple[str, tuple[type[nn.Module], ...]], ...] = (
@@ -55,12 +59,18 @@ _KINDS: tuple[tuple[str, tuple[type[nn.Module], ...]], ...] = (
     ("dropout", (nn.modules.dropout._DropoutNd,)),
     ("embedding", (nn.Embedding, nn.EmbeddingBag)),
     ("recurrent", (nn.RNNBase,)),
-)  # fmt: skip
+)
 _SPELLINGS = {
-    "batch_normalization": "batch_norm", "batchnorm1d": "batch_norm", "batchnorm2d": "batch_norm",
-    "layernorm": "layer_norm", "leaky_relu": "leakyrelu", "geluactivation": "gelu", "newgeluactivation": "gelu",
-    "siluactivation": "silu", "none": "identity",
-}  # fmt: skip
+    "batch_normalization": "batch_norm",
+    "batchnorm1d": "batch_norm",
+    "batchnorm2d": "batch_norm",
+    "layernorm": "layer_norm",
+    "leaky_relu": "leakyrelu",
+    "geluactivation": "gelu",
+    "newgeluactivation": "gelu",
+    "siluactivation": "silu",
+    "none": "identity",
+}
 _FUNCTION = re.compile(r".*(ReLU|ELU|GELU|SiLU|Swish|Mish|Tanh|Sigmoid|Softplus|Hardswish).*")
 
 
@@ -233,8 +243,11 @@ class _Ones(TorchFunctionMode):
 
 
 _ASKING: dict[Any, Any] = {
-    torch.Tensor.item: int, torch.Tensor.__bool__: bool, torch.Tensor.__int__: int, torch.Tensor.__float__: float,
-}  # fmt: skip
+    torch.Tensor.item: int,
+    torch.Tensor.__bool__: bool,
+    torch.Tensor.__int__: int,
+    torch.Tensor.__float__: float,
+}
 
 
 def _first_tensor(value: Any) -> torch.Tensor | None:

@@ -136,9 +136,15 @@ class _PlaceNorm(nn.BatchNorm1d):
         assert self.running_mean is not None and self.running_var is not None
         places = x.shape[1]
         return functional.batch_norm(
-            x, self.running_mean[:places], self.running_var[:places], self.weight[:places], self.bias[:places],
-            self.training, self.momentum or 0.0, self.eps,
-        )  # fmt: skip
+            x,
+            self.running_mean[:places],
+            self.running_var[:places],
+            self.weight[:places],
+            self.bias[:places],
+            self.training,
+            self.momentum or 0.0,
+            self.eps,
+        )
 
 
 class GPUMemNetBlock(nn.Module):
