@@ -67,6 +67,8 @@ def refusal(text):
         'ARGS="--lr 1"\npython train.py $ARGS',
         "python train.py --lr ${LR:-1}",
         "SCRIPT=train\npython $SCRIPT.py --lr $((3 - 2))",
+        "python $(basename /x/train.py) --lr $(seq 1 1)",
+        "cd /x/train.py\npython $(basename $(pwd)) --lr $(echo ${PWD:+1})",
         "uv run train.py --lr 1",
     ],
 )
@@ -293,8 +295,15 @@ def test_no_text_makes_the_reader_fail_in_another_way(text):
         assert all(isinstance(word, str) for program in found for word in program.words)
 
 
-def test_nothing_is_run_when_a_script_is_read(tmp_path):
+@pytest.mark.parametrize("way", ["$({})", "`{}`", "<({})", "$((A[$({})]))", "${{X%$({})}}", "$(echo a >{mark})"])
+def test_nothing_is_run_when_a_script_is_read(tmp_path, way):
     mark = tmp_path / "mark"
-    text = f'touch {mark}\nX=$(touch {mark})\n[ -n "$(touch {mark})" ] && Y=`touch {mark}`\n{sys.executable} t.py\n'
+    run = way.format(f"touch {mark}", mark=mark)
+    text = f"""touch {mark}
+X={run} Y='a[$(touch {mark})]'
+[ -n "{run}" ] && Y="{run}"
+[[ $Y -eq 1 ]]
+{sys.executable} t.py {run} $((Y)) ${{LIST[Y]}} "${{Y@P}}" ${{Y:Y:1}}
+"""
     read_batch("#!/bin/bash\n" + text, str(tmp_path), dict(os.environ))
     assert not mark.exists()

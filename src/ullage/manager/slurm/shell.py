@@ -16,7 +16,7 @@ from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.estimation.jobs.launchers import launched
-from ullage.manager.slurm.shell_words import ShellState, ShellWords, Unknown, Value, joined, one, parse, text_of
+from ullage.manager.slurm.shell_words import ShellState, Unknown, Value, fields, joined, parse, single, test, text_of
 from ullage.sandbox.conda import in_conda
 
 _DEEPEST = 8  # files, functions and words of `eval` inside each other
@@ -60,7 +60,7 @@ def programs_of(
     return reader.programs, list(dict.fromkeys(reader.notes))
 
 
-class _Reader(ShellWords):
+class _Reader:
     def __init__(self) -> None:
         self.programs: list[Program] = []
         self.notes: list[str] = []
@@ -162,12 +162,12 @@ class _Reader(ShellWords):
             otherwise(state)
 
     def _follow_case_statement(self, node: Any, state: ShellState) -> None:
-        value = one(self.fields(node.child_by_field_name("value"), state))
+        value = single(node.child_by_field_name("value"), state)
         bodies: list[Callable[[ShellState], None]] = []
         for item in [child for child in node.children if child.type == "case_item"]:
             end = next(place for place, child in enumerate(item.children) if child.type == ")")
             body = item.children[end + 1 :]
-            patterns = [one(self.fields(child, state)) for child in item.children[:end] if child.is_named]
+            patterns = [single(child, state) for child in item.children[:end] if child.is_named]
             if not isinstance(value, Unknown) and any(fnmatch.fnmatchcase(value, pattern) for pattern in patterns):
                 self._all(body, state)
                 return
@@ -182,7 +182,7 @@ class _Reader(ShellWords):
         words = list(state.arguments)
         if start is not None:
             listed = [child for child in node.children[start + 1 :] if child.is_named and child != body]
-            words = [word for child in listed for word in self.fields(child, state)]
+            words = [word for child in listed for word in fields(child, state)]
         if len(words) > _LONGEST_LOOP:
             self.notes.append(f"line {_line(node)}: of a loop with {len(words)} rounds {_LONGEST_LOOP} were followed")
         for word in words[:_LONGEST_LOOP]:
@@ -226,7 +226,7 @@ class _Reader(ShellWords):
             told = self._judged(node.children[-1], state, sure)
             return None if told is None else not told
         if node.type == "test_command":
-            return self.test(node, state)
+            return test(node, state)
         if node.type == "list":
             left = self._judged(node.children[0], state, sure)
             wanted = node.children[1].type == "&&"
@@ -257,9 +257,9 @@ class _Reader(ShellWords):
         name = text_of(target)
         value: Value = ""
         if given is not None and given.type == "array":
-            value = tuple(word for child in given.children if child.is_named for word in self.fields(child, state))
+            value = tuple(word for child in given.children if child.is_named for word in fields(child, state))
         elif given is not None:
-            value = self.single(given, state)
+            value = single(given, state)
         if any(child.type == "+=" for child in node.children):
             before = state.variables.get(name, "" if isinstance(value, str) else ())
             if isinstance(value, tuple):
@@ -305,9 +305,9 @@ class _Reader(ShellWords):
                 name, value = self._assignment(child, state)
                 given[name] = value
             elif child.type == "command_name":
-                words += [word for inner in child.children for word in self.fields(inner, state)]
+                words += [word for inner in child.children for word in fields(inner, state)]
             elif child.is_named and not child.type.endswith("redirect"):
-                words += self.fields(child, state)
+                words += fields(child, state)
         if words:
             self._run(words, given, _line(node), state)
 
