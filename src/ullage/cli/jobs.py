@@ -16,7 +16,7 @@ from ullage.cli.job_tables import FORMAT_HELP, OVER, QUEUE, chosen, show
 from ullage.cli.options import Json, argument, option
 from ullage.cli.tables import fitted, text_width
 from ullage.errors import UllageError
-from ullage.manager.job_words import attempt_words, exact_moment, facts, memory, named, reference
+from ullage.manager.job_words import attempt_words, exact_moment, facts, memory, reference
 from ullage.text import plain, plain_values
 from ullage.units import format_duration, parse_duration
 
@@ -67,7 +67,7 @@ def _print_answers(answers: list[dict[str, Any]]) -> None:
     """A line each; many jobs with the same answer have one together."""
     alike: dict[tuple[bool, str], list[str]] = {}
     for answer in answers:
-        alike.setdefault((answer["done"], answer["text"]), []).append(named(answer))
+        alike.setdefault((answer["done"], answer["text"]), []).append(answer["reference"])
     for (done, text), jobs in alike.items():
         target = sys.stdout if done else sys.stderr
         if len(jobs) > _MANY:

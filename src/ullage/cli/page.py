@@ -79,15 +79,17 @@ def page(
 
 def _alone(listen: str, lasts: float, scope: str, url: str | None) -> tuple[socket.socket, Sessions]:
     """The socket and the sessions of a page that somebody has started."""
+    from ullage.manager.api.server import listen_at
     from ullage.manager.page.kept_sessions import KeptSessions
     from ullage.manager.page.questions import OwnEstimates
-    from ullage.manager.page.server import open_door
     from ullage.manager.page.sessions import Sessions
 
     here = None if url else OwnEstimates(home() / ESTIMATES)
     kept = KeptSessions(home() / SESSIONS, url or "")
     make_token = None if url else _token_maker(scope, lasts)
-    return open_door(listen, _say), Sessions(lambda: url or _api(), lasts, make_token, here=here, kept=kept)
+    return listen_at(listen, "--listen", "the page", _say), Sessions(
+        lambda: url or _api(), lasts, make_token, here=here, kept=kept
+    )
 
 
 def _beside_daemon() -> tuple[socket.socket, Sessions]:

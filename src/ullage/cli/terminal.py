@@ -23,7 +23,6 @@ from ullage.cli import completion
 from ullage.cli.jobs import client
 from ullage.cli.options import argument
 from ullage.errors import InvalidValue
-from ullage.manager.job_words import named
 from ullage.text import plain
 
 if TYPE_CHECKING:
@@ -58,11 +57,11 @@ def sit_down(manager: Client, job: str, cancel: bool = False) -> int:
             _say(f"job {job} was taken out of the queue")
         return 130
     if found["socket"] is None:
-        _say(f"job {named(found)} is {found['state']}: {found['detail']}")
+        _say(f"job {found['reference']} is {found['state']}: {found['detail']}")
         return int(found["exit_code"] or (found["state"] != "done"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        _connect(line, Path(found["socket"]), named(found))
-        return _Sitting(line, named(found)).until_the_end()
+        _connect(line, Path(found["socket"]), found["reference"])
+        return _Sitting(line, found["reference"]).until_the_end()
 
 
 def _once_it_runs(manager: Client, job: str) -> dict[str, Any]:
@@ -73,7 +72,7 @@ def _once_it_runs(manager: Client, job: str) -> dict[str, Any]:
         found: dict[str, Any] = manager.call("attach", job=job)
         if found["socket"] is not None or found["state"] in ("done", "failed", "cancelled"):
             return found
-        words = f"job {named(found)} is {found['state']}" + (f": {found['reason']}" if found["reason"] else "")
+        words = f"job {found['reference']} is {found['state']}" + (f": {found['reason']}" if found["reason"] else "")
         if words != said:
             _say(words)
             said = words

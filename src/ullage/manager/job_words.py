@@ -20,7 +20,7 @@ def memory(size: int | None) -> str:
 
 def promised(job: Job) -> str:
     """What a job or an attempt is promised on each GPU; of ranks that differ, one after the other."""
-    return ", ".join(map(memory, job.get("promises") or [job["promise"]]))  # an older daemon tells no `promises`
+    return ", ".join(map(memory, job["promises"] or [job["promise"]]))
 
 
 def promised_on(job: Job, gpu: str) -> int | None:
@@ -29,7 +29,7 @@ def promised_on(job: Job, gpu: str) -> int | None:
     >>> promised_on({"promise": 12, "promises": [5, 12], "gpus_used": ["GPU-1", "GPU-2"]}, "GPU-1")
     5
     """
-    by_gpu = dict(zip(job["gpus_used"], job.get("promises") or (), strict=False))
+    by_gpu = dict(zip(job["gpus_used"], job["promises"], strict=False))
     found: int | None = by_gpu.get(gpu, job["promise"])
     return found
 
@@ -43,11 +43,6 @@ def reference(job: Job) -> str:
     if job["array_id"] is None:
         return str(job["id"])
     return f"{job['array_id']}_{job['array_index'] if job.get('jobs', 1) == 1 else '[' + job['indices'] + ']'}"
-
-
-def named(answer: dict[str, Any]) -> str:
-    """The job that an order was given to, as it is called."""
-    return str(answer.get("reference", answer["job"]))  # an older daemon tells its number only
 
 
 def why(job: Job) -> str:
@@ -74,7 +69,7 @@ def host_share(job: Job) -> str:
 def trial_words(answer: dict[str, Any]) -> list[str]:
     """What would become of a job, in words."""
     lines = []
-    ahead = [_called(answer, number) for number in answer["ahead"]]
+    ahead = [answer["references"].get(str(number), str(number)) for number in answer["ahead"]]
     for start in answer["starts"][:_SHOWN]:
         who = "" if start["index"] is None else f"index {start['index']} "
         alone = ", alone" if start["alone"] else ""
@@ -96,10 +91,6 @@ def trial_words(answer: dict[str, Any]) -> list[str]:
         lines.append(f"{count} job{'' if count == 1 else 's'} would stand behind it in the queue")
     lines.append(f"promise {memory(answer['promise'])} ({answer['estimate'] or 'not estimated yet'})")
     return lines
-
-
-def _called(answer: dict[str, Any], number: int) -> str:
-    return str(answer.get("references", {}).get(str(number), number))  # an older daemon tells none
 
 
 def facts(job: Job) -> dict[str, str]:

@@ -41,14 +41,11 @@ class ApiServer:
         health: Callable[[], str],
     ) -> None:
         self._call, self._say, self._each, self._health, self.tokens = call, say, each, health, tokens
-        host, port = parse_listen(listen)
-        self._socket = listening(host, port, "the API")
-        self.url = url_of(host, self._socket.getsockname()[1])
+        self._socket = listen_at(listen, "--api", "the API", say)
+        self.url = url_of(self._socket)
         self._ending = threading.Event()
         self._server: uvicorn.Server | None = None  # from `start` on
         self._thread: threading.Thread | None = None
-        if not is_loopback(host):
-            say(f"the API listens on {host}, where others can reach it, and without encryption: put TLS before it")
         write_token(run / TOKEN_FILE, tokens.own())
         self._address = run / ADDRESS_FILE
         self._address.write_text(json.dumps({"url": self.url}) + "\n")
@@ -115,23 +112,27 @@ def parse_listen(text: str, option: str = "--api") -> tuple[str, int]:
     return (match[1] or DEFAULT_HOST).strip("[]"), int(match[2])
 
 
-def listening(host: str, port: int, what: str) -> socket.socket:
-    """A socket that listens there; `what` is who wants it."""
+def listen_at(text: str, option: str, what: str, say: Callable[[str], None]) -> socket.socket:
+    """Return a socket that listens at `text`, the value of an option; `what` is its user. Warn of hosts in reach."""
+    host, port = parse_listen(text, option)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
+        listening = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         raise UllageError(f"{what} cannot listen on {host}:{port}: {error.strerror or error}") from None
+    if not _is_loopback(host):
+        say(f"{what} listens on {host}, where others can reach it, and without encryption: put TLS before it")
+    return listening
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host."""
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def url_of(host: str, port: int) -> str:
-    """The address of a host and a port."""
+def url_of(listening: socket.socket) -> str:
+    """Return the address of a socket that listens."""
+    host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -23,8 +23,9 @@ from ullage.manager.core.watchdog import MOST_CRASHES
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.placement import HostShare
 from ullage.manager.placement.recovery import RetryDecision
-from ullage.manager.running.launcher import STDERR, STDOUT, AttemptStatus, read_record
+from ullage.manager.running.launcher import STDERR, STDOUT, AttemptStatus
 from ullage.manager.running.output import read_end
+from ullage.manager.running.process_tree import read_record
 from ullage.manager.running.supervisor import STARTED, boot_now
 from ullage.manager.storage.records import INFRASTRUCTURE, MEMORY, STARTING, AttemptRecord, Cause, JobRecord, State
 from ullage.units import format_bytes

@@ -10,7 +10,7 @@ from nicegui import ui
 
 from ullage.errors import UllageError
 from ullage.estimation.words import BREAKDOWN_WORDS
-from ullage.manager.job_words import attempt_words, exact_moment, facts, memory, named, reference, why
+from ullage.manager.job_words import attempt_words, exact_moment, facts, memory, reference, why
 from ullage.manager.page.answer import show_bands, show_parts
 from ullage.manager.page.charts import memory_figure, memory_line, on_axis, use_charts
 from ullage.manager.page.elements import box, button, card, describe, problem, set_width, show_facts, toggle, words
@@ -223,7 +223,7 @@ class JobSheet:
             return
         for one in answers:
             kind: Any = "positive" if one["done"] else "negative"
-            ui.notify(f"job {named(one)} {one['text']}", type=kind, timeout=10_000)
+            ui.notify(f"job {one['reference']} {one['text']}", type=kind, timeout=10_000)
         self._session.readings.forget(self._number)
 
     @property

@@ -100,8 +100,8 @@ class SharedReadings:
     def of(self, session: Asker, about: Answer) -> Readings:
         """Those of a session, from its own `ping`."""
         self._readings = {who: each for who, each in self._readings.items() if each.wanted}
-        user = about.get("uid", session)  # an older daemon does not say it: nothing is shared then
-        found = self._readings.setdefault((user, about["you"], about["operator"], about["scope"]), Readings(session))
+        who = about["uid"], about["you"], about["operator"], about["scope"]
+        found = self._readings.setdefault(who, Readings(session))
         found.share(session)
         return found
 

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Path, Request
 from nicegui import app as nicegui_app
 from nicegui import ui
 
-from ullage.manager.api.server import is_loopback, listening, parse_listen, url_of
+from ullage.manager.api.server import url_of
 from ullage.manager.page.estimate import show_estimate
 from ullage.manager.page.gate import PageGate
 from ullage.manager.page.gpus import show_gpus
@@ -33,26 +33,17 @@ _PLACES: dict[str, Callable[[Session], Awaitable[None] | None]] = {
 }
 
 
-def open_door(listen: str, say: Callable[[str], None]) -> socket.socket:
-    """A socket for `serve_page`, such as `8601` or `0.0.0.0:8601`."""
-    host, port = parse_listen(listen, "--listen")
-    if not is_loopback(host):
-        say(f"the page listens on {host}, where others can reach it, and without encryption: put TLS before it")
-    return listening(host, port, "the page")
-
-
 def serve_page(
     door: socket.socket, sessions: Sessions, say: Callable[[str], None], ready: Callable[[str], None]
 ) -> None:
     """Serve the page on a socket that listens, until a signal comes. `ready` is told its address."""
     with door:
-        host, port = door.getsockname()[:2]
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         _add_pages(app, say)
         for name in ("uvicorn", "nicegui", "socketio", "engineio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         config = uvicorn.Config(
-            PageGate(app, sessions, port, say),
+            PageGate(app, sessions, door.getsockname()[1], say),
             log_config=None,
             access_log=False,
             timeout_keep_alive=15,
@@ -62,7 +53,7 @@ def serve_page(
             ws_max_size=1 << 20,
         )
         try:
-            _PageServer(config, lambda: ready(url_of(host, port))).run(sockets=[door])
+            _PageServer(config, lambda: ready(url_of(door))).run(sockets=[door])
         finally:
             sessions.end_all()
 

@@ -24,12 +24,14 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.running import supervisor
-from ullage.manager.running.process_tree import kill_cgroup, remove_cgroup
+from ullage.manager.running.output import read_end
+from ullage.manager.running.process_tree import kill_cgroup, read_record, remove_cgroup, signal_if
 from ullage.manager.storage.database import sync
 from ullage.sandbox.process_identity import Process, is_alive, start_of
 
@@ -63,25 +65,7 @@ def holders_of(lock: Path) -> list[Process]:
     return found
 
 
-def signal_process(process: Process, number: signal.Signals) -> bool:
-    """Send a signal to exactly that process, never to another one that got its pid."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except OSError:
-        return False
-    try:
-        if not is_alive(process):  # asked after the descriptor was opened, which stays with the process
-            return False
-        signal.pidfd_send_signal(descriptor, number)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-
-
 STDOUT, STDERR, LOG = "stdout", "stderr", "supervisor.log"
-_LARGEST_RECORD = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -188,7 +172,7 @@ class Launcher:
         crash_point("stop-written")
         started = read_record(folder / supervisor.STARTED)
         if started is not None:
-            signal_process(_process(started, "supervisor"), signal.SIGUSR2)
+            _signal(_process(started, "supervisor"), signal.SIGUSR2)
         crash_point("stop-sent")
 
     def sweep(self, folder: Path, token: str) -> int:
@@ -196,7 +180,7 @@ class Launcher:
         started = read_record(folder / supervisor.STARTED) or {}
         in_group = kill_cgroup(started["cgroup"]) if started.get("cgroup") else 0
         left = {*processes_of(token), *holders_of(folder / supervisor.LOCK)} - {_process(started, "guardian")}
-        return in_group + len([process for process in left if signal_process(process, signal.SIGKILL)])
+        return in_group + len([process for process in left if _signal(process, signal.SIGKILL)])
 
     def tidy(self, folder: Path) -> None:
         """The attempt is over: its order goes, which has all its variables, and its cgroup if that is still there."""
@@ -216,7 +200,7 @@ class Launcher:
         """Why an attempt could not begin, from what was met here or from its supervisor's own log."""
         if folder in self._failures:
             return self._failures.pop(folder)
-        lines = tail(folder / LOG, 4096).strip().splitlines()
+        lines = read_end(str(folder / LOG), 4096).decode(errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else "it left no word"
 
     def remove(self, job: int) -> None:
@@ -239,6 +223,10 @@ def locked(folder: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
+def _signal(process: Process, number: signal.Signals) -> bool:
+    return signal_if(process.pid, number, partial(is_alive, process))
+
+
 def _process(started: dict[str, Any], kind: str) -> Process:
     """A process of an attempt as its record names it; records of older versions do not name all."""
     return Process(int(started.get(f"{kind}_pid", 0)), int(started.get(f"{kind}_start", 0)))
@@ -254,24 +242,3 @@ def write_whole(file: Path, record: dict[str, Any], mode: int = 0o644) -> None:
         os.fsync(target.fileno())
     new.rename(file)
     sync(file.parent)
-
-
-def read_record(file: Path) -> dict[str, Any] | None:
-    """A record, or `None` where there is none."""
-    try:
-        with file.open("rb") as source:
-            found: dict[str, Any] = json.loads(source.read(_LARGEST_RECORD))
-            return found
-    except (OSError, ValueError):
-        return None
-
-
-def tail(file: Path, size: int) -> str:
-    """The last bytes of a file as text; empty where there is none."""
-    try:
-        with file.open("rb") as source:
-            source.seek(0, os.SEEK_END)
-            source.seek(max(0, source.tell() - size))
-            return source.read(size).decode(errors="replace")
-    except OSError:
-        return ""

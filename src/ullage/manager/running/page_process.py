@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, MissingPackage, UllageError
-from ullage.manager.api.server import is_loopback, listening, parse_listen
+from ullage.manager.api.server import listen_at
 from ullage.manager.running.environment import least_environment
 from ullage.manager.settings import PageSettings
 
@@ -58,10 +58,7 @@ class PageProcess:
         if self._rights:  # not what is in it: the page's user could have put a link there
             os.chown(kept, self._rights["user"], self._rights["group"])
         self._kept = os.open(kept, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        host, port = parse_listen(listen, "--page")
-        self._door = listening(host, port, "the page")
-        if not is_loopback(host):
-            say(f"the page listens on {host}, where others can reach it, and without encryption: put TLS before it")
+        self._door = listen_at(listen, "--page", "the page", say)
 
     async def run(self) -> None:
         """Until it is cancelled."""

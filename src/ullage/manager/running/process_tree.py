@@ -6,13 +6,16 @@ Only the standard library and /proc: the program that watches a job uses it, wit
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from ullage.sandbox.process_identity import descendants, stat_field
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "ash")
+_LARGEST_RECORD = 1 << 16  # bytes
 
 
 def listeners(tree: dict[int, int], number: int) -> list[int]:
@@ -49,20 +52,35 @@ def _name(pid: int) -> str:
 
 
 def signal_in(tree: dict[int, int], pid: int, number: int) -> bool:
-    """Send a signal to a process of a tree, not to another one that got its pid meanwhile; whether it was sent."""
+    """Send a signal to a process of a tree; whether it was sent."""
+    return signal_if(pid, number, lambda: stat_field(pid, 1) == str(tree.get(pid)))
+
+
+def signal_if(pid: int, number: int, is_same: Callable[[], bool]) -> bool:
+    """Send a signal to a process, but not to another one that has its pid by now; whether it was sent."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        same = stat_field(pid, 1) == str(tree.get(pid))  # asked after the descriptor was opened, which stays with it
-        if same:
-            signal.pidfd_send_signal(descriptor, signal.Signals(number))
-        return same
+        if not is_same():  # asked after the descriptor was opened, which stays with the process
+            return False
+        signal.pidfd_send_signal(descriptor, signal.Signals(number))
+        return True
     except OSError:
         return False
     finally:
         os.close(descriptor)
+
+
+def read_record(file: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Return a record of an attempt, or `None` if there is none."""
+    try:
+        with open(file, "rb") as source:
+            record: dict[str, Any] = json.loads(source.read(_LARGEST_RECORD))
+            return record
+    except (OSError, ValueError):
+        return None
 
 
 def written(pids: Iterable[int]) -> int:

@@ -25,6 +25,7 @@ import stat
 import sys
 import termios
 import time
+from functools import partial
 from typing import Any, NoReturn
 
 if __name__ == "__main__":  # run as a file: Ullage itself is found from here, installed packages are not looked for
@@ -32,7 +33,7 @@ if __name__ == "__main__":  # run as a file: Ullage itself is found from here, i
 
 from ullage.manager.running.job_watch import LOOK, WATCHED, JobWatch
 from ullage.manager.running.output import OutputFile, OutputPump, OutputTaker
-from ullage.manager.running.process_tree import kill_cgroup, kill_tree, remove_cgroup
+from ullage.manager.running.process_tree import kill_cgroup, kill_tree, read_record, remove_cgroup
 from ullage.sandbox.conda import in_conda
 from ullage.sandbox.kernel import adopt_orphans, die_with_parent
 from ullage.sandbox.process_identity import stat_field
@@ -63,7 +64,7 @@ def main(folder: str) -> int:
     _put(EXIT + ".new", b" " * _RESERVED)
     if _guard():
         return 0
-    stop = _stop_order()
+    stop = read_record(STOP)
     if stop is not None:
         nothing = {"code": None, "signal": None, "never_started": True}
         _write(EXIT, {**nothing, "reason": stop["reason"], "time": time.time()})
@@ -112,7 +113,7 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     _poke(order)
     os.write(go, b"g")
     os.close(go)
-    watch = JobWatch(order, child, began, _stop_order, _named_for_checkpoint)
+    watch = JobWatch(order, child, began, partial(read_record, STOP), _named_for_checkpoint)
     status, usage = watch.wait()
     _crash_point("supervisor-waited")
     _end_all(cgroup)
@@ -305,15 +306,6 @@ def _put(name: str, content: bytes) -> None:
     os.write(descriptor, content)
     os.fsync(descriptor)
     os.close(descriptor)
-
-
-def _stop_order() -> dict[str, Any] | None:
-    try:
-        with open(STOP) as file:
-            found: dict[str, Any] = json.load(file)
-            return found
-    except (OSError, ValueError):
-        return None
 
 
 def _join_cgroup(folder: str | None, pid: int) -> str | None:
