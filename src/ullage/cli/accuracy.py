@@ -19,23 +19,20 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    truth: Annotated[
-        Path, option("Measured runs (JSONL), or a file of 'ullage contribute'.", "FILE", show_default=False)
-    ],
+    truth: Annotated[Path, option("Measured runs (JSONL), or a file from 'ullage contribute'.", "FILE")],
     gpu: MeasuredGpu = None,
-    every: Annotated[int, option("Take only every Nth run.", "N", min=1)] = 1,
-    worst: Annotated[int, option("How many of the worst runs to list.", "N", min=0)] = 5,
+    every: Annotated[int, option("Evaluate only every Nth run.", "N", min=1)] = 1,
+    worst: Annotated[int, option("Number of worst runs to list.", "N", min=0)] = 5,
     as_json: Json = False,
 ) -> None:
     """Compare estimates with measured runs.
 
-    A file of 'ullage contribute' is checked first, and its runs are estimated for the card and the PyTorch that it
-    names. After Ctrl-C, what was done is printed. 'ullage lab evaluate' ranks estimators.
+    A file from 'ullage contribute' is checked first; it names its GPU and its PyTorch. Ctrl-C prints the runs done so
+    far. 'ullage lab evaluate' ranks estimators.
 
     Examples:
 
       ullage evaluate --truth h200_train_steps.jsonl --every 10
-
       ullage evaluate --truth my-card.jsonl
     """
     from ullage.measuring import contribution

@@ -11,12 +11,12 @@ import typer
 
 from ullage.cli import completion
 from ullage.cli.jobs import client, print_json
-from ullage.cli.options import Json, argument, option
+from ullage.cli.options import START_FORMS, Json, Scope, argument, option
 from ullage.text import plain, plain_values
 from ullage.units import parse_duration
 
 admin = typer.Typer(
-    help="Drain GPUs and resume them; create, list and revoke tokens for the HTTP API.",
+    help="Drain and resume GPUs, and manage tokens for the HTTP API.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -31,29 +31,21 @@ Cards = Annotated[list[str], argument("The GPUs: their indices or UUIDs.", "GPU"
 @admin.command()
 def drain(
     gpus: Cards,
-    reason: Annotated[str, option("A reason to show in 'ullage queue --show-gpus'.", "TEXT")] = "",
-    begin: Annotated[
-        str | None, option("Begin at this time: 2026-11-20T08:00, 22:00 or now+2h.", "--from TIME", default="now")
-    ] = None,
-    until: Annotated[
-        str | None, option("Until when, in the same form.", "TIME", default="'ullage admin resume'")
-    ] = None,
-    allow: Annotated[
-        list[str] | None,
-        option("Let jobs of this user, or of the group @NAME, start. Can be given more than once.", "USER|@GROUP"),
-    ] = None,
+    reason: Annotated[str, option("Reason to show in 'ullage queue --show-gpus'.", "TEXT")] = "",
+    begin: Annotated[str | None, option(f"Start of the drain: {START_FORMS}.", "--from TIME", default="now")] = None,
+    until: Annotated[str | None, option("End of the drain.", "TIME", default="'ullage admin resume'")] = None,
+    allow: Annotated[list[str] | None, option("User or group that may still start jobs.", "USER|@GROUP")] = None,
     as_json: Json = False,
 ) -> None:
-    """Keep new jobs from GPUs, now or for a time, except those of some users. Running jobs continue.
+    """Keep new jobs off GPUs, now or for a time. Running jobs continue.
 
-    Before the drain begins, only jobs whose time limit ends in time start there. Drains survive a restart of the
-    daemon.
+    Before a drain begins, a job starts only if its time limit ends by then. Drains survive a restart of the daemon.
+    Repeat --allow for several users.
 
     Examples:
 
-      ullage admin drain 2 --reason "the fan is loud"
-      ullage admin drain 0 1 --from 2026-11-20T08:00 --until 2026-11-20T12:00 --allow ann --reason demo
-      ullage admin drain 3 --until now+2d --allow @vision
+      ullage admin drain 2 --reason "loud fan"
+      ullage admin drain 0 1 --from 2026-11-20T08:00 --until 2026-11-20T12:00 --allow ann --allow @vision
     """
     from ullage.jobs.schedules import parse_start
 
@@ -77,10 +69,9 @@ def resume(
 ) -> None:
     """Let new jobs start on drained GPUs again.
 
-    Examples:
+    Example:
 
       ullage admin resume 2
-      ullage admin resume 0 1 --all
     """
     answers = [client().resume(gpu, later) for gpu in gpus]
     if as_json:
@@ -93,31 +84,18 @@ def resume(
 
 @token.command()
 def create(
-    name: Annotated[str, option("A name for the token.", "--name -N NAME")] = "",
-    scope: Annotated[
-        str,
-        option(
-            "Permissions: read (see jobs and GPUs), submit (also submit and change jobs), or operate (everything "
-            "that its user may do).",
-            "read|submit|operate",
-            complete=lambda: ["read", "submit", "operate"],
-        ),
-    ] = "submit",
-    expires: Annotated[
-        str | None, option("How long it is valid, such as 12h or 30d.", "TIME", default="always")
-    ] = None,
-    user: Annotated[
-        str | None, option("Create it for another user (operators only).", "--user -u NAME", default="you")
-    ] = None,
+    name: Annotated[str, option("Name of the token.", "--name -N NAME")] = "",
+    scope: Scope = "submit",
+    expires: Annotated[str | None, option("Lifetime, such as 12h or 30d.", "TIME", default="unlimited")] = None,
+    user: Annotated[str | None, option("User of the token (operators only).", "--user -u NAME", default="you")] = None,
     as_json: Json = False,
 ) -> None:
-    """Create a token and print it, only this once.
+    """Create a token and print it. It is shown only once.
 
     Examples:
 
       ullage admin token create --name laptop --expires 30d
-      ullage admin token create --scope read --name prometheus
-      ullage admin token create --user ann
+      ullage admin token create --name prometheus --scope read
     """
     lasts = None if expires is None else parse_duration(expires)
     made = client().token_create(name=name, scope=scope, lasts=lasts, user=user)
@@ -135,12 +113,11 @@ def list_tokens(
     everybody: Annotated[bool, option("Show the tokens of all users (operators only).", "--all -a")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show your tokens, without the tokens themselves.
+    """List your tokens by number, without their secrets.
 
-    Examples:
+    Example:
 
       ullage admin token list
-      ullage admin token list --all
     """
     found = client().tokens(everybody=everybody)
     if as_json:
@@ -161,16 +138,13 @@ def list_tokens(
 
 @token.command()
 def revoke(
-    tokens: Annotated[
-        list[int], argument("Numbers from 'ullage admin token list'.", "TOKEN", complete=completion.tokens)
-    ],
+    tokens: Annotated[list[int], argument("Token numbers from 'ullage admin token list'.", "TOKEN", completion.tokens)],
     as_json: Json = False,
 ) -> None:
     """Revoke tokens.
 
-    Examples:
+    Example:
 
-      ullage admin token revoke 3
       ullage admin token revoke 3 4
     """
     manager = client()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ullage.manager.client import Client
 
-Names = Iterable[str] | Mapping[str, str]  # a mapping has the meaning of each
 Completions = list[str] | list[tuple[str, str]]
 Completer = Callable[[str], Completions]
 
@@ -21,127 +21,71 @@ FAMILIES, ARCHITECTURES = ("mlp", "cnn", "transformer"), ("mlp", "transformer")
 ALL = "all"
 
 
-def completer(load: Callable[[], Names], *, several: bool = False, alone: str = "") -> Completer:
-    """Complete names, the last of several that stand between commas, or a word that stands alone.
+def completer(names: str | Iterable[str], *more: str, several: bool = False, alone: str = "") -> Completer:
+    """Complete names, the last of several that are separated by commas, or a word that stands alone.
 
-    >>> completer(lambda: ["mps", "mig", "timeslice"], several=True, alone="all")("mps,m")
+    Names come with their meaning if they are the keys of a table of texts. A text such as "ullage.hardware:gpus" is
+    imported only when a shell asks.
+
+    >>> completer(["mps", "mig", "timeslice"], several=True, alone="all")("mps,m")
     ['mps,mps', 'mps,mig']
     """
 
     def complete(incomplete: str) -> Completions:
         before, comma, begun = incomplete.rpartition(",") if several else ("", "", incomplete)
-        names = load()
-        found = [name for name in names if name.casefold().startswith(begun.casefold())]
-        if isinstance(names, Mapping) and not several:
-            return [(name, names[name]) for name in found]
+        known = _imported(names) if isinstance(names, str) else names
+        found = [name for name in [*_names(known), *more] if name.casefold().startswith(begun.casefold())]
+        if not several and (meanings := _meanings(known)):
+            return [(name, meanings[name]) for name in found]
         return [alone] * bool(alone and alone.startswith(incomplete)) + [f"{before}{comma}{name}" for name in found]
 
     return complete
 
 
-# What is known by name. Each is imported when a shell asks.
+def _names(known: Iterable[Any]) -> list[str]:
+    return [getattr(each, "name", each) for each in known]
 
 
-def _gpus() -> Names:
-    from ullage.hardware import gpus as all_gpus
-
-    return [card.name for card in all_gpus()]
-
-
-def _gpu_architectures() -> Names:
-    from ullage.hardware.catalogue import ARCHITECTURE_CARDS
-
-    return ARCHITECTURE_CARDS.keys()
+def _meanings(known: Any) -> dict[str, str]:
+    values: Iterable[tuple[str, Any]] = known.items() if isinstance(known, Mapping) else ()
+    texts: dict[str, Any] = {name: getattr(value, "meaning", value) for name, value in values}
+    return texts if all(isinstance(text, str) for text in texts.values()) else {}
 
 
-def _parallel() -> Names:
-    from ullage.jobs.parallel import PARALLEL
-
-    return PARALLEL
-
-
-def _interconnects() -> Names:
-    from ullage.performance.networks import NETWORKS
-
-    return NETWORKS.keys()
+def _imported(home: str) -> Any:
+    module, _, name = home.partition(":")
+    found = getattr(importlib.import_module(module), name)
+    return found() if callable(found) else found
 
 
-def _releases() -> Names:
-    from ullage.virtual.releases import RELEASES
+_GPUS, _ESTIMATORS = "ullage.hardware:gpus", "ullage.estimation.estimators.registry:estimators"
+_PARALLEL, _SHARING = "ullage.jobs.parallel:PARALLEL", "ullage.performance.sharing:HOWS"
 
-    return [release.name for release in RELEASES]
+gpus, several_gpus = completer(_GPUS), completer(_GPUS, several=True, alone=ALL)
+gpu_architectures = completer("ullage.hardware.catalogue:ARCHITECTURE_CARDS", several=True, alone=ALL)
+parallel, several_parallel = completer(_PARALLEL), completer(_PARALLEL, several=True)
+interconnects = completer("ullage.performance.networks:NETWORKS", several=True)
+releases = completer("ullage.virtual.releases:RELEASES")
+estimators, several_estimators = completer(_ESTIMATORS), completer(_ESTIMATORS, several=True, alone=ALL)
+promising_estimators = completer(_ESTIMATORS, "oracle", "none", several=True)
+ways_of_sharing = completer(["timeslice", "mps"], several=True)
+ways_to_share = completer(_SHARING, several=True, alone=ALL)
+simulated_sharing = completer(_SHARING, "off", several=True)
+parts_of_world = completer("ullage.manager.simulation.scenario:PARTS_OF_WORLD", ALL, several=True)
+trace_formats = completer("ullage.manager.simulation.reading:FORMATS")
+columns = completer("ullage.cli.job_tables:COLUMNS", several=True)
+report_keys = completer(REPORT_KEYS, several=True)
+drawn_families, families, architectures = completer(FAMILIES, "real"), completer(FAMILIES), completer(ARCHITECTURES)
+optimizers = completer("ullage.jobs.optimizers:OPTIMIZERS")
+precisions = completer("ullage.jobs.model:PRECISIONS")
+quantizations = completer("ullage.jobs.model:QUANTIZATIONS")
 
 
-def _estimators() -> Names:
-    from ullage.estimation.estimators.registry import estimators as all_estimators
-
-    return all_estimators()
-
-
-def _hows() -> Names:
-    from ullage.performance.sharing import HOWS
-
-    return [*HOWS]
-
-
-def _parts_of_world() -> Names:
-    from ullage.manager.simulation.scenario import PARTS_OF_WORLD
-
-    return [*PARTS_OF_WORLD, ALL]
-
-
-def _targets() -> Names:
+def targets(incomplete: str) -> list[str]:
+    """Figures of a simulation, such as "waiting<=", that a target can limit."""
     from ullage.manager.simulation.measures import MEASURES
 
-    return [f"{name}<=" for name in MEASURES]
-
-
-def _trace_formats() -> Names:
-    from ullage.manager.simulation.reading import FORMATS
-
-    return [*FORMATS]
-
-
-def _columns() -> Names:
-    from ullage.cli.job_tables import COLUMNS
-
-    return [*COLUMNS]
-
-
-def _optimizers() -> Names:
-    from ullage.jobs.optimizers import OPTIMIZERS
-
-    return [*OPTIMIZERS]
-
-
-def _precisions() -> Names:
-    from ullage.jobs.model import PRECISIONS
-
-    return {name: precision.meaning for name, precision in PRECISIONS.items()}
-
-
-def _quantizations() -> Names:
-    from ullage.jobs.model import QUANTIZATIONS
-
-    return QUANTIZATIONS
-
-
-gpus, several_gpus = completer(_gpus), completer(_gpus, several=True, alone=ALL)
-gpu_architectures = completer(_gpu_architectures, several=True, alone=ALL)
-parallel, several_parallel = completer(_parallel), completer(_parallel, several=True)
-interconnects = completer(_interconnects, several=True)
-releases = completer(_releases)
-estimators, several_estimators = completer(_estimators), completer(_estimators, several=True, alone=ALL)
-promising_estimators = completer(lambda: [*_estimators(), "oracle", "none"], several=True)
-ways_of_sharing = completer(lambda: ["timeslice", "mps"], several=True)
-ways_to_share = completer(_hows, several=True, alone=ALL)
-simulated_sharing = completer(lambda: [*_hows(), "off"], several=True)
-parts_of_world = completer(_parts_of_world, several=True)
-targets, trace_formats = completer(_targets), completer(_trace_formats)
-columns, report_keys = completer(_columns, several=True), completer(lambda: REPORT_KEYS, several=True)
-drawn_families, families = completer(lambda: [*FAMILIES, "real"]), completer(lambda: FAMILIES)
-architectures = completer(lambda: ARCHITECTURES)
-optimizers, precisions, quantizations = completer(_optimizers), completer(_precisions), completer(_quantizations)
+    return [f"{name}<=" for name in MEASURES if name.startswith(incomplete)]
 
 
 # What is more than a name.
@@ -230,19 +174,19 @@ def several_policies(incomplete: str) -> list[str]:
 
 
 def of_daemon(ask: Callable[[Client], Mapping[str, str]]) -> Completer:
-    """Complete what a daemon answers; nothing where none runs."""
+    """Complete what a daemon answers; nothing if none runs."""
 
-    def load() -> Mapping[str, str]:
+    def complete(incomplete: str) -> Completions:
         from ullage.errors import UllageError
 
         try:
             from ullage.manager.client import Client
 
-            return ask(Client(timeout=1.0))
+            return completer(ask(Client(timeout=1.0)))(incomplete)
         except UllageError:
-            return {}
+            return []
 
-    return completer(load)
+    return complete
 
 
 def _unfinished(client: Client) -> dict[str, str]:

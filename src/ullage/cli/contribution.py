@@ -22,31 +22,23 @@ _LONGEST = 180.0  # seconds of one training
 
 
 def contribute(
-    out: Annotated[Path, option("The file to write; trainings that are in it are not run again.", "FILE")] = Path(
-        "contribution.jsonl"
-    ),
-    time: Annotated[str, option("Begin no training after this long, such as 10m.", "TIME")] = "20m",
-    yes: Annotated[bool, option("Do not ask.", "--yes -y")] = False,
-    dry_run: Annotated[bool, option("Only say what would be run.", "--dry-run")] = False,
-    show: Annotated[Path | None, option("Show all that is in a file, and run nothing.", "FILE")] = None,
+    out: Annotated[Path, option("Output file. Runs already in it are skipped.", "FILE")] = Path("contribution.jsonl"),
+    time: Annotated[str, option("Start no run after this long, such as 10m.", "TIME")] = "20m",
+    yes: Annotated[bool, option("Do not ask for confirmation.", "--yes -y")] = False,
+    dry_run: Annotated[bool, option("Print the runs; measure nothing.", "--dry-run")] = False,
+    show: Annotated[Path | None, option("Show everything in a file; measure nothing.", "FILE")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure small trainings on this machine's GPU, and write one file that others can learn from.
+    """Measure small training runs on this machine's GPU, and write one file to share.
 
-    Ullage was measured on one kind of GPU. This runs 25 small trainings on yours, one after the other, each in its own
-    process, and writes down how much memory each took. It says first what it will do, and asks. The file has the name
-    of the GPU, versions, and numbers: no user, no host, no path, no serial number. Look at it with --show. After Ctrl-C
-    or a crash, type the same line again.
+    Runs 25 small training jobs one after the other, each in its own process, and records the memory of each. First it
+    prints the plan and asks. The file contains the GPU's name, versions and numbers: no user, host, path or serial
+    number. After Ctrl-C or a crash, run the same command again to continue.
 
     Examples:
 
-      ullage contribute
-
       ullage contribute --time 10m --out my-card.jsonl
-
       ullage contribute --show my-card.jsonl
-
-      ullage evaluate --truth my-card.jsonl
     """
     from ullage.measuring import contribution
 

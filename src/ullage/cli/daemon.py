@@ -17,71 +17,35 @@ if TYPE_CHECKING:
 DEFAULT_PAGE_PORT = 8601
 
 
+_POLICY = "Placement policy: ullage, exclusive, round-robin, magm, lug, mug, or a function in a Python file."
+_POLICY_FORM = "NAME|FILE.py:FUNCTION"
+_SHARING = "How jobs share a GPU: time-slicing or mps."
+_ESTIMATOR = "Estimator for submitted jobs, such as ullage, horus or none."
+_PAGE = "Serve the web page at this address (needs the extra 'page'), or off."
+
+
 def serve(
-    virtual: Annotated[
-        str | None, option("Serve virtual GPUs instead of this machine's, such as 4xA100-40GB.", "GPUS")
-    ] = None,
-    policy: Annotated[
-        str | None,
-        option(
-            "How GPUs are chosen for jobs: ullage, exclusive, round-robin, magm, lug or mug; or a function of "
-            "your own in a Python file.",
-            "NAME|FILE.py:FUNCTION",
-            default="ullage",
-            complete=completion.policies,
-        ),
-    ] = None,
+    virtual: Annotated[str | None, option("Serve virtual GPUs instead, such as 4xA100-40GB.", "GPUS")] = None,
+    policy: Annotated[str | None, option(_POLICY, _POLICY_FORM, default="ullage", complete=completion.policies)] = None,
     sharing: Annotated[
-        str | None,
-        option(
-            "How jobs share a GPU: time-slicing, or through NVIDIA's MPS with mps.",
-            "WAY",
-            default="time-slicing",
-            complete=lambda: ["time-slicing", "mps"],
-        ),
+        str | None, option(_SHARING, "WAY", default="time-slicing", complete=["time-slicing", "mps"])
     ] = None,
     estimator: Annotated[
-        str | None,
-        option(
-            "Which estimator to use for submitted jobs: ullage, another one such as horus, or none.",
-            "--estimator -e NAME",
-            default="ullage",
-            complete=completion.estimators,
-        ),
+        str | None, option(_ESTIMATOR, "--estimator -e NAME", default="ullage", complete=completion.estimators)
     ] = None,
-    api: Annotated[
-        str | None, option("Serve the REST API on this port of 127.0.0.1, or on HOST:PORT.", "[HOST:]PORT")
-    ] = None,
-    page: Annotated[
-        str | None,
-        option(
-            "Serve a web page on this port of 127.0.0.1, or on HOST:PORT, and print its link; off: none.",
-            "[HOST:]PORT|off",
-            default="8601 or another port in a terminal, if ullage[page] is installed",
-        ),
-    ] = None,
-    settings: Annotated[Path | None, option("Read the settings from this file.", "FILE.toml")] = None,
-    new_database: Annotated[
-        bool,
-        option(
-            "Begin with an empty database where the old one is missing. Without this, a home that has jobs or "
-            "copies and no database is left alone.",
-            "--new-database",
-        ),
-    ] = False,
+    api: Annotated[str | None, option("Serve the HTTP API at this address.", "[HOST:]PORT")] = None,
+    page: Annotated[str | None, option(_PAGE, "[HOST:]PORT|off", default="8601 in a terminal")] = None,
+    settings: Annotated[Path | None, option("Read settings from this file.", "FILE.toml")] = None,
+    new_database: Annotated[bool, option("Start with an empty database if it is missing.", "--new-database")] = False,
 ) -> None:
-    """Run the server that schedules jobs on this machine's GPUs.
+    """Run the daemon that schedules jobs on this machine's GPUs.
 
-    Ctrl-C stops the server but not its jobs; the next server adopts them.
+    Ctrl-C stops the daemon but not its jobs; the next daemon adopts them. An address without HOST is on 127.0.0.1.
 
     Examples:
 
       ullage serve
-      ullage serve --virtual 4xA100-40GB
-      ullage serve --policy magm --sharing mps --estimator horus
-      ullage serve --policy my_policy.py:choose
-      ullage serve --page 8601 --api 8600
-      ullage serve --settings /etc/ullage.toml
+      ullage serve --virtual 4xA100-40GB --policy magm --page 8601 --api 8600
     """
     import asyncio
     import gc

@@ -6,46 +6,33 @@ import os
 from typing import Annotated, Any
 
 from ullage.cli import completion
-from ullage.cli.job_options import NONE, given, with_job_options
-from ullage.cli.jobs import client, print_each
-from ullage.cli.options import Json, argument, option
+from ullage.cli.job_options import NONE, given, job_options
+from ullage.cli.jobs import JOBS_HELP, client, print_each
+from ullage.cli.options import Json, argument, option, with_options
 from ullage.errors import InvalidValue
 from ullage.jobs.job_files import EDITABLE
 from ullage.units import parse_bytes
 
 
-@with_job_options((name for name in EDITABLE if name not in ("requeue", "estimator")), editing=True)
+@with_options(job_options((name for name in EDITABLE if name not in ("requeue", "estimator")), editing=True))
 def edit(
-    jobs: Annotated[
-        list[str],
-        argument(
-            "The jobs: numbers (17), places in an array (12_3), whole arrays (12_all) or names.",
-            "JOB",
-            complete=completion.jobs_to_requeue,
-        ),
-    ],
-    hold: Annotated[bool, option("Keep waiting jobs, or those to --requeue, from starting.", "--hold")] = False,
+    jobs: Annotated[list[str], argument(JOBS_HELP, "JOB", completion.jobs_to_requeue)],
+    hold: Annotated[bool, option("Do not start the jobs, also after --requeue.", "--hold")] = False,
     release: Annotated[bool, option("Let held jobs start.", "--release")] = False,
-    requeue: Annotated[
-        bool, option("Run finished or running jobs again; can be combined with --hold and --memory.", "--requeue")
-    ] = False,
+    requeue: Annotated[bool, option("Run finished or running jobs again.", "--requeue")] = False,
     never_again: Annotated[bool, option("Never start the job a second time.", "--no-requeue")] = False,
     as_json: Json = False,
     **fields: Any,
 ) -> None:
     """Change, hold, release or requeue jobs.
 
-    Changes only the named settings of waiting jobs. --requeue runs a finished job again under its number, with this
-    shell's environment variables if its own are gone. It stops a running job first, and refuses one submitted with
-    --no-requeue.
+    Changes only waiting jobs, and only the options you give. 'none' resets an option. --requeue stops a running job,
+    then runs it again under its number; it combines only with --hold and --memory.
 
     Examples:
 
-      ullage edit 17 --time-limit 4h --priority -5
-      ullage edit 17 --memory none --after none
-      ullage edit 12_all --throttle 4
+      ullage edit 17 --time-limit 4h --memory none
       ullage edit 12_all --hold
-      ullage edit 12_all --release
       ullage edit 17 --requeue --memory 12GiB
     """
     changes = given(fields) | ({"requeue": False} if never_again else {})

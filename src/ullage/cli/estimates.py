@@ -50,23 +50,23 @@ FITS, DOES_NOT_FIT, CANNOT_TELL = DONE, FAILED, WRONG  # exit codes of `ullage c
 USUAL_TRIALS = 12  # of `ullage max-batch`, for its progress bar
 _SHOWN = options_of(Script, "show_output")
 
+_SIZES = ["batch-size", "sequence-length", "image-size"]
+_ESTIMATOR = "Estimator: ullage, or another such as horus, deepspeed or accelerate (options: --set NAME.KEY=VALUE)."
+
 
 @with_options(FOLLOW_OPTIONS, MODEL_OPTIONS, RANK_OPTIONS)
 def check(
     source: Source,
     args: ScriptArguments = None,
     gpu: Gpu = None,
-    margin: Annotated[
-        str, option("Memory that must stay free: a size (2GiB) or a share of the GPU (5%).", "SIZE")
-    ] = "0",
+    margin: Annotated[str, option("Memory to keep free: a size (2GiB) or a share of the GPU (5%).", "SIZE")] = "0",
     upper: Annotated[bool, option("Use the upper bound instead of the estimate.", "--upper")] = False,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Check that a job fits on a GPU, for scripts and CI.
+    """Check that a job fits on a GPU.
 
-    Prints one line. Exits with 0 if the job fits, 1 if it does not, and 2 if there is no estimate, for example because
-    a name is wrong or the script fails.
+    Prints one line. Exits with 0 if the job fits, 1 if not, 2 if there is no estimate.
 
     Examples:
 
@@ -130,28 +130,19 @@ def max_batch(
     args: ScriptArguments = None,
     gpu: Gpu = None,
     maximize: Annotated[
-        str,
-        option(
-            "Search for the largest batch-size, sequence-length or image-size.",
-            "NAME",
-            complete=completion.completer(lambda: ["batch-size", "sequence-length", "image-size"]),
-        ),
+        str, option("Size to maximize: batch-size, sequence-length or image-size.", "NAME", complete=_SIZES)
     ] = "batch-size",
     jobs: Annotated[bool, option("Count how many copies of the job fit on the GPU.", "--jobs")] = False,
-    batch_arg: Annotated[
-        str | None, option("For a script: its argument that sets the size.", metavar="--batch-size")
-    ] = None,
+    batch_arg: Annotated[str | None, option("Script argument that sets the size, such as --batch-size.", "ARG")] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Find the largest batch size that fits on a GPU; the next larger one does not.
+    """Find the largest batch size that fits on a GPU.
 
     Examples:
 
       ullage max-batch timm:vit_small_patch16_224 --gpu RTX-4090
-      ullage max-batch hf:BertForMaskedLM --maximize sequence-length -b 8 -p amp_bf16 --gpu A100-40GB
       ullage max-batch train.py --batch-arg=--batch-size --gpu L4 -- --epochs 1
-      ullage max-batch torchvision:resnet18 --jobs -b 32 --gpu H200
     """
     request = request_from(source, args, **options)
     if jobs:
@@ -222,27 +213,13 @@ def estimate(
     source: Source,
     args: ScriptArguments = None,
     gpu: Gpus = None,
-    estimator: Annotated[
-        str,
-        option(
-            "The estimator to use: ullage, or a published one such as horus, faketensor, deepspeed, llmem, dnnmem"
-            " or accelerate. Set its own options with --set NAME.KEY=VALUE.",
-            "--estimator -e NAME",
-            complete=completion.estimators,
-        ),
-    ] = "ullage",
+    estimator: Annotated[str, option(_ESTIMATOR, "--estimator -e NAME", complete=completion.estimators)] = "ullage",
     as_json: Json = False,
-    timeline: Annotated[Path | None, option("Write the memory over time as an HTML page.", "FILE.html")] = None,
-    snapshot: Annotated[
-        Path | None, option("Write a memory snapshot for PyTorch's viewer, pytorch.org/memory_viz.", "FILE.pickle")
-    ] = None,
-    advice: Annotated[
-        bool, option("If the job does not fit, estimate changes that make it fit.", "--advice/--no-advice")
-    ] = True,
-    layers: Annotated[
-        bool, option("Show the layers of the model: class, output, parameters, activations.", "--layers")
-    ] = False,
-    depth: Annotated[int, option("With --layers: how many levels of modules to show.", "N")] = 3,
+    timeline: Annotated[Path | None, option("Write memory over time as an HTML page.", "FILE.html")] = None,
+    snapshot: Annotated[Path | None, option("Write a snapshot for pytorch.org/memory_viz.", "FILE.pickle")] = None,
+    advice: Annotated[bool, option("If the job does not fit, suggest changes.", "--advice/--no-advice")] = True,
+    layers: Annotated[bool, option("Show each layer's output, parameters and activations.", "--layers")] = False,
+    depth: Annotated[int, option("With --layers: levels of modules to show.", "N")] = 3,
     **options: Any,
 ) -> None:
     """Estimate the GPU memory, step time and cost of a training job.
@@ -253,29 +230,17 @@ def estimate(
       timm:NAME                a model of timm
       hf:ORG/NAME, hf:FOLDER   a model of the Hugging Face hub, or a folder with a config.json
       hf:CLASS                 a class of transformers
-      package.module:factory   your own function that returns a model
+      package.module:factory   a function that returns a model
       path/file.py:factory     the same, in a file
-      path/script.py           a training script as it is; its arguments come after --
+      path/script.py           a training script; put its arguments after --
       summary.txt              output of torchsummary or torchinfo, for --estimator horus
 
     Examples:
 
       ullage estimate torchvision:resnet50 --batch-size 64 --gpu A100-40GB
-      ullage estimate timm:vit_small_patch16_224 -b 128 -p amp_bf16 --gpu all
-      ullage estimate hf:Qwen/Qwen3-8B --lora 16 --quantize nf4 --gpu RTX-4090
-      ullage estimate hf:GPT2LMHeadModel --set n_layer=24 --sequence-length 1024 --checkpointing
-      ullage estimate train.py --gpu RTX-4090 -- --epochs 90 --batch-size 256
-      ullage estimate train.py --python ~/project/.venv -- --epochs 90
-      ullage estimate train.py --world-size 8 --gpu H100 -- --epochs 90
-      ullage estimate hf:Qwen/Qwen3-8B --world-size 8 --parallel fsdp2 --gpu H100 -b 4
-      ullage estimate train.py --world-size 16 --nodes 2 --gpu A100-80GB --interconnect nvlink3,eth-100
-      ullage estimate --gpu H100 torchrun --nnodes 2 --nproc-per-node 8 train.py --epochs 90
-      ullage estimate --gpu H100 accelerate launch --config_file fsdp.yaml train.py
-      ullage estimate torchvision:resnet50 -b 64 --layers --depth 2
-      ullage estimate torchvision:resnet50 -b 256 --epochs 90 --samples 1281167 --gpu all --prices prices.toml
-      ullage estimate train.py --epochs 90 --input-rate 2400 --gpu H200
-      ullage estimate torchvision:resnet50 --estimator deepspeed --set deepspeed.stage=3
-      ullage estimate summary.txt --estimator horus --batch-size 32
+      ullage estimate train.py --gpu RTX-4090 -- --epochs 90
+      ullage estimate hf:Qwen/Qwen3-8B --lora 16 --quantize nf4 --gpu all
+      ullage estimate --gpu H100 torchrun --nproc-per-node 8 train.py
     """
     from ullage.estimation.asking import check_plan
     from ullage.performance.cost import Training

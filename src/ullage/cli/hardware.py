@@ -50,14 +50,7 @@ _MIG_ONLY = ("parent", "mig_instances")
 
 
 def gpus(
-    word: Annotated[
-        str,
-        argument(
-            "List only GPUs with this in their name, or of this generation. A full name shows that GPU in detail.",
-            "NAME",
-            complete=completion.gpus,
-        ),
-    ] = "",
+    word: Annotated[str, argument("Full name, part of a name, or generation.", "NAME", completion.gpus)] = "",
     as_json: Json = False,
 ) -> None:
     """List the GPUs that Ullage knows, or show one in detail.
@@ -66,11 +59,8 @@ def gpus(
 
     Examples:
 
-      ullage gpus
       ullage gpus A100
-      ullage gpus A100-40GB
       ullage gpus local
-      ullage gpus mycard.toml
     """
     from ullage.hardware import gpus as all_gpus
     from ullage.hardware import own_gpus

@@ -88,7 +88,7 @@ COLUMNS: dict[str, JobColumn] = {
 }
 QUEUE = "id,user,name,state,gpus,promise,time,why"
 OVER = "id,user,name,state,ended,waited,ran,why"
-FORMAT_HELP = f"The columns to show, such as id,state,why. There are {', '.join(COLUMNS)}."
+FORMAT_HELP = f"Columns to show: {', '.join(COLUMNS)}."
 
 
 def chosen(names: str) -> list[str]:

@@ -27,18 +27,10 @@ if TYPE_CHECKING:
 MOST_ROWS = 100_000  # that the daemon gives at a time
 _MANY, _LATEST = 10, 20  # lines that say the same, and jobs that are over
 
-JobNumber = Annotated[
-    str,
-    argument("The job: its number (17), its place in an array (12_3), or its name.", "JOB", complete=completion.jobs),
-]
-JobNumbers = Annotated[
-    list[str],
-    argument(
-        "The jobs: numbers (17), places in an array (12_3), whole arrays (12_all) or names.",
-        "JOB",
-        complete=completion.jobs,
-    ),
-]
+JOBS_HELP = "Job numbers (17), array jobs (12_3), whole arrays (12_all) or names."
+JobNumber = Annotated[str, argument("Job number (17), array job (12_3) or name.", "JOB", completion.jobs)]
+JobNumbers = Annotated[list[str], argument(JOBS_HELP, "JOB", completion.jobs)]
+User = Annotated[str | None, option("Show only this user's jobs.", "--user -u NAME")]
 
 
 def client() -> Client:
@@ -78,22 +70,14 @@ def _print_answers(answers: list[dict[str, Any]]) -> None:
 
 
 def queue(
-    user: Annotated[str | None, option("Show only the jobs of this user.", "--user -u NAME")] = None,
+    user: User = None,
     every: Annotated[bool, option("Show each array job in its own row.", "--all -a")] = False,
     over: Annotated[bool, option("Show finished jobs, the latest first.", "--over")] = False,
     limit: Annotated[
-        int | None, option("Show at most this many rows.", "--limit -n N", min=1, default="20 of jobs that are over")
+        int | None, option("Maximum number of rows.", "--limit -n N", min=1, default="20 of --over")
     ] = None,
-    columns: Annotated[
-        str | None,
-        option(
-            FORMAT_HELP,
-            "--format COLUMNS",
-            complete=completion.columns,
-            default=f"{QUEUE}; of jobs that are over {OVER}",
-        ),
-    ] = None,
-    gpus: Annotated[bool, option("Also show the GPUs: used, promised and free memory.", "--show-gpus")] = False,
+    columns: Annotated[str | None, option(FORMAT_HELP, "--format COLUMNS", complete=completion.columns)] = None,
+    gpus: Annotated[bool, option("Also show used, promised and free memory of each GPU.", "--show-gpus")] = False,
     as_json: Json = False,
 ) -> None:
     """List waiting and running jobs, or finished ones.
@@ -102,16 +86,12 @@ def queue(
     as 12_[5-10000]; other commands accept that name. Finished jobs show how long they waited and ran, and why they
     ended.
 
-    A long table goes through a pager (PAGER). In a pipe or a file, each row is a line of plain values separated by
-    tabs: bytes, seconds, and seconds since 1970.
+    A terminal shows a long table in a pager (PAGER). A pipe or a file gets tab-separated values: bytes, seconds, and
+    seconds since 1970.
 
     Examples:
 
-      ullage queue
       ullage queue --user ada --show-gpus
-      ullage queue --all --format id,state,why
-      ullage queue --format id,promise | sort -k 2 -n
-      ullage queue --over
       ullage queue --over --all --format id,user,ran,exit
     """
     names, manager = chosen(columns or (OVER if over else QUEUE)), client()
@@ -187,16 +167,11 @@ def _gpu_table(cards: list[dict[str, Any]], width: int) -> str:
 
 def status(
     job: Annotated[
-        str | None,
-        argument(
-            "The job: its number (17), its place in an array (12_3), its name, or a whole array (12_all).",
-            "JOB",
-            complete=completion.jobs,
-        ),
+        str | None, argument("Job number (17), array job (12_3), array (12_all) or name.", "JOB", completion.jobs)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show everything about a job, or about the daemon.
+    """Show a job in detail, or the state of the daemon.
 
     With JOB: its command, its promise and the source of that, and every attempt with its cause. Without JOB: the
     daemon's version, policy and number of jobs.
@@ -238,23 +213,17 @@ def _lines(job: dict[str, Any]) -> list[str]:
 
 def logs(
     job: JobNumber,
-    follow: Annotated[
-        bool, option("Keep printing until the job is over, including later attempts.", "--follow -f")
-    ] = False,
+    follow: Annotated[bool, option("Print new output until the job ends, attempts included.", "--follow -f")] = False,
     errors: Annotated[bool, option("Print standard error instead of standard output.", "--stderr")] = False,
-    attempt: Annotated[
-        int | None, option("Print the output of this attempt.", "N", default="the newest", min=1)
-    ] = None,
+    attempt: Annotated[int | None, option("Attempt to print.", "N", default="the newest", min=1)] = None,
     as_json: Json = False,
 ) -> None:
     """Print a job's output.
 
-    Prints the newest attempt, from its beginning. In a terminal, the output of another user's job has ? for control
-    characters, which could write anywhere on the screen.
+    In a terminal, control characters in another user's output become '?'.
 
     Examples:
 
-      ullage logs 17
       ullage logs -f 17
       ullage logs 17 --stderr --attempt 1
     """
@@ -269,9 +238,9 @@ def logs(
 
 
 def cancel(jobs: JobNumbers, as_json: Json = False) -> None:
-    """Cancel jobs: remove them from the queue, or stop them.
+    """Cancel jobs, waiting or running.
 
-    A running job gets SIGTERM, and SIGKILL if it has not ended after a grace period.
+    A running job gets SIGTERM, then SIGKILL if it has not ended after a grace period.
 
     Examples:
 
@@ -308,16 +277,17 @@ def tell(jobs: list[dict[str, Any]], as_json: bool) -> None:
 
 def wait(
     jobs: JobNumbers,
-    timeout: Annotated[str | None, option("Give up after this long, such as 90s or 2h.", "TIME")] = None,
+    timeout: Annotated[
+        str | None, option("Give up after this long, such as 90s or 2h.", "TIME", default="never")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Wait until jobs are over.
+    """Wait until jobs end.
 
-    Exits with 0 if all of them are done, with the job's own exit code if a single job failed, and with 1 otherwise.
+    Exits with 0 if all jobs succeeded, with the job's own exit code if a single job failed, and with 1 otherwise.
 
-    Examples:
+    Example:
 
-      ullage wait 17
       ullage wait 12_all --timeout 2h
     """
     found = wait_for(client(), jobs, None if timeout is None else parse_duration(timeout))

@@ -21,72 +21,44 @@ if TYPE_CHECKING:
     from ullage.virtual.cudnn.formulas import ConvolutionProblem
 
 
-_EXAMPLES = """Run training on this machine's GPU and record its memory.
-
-WHAT is a file of runs (.jsonl, one a line: a configuration, or a script) or a training script (.py). 'cudnn' instead
-asks cuDNN for its plans and their workspaces, for the convolutions of a script or of a file that --dry-run printed,
-without running them.
-
-'context' measures a process's memory outside PyTorch's allocator, bare and with the libraries in use, and prints a
-file that describes your card.
-
-Examples:
-
-  ullage measure runs.jsonl --out measured.jsonl --cap
-
-  ullage measure train.py --out measured.jsonl -- --batch-size 64
-
-  ullage measure context
-
-  ullage measure cudnn train.py --out plans.jsonl -- --batch-size 64
-
-  ullage measure cudnn problems.jsonl --architecture all --out plans.jsonl --workers 16
-"""
-
-
 def measure(
     what: Annotated[
-        Path,
-        argument(
-            "Configurations (.jsonl), a training script (.py), 'context' or 'cudnn'.",
-            "WHAT",
-            complete=completion.measurable,
-        ),
+        Path, argument("Runs (.jsonl), a script (.py), 'context' or 'cudnn'.", "WHAT", completion.measurable)
     ],
     args: ScriptArguments = None,
-    out: Annotated[
-        Path, option("Append one line per run to this file; runs already in it are skipped.", "FILE")
-    ] = Path("measured.jsonl"),
-    histories: Annotated[
-        Path | None, option("Keep the allocator's history of every run in this folder.", "FOLDER")
-    ] = None,
-    cap: Annotated[bool, option("Limit each run to its upper bound, and record whether it survives.", "--cap")] = False,
+    out: Annotated[Path, option("Append a line per run. Runs already in the file are skipped.", "FILE")] = Path(
+        "measured.jsonl"
+    ),
+    histories: Annotated[Path | None, option("Save the allocator's history of each run here.", "FOLDER")] = None,
+    cap: Annotated[bool, option("Limit each run to its upper bound; record whether it survives.", "--cap")] = False,
     workers: Annotated[int, option("Maximum number of concurrent runs.", "N", min=1)] = 8,
     estimated: Annotated[
-        bool, option("Estimate each run first, to know which fit side by side.", "--estimate/--no-estimate")
+        bool, option("Estimate runs first, to run several at once.", "--estimate/--no-estimate")
     ] = True,
     steps: Annotated[int, option("Optimizer steps of each run.", "N", min=1)] = 5,
     timeout: Annotated[str, option("Give up on a run after this long, such as 90s or 10m.", "TIME")] = "5m",
-    dry_run: Annotated[bool, option("Only print the runs, and measure nothing.", "--dry-run")] = False,
+    dry_run: Annotated[bool, option("Print the runs; measure nothing.", "--dry-run")] = False,
     description: Annotated[
-        Path | None,
-        option(
-            "With 'cudnn': ask about the GPU that this file describes (JSON, as cuDNN gives it of this machine's).",
-            "FILE",
-        ),
+        Path | None, option("With 'cudnn': cuDNN's JSON description of another GPU.", "FILE")
     ] = None,
     architecture: Annotated[
         str | None,
-        option(
-            "With 'cudnn': ask about these architectures, 'all' or names such as sm_80,sm_89; each has a file of "
-            "its own.",
-            "NAME",
-            complete=completion.gpu_architectures,
-        ),
+        option("With 'cudnn': sm_80,sm_89 or all; a file each.", "NAME", complete=completion.gpu_architectures),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run training on this machine's GPU and record its memory."""
+    """Run training on this machine's GPU and record its memory.
+
+    WHAT is a file with one run per line (.jsonl), or a training script (.py). 'context' measures a process's memory
+    outside PyTorch's allocator and prints a file that describes your GPU. 'cudnn' asks cuDNN for the plans and
+    workspaces of a script's convolutions, without running them.
+
+    Examples:
+
+      ullage measure runs.jsonl --out measured.jsonl --cap
+      ullage measure train.py --out measured.jsonl -- --batch-size 64
+      ullage measure cudnn train.py --out plans.jsonl -- --batch-size 64
+    """
     from ullage.measuring import runs
 
     if what == Path("context"):
@@ -114,9 +86,6 @@ def measure(
         timeout=parse_duration(timeout),
     )
     _follow(found, len(orders), out, as_json)
-
-
-measure.__doc__ = _EXAMPLES
 
 
 def _measure_context(as_json: bool) -> None:
@@ -234,12 +203,10 @@ def _follow(found: Any, count: int, out: Path, as_json: bool) -> None:
 
 
 def diff(
-    row: Annotated[str, argument("The id of a measured run.", "RUN")],
-    truth: Annotated[
-        Path, option("Measured runs (JSONL), with their histories next to the file.", "FILE", show_default=False)
-    ],
+    row: Annotated[str, argument("Id of a measured run.", "RUN")],
+    truth: Annotated[Path, option("Measured runs (JSONL), next to their histories.", "FILE")],
     gpu: MeasuredGpu = None,
-    around: Annotated[int, option("How many requests to show before and after.", "N", min=1)] = 6,
+    around: Annotated[int, option("Number of requests to show before and after.", "N", min=1)] = 6,
 ) -> None:
     """Show the first request in which the virtual run differs from the recorded one.
 

@@ -32,30 +32,23 @@ _DCGM_SPEAKS = 2.5  # seconds; its first row after a start has no activity yet
 def top(
     once: Annotated[bool, option("Print one reading and exit.", "--once")] = False,
     as_json: Json = False,
-    watch: Annotated[bool, option("With --json: print one line for each reading, until Ctrl-C.", "--watch")] = False,
-    interval: Annotated[str, option("Time between two readings, such as 1s or 500ms.", "TIME")] = "1s",
-    count: Annotated[int | None, option("Exit after this many readings.", "N", min=1)] = None,
+    watch: Annotated[bool, option("With --json: print a line for each reading, until Ctrl-C.", "--watch")] = False,
+    interval: Annotated[str, option("Time between two readings, from 0.1s to 1h.", "TIME")] = "1s",
+    count: Annotated[int | None, option("Exit after N readings.", "N", min=1, default="unlimited")] = None,
     cards: Annotated[
-        Path | None,
-        option(
-            "Show the virtual GPUs in this folder. On a machine without a GPU, those of 'ullage serve' are found "
-            "without it.",
-            "FOLDER",
-        ),
+        Path | None, option("Show the virtual GPUs in this folder.", "FOLDER", default="those of this home")
     ] = None,
     record: Annotated[Path | None, option("Append each reading to this file, as a line of JSON.", "FILE")] = None,
 ) -> None:
-    """Show live GPU activity, memory, power, temperature, clocks, PCIe and processes.
+    """Show live GPU activity, memory, power and processes.
 
-    '-' (null in JSON) means unknown; columns without any value are left out. GRACT, SMACT,
-    SMOCC, DRAMA and TENSOR are means since the last reading.
+    '-' (null in JSON) means unknown; columns without any value are left out. GRACT, SMACT, SMOCC, DRAMA and TENSOR are
+    means since the last reading.
 
     Examples:
 
       ullage top
-      ullage top --once --json
       ullage top --interval 5s --record readings.jsonl
-      ullage top --cards ~/.local/state/ullage/cards/serve
     """
     from ullage.manager.monitor.sampling import Monitor
 

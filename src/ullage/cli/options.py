@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 import typer
 
 from ullage.cli import completion
+from ullage.cli.completion import Completer
 from ullage.errors import InvalidValue
 from ullage.jobs.job import Ranks, Script
 from ullage.jobs.model import Model
@@ -35,26 +36,34 @@ MODEL, RANKS, LENGTH = (
     "How long a training takes, and what it costs",
 )
 ALL = "all"  # the word for all GPUs, or all estimators
-_DEFAULT = "local, where there is one, else H200"
-_GPU = "The GPU to estimate for: a name from 'ullage gpus', the path of a TOML file, or 'local' for this machine's GPU."
+_DEFAULT = "local if there is one, else H200"
+_GPU = "GPU: a name from 'ullage gpus', a TOML file, or 'local' for this machine's GPU."
 
 
 def option(
-    help: str, *spelling: str, default: str | None = None, panel: str | None = None, complete: Any = None, **shown: Any
+    help: str,
+    *spelling: str,
+    default: str | None = None,
+    panel: str | None = None,
+    complete: Completer | list[str] | None = None,
+    **shown: Any,
 ) -> Any:
     """Make an option as typer takes it, from its help and its spelling, such as "--limit -n N".
 
-    A spelling without names takes the parameter's. `default` are the words for what happens without the option.
+    A spelling without names takes the parameter's. `default` describes the default in words. `complete` completes the
+    value in a shell, or lists its values.
     """
     words = " ".join(spelling).split()
     names = [word for word in words if word.startswith("-")]
     shown.setdefault("metavar", " ".join(word for word in words if word not in names) or None)
     if default is not None:
         shown["show_default"] = default
+    if isinstance(complete, list):
+        complete = completion.completer(complete)
     return typer.Option(*names, help=help, rich_help_panel=panel, autocompletion=complete, **shown)
 
 
-def argument(help: str, metavar: str, default: str | bool = False, complete: Any = None) -> Any:
+def argument(help: str, metavar: str, complete: Completer | None = None, default: str | bool = False) -> Any:
     """Make an argument as typer takes it."""
     return typer.Argument(help=help, metavar=metavar, show_default=default, autocompletion=complete)
 
@@ -64,7 +73,7 @@ Gpu = Annotated[str | None, option(_GPU, "--gpu -g NAME", default=_DEFAULT, comp
 Gpus = Annotated[
     str | None,
     option(
-        _GPU + " Several with commas, or 'all', give a table.",
+        _GPU + " Several (with commas) or 'all' give a table.",
         "--gpu -g NAME",
         default=_DEFAULT,
         complete=completion.several_gpus,
@@ -73,15 +82,25 @@ Gpus = Annotated[
 MeasuredGpu = Annotated[
     str | None,
     option(
-        "The GPU on which the runs were measured.",
+        "GPU that the runs were measured on.",
         "--gpu -g NAME",
         default="H200, A100-40GB for .csv",
         complete=completion.gpus,
     ),
 ]
-Source = Annotated[str, argument("A model's name or the path of a script.", "SOURCE", complete=completion.sources)]
-ScriptArguments = Annotated[list[str] | None, argument("Arguments of the script, after --.", "ARGS")]
-Seed = Annotated[int, option("Seed of the random generator; the same seed gives the same result.", "N", min=0)]
+Source = Annotated[str, argument("Model name, or path of a script.", "SOURCE", complete=completion.sources)]
+ScriptArguments = Annotated[list[str] | None, argument("Script arguments, after --.", "ARGS")]
+Scope = Annotated[
+    str,
+    option(
+        "Rights: read (see jobs and GPUs), submit (also submit and change jobs) or operate (all of yours).",
+        "read|submit|operate",
+        complete=["read", "submit", "operate"],
+    ),
+]
+START_FORMS = "2026-11-20T08:00, 22:00 or now+2h"
+MOMENT_FORMS = "2026-11-01, 2026-11-01T08:00, or how long ago (7d, 12h)"
+Seed = Annotated[int, option("Random seed.", "N", min=0)]
 Timeout = Annotated[
     str | None, option("Give up on a script after this long, such as 90s or 10m.", "TIME", default="5m")
 ]
@@ -118,7 +137,7 @@ _COMPLETERS = {
     "policy": completion.several_policies,
     "estimator": completion.promising_estimators,
     "sharing": completion.simulated_sharing,
-    "unknown": completion.completer(lambda: ["exclusive", "floor"]),
+    "unknown": completion.completer(["exclusive", "floor"]),
 }
 _WORDS = ("TIME", "SIZE", "SHARE")  # metavars of numbers that are typed with a unit
 

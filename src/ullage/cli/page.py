@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ullage.cli.jobs import client
-from ullage.cli.options import option
+from ullage.cli.options import Scope, option
 from ullage.errors import InvalidValue, MissingPackage, NoDaemon, UllageError
 from ullage.home import home
 from ullage.units import parse_duration
@@ -29,33 +29,21 @@ DEFAULT_LISTEN = "127.0.0.1:8601"
 
 
 def page(
-    listen: Annotated[
-        str, option("Listen on this port of 127.0.0.1, or on HOST:PORT.", "[HOST:]PORT")
-    ] = DEFAULT_LISTEN,
-    url: Annotated[str | None, option("URL of the daemon's HTTP API.", "URL", default="the API of your daemon")] = None,
-    scope: Annotated[
-        str,
-        option(
-            "Permissions granted by the printed link: read (see jobs and GPUs), submit (also change jobs) or "
-            "operate (everything you may do).",
-            "read|submit|operate",
-            complete=lambda: ["read", "submit", "operate"],
-        ),
-    ] = "submit",
+    listen: Annotated[str, option("Address of the page; without HOST on 127.0.0.1.", "[HOST:]PORT")] = DEFAULT_LISTEN,
+    url: Annotated[str | None, option("URL of the daemon's HTTP API.", "URL", default="that of your daemon")] = None,
+    scope: Scope = "submit",
     session: Annotated[str, option("Time after which users have to sign in again.", "TIME")] = "12h",
     of_daemon: Annotated[bool, typer.Option("--of-daemon", hidden=True)] = False,
 ) -> None:
-    """Serve a web page that shows the GPUs, the queue and each job of a daemon, submits jobs and estimates.
+    """Serve a web page that shows GPUs and jobs.
 
-    Prints a link that signs you in once, within 10 minutes. Others sign in with a token from 'ullage admin token
-    create'. The daemon must serve its API ('ullage serve --api 8600'). Ctrl-C ends the page but not the daemon.
-    'ullage serve --page 8601' runs the page together with the daemon. Without a daemon, the page only estimates
-    models and scripts.
+    Prints a link that signs you in once, within 10 minutes, with the rights of --scope. Others sign in with a token
+    from 'ullage admin token create'. The page needs the daemon's API ('ullage serve --api 8600'); without a daemon, it
+    only estimates models and scripts. Ctrl-C stops the page but not the daemon.
 
     Examples:
 
-      ullage page
-      ullage page --listen 8700 --scope read --session 30d
+      ullage page --listen 8700 --scope read
       ullage page --url http://gpu-server:8600
     """
     if importlib.util.find_spec("nicegui") is None:

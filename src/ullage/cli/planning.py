@@ -20,6 +20,8 @@ from ullage.cli.options import (
 )
 from ullage.units import GIB
 
+_GPUS = "GPUs: 1..64xH100 (powers of two, eight per machine), 8xA100-80GB, or 2x8xH100 (machines, GPUs in each)."
+_WAYS = "Only these strategies, such as ddp,fsdp2,tp,pp."
 _MEMORY_OF_A_ROW = 4 * GIB
 
 
@@ -27,55 +29,32 @@ _MEMORY_OF_A_ROW = 4 * GIB
 def plan(
     source: Source,
     args: ScriptArguments = None,
-    gpus: Annotated[
-        str,
-        option(
-            "The GPUs: 1..64xH100 (powers of two, eight in a machine), 8xA100-80GB, or 2x8xH100 (machines, GPUs "
-            "in each).",
-            "--gpus GPUS",
-            panel=RANKS,
-            complete=completion.clusters,
-        ),
-    ] = "1..8xH200",
+    gpus: Annotated[str, option(_GPUS, "--gpus GPUS", panel=RANKS, complete=completion.clusters)] = "1..8xH200",
     parallel: Annotated[
-        str | None,
-        option(
-            "Only these ways to spread a model, with commas: ddp,fsdp2,tp,pp.",
-            "--parallel NAME",
-            default="all",
-            panel=RANKS,
-            complete=completion.several_parallel,
-        ),
+        str | None, option(_WAYS, "NAME", default="all", panel=RANKS, complete=completion.several_parallel)
     ] = None,
     global_batch: Annotated[
         int | None,
-        option(
-            "Samples in a step over all GPUs, for a model.", "N", min=1, default="--batch-size on each", panel=RANKS
-        ),
+        option("Samples per step over all GPUs, for a model.", "N", min=1, default="--batch-size on each", panel=RANKS),
     ] = None,
     no_checkpointing: Annotated[
-        bool, option("Leave out the rows with activation checkpointing.", "--no-checkpointing", panel=RANKS)
+        bool, option("Leave out rows with checkpointing.", "--no-checkpointing", panel=RANKS)
     ] = False,
     workers: Annotated[
-        int | None,
-        option(
-            "Maximum number of concurrent estimates.", "N", min=1, default="as many as there are cores and memory for"
-        ),
+        int | None, option("Maximum number of concurrent estimates.", "N", min=1, default="by cores and memory")
     ] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
     """Compare ways to spread a job across GPUs.
 
-    Each row of the table estimates one strategy on one GPU count: PyTorch's own code runs as one rank of N. A model by
-    name is spread as DDP, FSDP2, tensor parallelism and a pipeline, each with and without activation checkpointing
-    (only with it, if you type --checkpointing). Scripts keep their own strategy.
+    Each row of the table estimates one strategy on one GPU count, by running PyTorch's own code as one rank of N. A
+    model by name gets rows for DDP, FSDP2, tensor parallelism and a pipeline, each with and without activation
+    checkpointing (only with it if you pass --checkpointing). Scripts keep their own strategy.
 
     Examples:
 
-      ullage plan hf:Qwen/Qwen3-8B --gpus 1..64xH100 --batch-size 4 --sequence-length 4096
       ullage plan hf:Qwen/Qwen3-8B --gpus 2x8xA100-80GB --global-batch 256 --parallel fsdp2,tp
-      ullage plan timm:vit_large_patch16_224 --gpus 1..8xRTX-4090 --precision amp_bf16 --interconnect pcie4
       ullage plan train.py --gpus 1..32xH100 -- --batch-size 8
     """
     from rich.console import Console

@@ -9,8 +9,8 @@ import time
 from typing import Annotated, Any
 
 from ullage.cli import completion
-from ullage.cli.jobs import client, print_json
-from ullage.cli.options import Json, option
+from ullage.cli.jobs import User, client, print_json
+from ullage.cli.options import MOMENT_FORMS, Json, option
 from ullage.cli.tables import aligned, text_width
 from ullage.errors import InvalidValue
 from ullage.manager.report_words import COLUMNS, cells_of, csv_of, failures, moment
@@ -22,25 +22,22 @@ _GIVE_WAY = ("core hours", "energy", "90 %", "by part", "promised", "used")  # i
 
 def report(
     by: Annotated[
-        str, option("Group rows by user, day, name, gpu, or several of them.", "KEYS", complete=completion.report_keys)
+        str, option("Group rows by user, day, name, gpu, or several.", "KEYS", complete=completion.report_keys)
     ] = "user,day",
-    since: Annotated[
-        str, option("From when: a date (2026-11-01), a time (2026-11-01T08:00), or how long ago (7d, 12h).", "TIME")
-    ] = "7d",
-    until: Annotated[str | None, option("Until when, in the same form.", "TIME", default="now")] = None,
-    user: Annotated[str | None, option("Show only the jobs of this user.", "--user -u NAME")] = None,
+    since: Annotated[str, option(f"Start: {MOMENT_FORMS}.", "TIME")] = "7d",
+    until: Annotated[str | None, option("End, in the same form.", "TIME", default="now")] = None,
+    user: User = None,
     as_csv: Annotated[bool, option("Print CSV.", "--csv")] = False,
     as_json: Json = False,
 ) -> None:
-    """Report usage: GPU hours, memory promised and used, energy, waiting and failures.
+    """Report usage: GPU hours, memory, energy, waiting times and failures.
 
     "by part" weights each GPU by the promised part of its memory. "promised" and "used" are means over time. "waited"
-    is the median and the 90th percentile. Operators see all users; others see their own jobs, and more if the
-    server's settings allow it.
+    is the median and the 90th percentile. Operators see all users; others see their own jobs, and more if the daemon's
+    settings allow it.
 
     Examples:
 
-      ullage report
       ullage report --by user --since 30d
       ullage report --by day,gpu --since 2026-11-01 --until 2026-12-01 --csv
     """

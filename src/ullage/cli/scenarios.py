@@ -23,82 +23,49 @@ from ullage.units import parse_bytes, parse_duration
 if TYPE_CHECKING:
     from ullage.manager.simulation.sweeps import TraceSource
 
-RULES, WORLD, DRAWN = "Rules of placement", "The simulated world", "Drawn jobs"
+JOBS, RULES, WORLD = "Source of the jobs", "Rules of placement", "Simulated world"
 _RANGE = re.compile(r"\s*([0-9]+)\.\.([0-9]+)(?::([0-9]+))?\s*[x×*]\s*([^,]+)")
-
-
-def _drawn(help: str, metavar: str, **shown: Any) -> Any:
-    return option(help, metavar=metavar, panel=DRAWN, **shown)
+_LOAD = "Demand as a fraction of the first --gpus, without sharing; above 1 the queue grows."
+_SPREAD = "Standard deviation of the logarithm (lognormal), or index (pareto)."
+_MIX = (
+    "Known workloads for a trace without any: mixed (65% light, 27% medium, 8% large) or heavy (83% medium, 17% large)."
+)
+_GPUS = "GPUs: 4xA100-40GB; 8xH200,4xT4; 4..16xT4 (each number); 8..64:8xH200 (every eighth). Can be repeated."
+_PARTS = "Parts to switch off: interference, errors, startup, fragmentation, delay, retry, failures or all."
 
 
 class DrawnOptions:
-    """The options that say which jobs are drawn."""
+    """Options of a generated trace."""
 
-    generate: Annotated[int | None, _drawn("Generate a trace of N known workloads from the seed.", "N", min=1)] = None
-    load: Annotated[
-        float, _drawn("Demand as a fraction of the first --gpus, without sharing; above 1 the queue grows.", "X")
-    ] = 0.8
-    burst: Annotated[float, _drawn("Mean number of jobs that a user submits at once.", "X", min=1.0)] = 1.0
-    daily: Annotated[float, _drawn("Daily swing of arrivals, from 0 to 1.", "X", min=0.0, max=1.0)] = 0.0
-    users: Annotated[int, _drawn("Number of users who submit jobs.", "N", min=1)] = 10
+    generate: Annotated[
+        int | None, option("Generate a trace of N jobs from known workloads.", "N", min=1, panel=JOBS)
+    ] = None
+    load: Annotated[float, option(_LOAD, "X", panel=JOBS)] = 0.8
+    burst: Annotated[float, option("Mean number of jobs per submission.", "X", min=1.0, panel=JOBS)] = 1.0
+    daily: Annotated[float, option("Daily swing of arrivals.", "X", min=0.0, max=1.0, panel=JOBS)] = 0.0
+    users: Annotated[int, option("Number of users.", "N", min=1, panel=JOBS)] = 10
     tail: Annotated[
-        str,
-        _drawn(
-            "Distribution of the work of jobs: lognormal or pareto.",
-            "NAME",
-            complete=completion.completer(lambda: ["lognormal", "pareto"]),
-        ),
+        str, option("Distribution of work: lognormal or pareto.", "NAME", panel=JOBS, complete=["lognormal", "pareto"])
     ] = "lognormal"
-    spread: Annotated[float, _drawn("Standard deviation of the logarithm (lognormal), or the index (pareto).", "X")] = (
-        1.0
-    )
+    spread: Annotated[float, option(_SPREAD, "X", panel=JOBS)] = 1.0
 
 
 class TraceOptions:
-    """The options that say how a trace is read."""
+    """Options for reading a trace."""
 
     trace_format: Annotated[
         str | None,
-        option(
-            "Format of the trace.",
-            "NAME",
-            default="recognised by how the file begins",
-            complete=completion.trace_formats,
-        ),
+        option("Format of the trace.", "NAME", default="detected", panel=JOBS, complete=completion.trace_formats),
     ] = None
-    limit: Annotated[int | None, option("Read only the first N jobs of a trace.", "--limit -n N", min=1)] = None
-    mix: Annotated[
-        str,
-        option(
-            "Mix of known workloads for jobs that are drawn, or whose trace does not say what they train: mixed "
-            "(65 % light, 27 % medium, 8 % large) or heavy (83 % medium, 17 % large).",
-            "NAME",
-        ),
-    ] = "mixed"
+    limit: Annotated[int | None, option("Read only the first N jobs.", "--limit -n N", min=1, panel=JOBS)] = None
+    mix: Annotated[str, option(_MIX, "NAME", panel=JOBS)] = "mixed"
 
 
 class ScenarioOptions:
-    """The options of a scenario that no field has as they are typed."""
+    """Options of a scenario that are not fields of it."""
 
-    gpus: Annotated[
-        list[str] | None,
-        option(
-            "The GPUs, such as 4xA100-40GB, or 8xH200,4xT4. 4..16xA100-40GB is every number from 4 to 16, "
-            "8..64:8xH200 every eighth. Can be given more than once.",
-            "GPUS",
-            complete=completion.counted_gpus,
-        ),
-    ] = None
-    disable: Annotated[
-        str | None,
-        option(
-            "Switch parts off: interference, errors, startup, fragmentation, delay, retry, failures, or all. "
-            "Several with commas.",
-            "PARTS",
-            panel=WORLD,
-            complete=completion.parts_of_world,
-        ),
-    ] = None
+    gpus: Annotated[list[str] | None, option(_GPUS, "GPUS", complete=completion.counted_gpus)] = None
+    disable: Annotated[str | None, option(_PARTS, "PARTS", panel=WORLD, complete=completion.parts_of_world)] = None
 
 
 # In the names of scenarios the policy comes first.

@@ -35,49 +35,32 @@ if TYPE_CHECKING:
     from ullage.jobs.job import JobRequest
     from ullage.performance.sharing import Sharing
 
+_JOBS = "Two or more models, scripts, Python commands, or files from 'ullage estimate --json'."
+_HOW = "How they share it: mps, timeslice, mig or mig:PROFILE; several (with commas) or 'all' are compared."
 _OF_A_JOB = {"args", "module", "steps", "timeout", "network", "python"}  # may stand in its quotes, besides the model's
 
 
 @with_options(MODEL_OPTIONS)
 def share(
-    jobs: Annotated[
-        list[str],
-        argument(
-            "Two jobs or more: models, scripts, commands of Python, or files that 'ullage estimate --json' wrote."
-            " Quote a job of several words.",
-            "JOB JOB [JOB...]",
-            complete=completion.sources,
-        ),
-    ],
+    jobs: Annotated[list[str], argument(_JOBS, "JOB JOB [JOB...]", completion.sources)],
     gpu: Gpu = None,
     pytorch: Pytorch = None,
-    how: Annotated[
-        str,
-        option(
-            "How they share it: mps, timeslice or mig; several with commas, or 'all', are compared. mig:PROFILE "
-            "names the instance that each job gets.",
-            "WAYS",
-            complete=completion.ways_to_share,
-        ),
-    ] = "mps",
+    how: Annotated[str, option(_HOW, "WAYS", complete=completion.ways_to_share)] = "mps",
     as_json: Json = False,
     **model: Any,
 ) -> None:
-    """Predict how fast jobs run when they share a GPU, and whether sharing is worth it.
+    """Predict how fast jobs run when they share a GPU.
 
     Write each job as for 'ullage estimate', or as a Python command. Quote jobs with options; repeat a job for copies.
     Options outside quotes apply to all models.
 
-    Under MPS, kernels of all jobs run side by side. Time slicing, the default without MPS, gives the GPU to one
-    process after the other. With MIG, each job has a part of the GPU.
+    With MPS, kernels of all jobs run side by side. Time slicing gives the GPU to one process after the other. With
+    MIG, each job has a part of the GPU; mig:PROFILE names it.
 
     Examples:
 
       ullage share torchvision:resnet50 torchvision:vit_b_16 --batch-size 16 --gpu H200
-      ullage share "torchvision:resnet50 -b 64" "hf:GPT2LMHeadModel -b 4 -p amp_bf16" --gpu A100-80GB
-      ullage share "train.py -- --epochs 90" "python train.py --epochs 90 --lr 0.1" --how timeslice
-      ullage share torchvision:resnet18 torchvision:resnet18 torchvision:resnet18 --how all
-      ullage share a.json b.json --how mig:3g.71gb
+      ullage share "train.py -- --epochs 90" "python train.py --lr 0.1" --how timeslice
     """
     from rich.console import Console
 

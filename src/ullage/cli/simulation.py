@@ -15,9 +15,10 @@ import typer
 from ullage.cli import completion
 from ullage.cli.exit_codes import FAILED
 from ullage.cli.jobs import client
-from ullage.cli.options import Json, Seed, argument, option
+from ullage.cli.options import MOMENT_FORMS, Json, Seed, argument, option
 from ullage.cli.progress import Following, following
 from ullage.cli.scenarios import (
+    JOBS,
     choices_of,
     labelled,
     scenarios_of,
@@ -39,111 +40,43 @@ if TYPE_CHECKING:
     from ullage.manager.simulation.trace import JobTrace
 
 
-HISTORY, MANY = "What the server ran", "Many simulations"
+_TARGET = "Find the number of GPUs that is enough for a figure, such as 'waiting<=10m'."
 
 
 @with_scenario_options
 def simulate(
-    traces: Annotated[list[Path] | None, argument("Traces of jobs, in any known format.", "[TRACE...]")] = None,
-    label: Annotated[list[str] | None, option("Name of a run; once for each run, in their order.", "TEXT")] = None,
+    traces: Annotated[list[Path] | None, argument("Traces of jobs, in any known format.", "TRACE")] = None,
+    label: Annotated[list[str] | None, option("Name of a run; repeat for each run, in order.", "TEXT")] = None,
     seed: Seed = 0,
-    save: Annotated[
-        Path | None, option("Write the complete runs to this file, compressed if it ends in .gz.", "FILE.json")
-    ] = None,
-    compare_with: Annotated[
-        list[Path] | None,
-        option("Show the runs of a --save file before these. Can be given more than once.", "FILE.json"),
-    ] = None,
+    save: Annotated[Path | None, option("Write complete runs to this .json or .json.gz file.", "FILE.json")] = None,
+    compare_with: Annotated[list[Path] | None, option("Show the runs of this --save file first.", "FILE.json")] = None,
     report: Annotated[Path | None, option("Write figures and plots to one HTML page.", "FILE.html")] = None,
-    seeds: Annotated[
-        int | None,
-        option(
-            "Number of seeds: each generates another trace with --generate, and other chances of the simulated "
-            "world. Figures are then means with 95 % confidence intervals.",
-            "N",
-            min=1,
-            default="1",
-            panel=MANY,
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        option(
-            "Find the number of GPUs that is enough for this: a figure, <= or >=, and a value, such as 'waiting<=10m'.",
-            "TARGET",
-            panel=MANY,
-            complete=completion.targets,
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        option("Number of simulations that run at once.", "N", min=1, default="one for each core", panel=MANY),
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        option("Keep figures in this file; those already in it are not computed again.", "FILE.jsonl", panel=MANY),
-    ] = None,
-    from_history: Annotated[
-        bool,
-        option(
-            "Simulate again what the server ran, next to what really happened. GPUs, policy, sharing and rules "
-            "are the server's unless others are given.",
-            "--from-history",
-            panel=HISTORY,
-        ),
-    ] = False,
-    database: Annotated[
-        Path | None,
-        option(
-            "With --from-history, read the database of a server that does not run: its state.db, a copy, or a "
-            "folder that has it. It is not changed.",
-            "PATH",
-            panel=HISTORY,
-        ),
-    ] = None,
-    since: Annotated[
-        str | None,
-        option(
-            "With --from-history, jobs submitted from then on: a date (2026-11-01), a time (2026-11-01T08:00), or"
-            " how long ago (30d, 12h).",
-            "TIME",
-            default="7d; all of a database",
-            panel=HISTORY,
-        ),
-    ] = None,
-    until: Annotated[
-        str | None,
-        option(
-            "With --from-history, jobs submitted before then, in the same form.", "TIME", default="now", panel=HISTORY
-        ),
-    ] = None,
+    seeds: Annotated[int | None, option("Number of seeds; figures are then means.", "N", min=1, default="1")] = None,
+    target: Annotated[str | None, option(_TARGET, "TARGET", complete=completion.targets)] = None,
+    workers: Annotated[int | None, option("Number of concurrent simulations.", "N", min=1, default="all cores")] = None,
+    resume: Annotated[Path | None, option("Save figures here, and skip those already in it.", "FILE.jsonl")] = None,
+    from_history: Annotated[bool, option("Simulate what the daemon ran.", "--from-history", panel=JOBS)] = False,
+    database: Annotated[Path | None, option("state.db of a stopped daemon, or its folder.", "PATH", panel=JOBS)] = None,
+    since: Annotated[str | None, option(f"First job: {MOMENT_FORMS}.", "TIME", default="7d", panel=JOBS)] = None,
+    until: Annotated[str | None, option("Last job, in the same form.", "TIME", default="now", panel=JOBS)] = None,
     save_history: Annotated[
-        Path | None,
-        option(
-            "With --from-history, write what the server ran to this file, which can be simulated anywhere.",
-            "FILE.json",
-            panel=HISTORY,
-        ),
+        Path | None, option("Write the history, to simulate it elsewhere.", "FILE.json", panel=JOBS)
     ] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Simulate traces of jobs on shared GPUs with the server's placement code.
+    """Simulate a job trace on shared GPUs with the daemon's placement code.
 
-    Give an option several values to compare every combination with the first. With several --seeds or traces, figures
-    are means with confidence intervals, computed on all cores. After Ctrl-C, the runs that are done are printed.
+    Give an option several values to compare every combination with the first. Several --seeds or traces give means with
+    95% confidence intervals. --from-history takes GPUs, policy and rules from the daemon unless you set them. Ctrl-C
+    prints the runs done so far.
 
     Examples:
 
-      ullage simulate jobs.csv --gpus 4xA100-40GB --policy magm --estimator gpumemnet --sharing mps
-      ullage simulate jobs.csv --gpus 4xA100-40GB --policy exclusive,magm,ullage --report runs.html
-      ullage simulate jobs.csv --gpus 4xA100-40GB --gpus 2xH200 --save runs.json.gz
-      ullage simulate --generate 500 --load 1.2 --gpus 8xH200 --policy exclusive,ullage --disable startup
-      ullage simulate --generate 200 --seeds 50 --gpus 4xA100-40GB --policy exclusive,magm,ullage
-      ullage simulate jobs.csv --gpus 4..16xA100-40GB --policy exclusive,ullage --target "waiting<=10m"
-      ullage simulate --compare-with yesterday.json --compare-with today.json --report both.html
+      ullage simulate jobs.csv --gpus 4xA100-40GB --policy exclusive,ullage --report runs.html
+      ullage simulate --generate 500 --load 1.2 --gpus 8xH200 --seeds 50 --policy exclusive,ullage
+      ullage simulate jobs.csv --gpus 4..16xA100-40GB --target "waiting<=10m"
       ullage simulate --from-history --since 30d --sharing mps --policy magm,ullage
-      ullage simulate --from-history --database /mnt/old/var/lib/ullage --gpus 2..8xA100-40GB
     """
     from ullage.manager.simulation import report as pages
     from ullage.manager.simulation.result import check_results_file

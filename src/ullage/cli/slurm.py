@@ -38,21 +38,20 @@ slurm = typer.Typer(
 STATE = "slurm/runs.db"  # in ULLAGE_HOME: what the watcher remembers
 _ANYTHING = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 Words = Annotated[
-    list[str], argument("Options of sbatch, the batch script, and its arguments.", "[SBATCH OPTIONS] JOB.sh [ARGS]")
+    list[str], argument("sbatch options, the batch script and its arguments.", "[SBATCH OPTIONS] JOB.sh [ARGS]")
 ]
-_GPU = "The GPU to estimate for, if the cluster does not say which ones it has."
-_SHARING = "How jobs share a GPU: timeslice, or mps for NVIDIA's Multi-Process Service."
-_SYSTEMD = "Add a unit of systemd for the watcher. FOLDER is one that all nodes share."
-_MEMORY = "Upper bound of the job's GPU memory, such as 12GiB."
 
 
 @slurm.command(context_settings=_ANYTHING)
 def submit(
     words: Words,
     gpu: Annotated[
-        str | None, option(_GPU, "--gpu -g NAME", default="those of the partition", complete=completion.gpus)
+        str | None,
+        option("GPU to estimate for.", "--gpu -g NAME", default="those of the partition", complete=completion.gpus),
     ] = None,
-    memory: Annotated[str | None, option(_MEMORY, "SIZE", default="estimated")] = None,
+    memory: Annotated[
+        str | None, option("Upper bound of the job's GPU memory, such as 12GiB.", "SIZE", default="estimated")
+    ] = None,
     exclusive: Annotated[bool, option("Request whole GPUs.", "--whole")] = False,
     estimate: Annotated[bool, option("Estimate the job, or submit it unchanged.", "--estimate/--no-estimate")] = True,
     network: Network = False,
@@ -63,17 +62,13 @@ def submit(
     """Submit a batch script to Slurm with as many shards of a GPU as it needs.
 
     Ullage runs the script's training command on a virtual GPU. Its upper bound becomes '--gres=shard:N'; the script
-    is not changed. Lines such as '#ULLAGE memory=12GiB', '#ULLAGE exclusive', '#ULLAGE gpu=A100-40GB' and '#ULLAGE
-    no-estimate' give Ullage more information.
-
-    Ullage's own options come first; any option of sbatch may follow.
+    does not change. Lines such as '#ULLAGE memory=12GiB', '#ULLAGE exclusive', '#ULLAGE gpu=A100-40GB' and '#ULLAGE
+    no-estimate' set options in the script. Put Ullage's options before those of sbatch.
 
     Examples:
 
-      ullage slurm submit job.sh
       ullage slurm submit --dry-run job.sh
-      ullage slurm submit --partition gpu --time 2:00:00 job.sh --epochs 90
-      ullage slurm submit --memory 12GiB job.sh
+      ullage slurm submit --memory 12GiB --partition gpu --time 2:00:00 job.sh --epochs 90
     """
     from ullage.manager.slurm import commands
     from ullage.manager.slurm.sbatch_options import with_options
@@ -98,14 +93,13 @@ def submit(
 
 @slurm.command(context_settings=_ANYTHING)
 def sbatch(words: Words) -> None:
-    """Do what sbatch does, with as many shards of a GPU as the job needs.
+    """Run sbatch with as many shards of a GPU as the job needs.
 
-    Same options, output and exit code as sbatch; Ullage reports the estimate on standard error. A job that cannot be
-    estimated requests whole GPUs.
+    Takes sbatch's options and has its output and exit code; Ullage reports the estimate on standard error. A job that
+    cannot be estimated requests whole GPUs.
 
     Examples:
 
-      ullage slurm sbatch job.sh
       ullage slurm sbatch --parsable --array 1-8 job.sh
       ullage slurm sbatch --wrap "python train.py"
     """
@@ -123,27 +117,26 @@ def sbatch(words: Words) -> None:
 def configure(
     nodes: Annotated[
         list[str] | None,
-        argument(
-            "Nodes and their GPUs, such as 'n[1-3]=4xA100-40GB'.", "NODES=GPUS", default="this machine, as NVML sees it"
-        ),
+        argument("Nodes and their GPUs, such as 'n[1-3]=4xA100-40GB'.", "NODES=GPUS", default="this machine"),
     ] = None,
-    sharing: Annotated[str, option(_SHARING, "WAY", complete=lambda: ["mps", "timeslice"])] = "timeslice",
-    systemd: Annotated[str | None, option(_SYSTEMD, "FOLDER")] = None,
-    write: Annotated[
-        Path | None, option("Write the files into this folder. Nothing there is overwritten.", "FOLDER")
+    sharing: Annotated[
+        str, option("How jobs share a GPU: timeslice or mps.", "WAY", complete=["mps", "timeslice"])
+    ] = "timeslice",
+    systemd: Annotated[
+        str | None, option("Add a systemd unit for the watcher; all nodes share FOLDER.", "FOLDER")
     ] = None,
+    write: Annotated[Path | None, option("Write the files into this folder; overwrite nothing.", "FOLDER")] = None,
     as_json: Json = False,
 ) -> None:
     """Print Slurm configuration for sharing GPUs by memory.
 
-    One shard is one GiB. Prints lines for slurm.conf and gres.conf, the two lua files, ullage.toml with the cluster's
-    GPUs, and with '--sharing mps' prolog and epilog for MPS.
+    One shard is one GiB. Prints lines for slurm.conf and gres.conf, two Lua files and ullage.toml with the cluster's
+    GPUs; with '--sharing mps' also prolog and epilog for MPS.
 
     Examples:
 
       ullage slurm configure 'n[1-3]=4xA100-40GB'
       ullage slurm configure 'n[1-3]=4xA100-40GB' 'h[1-2]=8xH200' --sharing mps --write slurm-files
-      ullage slurm configure 'n[1-3]=4xA100-40GB' --systemd /shared/ullage --write slurm-files
     """
     from ullage.manager.slurm import configuration
 
@@ -182,30 +175,25 @@ def filter(options: Annotated[str, argument("What sbatch was told, as JSON.", "J
 @slurm.command()
 def watch(
     once: Annotated[bool, option("Check once and exit.", "--once")] = False,
-    interval: Annotated[str, option("Time between two checks, such as 5s.", "TIME")] = "5s",
-    me: Annotated[bool, option("Watch your own jobs only.", "--me")] = False,
+    interval: Annotated[str, option("Time between two checks, from 0.1s to 1h.", "TIME")] = "5s",
+    me: Annotated[bool, option("Watch only your own jobs.", "--me")] = False,
     every_job: Annotated[bool, option("Also watch jobs that requested shards without Ullage.", "--every-job")] = False,
     folder: Annotated[
-        Path | None, option("Folder into which the epilog writes.", "FOLDER", envvar="ULLAGE_SLURM_FOLDER")
+        Path | None, option("Folder of the epilog's files.", "FOLDER", envvar="ULLAGE_SLURM_FOLDER")
     ] = None,
-    attempts: Annotated[int, option("Start a job at most this often.", "N", min=1)] = 5,
-    step: Annotated[str, option("Memory to add to the amount known to be too small.", "SIZE")] = "5GiB",
-    exclusive_after: Annotated[
-        int, option("Out-of-memory failures after which a job gets a GPU to itself.", "N", min=1)
-    ] = 3,
+    attempts: Annotated[int, option("Maximum number of starts of a job.", "N", min=1)] = 5,
+    step: Annotated[str, option("Memory to add after each out-of-memory failure.", "SIZE")] = "5GiB",
+    exclusive_after: Annotated[int, option("Failures after which a job gets a whole GPU.", "N", min=1)] = 3,
 ) -> None:
     """Restart Slurm jobs that ran out of GPU memory, with more shards.
 
-    Requeues a job that ran out of GPU memory, gives it more shards and releases it; at last it gets all shards of a
-    GPU. Ignores jobs that failed because of a bug, were cancelled, reached their time limit, or were submitted with
-    --no-requeue.
+    Requeues such a job, adds shards and releases it; in the end the job gets all shards of a GPU. Ignores jobs that
+    failed because of a bug, were cancelled, reached their time limit, or were submitted with --no-requeue.
 
-    Decisions are on disk (ULLAGE_HOME/slurm) before they are carried out, so you can restart the watcher at any time.
-    Any user can watch their own jobs with --me.
+    The watcher saves each decision in ULLAGE_HOME/slurm before it acts, so you can restart it at any time.
 
     Examples:
 
-      ullage slurm watch
       ullage slurm watch --me --once
       ullage slurm watch --folder /shared/ullage --attempts 3
     """
@@ -226,19 +214,18 @@ def watch(
 
 @slurm.command()
 def history(
-    job: Annotated[int | None, argument("The job, by Slurm's number.", "JOB", default="the newest runs")] = None,
-    limit: Annotated[int, option("Show at most this many.", "--limit -n N", min=1)] = 50,
+    job: Annotated[int | None, argument("Slurm's job number.", "JOB", default="the newest runs")] = None,
+    limit: Annotated[int, option("Maximum number of rows.", "--limit -n N", min=1)] = 50,
     as_json: Json = False,
 ) -> None:
-    """Show how the runs of a Slurm job ended, why, and what the watcher decided.
+    """Show how runs of Slurm jobs ended, why, and the watcher's decision.
 
-    Shows the record of the 'ullage slurm watch' with the same ULLAGE_HOME. Root's watcher writes into the jobs'
+    Reads the record of 'ullage slurm watch' with the same ULLAGE_HOME. Root's watcher also writes into the jobs'
     comments: 'scontrol show job JOB' prints them.
 
-    Examples:
+    Example:
 
       ullage slurm history 4711
-      ullage slurm history --json
     """
     from ullage.home import home
     from ullage.manager.slurm.runs import RunStore
@@ -259,10 +246,10 @@ def history(
 
 
 @slurm.command()
-def epilog(folder: Annotated[Path, argument("The folder that all nodes share.", "FOLDER")]) -> None:
+def epilog(folder: Annotated[Path, argument("Folder that all nodes share.", "FOLDER")]) -> None:
     """Print a Slurm epilog that saves the output of failed jobs for 'ullage slurm watch'.
 
-    Needed only if jobs write to files that the watcher cannot read, such as in /tmp of a node.
+    Needed only if jobs write to files that the watcher cannot read, such as in a node's /tmp.
 
     Example:
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ullage.cli.exit_codes import FAILED, INTERRUPTED
-from ullage.cli.job_options import given, with_job_options
+from ullage.cli.job_options import given, job_options
 from ullage.cli.jobs import client, exit_code, print_json, tell, wait_for
-from ullage.cli.options import Json, argument, option
+from ullage.cli.options import Json, argument, option, with_options
 from ullage.cli.terminal import sit_down, umask_now
 from ullage.errors import InvalidValue, NoDaemon
 from ullage.jobs.job_files import RUN, JobSpec, make_job, read_job
@@ -24,63 +24,40 @@ if TYPE_CHECKING:
 
 _JOB_FILES = (".toml", ".rad")
 _LOOK = 10.0  # seconds for which a person waits to see the estimate
-Words = Annotated[
-    list[str] | None,
-    argument(
-        "A command after --, a job file (.toml or .rad), or a Python script.", "JOB.toml | SCRIPT.py | -- COMMAND..."
-    ),
-]
+_WORDS = "Command after --, job file (.toml or .rad), or Python script."
 
 
-@with_job_options()
+@with_options(job_options())
 def submit(
-    command: Words = None,
-    wait: Annotated[bool, option("Wait until the job is over and exit with its exit code.", "--wait")] = False,
+    command: Annotated[list[str] | None, argument(_WORDS, "JOB.toml | SCRIPT.py | -- COMMAND...")] = None,
+    wait: Annotated[bool, option("Wait until the job ends; exit with its exit code.", "--wait")] = False,
     estimate_wait: Annotated[
-        str | None,
-        option(
-            "Wait at most this long for the estimate, such as 30s, and print it.", "TIME", default="10s in a terminal"
-        ),
+        str | None, option("Maximum wait for the estimate, to print it.", "TIME", default="10s in a terminal")
     ] = None,
     dry_run: Annotated[
-        bool,
-        option(
-            "Report where the job would start, or why it would wait; submit nothing. With --estimate-wait, "
-            "estimate it first.",
-            "--dry-run",
-        ),
+        bool, option("Report where the job would start, or why not; submit nothing.", "--dry-run")
     ] = False,
     env: Annotated[
-        list[str] | None,
-        option("Set an environment variable. Can be given more than once.", "--env NAME=VALUE", panel=RUN),
+        list[str] | None, option("Set an environment variable; can be repeated.", "--env NAME=VALUE", panel=RUN)
     ] = None,
-    clean_env: Annotated[bool, option("Do not pass on the variables of this shell.", "--clean-env", panel=RUN)] = False,
+    clean_env: Annotated[bool, option("Do not pass on this shell's variables.", "--clean-env", panel=RUN)] = False,
     as_json: Json = False,
     **fields: Any,
 ) -> None:
-    """Submit a job: a command after --, a job file, or a script.
+    """Submit a command, job file or script.
 
-    Ullage estimates its memory and starts it when a GPU has that much to promise. If the script fails during
-    estimation, Ullage holds the job and prints the error.
+    Ullage estimates the job's memory and starts it when a GPU has that much to promise. If the script fails during
+    estimation, Ullage holds the job and prints the error. With --dry-run, --estimate-wait estimates it first.
 
-    With --interactive (-i), the command gets this terminal once it runs. Ctrl-C removes it from the queue, Ctrl-]
+    With --interactive (-i), the command gets this terminal when it runs. Ctrl-C removes it from the queue, Ctrl-]
     detaches, and 'ullage attach' reconnects. Without a command, it is your shell, on a GPU of its own unless --memory
     is given.
 
     Examples:
 
-      ullage submit -- python train.py --lr 1e-4
-      ullage submit job.toml
-      ullage submit --memory 6GiB --time-limit 2h -- ./run.sh
-      ullage submit --min-speed 0.9 -- python train.py
-      ullage submit --cores 8 --host-memory 32GiB -- python train.py
-      ullage submit --gpus 0 --cores 4 -- python prepare_data.py
+      ullage submit --time-limit 2h -- python train.py --lr 1e-4
       ullage submit --array 1-20 -- python train.py --seed {index}
-      ullage submit --after 17 --wait -- python evaluate.py
-      ullage submit --after 12_all --dry-run -- python evaluate.py
-      ullage submit --dry-run --estimate-wait 2m -- python train.py
-      ullage submit --begin 22:00 --retries 3 -- python train.py
-      ullage submit -i --memory 8GiB --time-limit 2h
+      ullage submit -i --memory 8GiB
     """
     spec = _described(command or [], given(fields))
     variables = _environment({} if clean_env else dict(os.environ), spec.env, env or [])

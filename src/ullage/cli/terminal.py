@@ -33,14 +33,12 @@ _LOOK = 1.0  # seconds
 _CHUNK = 1 << 14
 
 
-def attach(
-    job: Annotated[str, argument("The job, by number or name.", "JOB", complete=completion.jobs)],
-) -> None:
+def attach(job: Annotated[str, argument("Job number or name.", "JOB", completion.jobs)]) -> None:
     """Connect to the terminal of an interactive job.
 
     Waits until the job runs. Ctrl-] detaches. Exits with the job's exit code.
 
-    Examples:
+    Example:
 
       ullage attach 17
     """

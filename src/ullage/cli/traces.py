@@ -24,31 +24,23 @@ _MOST_KINDS = 20
 @with_options(TraceOptions, DrawnOptions)
 def trace(
     file: Annotated[
-        Path | None, argument("A trace in any known format: a file, or the folder of a public trace.", "[TRACE]")
+        Path | None, argument("Trace in any known format: a file, or a public trace's folder.", "TRACE")
     ] = None,
     out: Annotated[
-        Path | None,
-        option(
-            "Write the trace in Ullage's own format to this file: .csv or .json, also with .gz. An existing file "
-            "is not overwritten.",
-            "FILE.csv",
-        ),
+        Path | None, option("Write the trace to a new .csv or .json file, or .gz of one.", "FILE.csv")
     ] = None,
-    for_gpus: Annotated[int, option("With --generate, the number of GPUs that the load refers to.", "N", min=1)] = 4,
+    for_gpus: Annotated[int, option("With --generate: number of GPUs that --load refers to.", "N", min=1)] = 4,
     seed: Seed = 0,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Show the jobs of a trace: how many, when they come, what they need and how long they work.
+    """Show the jobs of a trace: count, arrivals, memory and duration.
 
-    With --generate, the trace is drawn from known workloads. With --out, it is written in Ullage's own format. Every
-    assumption made is printed.
+    --generate creates a trace of known workloads instead. Every assumption is printed.
 
     Examples:
 
-      ullage trace jobs.csv
-      ullage trace philly/cluster_job_log --limit 10000 --json
-      ullage trace helios/cluster_log.csv --out helios.csv.gz
+      ullage trace philly/cluster_job_log --limit 10000
       ullage trace --generate 500 --for-gpus 8 --load 1.2 --out jobs.csv
     """
     from ullage.manager.simulation.reading import read_trace, write_trace
