@@ -12,7 +12,7 @@ from tests.virtual import recording
 from tests.virtual.test_kernels_recorded import play
 
 import ullage
-from ullage.virtual.cudnn import workspaces
+from ullage.virtual.cudnn import formulas, workspaces
 from ullage.virtual.cudnn.formulas import ConvolutionProblem
 from ullage.virtual.cudnn.network import PlanNetwork, network_inputs
 from ullage.virtual.cudnn.plans import fallback, row_of
@@ -22,6 +22,26 @@ from ullage.virtual.upper_bound import SURPRISES, Uncertainty
 HELD_OUT = Path(__file__).parent / "data" / "held_out_convolutions_h200.jsonl.gz"
 FORWARD, BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("part", "direction", "source", "weight", "out", "settings", "kind", "expected"),
+    [
+        ("needed_copies", "f", "2,8,5,5", "16,8,1,1", "2,16,5,5", (1, 0, 1), "f16", 2400),
+        ("winograd_bytes", "w", "26,64,71,71", "64,64,3,3", "26,64,71,71", (1, 1, 1), "f32", 155860992),
+        ("phase_bytes", "d", "16,1024,8,8", "2048,1024,4,4", "16,2048,4,4", (2, 1, 1), "f32", 308281344),
+        ("padded_phase_bytes", "d", "32,9,160,64", "27,9,21,21", "32,27,80,32", (2, 10, 1), "f32", 24212496),
+        ("padded_phase_bytes", "d", "256,70,49,49", "70,70,2,2", "256,70,24,24", (2, 0, 1), "f32", 207698704),
+        ("sample_bytes", "w", "8,787,32,32", "787,1,1,1", "8,787,32,32", (1, 0, 787), "bf16", 204800),
+        ("transform_bytes", "f", "64,1344,14,14", "2520,1344,1,1", "64,2520,14,14", (1, 0, 1), "f32", 8015099904),
+        ("transforms", "f", "1,3,8,8", "16,3,3,3", "1,16,8,8", (1, 1, 1), "bf16", False),
+    ],
+)
+def test_parts_of_a_workspace(part, direction, source, weight, out, settings, kind, expected):
+    sizes = [tuple(map(int, size.split(","))) for size in (source, weight, out)]
+    stride, padding, groups = settings
+    pairs = (stride,) * 2, (padding,) * 2, (1, 1)
+    assert getattr(formulas, part)(ConvolutionProblem(direction, *sizes, *pairs, groups, kind, False)) == expected
 
 
 @pytest.fixture

@@ -90,11 +90,7 @@ class OutOfMemory(RuntimeError):
 
 
 def format_size(size: int) -> str:
-    """Print bytes as PyTorch's messages do (c10's format_size).
-
-    >>> format_size(1023), format_size(2 * 2**20)
-    ('1023 bytes', '2.00 MiB')
-    """
+    """Print bytes as PyTorch's messages do (c10's format_size)."""
     if size <= 1024:
         return f"{size} bytes"
     for unit, name in ((KIB, "KiB"), (MIB, "MiB")):

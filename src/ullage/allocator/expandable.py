@@ -27,11 +27,7 @@ def page_size(allocator: Segments, pool: Pool) -> int:
 
 
 def prefer_enclosed(blocks: list[Block], index: int) -> int:
-    """Best fit with growth in mind: a block before unmapped addresses counts as large as it can grow.
-
-    >>> prefer_enclosed([Block(0, 512, 0, 1), Block(4096, 1024, 0, 1)], 0)
-    0
-    """
+    """Best fit with growth in mind: a block before unmapped addresses counts as large as it can grow."""
     while index + 1 < len(blocks) and _size_with_growth(blocks[index + 1]) < _size_with_growth(blocks[index]):
         index += 1
     return index

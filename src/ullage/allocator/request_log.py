@@ -93,10 +93,6 @@ class RequestLog:
         """Let the log begin and free requests among `live`, after `first` others; returns how many there are then.
 
         `None` if it frees what is not there.
-
-        >>> log, live = RequestLog(), {0}
-        >>> _ = log.ask(512); log.free(0); log.change(live, first=1), live
-        (2, {0})
         """
         for nbytes, number in self.numbered(first):
             if number is None:
@@ -134,10 +130,6 @@ class RequestLog:
         """Play the log on an allocator; `blocks` has the block of each request before, and gets those of the log.
 
         `on_new_peak` gets the place of each entry that raises the reserved memory to a new peak.
-
-        >>> log, raised = RequestLog(), []; log.free(log.ask(3 << 20))
-        >>> log.play(CachingAllocator(1 << 30), [], raised.append); raised
-        [0]
         """
         highest, lanes = allocator.peak_reserved, self._lanes
         for place, entry in enumerate(self._entries):
@@ -155,12 +147,7 @@ class RequestLog:
                 allocator.empty_cache()
 
     def at_largest(self, tried: bool) -> RequestLog:
-        """The same log with every uncertain request as large as it may be, and with those that were only tried or not.
-
-        >>> log = RequestLog(); log.note_possible_size(64 << 20); log.free(log.ask(2 << 20))
-        >>> log.at_largest(tried=False).sizes()
-        [67108864]
-        """
+        """Return the log with each uncertain request at its largest size; `tried` keeps those that were only tried."""
         found = RequestLog()
         numbers: list[int | None] = []  # in the new log, by those in this one
         left_out = set() if tried else set(self.tried_at)

@@ -115,9 +115,6 @@ def _made_again(calls: Mapping[str, float]) -> float:
     """The share of the forward pass that the backward pass makes a second time, as checkpoints of activations do.
 
     By the operators that have gradients of their own in the step: they do not belong into a backward pass.
-
-    >>> _made_again({"forward gelu": 4.0, "backward gelu_backward": 4.0, "backward gelu": 3.0, "backward mm": 8.0})
-    0.75
     """
     counts: dict[str, dict[str, float]] = {"forward": defaultdict(float), "backward": defaultdict(float)}
     for name, count in calls.items():
@@ -223,11 +220,7 @@ def power_ratio(gpu: GPU) -> float:
 
 
 def host_name(call: Mapping[str, Any]) -> str:
-    """By what the host's time for a call is known: its pass, backward or forward, and its operator (`host_word`).
-
-    >>> host_name({"operator": "aten.mm.default", "pass": "outside"})
-    'forward mm'
-    """
+    """By what the host's time for a call is known: its pass, backward or forward, and its operator (`host_word`)."""
     which = "backward" if call.get("pass") == "backward" else "forward"
     return f"{which} {host_word(call)}"
 

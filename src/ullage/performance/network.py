@@ -112,9 +112,6 @@ class Pipeline(NamedTuple):
         """What each stage waits for the others, over its own time: the first micro-batch passes all others before it,
         or the last one after it. It is that of equal stages, in GPipe and 1F1B; stages that are interleaved send more
         often.
-
-        >>> Pipeline(stages=4, microbatches=12).bubble
-        0.25
         """
         return (self.stages - 1) / self.microbatches
 

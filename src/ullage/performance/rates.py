@@ -132,12 +132,7 @@ class Rates:
         return np.maximum(self.usual_times(works) * np.exp(self.time.sums(vectors)), serial_times(works))
 
     def gaps_of(self, works: Sequence[Work]) -> Floats:
-        """Seconds that pass before each call of a step.
-
-        >>> work = Work("product", "mm", 1.0, 1, 1, "float32", False, {})
-        >>> (replace(load(), gap_s=1e-6, gaps={"product": 2e-6}).gaps_of([work, replace(work, kind="other")])).tolist()
-        [2e-06, 1e-06]
-        """
+        """Seconds that pass before each call of a step."""
         return np.array([self.gaps.get(work.kind, self.gap_s) for work in works])
 
     def usual_times(self, works: Sequence[Work]) -> Floats:
@@ -158,11 +153,7 @@ class Rates:
 
 
 def of_call(calls: Mapping[str, float], name: str) -> float:
-    """What is known of a call by its name, or by fewer words of it.
-
-    >>> of_call({"forward mm": 2.0, "forward": 1.0}, "forward mm grouped"), of_call({"forward": 1.0}, "forward add")
-    (2.0, 1.0)
-    """
+    """What is known of a call by its name, or by fewer words of it."""
     while name and name not in calls:
         name = name.rpartition(" ")[0]
     return calls.get(name, 0.0)

@@ -223,19 +223,11 @@ def _kernel_groups(told: Any) -> list[KernelGroup]:
 
 
 def percent(share: float) -> str:
-    """A share in percent.
-
-    >>> percent(0.704)
-    '70 %'
-    """
+    """A share in percent."""
     return f"{100 * share:.0f} %"
 
 
 def bar(share: float) -> str:
-    """A share as a bar.
-
-    >>> bar(0.25)
-    '█████░░░░░░░░░░░░░░░'
-    """
+    """A share as a bar."""
     full = round(_BAR * min(1.0, share))
     return "█" * full + "░" * (_BAR - full)

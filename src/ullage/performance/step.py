@@ -19,9 +19,6 @@ class StepCalls:
     largest. So many ranks have samples of their own, as samplers say (`data_ranks`); 0 where none did. In a pipeline, a
     rank waits `bubble` times its own time for the others, as its schedule says; `None` where none does. Ranks reach
     each other by `interconnect`, as somebody named it; `None` means as usual for the GPU.
-
-    >>> StepCalls(calls=[{"operator": "aten.t.default", "view": True}], order=[0, 0]).counts()
-    Counter({'aten.t.default': 2})
     """
 
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -82,11 +79,7 @@ _RESULT_ON_HOST = ("_local_scalar_dense", "equal.", "nonzero.", "masked_select",
 
 
 def waits_for_gpu(call: dict[str, Any]) -> bool:
-    """Whether the host goes on only when the GPU is done with all that it was given.
-
-    >>> waits_for_gpu({"operator": "aten._local_scalar_dense.default"}), waits_for_gpu({"operator": "aten.mm.default"})
-    (True, False)
-    """
+    """Whether the host goes on only when the GPU is done with all that it was given."""
     space, _, name = str(call["operator"]).partition(".")
     if space == "cuda":
         return name == "synchronize"

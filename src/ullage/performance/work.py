@@ -240,11 +240,7 @@ def _last_stride(tensor: Tensor) -> int:
 
 
 def evenness(size: int) -> float:
-    """How many of the lowest bits are zero, at most 4: whether rows of numbers are aligned.
-
-    >>> evenness(24), evenness(7)
-    (3.0, 0.0)
-    """
+    """How many of the lowest bits are zero, at most 4: whether rows of numbers are aligned."""
     return math.log2(math.gcd(size, 16)) if size else 4.0
 
 

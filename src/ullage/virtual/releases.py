@@ -28,11 +28,7 @@ class Release(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As people write it.
-
-        >>> MEASURED.name
-        '2.11'
-        """
+        """As people write it."""
         return boot.dotted(self.version)
 
     # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
@@ -144,11 +140,7 @@ def followed(version: str, runs_on_gpus: bool) -> Release:
 
 
 def named(name: str) -> Release:
-    """The release that is called so.
-
-    >>> named("2.13").cuda
-    '13.0'
-    """
+    """The release that is called so."""
     for release in RELEASES:
         if release.name == name:
             return release
@@ -167,11 +159,7 @@ def follow(version: str) -> None:
 
 
 def note_on(version: str, release: Release) -> str | None:
-    """What a report has to say about the rules that were followed; nothing for the release that was measured.
-
-    >>> note_on("2.8.0+cu128", release_of("2.8"))
-    'PyTorch 2.8.0+cu128 is followed by the rules in its source; kernels were measured with 2.11'
-    """
+    """What a report has to say about the rules that were followed; nothing for the release that was measured."""
     if release.version < MEASURED.version:
         return f"PyTorch {version} is followed by the rules in its source; kernels were measured with {MEASURED.name}"
     if tuple(int(part) for part in version.split(".")[:2]) > NEWEST.version:

@@ -150,9 +150,6 @@ def meanings_of(
     Each entry says `what`, how often (`count`), whether `upper` holds all the same (`covered`), and how many bytes
     `upper` adds for it (`adds`), by the bytes that are `reserved`, those of `activations`, those of `connections` that
     NCCL may make besides, and those that are `cached` and not in use.
-
-    >>> meanings_of({("shapes", "nonzero of (8,)"): 2, ("shapes", "unique of (9,)"): 1}, ASSUMED, 100, 50)
-    [{'what': 'data-dependent shapes at their maximum', 'count': 3, 'covered': True, 'adds': 0}]
     """
     added = {
         NOTHING: 0,

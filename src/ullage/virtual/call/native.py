@@ -41,11 +41,7 @@ _Pointer = ctypes.c_void_p
 
 
 class CUDAStandIn:
-    """Makes "cuda" tensors possible with `install`, and puts everything back with `remove`.
-
-    >>> stand_in = cuda_stand_in()
-    >>> stand_in.install(); stand_in.remove()
-    """
+    """Makes "cuda" tensors possible with `install`, and puts everything back with `remove`."""
 
     def __init__(self) -> None:
         self._guards, self._hooks = _find_native_objects()

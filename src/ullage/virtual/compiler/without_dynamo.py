@@ -147,10 +147,5 @@ def _is_plain(value: Any) -> bool:
 
 
 def no_compiler() -> Callable[[], None]:
-    """Take the stand-ins, unless the compiler is loaded already; returns a function that ends this.
-
-    >>> undo = no_compiler()
-    >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1); optimizer.zero_grad()
-    >>> undo()
-    """
+    """Take the stand-ins, unless the compiler is loaded already; returns a function that ends this."""
     return (lambda: None) if DYNAMO in sys.modules else _NoCompiler().remove

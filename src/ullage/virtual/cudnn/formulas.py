@@ -87,11 +87,7 @@ class CandidatePlan(NamedTuple):
     workspace: int
 
     def allowed(self, kind: str, tf32: bool = True, deterministic: bool = False) -> bool:
-        """Conv_v8.cpp, filterEngineConfigs.
-
-        >>> CandidatePlan(1, 1 << TENSOR_CORE, 0).allowed("f32", tf32=False)
-        False
-        """
+        """Conv_v8.cpp, filterEngineConfigs."""
         refused = 1 << DOWN_CONVERT
         if deterministic:
             refused |= 1 << NONDETERMINISTIC
@@ -167,11 +163,7 @@ SINGLES = 18  # copies of all tensors in single precision
 
 
 def evaluate(formula: Formula, parts: Terms) -> int:
-    """Bytes by a formula; a padding that a problem does not know is the last one it knows.
-
-    >>> evaluate(Formula(PLAIN, PLAIN, NONE, NONE, 0, 16, 0), Terms((0, 100), (0, 50), (0, 9), (0, 36), 2, 1))
-    166
-    """
+    """Bytes by a formula; a padding that a problem does not know is the last one it knows."""
     count = formula.partials if formula.partials >= 0 else -formula.partials * parts.batch
     size = formula.constant + formula.per_group * parts.groups + count * _padded(parts.partial, formula.partial)
     size += _padded(parts.source, formula.source) + parts.buffers[formula.buffer]
@@ -222,11 +214,7 @@ def shares_of_votes(votes: list[tuple[Formula, float]], parts: Terms) -> dict[in
 
 
 def by_shares(shares: dict[int, float], size: int, parts: Terms) -> Workspace:
-    """The `size` that was chosen among several, with what the others leave to doubt.
-
-    >>> by_shares({100: 0.5, 200: 0.3}, 100, Terms((0, 100), (0, 50), (0, 10), (0, 36), 2, 1)).larger
-    200
-    """
+    """The `size` that was chosen among several, with what the others leave to doubt."""
     if not shares:
         return Workspace(0, 0, guessed=True)
     total = sum(shares.values())
@@ -239,13 +227,7 @@ def by_shares(shares: dict[int, float], size: int, parts: Terms) -> Workspace:
 
 
 def terms(problem: ConvolutionProblem) -> Terms:
-    """What a workspace for this problem can be made of.
-
-    >>> sizes = (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8)
-    >>> layer = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", False)
-    >>> terms(layer).source
-    (0, 384, 1024)
-    """
+    """What a workspace for this problem can be made of."""
     size = lengths(problem)
     groups, item, inner, outer = size.groups, size.item, size.inner, size.outer
     rows, out_rows, taps = (size.batch * size.pixels * item, size.batch * size.out_pixels * item, size.taps * item)
@@ -282,9 +264,6 @@ def buffers(problem: ConvolutionProblem, parts: Terms) -> tuple[int, ...]:
 def packed_channels(inner: int, outer: int, groups: int) -> tuple[int, int]:
     """Channels of a group, and of all groups, where groups are packed for tensor cores: a power of two of them, as many
     inputs as outputs.
-
-    >>> packed_channels(1, 1, 11), packed_channels(32, 16, 24)
-    ((4, 48), (32, 768))
     """
     common = max(4, 1 << (max(inner, outer) - 1).bit_length())
     return common, round_up(groups * common, 8)
@@ -304,12 +283,7 @@ GROUPS_AT_ONCE = 8
 
 
 def _copies_at_once(groups: int, parts: Terms) -> tuple[int, int]:
-    """Padded copies of as many groups as are computed at once, with and without those of the filter.
-
-    >>> tensors = Terms((0, 10, 32), (0, 10, 16), (0, 10, 64), (0, 10, 64), 1, 16)
-    >>> _copies_at_once(16, tensors)
-    (56, 24)
-    """
+    """Padded copies of as many groups as are computed at once, with and without those of the filter."""
     if groups == 1:
         return 0, 0
     at_once = min(groups, GROUPS_AT_ONCE)
@@ -325,12 +299,6 @@ def needed_copies(problem: ConvolutionProblem) -> int:
 
     They want channels last, in multiples of 16 bytes. A filter of one tap, and an image of one pixel, are the same in
     both layouts. Filters are also padded where only one of their numbers of channels is no such multiple.
-
-    >>> sizes = (2, 8, 5, 5), (16, 8, 1, 1), (2, 16, 5, 5)
-    >>> needed_copies(ConvolutionProblem("f", *sizes, (1, 1), (0, 0), (1, 1), 1, "f16", False))
-    2400
-    >>> needed_copies(ConvolutionProblem("f", *sizes, (1, 1), (0, 0), (1, 1), 1, "f16", True))
-    0
     """
     size, turned, elements = lengths(problem), not problem.channels_last, 0
     wider, taller = size.wide > size.inner, size.tall > size.outer
@@ -344,12 +312,7 @@ def needed_copies(problem: ConvolutionProblem) -> int:
 
 
 def tile_bytes(problem: ConvolutionProblem, width: int) -> int:
-    """The result in single precision, in tiles of 128 rows: of output channels for a forward pass.
-
-    >>> sizes = (32, 64, 56, 56), (144, 64, 1, 1), (32, 144, 56, 56)
-    >>> tile_bytes(ConvolutionProblem("f", *sizes, (1, 1), (0, 0), (1, 1), 1, "f32", True), 128)
-    102760448
-    """
+    """The result in single precision, in tiles of 128 rows: of output channels for a forward pass."""
     if problem.direction == FILTER:
         return 0
     batch, channels, *lengths = problem.out if problem.direction == FORWARD else problem.source
@@ -364,13 +327,6 @@ _WINOGRAD_BATCH = 16  # of a multiple of so many samples
 def winograd_bytes(problem: ConvolutionProblem, other: bool = False) -> int:
     """The workspace of plans by Winograd's transforms, of square filters with 3 or 5 taps along a side. In half
     precision they take samples in multiples; `other` ones do so for 5 taps alone, and copy tensors with channels last.
-
-    >>> sizes = (26, 64, 71, 71), (64, 64, 3, 3), (26, 64, 71, 71)
-    >>> winograd_bytes(ConvolutionProblem("w", *sizes, (1, 1), (1, 1), (1, 1), 1, "f32", False))
-    155860992
-    >>> sizes = (39, 80, 13, 13), (80, 80, 5, 5), (39, 80, 13, 13)
-    >>> winograd_bytes(ConvolutionProblem("w", *sizes, (1, 1), (2, 2), (1, 1), 1, "f32", False), other=True)
-    25093120
     """
     rows, columns = problem.weight[-2:]
     if len(problem.source) != 4 or rows != columns or rows not in _WINOGRAD_TILES:
@@ -393,12 +349,7 @@ def winograd_bytes(problem: ConvolutionProblem, other: bool = False) -> int:
 
 
 def phase_bytes(problem: ConvolutionProblem) -> int:
-    """Copies of a strided data gradient as one without strides: pixels that a stride apart lie together are channels.
-
-    >>> sizes = (16, 1024, 8, 8), (2048, 1024, 4, 4), (16, 2048, 4, 4)
-    >>> phase_bytes(ConvolutionProblem("d", *sizes, (2, 2), (1, 1), (1, 1), 1, "f32", False))
-    308281344
-    """
+    """Copies for a strided data gradient computed without strides: pixels a stride apart become channels."""
     if problem.direction != DATA or max(problem.stride) == 1:
         return 0
     lengths, taps, out = _phases(problem)
@@ -412,13 +363,6 @@ _PHASE_INPUTS, _PHASE_OUTPUTS = 2, 8  # channels of a group come in multiples of
 def padded_phase_bytes(problem: ConvolutionProblem) -> int:
     """The same with channels in multiples, for as many groups as are computed at once. Pixels that no tap reaches are
     left out, and the output is as long as a convolution without strides makes it.
-
-    >>> sizes = (32, 9, 160, 64), (27, 9, 21, 21), (32, 27, 80, 32)
-    >>> padded_phase_bytes(ConvolutionProblem("d", *sizes, (2, 2), (10, 10), (1, 1), 1, "f32", False))
-    24212496
-    >>> sizes = (256, 70, 49, 49), (70, 70, 2, 2), (256, 70, 24, 24)
-    >>> padded_phase_bytes(ConvolutionProblem("d", *sizes, (2, 2), (0, 0), (1, 1), 1, "f32", False))
-    207698704
     """
     if problem.direction != DATA or max(problem.stride) == 1:
         return 0
@@ -447,12 +391,7 @@ _SAMPLE_UNIT, _SAMPLE_COPIES = 32, 8  # channels, and how many sums a sample has
 
 
 def sample_bytes(problem: ConvolutionProblem) -> int:
-    """Gradients of a depthwise convolution's filter, several for each sample.
-
-    >>> sizes = (8, 787, 32, 32), (787, 1, 1, 1), (8, 787, 32, 32)
-    >>> sample_bytes(ConvolutionProblem("w", *sizes, (1, 1), (0, 0), (1, 1), 787, "bf16", True))
-    204800
-    """
+    """Gradients of a depthwise convolution's filter, several for each sample."""
     channels = problem.weight[0]
     if problem.direction != FILTER or problem.groups == 1 or problem.weight[1] > 1 or channels != problem.groups:
         return 0
@@ -461,12 +400,7 @@ def sample_bytes(problem: ConvolutionProblem) -> int:
 
 
 def _phases(problem: ConvolutionProblem) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Lengths of a strided data gradient once the stride has become channels: of the source, the filter and the output.
-
-    >>> sizes = (16, 1024, 8, 8), (2048, 1024, 4, 4), (16, 2048, 4, 4)
-    >>> _phases(ConvolutionProblem("d", *sizes, (2, 2), (1, 1), (1, 1), 1, "f32", False))
-    ((4, 4), (3, 3), (4, 4))
-    """
+    """Lengths of source, filter and output of a strided data gradient whose strides have become channels."""
     lengths = tuple(-(-length // step) for length, step in zip(problem.source[2:], problem.stride, strict=True))
     taps = tuple(
         (step - 1 + padding) // step + (length - 1 - padding) // step + 1
@@ -487,10 +421,6 @@ def transform_bytes(problem: ConvolutionProblem) -> int:
     Forward and filter gradient transform whole images, of the next power of two in length, twice each: once in either
     layout. Data gradients go tile by tile. A strided one is that of a filter with more channels. With channels last,
     and for groups, tensors are copied first.
-
-    >>> sizes = (64, 1344, 14, 14), (2520, 1344, 1, 1), (64, 2520, 14, 14)
-    >>> transform_bytes(ConvolutionProblem("f", *sizes, (1, 1), (0, 0), (1, 1), 1, "f32", False))
-    8015099904
     """
     if len(problem.source) != 4:
         return 0
@@ -532,12 +462,7 @@ def transform_bytes(problem: ConvolutionProblem) -> int:
 
 
 def transforms(problem: ConvolutionProblem) -> bool:
-    """Whether cuDNN has plans by Fourier transforms for such a problem at all; which it names is another question.
-
-    >>> sizes = (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8)
-    >>> transforms(ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "bf16", False))
-    False
-    """
+    """Whether cuDNN has plans by Fourier transforms for such a problem at all; which it names is another question."""
     if len(problem.source) != 4 or problem.kind not in ("f32", "f16"):
         return False
     if problem.direction == DATA:

@@ -70,11 +70,7 @@ def settings_of(arguments: Sequence[Any], dims: int) -> ConvolutionSettings:
 
 
 def channels_last_strides(size: Sequence[int]) -> tuple[int, ...]:
-    """Strides with the channels closest together.
-
-    >>> channels_last_strides((2, 3, 4, 5))
-    (60, 1, 15, 3)
-    """
+    """Strides with the channels closest together."""
     order = (0, *range(2, len(size)), 1)
     inner = contiguous_strides([size[dim] for dim in order])
     strides = [0] * len(size)
@@ -84,11 +80,7 @@ def channels_last_strides(size: Sequence[int]) -> tuple[int, ...]:
 
 
 def suggests_channels_last(tensor: Operand) -> bool:
-    """c10/core/MemoryFormat.h, is_channels_last_strides_2d and _3d: what `suggest_memory_format` goes by.
-
-    >>> suggests_channels_last(Operand((2, 3, 4, 4), (48, 1, 12, 3), torch.float32))
-    True
-    """
+    """c10/core/MemoryFormat.h, is_channels_last_strides_2d and _3d: what `suggest_memory_format` goes by."""
     size, stride = tensor.size, tensor.stride
     if len(size) not in (4, 5) or stride[1] == 0:
         return False
@@ -153,11 +145,7 @@ def is_depthwise(source: Operand, weight: Operand, settings: ConvolutionSettings
 
 
 def cudnn_convolves(dtype: torch.dtype, capability: Capability) -> bool:
-    """Convolution.cpp, ConvParams::use_cudnn: bfloat16 only since compute capability 8.0.
-
-    >>> cudnn_convolves(torch.bfloat16, (7, 5)), cudnn_convolves(torch.float16, (7, 5))
-    (False, True)
-    """
+    """Convolution.cpp, ConvParams::use_cudnn: bfloat16 only since compute capability 8.0."""
     return bool(torch._C._get_cudnn_enabled()) and (dtype is not torch.bfloat16 or capability >= (8, 0))
 
 

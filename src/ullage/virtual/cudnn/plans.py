@@ -133,11 +133,7 @@ def result_bytes(unit: int, high: Any, across: Any) -> Any:
 
 
 def product_bytes(unit: int, count: Any, high: Any, across: Any) -> Any:
-    """Bytes of what a product of so many rows and columns keeps. Takes columns, too.
-
-    >>> [product_bytes(unit, 2, 40, 50) for unit in range(8)]
-    [32, 2048, 16256, 16000, 25856, 20736, 32768, 131072]
-    """
+    """Bytes of what a product of so many rows and columns keeps. Takes columns, too."""
     if unit in (PIECES, KIBS):
         return count * (16, 1024)[unit]
     constant = 0 if unit in (BARE_RESULTS, TILED_64, TILED_128) else PRODUCT_CONSTANT
@@ -147,9 +143,6 @@ def product_bytes(unit: int, count: Any, high: Any, across: Any) -> Any:
 def parts_aimed_at(count: Any, depth: Any, unit: Any) -> Any:
     """The parts that a sum of this depth is split into where so many were aimed at: all but the last are a multiple of
     16 bytes long, which is `unit` numbers. Takes columns, too.
-
-    >>> parts_aimed_at(264, 84600, 4), parts_aimed_at(132, 39701, 8)
-    (262, 131)
     """
     return -(-depth // round_up(-(-depth // count), unit))
 
@@ -255,11 +248,7 @@ def parts_by(plan: EnginePlan, cut: Grid, named: int) -> int:
 
 
 def _additions(parts: int) -> int:
-    """The additions by which a tree adds so many parts, two at a time.
-
-    >>> _additions(4), _additions(5)
-    (3, 6)
-    """
+    """The additions by which a tree adds so many parts, two at a time."""
     count = 0
     while parts > 1:
         parts = -(-parts // 2)

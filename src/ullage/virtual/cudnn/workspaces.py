@@ -62,9 +62,6 @@ ASKED = ((7, 5), (8, 0), (8, 6), (8, 9), MEASURED_CAPABILITY, (12, 0))  # cuDNN 
 def trees_of(capability: tuple[int, int] | None) -> str:
     """The file of the trees for an architecture; for one that cuDNN was not asked about, those of the H200, which has
     some only where somebody has grown them: it is shipped with a network.
-
-    >>> trees_of((8, 6)), trees_of((10, 0)) == trees_of((9, 0))
-    ('convolution_trees-cudnn9.19-sm_86.xz', True)
     """
     major, minor = capability if capability in ASKED else MEASURED_CAPABILITY
     return f"convolution_trees-cudnn{MEASURED_CUDNN}-sm_{major}{minor}.xz"

@@ -31,15 +31,7 @@ class Reached(NamedTuple):
 
 
 class Communication:
-    """The collectives among more than one rank of one virtual GPU.
-
-    >>> calls = OperatorCalls()
-    >>> order = Communication(calls)
-    >>> _ = order.begin("all_reduce", "world", stream=0, bytes=8, ranks=2, nodes=1, ranks_per_node=2)
-    >>> order.wait_for(0, order.count)
-    >>> [call["operator"] for call in calls.step()["calls"]]
-    ['collective.all_reduce', 'collective.wait']
-    """
+    """The collectives among more than one rank of one virtual GPU."""
 
     def __init__(self, calls: OperatorCalls) -> None:
         self.count = 0  # of collectives that were begun

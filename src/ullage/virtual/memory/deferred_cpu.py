@@ -61,11 +61,7 @@ class _Unfilled:
 
 
 class Host:
-    """The CPU side of one virtual GPU.
-
-    >>> Host().call(torch.ops.aten.zeros.default, ([2],), {})
-    tensor([0., 0.])
-    """
+    """The CPU side of one virtual GPU."""
 
     def __init__(self) -> None:
         self._unfilled: dict[int, _Unfilled] = {}
@@ -249,11 +245,7 @@ class _Step:
 def _address_space(
     make: Callable[[], torch.Tensor], size: Sequence[int], options: dict[str, Any], dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, RuntimeError | None]:
-    """An unfilled tensor. Where this machine has not so much memory, a refusal for whoever wants to fill it, too.
-
-    >>> _address_space(lambda: torch.empty((4, 5)), (4, 5), {})[0].shape
-    torch.Size([4, 5])
-    """
+    """An unfilled tensor. Where this machine has not so much memory, a refusal for whoever wants to fill it, too."""
     try:
         return make(), None
     except RuntimeError as refused:

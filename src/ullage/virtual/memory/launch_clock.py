@@ -32,16 +32,7 @@ _NO_OPERATORS = (*_COLLECTIVES, "cuda.")
 
 
 class LaunchClock:
-    """The clocks of one virtual GPU, in seconds; `stream` gives the number of the current stream.
-
-    >>> from ullage.hardware import gpu
-    >>> made = {"shape": [8192, 8192], "dtype": "float32"}
-    >>> product = {"operator": "aten.mm.default", "args": [made, made], "kwargs": {}, "outputs": [made]}
-    >>> clock = LaunchClock(gpu("H200"))
-    >>> for _ in range(10): clock.call(0, lambda number: product)
-    >>> clock.done() - clock.host > 0.1
-    True
-    """
+    """The clocks of one virtual GPU, in seconds; `stream` gives the number of the current stream."""
 
     def __init__(self, gpu: GPU, stream: Callable[[], int] = lambda: 0) -> None:
         self._card, self._stream = gpu, stream

@@ -34,11 +34,7 @@ def _without_workspace(kind: str, precision: str) -> frozenset[int]:
 
 @functools.cache
 def largest_factor(number: int) -> int:
-    """The largest prime factor.
-
-    >>> largest_factor(84), largest_factor(131)
-    (7, 131)
-    """
+    """The largest prime factor."""
     largest, factor = 1, 2
     while factor * factor <= number:
         while number % factor == 0:
@@ -72,11 +68,7 @@ def _longest(precision: str) -> int:
 
 
 def complex_numbers(length: int, precision: str, strided: bool, batch: int) -> int:
-    """Numbers of the workspace of one complex transform.
-
-    >>> complex_numbers(1024, "s", False, 1), complex_numbers(1048576, "s", False, 1)
-    (0, 1048576)
-    """
+    """Numbers of the workspace of one complex transform."""
     if largest_factor(length) > LARGEST_FACTOR:
         longest = _longest(precision)
         return 0 if length <= longest else _bluestein(length, longest)
@@ -102,11 +94,7 @@ def _real_numbers(kind: str, length: int, precision: str, batch: int, others: in
 
 
 def workspace(kind: str, precision: str, lengths: Sequence[int], batch: int, strided: bool) -> int:
-    """Complex numbers that cuFFT wants for a plan: "c2c", "r2c" or "c2r", "s" or "d", the lengths of the dimensions.
-
-    >>> workspace("c2c", "s", (64, 1 << 20), 2, False), workspace("r2c", "s", (131,), 2, False)
-    (134217728, 262)
-    """
+    """Complex numbers that cuFFT wants for a plan: "c2c", "r2c" or "c2r", "s" or "d", the lengths of the dimensions."""
     *outer, last = lengths
     others = math.prod(outer)
     if kind == "c2c":

@@ -240,11 +240,7 @@ def batch_norm(
 
 
 def _first(results: Any) -> Any:
-    """The first of several results; a C++ tuple lets the others go from its first element on, Python's from the last.
-
-    >>> _first((1, 2, 3))
-    1
-    """
+    """Return the first result. C++ releases the others from the first on, a Python tuple from the last on."""
     kept = list(results)
     del results
     first = kept[0]

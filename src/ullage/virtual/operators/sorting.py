@@ -84,11 +84,7 @@ def segmented_radix_sort(count: int, key: int, value: int) -> int:
 
 
 def bits_of(largest: int) -> int:
-    """cub.cuh of PyTorch, get_num_bits: how many bits the largest key has.
-
-    >>> bits_of(168)
-    8
-    """
+    """cub.cuh of PyTorch, get_num_bits: how many bits the largest key has."""
     return max(1, largest.bit_length())
 
 
@@ -101,11 +97,7 @@ def _tile_states(count: int, tile: int, itemsize: int, one_word: bool = True) ->
 
 
 def scan(count: int, itemsize: int, is_plain_number: bool = True) -> int:
-    """cub::DeviceScan with PyTorch's own operator; half precision is a class of its own there.
-
-    >>> scan(128, 8), scan(1, 4)
-    (1279, 1023)
-    """
+    """cub::DeviceScan with PyTorch's own operator; half precision is a class of its own there."""
     items = max(1, min(15 * 4 // itemsize, 30))
     return _tile_states(count, 128 * items, itemsize, is_plain_number)
 

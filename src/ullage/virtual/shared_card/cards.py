@@ -150,11 +150,7 @@ class Cards:
 def environment(
     folder: str | os.PathLike[str], uuids: Sequence[str], base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Environment variables with which a Python process trains on these cards; `base` is the environment to extend.
-
-    >>> environment("/cards", ["GPU-1", "GPU-2"], base={})["CUDA_VISIBLE_DEVICES"]
-    'GPU-1,GPU-2'
-    """
+    """Environment variables with which a Python process trains on these cards; `base` is the environment to extend."""
     paths = (os.environ if base is None else base).get("PYTHONPATH", "").split(os.pathsep)
     others = [path for path in paths if path and path != str(STARTUP)]
     return {

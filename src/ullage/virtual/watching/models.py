@@ -32,11 +32,7 @@ class Weight:
 
 
 def weight_of(parameter: torch.Tensor) -> Weight:
-    """What a parameter is, with all that it carries: packed values, scales and codes of a quantized one.
-
-    >>> weight_of(torch.nn.Parameter(torch.empty(2, 3)))
-    Weight(count=6, nbytes=24, kind='float32', trainable=True)
-    """
+    """What a parameter is, with all that it carries: packed values, scales and codes of a quantized one."""
     shape = getattr(getattr(parameter, "quant_state", None), "shape", None)  # bitsandbytes packs two in a byte
     count = math.prod(shape) if shape is not None else parameter.numel()
     parts = tensors_of(parameter)
@@ -151,10 +147,6 @@ class CalledModel:
 
 
 def _upwards(path: str) -> list[str]:
-    """A path and all above it.
-
-    >>> _upwards("a.0")
-    ['a.0', 'a', '']
-    """
+    """A path and all above it."""
     parts = path.split(".") if path else []
     return [".".join(parts[:length]) for length in range(len(parts), -1, -1)]
