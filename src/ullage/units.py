@@ -9,6 +9,7 @@ import re
 from ullage.errors import InvalidValue
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+INT_MAX = 2**31 - 1  # the largest number of 32 bits
 
 _BYTE_FACTORS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -111,6 +112,21 @@ def format_moment(seconds: float) -> str:
     16
     """
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S").removesuffix(":00")
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    """Divide whole numbers and round up; also columns of NumPy."""
+    return -(-number // divisor)
+
+
+def round_up(number: int, unit: int) -> int:
+    """Round up to a multiple of a unit; also columns of NumPy."""
+    return -(-number // unit) * unit
+
+
+def last_power_of_two(number: int) -> int:
+    """Return the largest power of two that is not larger, at least 1."""
+    return 1 << (max(number, 1).bit_length() - 1)
 
 
 def _parse(text: str, factors: dict[str, float] | dict[str, int], needed: str) -> float:

@@ -114,7 +114,7 @@ def test_under_inference_mode_there_is_no_reserve():
     with ullage.virtual_gpu("H200") as gpu:
         model = nn.LSTM(64, 128).cuda().eval()
         source = torch.randn(20, 16, 64, device="cuda")
-        gpu.memory.allocator.reset_peaks()
+        gpu.memory.allocator.reset_peak_stats()
         before = gpu.memory.allocator.allocated
         with torch.inference_mode():
             out, (hidden, cells) = model(source)

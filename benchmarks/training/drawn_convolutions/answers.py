@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ullage.units import round_up
 from ullage.virtual.cudnn import plans
 from ullage.virtual.cudnn.network import NO_PLAN_NAMED
-from ullage.virtual.whole_numbers import round_up
 from ullage_lab.train import workspaces as table
 
 UNSURE_SEED = 20_000_000  # from here on, only what the network of before was not sure of was asked

@@ -8,14 +8,12 @@ stays the same object as long as the segment lives, and a snapshot needs no set 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-# Constants of PyTorch's CUDA caching allocator, each with its name there. PyTorch 2.6 to 2.13 agree on all of them.
+from ullage.units import MIB, round_up
 
-KIB: Final = 1024
-MIB: Final = 1024 * KIB
-GIB: Final = 1024 * MIB
+# Constants of PyTorch's CUDA caching allocator, each with its name there. PyTorch 2.6 to 2.13 agree on all of them.
 
 # c10/core/AllocatorConfig.h (before 2.9: c10/cuda/CUDACachingAllocator.cpp)
 MIN_BLOCK_SIZE: Final = 512  # kMinBlockSize: every size is a multiple of it
@@ -58,40 +56,21 @@ FREE, IN_USE, UNMAPPED = 0, 1, 2
 
 
 class Block:
-    """A piece of a segment: what ``malloc`` hands out and ``free`` takes back.
+    """A piece of a segment: ``malloc`` returns it, ``free`` takes it back.
 
     After ``free`` the object belongs to the allocator again: its numbers may change at any later call.
     """
 
     __slots__ = (
-        "address",
-        "born",
-        "key",
-        "next",
-        "pool",
-        "prev",
-        "requested",
-        "segment_id",
-        "size",
-        "state",
-        "stream",
+        *("address", "size", "stream", "segment_id", "pool", "state", "requested"),
+        *("prev", "next", "key", "born"),
     )
 
     def __init__(
-        self,
-        address: int,
-        size: int,
-        stream: int,
-        segment_id: int,
-        pool: Pool | None = None,
-        state: int = FREE,
+        self, address: int, size: int, stream: int, segment_id: int, pool: Pool | None = None, state: int = FREE
     ) -> None:
-        self.address = address
-        self.size = size
-        self.stream = stream
-        self.segment_id = segment_id
-        self.pool = pool
-        self.state = state
+        self.address, self.size, self.stream, self.segment_id = address, size, stream, segment_id
+        self.pool, self.state = pool, state
         self.requested = 0
         self.prev: Block | None = None
         self.next: Block | None = None
@@ -150,35 +129,6 @@ class Pool:
     Counts and bytes in use are kept as two running totals (in and out), their difference is what is in use.
     """
 
-    __slots__ = (
-        "allocated_in",
-        "allocated_out",
-        "by_stream",
-        "count_in",
-        "count_out",
-        "inactive_bytes",
-        "inactive_bytes_in",
-        "inactive_count",
-        "inactive_count_in",
-        "name",
-        "peak_allocated",
-        "peak_count",
-        "peak_inactive_bytes",
-        "peak_inactive_count",
-        "peak_requested",
-        "peak_reserved",
-        "peak_segments",
-        "requested_in",
-        "requested_out",
-        "reserved",
-        "reserved_in",
-        "searches",
-        "segments",
-        "segments_in",
-        "smallest_remainder",
-        "split_below",
-    )
-
     def __init__(self, name: str, smallest_remainder: int, split_below: int = UNLIMITED) -> None:
         self.name = name
         self.smallest_remainder = smallest_remainder  # a smaller rest stays part of the block
@@ -210,18 +160,20 @@ class Pool:
         return self.by_stream.setdefault(stream, FreeList())
 
     def free_blocks(self) -> list[Block]:
-        """All free blocks in PyTorch's order: by stream, size and address."""
+        """Return all free blocks in PyTorch's order: by stream, size and address."""
         return [block for stream in sorted(self.by_stream) for block in self.by_stream[stream].blocks]
+
+
+def blocks_from(head: Block | None) -> Iterator[Block]:
+    """Iterate over a block and those that follow it in its segment."""
+    while head is not None:
+        yield head
+        head = head.next
 
 
 # How many bytes a request takes: of a block, and of a new segment.
 
 _FIRST_INTERVAL = ROUNDUP_START.bit_length() - 1
-
-
-def round_up(size: int, multiple: int) -> int:
-    """Round up to a multiple."""
-    return -(-size // multiple) * multiple
 
 
 def block_size(size: int, divisions: Sequence[int]) -> int:

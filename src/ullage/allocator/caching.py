@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from ullage.allocator import expandable, statistics
@@ -20,10 +21,7 @@ from ullage.allocator.blocks import (
     FREE,
     FREE_COMPLETED,
     FREE_REQUESTED,
-    GIB,
     IN_USE,
-    KIB,
-    MIB,
     MIN_BLOCK_SIZE,
     SEGMENT_ALLOC,
     SEGMENT_FREE,
@@ -38,36 +36,21 @@ from ullage.allocator.blocks import (
 from ullage.allocator.config import AllocatorConfig
 from ullage.allocator.private_pools import NO_POOL, STREAM_BITS, PoolId, PrivatePools, stream_of
 from ullage.allocator.segments import Driver, Segments
+from ullage.units import GIB, KIB, MIB
 
 
+@dataclass(eq=False)
 class OutOfMemory(RuntimeError):
-    """Raised by `malloc` where PyTorch raises torch.OutOfMemoryError. All numbers are bytes.
+    """Raised by `malloc` where PyTorch raises torch.OutOfMemoryError. All numbers are bytes."""
 
-    ``requested`` is what was asked for, ``rounded`` the block it needs, ``segment_size`` what was asked of
-    the driver, ``allowed`` the limit set by a memory fraction (None without one), ``device_free`` what the
-    driver still had, ``device_total`` the card's memory.
-    """
-
-    def __init__(
-        self,
-        requested: int,
-        rounded: int,
-        segment_size: int,
-        allowed: int | None,
-        reserved: int,
-        allocated: int,
-        device_free: int,
-        device_total: int,
-    ) -> None:
-        super().__init__(requested, rounded, segment_size, allowed, reserved, allocated, device_free, device_total)
-        self.requested = requested
-        self.rounded = rounded
-        self.segment_size = segment_size
-        self.allowed = allowed
-        self.reserved = reserved
-        self.allocated = allocated
-        self.device_free = device_free
-        self.device_total = device_total
+    requested: int
+    rounded: int  # size of the block that the request needs
+    segment_size: int  # requested from the driver
+    allowed: int | None  # the limit set by a memory fraction; None without one
+    reserved: int
+    allocated: int
+    device_free: int
+    device_total: int
 
     def __str__(self) -> str:
         return self.message()
@@ -296,19 +279,9 @@ class CachingAllocator(Segments):
         self.allocated -= times * block.size
         self.requested -= times * block.requested
 
-    def empty_cache(self, pool: PoolId = NO_POOL) -> None:
-        """Give every wholly free segment (and every wholly free page) back to the driver, or those of one pool.
-
-        While a CUDA graph is captured only private pools that nobody uses give anything back.
-        """
-        self.release_cached_blocks(pool)
-
     def largest_cached_block(self) -> int:
         lists = [free_list for pool in (self._small, self._large) for free_list in pool.by_stream.values()]
         return max((block.size for free_list in lists for block in free_list.blocks[-1:]), default=0)
-
-    def reset_peak_stats(self) -> None:
-        self.reset_peaks()
 
     def reset_accumulated_stats(self) -> None:
         """Reset all totals to zero, as torch.cuda.reset_accumulated_memory_stats()."""
@@ -373,21 +346,13 @@ class CachingAllocator(Segments):
         if block is None and self._release_oversize_blocks(free_list, rounded):
             block = self._grow(wanted, rounded, pool, free_list, stream)
         if block is None and not self._diverted:
-            self.release_cached_blocks()
+            self.empty_cache()
             self.num_alloc_retries += 1
             block = self._grow(wanted, rounded, pool, free_list, stream)
         if block is None:
             self.num_ooms += 1
-            raise OutOfMemory(
-                requested=size,
-                rounded=rounded,
-                segment_size=wanted,
-                allowed=self.allowed,
-                reserved=self.reserved,
-                allocated=self.allocated,
-                device_free=self.free_on_card(),
-                device_total=self.total_memory,
-            )
+            own = self.allowed, self.reserved, self.allocated
+            raise OutOfMemory(size, rounded, wanted, *own, self.free_on_card(), self.total_memory)
         return block
 
     def _grow(self, wanted: int, rounded: int, pool: Pool, free_list: FreeList, stream: int) -> Block | None:
@@ -418,8 +383,11 @@ class CachingAllocator(Segments):
         if self.on_event is not None:
             self.on_event(SEGMENT_FREE, block.address, block.size)
 
-    def release_cached_blocks(self, only: PoolId = NO_POOL) -> None:
-        """Give back all wholly free segments and pages that may go, the large pool's first."""
+    def empty_cache(self, only: PoolId = NO_POOL) -> None:
+        """Give all wholly free segments and pages back to the driver, the large pool's first, or those of one pool.
+
+        While a CUDA graph is captured only private pools without users give anything back.
+        """
         self.num_sync_all_streams += 1
         for pool in reversed(self.pools):
             for block in pool.free_blocks():

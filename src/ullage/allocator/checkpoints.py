@@ -6,10 +6,9 @@ had after the last recorded graph on the path.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from ullage.allocator.blocks import SMALL_SIZE, Block, FreeList
+from ullage.allocator.blocks import SMALL_SIZE, Block, FreeList, blocks_from
 from ullage.allocator.caching import CachingAllocator
 from ullage.allocator.private_pools import PoolId
 
@@ -29,11 +28,12 @@ class Restored(NamedTuple):
 
 
 def checkpoint(allocator: CachingAllocator, pool: PoolId) -> PoolState:
-    """The state of a private pool (PyTorch's getCheckpointState)."""
-    return PoolState(
-        pool,
-        {head.segment_id: [(block.size, block.allocated) for block in _from(head)] for head in _heads(allocator, pool)},
-    )
+    """Return the state of a private pool (PyTorch's getCheckpointState)."""
+    segments = {
+        head.segment_id: [(block.size, block.allocated) for block in blocks_from(head)]
+        for head in _heads(allocator, pool)
+    }
+    return PoolState(pool, segments)
 
 
 def restore(allocator: CachingAllocator, state: PoolState) -> Restored:
@@ -43,7 +43,7 @@ def restore(allocator: CachingAllocator, state: PoolState) -> Restored:
     """
     freed = []
     for head in _heads(allocator, state.pool):
-        for block in [block for block in _from(head) if block.allocated]:
+        for block in [block for block in blocks_from(head) if block.allocated]:
             freed.append(block.address)
             allocator.free(block)
     in_use: list[Block] = []
@@ -80,10 +80,3 @@ def _pieces(size: int, most: int) -> list[int]:
 
 def _heads(allocator: CachingAllocator, pool: PoolId) -> list[Block]:
     return [head for head in allocator.heads.values() if allocator.private.pool_of(head.stream) == pool]
-
-
-def _from(head: Block) -> Iterator[Block]:
-    block: Block | None = head
-    while block is not None:
-        yield block
-        block = block.next

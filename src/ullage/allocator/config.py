@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from ullage.allocator.blocks import LARGE_BUFFER, MIB, MIN_LARGE_ALLOC, ROUNDUP_INTERVALS, UNLIMITED
+from ullage.allocator.blocks import LARGE_BUFFER, MIN_LARGE_ALLOC, ROUNDUP_INTERVALS, UNLIMITED
+from ullage.units import MIB
 
 ENVIRONMENT_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -46,7 +48,7 @@ class AllocatorConfig:
     """
 
     max_split_size: int = UNLIMITED
-    roundup_power2_divisions: tuple[int, ...] = field(default=NO_ROUNDUP)
+    roundup_power2_divisions: tuple[int, ...] = NO_ROUNDUP
     expandable_segments: bool = False
     garbage_collection_threshold: float = 0.0
     max_non_split_rounding: int = LARGE_BUFFER
@@ -87,24 +89,17 @@ class AllocatorConfig:
         Options that leave device memory as it is are accepted and forgotten; ``backend:cudaMallocAsync``
         (another allocator) and unknown words are refused.
         """
-        found = dict(_pairs(text))
-        large = _size(found, "large_segment_size_mb", LARGE_BUFFER)
-        config = cls(
-            max_split_size=_size(found, "max_split_size_mb", UNLIMITED),
-            roundup_power2_divisions=_divisions(found.pop("roundup_power2_divisions", "")),
-            expandable_segments=_flag(found, "expandable_segments"),
-            garbage_collection_threshold=_threshold(found),
-            max_non_split_rounding=_size(found, "max_non_split_rounding_mb", large),
-            memory_fraction=_real(found, "per_process_memory_fraction", 1.0),
-            large_segment_size=large,
-        )
-        backend = found.pop("backend", "native")
-        if backend != "native":
-            raise AllocatorConfigError(f"backend must be native, the allocator modelled here, not {backend}")
-        for name in found:
-            if name not in OPTIONS_WITHOUT_EFFECT:
+        values: dict[str, Any] = {}
+        for name, value in _pairs(text):
+            if name in _OPTIONS:
+                attribute, read = _OPTIONS[name]
+                values[attribute] = read(name, value)
+            elif name == "backend" and value != "native":
+                raise AllocatorConfigError(f"backend must be native, the allocator modelled here, not {value}")
+            elif name not in OPTIONS_WITHOUT_EFFECT and name != "backend":
                 raise AllocatorConfigError(f"an option that PyTorch knows is needed, not {name!r}")
-        return config
+        values.setdefault("max_non_split_rounding", values.get("large_segment_size", LARGE_BUFFER))
+        return cls(**values)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> AllocatorConfig:
@@ -131,31 +126,25 @@ def _whole(name: str, text: str) -> int:
     return int(text)
 
 
-def _size(found: dict[str, str], name: str, default: int) -> int:
-    text = found.pop(name, None)
-    return default if text is None else min(_whole(name, text) * MIB, UNLIMITED)
+def _size(name: str, text: str) -> int:
+    return min(_whole(name, text) * MIB, UNLIMITED)
 
 
-def _real(found: dict[str, str], name: str, default: float) -> float:
-    text = found.pop(name, None)
-    if text is None:
-        return default
+def _real(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise AllocatorConfigError(f"{name} needs a number, not {text!r}") from None
 
 
-def _threshold(found: dict[str, str]) -> float:
-    given = "garbage_collection_threshold" in found
-    threshold = _real(found, "garbage_collection_threshold", 0.0)
-    if given and threshold <= 0.0:
-        raise AllocatorConfigError(f"garbage_collection_threshold must lie in (0, 1), not {threshold:g}")
+def _threshold(name: str, text: str) -> float:
+    threshold = _real(name, text)
+    if threshold <= 0.0:
+        raise AllocatorConfigError(f"{name} must lie in (0, 1), not {threshold:g}")
     return threshold
 
 
-def _flag(found: dict[str, str], name: str) -> bool:
-    text = found.pop(name, "False")
+def _flag(name: str, text: str) -> bool:
     if text not in ("True", "False"):
         raise AllocatorConfigError(f"{name} needs True or False, not {text!r}")
     return text == "True"
@@ -166,11 +155,8 @@ def _check_power_of_two(name: str, value: int, *, zero: bool = False) -> None:
         raise AllocatorConfigError(f"{name} needs powers of two, not {value}")
 
 
-def _divisions(text: str) -> tuple[int, ...]:
+def _divisions(name: str, text: str) -> tuple[int, ...]:
     """Fill the table from ``8`` or from ``[256:1,512:2,>:4]``, where 256 stands for 256 MiB."""
-    name = "roundup_power2_divisions"
-    if not text:
-        return NO_ROUNDUP
     if not text.startswith("["):
         divisions = _whole(name, text)
         _check_power_of_two(name, divisions)
@@ -195,3 +181,15 @@ def _divisions(text: str) -> tuple[int, ...]:
         table[index] = value
         last = index
     return tuple(table)
+
+
+# By option: the attribute of `AllocatorConfig`, and the function that reads its value.
+_OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "max_split_size_mb": ("max_split_size", _size),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
+    "expandable_segments": ("expandable_segments", _flag),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
+    "max_non_split_rounding_mb": ("max_non_split_rounding", _size),
+    "per_process_memory_fraction": ("memory_fraction", _real),
+    "large_segment_size_mb": ("large_segment_size", _size),
+}

@@ -17,9 +17,9 @@ from ullage.allocator.blocks import (
     Block,
     FreeList,
     Pool,
-    round_up,
 )
 from ullage.allocator.segments import Segments
+from ullage.units import round_up
 
 
 def page_size(allocator: Segments, pool: Pool) -> int:
@@ -84,10 +84,7 @@ def _map(allocator: Segments, block: Block, size: int, pool: Pool, free_list: Fr
     free_list.unmapped.remove(block)
     address = block.address
     if size < block.size:
-        rest = Block(address + size, block.size - size, block.stream, block.segment_id, pool, UNMAPPED)
-        _insert_after(block, rest)
-        free_list.add_unmapped(rest)
-        block.size = size
+        free_list.add_unmapped(_cut(block, size))
     block.state = FREE
     before, after = block.prev, block.next
     if after is not None and after.state == FREE:
@@ -118,9 +115,11 @@ def unmap(allocator: Segments, block: Block) -> None:
     free_list = pool.by_stream[block.stream]
     free_list.remove(block)
     if start > block.address:
-        block = _cut(block, start - block.address, free_list, FREE)
+        front, block = block, _cut(block, start - block.address)
+        front.born = pool.searches
+        free_list.add(front)
     if end < block.address + block.size:
-        rest = _cut(block, end - block.address, None, FREE)
+        rest = _cut(block, end - block.address)
         rest.born = pool.searches
         free_list.add(rest)
     block.state = UNMAPPED
@@ -134,15 +133,13 @@ def unmap(allocator: Segments, block: Block) -> None:
         allocator.drop_segment(block)
 
 
-def _cut(block: Block, size: int, free_list: FreeList | None, state: int) -> Block:
-    """Cut a block after ``size`` bytes; with a list, its front goes there. The part behind is returned."""
-    assert block.pool is not None
-    rest = Block(block.address + size, block.size - size, block.stream, block.segment_id, block.pool, state)
-    _insert_after(block, rest)
-    block.size = size
-    if free_list is not None:
-        block.born = block.pool.searches
-        free_list.add(block)
+def _cut(block: Block, size: int) -> Block:
+    """Cut a block after ``size`` bytes and return the part behind, in the same state."""
+    rest = Block(block.address + size, block.size - size, block.stream, block.segment_id, block.pool, block.state)
+    rest.prev, rest.next = block, block.next
+    if block.next is not None:
+        block.next.prev = rest
+    block.next, block.size = rest, size
     return rest
 
 
@@ -156,13 +153,6 @@ def _merge_unmapped(block: Block, free_list: FreeList) -> Block:
         return before
     free_list.add_unmapped(block)
     return block
-
-
-def _insert_after(block: Block, rest: Block) -> None:
-    rest.prev, rest.next = block, block.next
-    if block.next is not None:
-        block.next.prev = rest
-    block.next = rest
 
 
 def _absorb_next(block: Block) -> None:

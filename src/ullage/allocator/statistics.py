@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Final, TypedDict
 
-from ullage.allocator.blocks import IN_USE, UNLIMITED, UNMAPPED, Block, Pool
-
-# What the allocator counts, and the peaks of it.
+from ullage.allocator.blocks import UNLIMITED, UNMAPPED, Block, Pool, blocks_from
 
 # One row of memory_stats(): what is there now, the most there was, and all that was ever added.
 Row = tuple[int, int, int]
@@ -86,7 +85,7 @@ class Counters:
             self.peak_inactive_bytes = max(self.peak_inactive_bytes, self.inactive_bytes)
             pool.peak_inactive_bytes = max(pool.peak_inactive_bytes, pool.inactive_bytes)
 
-    def reset_peaks(self) -> None:
+    def reset_peak_stats(self) -> None:
         for one in (self, *self.pools):
             for counted in set(_ROWS.values()):
                 setattr(one, f"peak_{counted}", getattr(one, counted))
@@ -139,11 +138,8 @@ def raw_stats(counters: Counters, max_split_size: int) -> dict[str, int]:
         stats[f"{name}.peak"] = peak
         stats[f"{name}.allocated"] = total
         stats[f"{name}.freed"] = total - current
-    stats["num_alloc_retries"] = counters.num_alloc_retries
-    stats["num_ooms"] = counters.num_ooms
-    stats["num_sync_all_streams"] = counters.num_sync_all_streams
-    stats["num_device_alloc"] = counters.num_device_alloc
-    stats["num_device_free"] = counters.num_device_free
+    for name in ("alloc_retries", "ooms", "sync_all_streams", "device_alloc", "device_free"):
+        stats[f"num_{name}"] = getattr(counters, f"num_{name}")
     # An allocation refused before cudaMalloc is tried: only with throw_on_cudamalloc_oom, not modelled.
     stats["num_oom_rejections"] = 0
     stats["max_split_size"] = -1 if max_split_size == UNLIMITED else max_split_size
@@ -176,51 +172,37 @@ def _rows(counters: Counters) -> Iterator[tuple[str, Row]]:
 
 
 def snapshot(heads: Iterable[Block], *, expandable: bool) -> list[SegmentInfo]:
-    """All segments by address, each with its blocks; an expandable one as its contiguous mapped ranges."""
-    segments: list[SegmentInfo] = []
-    for head in heads:
-        current: SegmentInfo | None = None
-        block: Block | None = head
-        while block is not None:
-            if block.state == UNMAPPED:
-                current = None
-            else:
-                if current is None:
-                    current = _empty_segment(block, expandable=expandable)
-                    segments.append(current)
-                _append_block(current, block)
-            block = block.next
+    """Return all segments by address, each with its blocks; an expandable one as its contiguous mapped ranges."""
+    segments = [
+        _segment(list(blocks), expandable=expandable)
+        for head in heads
+        for mapped, blocks in groupby(blocks_from(head), key=lambda block: block.state != UNMAPPED)
+        if mapped
+    ]
     return sorted(segments, key=lambda segment: segment["address"])
 
 
-def _empty_segment(head: Block, *, expandable: bool) -> SegmentInfo:
+def _segment(blocks: list[Block], *, expandable: bool) -> SegmentInfo:
+    head, in_use = blocks[0], [block for block in blocks if block.allocated]
     assert head.pool is not None
+    allocated = sum(block.size for block in in_use)
     return {
         "address": head.address,
-        "total_size": 0,
-        "allocated_size": 0,
-        "active_size": 0,
-        "requested_size": 0,
+        "total_size": sum(block.size for block in blocks),
+        "allocated_size": allocated,
+        "active_size": allocated,
+        "requested_size": sum(block.requested for block in in_use),
         "stream": head.stream,
         "segment_pool_id": (0, 0),
         "segment_type": head.pool.name.removesuffix("_pool"),
         "is_expandable": expandable,
-        "blocks": [],
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": block.requested,
+                "state": "active_allocated" if block.allocated else "inactive",
+            }
+            for block in blocks
+        ],
     }
-
-
-def _append_block(segment: SegmentInfo, block: Block) -> None:
-    in_use = block.state == IN_USE
-    segment["total_size"] += block.size
-    if in_use:
-        segment["allocated_size"] += block.size
-        segment["active_size"] += block.size
-        segment["requested_size"] += block.requested
-    segment["blocks"].append(
-        {
-            "address": block.address,
-            "size": block.size,
-            "requested_size": block.requested,
-            "state": "active_allocated" if in_use else "inactive",
-        }
-    )

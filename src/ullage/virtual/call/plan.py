@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from ullage.hardware import GPU
+from ullage.units import INT_MAX
 from ullage.virtual.cudnn.formulas import ConvolutionProblem, Trial, Workspace
-from ullage.virtual.whole_numbers import INT_MAX
 
 OUTPUT, TEMPORARY, FREE, MAY_BE_LARGER, TRIAL = range(5)
 CUBLAS, CUBLAS_LT, CUDNN, CONVOLUTION = "cublas", "cublaslt", "cudnn", "convolution"  # libraries

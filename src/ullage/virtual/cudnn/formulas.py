@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from ullage.virtual.whole_numbers import round_up
+from ullage.units import round_up
 
 FORWARD, DATA, FILTER = "f", "d", "w"
 ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}

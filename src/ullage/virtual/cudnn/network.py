@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ullage.units import round_up
 from ullage.virtual.cudnn.arrays import needed_numpy
 from ullage.virtual.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem
 from ullage.virtual.cudnn.plans import MULTIPROCESSORS, EnginePlan, fallback, output_length, row_of
-from ullage.virtual.whole_numbers import round_up
 
 DOUBT = 2.0  # scores divided by it are less sure than right, on problems held out of the training (1.4: as sure)
 _MOST_LIKELY = 12  # plans that are looked at

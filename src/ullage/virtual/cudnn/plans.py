@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ullage.units import round_up
 from ullage.virtual.cudnn.formulas import (
     DATA,
     FILTER,
@@ -37,7 +38,6 @@ from ullage.virtual.cudnn.formulas import (
     packed_channels,
 )
 from ullage.virtual.releases import MEASURED_CUDNN
-from ullage.virtual.whole_numbers import round_up
 
 DATA_FOLDER = Path(__file__).with_name("data")
 

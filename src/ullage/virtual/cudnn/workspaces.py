@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ullage.hardware.specification import MEASURED_CAPABILITY as MEASURED_CAPABILITY
+from ullage.units import round_up
 from ullage.virtual.cudnn import plans
 from ullage.virtual.cudnn.arrays import HEADER, header_of, needed_numpy, read_arrays, read_header
 from ullage.virtual.cudnn.formulas import (
@@ -47,7 +48,6 @@ from ullage.virtual.cudnn.network import read_network
 from ullage.virtual.cudnn.plans import DATA_FOLDER as DATA_FOLDER
 from ullage.virtual.cudnn.plans import MULTIPROCESSORS as MULTIPROCESSORS
 from ullage.virtual.releases import MEASURED_CUDNN
-from ullage.virtual.whole_numbers import round_up
 
 # The table and the trees. `ullage lab train convolutions` writes them; they are read at the first convolution.
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ullage.hardware import GPU
+from ullage.units import ceil_div, round_up
 from ullage.virtual.call.plan import CUDNN, Call, New, Output, Plan, Steps, bytes_of, is_contiguous, kernel, new
-from ullage.virtual.whole_numbers import ceil_div, round_up
 
 _MUCH_SHARED = 164  # KiB of shared memory a multiprocessor: data-centre cards since the A100
 

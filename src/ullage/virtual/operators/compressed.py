@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from ullage.units import ceil_div
 from ullage.virtual.operators.layouts import compressed, inner_indices, own_kernel
 from ullage.virtual.state import GPUState
-from ullage.virtual.whole_numbers import ceil_div
 
 _BY_ROWS, _BY_COLUMNS = torch.sparse_csr, torch.sparse_csc
 

@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-from ullage.virtual.whole_numbers import ceil_div
+from ullage.units import ceil_div
 
 TABLE = Path(__file__).parent / "data" / "cufft_lengths.npz"
 LARGEST_FACTOR = 127  # that is not left to Bluestein's algorithm

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ullage.units import INT_MAX
 from ullage.virtual.call.plan import handler
 from ullage.virtual.operators import recurrent
 from ullage.virtual.releases import MEASURED, Release
 from ullage.virtual.state import GPUState, gpus_in_use
-from ullage.virtual.whole_numbers import INT_MAX
 
 # Which kernel `scaled_dot_product_attention` takes: the first in order of preference whose conditions hold
 # (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Not covered: nested tensors.

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ullage.units import ceil_div, round_up
 from ullage.virtual.call.plan import (
     Call,
     New,
@@ -28,7 +29,6 @@ from ullage.virtual.call.plan import (
 )
 from ullage.virtual.operators import sorting
 from ullage.virtual.operators.reductions import Kind, add_buffers
-from ullage.virtual.whole_numbers import ceil_div, round_up
 
 _INDEX = 8  # bytes of a 64-bit index
 

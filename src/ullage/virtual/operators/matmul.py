@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from ullage.units import round_up
 from ullage.virtual.call.plan import (
     CUBLAS,
     CUBLAS_LT,
@@ -18,7 +19,6 @@ from ullage.virtual.call.plan import (
     kernel,
     new,
 )
-from ullage.virtual.whole_numbers import round_up
 
 _POINTER, _STRIDE, _PROBLEM_SIZE = 8, 8, 12  # bytes; three 32-bit sizes make a problem
 _TENSOR_MAPS = 4 * 128  # bytes a multiprocessor: descriptors of the operands

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ullage.units import ceil_div, last_power_of_two
 from ullage.virtual.call.plan import (
     CUDNN,
     Call,
@@ -30,7 +31,6 @@ from ullage.virtual.call.plan import (
 )
 from ullage.virtual.operators.reductions import add_buffers, add_moments, sum_kind
 from ullage.virtual.state import GPUState
-from ullage.virtual.whole_numbers import ceil_div, last_power_of_two
 
 # layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel: above so many rows, blocks of 32 columns and 32 rows leave
 # partial sums, which are then added up; no more than 32768 blocks.

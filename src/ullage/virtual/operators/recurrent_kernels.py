@@ -15,6 +15,7 @@ import torch
 
 from ullage.hardware import GPU
 from ullage.hardware.specification import MEASURED_CAPABILITY
+from ullage.units import ceil_div, round_up
 from ullage.virtual.call.plan import (
     CUDNN,
     Alias,
@@ -30,7 +31,6 @@ from ullage.virtual.call.plan import (
     twin,
 )
 from ullage.virtual.operators.reductions import add_sum
-from ullage.virtual.whole_numbers import ceil_div, round_up
 
 RELU, TANH, LSTM, GRU = range(4)  # cudnnRNNMode_t
 _GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}

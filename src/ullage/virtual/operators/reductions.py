@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ullage.units import INT_MAX, ceil_div, last_power_of_two
 from ullage.virtual.call.plan import Call, New, Plan, Rule, Steps, kernel, like, twin
-from ullage.virtual.whole_numbers import INT_MAX, ceil_div, last_power_of_two
 
 _MAX_THREADS = 512
 _WARP = 32

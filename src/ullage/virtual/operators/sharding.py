@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from ullage.units import ceil_div
 from ullage.virtual.call.plan import Call, Plan, Steps, is_dense, kernel
-from ullage.virtual.whole_numbers import ceil_div
 
 _BLOCK, _TILE, _ENTRY = 128, 2048, 8  # threads of a block; bytes that it moves; bytes of an entry of a table
 

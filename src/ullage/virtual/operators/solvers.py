@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import torch
 
+from ullage.units import round_up
 from ullage.virtual.call.plan import Steps
-from ullage.virtual.whole_numbers import round_up
 
 _POINTER, _INDEX = 8, 8  # bytes
 INFO = 4  # bytes of an error code

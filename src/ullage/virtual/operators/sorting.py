@@ -16,8 +16,8 @@ import math
 import torch
 
 from ullage.hardware import GPU
+from ullage.units import ceil_div, round_up
 from ullage.virtual.call.plan import Call, Plan, Steps, bytes_of, copy_size, is_dense, kernel, twin
-from ullage.virtual.whole_numbers import ceil_div, round_up
 
 _ALIGNMENT = 256
 _COUNT = 8  # bytes of a count of elements

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from ullage.units import ceil_div
 from ullage.virtual.operators import sorting
 from ullage.virtual.operators.compressed import products, take_for_product
 from ullage.virtual.operators.gradient_sums import adds_in_place
 from ullage.virtual.operators.layouts import coo, own_kernel
 from ullage.virtual.state import GPUState
-from ullage.virtual.whole_numbers import ceil_div
 
 _aten = torch.ops.aten
 _INDEX = 8  # bytes of an index
