@@ -168,6 +168,12 @@ def test_named_files_of_the_repository_exist(page):
         assert (ROOT / path).exists(), f"{path} is not there"
 
 
+def test_the_diagrams_are_those_that_their_program_draws(tmp_path):
+    subprocess.run([sys.executable, DOCS / "pictures.py", tmp_path], check=True, timeout=60)
+    drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert drawn == {name: (DOCS / "images" / name).read_text() for name in ("estimate.svg", "job.svg")}
+
+
 # Commands
 
 COMMANDS = all_commands()
