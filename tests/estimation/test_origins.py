@@ -66,7 +66,7 @@ def test_recomputation_in_the_backward_pass_is_the_modules_own():
 
     trace = Trace()
     estimate(training(lambda: Checkpointed(512)), gpu="H200", trace=trace)
-    seen = {(trace.module(p), trace.passes[trace.places[p][2]]) for p in set(trace.place.tolist())}
+    seen = {(trace.modules[trace.places[p][1]], trace.passes[trace.places[p][2]]) for p in set(trace.place.tolist())}
     assert {("inner.0", "forward"), ("inner.0", "backward"), ("inner.1", "backward")} <= seen
 
 
@@ -75,7 +75,7 @@ def test_the_backward_pass_belongs_to_the_module_of_its_node():
     estimate(training(lambda: Net(512)), gpu="H200", trace=trace)
     sizes = {}
     for size, number in zip(trace.size.tolist(), trace.place.tolist(), strict=True):
-        key = trace.module(number), trace.passes[trace.places[number][2]]
+        key = trace.modules[trace.places[number][1]], trace.passes[trace.places[number][2]]
         sizes.setdefault(key, set()).add(size)
     weight = 512 * 64 * 4
     assert weight in sizes["inner.0", "backward"] and weight in sizes["inner.1", "backward"]

@@ -1,4 +1,4 @@
-"""The trace of a run: it agrees with the estimate, survives a file, and PyTorch's viewer reads the snapshot of it."""
+"""The trace of a run agrees with the estimate and can be sent on, and PyTorch's viewer reads its snapshot."""
 
 import pickle
 import subprocess
@@ -43,13 +43,12 @@ def test_the_trace_agrees_with_the_estimate(run):
         assert trace.size[alive & (trace.kind == number)].sum() == e.breakdown.get(kind, 0)
     assert trace.reserved[:, 1].max() <= e.peak_reserved
     assert len(trace.steps) == e.steps == 3 and list(trace.steps) == sorted(trace.steps)
-    assert trace.gpu == "H200" and trace.capacity == e.gpu_memory
 
 
-def test_it_survives_a_file(run, tmp_path):
+def test_it_can_be_sent_to_another_process(run):
     _, trace = run
-    trace.save(tmp_path / "run.trace")
-    again = Trace.load(tmp_path / "run.trace")
+    again = Trace()
+    again.read(trace.to_bytes())
     for name in ("begin", "end", "size", "kind", "place", "owner", "places", "steps", "reserved", "events", "peaks"):
         assert np.array_equal(getattr(trace, name), getattr(again, name)), name
     assert (again.operators, again.modules, again.context) == (trace.operators, trace.modules, trace.context)
@@ -95,14 +94,8 @@ def test_pytorchs_command_opens_the_snapshot(run, tmp_path):
 
 def test_mistakes(tmp_path, run):
     with pytest.raises(InvalidValue, match="this trace is empty"):
-        Trace().save(tmp_path / "x")
-    with pytest.raises(InvalidValue, match="No such file"):
-        Trace.load(tmp_path / "none")
-    (tmp_path / "text").write_text("hello")
-    with pytest.raises(InvalidValue, match="is no trace"):
-        Trace.load(tmp_path / "text")
-    for write in (run[1].save, lambda path: snapshot.write(run[1], path)):
-        with pytest.raises(InvalidValue, match="cannot write .*No such file"):
-            write(tmp_path / "no" / "folder")
-        with pytest.raises(InvalidValue, match="cannot write .*No space left"):
-            write("/dev/full")
+        Trace().to_bytes()
+    with pytest.raises(InvalidValue, match="cannot write .*No such file"):
+        snapshot.write(run[1], tmp_path / "no" / "folder")
+    with pytest.raises(InvalidValue, match="cannot write .*No space left"):
+        snapshot.write(run[1], "/dev/full")

@@ -28,48 +28,18 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """How much memory a job takes on one GPU. All sizes are bytes.
+    """The estimate of a job on one GPU. `print` shows it as a report.
 
-    `peak_allocated` and `peak_reserved` are what `torch.cuda.max_memory_allocated()` and `..._reserved()` would say,
-    `process_memory` is what nvidia-smi shows for the process, `upper` the bound for `process_memory` that placement
-    uses. `breakdown` sums up to `process_memory`: its parts are those at the peak, and `largest` has the most that each
-    ever reaches. `out_of_memory` is PyTorch's message if the job does not fit.
+    All sizes are bytes, and unknown values are `None`. The [JSON reference](json.md) explains each attribute; the most
+    important ones are:
 
-    `peak_operator`, `peak_module`, `peak_class`, `peak_pass` and `peak_step` say when the most was allocated,
-    `reserved_...` when the allocator last took more from the card.
-
-    `models` lists the models that were called: `name` (the class), `parameters`, `trainable`, `bytes` and `types`
-    (bytes by type, such as "bfloat16" or "4-bit"). `layers` has an entry for each of their modules: `model`, `path`,
-    `class`, `depth`, the shape of its `output` (`None` where lengths differ), `parameters`, `trainable`, and the bytes
-    of activations that one forward pass `kept`. Each includes what is below it.
-
-    How sure the figures are: `measured` says whether this very GPU was measured. `guessed` counts cuDNN's workspaces
-    for convolutions: `workspaces` were guessed `of` so many, `bytes` of `of_bytes`; the others were looked up among
-    measured ones. `doubtful` is by how many bytes one guess could be larger. `assumed` lists what was assumed about
-    the code or its data, and `left_out` what the code does and the run did not follow. Each entry says `what`, how
-    often (`count`), whether `upper` holds all the same (`covered`), and how many bytes `upper` adds for it (`adds`).
-    `upper_covers` says so for everything; it is `None` on a GPU that was not measured, for which `upper` only adds 5 %.
-
-    `without_trials` is there where `torch.backends.cudnn.benchmark` is on. PyTorch then tries cuDNN's plans in as much
-    memory as it can get, and in less where less is free. It has `peak_allocated`, `peak_reserved`, `process_memory` and
-    `upper` without that: what the job needs. `fits`, `headroom`, `needed` and `bound` go by it.
-
-    `gpu_assumed` says that no GPU was named, and this one was taken. `pytorch` is the release whose rules were
-    followed. `attention` names the kernels that
-    `scaled_dot_product_attention` took: they differ by GPU, and "math" keeps much more memory than the others.
-
-    `utilization` says how long a step takes and how busy it keeps the GPU. It is `None` where no step was seen to its
-    end. `training` says what a whole training takes, where its length was given. `epoch_samples` is how many samples an
-    epoch of a script has, where its DataLoader tells. `step_calls` are the operator calls of a step; they are not part
-    of the JSON.
-
-    `ranks` is there where several ranks were followed: `rank`, `peak_allocated`, `peak_reserved`, `process_memory` and
-    `upper` of each; `like` names the one that stands for a stage of a pipeline that was not followed. The time of a
-    step is that of the slowest, all other attributes are those of the rank that takes most.
-
-    `estimator` is the name of the estimator. Estimators other than Ullage know less, and what they do not know is
-    `None`. `figure` is the estimator's main figure, and `figure_kind` says what it stands for: "allocated", "reserved"
-    or "process" memory.
+    - `fits`, `headroom`: whether the job fits, and the memory left.
+    - `process_memory`: the memory that nvidia-smi shows for the process. `breakdown` has its parts.
+    - `upper`: an upper bound for `process_memory`. `upper_covers` says whether it includes everything in `guessed`,
+      `assumed` and `left_out`.
+    - `peak_allocated`, `peak_reserved`: `torch.cuda.max_memory_allocated()` and `..._reserved()`.
+    - `utilization`: the time of a step and the activity of the GPU. `training` extends it to a whole training.
+    - `models`, `layers`: the models that the job called, and each of their modules.
     """
 
     gpu: str

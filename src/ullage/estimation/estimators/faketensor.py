@@ -28,6 +28,7 @@ from ullage.jobs.model import Model
 from ullage.jobs.sources.build import prepare
 from ullage.jobs.tasks import Task
 from ullage.jobs.training import autocast_type, low_precision
+from ullage.sandbox.protocol import error_text
 from ullage.virtual import VirtualGPU
 
 MARGIN = 4 << 30  # the paper's "+4 GB"
@@ -89,10 +90,7 @@ def propagate(configuration: Model, gpu: GPU) -> tuple[int, int]:
     except (UllageError, MemoryError):
         raise
     except Exception as error:  # whatever an operator without shape propagation raises
-        line = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise InvalidValue(
-            f"FakeTensor cannot follow {configuration.name}: {type(error).__name__}: {line[:200]}"
-        ) from error
+        raise InvalidValue(f"FakeTensor cannot follow {configuration.name}: {error_text(error)}") from error
 
 
 def _step(
@@ -107,18 +105,16 @@ def _step(
 
 
 def _copied(batch: Any, meter: Meter, low: torch.dtype | None) -> Any:
-    """The batch on the GPU; the one on the CPU counts too, as FakeTensor makes no difference between devices."""
-    if isinstance(batch, dict):
-        return {key: _copied(value, meter, low) for key, value in batch.items()}
-    if isinstance(batch, list):
-        return [_copied(value, meter, low) for value in batch]
-    if not isinstance(batch, torch.Tensor):
-        return batch
-    if batch.is_floating_point():
-        batch = batch.to(low) if low is not None else batch
-        batch.requires_grad_()
-    meter.show(batch)
-    return batch.clone()
+    """Copy a batch to the GPU; the one on the CPU counts too, as FakeTensor makes no difference between devices."""
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_floating_point():
+            tensor = tensor.to(low) if low is not None else tensor
+            tensor.requires_grad_()
+        meter.show(tensor)
+        return tensor.clone()
+
+    return tree_map_only(torch.Tensor, copied, batch)
 
 
 def _estimate(name: str, request: JobRequest, gpu: GPU, margin: int) -> Estimate:

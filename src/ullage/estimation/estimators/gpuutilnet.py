@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ullage.errors import InvalidValue
 from ullage.estimation.estimators.gpumemnet.features import ModelSummary, names_of
 from ullage.estimation.estimators.gpumemnet.networks import DEPTHS, Perceptrons, jobs_of
-from ullage.estimation.estimators.weights import plain_products, write_weights
+from ullage.estimation.estimators.weights import plain_products, read_weights, write_weights
 
 SHIPPED = Path(__file__).parents[2] / "performance" / "data" / "gpuutilnet.safetensors"
 CLASSES = ("low", "medium", "high")
@@ -41,17 +40,13 @@ METRICS = ("smact", "smocc", "drama")
 
 
 def classes_of(values: Sequence[float] | npt.NDArray[np.float64], edges: tuple[float, float]) -> npt.NDArray[np.int64]:
-    """The class of each share: 0 low, 1 medium, 2 high.
-
-    >>> classes_of([0.1, 0.2, 0.95], (0.2, 0.7)).tolist()
-    [0, 1, 2]
-    """
+    """Return the class of each share: 0 low, 1 medium, 2 high."""
     return np.digitize(np.asarray(values, dtype=np.float64), edges).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class GPUUtilNet:
-    """Trained networks by family and metric, and what is known about each: rows, held-out rows, figures."""
+    """Trained networks by family and metric, with the rows, held-out rows and figures of each."""
 
     networks: Mapping[tuple[str, str], Perceptrons]
     cards: Mapping[tuple[str, str], Mapping[str, Any]]
@@ -84,23 +79,13 @@ def save(model: GPUUtilNet, path: Path) -> None:
 
 @functools.cache
 def load(path: Path = SHIPPED) -> GPUUtilNet:
-    """The networks of a file."""
-    from safetensors import SafetensorError, safe_open
-
+    """Return the networks of a file."""
     networks, cards = {}, {}
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            for family, metric, card in json.loads(metadata["cards"]):
-                prefix = f"{family}.{metric}."
-                network = empty_network(family)
-                names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
-                network.load_state_dict({name.removeprefix(prefix): file.get_tensor(name) for name in names})
-                networks[family, metric], cards[family, metric] = network.eval(), card
-            return GPUUtilNet(networks, cards, metadata["gpu"])
-    except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError, RuntimeError) as error:
-        told = str(error).splitlines() or [type(error).__name__]
-        raise InvalidValue(
-            f"needed weights of gpuutilnet in {path}: {told[0]}; "
-            f"'ullage lab train gpuutilnet --out {path.name}' makes them"
-        ) from None
+    with read_weights("gpuutilnet", path) as (tensors, metadata):
+        for family, metric, card in json.loads(metadata["cards"]):
+            prefix = f"{family}.{metric}."
+            own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+            network = empty_network(family)
+            network.load_state_dict(own)
+            networks[family, metric], cards[family, metric] = network.eval(), card
+        return GPUUtilNet(networks, cards, metadata["gpu"])

@@ -5,6 +5,7 @@ It comes from a forward pass on a virtual GPU, or from the text that torchsummar
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.hardware import GPU
 from ullage.jobs.model import Model
 from ullage.jobs.sources.build import prepare
+from ullage.sandbox.protocol import error_text
 from ullage.virtual import VirtualGPU
 
 _NUMBER = re.compile(r"-?\d+")
@@ -44,7 +47,7 @@ class LayerSummary:
 
 
 def summarize(configuration: Model, gpu: GPU) -> LayerSummary:
-    """The summary of a model: every layer without layers inside, in the order of the forward pass."""
+    """Summarize a model: every layer without layers inside, in the order of the forward pass."""
     layers: list[SummaryLayer] = []
 
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -67,39 +70,32 @@ def run_forward(configuration: Model, note: Callable[[nn.Module, Any, Any], None
         for module in model.modules() if note is not None else ():
             if not any(True for _ in module.children()):
                 module.register_forward_hook(note)  # type: ignore[arg-type]
-        inputs, targets = task.batch(configuration.batch_size)
         with torch.no_grad():
-            task.forward(model, moved(inputs), moved(targets))
+            task.forward(model, *moved(task.batch(configuration.batch_size)))
     except (UllageError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise InvalidValue(
-            f"{configuration.name} does not run: {type(error).__name__}: {_first_line(error)}"
-        ) from error
+        raise InvalidValue(f"{configuration.name} does not run: {error_text(error)}") from error
     return model
 
 
 def moved(batch: Any) -> Any:
-    """A batch with every tensor in it on "cuda"."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to("cuda")
-    if isinstance(batch, dict):
-        return {key: moved(value) for key, value in batch.items()}
-    return [moved(value) for value in batch] if isinstance(batch, list) else batch
+    """Return a batch with every tensor in it on "cuda"."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to("cuda"), batch)
 
 
 def read_summary(text: str) -> LayerSummary:
-    """The summary in the text that torchsummary or torchinfo printed."""
+    """Read the text that torchsummary or torchinfo printed."""
     rows = _torchsummary_rows(text) or _torchinfo_rows(text)
     if not rows:
         raise InvalidValue(
-            "no layers found: needed the text that torchsummary or torchinfo print, with the columns "
-            "layer, output shape and parameters"
+            "a summary must be the text that torchsummary or torchinfo print, with the columns layer, output shape "
+            "and parameters; no layers found"
         )
     total = _TOTAL.search(text)
     parameters = _whole(total[1]) if total else sum(own for _, _, own in rows)
     batches = {shape[0] for _, shape, _ in rows if shape and shape[0] > 0}
-    layers = tuple(SummaryLayer(kind, _product(shape[1:]), own) for kind, shape, own in rows)
+    layers = tuple(SummaryLayer(kind, math.prod(shape[1:]), own) for kind, shape, own in rows)
     return LayerSummary(layers, parameters, batches.pop() if len(batches) == 1 else None)
 
 
@@ -129,21 +125,6 @@ def _whole(text: str) -> int:
     return int(digits) if digits.isdigit() else 0
 
 
-def _product(shape: list[int]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product
-
-
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """All tensors in nested lists, tuples and dicts."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [tensor for part in value.values() for tensor in tensors_in(part)]
-    return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, list | tuple) else []
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), "")
+    """Return all tensors in nested lists, tuples and dicts."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]

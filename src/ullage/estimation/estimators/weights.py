@@ -1,4 +1,4 @@
-"""Files of weights: written whole or not at all, and a card beside the weights that says what they were trained on."""
+"""Files of weights: written completely or not at all, with a card that describes their training."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def write_weights(path: Path, content: bytes) -> None:
-    """Write a file in place of the one that is there, which stays as it is if that fails.
-
-    safetensors' own `save_file` gives files that nobody else may read.
-    """
+    """Replace a file; if that fails, the old one stays. safetensors' own `save_file` lets no other user read it."""
     new = path.with_name(path.name + ".new")
     try:
         new.write_bytes(content)
@@ -35,10 +32,10 @@ def write_weights(path: Path, content: bytes) -> None:
 
 @dataclass
 class ModelCard:
-    """What a file of weights tells about itself.
+    """The description of a file of weights.
 
-    `bins` classes of `bin` bytes, the last one open; `test` names the rows that were held out, by the key of their
-    configuration, so that an evaluation on the same data uses those and no other.
+    There are `bins` classes of `bin` bytes, the last one open. `test` names the rows that were held out, by the key of
+    their configuration, so that an evaluation on the same data uses only those.
     """
 
     family: str
@@ -55,44 +52,50 @@ class ModelCard:
 
 
 def save_network(network: nn.Module, card: ModelCard, facts: Mapping[str, Any], path: Path) -> None:
-    """Write weights and card; `facts` tell what inputs the network takes."""
+    """Write weights and card; `facts` describe the inputs of the network."""
     from safetensors.torch import save as packed
 
     tensors = {name: value.contiguous() for name, value in network.state_dict().items()}
-    told = {"card": json.dumps(asdict(card)), "facts": json.dumps({"format": FORMAT, **facts})}
-    write_weights(path, packed(tensors, told))
+    metadata = {"card": json.dumps(asdict(card)), "facts": json.dumps({"format": FORMAT, **facts})}
+    write_weights(path, packed(tensors, metadata))
 
 
 def load_network(
     name: str, path: Path, build: Callable[[ModelCard], Network], facts: Callable[[ModelCard], Mapping[str, Any]]
 ) -> tuple[Network, ModelCard]:
-    """The network of a file, ready to answer, and its card; `name` is that of the estimator."""
+    """Return the network of a file, in evaluation mode, and its card; `name` is that of the estimator."""
+    with read_weights(name, path) as (tensors, metadata):
+        card = ModelCard(**json.loads(metadata["card"]))
+        _check(json.loads(metadata["facts"]), {"format": FORMAT, **facts(card)}, path)
+        network = build(card)
+        network.load_state_dict(tensors)
+    return network.eval(), card
+
+
+@contextlib.contextmanager
+def read_weights(name: str, path: Path) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, str]]]:
+    """Read the tensors and the metadata of a file; what does not suit the estimator `name` is refused."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            card = ModelCard(**json.loads(metadata["card"]))
-            _check(json.loads(metadata["facts"]), {"format": FORMAT, **facts(card)}, path)
-            network = build(card)
-            network.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+            yield {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError, RuntimeError) as error:
-        told = str(error).splitlines() or [type(error).__name__]
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise InvalidValue(
-            f"needed weights of {name} in {path}: {told[0]}; 'ullage lab train {name} --out {path.name}' makes them"
+            f"needed weights of {name} in {path}: {reason}; 'ullage lab train {name} --out {path.name}' makes them"
         ) from None
-    return network.eval(), card
 
 
 def _check(found: Mapping[str, Any], needed: Mapping[str, Any], path: Path) -> None:
-    """Weights that were trained on other inputs would load where sizes agree, and answer nonsense."""
+    """Refuse weights that were trained on other inputs: they would load if sizes agree, and give wrong answers."""
     if found != needed:
         raise InvalidValue(f"{path} was trained by another version of Ullage (its inputs {found}, needed {needed})")
 
 
 @contextlib.contextmanager
 def plain_products() -> Iterator[None]:
-    """Matrix products without oneDNN, whose preparation costs five times the product of so small matrices."""
+    """Multiply without oneDNN, whose preparation takes five times as long as the product of such small matrices."""
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -102,6 +105,6 @@ def plain_products() -> Iterator[None]:
 
 
 def probabilities(network: nn.Module, jobs: Any) -> torch.Tensor:
-    """The probability of every bin, from the mean of the members' scores [jobs, bins]."""
+    """Return the probability of every bin [jobs, bins], from the mean of the members' scores."""
     with torch.inference_mode(), plain_products():
         return torch.softmax(network(jobs), dim=1)

@@ -27,7 +27,6 @@ import torch
 from ullage.estimation.from_virtual_gpu import figures_of
 from ullage.estimation.scripts.driver import install_driver
 from ullage.estimation.scripts.failures import as_user_sees, describe, where_now
-from ullage.estimation.scripts.frameworks import imported_frameworks
 from ullage.estimation.scripts.launching import Launching
 from ullage.estimation.scripts.loops import compiled
 from ullage.estimation.scripts.processes import Processes
@@ -293,7 +292,6 @@ class ScriptRun:
                 "steps": self.watcher.steps,
                 "waits": self._groups is not None and self._groups.messages.waits,
                 "python": sys.executable,
-                "imported": imported_frameworks(),
             }
         )
 

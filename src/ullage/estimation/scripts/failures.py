@@ -190,7 +190,7 @@ def is_launcher_missing(failure: dict[str, Any]) -> bool:
 
 def is_own(failure: dict[str, Any]) -> bool:
     """Return whether a script would fail on a real GPU as well: by its own code, not misled by a made-up value."""
-    if failure.get("refused") or failure.get("made_up") or failure.get("framework") or is_launcher_missing(failure):
+    if failure.get("refused") or failure.get("made_up") or is_launcher_missing(failure):
         return False
     kind = failure["kind"]
     if kind == "exception":
@@ -206,8 +206,6 @@ def message(failure: dict[str, Any], shown: str, seconds: float, network: bool =
     """
     kind = failure["kind"]
     failure = {**failure, "network": network}
-    if failure.get("framework"):
-        return only_pytorch(shown, failure["framework"])
     if failure.get("refused") and kind in ("exception", "exit", "no gpu"):
         return f"{shown}: {failure['refused']}"
     return _MESSAGES[kind](failure, shown, seconds)
@@ -347,7 +345,7 @@ def _exit(failure: dict[str, Any], shown: str, seconds: float) -> str:
 
 
 def _syntax(failure: dict[str, Any], shown: str, seconds: float) -> str:
-    return f"{failure['file']} is not Python: {failure['message']}{_at({**failure, 'file': failure['file']})}"
+    return f"{failure['file']} is not Python: {failure['message']}{_at(failure)}"
 
 
 def _package(failure: dict[str, Any], shown: str, seconds: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import io
 import os
 import shlex
 import sys
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 from ullage.errors import InvalidValue, ScriptFailed
 from ullage.estimation.result import Estimate
 from ullage.estimation.scripts.failures import is_launcher_missing, is_own, message, missing_package, only_pytorch
-from ullage.estimation.scripts.frameworks import framework_of, other_framework
+from ullage.estimation.scripts.frameworks import other_framework
 from ullage.estimation.scripts.request import GRACE, ScriptRequest, unpacked
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
@@ -59,7 +58,7 @@ def estimate_script(asked: JobRequest, gpu: GPU, seen: SeenOfRanks | None = None
     if seen is not None:
         seen.see(answer)
     if asked.trace is not None:
-        asked.trace.read(io.BytesIO(base64.b64decode(answer["trace"])))
+        asked.trace.read(base64.b64decode(answer["trace"]))
     figures = answer["estimate"] | {"notes": [*last.notes, *answer["estimate"]["notes"]], "source": first.shown}
     if last.out_of_memory is not None:
         figures |= {"out_of_memory": last.out_of_memory, "fits": False}
@@ -283,20 +282,17 @@ def _followed(run: Run) -> tuple[Run, dict[str, Any]]:
         run = run.with_note(f"the script ran in {run.python.path}")
     run, answer = follow(run)
     if answer["status"] == "failed":
-        answer |= _circumstances(answer, path, module) | {"launched": run.rank is not None}
+        answer |= _where_missing_package_is(answer, path) | {"launched": run.rank is not None}
         text = message(answer, run.shown, run.request.timeout, run.network)
         raise ScriptFailed(text, answer["output"], is_own(answer))
     return run, answer
 
 
-def _circumstances(failure: dict[str, Any], path: str, module: bool) -> dict[str, Any]:
-    """What this side knows about a failure: another framework, or where the missing package is."""
+def _where_missing_package_is(failure: dict[str, Any], path: str) -> dict[str, Any]:
     missing = missing_package(failure)
-    return {
-        "framework": framework_of(path, module, [*failure.get("imported", []), missing]),
-        "elsewhere": environment_with(missing, path) if missing else None,
-        "around": _folder_with(missing, path) if missing else None,
-    }
+    if not missing:
+        return {}
+    return {"elsewhere": environment_with(missing, path), "around": _folder_with(missing, path)}
 
 
 def _folder_with(package: str, path: str) -> str | None:

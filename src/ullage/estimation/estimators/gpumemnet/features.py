@@ -21,9 +21,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.jobs.model import Model
+from ullage.sandbox.protocol import error_text
 
 FAMILIES = ("mlp", "cnn", "transformer")
 COUNTED = {
@@ -180,8 +182,7 @@ def summary_of(configuration: Model) -> ModelSummary:
     except UllageError:
         raise
     except Exception as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise InvalidValue(f"{configuration.name} does not run: {type(error).__name__}: {first}") from error
+        raise InvalidValue(f"{configuration.name} does not run: {error_text(error)}") from error
 
 
 def _summarized(configuration: Model, run: Model, device: str) -> ModelSummary:
@@ -191,7 +192,7 @@ def _summarized(configuration: Model, run: Model, device: str) -> ModelSummary:
     counted: set[int] = set()
 
     def note(part: nn.Module, inputs: Any, output: Any) -> None:
-        found = _first_tensor(output)
+        found = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)
         own = 0 if id(part) in counted else sum(tensor.numel() for tensor in part.parameters())
         counted.add(id(part))
         layers.append((kind_of(part), found.numel() // run.batch_size if found is not None else 0, own))
@@ -202,9 +203,9 @@ def _summarized(configuration: Model, run: Model, device: str) -> ModelSummary:
             if _is_layer(part):
                 part.register_forward_hook(note)
         model.train()
-        inputs, targets = task.batch(run.batch_size)
+        batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), task.batch(run.batch_size))
         with torch.no_grad(), _Ones():
-            task.forward(model, _moved(inputs, device), _moved(targets, device))
+            task.forward(model, *batch)
     functions = Counter(
         type(part).__name__.lower()
         for part in model.modules()
@@ -248,18 +249,3 @@ _ASKING: dict[Any, Any] = {
     torch.Tensor.__int__: int,
     torch.Tensor.__float__: float,
 }
-
-
-def _first_tensor(value: Any) -> torch.Tensor | None:
-    if isinstance(value, torch.Tensor):
-        return value
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return next((found for found in map(_first_tensor, inside) if found is not None), None)
-
-
-def _moved(batch: Any, device: str) -> Any:
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device)
-    if isinstance(batch, dict):
-        return {key: _moved(value, device) for key, value in batch.items()}
-    return type(batch)(_moved(value, device) for value in batch) if isinstance(batch, list | tuple) else batch
