@@ -16,7 +16,7 @@ QUICK := -m "not slow" --hypothesis-profile quick
 # Tests start hundreds of processes, and each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-quick test-tiny test-slurm test-versions coverage bench lint ruff types sizes docs screenshots \
+.PHONY: demo test test-all test-quick test-tiny test-slurm test-versions coverage bench lint ruff types sizes words docs screenshots \
 	answers answers-diff clean
 
 demo: $(READY)
@@ -71,7 +71,7 @@ answers: $(READY)
 answers-diff: $(READY)
 	$(BIN)/python benchmarks/answers.py diff $(OLD) $(NEW)
 
-lint: ruff types sizes
+lint: ruff types sizes words
 
 ruff: $(READY)
 	$(BIN)/ruff check src lab tests benchmarks examples
@@ -83,6 +83,10 @@ types: $(READY)
 # The lines of each room, which may not grow above budget.toml unnoticed.
 sizes: $(READY)
 	$(BIN)/python tests/sizes.py
+
+# Refused words and names; `make test` has it as a test.
+words: $(READY)
+	$(BIN)/python tests/words.py
 
 docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -353,6 +353,27 @@ def test_blocks_with_output_are_marked_for_recording():
                 assert len(text.splitlines()) > 1, f"{named(page)}, line {line}: not recorded yet"
 
 
+def test_exactness_is_that_of_one_command():
+    """README and the page on accuracy take their figures from the recorded output of `ullage evaluate`."""
+    texts = [text for _, text, _ in blocks(RESULTS / "accuracy.md", "console")]
+    shown = next(text for text in texts if "$ ullage evaluate --truth" in text)
+    rows = re.findall(r"^all +(\w+) +306 +306 +(\S+) +(\S+) +\S+ +(\S+) +(\S+) +\S+$", shown, re.MULTILINE)
+    assert [row[0] for row in rows] == ["allocated", "reserved", "process"]
+    names = {"allocated": "`peak_allocated`", "reserved": "`peak_reserved`", "process": "`process_memory`"}
+    table = [f"| {names[name]} | {' | '.join(figures)} |" for name, *figures in rows]
+    holds, above = re.search(r"^upper holds for (\S+) of the runs and lies (\S+) above", shown, re.MULTILINE).groups()
+    worst = re.search(r"^worst: .* reserved \+(\S+)$", shown, re.MULTILINE)[1]
+    reserved = rows[1]
+    for page in (ROOT / "README.md", DOCS / "explanation" / "accuracy.md"):
+        text = " ".join(read(page).split())
+        assert all(row in text for row in table), f"{named(page)}: {table}"
+        assert f"holds for {holds} of the runs and lies {above} above" in text, named(page)
+        assert f"{worst} too high" in text, named(page)
+    assert f"exact to the byte for {reserved[1]} and within {reserved[3]} for nine of ten" in " ".join(
+        read(ROOT / "README.md").split()
+    )
+
+
 def test_every_promise_of_the_security_page_has_its_test():
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", read(DOCS / "security.md"))
     assert len(named) > 30
