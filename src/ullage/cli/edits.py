@@ -14,7 +14,7 @@ from ullage.jobs.job_files import EDITABLE
 from ullage.units import parse_bytes
 
 
-@with_options(job_options((name for name in EDITABLE if name not in ("requeue", "estimator")), editing=True))
+@with_options(job_options(set(EDITABLE) - {"requeue", "estimator"}))
 def edit(
     jobs: Annotated[list[str], argument(JOBS_HELP, "JOB", completion.jobs_to_requeue)],
     hold: Annotated[bool, option("Do not start the jobs, also after --requeue.", "--hold")] = False,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ullage.cli.exit_codes import FAILED, INTERRUPTED
-from ullage.cli.job_options import given, job_options
+from ullage.cli.job_options import RUN, given, job_options
 from ullage.cli.jobs import client, exit_code, print_json, tell, wait_for
 from ullage.cli.options import Json, argument, option, with_options
 from ullage.cli.terminal import sit_down, umask_now
 from ullage.errors import InvalidValue, NoDaemon
-from ullage.jobs.job_files import RUN, JobSpec, make_job, read_job
+from ullage.jobs.job_files import JobSpec, make_job, read_job
 from ullage.manager.job_words import memory, trial_words
 from ullage.text import plain
 from ullage.units import parse_duration

@@ -6,14 +6,13 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ullage.errors import InvalidValue, MissingPackage, nearest
 from ullage.text import plain
-from ullage.units import MIB
 
 try:
     from pydantic import (
@@ -64,22 +63,6 @@ OUTPUT_PATTERNS = {
 OUTPUT_HELP = ", ".join(f"%{letter} ({meaning})" for letter, meaning in OUTPUT_PATTERNS.items())
 
 
-RESOURCES, SCHEDULE, RUN = "Resources", "When it runs", "How it runs"
-
-
-@dataclass(frozen=True)
-class JobOption:
-    """How a field of `JobSpec` is an option of `ullage submit` and `ullage edit`; one that takes nothing is a flag."""
-
-    help: str
-    takes: str | None = None
-    panel: str | None = None
-    letter: str | None = None
-    default: str | None = None  # as the help says it
-    off: str | None = None  # the flag that means the opposite
-    complete: str | None = None  # a function of `ullage.cli.completion`
-
-
 class JobSpec(BaseModel):
     """A job as its submitter asks for it, from a job file, `ullage submit`, `ullage.manager.Client` or the API.
 
@@ -92,153 +75,40 @@ class JobSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     command: list[_Text] = Field(min_length=1, max_length=MOST_WORDS)
-    name: Annotated[_Name | None, JobOption("Name the job.", "NAME", letter="N")] = None
-    gpus: Annotated[Int, JobOption("Number of GPUs; 0 for a job that uses none.", "N", RESOURCES, default="1")] = Field(
-        1, ge=0, le=1024
-    )
-    memory: Annotated[
-        Bytes | None,
-        JobOption("GPU memory to promise the job on each GPU, such as 6GiB.", "SIZE", RESOURCES, default="estimated"),
-    ] = Field(None, gt=0, le=1 << 50)
-    cores: Annotated[
-        Int | None, JobOption("Processor cores to promise the job.", "N", RESOURCES, default="as the server has it")
-    ] = Field(None, ge=1, le=1 << 16)
-    host_memory: Annotated[
-        Bytes | None,
-        JobOption(
-            "Host memory to promise the job, which is also its limit, such as 32GiB.",
-            "SIZE",
-            RESOURCES,
-            default="as the server has it",
-        ),
-    ] = Field(None, gt=0, le=1 << 60)
-    exclusive: Annotated[
-        bool,
-        JobOption(
-            "Give the job GPUs of its own, or let it share them.", panel=RESOURCES, default="shared", off="shared"
-        ),
-    ] = False
-    min_speed: Annotated[
-        float | None,
-        JobOption(
-            "Share a GPU only if the job keeps at least this share of its speed, such as 0.8.",
-            "SHARE",
-            RESOURCES,
-            default="as the server has it",
-        ),
-    ] = Field(None, ge=0, le=1)
-    model: Annotated[
-        _Text | None,
-        JobOption(
-            "Estimate this model instead of the command's script, such as torchvision:resnet50.",
-            "SOURCE",
-            RESOURCES,
-            complete="sources",
-        ),
-    ] = None
-    batch_size: Annotated[Int | None, JobOption("With --model: samples in a batch.", "N", RESOURCES, letter="b")] = (
-        Field(None, ge=1, le=1 << 40)
-    )
+    name: _Name | None = None
+    gpus: Int = Field(1, ge=0, le=1024)
+    memory: Bytes | None = Field(None, gt=0, le=1 << 50)
+    cores: Int | None = Field(None, ge=1, le=1 << 16)
+    host_memory: Bytes | None = Field(None, gt=0, le=1 << 60)
+    exclusive: bool = False
+    min_speed: float | None = Field(None, ge=0, le=1)
+    model: _Text | None = None
+    batch_size: Int | None = Field(None, ge=1, le=1 << 40)
     estimate: dict[_Text, Any] = {}
-    estimator: Annotated[
-        _Name | None,
-        JobOption(
-            "Which estimator to use, or none.",
-            "NAME",
-            RESOURCES,
-            letter="e",
-            default="the daemon's",
-            complete="estimators",
-        ),
-    ] = None
-    array: Annotated[
-        list[int] | None,
-        JobOption(
-            "Submit one job for each index: 1-20, 0-10:2 or 1,5,7; 1-1000%8 runs at most 8 at once. {index} in the "
-            "command becomes the index.",
-            "INDICES",
-            SCHEDULE,
-        ),
-    ] = Field(None, min_length=1, max_length=LONGEST_ARRAY)
-    throttle: Annotated[Int | None, JobOption("Run at most this many jobs of the array at once.", "N", SCHEDULE)] = (
-        Field(None, ge=1, le=LONGEST_ARRAY)
-    )
-    after: Annotated[
-        list[Dependency],
-        JobOption(
-            "Start after job 17 is done (17), or after it is over in any way (any:17); also 12_3, 12_all, a name, or "
-            "in an array 12_{index}. Can be given more than once.",
-            "JOB",
-            SCHEDULE,
-            complete="jobs",
-        ),
-    ] = Field([], max_length=MOST_DEPENDENCIES)
-    begin: Annotated[
-        StartTime | None,
-        JobOption("Do not start before this time: 2026-11-20T08:00, 22:00 or now+2h.", "TIME", SCHEDULE),
-    ] = None
-    priority: Annotated[Int, JobOption("Jobs with a higher priority start first.", "N", SCHEDULE, default="0")] = Field(
-        0, ge=-1000, le=1000
-    )
-    hold: Annotated[bool, JobOption("Do not start before 'ullage edit --release'.", panel=SCHEDULE)] = False
-    time_limit: Annotated[
-        Seconds | None, JobOption("Stop the job after this long, such as 90m or 12h.", "TIME", SCHEDULE, letter="t")
-    ] = Field(None, gt=0, le=3.2e9)
-    retries: Annotated[Int, JobOption("Retry the job up to this many times if it fails.", "N", RUN, default="0")] = (
-        Field(0, ge=0, le=1000)
-    )
-    requeue: Annotated[
-        bool,
-        JobOption(
-            "Whether the job may start again after a failure; with --no-requeue it starts once.",
-            panel=RUN,
-            default="requeue",
-            off="no-requeue",
-        ),
-    ] = True
-    cwd: Annotated[
-        _Text | None,
-        JobOption("Run in this folder.", "FOLDER", RUN, letter="C", default="this folder, or the job file's"),
-    ] = None
-    venv: Annotated[_Text | None, JobOption("Run in this virtual environment.", "FOLDER", RUN)] = None
-    conda: Annotated[_Text | None, JobOption("Run in this conda environment.", "NAME", RUN)] = None
+    estimator: _Name | None = None
+    array: list[int] | None = Field(None, min_length=1, max_length=LONGEST_ARRAY)
+    throttle: Int | None = Field(None, ge=1, le=LONGEST_ARRAY)
+    after: list[Dependency] = Field([], max_length=MOST_DEPENDENCIES)
+    begin: StartTime | None = None
+    priority: Int = Field(0, ge=-1000, le=1000)
+    hold: bool = False
+    time_limit: Seconds | None = Field(None, gt=0, le=3.2e9)
+    retries: Int = Field(0, ge=0, le=1000)
+    requeue: bool = True
+    cwd: _Text | None = None
+    venv: _Text | None = None
+    conda: _Text | None = None
     env: dict[_Text, _Value] = {}
-    output: Annotated[
-        _Text | None,
-        JobOption(
-            "Write what the job prints to this file, such as logs/%j.out: %j is the job, %A its array, %a its index, "
-            "%t the attempt, %n its name, %u its user.",
-            "FILE",
-            RUN,
-            letter="o",
-        ),
-    ] = None
-    error: Annotated[
-        _Text | None, JobOption("Write its standard error to this file.", "FILE", RUN, default="the file of --output")
-    ] = None
-    resumable: Annotated[bool, JobOption("The job saves a checkpoint on SIGUSR1 and can be resumed.", panel=RUN)] = (
-        False
-    )
+    output: _Text | None = None
+    error: _Text | None = None
+    resumable: bool = False
     checkpoint_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     checkpoint_lead: Seconds | None = Field(None, ge=0, le=3.2e9)
-    mps_threads: Annotated[
-        Int | None,
-        JobOption("With 'ullage serve --sharing mps': the job's percentage of the GPU's threads.", "PERCENT", RUN),
-    ] = Field(None, ge=1, le=100)
-    mps_memory: Annotated[
-        Bytes | None, JobOption("With 'ullage serve --sharing mps': limit the job's GPU memory.", "SIZE", RUN)
-    ] = Field(None, gt=0, le=1 << 50)
-    on_end: Annotated[
-        list[_Text] | None,
-        JobOption("Run this command at the job's end, with the result as JSON on its standard input.", "COMMAND", RUN),
-    ] = Field(None, min_length=1, max_length=MOST_WORDS)
+    mps_threads: Int | None = Field(None, ge=1, le=100)
+    mps_memory: Bytes | None = Field(None, gt=0, le=1 << 50)
+    on_end: list[_Text] | None = Field(None, min_length=1, max_length=MOST_WORDS)
     umask: Int = Field(0o022, ge=0, le=0o777)
-    interactive: Annotated[
-        bool,
-        JobOption(
-            "Run the command at a terminal, and connect to it when it runs. Without a command: your shell.", letter="i"
-        ),
-    ] = False
+    interactive: bool = False
 
     @field_validator("command", "on_end", mode="before")
     @classmethod
@@ -318,22 +188,12 @@ class JobSpec(BaseModel):
         return value if isinstance(value, list) else [value]
 
     @model_validator(mode="after")
-    def _at_a_terminal(self) -> JobSpec:
-        if self.interactive:
-            others = ("array", "output", "error", "retries", "resumable")
-            found = [name for name in others if getattr(self, name)]
-            if found:
-                raise ValueError(f"interactive: a job at a terminal cannot have {found[0]} too")
-        return self
-
-    @model_validator(mode="after")
-    def _one_environment(self) -> JobSpec:
+    def _consistent(self) -> JobSpec:
+        others = ("array", "output", "error", "retries", "resumable") if self.interactive else ()
+        if found := [name for name in others if getattr(self, name)]:
+            raise ValueError(f"interactive: a job at a terminal cannot have {found[0]} too")
         if self.venv and self.conda:
             raise ValueError("needed a venv or a conda environment; found both")
-        return self
-
-    @model_validator(mode="after")
-    def _consistent(self) -> JobSpec:
         if self.throttle is not None and self.array is None:
             raise ValueError("throttle: needed an array whose jobs it limits; found none")
         if not self.requeue and (self.retries or self.resumable):
@@ -395,19 +255,18 @@ EDITABLE = (
     "mps_memory",
 )
 
-# `.rad` files are the job files of RAD-RM (dissertation, listing 6.1). Two forms are in use. The keyed one, of the
-# listing: an environment (`conda activate NAME`), the command, then lines such as `model: resnet.txt`,
-# `batch_size: 128`, `policy: exclusive`, `gpus: 2`. The positional one, which RAD-RM's code reads: the same two lines,
-# then model summary, data set, batch size, policy and number of GPUs, each on a line of its own, and in most files four
-# more figures in MiB: the memory measured, and the estimates of Horus, FakeTensor and GPUMemNet.
+# `.rad` files are the job files of RAD-RM (dissertation, listing 6.1): an environment (`conda activate NAME`), the
+# command, then entries in one of two forms. The keyed one, of the listing, has lines such as `model: resnet.txt` and
+# `policy: exclusive`. The positional one, which RAD-RM's code reads, has a value a line: those of `POSITIONS`. Its last
+# four, in MiB, are the memory measured and three estimates; they are not used here.
 #
 # RAD-RM's code never looks at the policy of the positional form: every published file says `exclusive` and is placed by
 # the site's policy. So it is not followed here either, and a note says so. In the keyed form it is followed.
 
 POSITIONS = ("model", "dataset", "batch_size", "policy", "gpus", "measured", "horus", "faketensor", "gpumemnet")
+_UNUSED = ("dataset", *POSITIONS[5:])
 _NOT_KEYED = ("command", "env", "estimate", "exclusive", "mps_threads", "mps_memory", "umask", "output", "error")
 KEYS = ("policy", "dataset", *(name for name in JobSpec.model_fields if name not in (*_NOT_KEYED, "interactive")))
-_FIGURES = POSITIONS[5:]
 _KEYED = re.compile(r"([A-Za-z_][A-Za-z_ -]*?)\s*:(\s.*|)", re.DOTALL)
 _KEYED_TIGHT = re.compile(rf"({'|'.join(KEYS)}):(.*)", re.IGNORECASE | re.DOTALL)
 _CONDA = re.compile(r"(?:conda|mamba|micromamba|source)\s+activate\s+(\S+)")
@@ -418,46 +277,39 @@ _BATCH = re.compile(r"(?:--batch[-_]size|--b|-b|--mini-batch-size)[ =](\d{1,18})
 
 @dataclass
 class FileValues:
-    """What a file says: values by the names of `JobSpec`, the lines they are in, and what is not part of the job."""
+    """Values of a file by the names of `JobSpec`, the lines that they are in, and notes for the submitter."""
 
     values: dict[str, Any]
     line_of: Callable[[str], int | None] = lambda name: None
     notes: list[str] = field(default_factory=list)
-    summary: str | None = None  # a file that describes the model's layers
-    dataset: str | None = None
-    recorded: dict[str, int] = field(default_factory=dict)
 
-    def set_policy(self, policy: Any, path: str, line: int | None) -> None:
-        """`exclusive` and `collocation`; the listing, which names both, leaves it to the site."""
-        words = re.findall(r"[a-z-]+", policy.lower()) if isinstance(policy, str) else []
-        if words and set(words) <= {"exclusive", "collocation", "collocate", "collocated", "shared"}:
-            self.values["exclusive"] = words == ["exclusive"]
-            return
-        where = f"{path}, line {line}" if line else path
-        raise InvalidValue(
-            f"{where}: needed the policy exclusive or collocation; found {str(policy)[:80]!r} "
-            "(how shared GPUs are chosen is the site's choice: ullage serve --policy)"
-        )
+
+def _is_exclusive(policy: Any, where: str) -> bool:
+    """Read `exclusive` or `collocation`; the listing, which names both, leaves it to the site."""
+    words = re.findall(r"[a-z-]+", policy.lower()) if isinstance(policy, str) else []
+    if words and set(words) <= {"exclusive", "collocation", "collocate", "collocated", "shared"}:
+        return words == ["exclusive"]
+    raise InvalidValue(
+        f"{where}: policy must be exclusive or collocation, got {str(policy)[:80]!r} "
+        "(how shared GPUs are chosen is the site's choice: ullage serve --policy)"
+    )
 
 
 def read_rad(text: str, path: str) -> FileValues:
-    """What the text of a `.rad` file says."""
-    lines = [(number, _without_comment(line)) for number, line in enumerate(text.split("\n"), 1)]
-    lines = [(number, line) for number, line in lines if line]
-    places: dict[str, int] = {}
-    found = FileValues({}, places.get)
+    """Read the text of a `.rad` file."""
+    numbered = [(number, _without_comment(line)) for number, line in enumerate(text.split("\n"), 1)]
+    lines = [(number, line) for number, line in numbered if line]
+    entries = []
     while lines and (environment := _environment(lines[0][1])):
-        name, value = environment
-        _put(found, places, name, value, lines.pop(0)[0], path)
+        entries.append((lines.pop(0)[0], *environment))
     if not lines or _keyed(lines[0][1]):
         where = f"{path}, line {lines[0][0]}" if lines else path
         raise InvalidValue(f"{where}: needed the command to run after the environment; found none")
     number, command = lines.pop(0)
-    _put(found, places, "command", command, number, path)
-    if lines and _keyed(lines[0][1]):
-        _read_keyed(found, places, lines, path)
-    else:
-        _read_positions(found, places, lines, path)
+    entries.append((number, "command", command))
+    is_keyed = bool(lines and _keyed(lines[0][1]))
+    entries += _keyed_entries(lines, path) if is_keyed else _positional_entries(lines, path)
+    found = _values_of(entries, is_keyed, path)
     _compare_batch_sizes(found, command)
     return found
 
@@ -488,7 +340,7 @@ def _keyed(line: str) -> tuple[str, str] | None:
     return (re.sub(r"[ -]", "_", match[1].strip().lower()), match[2].strip()) if match else None
 
 
-def _read_keyed(found: FileValues, places: dict[str, int], lines: list[tuple[int, str]], path: str) -> None:
+def _keyed_entries(lines: list[tuple[int, str]], path: str) -> Iterator[tuple[int, str, str]]:
     for number, line in lines:
         keyed = _keyed(line)
         if keyed is None:
@@ -498,47 +350,38 @@ def _read_keyed(found: FileValues, places: dict[str, int], lines: list[tuple[int
             near = nearest(name, KEYS)
             advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KEYS)}"
             raise InvalidValue(f"{path}, line {number}: there is no {name[:80]!r}; {advice}")
-        if name == "policy":
-            _put(found, places, "exclusive", None, number, path)
-            found.set_policy(value, path, number)
-        elif value:
-            _put(found, places, name, value, number, path)
+        if value or name == "policy":
+            yield number, name, value
 
 
-def _read_positions(found: FileValues, places: dict[str, int], lines: list[tuple[int, str]], path: str) -> None:
+def _positional_entries(lines: list[tuple[int, str]], path: str) -> Iterator[tuple[int, str, str]]:
     if len(lines) > len(POSITIONS):
-        number = lines[len(POSITIONS)][0]
         raise InvalidValue(
-            f"{path}, line {number}: needed at most {len(POSITIONS)} lines after the command "
+            f"{path}, line {lines[len(POSITIONS)][0]}: needed at most {len(POSITIONS)} lines after the command "
             f"({', '.join(POSITIONS)}); found {len(lines)}"
         )
-    for name, (number, value) in zip(POSITIONS, lines, strict=False):
+    return ((number, name, value) for name, (number, value) in zip(POSITIONS, lines, strict=False))
+
+
+def _values_of(entries: Iterable[tuple[int, str, str]], is_keyed: bool, path: str) -> FileValues:
+    """Collect entries, each name once."""
+    places: dict[str, int] = {}
+    found = FileValues({}, places.get)
+    for number, name, value in entries:
+        if name in places:
+            raise InvalidValue(f"{path}, line {number}: {name} is there twice; it is in line {places[name]} too")
+        places[name] = number
         if name == "policy":
-            FileValues({}).set_policy(value, path, number)
-            found.notes.append(f"policy {value!r} was not followed: in this form of .rad files the site decides")
-        elif name in _FIGURES:
-            found.recorded[name] = _mebibytes(value, name, path, number)
-        else:
-            _put(found, places, name, value, number, path)
-
-
-def _put(found: FileValues, places: dict[str, int], name: str, value: Any, number: int, path: str) -> None:
-    if name in places:
-        raise InvalidValue(f"{path}, line {number}: {name} is there twice; it is in line {places[name]} too")
-    places[name] = number
-    if name == "dataset":
-        found.dataset = value
-    elif name == "model" and not _MODEL.fullmatch(value):
-        found.summary = value
-    else:
-        found.values[name] = value
-
-
-def _mebibytes(value: str, name: str, path: str, number: int) -> int:
-    match = re.fullmatch(r"([0-9]{1,12})(\.[0-9]{1,30})?", value)
-    if match is None:
-        raise InvalidValue(f"{path}, line {number}: needed the figure {name} in MiB; found {value[:80]!r}")
-    return round(float(value) * MIB)
+            exclusive = _is_exclusive(value, f"{path}, line {number}")
+            if is_keyed:
+                found.values["exclusive"] = exclusive
+            else:
+                found.notes.append(f"policy {value!r} was not followed: in this form of .rad files the site decides")
+        elif name == "model" and not _MODEL.fullmatch(value):
+            found.values[name] = str(Path(path).absolute().parent / value)  # a file that describes the layers
+        elif name not in _UNUSED:
+            found.values[name] = value
+    return found
 
 
 def _compare_batch_sizes(found: FileValues, command: str) -> None:
@@ -551,26 +394,20 @@ def _compare_batch_sizes(found: FileValues, command: str) -> None:
 
 @dataclass(frozen=True)
 class ParsedJobFile:
-    """A job file that was read: the job, and what a `.rad` file says besides it."""
+    """A job from a file, and notes for its submitter."""
 
     spec: JobSpec
-    notes: tuple[str, ...] = ()  # what whoever submits it should be told
-    dataset: str | None = None
-    recorded: Mapping[str, int] = field(default_factory=dict)  # memory measured, and what estimators had said, in bytes
+    notes: tuple[str, ...] = ()
 
 
 def read_job(path: str | os.PathLike[str]) -> ParsedJobFile:
-    """Read a job file, `.toml` or `.rad`. Paths in it that are not absolute are taken from the file's folder."""
+    """Read a job file, `.toml` or `.rad`. Relative paths in it are relative to the file's folder."""
     file = Path(path)
-    readers = {".toml": _read_toml, ".rad": read_rad}
-    reader = readers.get(file.suffix.lower())
+    reader = {".toml": _read_toml, ".rad": read_rad}.get(file.suffix.lower())
     if reader is None:
-        raise InvalidValue(f"needed a job file that ends in .toml or .rad; found {str(path)!r}")
+        raise InvalidValue(f"a job file must end in .toml or .rad, got {str(path)!r}")
     found = reader(_text(file), str(path))
-    folder = file.absolute().parent
-    if found.summary is not None:
-        found.values.setdefault("model", str(folder / found.summary))
-    return ParsedJobFile(_spec(found, str(path), folder), tuple(found.notes), found.dataset, found.recorded)
+    return ParsedJobFile(_spec(found, str(path), file.absolute().parent), tuple(found.notes))
 
 
 def _text(file: Path) -> str:
@@ -601,11 +438,10 @@ def _read_toml(text: str, path: str) -> FileValues:
         last = text.rstrip().count("\n") + 1
         said = str(error)[:200].replace("at end of document", f"at the end, line {last}")
         raise InvalidValue(f"{path}: needed TOML; {said}") from None
-    policy = values.pop("policy", None)
-    found = FileValues(values, lambda name: _line_of(text, name))
-    if policy is not None:
-        found.set_policy(policy, path, _line_of(text, "policy"))
-    return found
+    if (policy := values.pop("policy", None)) is not None:
+        line = _line_of(text, "policy")
+        values["exclusive"] = _is_exclusive(policy, f"{path}, line {line}" if line else path)
+    return FileValues(values, lambda name: _line_of(text, name))
 
 
 def _line_of(text: str, name: str) -> int | None:
@@ -621,10 +457,10 @@ def make_job(values: Mapping[str, Any], what: str) -> JobSpec:
     ...
     ullage.errors.InvalidValue: the job: there is no 'gpuss'; did you mean 'gpus'?
     """
-    found = FileValues(dict(values))
-    if found.values.get("policy") is not None:
-        found.set_policy(found.values.pop("policy"), what, None)
-    return _spec(found, what, Path.cwd())
+    given = dict(values)
+    if given.get("policy") is not None:
+        given["exclusive"] = _is_exclusive(given.pop("policy"), what)
+    return _spec(FileValues(given), what, Path.cwd())
 
 
 def _spec(found: FileValues, path: str, folder: Path) -> JobSpec:
