@@ -1,4 +1,4 @@
-"""What the programs in benchmarks/ say to command lines, without running them: in a process of its own.
+"""What programs of the repository say to command lines, without running them: in a process of its own.
 
 Reads a JSON object of programs and their lists of words, and prints the lines that cannot be typed.
 """
@@ -24,9 +24,13 @@ def found(self, *args, **options):
 
 
 def parser_of(program):
-    """The parser that a program makes, or one without options for a program that has none."""
-    if "argparse" not in program.read_text():
-        return argparse.ArgumentParser()
+    """The parser that a program makes, or one of its plain words for a program that has none."""
+    text = program.read_text()
+    if "argparse" not in text:
+        plain = argparse.ArgumentParser()
+        if "sys.argv" in text:
+            plain.add_argument("words", nargs="*")
+        return plain
     sys.path.insert(0, str(program.parent))
     sys.argv = [str(program)]
     try:

@@ -15,6 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -34,10 +35,14 @@ OTHERS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *(ROOT / folder / "README.md" for folder in ("benchmarks", "examples", "tests")),
     *sorted(RESULTS.glob("*.md")),
+    *sorted([*ROOT.glob("src/ullage/**/data/*.md"), *ROOT.glob("lab/src/**/data/*.md")]),  # about shipped weights
 ]
 EVERYTHING = PAGES + OTHERS
 
-BLOCK = re.compile(r"^(?:<!-- (?P<mark>\w+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^(?:<!-- (?P<mark>\w+) -->\n)?(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 INLINE = re.compile(r"`(ullage [a-zA-Z-][^`]*)`")
 NAMED_FILE = re.compile(r"`((?:src|tests|benchmarks|examples|docs)/[\w./-]+)`")
@@ -67,7 +72,7 @@ def blocks(page, *languages):
     text = read(page)
     for found in BLOCK.finditer(text):
         if found["language"] in languages:
-            yield text[: found.start("text")].count("\n") + 1, found["text"], found["mark"]
+            yield text[: found.start("text")].count("\n") + 1, textwrap.dedent(found["text"]), found["mark"]
 
 
 @functools.cache
@@ -231,14 +236,14 @@ def test_commands_in_the_text_exist_with_their_options(page):
 
 
 PROGRAM = re.compile(
-    r"(?:^[ \t]*(?:\$ )?(?:\w+=\S+ )*(?:\$\(BIN\)/)?python (?P<line>benchmarks/\S+\.py.*)$)"
-    r"|`python\s(?P<inline>benchmarks/[\w/]+\.py[^`]*)`",
+    r"(?:^[ \t]*(?:\$ )?(?:\w+=\S+ )*(?:\$\(BIN\)/)?python (?P<line>(?:benchmarks|docs|examples|tests)/\S+\.py.*)$)"
+    r"|`python\s(?P<inline>(?:benchmarks|docs|examples|tests)/[\w/]+\.py[^`]*)`",
     re.MULTILINE,
 )
 
 
 def programs_shown(text):
-    """The programs in benchmarks/ that a text calls, each with its words."""
+    """The programs of the repository that a text calls, each with its words."""
     for shown in PROGRAM.finditer(text.replace("\\\n", " ")):
         called = re.split(r" && | \| |; | > ", " ".join((shown["line"] or shown["inline"]).split()))[0]
         program, *words = shlex.split(called, comments=True)
@@ -260,6 +265,21 @@ def test_programs_that_are_shown_take_their_options():
     refused = json.loads(done.stdout)
     assert [line for line in refused if "neither" not in line and "no_such_program" not in line] == []
     assert len(refused) == 2, "what cannot be typed is refused"
+
+
+@for_each(EVERYTHING, name=named)
+def test_commands_stand_in_fenced_blocks(page):
+    assert re.findall(r"^ {4,}(?:\$ )?(?:ullage|python|make) .*", prose(page), re.MULTILINE) == []
+
+
+def test_targets_of_make_exist():
+    targets = set(re.findall(r"^([\w-]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in EVERYTHING:
+        if page.name != "CHANGELOG.md":
+            shown = re.findall(r"`make ([\w-]+)", prose(page))
+            for _, text, _ in blocks(page, "bash"):
+                shown += re.findall(r"^make ([\w-]+)", text, re.MULTILINE)
+            assert set(shown) <= targets, named(page)
 
 
 # Python

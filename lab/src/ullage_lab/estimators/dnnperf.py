@@ -420,7 +420,7 @@ def _graph(configuration: Model) -> StepGraph:
     "dnnperf",
     title="a graph network with an attention-based node-edge encoder on the computation graph",
     source="Gao et al.: Runtime Performance Prediction for Deep Learning Models with Graph Neural Network, "
-    "ICSE-SEIP 2023; trained here (src/ullage/estimation/estimators/data/dnnperf.md)",
+    "ICSE-SEIP 2023; trained here (lab/src/ullage_lab/estimators/data/dnnperf.md)",
     needs="the model by name; no GPU",
     supports=supports,
 )
