@@ -88,12 +88,12 @@ class Client:
         return self.dry_run_spec(self._complete(what, env, options), expected)
 
     def dry_run_spec(self, spec: JobSpec, expected: str | None = None) -> dict[str, Any]:
-        """The same for a complete job."""
+        """Try out a complete job."""
         more: dict[str, Any] = {} if expected is None else {"estimate": expected}
         return dict(self.call("dry_run", job=spec.said(), **more))
 
     def _complete(self, what: _What, env: Mapping[str, str] | None, options: dict[str, Any]) -> JobSpec:
-        """The job with a folder and an environment."""
+        """Return the job with a folder and an environment."""
         spec = self._spec(what, options)
         values: dict[str, Any] = {"cwd": spec.cwd or os.getcwd()}
         if env is not None or not self._remote:
@@ -233,7 +233,7 @@ class Client:
                 last = self._wait_for_event(last, _LOG_WAIT)
 
     def _follow_file(self, job: int | str, stream: str, attempt: int | None) -> Iterator[str]:
-        """The same for a file of the user; every attempt may have another one."""
+        """Follow a file of the user; each attempt may have another one."""
         file, offset, last = "", 0, int(self.ping()["last_event"])
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         while True:
@@ -411,7 +411,7 @@ class Client:
 
 
 def _plain_file(path: str, offset: int, missing_is_empty: bool = False) -> bytes:
-    """What a file has from a byte on, with this process's own rights; a pipe or a device is not read."""
+    """Read a regular file from a byte on, with this process's own rights."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

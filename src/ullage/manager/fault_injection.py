@@ -47,6 +47,6 @@ SUPERVISOR_POINTS = ("supervisor-locked", "supervisor-forked", "supervisor-recor
 
 
 def crash_point(name: str) -> None:
-    """End this process at once if the environment asks for it here; no cleaning up, as `kill -9`."""
+    """End this process like `kill -9` if the environment names this point."""
     if os.environ.get(VARIABLE) == name:
         os.kill(os.getpid(), signal.SIGKILL)

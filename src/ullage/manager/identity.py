@@ -35,7 +35,7 @@ _LIMIT_LINE = re.compile(r"Max (.+?)\s+(unlimited|\d+)\s+(unlimited|\d+)\b")
 
 @dataclass(frozen=True)
 class Caller:
-    """A user at the other end; `operator` may change anybody's jobs and the GPUs. `scope` is what a token allows."""
+    """The user behind a request. An `operator` may change all jobs and GPUs; `scope` is that of a token."""
 
     uid: int
     gid: int
@@ -45,12 +45,12 @@ class Caller:
     scope: str = "operate"
 
     def may_change(self, uid: int) -> bool:
-        """Whether a job of that user is theirs to change and to read."""
+        """Whether the caller may change and read jobs of a user."""
         return self.operator or self.uid == uid
 
 
 def this_user() -> Caller:
-    """The user of this process, who may do everything to a daemon of their own."""
+    """Return the user of this process, with all rights."""
     return Caller(os.getuid(), os.getgid(), user_name(os.getuid()), True, limits_of(os.getpid()))
 
 
@@ -67,7 +67,7 @@ def user_name(uid: int) -> str:
 
 
 def number_of_user(name: str) -> int:
-    """The number of a user of this system."""
+    """Return the number of a user of this system."""
     try:
         return pwd.getpwnam(name).pw_uid
     except (KeyError, ValueError):
@@ -75,12 +75,12 @@ def number_of_user(name: str) -> int:
 
 
 def is_operator(uid: int, user: str, operators: list[str]) -> bool:
-    """Whether somebody may change anybody's jobs: root, the daemon's own user, and whom the settings name."""
+    """Whether a user is root, the daemon's own user, or an operator by the settings."""
     return uid in (0, os.getuid()) or user in operators
 
 
 def caller_of(connection: socket.socket, operators: list[str]) -> Caller:
-    """Who is at the other end of a Unix socket, as the kernel says it."""
+    """Return the peer of a Unix socket, as the kernel reports it."""
     size = struct.calcsize("3i")
     pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     user = user_name(uid)
@@ -110,7 +110,7 @@ def _limit(text: str) -> int:
 
 
 def check_submitter(caller: Caller) -> None:
-    """A daemon that is not root runs its own user's jobs only; one that is needs a user whom the system knows."""
+    """Refuse users whose jobs this daemon cannot run: others than its own without root, unknown ones with it."""
     if os.getuid() != 0:
         if caller.uid != os.getuid():
             raise NotAllowed(
@@ -125,14 +125,14 @@ def check_submitter(caller: Caller) -> None:
 
 
 def rights(uid: int, gid: int) -> dict[str, int | str]:
-    """What a job's order says about whose rights it gets: nothing where it is the daemon's own user."""
+    """Return the rights in a job's order; none for the daemon's own user."""
     if os.getuid() != 0 or uid == 0:
         return {}
     return {"uid": uid, "gid": gid, "user": user_name(uid)}
 
 
 def group_number(name: str) -> int:
-    """The number of a group."""
+    """Return the number of a group."""
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
@@ -164,11 +164,11 @@ class Tokens:
         self._secret = _secret(folder / SECRET)
 
     def own(self) -> str:
-        """The token of the daemon's own user."""
+        """Return the token of the daemon's own user."""
         return f"ullage-{os.getuid()}-{self._secret}"
 
     def caller(self, token: str) -> Caller | None:
-        """Who holds a token; `None` for one that is worth nothing."""
+        """Return the holder of a token; `None` if it is not valid."""
         if hmac.compare_digest(token.encode(), self.own().encode()):
             return this_user()
         record = self._find(token)
@@ -179,7 +179,7 @@ class Tokens:
 
 
 def write_token(file: Path, token: str) -> None:
-    """Write a token so that only the owner of the file can read it, from its first moment on."""
+    """Write a token to a file that only its owner can ever read."""
     new = file.with_name(f"{file.name}.new")
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

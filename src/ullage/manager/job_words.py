@@ -14,12 +14,12 @@ _SHOWN = 5  # of many jobs
 
 
 def memory(size: int | None) -> str:
-    """A size in a table."""
+    """Return a size in words."""
     return "unknown" if size is None else format_bytes(size)
 
 
 def promised(job: Job) -> str:
-    """What a job or an attempt is promised on each GPU; of ranks that differ, one after the other."""
+    """Return the promise of a job or an attempt on each GPU in words, by rank if ranks differ."""
     return ", ".join(map(memory, job["promises"] or [job["promise"]]))
 
 
@@ -46,7 +46,7 @@ def reference(job: Job) -> str:
 
 
 def why(job: Job) -> str:
-    """Why it waits, where it runs, or why it ended."""
+    """Return why a job waits, where it runs, or why it ended."""
     if job["ended"] is not None:
         cause, more = job["cause"] or "", job["detail"] or ""
         return cause if job["state"] == "done" or more in ("", cause) else f"{cause}: {more}" if cause else more
@@ -61,13 +61,13 @@ def why(job: Job) -> str:
 
 
 def host_share(job: Job) -> str:
-    """What a job is promised of the host, in words; "" where it is nothing."""
+    """Return the cores and host memory promised to a job in words; "" if none."""
     cores = f"{job['cores']} core{'' if job['cores'] == 1 else 's'}" if job["cores"] else ""
     return ", ".join(filter(None, (cores, f"{memory(job['host_promise'])} host memory" if job["host_promise"] else "")))
 
 
 def trial_words(answer: dict[str, Any]) -> list[str]:
-    """What would become of a job, in words."""
+    """Return a dry run in words."""
     lines = []
     ahead = [answer["references"].get(str(number), str(number)) for number in answer["ahead"]]
     for start in answer["starts"][:_SHOWN]:
@@ -94,7 +94,7 @@ def trial_words(answer: dict[str, Any]) -> list[str]:
 
 
 def facts(job: Job) -> dict[str, str]:
-    """What a job asks for, was promised and took, by name."""
+    """Return the facts of a job in words, by name."""
     found = {} if job["array_id"] is None else {"number": str(job["id"])}
     if job.get("command"):
         found |= {"command": shlex.join(job["command"]), "folder": job["cwd"]}
@@ -120,7 +120,6 @@ def facts(job: Job) -> dict[str, str]:
 
 
 def _expected(job: Job) -> str:
-    """What a job is expected to do, in words."""
     found = job["utilization"]
     alone = f"{format_duration(found['step_s'])} a step alone on {found['gpu']}, SMACT {found['smact']:.0%} (predicted)"
     now = "" if job["speed"] is None else f"; {job['speed']:.0%} of that speed where it runs"
@@ -129,7 +128,7 @@ def _expected(job: Job) -> str:
 
 
 def attempt_words(attempt: dict[str, Any]) -> str:
-    """How an attempt ended, where it was, and what it was promised and took."""
+    """Return an attempt's end, GPUs, promise and memory in words."""
     alone = ", alone" if attempt["exclusive"] else ""
     words = f"on {', '.join(attempt['slots'])}, promised {promised(attempt)}{alone}"
     words = words if attempt["slots"] else "without a GPU"
@@ -144,5 +143,5 @@ def attempt_words(attempt: dict[str, Any]) -> str:
 
 
 def exact_moment(seconds: float) -> str:
-    """A time of the wall clock, to the second."""
+    """Return a time of the wall clock, to the second."""
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")

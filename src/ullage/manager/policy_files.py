@@ -86,7 +86,7 @@ def _module(file: Path) -> ModuleType:
 
 
 def _guard(file: Path) -> None:
-    """Refuse a file that others can change or replace: they would run code as this user."""
+    """Refuse a file that other users can change or replace: they would run code as this user."""
     for path in (file, file.parent):
         found = path.stat()
         others = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX

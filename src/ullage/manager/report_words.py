@@ -46,7 +46,7 @@ def moment(text: str, now: float) -> float:
 
 
 def csv_of(found: dict[str, Any]) -> str:
-    """A report as CSV."""
+    """Return a report as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*found["by"], *FIGURES])
@@ -76,7 +76,7 @@ def failures(causes: dict[str, int]) -> str:
 
 
 def cells_of(row: dict[str, Any]) -> list[str]:
-    """The figures of a row, in the order of `COLUMNS`."""
+    """Return the figures of a row, in the order of `COLUMNS`."""
     known = row["energy_known"] or 0.0
     at_least = "" if known > 0.99 else "≥ "
     factor, unit = (3.6e6, "kWh") if (row["energy_j"] or 0.0) >= 3.6e5 else (3.6e3, "Wh")

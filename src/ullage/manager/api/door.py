@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class Guest:
-    """One connection: of whom, and since when nothing was asked of us over it; `None` while an order is being done."""
+    """A connection: its user or address, and since when it is idle; `None` while an order is being done."""
 
     who: Hashable  # a user, or an address
     close: Callable[[], object]
@@ -18,11 +18,9 @@ class Guest:
     idle_since: float | None = 0.0
 
     def busy(self) -> None:
-        """An order has come in whole."""
         self.idle_since = None
 
     def idle(self) -> None:
-        """It has its answer."""
         self.idle_since = time.monotonic()
 
 
@@ -48,7 +46,7 @@ class Door:
         return len(self._inside)
 
     def enter(self, guest: Guest) -> bool:
-        """Whether there is room for it, if need be after another one was closed."""
+        """Admit a connection if there is room, if need be by closing an idle one."""
         guest.idle()
         of_same = [other for other in self._inside if other.who == guest.who]
         if self._each is not None and not guest.operator and len(of_same) >= self._each and not self._close(of_same):
@@ -60,7 +58,6 @@ class Door:
         return True
 
     def leave(self, guest: Guest) -> None:
-        """It has ended; one that was closed has left already."""
         self._inside.pop(guest, None)
 
     def _close(self, guests: list[Guest]) -> bool:

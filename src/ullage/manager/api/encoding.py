@@ -10,17 +10,16 @@ _MANY = 100  # rows
 
 
 async def encoded(answer: Any) -> bytes:
-    """An answer as JSON."""
+    """Return an answer as JSON, made in another thread if it is long."""
     return await asyncio.to_thread(encode, answer) if _is_long(answer) else encode(answer)
 
 
 def encode(answer: Any) -> bytes:
-    """The same, here."""
     return _text(answer).encode()
 
 
 def _text(answer: Any) -> str:
-    """In one go, or in many: `json.dumps` lets no other thread do anything before it is done."""
+    """Encode a long answer row by row: `json.dumps` blocks all other threads until it is done."""
     if not _is_long(answer):
         return json.dumps(answer, allow_nan=False, default=str)
     if isinstance(answer, dict):

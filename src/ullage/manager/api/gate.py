@@ -33,7 +33,6 @@ _GUEST = "ullage.guest"  # the connection of a request
 
 
 def problem(kind: str, message: str, status: int, headers: dict[str, str] | None = None) -> JSONResponse:
-    """An answer that says what is wrong."""
     return JSONResponse({"error": kind, "message": message}, status, headers)
 
 
@@ -48,7 +47,6 @@ class Gate:
         self._inside: Counter[int] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         if scope["type"] != "http":
             return
         if scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD"):
@@ -76,13 +74,12 @@ class Gate:
 
 
 class BodyLimit:
-    """Reads at most `LARGEST_BODY` bytes of a request, whatever its headers say, and not for ever."""
+    """Limits the size of a request, whatever its headers say, and the time until it is complete."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         size, whole = 0, False
         deadline = asyncio.get_running_loop().time() + LONGEST_BODY
 
@@ -105,14 +102,13 @@ class BodyLimit:
 
 
 class GuardedConnection(H11Protocol):
-    """A connection that has passed a door. Made by `guarded`."""
+    """A connection that counts against the limit of its `door`. Made by `guarded`."""
 
     door: Door
     guest: Guest
     _late: asyncio.TimerHandle
 
     def connection_made(self, transport: Any) -> None:
-        """Somebody has come; where there is no room, one who does nothing goes."""
         super().connection_made(transport)
         self.guest = Guest(self.client[0] if self.client else "", transport.abort)
         self._wait_for_request()
@@ -121,7 +117,7 @@ class GuardedConnection(H11Protocol):
             transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """A piece of a request; one whose headers are there has all the time that its body may take."""
+        """Stop the timer of the headers once they are complete."""
         before = self.cycle
         super().data_received(data)
         if self.cycle is not before and not self.cycle.response_complete:
@@ -130,13 +126,11 @@ class GuardedConnection(H11Protocol):
             scope[_GUEST] = self.guest
 
     def on_response_complete(self) -> None:
-        """Answered; another request may follow on the same connection."""
         super().on_response_complete()
         self._wait_for_request()
         self.guest.idle()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Gone."""
         self._late.cancel()
         self.door.leave(self.guest)
         super().connection_lost(error)
@@ -148,5 +142,5 @@ class GuardedConnection(H11Protocol):
 
 
 def guarded(most: int = MOST_CONNECTIONS) -> type[GuardedConnection]:
-    """The kind of connections of one server."""
+    """Return the connection class of one server."""
     return type("GuardedConnectionOfServer", (GuardedConnection,), {"door": Door(most)})

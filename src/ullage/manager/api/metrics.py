@@ -17,7 +17,7 @@ _ACTIVITY = ("gract", "smact", "smocc", "drama")
 
 
 def metrics(figures: dict[str, Any]) -> bytes:
-    """The page that Prometheus reads."""
+    """Return the page that Prometheus reads."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Figures(figures))
     return generate_latest(registry)

@@ -56,7 +56,7 @@ _PATHS = "needed a path and a method of this API (GET /openapi.json lists them);
 
 
 def say_problems(app: FastAPI, say: Callable[[str], None]) -> None:
-    """Let every error become one message of the same form."""
+    """Turn every error into one message of the same form."""
 
     async def ours(request: Request, error: Any) -> JSONResponse:
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 400)
@@ -83,7 +83,7 @@ def say_problems(app: FastAPI, say: Callable[[str], None]) -> None:
 
 
 def _said(error: RequestValidationError, kind: type[BaseModel]) -> str:
-    """The first thing that is wrong with a request."""
+    """Return the first problem of a request."""
     found = error.errors()
     if any(each["type"] == "json_invalid" for each in found):
         return "needed a body of JSON; found something else"
@@ -100,7 +100,7 @@ _CREATED = ("submit", "estimate", "token_create")
 async def authorised(
     request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 ) -> Caller:
-    """Whose token a request has, as the gate found it; `given` is here for the description."""
+    """Return the caller that the gate found; `given` is for the description in /openapi.json."""
     caller: Caller = request.state.caller
     return caller
 
@@ -109,7 +109,7 @@ Asker = Annotated[Caller, Depends(authorised)]
 
 
 async def known_names(request: Request) -> None:
-    """A name in the query that means nothing here is refused: it may be another one, misspelt."""
+    """Refuse unknown names in the query: they may be misspelt."""
     names = [field.alias for field in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in names:
@@ -148,7 +148,7 @@ def make_app(
 
 
 def _serve(router: APIRouter, ask: Ask, verb: str, kind: Verb) -> None:
-    """Make the route of a verb: what its method takes comes from the path, the query and the body."""
+    """Make the route of a verb: its method's arguments come from the path, the query and the body."""
     status = 201 if verb in _CREATED else 200
     takes = _taken(verb, kind)
 
@@ -182,7 +182,7 @@ def _serve(router: APIRouter, ask: Ask, verb: str, kind: Verb) -> None:
 
 
 def _taken(verb: str, kind: Verb) -> dict[str, tuple[Any, Any]]:
-    """What FastAPI is to look for in a request: of each name the type and the default."""
+    """Return the parameters of a route, by name: type and default."""
     none = inspect.Parameter.empty
     found: dict[str, tuple[Any, Any]] = {"caller": (Asker, none)}
     fields: dict[str, Any] = {}

@@ -28,7 +28,7 @@ Call = Callable[[Caller, str, dict[str, Any], float], Awaitable[Any]]
 
 
 class ApiServer:
-    """Listens from its making on; `start` answers, `stop` ends it."""
+    """The server of the REST API. It listens at once, and answers after `start`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ApiServer:
         self._address.write_text(json.dumps({"url": self.url}) + "\n")
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to answer; orders are done in the daemon's loop."""
+        """Begin to answer; the daemon's loop does the orders."""
 
         async def ask(caller: Caller, verb: str, arguments: dict[str, Any], wait: float) -> Any:
             if self._ending.is_set():

@@ -40,7 +40,7 @@ Call = Callable[[Caller, str, dict[str, Any], float], Awaitable[Any]]
 
 
 class SocketServer:
-    """Listens in a folder that only the daemon's user (and a group, if one is named) can enter."""
+    """The server of the Unix socket, in a folder for the daemon's user and perhaps a group."""
 
     def __init__(
         self, file: Path, call: Call, access: AccessSettings, limits: LimitSettings, say: Callable[[str], None]
@@ -52,7 +52,7 @@ class SocketServer:
         self._door = Door(_MOST_CONNECTIONS, limits.connections, _FOR_OPERATORS)
 
     async def start(self) -> None:
-        """Begin to listen; what an earlier daemon left behind is replaced (its lock is ours by now)."""
+        """Begin to listen, and replace the socket of an earlier daemon, whose lock is ours by now."""
         number = None if self._access.group is None else group_number(self._access.group)
         with contextlib.suppress(FileNotFoundError):
             self._file.unlink()
@@ -72,7 +72,7 @@ class SocketServer:
         )
 
     async def keep_listening(self) -> None:
-        """Make the socket again if its file was removed: nobody could reach the daemon otherwise."""
+        """Make the socket again if its file was removed."""
         if self._server is None or self._on_disk() == self._listening:
             return
         self._server.close()
@@ -114,7 +114,7 @@ class SocketServer:
     async def _one(
         self, caller: Caller, guest: Guest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Answer one request; false when there will be no other."""
+        """Answer one request; return false if no other can follow."""
         guest.idle()
         try:
             async with asyncio.timeout(LONGEST_IDLE):
@@ -142,7 +142,7 @@ class SocketServer:
         return True
 
     async def answer(self, caller: Caller, line: bytes) -> dict[str, Any]:
-        """The answer to a line, whatever it is."""
+        """Return the answer to a line, whatever it contains."""
         try:
             verb, arguments, wait = parse(line)
             return {"protocol": PROTOCOL, "ok": True, "result": await self._call(caller, verb, arguments, wait)}
@@ -153,7 +153,6 @@ class SocketServer:
             return failure(UllageError(f"the order failed inside the daemon ({type(error).__name__}: {error})"))
 
     async def stop(self) -> None:
-        """Close the door and end all conversations."""
         if self._server is not None:
             self._server.close()
         for task in list(self._open):
@@ -164,7 +163,7 @@ class SocketServer:
 
 
 def parse(line: bytes) -> tuple[str, dict[str, Any], float]:
-    """Verb, arguments and how long to wait; anything else is refused in one message."""
+    """Parse a request: verb, arguments and how long to wait."""
     try:
         request = json.loads(line)
     except (ValueError, RecursionError):
@@ -180,7 +179,7 @@ def parse(line: bytes) -> tuple[str, dict[str, Any], float]:
 
 
 def check_protocol(spoken: Any) -> None:
-    """Refuse what another version sends, with what to type; one that says no number is of version 0.1."""
+    """Refuse requests of another version, and say what to type."""
     if type(spoken) is int and spoken > PROTOCOL:
         raise OtherVersion(
             f"the daemon is Ullage {ullage.__version__}, older than this command; restart it with the version that is "
@@ -194,19 +193,18 @@ def check_protocol(spoken: Any) -> None:
 
 
 def failure(error: UllageError) -> dict[str, Any]:
-    """An error as it goes over the line."""
     return {"protocol": PROTOCOL, "ok": False, "error": type(error).__name__, "message": str(error)}
 
 
 async def _read_first(reader: asyncio.StreamReader) -> None:
-    """Take the question off the line: where it is closed with that unread, the kernel throws the answer away."""
+    """Read the request: closing a socket with unread input discards the answer."""
     with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         async with asyncio.timeout(_QUESTION):
             await reader.readuntil(b"\n")
 
 
 async def _discard(reader: asyncio.StreamReader) -> None:
-    """Read what is still being sent, for a while: who sends would not see the answer otherwise."""
+    """Read the rest of a request for a while: the client may not see the answer otherwise."""
     with contextlib.suppress(TimeoutError, ConnectionError):
         async with asyncio.timeout(_DISCARD):
             while await reader.read(1 << 20):

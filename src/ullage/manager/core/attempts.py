@@ -41,14 +41,14 @@ def _poison(job: JobRecord) -> str:
 
 
 class AttemptTracker:
-    """Looks at the folders of all live attempts. Every change of a look is one transaction; a look may be repeated."""
+    """Follows live attempts by their folders. The changes of one pass are one transaction."""
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
         self.adopting = True  # until the first look is over, nobody of this process has started anything
 
     def count_crash(self, number: int | None) -> None:
-        """The daemon before this one ended over a job: after a few times in a row, the job is held."""
+        """Count a daemon's crash against the job that it dealt with; hold the job after a few in a row."""
         context = self._context
         job = context.store.jobs.get(number or 0)
         if job is None:
@@ -61,7 +61,7 @@ class AttemptTracker:
         context.say(f"the daemon before this one ended while it dealt with job {job.reference}")
 
     def adopt(self) -> int:
-        """After a start: promises of what may be alive are in force again, orders to stop are given again."""
+        """Restore promises of attempts that may be alive, and repeat orders to stop."""
         context = self._context
         context.queued_at |= context.store.history.last_ends()
         for number, attempt in context.store.attempts.items():
@@ -86,7 +86,7 @@ class AttemptTracker:
         return len(context.store.attempts)
 
     def follow(self) -> bool:
-        """One look at all of them; whether one ended."""
+        """Check all live attempts; return whether anything changed."""
         context, looks = self._context, []
         for attempt in list(context.store.attempts.values()):
             try:
@@ -111,7 +111,7 @@ class AttemptTracker:
         return bool(looks)
 
     def _watch_promises(self) -> None:
-        """Attempts whose jobs cannot be read keep their promises for as long as they live; nothing is written down."""
+        """Release the promises of ended attempts whose jobs cannot be read."""
         context = self._context
         for attempt in list(context.store.unwatched):
             if context.launcher.look(context.attempt_folder(attempt), attempt.token).state not in ("alive", "orphaned"):
@@ -119,7 +119,7 @@ class AttemptTracker:
                 context.store.unwatched.remove(attempt)
 
     def _look(self, attempt: AttemptRecord) -> AttemptStatus | None:
-        """What has changed for an attempt, or `None`."""
+        """Return what has changed for an attempt, or `None`."""
         launcher, folder = self._context.launcher, self._context.attempt_folder(attempt)
         look = launcher.look(folder, attempt.token)
         if look.state == "absent":
@@ -132,7 +132,7 @@ class AttemptTracker:
         return look if news else None
 
     def _see(self, attempt: AttemptRecord, look: AttemptStatus) -> bool:
-        """Write down what was seen; true if the attempt is over."""
+        """Record what was seen; return whether the attempt is over."""
         context = self._context
         if look.state == "alive":
             if look.started is not None:
@@ -264,7 +264,7 @@ class AttemptTracker:
         context.launcher.tidy(context.attempt_folder(attempt))
 
     def stop(self, job: JobRecord, reason: str, text: str) -> None:
-        """Have a live job end, for a reason that its supervisor writes into the exit record."""
+        """Stop a live job, for a reason that its supervisor writes into the exit record."""
         with self._context.store.transaction():
             job = self._context.store.move(job, "stop", State.STOPPING, text, stop_reason=reason)
             self._context.store.afterwards(partial(self._stop_decided, job))
@@ -275,7 +275,7 @@ class AttemptTracker:
         self.send_stop(job)
 
     def send_stop(self, job: JobRecord) -> None:
-        """Tell the supervisor; may be repeated."""
+        """Tell the supervisor to stop the job; may be repeated."""
         context = self._context
         folder = context.attempt_folder(context.store.live_attempt(job.id))
         if folder.exists():
@@ -285,7 +285,7 @@ class AttemptTracker:
 
 
 class RunningJobGuard:
-    """Watches running jobs: one that uses more than its promise is reported, and stopped if the settings say so."""
+    """Watches running jobs: reports, and if the settings say so stops, those that exceed their promise."""
 
     def __init__(
         self, context: ManagerContext, attempts: AttemptTracker, makes_room: Callable[[AttemptRecord], bool]
@@ -294,7 +294,7 @@ class RunningJobGuard:
         self._asked: dict[str, float] = {}  # when it was last asked whether an attempt makes room, by token
 
     def look(self) -> None:
-        """Once over all that run. Whether one makes room takes a pass over the queue: one is asked a look, in turn."""
+        """Check all running jobs. `makes_room` needs a pass over the queue, so it is asked about one job a time."""
         past = []
         for number, attempt in list(self._context.store.attempts.items()):
             job = self._context.store.job(number)
@@ -327,7 +327,7 @@ class RunningJobGuard:
             self._attempts.stop(job, "over-promise", text)
 
     def _others_in_danger(self, attempt: AttemptRecord, slot: str) -> bool:
-        """Whether what others were promised there and have not taken yet is more than what is left."""
+        """Whether the promised memory that others have not used yet exceeds the free memory."""
         context = self._context
         found = next((each for each in context.slots if each.id == slot), None)
         if found is None or found.used is None:
@@ -339,7 +339,7 @@ class RunningJobGuard:
         return missing > found.total - found.used
 
     def _slot_is_over(self, job: JobRecord, attempt: AttemptRecord) -> bool:
-        """Whether a job that can resume has had its time slot; it ends only for one who would start in its place."""
+        """Whether a resumable job has used up its time slot."""
         slot = self._context.settings.fairness.slot
         if slot is None or not job.spec["asked"]["resumable"]:
             return False

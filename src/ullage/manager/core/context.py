@@ -42,11 +42,11 @@ class SlotReader:
         self._tokens: dict[Process, str | None] = {}
 
     def devices(self) -> list[Device]:
-        """The devices that jobs can be placed on: GPUs, MIG instances, virtual GPUs."""
+        """Return the devices that jobs can be placed on: GPUs, MIG instances, virtual GPUs."""
         return [device for device in self.monitor.devices() if device.takes_jobs]
 
     def named(self, gpu: str | int) -> Device:
-        """The device of an index or a UUID."""
+        """Return the device with an index or a UUID."""
         devices = self.devices()
         found = next((device for device in devices if str(gpu) in (str(device.index), device.id)), None)
         if found is None:
@@ -105,13 +105,13 @@ class SlotReader:
         )
 
     def _busy_now(self, device: str) -> float | None:
-        """The SM activity of the last seconds; if it is not measured, the GPU's own, or NVML's utilisation."""
+        """Return recent SM activity, or if it is not measured, GPU activity or NVML's utilization."""
         window = self.monitor.window(device, self.busy_window)
         means = [window.mean(field) for field in ("smact", "gract", "utilization")]
         return next((mean for mean in means if mean is not None), None)
 
     def _owner(self, pid: int) -> str | None:
-        """The token of a process; "" for a process without one, `None` for one that cannot be seen."""
+        """Return the token of a process; "" if it has none, `None` if the process cannot be seen."""
         start = start_of(pid)
         if start is None:
             return None
@@ -152,7 +152,7 @@ class ServiceState:
     stepped: float = field(default_factory=time.monotonic)  # when its last step ended
 
     def health(self) -> str:
-        """In one word whether the daemon is well; any thread may ask."""
+        """Return the daemon's health in one word. Thread-safe."""
         if self.ending.is_set():
             return "ending"
         if time.monotonic() - self.stepped > _STUCK:
@@ -164,13 +164,13 @@ class ServiceState:
         self.woken.set()
 
     def end(self) -> None:
-        """Stop serving. Running jobs go on."""
+        """Stop serving; running jobs go on."""
         self.ending.set()
 
 
 @dataclass
 class ManagerContext:
-    """The parts and the present state of one daemon. Used by the thread of its event loop only."""
+    """The parts and the state of one daemon. For the thread of its event loop only."""
 
     folder: Path
     settings: ManagerSettings
@@ -205,20 +205,19 @@ class ManagerContext:
         self.works = Works(self.store, self.settings.sharing)
 
     def claim(self, job: JobRecord) -> float:
-        """The part of a GPU from which a job keeps others away, by the speed that it asks for."""
+        """Return the part of a GPU that a job claims by asking for speed."""
         heeded = job.work is not None and self.policy.predicts
         return claimed(job.asked("min_speed"), self.settings.placing.min_speed) if heeded else 0.0
 
     def checkpoint_lead(self, own: float | None) -> float:
-        """How long before its end a job is told to save itself, by its own wish or by the site's."""
+        """Return how long before its end a job is asked for a checkpoint."""
         return self.settings.fairness.checkpoint_lead if own is None else own
 
     def attempt_folder(self, attempt: AttemptRecord) -> Path:
-        """Where an attempt's files are."""
         return self.launcher.folder(attempt.job, attempt.number)
 
     def look(self) -> None:
-        """Take over what the monitor sees: the slots, and what each attempt holds."""
+        """Update the slots and the memory of each attempt from the monitor."""
         self.drains = self.store.history.drains(self.clock())
         ends = {each.id: LAST_MOMENT if each.until is None else each.until for each in self.drains}
         booked = [(each.gpu, Booking(each.id, each.begin, ends[each.id], each.text)) for each in self.drains]
@@ -248,34 +247,34 @@ class ManagerContext:
 
     @property
     def drained(self) -> dict[str, str]:
-        """GPUs that get no new jobs at all now, each with the reason given."""
+        """Return the reason of each GPU that now gets no new jobs at all."""
         return {each.gpu: each.reason for each in self.drains if each.closes(self.clock())}
 
     def keep_curve(self, attempt: AttemptRecord) -> None:
-        """Write down an attempt's memory over time, if any was seen."""
+        """Store an attempt's memory over time, if any was seen."""
         curve = self.curves.get(attempt.token)
         if curve is not None:
             self.store.keep_curve(attempt.job, attempt.number, curve.step, curve.values)
             curve.kept = curve.seconds
 
     def keep_curves(self) -> None:
-        """Write down the memory over time of what runs, where a step has passed since it was last written."""
+        """Store the memory over time of running attempts that have grown by a step."""
         for attempt in self.store.attempts.values():
             curve = self.curves.get(attempt.token)
             if curve is not None and curve.seconds != curve.kept:
                 self.keep_curve(attempt)
 
     def energy_of(self, attempt: AttemptRecord) -> float | None:
-        """The joules of an attempt that is over; None where they are not known."""
+        """Return the joules of a finished attempt; `None` if unknown."""
         self._measure_energy()
         return self.energy.end(attempt.token)
 
     def reason(self, job: int) -> str | None:
-        """Why a job waits, if placement has decided about it."""
+        """Return why a job waits, if placement has decided about it."""
         found = self.reasons.get(job)
         return found if found is None or isinstance(found, str) else found.reason
 
     @property
     def largest(self) -> int:
-        """The memory of the largest GPU that answers."""
+        """Return the memory of the largest GPU that answers."""
         return max((slot.total for slot in self.slots if not slot.lost), default=0)

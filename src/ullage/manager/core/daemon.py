@@ -243,7 +243,7 @@ class Daemon:
         ending.cancel()
 
     async def step(self) -> list[tuple[JobRecord, AttemptRecord]]:
-        """See what is true, and write down what follows; the attempts that are to be started now."""
+        """Observe, record what follows, and return the attempts to start now."""
         service = self.context.service
         before, service.trouble, service.disk_full = service.trouble, None, False
         try:
@@ -281,7 +281,7 @@ class Daemon:
             self.context.say(f"job {job.reference} could not be started: {type(error).__name__}: {error}")
 
     async def _care(self) -> None:
-        """A copy of the database; what is older than the site wants to keep goes."""
+        """Back up the database, and delete what is older than the site keeps."""
         async with self.context.store.turn:
             await asyncio.to_thread(self.database.back_up)
         days = self.context.settings.running.keep_days
@@ -320,7 +320,7 @@ class Daemon:
                     await self._news.wait_for(lambda: not self.questions.is_open(arguments["estimate"]))
 
     def call_from_thread(self, caller: Caller, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
-        """The same, from any other thread."""
+        """Call from any other thread."""
         assert self._loop is not None, "the daemon is not serving yet"
         return asyncio.run_coroutine_threadsafe(self.call(caller, verb, arguments, wait), self._loop).result()
 
@@ -338,7 +338,7 @@ class Daemon:
         asyncio.get_running_loop().create_task(tell())
 
     def _listen_for_ends(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Supervisors send a word when a job begins or ends."""
+        """Listen for supervisors, which send a datagram when a job begins or ends."""
         file = self._run / "wake.sock"
         with contextlib.suppress(FileNotFoundError):
             file.unlink()
@@ -413,7 +413,7 @@ def make_daemon(
     clock: Callable[[], float] = time.time,
     new: bool = False,
 ) -> Daemon:
-    """A daemon of a home, ready to run. What is wrong with the settings or the machine is one clear message."""
+    """Make the daemon of a home. A problem with the settings or the machine is one clear message."""
     check_names(settings)
     cards = None if settings.virtual is None else folder / "cards" / CARDS
     source = find_source(settings, cards)
@@ -428,7 +428,7 @@ def make_daemon(
 
 
 def check_names(settings: ManagerSettings) -> None:
-    """The name of an estimator that is not there lists those that are."""
+    """Refuse unknown names of estimators."""
     from ullage.estimation.estimators.registry import estimators, find
 
     name = settings.estimating.estimator
@@ -437,7 +437,7 @@ def check_names(settings: ManagerSettings) -> None:
 
 
 def find_source(settings: ManagerSettings, cards: Path | None) -> Source:
-    """Where readings come from: virtual cards, or this machine's GPUs."""
+    """Return the source of readings: virtual cards, or this machine's GPUs."""
     if cards is not None and settings.virtual is not None:
         from ullage.virtual.shared_card.cards import Cards
 

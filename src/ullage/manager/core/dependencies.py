@@ -17,7 +17,7 @@ _SHOWN = 5  # of the jobs that one waits for, in a sentence
 
 
 class Dependencies:
-    """What the jobs of a store wait for."""
+    """The dependencies between the jobs of a store."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
@@ -26,7 +26,7 @@ class Dependencies:
     def finder(
         self, caller: Caller, after: Sequence[Dependency], array: bool
     ) -> Callable[[int | None], tuple[Need, ...]]:
-        """What the job of each index has to wait for; what is not there is refused now, not waited for."""
+        """Return a function from an index to its job's dependencies; unknown jobs are refused at once."""
         common = [need for each in after if INDEX not in str(each.job) for need in self._needs(caller, each)]
         alike = [(each, self._elements(each, array)) for each in after if INDEX in str(each.job)]
         if len(common) + len(alike) > MOST_DEPENDENCIES:
@@ -43,7 +43,7 @@ class Dependencies:
         return of
 
     def _elements(self, each: Dependency, array: bool) -> dict[int, int]:
-        """The jobs of the array that `12_{index}` names, by index."""
+        """Return the jobs of the array that `12_{index}` names, by index."""
         match = _ARRAY.fullmatch(str(each.job))
         if match is None or match[2] != INDEX:
             raise InvalidValue(f"needed an array before {INDEX}, such as 12_{INDEX}; found {str(each.job)[:80]!r}")
@@ -67,7 +67,7 @@ class Dependencies:
         return [Need(int(match[1]), True, each.kind) if index is None else Need(found[0], False, each.kind)]
 
     def _named(self, caller: Caller, name: str) -> Iterable[tuple[int, bool]]:
-        """The caller's jobs of that name that are not over, or else the newest; an array counts as a whole."""
+        """Return the caller's unfinished jobs of a name, or else the newest; an array counts as a whole."""
         numbers = self._store.history.named(name, caller.uid)
         if not numbers:
             raise NoSuchJob(repr(name[:80]))
@@ -76,7 +76,7 @@ class Dependencies:
         return dict.fromkeys((job.id, False) if job.array_id is None else (job.array_id, True) for job in jobs)
 
     def reached(self, needs: Iterable[Need]) -> set[int]:
-        """All jobs that a job with these needs would wait for, over whatever others: it must not be one of them."""
+        """Return all jobs that these dependencies lead to, directly or over others."""
         seen: set[int] = set()
         ahead = set(needs)
         while ahead:
@@ -86,7 +86,7 @@ class Dependencies:
         return seen
 
     def settle(self) -> None:
-        """Jobs that are waited for and are over: met, or never to be met. For a transaction; `unsettled` is left."""
+        """Settle dependencies on finished jobs, some of them in one transaction; `unsettled` if more are left."""
         store, found, self.unsettled = self._store, dict[int, list[Need]](), False
         if not store.dependencies:
             return
@@ -105,7 +105,6 @@ class Dependencies:
             self._settle(found)
 
     def _settle(self, found: dict[int, list[Need]]) -> None:
-        """What jobs waited for is over."""
         store, ended = self._store, {need for over in found.values() for need in over}
         states = store.history.states(need.job for need in ended if not need.whole)
         bad = {need: self._why(need, states.get(need.job)) for need in ended}
@@ -117,15 +116,15 @@ class Dependencies:
                 store.wait_for(number, tuple(need for need in store.dependencies[number] if need not in over))
 
     def names(self, needs: Iterable[Need]) -> str:
-        """What is waited for, in a sentence."""
+        """Return dependencies in words."""
         return ", ".join(need.text(self._store.name_of) for need in needs)
 
     def is_over(self, need: Need) -> bool:
-        """Whether what is waited for is over."""
+        """Whether a dependency is over."""
         return not any(number in self._store.jobs for number in self._numbers(need))
 
     def failed(self, need: Need) -> str | None:
-        """Why what is over can never be met, or `None`."""
+        """Return why a finished dependency can never be met, or `None`."""
         return self._why(need, None if need.whole else self._store.job(need.job).state)
 
     def _why(self, need: Need, state: str | None) -> str | None:
@@ -142,7 +141,7 @@ class Dependencies:
 
 
 def _without_repeats(needs: Iterable[Need]) -> tuple[Need, ...]:
-    """Each job once; who waits for it in both ways waits for its success."""
+    """Return each dependency once; the stricter kind wins."""
     kinds: dict[tuple[int, bool], Need] = {}
     for need in needs:
         kinds[need.job, need.whole] = (

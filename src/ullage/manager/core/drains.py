@@ -19,7 +19,7 @@ LONGEST = 366 * 86400.0  # seconds
 
 
 def usable_by(job: JobRecord, drains: Sequence[Drain]) -> frozenset[int]:
-    """The drains that do not concern a job: those that let its user in, or a group that its user is in."""
+    """Return the drains that let a job in, by its user or one of the user's groups."""
     found = {each.id for each in drains if job.user in each.users}
     left = [each for each in drains if each.groups and each.id not in found]
     if left:
@@ -29,7 +29,7 @@ def usable_by(job: JobRecord, drains: Sequence[Drain]) -> frozenset[int]:
 
 
 class Drains:
-    """The drains of one daemon. The callers have checked that an operator asks."""
+    """The drains of one daemon. The caller must be an operator."""
 
     def __init__(self, context: ManagerContext) -> None:
         self._context, self._store = context, context.store
@@ -37,7 +37,7 @@ class Drains:
     def drain(
         self, gpu: str | int, reason: str, begin: float | None, until: float | None, users: list[str], groups: list[str]
     ) -> dict[str, Any]:
-        """Take a GPU away from new jobs; one that is taken away from all until it is resumed may be so again."""
+        """Drain a GPU; a drain for all without an end replaces another such one."""
         now, device = self._context.clock(), self._context.slot_reader.named(gpu)
         new = Drain(
             id=0,
@@ -59,7 +59,7 @@ class Drains:
         return {"gpu": device.id, "index": device.index, "drained": new.closes(now), "text": new.text}
 
     def resume(self, gpu: str | int, later: bool) -> dict[str, Any]:
-        """Take back the drains of a GPU that are in force; with `later`, those to come too."""
+        """Remove the current drains of a GPU; with `later`, also those to come."""
         now, device = self._context.clock(), self._context.slot_reader.named(gpu)
         there = [each for each in self._store.history.drains(now) if each.gpu == device.id]
         gone = [each for each in there if later or each.begin <= now]
@@ -70,7 +70,7 @@ class Drains:
 
 
 def check_drain(new: Drain, others: Iterable[Drain], now: float) -> None:
-    """Refuse a drain for people whom the system does not know, in the past, or over another one with a time."""
+    """Refuse a drain for unknown users or groups, in the past, or overlapping another one."""
     for name in new.users:
         _known("user", name, pwd.getpwnam)
     for name in new.groups:

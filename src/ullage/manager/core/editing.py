@@ -25,7 +25,7 @@ _OF_PROMISE = {"memory", "estimator"}  # what a promise is made of
 
 
 class _Terms:
-    """What jobs that shared a spec ask for after an edit. What is dear to find out is found once for all of them."""
+    """The spec of jobs after an edit, with expensive checks done once for all jobs that share it."""
 
     def __init__(
         self, spec: JobSpec, kept: dict[str, Any], caller: Caller, array: bool, dependencies: Dependencies
@@ -35,7 +35,7 @@ class _Terms:
         self._reached = functools.cache(dependencies.reached)
 
     def needs(self, job: JobRecord) -> tuple[Need, ...]:
-        """What the job has to wait for, which must not be itself."""
+        """Return the job's dependencies, which must not include itself."""
         needs = self._find(job.array_index)
         if job.id in self._reached(needs):
             raise InvalidValue(f"job {job.reference} would wait for itself, by {self._names(needs[:_SHOWN])}")
@@ -43,7 +43,7 @@ class _Terms:
 
 
 class JobEditor:
-    """Changes jobs within a transaction that is open."""
+    """Changes jobs within an open transaction."""
 
     def __init__(self, context: ManagerContext, intake: Intake, attempts: AttemptTracker) -> None:
         self._context, self._store = context, context.store
@@ -51,7 +51,7 @@ class JobEditor:
         self._dependencies = Dependencies(context.store)
 
     def editing(self, caller: Caller, changes: Mapping[str, Any]) -> Callable[[JobRecord], str]:
-        """Does the same edit to one job after another, and says in words what was done; `None` takes a value back."""
+        """Return a function that edits one job and returns what it did, in words; `None` resets a value."""
         for name in changes:
             if name not in EDITABLE:
                 near = nearest(name[:80], EDITABLE)
@@ -80,7 +80,6 @@ class JobEditor:
         return edit
 
     def _done(self, point: str, jobs: list[JobRecord]) -> None:
-        """They are on disk."""
         if jobs:
             crash_point(point)
         self._intake.want(jobs)
@@ -113,7 +112,7 @@ class JobEditor:
     def requeueing(
         self, caller: Caller, hold: bool, env: Mapping[str, str] | None, memory: int | None = None
     ) -> Callable[[JobRecord], str]:
-        """Lets one job after another wait again, under its number, and says in words what was done."""
+        """Return a function that requeues one job under its number and returns what it did, in words."""
         specs: dict[int | None, tuple[JobSpec, dict[str, Any] | None]] = {}
         requeued: list[JobRecord] = []
         self._store.afterwards(partial(self._done, "requeued", requeued))

@@ -54,7 +54,7 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class OutputEvidence:
-    """The cause that the output names, the line that does, and the GPU memory that the job would have needed."""
+    """The cause that the output names, its line, and the GPU memory that the job needed."""
 
     cause: Cause
     line: str
@@ -62,7 +62,7 @@ class OutputEvidence:
 
 
 def read_output(text: str) -> OutputEvidence | None:
-    """The last thing in the output that explains an end, or `None`; an error that was overcome does not count."""
+    """Return the last evidence in the output, or `None`; an error that was handled does not count."""
     found = [(match.start(), cause, match) for cause, pattern in _KINDS for match in pattern.finditer(text)]
     if not found:
         return None
@@ -86,7 +86,7 @@ def needed_memory(text: str) -> int | None:
 
 
 def _something_else_came_later(text: str, place: int) -> bool:
-    """Whether the program ended by another exception than the one at that place."""
+    """Whether the program ended by another exception than the one at `place`."""
     after = text.find("\n", place)
     if after < 0:
         return False
@@ -114,7 +114,7 @@ _OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """How an attempt ended: the cause, what shows it, and the GPU memory that it is known to need."""
+    """How an attempt ended: the cause, its evidence, and the GPU memory that it needs, if known."""
 
     cause: Cause
     detail: str
@@ -164,7 +164,7 @@ def _by_words(
 
 
 def _host_memory(record: dict[str, Any]) -> str | None:
-    """Whether the kernel ended it for want of memory: its own cgroup counts that, or the whole system's counter."""
+    """Return the evidence that the kernel killed it for lack of host memory, or `None`."""
     if record.get("cgroup_kills"):
         return f"the kernel ended {record['cgroup_kills']} of its processes at its memory limit"
     killed = record.get("signal") == signal.SIGKILL or record.get("code") == 128 + signal.SIGKILL

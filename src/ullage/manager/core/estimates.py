@@ -51,7 +51,7 @@ class EstimateQuestion:
 
 
 def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
-    """What can be asked about a job, the most telling first; empty where there is nothing to run or to name."""
+    """Return what can be estimated about a job, the most informative first."""
     found = []
     if spec.model is not None:
         options = {**spec.estimate} | ({"batch_size": spec.batch_size} if spec.batch_size else {})
@@ -137,17 +137,17 @@ class EstimateAnswer:
 
     @property
     def text(self) -> str:
-        """The note as a job has it."""
+        """Return the note of a job."""
         return f"{self.note} (kept from before)" if self.kept else self.note
 
     def to_dict(self) -> dict[str, Any]:
-        """What is kept of it, ready for JSON."""
+        """Return what the cache stores, ready for JSON."""
         names = ("upper", "note", "seconds", "own_failure", "utilization", "breakdown", "by_rank")
         return {name: getattr(self, name) for name in names} | {"reads": self.reads and self.reads.to_dict()}
 
     @classmethod
     def from_dict(cls, kept: dict[str, Any]) -> EstimateAnswer:
-        """What `to_dict` gave."""
+        """Read the result of `to_dict`."""
         return cls(**{**kept, "reads": Reads.from_dict(kept["reads"]), "by_rank": tuple(kept["by_rank"])})
 
 
@@ -174,23 +174,23 @@ class EstimateRequest:
 
     @cached_property
     def variables(self) -> dict[str, str]:
-        """All variables of the process that estimates."""
+        """Return the environment of the process that estimates."""
         return {**environment(self.env), **_ALONE}
 
     @property
     def variables_elsewhere(self) -> dict[str, str]:
-        """All variables of a process that estimates in another Python than Ullage's own."""
+        """Return the environment of a process that estimates in another Python than Ullage's."""
         return {**environment(self.env, ours=False), **_ALONE}
 
     @cached_property
     def where_its_python_is(self) -> str:
-        """What decides which Python the script runs in, as long as nothing is changed on disk."""
+        """Return a key of all that decides which Python runs the script."""
         scripts = [(each.source, each.module, each.program, each.launcher) for each in self.questions]
         return json.dumps([self.uid, self.cwd, self.conda, self.env.get("PATH"), scripts])
 
     @cached_property
     def identity(self) -> str:
-        """The same for requests that must have the same answer while nothing is changed on disk."""
+        """Return the same key for requests with the same answer, unless files change."""
         return hashlib.sha256(json.dumps([self.key, sorted(self.env.items())]).encode()).hexdigest()
 
 
@@ -200,7 +200,7 @@ Done = Callable[[Sequence[int | str], EstimateRequest, EstimateAnswer], None]
 
 @dataclass(eq=False)
 class _Work:
-    """One estimate, waiting or under way, and the jobs that want it; or the question."""
+    """One estimate, waiting or under way, and the jobs or the question that want it."""
 
     request: EstimateRequest
     done: Done
@@ -212,7 +212,7 @@ class _Work:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a job waits for it, or for what will be compared with it."""
+        """Whether a job waits for it or for one of its followers."""
         return bool(self.jobs) or any(follower.jobs for follower in self.followers)
 
 
@@ -265,20 +265,20 @@ class Estimates:
 
     @property
     def wanted(self) -> list[int]:
-        """The jobs that an estimate is under way for, or waits."""
+        """Return the jobs with an estimate under way or waiting."""
         return [job for job in self._of_job if isinstance(job, int)]
 
     @property
     def pending(self) -> int:
-        """How many estimates are under way or waiting."""
+        """Return the number of estimates under way or waiting."""
         return len(set(self._of_job.values()))
 
     def of_user(self, uid: int) -> int:
-        """How many estimates of a user are under way or waiting."""
+        """Return the number of a user's estimates under way or waiting."""
         return len({work for work in self._of_job.values() if work.request.uid == uid})
 
     def give_up(self, jobs: Iterable[int | str]) -> None:
-        """These jobs want none any more. An estimate that nobody wants ends at once."""
+        """Drop the requests of jobs. An estimate without requests ends at once."""
         for job in jobs:
             work = self._of_job.pop(job, None)
             if work is None:
@@ -298,7 +298,7 @@ class Estimates:
             self._leave(work)
 
     def standing(self, job: int | str) -> str | None:
-        """How far the estimate of a job is, in words that go on after "the job"; `None` if none is wanted."""
+        """Return the progress of a job's estimate, in words after "the job"; `None` if there is none."""
         work = self._of_job.get(job)
         if work is None:
             return None
@@ -313,7 +313,7 @@ class Estimates:
         return f"waits to be estimated, as number {self._order[work]} of {len(self._order)}"
 
     def _in_order(self) -> list[_Work]:
-        """All that wait, as they would be begun if each took the same time."""
+        """Return all waiting estimates in the order in which they would begin."""
         places = [
             (self._under_way(user) + place, self._served.get(user, 0), work)
             for user, works in self._waiting.items()
@@ -325,7 +325,7 @@ class Estimates:
         return sum(work.request.uid == user for work in self._running)
 
     def _admit(self, work: _Work) -> None:
-        """Compare a request with what is kept, or let it wait for its turn."""
+        """Compare a request with the cache, or queue it."""
         if work.request.kept:
             self._no_more_join(work)
             self._comparing[work] = asyncio.get_running_loop().create_task(self._compare(work))
@@ -334,7 +334,7 @@ class Estimates:
             self._order = None
 
     def _no_more_join(self, work: _Work) -> None:
-        """From now on files are read: a job that comes later may have changed them before."""
+        """Close the estimate to other jobs: they may have changed files that it reads from now on."""
         if self._open.get(work.request.identity) is work:
             del self._open[work.request.identity]
         self._latest[work.request.identity] = work
@@ -398,7 +398,7 @@ class Estimates:
         self._begin()
 
     def _answer(self, work: _Work, answer: EstimateAnswer) -> None:
-        """Tell an answer; those who came while it was made compare with it."""
+        """Deliver an answer; requests that came meanwhile are compared with it."""
         jobs = list(work.jobs)
         for job in jobs:
             del self._of_job[job]
@@ -448,7 +448,7 @@ class Estimates:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask_warm_or_cold, wanted, ask)
 
     def _ask_warm_or_cold(self, wanted: EstimateRequest, ask: Callable[..., Outcome]) -> Outcome:
-        """Ask a process that is warm if it is known which Python is wanted. That is told with the first answer."""
+        """Use a warm process if the script's Python is known; the first answer tells it."""
         place = wanted.where_its_python_is
         is_ours = bool(wanted.questions) and all(question.program is None for question in wanted.questions)
         if is_ours or place in self._pythons:
@@ -465,7 +465,7 @@ class Estimates:
         return outcome
 
     async def close(self) -> None:
-        """Give up all that are under way; their jobs are asked about again later."""
+        """Cancel all estimates under way; the next daemon asks for them again."""
         tasks = {**self._running, **self._comparing}
         self._waiting.clear()
         for work, task in tasks.items():
@@ -555,7 +555,7 @@ def _is_estimate(found: Any) -> bool:
 
 
 def _is_advice(found: Any) -> bool:
-    """Whether it is what `estimation.jobs.child.advise` gives."""
+    """Whether a value has the form of `estimation.jobs.child.advise`."""
     if not isinstance(found, dict) or not isinstance(found.get("options"), list):
         return False
     kinds = {"change": str, "fits": bool, "takes": int | None, "note": str}

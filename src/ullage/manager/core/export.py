@@ -66,7 +66,7 @@ def _stored(store: JobStore, file: Path, since: float, until: float) -> dict[str
 
 
 def site(context: ManagerContext) -> dict[str, Any]:
-    """What a daemon has and goes by: GPUs, policy, rules."""
+    """Return a daemon's GPUs, policy and rules."""
     settings = context.settings
     rules = dataclasses.asdict(rules_of(settings, virtual=context.cards is not None))
     del rules["predict"]
@@ -87,7 +87,7 @@ def site(context: ManagerContext) -> dict[str, Any]:
 def _told(
     store: JobStore, works: Works, jobs: Sequence[JobRecord], named: Callable[[JobRecord], bool]
 ) -> dict[str, Any]:
-    """Jobs and what they do on GPUs; those that are not `named` only count."""
+    """Return jobs and their workloads; jobs that are not `named` stay anonymous."""
     numbers = [job.id for job in jobs]
     attempts, queued = store.history.attempts(numbers), store.history.queued(numbers)
     kept = sorted({job.work for job in jobs if job.work is not None})
@@ -98,7 +98,6 @@ def _told(
 
 
 def _job(job: JobRecord, attempts: Iterable[AttemptRecord], queued: float | None, named: bool) -> dict[str, Any]:
-    """A job; one of others that only their totals may be seen of has no names."""
     names = ("placed", "started", "ended", "elapsed", "slots", "promise", "exclusive", "used", "energy", "cause")
     return {
         "id": job.id,

@@ -22,7 +22,7 @@ def host_of(settings: HostSettings) -> HostShare:
 
 
 def share_of(asked: Mapping[str, Any], settings: HostSettings) -> HostShare:
-    """What a job is to be promised, from what it asks for. One that uses no GPU takes a core at least."""
+    """Return the cores and host memory to promise a job. A job without a GPU gets a core at least."""
     cores, memory = asked.get("cores"), asked.get("host_memory")
     least = 1 if asked["gpus"] == 0 else 0
     return HostShare(

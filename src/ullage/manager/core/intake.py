@@ -47,7 +47,7 @@ Part = tuple[dict[str, Any], tuple[Need, ...]]
 
 
 class InitialPromise(NamedTuple):
-    """What a new job is to be promised on each GPU, in bytes, before any attempt."""
+    """The promise of a new job on each GPU, in bytes, before any attempt."""
 
     promise: int | None  # None: unknown, or not estimated yet
     note: str | None  # where it comes from; None while it is being estimated
@@ -55,7 +55,7 @@ class InitialPromise(NamedTuple):
 
 
 class Intake:
-    """Turns submissions into jobs, and has the estimates made that they wait for."""
+    """Turns submissions into jobs, and requests their estimates."""
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
@@ -71,7 +71,7 @@ class Intake:
         return self._context.store
 
     def submit(self, caller: Caller, spec: JobSpec, key: str) -> Generator[None, None, list[JobRecord]]:
-        """The jobs of a submission. The same key again gives the same jobs."""
+        """Make the jobs of a submission. The same key returns the same jobs."""
         known = self._store.of_submission(key)
         if known:
             if known[0].uid != caller.uid:
@@ -85,7 +85,7 @@ class Intake:
         return made
 
     def _parts(self, caller: Caller, spec: JobSpec) -> Generator[None, None, list[Part]]:
-        """What each job of a submission has of its own, and what it waits for."""
+        """Return the values and dependencies of each job of a submission."""
         needs = self._dependencies.finder(caller, spec.after, spec.array is not None)
         promises: dict[tuple[str, ...], InitialPromise] = {}  # parts that run the same command get the same promise
         parts: list[Part] = []
@@ -103,7 +103,7 @@ class Intake:
     def try_out(
         self, caller: Caller, spec: JobSpec, count: int
     ) -> Generator[None, None, list[tuple[JobRecord, tuple[Need, ...]]]]:
-        """The jobs that a submission of so many would begin with, and what each waits for. Nothing is kept."""
+        """Return the jobs that a submission would make, with their dependencies; store nothing."""
         self.check(caller, spec, new=count)
         parts = yield from self._parts(caller, spec)
         common, first = self._common(caller, spec) | {"submission": ""}, self._store.next_number
@@ -118,7 +118,7 @@ class Intake:
         self.want(made)
 
     def check(self, caller: Caller, spec: JobSpec, new: int = 0) -> None:
-        """Refuse what cannot be had here; `new` is how many jobs come into the queue with it."""
+        """Refuse impossible requests; `new` is the number of jobs to add to the queue."""
         _ = spec.folder  # refused where there is none
         self.check_room(caller, new)
         if spec.estimator is not None and spec.estimator not in (NOBODY, *estimators()):
@@ -137,14 +137,14 @@ class Intake:
         self.limits.check(caller, spec, new)
 
     def check_room(self, caller: Caller, new: int) -> None:
-        """Refuse so many more jobs where the queue, or who asks, has too many then."""
+        """Refuse new jobs beyond the limit of the queue or of the user."""
         limit = self._context.settings.access.queue_limit
         if new and self._store.number_of() + new > limit:
             raise InvalidValue(f"the queue is full: {limit} jobs are its limit (access.queue_limit in the settings)")
         self.limits.check_number(caller, new)
 
     def _common(self, caller: Caller, spec: JobSpec) -> dict[str, Any]:
-        """What all jobs of a submission have; what was asked for is kept once."""
+        """Return the values that all jobs of a submission share."""
         return {
             "user": caller.user,
             "uid": caller.uid,
@@ -156,12 +156,12 @@ class Intake:
         }
 
     def kept(self, spec: JobSpec, limits: Any) -> dict[str, Any]:
-        """What is kept of what was asked for."""
+        """Return the stored form of a spec."""
         asked = spec.model_dump(exclude={"array", "throttle", "after", "hold"})
         return {"asked": asked, "gpus": spec.gpus, "time_limit": spec.time_limit, "limits": limits}
 
     def promised(self, job: JobRecord, spec: JobSpec, held: bool) -> tuple[State, dict[str, Any]]:
-        """The state in which a job waits with what it asks for now, and what it is to be promised."""
+        """Return the state and the promise of a waiting job."""
         return _promised(self._initial_promise(job.uid, _of_index(spec, job.array_index)), held)
 
     def _initial_promise(self, uid: int, spec: JobSpec) -> InitialPromise:
@@ -182,11 +182,11 @@ class Intake:
         return sorted({device.name for device in self._context.slot_reader.devices()})
 
     def resume(self) -> None:
-        """After a restart: ask again for estimates that were under way."""
+        """After a restart, request estimates that were under way again."""
         self.want(self._store.jobs.values())
 
     def want(self, jobs: Iterable[JobRecord]) -> None:
-        """Have jobs estimated that need it: of an array a few elements first."""
+        """Request missing estimates: of an array, those of a few jobs first."""
         count = self._context.settings.estimating.array_samples
         arrays: dict[int, list[JobRecord]] = {}
         for job in list(jobs):
@@ -201,7 +201,7 @@ class Intake:
         self._ask_more()
 
     def _ask_more(self) -> None:
-        """Requests are large: of each user only so many are made as may be under way soon."""
+        """Request more estimates. Requests are large, so each user has only a few open at a time."""
         for uid, numbers in self._backlog.items():
             while numbers and self.estimates.of_user(uid) < _MOST_ASKED:
                 job = self._store.jobs.get(numbers.popleft())
@@ -209,7 +209,7 @@ class Intake:
                     self._want_one(job)
 
     def _sample(self, elements: Sequence[JobRecord]) -> None:
-        """Have a few elements of an array estimated. Those that were edited leave the others that they were among."""
+        """Request the estimates of a few jobs of an array. Edited jobs leave their old group."""
         left = set()
         for job in elements:
             before = self._samples.pop(job.id, None)
@@ -245,7 +245,7 @@ class Intake:
         self.estimates.want(job.id, dataclasses.replace(request, kept=self._kept(request)))
 
     def _kept(self, request: EstimateRequest) -> list[EstimateAnswer]:
-        """Earlier answers for the same key and variables; whether they hold is for a process of their user to see."""
+        """Return cached answers for the same key and variables; a process of the user checks their files."""
         found = []
         patience = self._context.clock() - self._context.settings.estimating.retry_failed_after
         for made, kept in self._store.kept_estimates(request.key):
@@ -256,7 +256,7 @@ class Intake:
         return found
 
     def standing(self, job: JobRecord) -> str | None:
-        """How far the estimate of a job is; `None` if there is nothing to say."""
+        """Return the progress of a job's estimate in words, if there is one."""
         found = self.estimates.standing(job.id)
         if found is None and job.id in self._samples:
             found = self._samples[job.id].standing()
@@ -266,14 +266,14 @@ class Intake:
         return spec.estimator or self._context.settings.estimating.estimator
 
     def answered(self, asked: Sequence[int | str], request: EstimateRequest, answer: EstimateAnswer) -> None:
-        """Take an estimate that is done, for the jobs that wanted it; the next step writes it down."""
+        """Take a finished estimate; the next step stores it."""
         jobs = [job for job in asked if isinstance(job, int)]
         self.write_later(partial(self._write, jobs, answer, request.key))
         for job in jobs:
             self._tell_array(job, answer)
 
     def write_later(self, work: Callable[[], Any]) -> None:
-        """Have the next step do a work that writes down an answer."""
+        """Let the next step store an answer."""
         self._late.append(work)
         self._context.service.wake()
 
@@ -296,14 +296,14 @@ class Intake:
             self._context.say(str(error))
 
     def _tell_array(self, job: int, answer: EstimateAnswer | None) -> None:
-        """An element that was estimated for its array has its answer, or wants none any more."""
+        """Give an array the answer of one of its jobs, or `None` if that job needs none any more."""
         samples = self._samples.pop(job, None)
         if samples is not None:
             samples.take(job, answer)
             self._conclude(samples)
 
     def _conclude(self, samples: ArraySamples) -> None:
-        """When all that were asked about have answered, the rest has its answer, or asks for itself."""
+        """Decide about the other jobs of an array once all answers are there."""
         if samples.asked:
             return
         for number in samples.rest:
@@ -320,7 +320,7 @@ class Intake:
             self._backlog.setdefault(rest[0].uid, deque()).extend(one.id for one in rest)
 
     def _write(self, jobs: Sequence[int], answer: EstimateAnswer, key: str | None) -> Generator[None, None, None]:
-        """Let jobs go on with their estimate, and keep it."""
+        """Give jobs their estimate, and cache it."""
         if key is not None and answer.reads is not None and not answer.kept:
             self._store.keep_estimate(key, answer.upper, answer.seconds, answer.to_dict())
         for number in jobs:
@@ -356,7 +356,6 @@ class Intake:
 
 
 def _needs_estimate(job: JobRecord | None) -> TypeGuard[JobRecord]:
-    """Whether a job waits and has no estimate yet."""
     return job is not None and job.state in WAITING and job.estimate_note is None and job.estimate_key is not None
 
 
@@ -373,14 +372,14 @@ def _promised(initial: InitialPromise, held: bool) -> tuple[State, dict[str, Any
 
 
 def _of_index(spec: JobSpec, index: int | None) -> JobSpec:
-    """One job of an array: `{index}` in the command becomes its index."""
+    """Return the spec of one array job: its index replaces `{index}` in the command."""
     if index is None:
         return spec
     return spec.model_copy(update={"command": [word.replace("{index}", str(index)) for word in spec.command]})
 
 
 def what_runs(job: JobRecord) -> list[str | None]:
-    """What a job runs from where, for `works`: arguments and variables do not matter."""
+    """Return what identifies a job's workload: folder, model and script."""
     asked = job.request
     script = script_of(asked["command"])
     return [asked["cwd"], asked["model"], None if script is None else script.source]
@@ -435,7 +434,6 @@ def agreed(answers: Mapping[int, EstimateAnswer]) -> EstimateAnswer | None:
 
 
 def _files(answer: EstimateAnswer) -> frozenset[str]:
-    """The files that it read."""
     files = {} if answer.reads is None else answer.reads.files
     return frozenset(path for path, signature in files.items() if signature.startswith(("sha256:", "large:")))
 
@@ -447,7 +445,7 @@ def _listed(indices: list[int]) -> str:
 
 
 class ArraySamples:
-    """The elements of one array that wait for an estimate, by the numbers of their jobs."""
+    """The array jobs of one array that wait for an estimate."""
 
     def __init__(self, index_of: Mapping[int, int], count: int) -> None:
         self._index_of = dict(sorted(index_of.items(), key=lambda item: item[1]))
@@ -456,13 +454,13 @@ class ArraySamples:
         self.asked: set[int] = set()
 
     def ask(self) -> list[int]:
-        """The jobs to estimate first."""
+        """Return the jobs to estimate first."""
         chosen = choose(self._index_of, self._count)
         self.asked = set(chosen)
         return chosen
 
     def take(self, job: int, answer: EstimateAnswer | None) -> None:
-        """The answer for one of them; `None` if it does not wait any more, or not among these."""
+        """Take the answer of a job; `None` if it has left."""
         self.asked.discard(job)
         index = self._index_of.pop(job)
         if answer is not None:
@@ -470,19 +468,19 @@ class ArraySamples:
 
     @property
     def rest(self) -> list[int]:
-        """The jobs that have no answer yet."""
+        """Return the jobs without an answer."""
         return list(self._index_of)
 
     @property
     def is_undecided(self) -> bool:
-        """Whether none of those that were asked about has an answer, so that others have to be asked."""
+        """Whether no answer came, so that other jobs have to be estimated."""
         return not self._answers
 
     def agreed(self) -> EstimateAnswer | None:
-        """The answer for the rest; `None` if each has to be estimated for itself."""
+        """Return the answer for the other jobs; `None` if each needs its own."""
         return agreed(self._answers) if self._answers else None
 
     def standing(self) -> str:
-        """What the rest waits for, in words that go on after "the job"."""
+        """Return what the other jobs wait for, in words after "the job"."""
         waits = sorted(self._index_of[job] for job in self.asked)
         return f"waits for the estimate of {_listed(waits)} of its array"

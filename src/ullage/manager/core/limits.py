@@ -13,13 +13,13 @@ from ullage.units import format_bytes
 
 
 class UserLimits:
-    """The limits of `[limits]` in the settings. They do not hold for operators."""
+    """The limits of `[limits]` in the settings, which do not apply to operators."""
 
     def __init__(self, context: ManagerContext) -> None:
         self._context, self._limits = context, context.settings.limits
 
     def check(self, caller: Caller, spec: JobSpec, new: int = 1) -> None:
-        """Refuse a job that its submitter may not have; `new` is how many jobs it would add."""
+        """Refuse a job beyond the limits; `new` is the number of jobs that it adds."""
         if caller.operator:
             return
         if spec.priority > self._limits.max_priority:
@@ -42,7 +42,6 @@ class UserLimits:
             )
 
     def check_number(self, caller: Caller, new: int) -> None:
-        """Refuse so many more jobs."""
         mine = self._context.store.number_of(caller.uid)
         if new and not caller.operator and mine + new > self._limits.jobs:
             raise NotAllowed(
@@ -51,7 +50,7 @@ class UserLimits:
             )
 
     def gpus_held(self) -> Counter[int] | None:
-        """How many GPUs the jobs of each user have now; `None` where anybody may have all."""
+        """Return the number of GPUs that each user has now; `None` without a limit."""
         if self._limits.gpus is None:
             return None
         store, held = self._context.store, Counter[int]()
@@ -60,7 +59,7 @@ class UserLimits:
         return held
 
     def why_not(self, job: JobRecord, gpus: int, held: Counter[int] | None) -> str | None:
-        """Why a job cannot be placed as long as its user's other jobs have so many GPUs."""
+        """Return why a user's limit of GPUs keeps a job waiting, or `None`."""
         most = self._limits.gpus
         if most is None or held is None:
             return None

@@ -16,7 +16,7 @@ GPU_LOCKS = (Path("/run/lock"), Path("/tmp"))  # the first of these where everyb
 
 
 def lock_home(folder: Path) -> int:
-    """The lock of a home; a second daemon is refused."""
+    """Lock a home; refuse a second daemon."""
     descriptor = os.open(folder / "serve.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,7 +60,7 @@ def lock_gpus(gpus: Iterable[str], say: Callable[[str], None]) -> list[int]:
 
 
 def _opened(file: Path) -> int:
-    """The file of a lock. Anybody may make it, so nothing is read from it or written to it, and no link is followed."""
+    """Open the file of a lock. Anyone may have made it, so no link is followed."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with contextlib.suppress(FileExistsError):
@@ -73,7 +73,7 @@ def _opened(file: Path) -> int:
 
 
 def _holder(descriptor: int) -> int | None:
-    """The process that holds the lock of a file, where the kernel says so."""
+    """Return the process that holds the lock of a file, if the kernel says so."""
     status = os.fstat(descriptor)
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with contextlib.suppress(OSError):

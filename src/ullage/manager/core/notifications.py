@@ -36,13 +36,13 @@ Commit = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 def check_notifications(spec: JobSpec, settings: NotifySettings) -> None:
-    """Refuse a job that asks to be told of in a way that this site does not have."""
+    """Refuse a job's command at its end if the site allows none."""
     if spec.on_end is not None and not settings.commands:
         raise InvalidValue("needed no command at the end: this site runs none (notify.commands in the settings)")
 
 
 def facts_of(job: JobRecord) -> dict[str, Any]:
-    """What is told: no command, no variable and no output of the job."""
+    """Return the facts about a job's end, without its command, variables and output."""
     return {
         "job": job.id,
         "name": job.name,
@@ -60,7 +60,7 @@ def facts_of(job: JobRecord) -> dict[str, Any]:
 
 
 class Notifier:
-    """Delivers what is due, a few at a time, each user in turn. Threads wait for the other end; the loop never does."""
+    """Delivers notifications in threads, a few at a time, users in turn."""
 
     def __init__(self, context: ManagerContext, commit: Commit) -> None:
         self._context, self._settings, self._commit = context, context.settings.notify, commit
@@ -71,7 +71,7 @@ class Notifier:
         self._results: dict[int, DeliveryResult] = {}
 
     def of_end(self, job: JobRecord) -> Iterator[EndNote]:
-        """By what the end of a job is to be told, and where to; for the transaction that ends it."""
+        """Yield the notifications of a job's end, for the transaction that ends it."""
         found: list[tuple[str, dict[str, Any]]] = []
         if self._settings.hook is not None:
             found.append(("hook", {}))
@@ -83,7 +83,6 @@ class Notifier:
         yield from ((kind, target, facts) for kind, target in found)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
         while True:
             self._woken.clear()
             try:
@@ -135,13 +134,12 @@ class Notifier:
         return by_command(settings.hook, facts, least_environment(os.getuid()), None, {}, settings.hook_timeout)
 
     def _settle(self, each: Notification, result: DeliveryResult) -> None:
-        """Cross it out, with an event."""
         kind = "notified" if result.done else "not notified"
         self._context.store.settle_notification(each, kind, f"{each.kind}: {result.text}")
 
 
 async def _in_thread(work: Callable[[], DeliveryResult]) -> DeliveryResult:
-    """What a work gives that a thread does which nobody waits for at the end: a daemon that ends tells it again."""
+    """Run a function in a daemon thread: a delivery that an ending daemon cuts off is repeated."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[DeliveryResult] = loop.create_future()
 
@@ -162,7 +160,7 @@ _COMMAND = "ullage.sandbox.child:run_command"
 
 
 class DeliveryResult(NamedTuple):
-    """Whether it was delivered, and what is known of it."""
+    """Whether it was delivered, and details."""
 
     done: bool
     text: str
@@ -176,7 +174,7 @@ def by_command(
     rights: Mapping[str, int | str],
     seconds: float,
 ) -> DeliveryResult:
-    """Run a command. One that ran is not run again, whatever came of it."""
+    """Run a command, once, whatever its result."""
     request = {"command": list(command), "text": json.dumps(facts), "env": dict(env) | variables(facts)}
     limits = Limits(seconds=seconds, memory=4 * GIB, processes=256)
     outcome = run(_COMMAND, request, limits=limits, env=environment(env), cwd=cwd, rights=rights or None)
@@ -188,5 +186,5 @@ def by_command(
 
 
 def variables(facts: Mapping[str, Any]) -> dict[str, str]:
-    """The facts as environment variables; what is unknown is empty."""
+    """Return the facts as environment variables; unknown ones are empty."""
     return {f"ULLAGE_END_{name.upper()}": "" if value is None else str(value) for name, value in facts.items()}

@@ -126,7 +126,7 @@ class Orders:
         }
 
     def _host(self) -> dict[str, int] | None:
-        """Cores and host memory: what jobs may have together, and what is free of it."""
+        """Return the cores and host memory for jobs, and their free parts."""
         total, free = self._context.ledger.host, self._context.ledger.free_on_host()
         if total is None or free is None:
             return None
@@ -159,7 +159,7 @@ class Orders:
         }
 
     def _heads(self, spec: JobSpec) -> list[int]:
-        """Jobs that a submission waits for whose number is also that of a whole array, which may have been meant."""
+        """Return dependencies on jobs whose number may stand for their whole array."""
         numbers = [each.job for each in spec.after if isinstance(each.job, int)]
         return [one.id for one in self._store.several(numbers) if one.array_id == one.id]
 
@@ -210,7 +210,7 @@ class Orders:
         }
 
     def _not_over(self, user: str | None) -> list[JobRecord]:
-        """In the order of their numbers; one that was requeued came last into memory."""
+        """Return unfinished jobs in the order of their numbers."""
         return [job for _, job in sorted(self._store.jobs.items()) if user is None or job.user == user]
 
     def status(self, caller: Caller, job: JobReference) -> list[dict[str, Any]]:
@@ -226,7 +226,7 @@ class Orders:
         return found
 
     def _more_memory(self, job: JobRecord, attempts: Sequence[AttemptRecord]) -> int | None:
-        """What to ask for if a job that is over is to run again with more."""
+        """Return the memory to request if a finished job is to run again with more."""
         if not job.state.is_over or not job.spec["gpus"]:
             return None
         promise = max([job.promise or 0, *(each.promise or 0 for each in attempts if not each.exclusive)])
@@ -318,7 +318,7 @@ class Orders:
         }
 
     def _named_file(self, job: JobRecord, attempt: AttemptRecord, stream: str) -> str | None:
-        """Where the job's user wanted that output to go. The daemon does not open it: the user can."""
+        """Return the output file that the job's user named, which the daemon does not open."""
         spec = JobSpec.model_validate(job.request)
         path = output_paths(job, spec, attempt)["output" if stream == "stdout" else "error"]
         return None if path is None else os.path.join(spec.folder, path)
@@ -520,7 +520,7 @@ class Orders:
     def _each(
         self, caller: Caller, jobs: list[JobReference], doing: str, do: Callable[[JobRecord], str]
     ) -> Answers[list[dict[str, Any]]]:
-        """The same for several jobs; what cannot be done for one is said beside it and does not stop the others."""
+        """Do the same to several jobs; a refusal for one does not stop the others."""
         if not jobs:
             raise InvalidValue(f"needed the jobs to {doing}, by number or name")
         numbers = list(dict.fromkeys(number for one in jobs for number in self.resolve(caller, one)))
@@ -552,7 +552,7 @@ class Orders:
 
 
 def parameters_of(verb: str) -> dict[str, tuple[Any, Any]]:
-    """What the method of a verb takes beside the caller: of each name the type and the default (`...`: none)."""
+    """Return a verb's parameters after the caller: type and default (`...`: required) by name."""
     method = getattr(Orders, verb)
     hints, empty = get_type_hints(method, include_extras=True), inspect.Parameter.empty
     given = list(inspect.signature(method).parameters.items())[2:]
@@ -561,13 +561,13 @@ def parameters_of(verb: str) -> dict[str, tuple[Any, Any]]:
 
 @functools.cache
 def arguments_of(verb: str) -> type[BaseModel]:
-    """The same as a model, to check requests by."""
+    """Return the model that checks a verb's arguments."""
     fields: dict[str, Any] = {**parameters_of(verb)}
     return create_model(verb, __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
 def _read(file: Path, offset: int) -> tuple[str, int]:
-    """A piece of an output as text, and where it ends; a piece never ends inside a character."""
+    """Read a piece of an output that ends with a whole character; return it and its end."""
     data, end, missing = read_piece(str(file), min(offset, 1 << 60), MOST_LOG)
     gone = f"\n[{format_bytes(missing)} of the output are not kept]\n" if missing else ""
     for cut in range(min(3, max(0, len(data) - 1)) + 1):

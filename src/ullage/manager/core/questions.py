@@ -36,7 +36,7 @@ _OF_OTHERS = ("script", "args", "command", "env", "cwd", "venv", "conda")  # is 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionRecord:
-    """A question and, once it is known, the answer; times in seconds since 1970."""
+    """A question and its answer, once known; times in seconds since 1970."""
 
     id: str
     uid: int
@@ -60,7 +60,7 @@ class Questions:
         self._open = {each.id: each for each in self._kept("answered IS NULL ORDER BY asked")}
 
     def _kept(self, where: str, *values: Any) -> list[QuestionRecord]:
-        """The questions that a condition in SQL names. Any thread may ask."""
+        """Return the questions that match a condition in SQL. Thread-safe."""
         found = []
         for row in map(dict, self._database.rows(f"SELECT * FROM questions WHERE {where}", values)):
             answer = None if row["answer"] is None else unpacked(row["answer"])
@@ -74,7 +74,7 @@ class Questions:
         return found
 
     def ask(self, caller: Caller, spec: EstimateSpec) -> dict[str, Any]:
-        """A new question; on disk when this is answered. Of one user the oldest goes where there are too many."""
+        """Add a question; of a user with too many, the oldest goes."""
         if sum(each.uid == caller.uid for each in self._open.values()) >= MOST_OPEN:
             raise InvalidValue(f"you have {MOST_OPEN} questions without an answer; ask again when one is answered")
         if spec.estimator is not None and spec.estimator not in estimators():
@@ -101,11 +101,11 @@ class Questions:
         return sorted({device.name for device in self._context.slot_reader.devices()})
 
     def one(self, caller: Caller, id: str) -> dict[str, Any]:
-        """A question as it is now. Whoever knows its id may see the answer; the script and its place only who asked."""
+        """Return a question. Its id suffices to see the answer; script and paths are for its user only."""
         return self._shown(caller, self._record(id))
 
     def asked_by(self, caller: Caller, limit: int) -> list[dict[str, Any]]:
-        """The questions of who asks, the newest first, without scripts and answers."""
+        """Return the caller's questions, newest first, without scripts and answers."""
         shown = [
             self._shown(caller, each) for each in self._kept("uid = ? ORDER BY asked DESC LIMIT ?", caller.uid, limit)
         ]
@@ -115,11 +115,10 @@ class Questions:
         return shown
 
     def is_open(self, id: str) -> bool:
-        """Whether a question waits for its answer."""
         return id in self._open
 
     def cancel(self, caller: Caller, id: str) -> dict[str, Any]:
-        """Give up a question that waits for its answer."""
+        """Cancel a question that waits for its answer."""
         record = self._record(id)
         if not caller.may_change(record.uid):
             raise NotAllowed(f"{caller.user} may not cancel what {record.user} asked")
@@ -129,7 +128,7 @@ class Questions:
         return {"id": id}
 
     def expected(self, caller: Caller, id: str) -> tuple[int, dict[str, dict[str, Any]], str]:
-        """The bound over all GPUs that an answer of the caller's is about, what a step does by GPU, and who says so."""
+        """Return the largest bound of an answer, the activity by GPU, and the source."""
         record = self._record(id)
         if not caller.may_change(record.uid):
             raise NotAllowed(f"{caller.user} may not use what {record.user} asked")
@@ -145,7 +144,7 @@ class Questions:
             raise InvalidValue(f"needed an estimate that has an answer; {id[:80]} has none") from None
 
     def resume(self) -> None:
-        """After a restart: ask again what was not answered."""
+        """After a restart, repeat open questions."""
         for record in list(self._open.values()):
             self._want(record)
 
@@ -161,7 +160,7 @@ class Questions:
             self._intake.write_later(partial(self._answer, str(id), said))
 
     def _answer(self, id: str, answer: dict[str, Any]) -> None:
-        """Keep the answer. The variables that came with the question may be secret, and are dropped."""
+        """Store the answer, and drop the question's variables, which may be secret."""
         record = self._open.get(id)
         if record is not None:
             question = {name: value for name, value in record.question.items() if name != "env"}
@@ -195,7 +194,7 @@ class Questions:
 
 
 def questions_about(spec: EstimateSpec) -> list[EstimateQuestion]:
-    """What is to be run for it; empty where a command runs no Python."""
+    """Return the estimates that answer a question; none for a command without Python."""
     if spec.model is not None:
         return [EstimateQuestion(spec.model, options=spec.options)]
     if spec.script is not None:
@@ -205,7 +204,7 @@ def questions_about(spec: EstimateSpec) -> list[EstimateQuestion]:
 
 
 def request_of(id: str, spec: EstimateSpec, uid: int, gid: int, estimator: str = NOBODY) -> EstimateRequest:
-    """What is to be made for a question of a user; `estimator` is the usual one."""
+    """Return the request for a user's question; `estimator` is the default one."""
     estimator = spec.estimator or estimator
     return EstimateRequest(
         key=id,
@@ -223,17 +222,17 @@ def request_of(id: str, spec: EstimateSpec, uid: int, gid: int, estimator: str =
 
 
 def reason_of(answer: EstimateAnswer) -> str | None:
-    """Why there is no estimate; `None` if there is one."""
+    """Return why there is no estimate; `None` if there is one."""
     return None if answer.estimates else answer.note.removeprefix(NOT_ESTIMATED)
 
 
 def known_gpus(spec: EstimateSpec) -> list[str]:
-    """The GPUs that a question names, each once, as the catalogue calls them."""
+    """Return the catalogue's names of the GPUs in a question, each once."""
     return list(dict.fromkeys(map(_known, spec.gpus)))
 
 
 def _known(name: str) -> str:
-    """A GPU of the catalogue or of the daemon's folder. The daemon opens no path that a user names."""
+    """Return a GPU's name. The daemon opens no path that a user names."""
     if os.sep in name or name.strip().endswith(".toml"):
         raise InvalidValue(f"needed the name of a GPU ('ullage gpus' lists them); found the path {name[:80]!r}")
     return find_gpu(name).name

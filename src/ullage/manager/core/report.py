@@ -46,13 +46,12 @@ class UsageSpan(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it ran."""
         return self.end - self.begin
 
 
 @dataclass
 class _Sums:
-    """What the spans of one row add up to."""
+    """The sums of one row."""
 
     jobs: set[int] = field(default_factory=set)
     gpu_seconds: float = 0.0
@@ -67,7 +66,6 @@ class _Sums:
     failures: Counter[str] = field(default_factory=Counter)
 
     def add(self, span: UsageSpan) -> None:
-        """One more."""
         gpu_seconds = span.seconds * span.gpus
         self.jobs.add(span.job)
         self.gpu_seconds += gpu_seconds
@@ -86,7 +84,6 @@ class _Sums:
             self.failures[span.cause] += 1
 
     def figures(self) -> dict[str, Any]:
-        """Ready for JSON."""
         return {
             "jobs": len(self.jobs),
             "gpu_hours": self.gpu_seconds / _HOUR,
@@ -110,7 +107,7 @@ def report(
     until: float | None,
     user: str | None,
 ) -> dict[str, Any]:
-    """What jobs took between two times (the last seven days), as far as the caller may see it."""
+    """Report usage between two times (the last seven days), as far as the caller may see it."""
     now = context.clock()
     rows = check_by(["user", "day"] if by is None else by)
     begin, end = times_asked(context, since, until)
@@ -122,7 +119,7 @@ def report(
 
 
 def times_asked(context: ManagerContext, since: float | None, until: float | None) -> tuple[float, float]:
-    """The two times to report from and until; the last seven days, if none is given."""
+    """Return begin and end of a report; by default the last seven days."""
     now = context.clock()
     begin, end = now - _WEEK if since is None else since, now if until is None else min(until, now)
     if not 0 <= begin <= end:
@@ -165,7 +162,7 @@ def spans_of(rows: Iterable[Mapping[str, Any]], since: float, until: float, now:
 
 
 def report_of(spans: Iterable[UsageSpan], by: Sequence[str], names: Mapping[str, str]) -> dict[str, Any]:
-    """The rows of a report and their total. `names` are those of the GPUs; one that is gone keeps its UUID."""
+    """Return the rows of a report and their total. `names` are those of the GPUs, by UUID."""
     rows: dict[tuple[str, ...], _Sums] = {}
     total = _Sums()
     for span in spans:
@@ -177,7 +174,7 @@ def report_of(spans: Iterable[UsageSpan], by: Sequence[str], names: Mapping[str,
 
 
 def visible(spans: Iterable[UsageSpan], user: str, others: Others) -> Iterator[UsageSpan]:
-    """What a user may see: their own, and of others nothing, their totals or all, as the site has it."""
+    """Yield what a user may see: their own spans, and those of others as the site allows."""
     for span in spans:
         if span.user == user or others == "all":
             yield span
@@ -199,7 +196,7 @@ def check_by(by: Sequence[str]) -> tuple[str, ...]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The smallest value that at least so many percent of the values do not exceed; None of none."""
+    """Return the smallest value that `percent` of the values do not exceed; `None` without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -232,7 +229,7 @@ def _pieces(span: UsageSpan, by: Sequence[str]) -> Iterator[UsageSpan]:
 
 
 def _days(begin: float, end: float) -> Iterator[tuple[float, float]]:
-    """A time cut at the midnights of this machine's clock."""
+    """Cut a time at local midnights."""
     while True:
         midnight = _midnight_after(datetime.datetime.fromtimestamp(begin).date())
         if midnight >= end:

@@ -34,7 +34,7 @@ _SLICE = 0.02  # seconds of work after which others get their turn
 
 
 class Scheduler:
-    """Passes over the queue: decides which jobs start now, promises them memory, and starts them."""
+    """Decides which waiting jobs start now, promises them memory, and starts them."""
 
     def __init__(self, context: ManagerContext, cgroups: Cgroups) -> None:
         self._context, self._cgroups = context, cgroups
@@ -76,7 +76,7 @@ class Scheduler:
         self._failures[failure.job] = failure
 
     def _tell_failures(self, failures: Sequence[PolicyFailed]) -> None:
-        """Where a policy of the site's own fails its jobs wait, and everybody can see why."""
+        """Let jobs wait whose custom policy failed, and show why."""
         if not failures:
             return
         self._context.reasons.update((failure.job, str(failure)) for failure in failures)
@@ -92,7 +92,7 @@ class Scheduler:
         return why is not None
 
     def _within_limits(self, decisions: Sequence[Decision], held: Counter[int] | None) -> list[Decision]:
-        """Several jobs of one user may have been placed at once; those that go beyond the limit wait on."""
+        """Drop decisions that exceed a user's limit together."""
         if held is None:
             return list(decisions)
         kept = []
@@ -106,7 +106,7 @@ class Scheduler:
         return kept
 
     def try_out(self, jobs: Sequence[JobRecord], throttle: int | None) -> Generator[None, None, PassOutcome]:
-        """What a pass would decide now if these jobs waited, too. It promises nothing, and nobody's place changes."""
+        """Run a pass with these jobs added, without promising anything."""
         context, now = self._context, time.monotonic()
         for number in self._unsorted():
             self._sort_in(number, now)
@@ -118,7 +118,7 @@ class Scheduler:
         return self._pass(waiting, running, context.slots, context.ledger)()
 
     async def _waiting(self) -> list[Job]:
-        """Jobs that could go now. Queues are long: only those are looked at that have changed or wait for something."""
+        """Return the jobs that could start. Only changed or blocked jobs are checked, since queues are long."""
         now = began = time.monotonic()
         for number in self._unsorted():
             self._sort_in(number, now)
@@ -128,7 +128,7 @@ class Scheduler:
         return list(self._ready.values())
 
     def _unsorted(self) -> set[int]:
-        """The jobs that have changed or wait for something; all, where drains have."""
+        """Return changed or blocked jobs; all jobs if drains have changed."""
         found = self._context.store.changed() | self._blocked
         if self._drains != self._context.drains:
             self._drains = self._context.drains
@@ -160,7 +160,7 @@ class Scheduler:
             self._blocked.add(number)
 
     def _as_placement(self, job: JobRecord) -> Job:
-        """The job as placement sees it; made anew when the record has changed, since queues are long."""
+        """Return the job for placement, cached until its record changes."""
         queued = self._context.queued_at.get(job.id)
         known = self._seen.get(job.id)
         throttle = self._context.store.throttles.get(job.array_id) if job.array_id is not None else None
@@ -241,7 +241,7 @@ class Scheduler:
         return partial(decide, self._policy, waiting, running, slots, ledger, self._rules, now, usage, name)
 
     def _promise(self, decisions: Sequence[Decision]) -> list[tuple[JobRecord, AttemptRecord]]:
-        """The ledger first, then the disk, both for all of them; what does not reach the disk is not promised."""
+        """Promise in the ledger, then on disk; what does not reach the disk is released."""
         context, placed = self._context, []
         try:
             with context.store.transaction():
@@ -266,7 +266,7 @@ class Scheduler:
         return placed
 
     def _outdated(self, decision: Decision, closed: set[str]) -> bool:
-        """Whether an order came between the thought and the promise."""
+        """Whether an order came between the decision and the promise."""
         job = self._context.store.jobs.get(decision.job)
         known = self._seen.get(decision.job)
         return known is None or job is not known[0] or not closed.isdisjoint(decision.slots)
@@ -297,7 +297,7 @@ class Scheduler:
         return job, attempt
 
     def _part(self, decision: Decision) -> float:
-        """The GPUs that are given away, each by the part of its memory that is promised."""
+        """Return the number of GPUs given away, each by the part of its memory that is promised."""
         if decision.exclusive:
             return float(len(decision.slots))
         memory = decision.memory
@@ -305,14 +305,14 @@ class Scheduler:
         return sum(min(1.0, memory[slot] / total) for slot, total in totals.items() if total)
 
     def start(self, job: JobRecord, attempt: AttemptRecord) -> None:
-        """Start one that was promised; one that was cancelled meanwhile is left to the next look at its folder."""
+        """Start a promised attempt, unless its job was cancelled meanwhile."""
         context, folder = self._context, self._context.attempt_folder(attempt)
         if context.store.job(job.id).state is not State.STARTING:
             return
         context.launcher.start(folder, self._order(job, attempt))
 
     def _order(self, job: JobRecord, attempt: AttemptRecord) -> dict[str, Any]:
-        """What the supervisor is told."""
+        """Return the order for the supervisor."""
         context, spec = self._context, JobSpec.model_validate(job.request)
         if context.cards is not None:
             from ullage.virtual.shared_card.cards import environment
@@ -347,14 +347,14 @@ class Scheduler:
 
 
 def checkpoint_lead(context: ManagerContext, spec: JobSpec) -> float | None:
-    """How long before its end a job is told to save itself; `None` for one that did not say that it can."""
+    """Return how long before its end a job is asked for a checkpoint; `None` if it saves none."""
     if not spec.resumable and spec.checkpoint_signal is None:
         return None
     return context.checkpoint_lead(spec.checkpoint_lead)
 
 
 def rules_of(settings: ManagerSettings, virtual: bool) -> Rules:
-    """The site's settings as placement takes them. Virtual GPUs compute nothing, so they are never too busy."""
+    """Return the site's settings as placement's rules. Virtual GPUs are never busy."""
     placing = settings.placing
     free = virtual or placing.smact_limit == "off"
     return Rules(

@@ -22,7 +22,7 @@ Expected = tuple[int, dict[str, dict[str, Any]], str]  # bytes on a GPU, what a 
 
 
 class Trials:
-    """Tries submissions out."""
+    """Dry runs of submissions."""
 
     def __init__(self, context: ManagerContext, intake: Intake, scheduler: Scheduler) -> None:
         self._context, self._intake, self._scheduler = context, intake, scheduler
@@ -31,7 +31,7 @@ class Trials:
     def of(
         self, caller: Caller, spec: JobSpec, expected: Expected | None = None
     ) -> Generator[None, None, dict[str, Any]]:
-        """Which jobs would start now and where, and why the first of the others would wait and behind whom."""
+        """Return which jobs would start now and where, and why and behind which jobs the others would wait."""
         if expected is not None:
             spec = spec.with_changes(memory=expected[0])
         count = len(spec.array or [0])
@@ -56,7 +56,7 @@ class Trials:
         }
 
     def _obstacle(self, job: JobRecord, needs: Sequence[Need], spec: JobSpec) -> str | None:
-        """Why the job would not even be offered to placement."""
+        """Return why the job would not reach placement, or `None`."""
         waits = [need for need in needs if not self._dependencies.is_over(need)]
         for need in needs:
             if need not in waits and (failed := self._dependencies.failed(need)):

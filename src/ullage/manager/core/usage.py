@@ -33,7 +33,7 @@ class FairShare:
         self._totals: dict[str, int] = {}
 
     def look(self, attempts: Iterable[AttemptRecord], slots: Sequence[Slot]) -> None:
-        """Count what was held since the last look."""
+        """Count the use since the last call."""
         now = self._clock()
         seconds, self._last = now - self._last, now
         attempts = list(attempts)
@@ -51,13 +51,12 @@ class FairShare:
         return part_of_gpu(promise, self._totals.get(slot, 0), attempt.exclusive, busy)
 
     def _of(self, attempt: AttemptRecord, until: float) -> float:
-        """What counts of an attempt, at a time."""
         used, length = self._held.get(attempt.token, (0.0, 0.0))
         gpus = used / length if length else sum(self._part(attempt, slot) for slot in attempt.slots)
         return held(gpus, max(0.0, until - attempt.placed), self._half_life)
 
     def end(self, attempt: AttemptRecord, user: str, ended: float) -> None:
-        """Charge an attempt that is over to its user's account; a part of the transaction that ends it."""
+        """Charge a finished attempt to its user, in the transaction that ends it."""
         self._store.charge(user, self._of(attempt, ended), ended, self._half_life)
         self._store.afterwards(partial(self._forget, attempt.token))
 
@@ -65,7 +64,7 @@ class FairShare:
         self._held.pop(token, None)
 
     def usage(self, now: float) -> dict[str, float]:
-        """What counts now, by user."""
+        """Return the decayed usage by user."""
         found = {user: account.worth(now, self._half_life) for user, account in self._store.accounts.items()}
         for attempt in self._store.attempts.values():
             user = self._store.job(attempt.job).user
@@ -85,11 +84,11 @@ class EnergyMeter:
         self._joules: dict[str, float | None] = {}  # by token
 
     def interrupted(self, token: str) -> None:
-        """An attempt began before this daemon."""
+        """Mark an attempt that began before this daemon: its energy is unknown."""
         self._joules[token] = None
 
     def look(self, attempts: Iterable[AttemptRecord], watts: Callable[[str], float | None]) -> None:
-        """Count what was taken since the last look; `watts` is the power of a GPU now."""
+        """Count the energy since the last call; `watts` returns the power of a GPU."""
         now = self._clock()
         seconds, self._last = now - self._last, now
         on_slot: dict[str, list[AttemptRecord]] = {}
@@ -115,7 +114,7 @@ class EnergyMeter:
         self._joules |= begun
 
     def end(self, token: str) -> float | None:
-        """What an attempt took in all, now that it is over; None where that is not known."""
+        """Return the energy of a finished attempt; `None` if unknown."""
         return self._joules.pop(token, None)
 
 
@@ -142,11 +141,11 @@ class MemoryCurve:
 
     @property
     def seconds(self) -> float:
-        """How much of the time it has."""
+        """Return its length in seconds."""
         return self.step * len(self.values)
 
     def see(self, seconds: float, used: int) -> None:
-        """What it holds, so many seconds after its start."""
+        """Add the memory held at a time after the start."""
         while seconds >= self.step * MOST:
             self.values = [_larger(self.values[place : place + 2]) for place in range(0, len(self.values), 2)]
             self.step *= 2

@@ -85,14 +85,14 @@ def _why_it_waits(job: JobRecord, reason: str | None) -> str | None:
 
 
 def attempt_shown(attempt: AttemptRecord, mine: bool) -> dict[str, Any]:
-    """An attempt; its token stays between the daemon and its processes."""
+    """Return an attempt without its token."""
     shown = dataclasses.asdict(attempt)
     shown.pop("token")
     return shown if mine else shown | {"detail": None}
 
 
 def gpu_shown(slot: Slot, ledger: Ledger, drained: str | None, latest: GPUReading | None) -> dict[str, Any]:
-    """A GPU, with what the ledger says about it, and its power."""
+    """Return a GPU with its promises and its power."""
     shown = dataclasses.asdict(slot)
     shown |= {
         "activity": slot.activity._asdict(),
@@ -107,12 +107,12 @@ def gpu_shown(slot: Slot, ledger: Ledger, drained: str | None, latest: GPUReadin
 
 
 def _span(begin: float | None, end: float | None) -> float | None:
-    """Seconds between two times of the wall clock, which may have been set back meanwhile."""
+    """Return the seconds between two times of the wall clock, which may have been set back."""
     return None if begin is None or end is None else max(0.0, end - begin)
 
 
 def folded(jobs: Iterable[JobRecord]) -> list[list[JobRecord]]:
-    """Jobs in rows: those of an array that wait in the same state and with the same rank are one row."""
+    """Group jobs into rows: array jobs that wait alike are one row."""
     rows: dict[tuple[object, ...], list[JobRecord]] = {}
     for job in jobs:
         alike = job.array_id is not None and job.state in WAITING
@@ -137,13 +137,13 @@ def ranges(indices: Iterable[int]) -> str:
 
 
 class JobViews:
-    """Jobs as somebody may see them. Any thread may ask."""
+    """Jobs as a caller may see them. Thread-safe."""
 
     def __init__(self, context: ManagerContext, intake: Intake) -> None:
         self._context, self._intake = context, intake
 
     def folded(self, caller: Caller, row: list[JobRecord]) -> dict[str, Any]:
-        """A row of `folded`: its first job, how many `jobs` it stands for, and their indices."""
+        """Return a row of `folded`: its first job, the number of `jobs`, and their indices."""
         shown = self.shown(caller, row[0]) | {"jobs": len(row), "indices": None}
         if len(row) > 1:
             known = [job.promise for job in row if job.promise is not None]
@@ -152,7 +152,7 @@ class JobViews:
         return shown
 
     def shown(self, caller: Caller, job: JobRecord, whole: bool = False) -> dict[str, Any]:
-        """A job; with `whole`, its command and all that it asked for too."""
+        """Return a job; with `whole`, also its command and request."""
         context, mine = self._context, caller.may_change(job.uid)
         shown = job_shown(job, self._reason(job, mine), context.clock(), whole, mine)
         attempt = context.store.attempts.get(job.id)
@@ -181,7 +181,7 @@ class JobViews:
         }
 
     def _speeds(self, job: JobRecord, attempt: AttemptRecord | None) -> dict[str, Any]:
-        """What it is expected to do on a GPU, alone and where it is, and what it is to keep of its speed."""
+        """Return the predicted activity and speed of a job, and its minimum speed."""
         context, own = self._context, job.asked("min_speed")
         slots = {slot.id: slot for slot in context.slots} if attempt or job.work else {}  # queues are long
         names = [slots[place].name for place in attempt.slots if place in slots] if attempt else []
@@ -198,7 +198,7 @@ class JobViews:
         return any(used > promised.get(slot, 0) + tolerance for slot, used in held.items())
 
     def _reason(self, job: JobRecord, mine: bool) -> str | None:
-        """Why a job waits, where more is known than its state."""
+        """Return why a job waits, if more is known than its state."""
         if job.state is State.QUEUED:
             return self._context.reason(job.id)
         if job.state is State.ESTIMATING:

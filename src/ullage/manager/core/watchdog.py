@@ -26,17 +26,15 @@ class Watchdog:
         self._next = 0.0
 
     def ready(self) -> None:
-        """The daemon serves."""
         self._tell("READY=1")
 
     def well(self) -> None:
-        """A step has succeeded. Where such signs stay away for `WatchdogSec`, systemd starts another daemon."""
+        """Report a successful step. Without reports for `WatchdogSec`, systemd restarts the daemon."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _BETWEEN
             self._tell("WATCHDOG=1")
 
     def ending(self) -> None:
-        """The daemon ends of its own accord."""
         self._tell("STOPPING=1")
 
     def _tell(self, words: str) -> None:
@@ -55,14 +53,14 @@ class Handled:
         self._file = os.open(folder / "handled", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def left(self) -> int | None:
-        """The job that the daemon before this one did not survive; asked once."""
+        """Return the job during which the last daemon died, once."""
         text = os.pread(self._file, _SIZE, 0).strip(b"\0 \n")
         self._write(0)
         return int(text) if text.isdigit() and int(text) else None
 
     @contextlib.contextmanager
     def now(self, job: int) -> Iterator[None]:
-        """Inside the `with`, that job is dealt with."""
+        """Mark a job as handled inside the `with`."""
         self._write(job)
         try:
             yield
@@ -73,5 +71,4 @@ class Handled:
         os.pwrite(self._file, b"%-*d" % (_SIZE, job), 0)
 
     def close(self) -> None:
-        """Nothing is dealt with any more."""
         os.close(self._file)

@@ -62,7 +62,7 @@ def _is_sensible(made: Utilization) -> bool:
 
 
 class Works:
-    """The works of a daemon's jobs. `sharing` is how jobs share its GPUs: "mps" or "time-slicing"."""
+    """The workloads of a daemon's jobs. `sharing` is "mps" or "time-slicing"."""
 
     def __init__(self, store: JobStore, sharing: str) -> None:
         self._store, self._how = store, _HOW[sharing]
@@ -79,7 +79,7 @@ class Works:
         return id
 
     def utilization(self, work: str, gpu: str) -> Utilization | None:
-        """What a work does alone on a kind of GPU; None where an Ullage of another version, or nobody, predicted it."""
+        """Return the activity of a workload alone on a GPU model; `None` if unknown."""
         if (work, gpu) not in self._alone:
             record = self._store.work(work)
             try:
@@ -92,17 +92,17 @@ class Works:
         return self._alone.get((work, gpu))
 
     def known(self, work: str | None) -> dict[str, Utilization]:
-        """What a work does alone on each kind of GPU, as far as it is known."""
+        """Return the known activity of a workload alone, by GPU model."""
         record = None if work is None else self._store.work(work)
         found = {gpu: self.utilization(record.id, gpu) for gpu in record.predicted} if record else {}
         return {gpu: each for gpu, each in found.items() if each is not None}
 
     def busy(self, work: str | None) -> float | None:
-        """The SM activity to expect of a work, on the kind of GPU that it keeps busiest."""
+        """Return a workload's SM activity on the GPU model that it keeps busiest."""
         return max((each.smact for each in self.known(work).values()), default=None)
 
     def shown(self, work: str | None, gpus: Iterable[str]) -> dict[str, Any] | None:
-        """A few figures of a work on the first of these GPUs that it is known for, ready for JSON."""
+        """Return a workload's figures on the first of these GPUs with a prediction, ready for JSON."""
         known, names = self.known(work), ("step_s", "smact", "smocc", "drama", "power_w")
         gpu = next((gpu for gpu in gpus if gpu in known), None)
         return None if gpu is None else {"gpu": gpu, **{name: getattr(known[gpu], name) for name in names}}
@@ -133,7 +133,7 @@ class Works:
         return Speeds([job.speed for job in found.jobs], found.reason)
 
     def speed(self, attempt: AttemptRecord, slots: Mapping[str, Slot]) -> float | None:
-        """The share of its speed alone that an attempt is expected to have now; None where that is not known."""
+        """Return the predicted share of its speed alone that an attempt has now; `None` if unknown."""
         own, lowest = self._store.job(attempt.job).work, 1.0
         for place in attempt.slots:
             there = [each.job for each in list(self._store.attempts.values()) if place in each.slots]
@@ -145,7 +145,7 @@ class Works:
         return lowest
 
     def speed_beside(self, work: str | None, others: Sequence[str | None], slot: Slot | None) -> float | None:
-        """The share of its speed alone that a work keeps on a slot beside others; None where that is not known."""
+        """Return the share of its speed alone that a workload keeps next to others; `None` if unknown."""
         if not others:
             return 1.0
         works = [each for each in (work, *others) if each is not None]

@@ -70,8 +70,6 @@ def activity_between(
 
 
 class _Stretch:
-    """What was read at the beginning, until the end."""
-
     def __init__(self, nvml: Any, device_id: str | int, clock: Callable[[], float]) -> None:
         self.nvml, self.clock = nvml, clock
         self.handle = _handle(nvml, device_id)
@@ -137,7 +135,7 @@ class _Stretch:
 
 
 def _no_driver(nvml: Any) -> str | None:
-    """Start NVML; a reason where it does not start."""
+    """Start NVML; return why it does not start, or `None`."""
     if nvml is None:
         return INSTALL
     try:
@@ -165,7 +163,7 @@ def _uuids(nvml: Any) -> list[str]:
 
 
 def _mig_place(nvml: Any, handle: Any) -> tuple[Any, int | None]:
-    """The parent's handle and the number of the GPU instance; nothing for a whole GPU."""
+    """Return a MIG instance's parent and number; nothing for a whole GPU."""
     try:
         is_instance = nvml.nvmlDeviceIsMigDeviceHandle(handle)
         if not getattr(is_instance, "value", is_instance):  # pynvml gives a c_uint, which is always true

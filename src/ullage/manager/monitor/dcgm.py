@@ -66,18 +66,17 @@ class DcgmSource:
 
     @property
     def hint(self) -> str | None:
-        """What the child said before it died."""
+        """Return the last output of a child that died."""
         if self._child is None or self._child.poll() is None:
             return None
         return f"DCGM gives no activity: '{self._command} dmon' ended and said: {self._said or 'nothing'}"
 
     @property
     def rates(self) -> Mapping[str, float]:
-        """Of the other source."""
         return self._base.rates
 
     def devices(self) -> list[Device]:
-        """What the other source lists; the child is started again where that has changed."""
+        """List the other source's devices; restart the child if they have changed."""
         devices = self._base.devices()
         listed = {device.id for device in devices}
         if listed != self._listed:
@@ -89,7 +88,7 @@ class DcgmSource:
         return devices
 
     def read(self, device_id: str) -> GPUReading:
-        """The other source's reading, with DCGM's activity where it is fresh."""
+        """Return the other source's reading, with DCGM's activity if it is fresh."""
         reading = self._base.read(device_id)
         self._start_again_if_dead()
         entity = self._entities.get(device_id)
@@ -101,7 +100,6 @@ class DcgmSource:
         return replace(reading, ages=ages, **fresh)
 
     def processes(self, device_id: str) -> dict[int, int | None] | None:
-        """Of the other source."""
         return self._base.processes(device_id)
 
     def close(self) -> None:
@@ -188,7 +186,7 @@ class DcgmSource:
 
 
 def dcgm_installed(command: str = "dcgmi") -> bool:
-    """Whether DCGM's program is there; whether its host engine runs is known when a `DcgmSource` is made."""
+    """Whether DCGM's program is installed; `DcgmSource` checks that its host engine runs."""
     return shutil.which(command) is not None
 
 

@@ -66,7 +66,7 @@ class LoadSince:
         self._before = psutil.cpu_times()
 
     def read(self) -> tuple[float, float]:
-        """Cores that worked, and the share of all processors' time that the machine below gave to others."""
+        """Return the busy cores, and the share of time that the hypervisor gave to others."""
         spent = {name: getattr(psutil.cpu_times(), name) - value for name, value in self._before._asdict().items()}
         within = ("guest", "guest_nice")  # counted in user and nice too
         everything = max(sum(value for name, value in spent.items() if name not in within), 1e-9)
@@ -76,7 +76,7 @@ class LoadSince:
 
 
 def _limits(name: str, cgroups: Path) -> list[str]:
-    """What the process's own cgroup (v2) and those above it say."""
+    """Read a limit of the process's own cgroup (v2) and of those above it."""
     own = "/"
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -109,7 +109,7 @@ class HostWatch:
         self._last: float | None = None
 
     def look(self, roots: Iterable[int]) -> dict[int, HostReading]:
-        """One reading for each root that lives; a pid that is not there (or not in this container) is left out."""
+        """Return a reading of each living root process."""
         roots = list(roots)
         now, before = self._clock(), self._last
         if not roots:
@@ -128,7 +128,7 @@ class HostWatch:
         return found
 
     def _process(self, pid: int) -> psutil.Process | None:
-        """The process that has the pid now; the object of the last look if it is still the same one."""
+        """Return the process with a pid; the known object if it is still the same."""
         known = self._processes.get(pid)
         try:
             if known is None or not known.is_running():

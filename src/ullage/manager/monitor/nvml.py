@@ -27,7 +27,7 @@ _OVER_FULL = 1.05
 
 @dataclass
 class Busy:
-    """Means over the time between two looks: shares from 0 to 1, traffic in bytes a second, `None` where unknown."""
+    """Means between two readings: shares from 0 to 1, traffic in bytes a second, `None` if unknown."""
 
     gract: float | None = None
     smact: float | None = None
@@ -78,7 +78,7 @@ class GpmCounter:
         self._last = Busy()
 
     def read(self) -> Busy:
-        """Means since the last read. Within 0.1 s of it the counters have not moved on, and the last means stand."""
+        """Return the means since the last read; within 0.1 s of it, the same means again."""
         if self._clock() - self._since < SHORTEST:
             return self._last
         before, now = self._samples
@@ -93,7 +93,7 @@ class GpmCounter:
         return self._last
 
     def close(self) -> None:
-        """Give NVML its buffers back."""
+        """Free NVML's buffers."""
         for sample in self._samples:
             try:
                 self._nvml.nvmlGpmSampleFree(sample)
@@ -160,7 +160,7 @@ class Asking:
         }
 
     def ask(self, name: str, *args: Any) -> Any:
-        """The answer of one of NVML's functions; that a GPU is gone is raised as NVML's error."""
+        """Call one of NVML's functions; raise NVML's error only if the GPU is gone."""
         function = getattr(self.nvml, name, None)  # an older pynvml lacks newer calls
         if function is None:
             return None
@@ -171,7 +171,7 @@ class Asking:
             return None
 
     def memory(self, handle: Any) -> tuple[int | None, int | None]:
-        """Used and usable bytes. The second version of the call keeps what the driver reserves out of both."""
+        """Return used and usable bytes, without the driver's reserve if NVML tells it."""
         second = getattr(self.nvml, "nvmlMemory_v2", None)
         info = self.ask("nvmlDeviceGetMemoryInfo", handle, second) if second is not None else None
         if info is not None:
@@ -180,7 +180,7 @@ class Asking:
         return (None, None) if info is None else (int(info.used), int(info.total))
 
     def raise_if_gone(self, error: Any) -> None:
-        """Raise an error of NVML again if it says that the GPU is gone."""
+        """Raise NVML's error again if the GPU is gone."""
         if error.value in self._gone_codes:
             raise error
 
@@ -215,7 +215,7 @@ class NVMLValues:
         self._groups = groups
 
     def read(self) -> GPUReading:
-        """One look."""
+        """Read what is due."""
         now = self._clock()
         found: _Values = {}
         ages: dict[str, float] = {}
@@ -258,7 +258,7 @@ class NVMLValues:
         return {"utilization": None if rates is None else rates.gpu / 100}
 
     def _pcie(self) -> _Values:
-        """Bytes a second since the last look, from counters; NVML's own rates would take 20 ms a call."""
+        """Return bytes a second since the last reading, from counters: NVML's own rates take 20 ms a call."""
         nvml = self._asking.nvml
         wanted = [getattr(nvml, f"NVML_FI_DEV_PCIE_COUNT_{way}_BYTES", None) for way in ("RX", "TX")]
         values = self._ask("nvmlDeviceGetFieldValues", wanted) if None not in wanted else None
@@ -321,7 +321,7 @@ class NvmlSource:
         self._lock = threading.RLock()  # two threads in one pair of GPM's buffers end the process
 
     def devices(self) -> list[Device]:
-        """Cards in NVML's order, each followed by its MIG instances. A card that does not answer is left out."""
+        """List the cards that answer, each followed by its MIG instances."""
         with self._lock:
             return self._devices()
 
@@ -346,7 +346,7 @@ class NvmlSource:
             return self._find(device_id).read()
 
     def processes(self, device_id: str) -> dict[int, int | None] | None:
-        """Bytes by pid: compute, MPS clients and graphics together; `None` where NVML gives none of its lists."""
+        """Return bytes by pid of compute, MPS clients and graphics; `None` if NVML gives no list."""
         found: dict[int, int | None] = {}
         answered = False
         with self._lock, self._watching_for_loss(device_id):
@@ -364,20 +364,20 @@ class NvmlSource:
 
     @property
     def hint(self) -> str | None:
-        """What would give activity, where NVML has none."""
+        """Return what would give activity, if NVML has none."""
         if self.all_active:
             return None
         return "NVML gives activity on Hopper and later only; DCGM (its program dcgmi) would give it on older GPUs"
 
     @property
     def all_active(self) -> bool:
-        """Whether every GPU has GPM, so that nothing else is needed for activity."""
+        """Whether every GPU has GPM."""
         if not self._known:
             self.devices()
         return all(known.counter is not None for known in self._known.values() if known.device.takes_jobs)
 
     def close(self) -> None:
-        """Give NVML's buffers back and end it."""
+        """Free NVML's buffers and shut it down."""
         with self._lock:
             for known in self._known.values():
                 if known.counter is not None:
@@ -406,7 +406,7 @@ class NvmlSource:
                 yield self._device(index, part, card, mig=True, parent=whole.device.id, instance=instance)
 
     def _device(self, index: int, handle: Any, card: Any, **more: Any) -> NVMLValues:
-        """A device that was there before keeps its counter and its last values; its name is not asked again."""
+        """Return a device; a known one keeps its counter and its last values."""
         id = nvml_text(self._nvml.nvmlDeviceGetUUID(handle))
         old = self._known.get(id)
         if old is not None and replace(old.device, index=index, **more) == old.device:

@@ -36,23 +36,23 @@ class Window:
         return len(self._looks)
 
     def values(self, field: str) -> list[float]:
-        """What is known of a field, oldest first."""
+        """Return the known values of a field, oldest first."""
         if field not in FIELDS:
             raise UnknownName("field of a reading", field, FIELDS)
         found = (getattr(reading, field) for _, reading in self._looks if field not in reading.ages)
         return [value for value in found if value is not None]
 
     def count(self, field: str) -> int:
-        """How many looks read the field and know it."""
+        """Return the number of known values of a field."""
         return len(self.values(field))
 
     def mean(self, field: str) -> float | None:
-        """The mean of what is known."""
+        """Return the mean of the known values of a field."""
         values = self.values(field)
         return sum(values) / len(values) if values else None
 
     def age(self, field: str | None = None) -> float | None:
-        """Seconds since the newest look, or since the newest known value of `field` was read."""
+        """Return the seconds since the newest reading, or since the newest known value of `field`."""
         for moment, reading in reversed(self._looks):
             if field is None or getattr(reading, field) is not None:
                 return max(0.0, self._now - moment) + (reading.ages.get(field, 0.0) if field else 0.0)
@@ -61,7 +61,7 @@ class Window:
 
 @dataclass(frozen=True)
 class _Held:
-    """Who held how much, when, and what the GPU said was used then."""
+    """The processes of a GPU at a moment, and its used memory then."""
 
     moment: float
     used: int | None
@@ -111,24 +111,24 @@ class Monitor:
     # What it knows.
 
     def devices(self) -> list[Device]:
-        """All that were ever listed, cards before their MIG instances; `lost` tells which are gone."""
+        """Return all devices ever listed, cards before their MIG instances."""
         with self._lock:
             return list(self._devices.values())
 
     def lost(self, device_id: str) -> str | None:
-        """Why a device counts as lost; `None` if it answers."""
+        """Return why a device is lost; `None` if it answers."""
         with self._lock:
             self._check(device_id)
             return self._lost.get(device_id)
 
     def latest(self, device_id: str) -> GPUReading | None:
-        """The newest reading; `None` before the first one and for a lost device. `window(id).age()` is its age."""
+        """Return the newest reading; `None` before the first one and for a lost device."""
         with self._lock:
             looks = self._known_looks(device_id)
             return looks[-1][1] if looks else None
 
     def window(self, device_id: str, seconds: float | None = None) -> Window:
-        """The readings of the last `seconds`, by default of the monitor's window; empty for a lost device."""
+        """Return the readings of the last `seconds`, by default of the monitor's window."""
         with self._lock:
             now = self._clock()
             looks = self._known_looks(device_id)
@@ -136,33 +136,33 @@ class Monitor:
             return Window([look for look in looks if look[0] >= oldest], now)
 
     def processes(self, device_id: str) -> dict[int, int | None] | None:
-        """Bytes by pid when they were last listed; `None` where it is not known who is there."""
+        """Return bytes by pid when they were last listed; `None` if unknown."""
         with self._lock:
             self._check(device_id)
             held = self._held.get(device_id)
             return None if held is None or held.by_pid is None else dict(held.by_pid)
 
     def processes_age(self, device_id: str) -> float | None:
-        """Seconds since the processes were listed; `None` where it is not known who is there."""
+        """Return the seconds since the processes were listed; `None` if unknown."""
         with self._lock:
             self._check(device_id)
             held = self._held.get(device_id)
             return None if held is None or held.by_pid is None else max(0.0, self._clock() - held.moment)
 
     def host(self, pid: int) -> HostReading | None:
-        """CPU and RAM of a process and all it started; `None` if it was not seen at the last look."""
+        """Return CPU and RAM of a process and its descendants; `None` if the last reading missed it."""
         with self._lock:
             return self._hosts.get(pid)
 
     def follow(self, pids: Iterable[int]) -> None:
-        """Look at the CPU and RAM of these processes too, instead of those named before."""
+        """Replace the processes whose CPU and RAM are read besides those on GPUs."""
         with self._lock:
             self._followed = set(pids)
 
     # What it does.
 
     def start(self) -> Monitor:
-        """List the devices, take the first look, and go on in a thread. Raises what the source raises at the start."""
+        """List the devices, read them once, and go on in a thread."""
         if self._thread is not None:
             raise InvalidValue("the monitor runs already")
         self._list()
@@ -173,7 +173,7 @@ class Monitor:
         return self
 
     def stop(self, patience: float = 5.0) -> None:
-        """End the thread and close the source. A source that hangs is left behind after `patience` seconds."""
+        """End the thread and close the source, unless it hangs longer than `patience` seconds."""
         self._stop.set()
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -183,7 +183,7 @@ class Monitor:
         self.source.close()
 
     def look(self) -> None:
-        """One look at everything, as the thread does it; for use without the thread."""
+        """Read everything that is due, as the thread does."""
         now = self._clock()
         rate = self.source.rates.get("devices", RATES["devices"])
         if due(rate, None if self._listed is None else now - self._listed):
@@ -248,7 +248,7 @@ class Monitor:
             self._held[device.id] = held
 
     def _held_now(self, device_id: str, used: int | None, moment: float) -> _Held:
-        """The list of processes: a new one if it is due, which it is sooner where the GPU's used memory has moved."""
+        """Return the list of processes, read again if due; that is sooner after a change of used memory."""
         old, rates = self._held.get(device_id), self.source.rates
         if old is not None and used is not None:
             rate = rates.get("processes" if used == old.used else "processes moving", 0.0)
@@ -315,7 +315,7 @@ def _gpu(monitor: Monitor, device: Device) -> dict[str, Any]:
 
 
 def _processes(monitor: Monitor, device_id: str) -> list[dict[str, Any]] | None:
-    """The processes, most memory first; `None` where they are unknown."""
+    """Return the processes, most memory first; `None` if unknown."""
     held = monitor.processes(device_id)
     found = []
     for pid, memory in sorted((held or {}).items(), key=lambda item: -(item[1] or 0)):

@@ -35,7 +35,7 @@ class VirtualSource:
         self.devices()
 
     def devices(self) -> list[Device]:
-        """The cards that the folder has now."""
+        """List the cards in the folder."""
         from ullage.virtual.shared_card.cards import Cards
 
         try:
@@ -45,12 +45,12 @@ class VirtualSource:
         return [Device(card.uuid, card.index, card.name, card.total) for card in self._cards.values()]
 
     def read(self, device_id: str) -> GPUReading:
-        """Memory that living processes hold now."""
+        """Return the memory that living processes hold."""
         used = sum(self._held(device_id).values())
         return GPUReading(time=time.time(), memory_used=used, memory_total=self._cards[device_id].total)
 
     def processes(self, device_id: str) -> dict[int, int | None] | None:
-        """Bytes by pid."""
+        """Return bytes by pid."""
         return dict(self._held(device_id))
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ _GREY = "#7d8a93"  # readable on light and on dark
 
 
 def read_estimates(answer: dict[str, Any]) -> list[Estimate]:
-    """The estimates of an answer. They come from a process of the user, who may have it say anything."""
+    """Read the estimates of an answer, which comes from a process of the user and may be anything."""
     try:
         found = [Estimate.from_dict(plain_values(each)) for each in answer["estimates"]]
         for each in found:
@@ -34,7 +34,7 @@ def read_estimates(answer: dict[str, Any]) -> list[Estimate]:
 
 
 def show_answer(estimates: Sequence[Estimate], advice: dict[str, Any] | None) -> None:
-    """Build the cards. Of several GPUs the first is shown in full, and all in a table."""
+    """Build the cards: the first GPU in full, and all of several in a table."""
     first = estimates[0]
     _show_memory(first)
     if advice is not None:
@@ -70,7 +70,7 @@ def _show_memory(found: Estimate) -> None:
 
 
 def show_bands(parts: dict[str, int], whole: int, of: int) -> ui.element:
-    """The parts of an estimate side by side, each as wide as its share of the whole."""
+    """Show the parts of an estimate as a bar."""
     with box("div", "bands") as bands:
         for name, size in parts.items():
             set_width(_coloured(box("div", "band part"), name), size / whole)
@@ -80,7 +80,7 @@ def show_bands(parts: dict[str, int], whole: int, of: int) -> ui.element:
 
 
 def show_parts(parts: dict[str, int], words_of: Callable[[str], str]) -> None:
-    """The same as a table, with what each part is."""
+    """Show the parts of an estimate as a table."""
     with box("table", "parts"), box("tbody"):
         for name, size in parts.items():
             with box("tr"):
@@ -107,7 +107,7 @@ def _facts(found: Estimate) -> list[tuple[str, str]]:
 
 
 def _show_timeline(found: Estimate) -> None:
-    """Allocated and reserved memory over the calls of the allocator."""
+    """Show allocated and reserved memory over the calls of the allocator."""
     step = max(1, len(found.timeline) // _MOST_POINTS)
     groups = [found.timeline[at : at + step] for at in range(0, len(found.timeline), step)]
     highest = [max(group, key=lambda point: point[1]) for group in groups]  # a peak is never thinned away

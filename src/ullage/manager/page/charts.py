@@ -16,25 +16,25 @@ LINES = {"show": True, "lineStyle": {":color": "ullage.css('--line')"}}
 
 
 def use_charts() -> None:
-    """Let the browser load what charts need; before the first one."""
+    """Load the script of charts; call it before the first one."""
     ui.add_head_html('<script src="/_page/charts.js"></script>')
 
 
 def tooltip(**more: Any) -> dict[str, Any]:
-    """The options of a tooltip. By default it has the lines of text that are the `about` of a point."""
+    """Return the options of a tooltip, by default with the lines in `about` of a point."""
     colours = {":backgroundColor": "ullage.css('--sheet')", ":borderColor": "ullage.css('--line')"}
     text = {"textStyle": {":color": "ullage.css('--ink')"}}
     return {"trigger": "item", "confine": True, **colours, **text, **(more or {":formatter": "ullage.about"})}
 
 
 def on_axis(seconds: float) -> float:
-    """Seconds since 1970 as milliseconds of an axis, which shows the time of this machine and not of the browser's."""
+    """Return milliseconds for an axis in local time of this machine, not of the browser."""
     offset = datetime.datetime.fromtimestamp(seconds).astimezone().utcoffset()
     return round((seconds + (offset.total_seconds() if offset else 0.0)) * 1000, 3)
 
 
 def figure(x: dict[str, Any], y: dict[str, Any], series: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    """The options of a chart: its axes and series, and what all charts have."""
+    """Return the options of a chart."""
     legend = {"type": "scroll", "top": 0, "textStyle": FAINT, "pageTextStyle": FAINT}
     own = {
         "animation": False,
@@ -50,13 +50,13 @@ def figure(x: dict[str, Any], y: dict[str, Any], series: list[dict[str, Any]], *
 
 
 def memory_figure(x: dict[str, Any], series: list[dict[str, Any]], **y: Any) -> dict[str, Any]:
-    """The options of a chart of memory in GiB."""
+    """Return the options of a chart of memory in GiB."""
     label = {**FAINT, ":formatter": "value => value + ' GiB'", "showMaxLabel": not y}
     shown = tooltip(trigger="axis", **{":valueFormatter": "value => value == null ? '' : value.toFixed(2) + ' GiB'"})
     return figure(x, {"type": "value", "min": 0, "axisLabel": label, **y}, series, tooltip=shown)
 
 
 def memory_line(name: str, data: list[Any], colour: dict[str, str], area: bool = False, **more: Any) -> dict[str, Any]:
-    """A line in such a chart, or an area."""
+    """Return a line or an area of a chart of memory."""
     line = {"name": name, "type": "line", "data": data, "showSymbol": False, "step": "end", **colour}
     return line | ({"areaStyle": {"opacity": 0.25}} if area else {}) | more

@@ -19,19 +19,19 @@ Cell = str | tuple[str, str]  # a text, or the text of a link and its address
 
 
 def words(tag: str, text: str = "", kind: str = "") -> TextElement:
-    """An element of HTML with text in it."""
+    """Make an HTML element with text in it."""
     made = TextElement(tag=tag, text=text)
     return made.classes(kind) if kind else made
 
 
 def box(tag: str = "div", kind: str = "") -> ui.element:
-    """An element of HTML with others in it."""
+    """Make an HTML element for others."""
     made = ui.element(tag)
     return made.classes(kind) if kind else made
 
 
 def card(title: str = "", kind: str = "") -> ui.element:
-    """A part of a page, with its heading."""
+    """Make a section of a page with a heading."""
     made = box("section", f"card {kind}")
     with made:
         if title:
@@ -40,18 +40,18 @@ def card(title: str = "", kind: str = "") -> ui.element:
 
 
 def button(text: str, pressed: Callable[..., Any] | None, kind: str = "quiet") -> TextElement:
-    """A button; `None` for one that sends the form in which it is."""
+    """Make a button; with `None`, it submits its form."""
     made = words("button", text, kind).props(f'type="{"button" if pressed else "submit"}"')
     return made.on("click", pressed) if pressed else made
 
 
 def problem() -> TextElement:
-    """A line for what went wrong."""
+    """Make a line for errors."""
     return words("p", "", "problem").props('role="alert"')
 
 
 def show_facts(facts: Iterable[tuple[str, str]]) -> dict[str, TextElement]:
-    """Names with what is said of each, in a list of definitions; the places of what is said."""
+    """Show names and texts as a definition list; return the elements of the texts."""
     return {name: (words("dt", name), words("dd", text))[1] for name, text in facts}
 
 
@@ -61,7 +61,7 @@ def show_table(
     kinds: Mapping[str, str],
     total: Sequence[Cell] | None = None,
 ) -> None:
-    """A table. A row is its kind and its cells; `kinds` are those of columns, by their heads."""
+    """Show a table. A row is its CSS class and its cells; `kinds` are the classes of columns."""
     with box("table"):
         with box("thead"), box("tr"):
             for head in heads:
@@ -83,40 +83,37 @@ def _show_cell(cell: Cell, kind: str) -> None:
 
 
 def text_field(label: str, example: str = "", kind: str = "") -> ui.input:
-    """A field for a line of text."""
     return ui.input(label, placeholder=example).props(_FIELD).classes(kind)
 
 
 def number_field(label: str, unsaid: str = "", value: int | None = None, least: int | None = 1) -> ui.number:
-    """A field for a whole number; `unsaid` says what holds without one."""
+    """Make a field for a whole number; `unsaid` describes the default."""
     made = ui.number(label, value=value, min=least, precision=0, format="%d", placeholder=unsaid)
     return made.props("outlined dense stack-label")
 
 
 def choice(label: str, options: Any, value: Any, kind: str = "") -> ui.select:
-    """A field for one of several values."""
     return ui.select(options, value=value, label=label).props("outlined dense").classes(kind)
 
 
 def toggle(label: str, options: Iterable[str], value: str) -> ui.toggle:
-    """Buttons of which one is pressed."""
     return ui.toggle(list(options), value=value).props(f'no-caps unelevated aria-label="{label}"')
 
 
 def preload(module: str) -> None:
-    """Let the browser load a module of NiceGUI with the page, not when it is first used."""
+    """Let the browser load a module of NiceGUI with the page."""
     ui.add_head_html(f'<link rel="modulepreload" href="{address_of(module)}" fetchpriority="low">')
 
 
 def scrolled(label: str) -> ui.element:
-    """What is wider than a phone and can be moved, with the keyboard too."""
+    """Make an element that scrolls sideways, also by keyboard."""
     made = box("div", "scroll").props('tabindex="0" role="region"')
     made.props["aria-label"] = label
     return made
 
 
 def set_prop(element: ui.element, name: str, value: Any) -> None:
-    """Set an attribute; nothing is sent to the browser if it is the same already."""
+    """Set an attribute, if it changes."""
     if element.props.get(name) != value:
         element.props[name] = value
 
@@ -131,14 +128,14 @@ def percent_of(part: float) -> str:
 
 
 def set_width(element: ui.element, part: float) -> None:
-    """Let an element be so wide, as a part of what is around it."""
+    """Set the width of an element as a share of its parent's."""
     width = percent_of(part)
     if element.style.get("width") != width:
         element.style(f"width: {width}")
 
 
 def describe(element: ui.element, text: str) -> None:
-    """Make a picture of an element, with words for those who do not see it."""
+    """Mark an element as a picture, with a text for screen readers."""
     set_prop(element, "role", "img")
     set_prop(element, "aria-label", text)
 

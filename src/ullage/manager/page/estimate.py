@@ -43,7 +43,7 @@ _READ_FILE = (
 
 
 def show_estimate(session: Session, number: str | None = None) -> None:
-    """Build the page; with a number, the answer of that estimate is on it."""
+    """Build the page; with a number, show the answer of that estimate."""
     frame = Frame(session, "Estimate", "/estimate")
     use_charts()
     with frame.main:
@@ -52,7 +52,7 @@ def show_estimate(session: Session, number: str | None = None) -> None:
 
 
 class EstimateForm:
-    """The fields, and the question that they make. `changed` is called when a figure of the form is another one."""
+    """The fields of a question. `changed` is called when one of them changes."""
 
     def __init__(self, changed: Any) -> None:
         names = [each.name for each in all_gpus() if not each.is_mig]
@@ -104,13 +104,13 @@ class EstimateForm:
         self._of_script.set_visibility(self.kind.value == "script")
 
     def _guess(self) -> None:
-        """Which argument of the script is its batch size, unless somebody has said it."""
+        """Guess the script's argument for the batch size, unless it is set."""
         found = _BATCH_ARGUMENT.search(str(self.script.value or ""))
         if found and not self.batch_arg.value:
             self.batch_arg.set_value(found[0])
 
     def _offer(self) -> None:
-        """Offer names that go on as was typed, then names that have it in them."""
+        """Suggest names that begin with the typed text, then names that contain it."""
         begun = str(self.model.value or "").strip().casefold()
         found = [name for name in self._names if name.casefold().startswith(begun)] if begun else []
         found += [name for name in self._names if begun and begun in name.casefold() and name not in found]
@@ -121,7 +121,7 @@ class EstimateForm:
 
     @property
     def question(self) -> dict[str, Any]:
-        """What is asked (`EstimateSpec`)."""
+        """Return the question (`EstimateSpec`)."""
         if self.kind.value == "script":
             try:
                 args = shlex.split(self.args.value or "")
@@ -145,7 +145,7 @@ class EstimateForm:
         return {"gpu": [self.gpu.value]}
 
     def fill(self, question: dict[str, Any]) -> None:
-        """Show a question that was asked before; what is not told of it, and what the form cannot say, stays away."""
+        """Fill the form with an earlier question, as far as it is known."""
         self.kind.set_value("model" if "model" in question else "script")
         options = question.get("options", {})
         shape, config = options.get("input_shape"), options.get("config")
@@ -166,7 +166,7 @@ class EstimateForm:
 
 
 def _fill(field: Any, value: Any) -> None:
-    """Show a value in a field, as far as the field can have it."""
+    """Show a value in a field, if the field can hold it."""
     if isinstance(field, ui.checkbox):
         field.set_value(value is True)
     elif isinstance(field, ui.number):
@@ -178,7 +178,7 @@ def _fill(field: Any, value: Any) -> None:
 
 
 def _text_of_file(name: str, label: str, kinds: str) -> ui.textarea:
-    """A field for a text, and above it a button for a file of this computer that has it."""
+    """Make a text field with a button that reads a local file into it."""
 
     def read(event: GenericEventArguments) -> None:
         file, text = event.args
@@ -198,7 +198,7 @@ def _text_of_file(name: str, label: str, kinds: str) -> ui.textarea:
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    """What was filled in, with whole numbers as such."""
+    """Return the values of filled fields."""
     found: dict[str, Any] = {}
     for name, field in fields.items():
         value = field.value.strip() if isinstance(field.value, str) else field.value
@@ -218,7 +218,7 @@ def _config(text: str) -> dict[str, Any]:
 
 
 class EstimatePage:
-    """Asks what the form says, follows the estimate, and shows the answer."""
+    """Asks the form's question, follows the estimate, and shows the answer."""
 
     def __init__(self, session: Session, number: str | None) -> None:
         self._session, self._number = session, number
@@ -239,7 +239,7 @@ class EstimatePage:
         self._stop_button.set_visibility(False)
 
     async def refresh(self, reading: DaemonReading) -> None:
-        """What the daemon's GPUs are, and whether this user may ask."""
+        """Update the default GPU, and whether this user may ask."""
         own = [gpu["name"] for gpu in reading.gpus if gpu["name"] in self._form.gpu.options]
         if self._is_new and self._asked is None and own:
             self._is_new = False
@@ -250,7 +250,7 @@ class EstimatePage:
             self._status.set_text("Your token allows to read; to ask for an estimate, it needs the scope submit.")
 
     async def _changed(self) -> None:
-        """After the first answer, the form is live: a changed figure is estimated anew."""
+        """Estimate again after a change of the form, once there was an answer."""
         self._changes += 1
         change = self._changes
         await asyncio.sleep(_PAUSE)
@@ -273,7 +273,7 @@ class EstimatePage:
             self._problem.set_text(plain(str(error)))
 
     async def _stop(self) -> None:
-        """Give up the estimate that is under way."""
+        """Cancel the estimate under way."""
         if self._timer.active and self._number is not None:
             self._timer.deactivate()
             try:
@@ -308,7 +308,7 @@ class EstimatePage:
             self._show_status(answer)
 
     def _fill(self, question: dict[str, Any]) -> None:
-        """Show what was asked, once; of another user's script there is nothing to show."""
+        """Show the question, once."""
         self._asked = question
         if "model" in question or "script" in question:
             self._form.fill(question)

@@ -28,7 +28,7 @@ Refresh = Callable[[DaemonReading], Awaitable[None]]
 
 
 class Frame:
-    """The frame of one open page; `every_reading` is given what the page does with each reading."""
+    """The frame of one open page; `every_reading` takes the page's update function."""
 
     def __init__(self, session: Session, title: str, here: str) -> None:
         self._session = session
@@ -58,19 +58,19 @@ class Frame:
         ui.skip_link("Skip to the content", target=self.main)
 
     def call(self, title: str) -> None:
-        """Give the page another title."""
+        """Change the page's title."""
         if self._title.text != title:
             self._title.set_text(title)
             ui.page_title(f"{title} - Ullage")
 
     def every_reading(self, refresh: Refresh) -> None:
-        """Begin to follow the daemon. It is first asked while the browser still loads the page."""
+        """Begin to follow the daemon, while the browser still loads the page."""
         self._refresh = refresh
         background_tasks.create(self._session.reading(), name="first reading")
         ui.timer(EVERY, self._tick)
 
     async def from_the_first(self, refresh: Refresh) -> None:
-        """The same for a page that comes with its first reading in it, unless that takes long."""
+        """Follow the daemon, and send the page with the first reading in it, unless that takes long."""
         first = background_tasks.create(self._session.reading(), name="first reading")
         done, _ = await asyncio.wait([first], timeout=_FIRST)
         if done and not first.result().trouble:

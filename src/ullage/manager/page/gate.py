@@ -51,7 +51,6 @@ class PageGate:
         self._cookie = f"ullage_page_{port}"  # browsers keep one jar for all ports of a host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, or one websocket."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -74,7 +73,7 @@ class PageGate:
             await self._inside(scope, receive, send)
 
     async def _own_answer(self, request: Request, session: Session | None) -> Response | None:
-        """What is answered here; `None` where the page itself answers."""
+        """Return the gate's own answer, or `None` if the page answers."""
         method, path = request.method, request.url.path
         if method not in ("GET", "HEAD", "POST"):
             return _plain("needed GET or POST", 405)
@@ -125,7 +124,7 @@ class PageGate:
         return answer
 
     async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """NiceGUI's answer, with our headers; an error becomes one sentence."""
+        """Send NiceGUI's answer with our headers; an error becomes one sentence."""
         nonce = secrets.token_urlsafe(16)
         start: Message | None = None
         body = b""
@@ -197,7 +196,7 @@ def _problem(status: int) -> Response:
 
 
 def sign_in_form(problem: str = "", status: int = 200) -> Response:
-    """The form, with what was wrong with the last try."""
+    """Return the form to sign in, with the error of the last try."""
     alert = f'<p class="problem" role="alert">{html.escape(problem)}</p>' if problem else ""
     body = f"""
 <h1>Ullage</h1>

@@ -26,7 +26,6 @@ _STATES = {"lost": "lost: it does not answer", "drained": "drained", "alone": "o
 
 
 async def show_gpus(session: Session) -> None:
-    """Build the page."""
     frame = Frame(session, "GPUs", "/")
     with frame.main:
         summary = words("p", "", "summary")
@@ -72,14 +71,13 @@ def _colours(jobs: list[int]) -> list[int]:
 
 
 class GPUCard(ui.element, component="static/gpu_card.js"):
-    """One GPU, or one MIG instance. All of a card is one element, since a server may have hundreds of parts of them."""
+    """The card of a GPU or MIG instance, as one element, since a server may have many."""
 
     def __init__(self, gpu: dict[str, Any], name: str) -> None:
         super().__init__()
         self._title = f"{'MIG instance' if gpu['mig'] else 'GPU'} {name}"
 
     def show(self, gpu: dict[str, Any], jobs: list[dict[str, Any]], readings: Readings) -> None:
-        """What the GPU does now."""
         state = next((name for name in ("lost", "drained", "alone") if gpu[name]), "")
         why = gpu["drain_reason"] if state == "drained" else None
         curves, missing = [], []
@@ -118,7 +116,7 @@ def _memory(gpu: dict[str, Any]) -> str:
 
 
 def _band(gpu: dict[str, Any], job: dict[str, Any], colour: str) -> dict[str, Any]:
-    """What a job was promised and takes, as parts of the GPU's memory."""
+    """Return a job's promise and use as shares of the GPU's memory."""
     total = gpu["total"] or 1
     known = promised_on(job, gpu["id"])
     promise = total if gpu["alone"] or known is None else known
@@ -134,7 +132,6 @@ def _band(gpu: dict[str, Any], job: dict[str, Any], colour: str) -> dict[str, An
 
 
 def _line(gpu: dict[str, Any], job: dict[str, Any], colour: str) -> dict[str, Any]:
-    """A job in the card's list."""
     used = "" if job["used"] is None else f"{format_bytes(job['used'])} of "
     return {
         "id": job["id"],

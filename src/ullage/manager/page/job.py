@@ -34,7 +34,6 @@ _NO_VARIABLES = "Its environment variables were not kept after its end, so it ru
 
 
 def show_job(session: Session, number: int) -> None:
-    """Build the page."""
     frame = Frame(session, f"Job {number}", "")
     use_charts()
     with frame.main:
@@ -60,8 +59,6 @@ def show_job(session: Session, number: int) -> None:
 
 
 class JobSheet:
-    """The parts of the page."""
-
     def __init__(self, session: Session, number: int) -> None:
         self._session, self._number = session, number
         self._stream, self._tail = "stdout", LogTail(session.ask, number, "stdout")
@@ -108,7 +105,6 @@ class JobSheet:
         chosen.on_value_change(choose)
 
     async def show(self, job: dict[str, Any], reading: DaemonReading) -> None:
-        """What the job is now."""
         self._job = job
         self._name.set_text(f"{job['name']}: {job['state']}")
         places = [reading.places.get(place, place) for place in job["gpus_used"]]
@@ -159,7 +155,7 @@ class JobSheet:
         self._memory.set_text(f"{', '.join([*figures, memory(job['promise']) + ' promised'])}.{over}")
 
     def _show_estimate(self, job: dict[str, Any]) -> None:
-        """What the estimate is made of, if that is known and this user's to see."""
+        """Show the breakdown of the estimate, if the user may see it."""
         parts: dict[str, int] = job.get("breakdown") or {}
         self._estimate.set_visibility(bool(parts))
         if parts == self._parts:
@@ -176,7 +172,7 @@ class JobSheet:
             words("p", safe, "figures")
 
     async def _show_over_time(self) -> None:
-        """The memory from the start of the first attempt on, against the promise."""
+        """Show the memory over time and the promise."""
         if time.monotonic() < self._next_curve:
             return
         self._next_curve = time.monotonic() + _EVERY
@@ -203,7 +199,7 @@ class JobSheet:
         await self._order(order, **more)
 
     async def _asked_for_more(self) -> None:
-        """Run it again with more memory: as much as the daemon proposes, or as somebody types."""
+        """Run it again with more memory: the daemon's proposal, or another typed size."""
         question = f"Put this job into the queue again, with more memory?{self._without_variables}"
         typed = await _confirmed(question, "Rerun", format_bytes(self._job["more_memory"] or 0))
         if typed is not None:
@@ -215,7 +211,6 @@ class JobSheet:
             await self._order("requeue", hold=False, env=None, memory=wanted)
 
     async def _order(self, order: str, **more: Any) -> None:
-        """Do it, and say what was done."""
         try:
             answers = await self._session.ask(order, jobs=[self._number], **more)
         except UllageError as error:
@@ -281,7 +276,7 @@ def _lines(attempts: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
 
 
 class LogTail:
-    """The end of a job's output, as it grows."""
+    """The end of a job's growing output."""
 
     def __init__(self, ask: Callable[..., Awaitable[Any]], job: int, stream: str) -> None:
         self._ask, self._job, self._stream = ask, job, stream
@@ -292,11 +287,11 @@ class LogTail:
 
     @property
     def text(self) -> str:
-        """What is to be shown: of a line that was written over, the last state; no characters that control anything."""
+        """Return the text to show: overwritten lines in their last state, without control characters."""
         return "\n".join(plain(line.rstrip("\r").rpartition("\r")[2]) for line in self._raw.split("\n"))
 
     async def more(self) -> bool:
-        """Ask for what came since; whether there was something."""
+        """Read new output; return whether there was some."""
         where = {"tail": _SHOWN} if self._offset is None else {"offset": self._offset}
         piece = await self._ask("logs", job=self._job, stream=self._stream, **where)
         if self._offset is not None and piece["attempt"] != self._attempt:

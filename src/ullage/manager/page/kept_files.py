@@ -9,14 +9,13 @@ _FILES = f"/_nicegui/{nicegui.__version__}/"  # what is below it stays the same 
 
 
 class KeptFiles:
-    """An app that keeps the packed files of another one."""
+    """An app that caches the compressed files of another one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._kept: dict[str, list[Message]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, or one websocket."""
         if not _is_file(scope):
             await self._app(scope, receive, send)
         elif scope["path"] in self._kept:
@@ -45,7 +44,7 @@ def _is_file(scope: Scope) -> bool:
 
 
 def address_of(module: str) -> str:
-    """Where a module of NiceGUI is, such as `nicegui-aggrid`."""
+    """Return the path of a NiceGUI module, such as `nicegui-aggrid`."""
     from nicegui.dependencies import esm_modules
 
     return f"{_FILES}esm/{next(key for key, each in esm_modules.items() if each.name == module)}/index.js"

@@ -18,7 +18,7 @@ _LARGEST = 4096  # bytes
 
 
 class KeptSession(NamedTuple):
-    """Its token, when it ends, in seconds since 1970, and whether it is the page's own user's, who followed a link."""
+    """A session's token, its end in seconds since 1970, and whether the page's own user opened it by link."""
 
     token: str
     ends: float
@@ -46,7 +46,7 @@ class KeptSessions:
                     file.unlink()
 
     def keep(self, number: str, token: str, ends: float, own: bool) -> None:
-        """Write a session down; where that cannot be, it ends with this process."""
+        """Store a session; if that fails, it ends with this process."""
         sealed = _mixed(number, json.dumps([token, ends, own]).encode())
         file = self._file(number)
         with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ class KeptSessions:
             os.utime(file, (ends, ends))
 
     def find(self, number: str) -> KeptSession | None:
-        """A session that has not ended."""
+        """Return a session that has not ended, or `None`."""
         try:
             with self._file(number).open("rb") as source:
                 tag, sealed = source.read(32), source.read(_LARGEST)
@@ -68,7 +68,7 @@ class KeptSessions:
         return found if found.ends > time.time() else None
 
     def drop(self, number: str) -> None:
-        """The session has ended."""
+        """Delete a session."""
         with contextlib.suppress(OSError):
             self._file(number).unlink()
 
@@ -77,7 +77,7 @@ class KeptSessions:
 
 
 def _mixed(number: str, text: bytes) -> bytes:
-    """The text sealed, or opened again. A number is random, seals one text, and is as long as the hash is strong."""
+    """Encrypt or decrypt a text. A number is random and used for one text."""
     stream = hashlib.shake_256(b"seal" + number.encode()).digest(len(text))
     return bytes(one ^ other for one, other in zip(text, stream, strict=True))
 

@@ -31,13 +31,13 @@ _MOST_OPEN = 20
 
 
 class SessionQuestions:
-    """The questions of one session. `here` is for who may also ask without a daemon."""
+    """The questions of one session. `here` answers them if no daemon does."""
 
     def __init__(self, ask: Callable[..., Awaitable[Any]], here: OwnEstimates | None) -> None:
         self._ask, self._here = ask, here
 
     async def ask(self, question: dict[str, Any]) -> Answer:
-        """Ask; the answer may still be to come."""
+        """Ask a question; return its present state."""
         try:
             return dict(await self._ask("estimate", question=question))
         except NoDaemon:
@@ -46,13 +46,13 @@ class SessionQuestions:
             return self._here.ask(question)
 
     async def look(self, number: str) -> Answer:
-        """A question as it is now."""
+        """Return the present state of a question."""
         if number.startswith(HERE):
             return self._own(number).one(number)
         return dict(await self._ask("estimated", estimate=number))
 
     async def give_up(self, number: str) -> None:
-        """Cancel what has no answer yet."""
+        """Cancel an open question."""
         if number.startswith(HERE):
             self._own(number).give_up(number)
         else:
@@ -65,7 +65,7 @@ class SessionQuestions:
 
 
 class OwnEstimates:
-    """Estimates for the user of this process, made as the daemon makes them, and kept in a folder."""
+    """Estimates for the user of this process, stored in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -73,7 +73,7 @@ class OwnEstimates:
         self._estimates = Estimates(EstimateSettings(), self._answered)
 
     def ask(self, question: dict[str, Any]) -> Answer:
-        """Begin an estimate."""
+        """Start an estimate."""
         if len(self._open) >= _MOST_OPEN:
             raise InvalidValue(f"{_MOST_OPEN} estimates are under way; ask again when one is done")
         spec = checked(EstimateSpec, question, "the question")
@@ -88,7 +88,7 @@ class OwnEstimates:
         return self.one(answer["id"])
 
     def one(self, number: str) -> Answer:
-        """A question as it is now."""
+        """Return the present state of a question."""
         if number in self._open:
             return self._open[number] | {"reason": self._estimates.standing(number)}
         try:
@@ -99,13 +99,13 @@ class OwnEstimates:
         raise UnknownName("estimate", number[:80], [])
 
     def give_up(self, number: str) -> None:
-        """Cancel what has no answer yet."""
+        """Cancel an open question."""
         if number in self._open:
             self._estimates.give_up([number])
             self._keep(self._open.pop(number) | {"state": "failed", "reason": "it was cancelled"})
 
     def close(self) -> None:
-        """Give up all."""
+        """Cancel all open questions."""
         for number in list(self._open):
             self.give_up(number)
 
@@ -116,6 +116,6 @@ class OwnEstimates:
             self._keep(self._open.pop(number) | found)
 
     def _keep(self, answer: Answer) -> None:
-        """Write an answer down, for its user alone."""
+        """Store an answer, for its user only."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(self._folder / f"{answer['id']}.json", answer | {"answered": time.time()}, mode=0o600)

@@ -77,7 +77,6 @@ def _columns() -> list[dict[str, Any]]:
 
 
 async def show_queue(session: Session) -> None:
-    """Build the page."""
     frame = Frame(session, "Queue", "/queue")
     preload("nicegui-aggrid")
     last: list[DaemonReading] = []
@@ -111,7 +110,7 @@ async def show_queue(session: Session) -> None:
 
 
 class JobGrid:
-    """Jobs in AG Grid, which gets only what has changed. It is made with the first rows."""
+    """Jobs in AG Grid, which receives only changes."""
 
     def __init__(self) -> None:
         self._place = box("div", "grid")
@@ -122,7 +121,7 @@ class JobGrid:
         ui.on("job_grid_ready", self._is_ready)
 
     def show(self, rows: list[dict[str, Any]]) -> None:
-        """Show these rows, in this order."""
+        """Show rows, in this order."""
         self._rows = rows
         by_key = {row["key"]: row for row in rows}
         if self._grid is None:
@@ -149,13 +148,13 @@ class JobGrid:
             self._grid.client.run_javascript(_ASK)
 
     def find(self, text: str) -> None:
-        """Show only rows with that text."""
+        """Show only rows with a text."""
         self._wanted = text
         if self._grid is not None and self._ready:
             self._grid.run_grid_method("setGridOption", "quickFilterText", text)
 
     def tell_time(self) -> None:
-        """Show the times anew."""
+        """Update the times."""
         if self._grid is not None and self._ready:
             self._grid.run_grid_method("refreshCells", {"columns": ["time"], "force": True})
 
@@ -186,7 +185,7 @@ def _grid(rows: list[dict[str, Any]]) -> ui.aggrid:
 
 
 def rows_of(reading: DaemonReading, finished: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of the grid: those of the queue, and then jobs that are over."""
+    """Return the rows of the grid: the queue, then finished jobs."""
     return [_row(job, reading.places) for job in (*reading.rows[: reading.first], *finished)]
 
 

@@ -32,7 +32,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class DaemonReading:
-    """What the daemon answered at a time; `trouble` is why it did not, and then the rest is what it said before."""
+    """The daemon's answers at a time; with `trouble`, the reason of a failure, they are older ones."""
 
     about: Answer = field(default_factory=dict)
     gpus: list[Answer] = field(default_factory=list)
@@ -45,11 +45,11 @@ class DaemonReading:
 
     @cached_property
     def places(self) -> dict[str, str]:
-        """What each GPU is called."""
+        """Return the name of each GPU."""
         return place_names(self.gpus)
 
     def on_gpu(self, gpu: str) -> list[Answer]:
-        """The jobs that hold a promise on a GPU."""
+        """Return the jobs that hold a promise on a GPU."""
         return self._by_gpu.get(gpu, [])
 
     @cached_property
@@ -77,7 +77,7 @@ def place_names(gpus: list[Answer]) -> dict[str, str]:
 
 
 class Asker(Protocol):
-    """A session, as far as readings need it."""
+    """The part of a session that readings use."""
 
     @property
     def over(self) -> bool:
@@ -92,13 +92,13 @@ class Asker(Protocol):
 
 
 class SharedReadings:
-    """Readings by who sees them: the user and the rights that the daemon has told each session by its own token."""
+    """Readings by user and rights, as the daemon reports them for each session's own token."""
 
     def __init__(self) -> None:
         self._readings: dict[Hashable, Readings] = {}
 
     def of(self, session: Asker, about: Answer) -> Readings:
-        """Those of a session, from its own `ping`."""
+        """Return the readings of a session, by its own `ping`."""
         self._readings = {who: each for who, each in self._readings.items() if each.wanted}
         who = about["uid"], about["you"], about["operator"], about["scope"]
         found = self._readings.setdefault(who, Readings(session))
@@ -107,7 +107,7 @@ class SharedReadings:
 
 
 class Readings:
-    """The readings of sessions that are told the same. Any of them asks for all."""
+    """The readings of sessions with the same rights; any of them asks for all."""
 
     def __init__(self, session: Asker) -> None:
         self._sessions = [session]
@@ -120,7 +120,7 @@ class Readings:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody is left who may see them."""
+        """Whether a session is left that may see them."""
         return any(not each.over for each in self._sessions)
 
     def share(self, session: Asker) -> None:
@@ -128,23 +128,23 @@ class Readings:
         self._sessions = [each for each in self._sessions if not each.over and each is not session] + [session]
 
     def leave(self, session: Asker) -> None:
-        """A session sees others from now on, or none."""
+        """Remove a session."""
         self._sessions = [each for each in self._sessions if each is not session]
 
     async def latest(self) -> DaemonReading:
-        """The last reading, or a new one if that is old. Never raises: what went wrong is in the reading."""
+        """Return the last reading, or a new one if that is old. Errors are in the reading."""
         if time.monotonic() >= self._next:
             await self._once("reading", self._read)
         return self._last
 
     async def finished(self) -> list[Answer]:
-        """The last jobs that are over; asked for again when something has happened."""
+        """Return the last finished jobs, again after each event."""
         question = "finished", int(self._last.about.get("last_event", -1))
         found: list[Answer] = await self._lasting(question, lambda took: inf, "history", limit=FINISHED, user=None)
         return found
 
     async def job(self, number: int) -> Answer:
-        """All about one job, as it was within the last second."""
+        """Return one job's details, at most a second old."""
         found: list[Answer] = await self._lasting(("job", number), lambda took: EVERY * 0.8, "status", job=number)
         return found[0]
 
@@ -158,7 +158,7 @@ class Readings:
         return found
 
     async def _lasting(self, question: Hashable, lasts: Callable[[float], float], verb: str, **arguments: Any) -> Any:
-        """An answer that is kept for some seconds, which follow from how long it took."""
+        """Return an answer that is cached for a time that depends on its duration."""
 
         async def ask() -> Any:
             began = time.monotonic()
@@ -173,17 +173,17 @@ class Readings:
         return known if time.monotonic() < until else await self._once(question, ask)
 
     def forget(self, number: int) -> None:
-        """Ask about a job anew: it was changed."""
+        """Drop the cached answer of a changed job."""
         self._kept.pop(("job", number), None)
         self._next = self._whole_next = 0.0
 
     def series(self, kind: str, name: str) -> list[tuple[float, float | None]]:
-        """The figures of the last minutes, with how many seconds ago each was."""
+        """Return the figures of the last minutes, each with its age in seconds."""
         now = time.monotonic()
         return [(now - at, value) for at, value in self._figures.get((kind, name), ())]
 
     async def _once(self, question: Hashable, ask: Callable[[], Awaitable[Found]]) -> Found:
-        """Ask, unless somebody has asked that already and waits; then wait, too."""
+        """Ask, or wait for the same open question."""
         if question not in self._open:
 
             def done(asked: asyncio.Future[Any]) -> None:
@@ -199,7 +199,7 @@ class Readings:
         return found
 
     async def _ask(self, verb: str, **arguments: Any) -> Any:
-        """Ask as a session that waits for nothing else, if there is one; who is signed out by that asks no more."""
+        """Ask by an idle session, if there is one."""
         while True:
             there = [each for each in self._sessions if not each.over]
             if not there:
@@ -231,7 +231,7 @@ class Readings:
             self._next = time.monotonic() + EVERY * 0.8
 
     async def _queue(self, about: Answer) -> Answer:
-        """The queue. It may be long: all of it is asked for when something has happened, and not too often."""
+        """Return the queue. All of it is asked for after events only, and not too often."""
         began, before = time.monotonic(), self._last
         if not before.about:
             return await self._first_rows(about)
@@ -248,7 +248,7 @@ class Readings:
         return found | {"rows": [live.get(row["id"], row) for row in before.rows]}
 
     async def _first_rows(self, about: Answer) -> Answer:
-        """What is seen first: the first rows, and jobs that run. The next reading has all of a long queue."""
+        """Return the first rows and running jobs; the next reading has all of a long queue."""
         found: Answer = await self._ask("folded_queue", user=None, limit=FIRST_ROWS, offset=0, live=False)
         if found["all_rows"] <= FIRST_ROWS:
             self._whole_at, self._whole_old = about["last_event"], time.monotonic() + _OLD

@@ -38,7 +38,6 @@ _STACKED = ("GPU hours", "energy")  # what adds up
 
 
 def show_reports(session: Session) -> None:
-    """Build the page."""
     frame = Frame(session, "Reports", "/reports")
     use_charts()
     with frame.main:
@@ -47,8 +46,6 @@ def show_reports(session: Session) -> None:
 
 
 class ReportSheet:
-    """The parts of the page."""
-
     def __init__(self, session: Session) -> None:
         self._session, self._next = session, 0.0
         self._found: dict[str, Any] | None = None
@@ -73,7 +70,7 @@ class ReportSheet:
         self._picture.on_value_change(self._draw)
 
     async def refresh(self, reading: DaemonReading) -> None:
-        """Ask for the report again, now and then."""
+        """Update the report, now and then."""
         if time.monotonic() < self._next or reading.trouble:
             return
         self._next = time.monotonic() + _EVERY

@@ -36,7 +36,7 @@ _PLACES: dict[str, Callable[[Session], Awaitable[None] | None]] = {
 def serve_page(
     door: socket.socket, sessions: Sessions, say: Callable[[str], None], ready: Callable[[str], None]
 ) -> None:
-    """Serve the page on a socket that listens, until a signal comes. `ready` is told its address."""
+    """Serve the page on a listening socket until a signal comes. `ready` gets its address."""
     with door:
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         _add_pages(app, say)
@@ -59,20 +59,17 @@ def serve_page(
 
 
 class _PageServer(uvicorn.Server):
-    """Says when it answers."""
-
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer."""
         await super().startup(sockets)
         self._ready()
 
 
 def _add_pages(app: FastAPI, say: Callable[[str], None]) -> None:
-    """Put NiceGUI and the pages into an app. The gate has let in only requests with a session."""
+    """Put NiceGUI and the pages into an app. The gate passes only requests with a session."""
     for path, show in _PLACES.items():
         _add_page(path, show)
 

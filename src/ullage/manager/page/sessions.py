@@ -54,39 +54,37 @@ class Session:
 
     @property
     def token(self) -> str:
-        """What it asks the daemon with; nothing once it has ended."""
+        """Return its token for the daemon; empty once it has ended."""
         return self._token
 
     @property
     def over(self) -> bool:
-        """Whether it has ended: signed out, its time is over, or its token is worth nothing any more."""
+        """Whether it has ended: by signing out, by time, or by an invalid token."""
         now = self._clock()
         return self._over or now > self._ends or now > self._seen + LONGEST_IDLE
 
     @property
     def busy(self) -> bool:
-        """Whether it waits for an answer."""
         return self._turn.locked()
 
     def seen(self) -> None:
-        """Note that somebody has a page open."""
+        """Note that a page is open."""
         self._seen = self._clock()
 
     def end(self) -> None:
-        """Forget the token."""
         if not self._over:
             self._over, self._token, self._client, forget = True, "", None, self._forget
             self._thread.shutdown(wait=False)
             forget()
 
     async def check(self) -> None:
-        """Learn from the daemon, by this session's own token, who it is: its readings are theirs."""
+        """Ask the daemon, by this session's own token, for its user, whose readings it then shares."""
         about = await self.ask("ping")
         self._checked = time.monotonic()
         self._show(self._shared.of(self, about))
 
     async def reading(self) -> DaemonReading:
-        """What the daemon told last. Another session may have asked, but only this one's own token lets it see that."""
+        """Return the last reading, of any session with the same user; this one's own token is checked first."""
         async with self._checking:
             if self.over or time.monotonic() > self._checked + _CHECK:
                 try:
@@ -103,7 +101,7 @@ class Session:
             self.readings = readings
 
     async def ask(self, verb: str, **arguments: Any) -> Any:
-        """What the daemon answers to an order of this user. One question at a time, so a page cannot flood it."""
+        """Send an order of this user to the daemon, one at a time."""
         async with self._turn:
             if self.over:
                 raise NotAllowed("you are signed out")
@@ -158,7 +156,7 @@ class Sessions:
         return code
 
     def find(self, number: str | None) -> Session | None:
-        """The session of a cookie, unless it has ended."""
+        """Return the session of a cookie, unless it has ended."""
         self._clean()
         if number is not None and number not in self._sessions and self._kept is not None:
             known = self._kept.find(number)
@@ -169,7 +167,7 @@ class Sessions:
         return self._sessions.get(number or "")
 
     async def sign_in(self, address: str, token: str = "", code: str = "") -> Session:
-        """A new session, for a token or for the code of a link. Raises `NotAllowed` for anything else."""
+        """Open a session for a token or for the code of a link; otherwise raise `NotAllowed`."""
         self._check_rate(address)
         try:
             session = await (self._by_code(code) if code else self._by_token(token.strip()))
@@ -183,7 +181,7 @@ class Sessions:
         return session
 
     def end_all(self) -> None:
-        """Sign everybody out whose session is not kept for the next process."""
+        """End all sessions that are not stored for the next process."""
         while self._sessions and self._kept is None:
             self.end(next(iter(self._sessions.values())))
         if self.here is not None:
@@ -195,7 +193,7 @@ class Sessions:
         self._sessions[session.id] = session
 
     def end(self, session: Session) -> None:
-        """Sign somebody out."""
+        """End a session."""
         self._sessions.pop(session.id, None)
         session.end()
         if self._kept is not None:

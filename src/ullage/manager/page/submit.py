@@ -33,7 +33,6 @@ _LOOK = 0.5  # seconds between two looks at an estimate that is under way
 
 
 def show_submit(session: Session) -> None:
-    """Build the page."""
     frame = Frame(session, "Submit", "/submit")
     with frame.main:
         page = SubmitPage(session)
@@ -41,7 +40,7 @@ def show_submit(session: Session) -> None:
 
 
 class JobForm:
-    """The fields, with the names of a job file's."""
+    """The fields of a job file."""
 
     def __init__(self) -> None:
         with box("div", "fields"):
@@ -60,7 +59,7 @@ class JobForm:
 
     @property
     def job(self) -> dict[str, Any]:
-        """What is submitted (`JobSpec`), checked as far as that is possible without the daemon."""
+        """Return the job (`JobSpec`), checked as far as possible without the daemon."""
         given: dict[str, Any] = {name: (field.value or "").strip() for name, field in self._texts.items()}
         given |= {name: int(field.value) for name, field in self._numbers.items() if field.value is not None}
         given |= {name: True for name, field in self._switches.items() if field.value}
@@ -77,7 +76,7 @@ class JobForm:
 
 
 class SubmitPage:
-    """Submits what the form says, or only tries it out."""
+    """Submits the form's job, or tries it out."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._key, self._may = session, secrets.token_hex(16), True
@@ -97,7 +96,7 @@ class SubmitPage:
         form.on("submit.prevent", self._submit)
 
     async def refresh(self, reading: DaemonReading) -> None:
-        """Whether this user may submit."""
+        """Update whether this user may submit."""
         self._reading = reading
         self._may = reading.about["scope"] in ("submit", "operate")
         for each in (self._submit_button, self._try_button):
@@ -106,7 +105,7 @@ class SubmitPage:
             self._status.set_text("Your token allows to read; to submit a job, it needs the scope submit.")
 
     async def _submit(self) -> None:
-        """Submit it. As long as no answer came, the same key makes sure that it becomes one job."""
+        """Submit the job. Until an answer comes, the same key makes one job of repeated tries."""
         if not self._may:
             return
         try:
@@ -153,7 +152,7 @@ class SubmitPage:
         self._hint.set_text("As it is now. Nothing was submitted.")
 
     async def _estimated(self, job: dict[str, Any]) -> dict[str, Any]:
-        """An estimate of the job's command, once it is made."""
+        """Return an estimate of the job's command, once it is made."""
         question = {name: job[name] for name in ("command", "cwd", "venv", "conda") if name in job}
         answer = await self._session.questions.ask(question | {"details": False})
         while answer["state"] == "waiting":
@@ -164,7 +163,7 @@ class SubmitPage:
 
 
 def _show_place(gpu: dict[str, Any], jobs: list[dict[str, Any]], promise: int) -> None:
-    """A GPU with what is promised on it now, and what would be."""
+    """Show a GPU's promises, now and with the job."""
     total, before = gpu["total"] or 1, gpu["promised"] + gpu["foreign"]
     sizes = [promised_on(job, gpu["id"]) or 0 for job in jobs] + ([gpu["foreign"]] if gpu["foreign"] else [])
     with box("div", "bands") as bands:

@@ -47,7 +47,7 @@ _MEANT = {"total": "the part of this span in which there were jobs"}
 
 @dataclass(frozen=True)
 class TimelineRun:
-    """What is drawn. Times on the page are those of the result plus `begin`, in seconds since 1970."""
+    """The jobs to draw. Times on the page are the result's plus `begin`, in seconds since 1970."""
 
     result: SimulationResult
     begin: float
@@ -58,15 +58,15 @@ class TimelineRun:
     names: dict[int, str]  # of jobs that are not called by their numbers
 
     def name(self, job: SimulatedJob) -> str:
-        """How a job is called."""
+        """Return the name of a job."""
         return self.names.get(job.id, str(job.id))
 
     def figures(self, span: tuple[float, float]) -> Figures:
-        """Those of a part of the time."""
+        """Return the figures of a part of the time."""
         return self.result.figures_between(span[0] - self.begin, span[1] - self.begin)
 
     def parsed(self, text: str) -> float:
-        """What somebody typed as a time."""
+        """Parse a typed time."""
         try:
             return datetime.datetime.fromisoformat(text.strip()).timestamp()
         except (ValueError, OverflowError, OSError):
@@ -74,7 +74,6 @@ class TimelineRun:
 
 
 def show_timeline(session: Session) -> None:
-    """Build the page."""
     frame = Frame(session, "Timeline", "/timeline")
     use_charts()
     with frame.main:
@@ -83,7 +82,7 @@ def show_timeline(session: Session) -> None:
 
 
 class Timeline:
-    """The parts of the page, and which part of the time is chosen."""
+    """The parts of the page, and the selected span of time."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -115,7 +114,7 @@ class Timeline:
         self._last.on_value_change(self._chosen)
 
     async def refresh(self, reading: DaemonReading) -> None:
-        """Draw the daemon's jobs again, if something may have changed."""
+        """Draw the daemon's jobs again, if they may have changed."""
         if time.monotonic() < self._next or reading.trouble:
             return
         began, last = time.monotonic(), self._last.value
@@ -174,7 +173,7 @@ class Timeline:
             self._chart.run_chart_method("dispatchAction", {"type": "dataZoom", "startValue": begin, "endValue": end})
 
     def _zoomed(self, event: events.GenericEventArguments) -> None:
-        """What the mouse has chosen, unless that was on a chart of other jobs, whose word comes late."""
+        """Take over a span selected by mouse, unless that was on an earlier chart."""
         if self._shown is None or event.args.get("run") != str(self._chosen_runs):
             return
         try:
@@ -292,7 +291,7 @@ def _of_daemon(told: dict[str, Any]) -> TimelineRun:
 
 
 def _moment(at: float) -> str:
-    """A time in words, as `TimelineRun.parsed` reads it."""
+    """Return a time in words, as `TimelineRun.parsed` reads it."""
     return datetime.datetime.fromtimestamp(at).isoformat(" ", "seconds")
 
 
@@ -315,7 +314,7 @@ def _bar(run: TimelineRun, bar: LaneBar, top: int) -> dict[str, Any]:
 
 
 def _options() -> dict[str, Any]:
-    """The chart without its data."""
+    """Return the options of the chart without its data."""
     columns: list[Any] = ["row", "begin", "end", "tint", "failed", "again", {"name": "label", "type": "ordinal"}]
     handle = {":color": "ullage.css('--sheet')", ":borderColor": "ullage.css('--accent')"}
     own = {":borderColor": "ullage.css('--line')", ":fillerColor": "ullage.css('--accent') + '33'"}

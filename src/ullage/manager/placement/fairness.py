@@ -18,17 +18,17 @@ _USUAL_SPEED = 0.5  # of its speed alone, that a job may be left with before it 
 
 
 def came(job: Job) -> float:
-    """When a job came into the queue, this time."""
+    """Return when a job last came into the queue."""
     return job.submitted if job.queued is None else job.queued
 
 
 def waited(job: Job, now: float) -> float:
-    """How long a job has been in the queue, this time."""
+    """Return how long a job has been in the queue since then."""
     return now - came(job)
 
 
 def effective_priority(job: Job, rules: Rules, now: float) -> int:
-    """The priority, one higher for every `rules.ageing` seconds of waiting, so that nobody waits for ever."""
+    """Return the priority, plus one for every `rules.ageing` seconds of waiting."""
     return job.priority + (0 if rules.ageing is None else max(int(waited(job, now) / rules.ageing), 0))
 
 
@@ -61,7 +61,7 @@ def fair_order(jobs: Sequence[Job], rules: Rules, now: float, usage: Mapping[str
 
 
 def _taking_turns(queue: list[Job], accounts: dict[str, float], turn: float) -> list[Job]:
-    """One class of the queue by the level at which each job stands; equal levels stay in the order of arrival."""
+    """Sort one class of the queue by the level of each job, equal levels by arrival."""
     users = set(map(_USER, queue))
     if len(users) == 1:  # his own order is that of the queue
         user = users.pop()
@@ -82,7 +82,7 @@ def in_order(
     now: float,
     usage: Mapping[str, float] | None,
 ) -> list[Job]:
-    """Jobs in the fair order; those at the end that could go only in the place of another one of their array."""
+    """Return jobs in the fair order; at the end those whose array is throttled."""
     first, later = _by_throttle(waiting, arrays)
     return fair_order(first, rules, now, usage) + fair_order(later, rules, now, usage)
 
@@ -129,45 +129,45 @@ def claimed(min_speed: float | None, usual: float | None) -> float:
 
 
 def faded(used: float, seconds: float, half_life: float) -> float:
-    """What counts of GPU-seconds some time after they were used: half of them after a half-life."""
+    """Return the weight of GPU-seconds some time after their use: half of them after a half-life."""
     return used * float(0.5 ** (max(seconds, 0.0) / half_life))
 
 
 def held(gpus: float, seconds: float, half_life: float) -> float:
-    """What counts, at its end, of a time in which so many GPUs were held: each second faded for itself."""
+    """Return the weight, at its end, of a time with a number of GPUs; each second decays by itself."""
     return gpus * half_life / math.log(2.0) * (1.0 - faded(1.0, seconds, half_life))
 
 
 class Account(NamedTuple):
-    """What a user has used: so many GPU-seconds, as they counted `at` a time."""
+    """A user's usage in GPU-seconds, as weighted `at` a time."""
 
     used: float
     at: float
 
     def worth(self, now: float, half_life: float) -> float:
-        """What of it counts now."""
+        """Return its present weight."""
         return faded(self.used, now - self.at, half_life)
 
     def charged(self, used: float, at: float, half_life: float) -> Account:
-        """With GPU-seconds added, as they count at a time; both have faded to the later of the two times."""
+        """Return the account with GPU-seconds added, both weighted at the later of the two times."""
         late = max(at, self.at)
         return Account(self.worth(late, half_life) + faded(used, late - at, half_life), late)
 
 
 class UsageAccounts:
-    """What users have used of late, for whoever knows at any time how many GPUs each of them holds."""
+    """The recent usage of users, for a caller that reports each change of their GPUs."""
 
     def __init__(self, half_life: float) -> None:
         self._half_life = half_life
         self._accounts: dict[str, tuple[Account, float]] = {}  # by user, with the GPUs held since then
 
     def hold(self, user: str, gpus: float, now: float) -> None:
-        """From now on a user holds so many GPUs more, or parts of them; fewer where it is below 0."""
+        """Add to a user's GPUs, or remove with a negative number."""
         account, before = self._charged(user, now)
         self._accounts[user] = account, before + gpus
 
     def usage(self, now: float, users: Iterable[str] | None = None) -> dict[str, float]:
-        """What counts now, by user, in GPU-seconds; of all who used something, or of these among them."""
+        """Return present usage in GPU-seconds, of all users or of `users`."""
         asked = self._accounts.keys() if users is None else self._accounts.keys() & users
         return {user: self._charged(user, now)[0].used for user in asked}
 

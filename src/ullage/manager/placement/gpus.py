@@ -16,7 +16,7 @@ from ullage.manager.placement.snapshot import NO_SHARE, HostShare, Job, Running,
 
 
 class Holder(NamedTuple):
-    """A job on a GPU, since when (None, and infinite: unknown), and the bytes that it gives back at its end."""
+    """A job on a GPU (None: unknown), its start (infinite: unknown), and the bytes that its end frees."""
 
     job: Job | None
     since: float
@@ -42,21 +42,21 @@ class Gpu(NamedTuple):
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs here whose description is known."""
+        """Return the jobs here whose description is known."""
         return [each.job for each in self.holders if each.job is not None]
 
     @property
     def job_count(self) -> int:
-        """The number of jobs here."""
+        """Return the number of jobs here."""
         return len(self.holders)
 
     @property
     def capacity(self) -> int:
-        """The bytes free once our own jobs have ended."""
+        """Return the bytes free once our own jobs have ended."""
         return self.slot.total - self.others
 
     def is_idle(self, rules: Rules) -> bool:
-        """No job of ours, and others use so little memory that it does not count."""
+        """Whether there is no job of ours, and others use hardly any memory."""
         return not self.holders and self.others <= rules.idle_memory
 
     def is_quiet(self, rules: Rules) -> bool:
@@ -75,7 +75,7 @@ class Gpu(NamedTuple):
         return request.promise + (0 if idle else request.margin) <= self.free
 
     def offer(self, request: SlotRequest, rules: Rules) -> int:
-        """The most that such a job could get here once our own jobs have ended (-1: nothing, ever)."""
+        """Return the most memory that a job could get here once our own jobs have ended (-1: none, ever)."""
         if self.slot.drained or self.slot.lost:
             return -1
         if self.others <= rules.idle_memory:
@@ -95,7 +95,7 @@ class Gpu(NamedTuple):
         )
 
     def ready_at(self, request: SlotRequest, suits: bool, now: float) -> float:
-        """When the job fits here at the latest, by the time limits of those who are here, whom it `suits` or not."""
+        """Return when the job fits here at the latest, by the time limits of the jobs here."""
         sociable = suits and not (request.alone or self.exclusive or self.slot.mig or self.slot.used is None)
         free, when, staying = self.free, now, self.job_count
         leaving = [
@@ -109,7 +109,7 @@ class Gpu(NamedTuple):
 
 
 def gpus_of(slots: Sequence[Slot], ledger: Ledger, running: Iterable[Running], rules: Rules, now: float) -> list[Gpu]:
-    """All slots as a pass starts with them."""
+    """Return all slots as a pass starts with them."""
     on_slot: dict[str, dict[int, Running]] = {slot.id: {} for slot in slots}
     for each in running:
         for slot_id in each.slots:
@@ -119,7 +119,7 @@ def gpus_of(slots: Sequence[Slot], ledger: Ledger, running: Iterable[Running], r
 
 
 def gpu_of(slot: Slot, position: int, ledger: Ledger, here: Mapping[int, Running], rules: Rules, now: float) -> Gpu:
-    """One slot as a pass starts with it; `here` are the jobs on it, by number, as far as they are known."""
+    """Return one slot as a pass starts with it; `here` are the known jobs on it, by number."""
     counted, others, exclusive = ledger.standing(slot.id)
     holders = tuple(
         Holder(here[job].job, here[job].since, memory) if job in here else Holder(None, math.inf, memory)
@@ -138,7 +138,7 @@ def gpu_of(slot: Slot, position: int, ledger: Ledger, here: Mapping[int, Running
 
 
 def _expected(gpu: Gpu, measured: float | None, window: float, rules: Rules, now: float) -> float | None:
-    """The SM activity to expect: the mean, and that of young jobs which the window has not wholly seen."""
+    """Return the SM activity to expect: the mean, plus that of young jobs which it lacks."""
     if measured is None:
         known = [job.busy for job in gpu.jobs if job.busy is not None]
         return sum(known) if gpu.holders and len(known) == gpu.job_count else None
@@ -169,7 +169,7 @@ class HostLeft(NamedTuple):
 
     @classmethod
     def of(cls, ledger: Ledger, running: Iterable[Running], now: float) -> HostLeft:
-        """The host as a pass starts with it."""
+        """Return the host as a pass starts with it."""
         if ledger.host is None:
             return cls()
         ends = {each.job.id: each.job.ends_by(each.since, now) for each in running}
@@ -203,7 +203,7 @@ class HostLeft(NamedTuple):
         return self._replace(kept=job.host, kept_until=until, keeper=job.id)
 
     def ready_at(self, job: Job, now: float) -> float:
-        """When the job's share is free at the latest, by the time limits of those who hold some."""
+        """Return when the job's share is free at the latest, by the time limits of other jobs."""
         free, when = self.free, now
         for end, share in sorted(self.leaving):
             if free.holds(job.host):

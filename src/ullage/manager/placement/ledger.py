@@ -43,7 +43,7 @@ class _Held:
 
 
 class Ledger:
-    """Who was promised what, and what is left."""
+    """The account of all promises."""
 
     def __init__(self, slots: Iterable[Slot] = (), host: HostShare | None = None) -> None:
         self.host = host
@@ -57,7 +57,7 @@ class Ledger:
         self.see(slots)
 
     def copy(self) -> Ledger:
-        """The same ledger, to try things on."""
+        """Return a copy of the ledger."""
         other = Ledger(host=self.host)
         other._on_host = dict(self._on_host)
         other._slots = dict(self._slots)
@@ -69,12 +69,12 @@ class Ledger:
         return other
 
     def see(self, slots: Iterable[Slot]) -> None:
-        """Take over what was measured: totals, foreign memory, memory in use. Promises stay as they are."""
+        """Update measured totals, foreign memory and used memory. Promises stay."""
         for slot in slots:
             self.see_again(slot)
 
     def see_again(self, slot: Slot) -> None:
-        """The same of one slot."""
+        """Update one slot."""
         self._slots[slot.id] = slot
 
     def promise(self, job: int, memory: Mapping[str, int], exclusive: bool = False, host: HostShare = NO_SHARE) -> None:
@@ -90,7 +90,7 @@ class Ledger:
         self.promise(decision.job, decision.memory, decision.exclusive, decision.host)
 
     def adopt(self, job: int, memory: Mapping[str, int], exclusive: bool = False, host: HostShare = NO_SHARE) -> None:
-        """Write down a job that already runs, whether there is room or not: it is there. (After a restart.)"""
+        """Record a job that already runs, even without room for it (after a restart)."""
         if host != NO_SHARE or not memory:
             self._on_host[job] = host
         for slot, promise in memory.items():
@@ -99,7 +99,7 @@ class Ledger:
             self.last = slot
 
     def release(self, job: int) -> bool:
-        """The job is gone from all its slots and from the host; whether it held any. Twice is no error."""
+        """Release all promises of a job; return whether it held any."""
         on_host = self._on_host.pop(job, None) is not None
         places = self._where.pop(job, ())
         for slot in places:
@@ -107,41 +107,41 @@ class Ledger:
         return bool(places) or on_host
 
     def observe(self, job: int, slot: str, used: int | None) -> None:
-        """What the job was seen to use on a slot (None: it could not be seen). Of a job that is not there: nothing."""
+        """Record a job's use of a slot (None: unknown). Unknown jobs are ignored."""
         held = self._held.get(slot, {}).get(job)
         if held is not None:
             held.used, held.most = used, max(held.most, used or 0)
 
     def seen(self, job: int, slot: str) -> bool:
-        """Whether it is known what the job uses on the slot."""
+        """Whether the job's use of the slot is known."""
         held = self._held.get(slot, {}).get(job)
         return held is not None and held.used is not None
 
     def slots(self, job: int) -> dict[str, int]:
-        """What a job was promised, by slot."""
+        """Return a job's promises by slot."""
         return {slot: self._held[slot][job].promise for slot in self._held if slot in self._where.get(job, ())}
 
     def jobs(self) -> set[int]:
-        """All jobs that hold a promise."""
+        """Return all jobs that hold a promise."""
         return set(self._where).union(self._on_host)
 
     def holders(self, slot: str) -> tuple[int, ...]:
-        """The jobs on a slot."""
+        """Return the jobs on a slot."""
         return tuple(self._held.get(slot, ()))
 
     def exclusive(self, slot: str) -> int | None:
-        """The job that has the slot to itself, if one has."""
+        """Return the exclusive job of a slot, if it has one."""
         for job, held in self._held.get(slot, {}).items():
             if held.exclusive:
                 return job
         return None
 
     def promised(self, slot: str) -> int:
-        """The sum of the promises on a slot."""
+        """Return the sum of the promises on a slot."""
         return sum(held.promise for held in self._held.get(slot, {}).values())
 
     def counted(self, slot: str) -> dict[int, int]:
-        """For each job on a slot what counts as its: the larger of its promise and the most it was seen to use."""
+        """Return the larger of promise and highest use for each job on a slot."""
         return {job: held.counted for job, held in self._held.get(slot, {}).items()}
 
     def others(self, slot: str) -> int:
@@ -168,7 +168,7 @@ class Ledger:
         return max(known.foreign, left - unseen, min(before, left))
 
     def standing(self, slot: str) -> tuple[dict[int, int], int, bool]:
-        """All that a placement asks of a slot: `counted`, `others`, and whether a job has it to itself."""
+        """Return `counted` and `others` of a slot, and whether it has an exclusive job."""
         held = self._held.get(slot)
         if not held:
             return {}, self.others(slot), False
@@ -179,20 +179,20 @@ class Ledger:
         return counted, self.others(slot), exclusive
 
     def committed(self, slot: str) -> int:
-        """All that counts as taken on a slot; more than its total where jobs took more than they were promised."""
+        """Return all bytes that count as taken on a slot, perhaps more than its total."""
         return self.others(slot) + sum(self.counted(slot).values())
 
     def free(self, slot: str) -> int:
-        """What can still be promised on a slot; 0 on one that was never seen."""
+        """Return the bytes that can still be promised on a slot; 0 if it is unknown."""
         known = self._slots.get(slot)
         return 0 if known is None else max(known.total - self.committed(slot), 0)
 
     def on_host(self) -> dict[int, HostShare]:
-        """For each job that holds a share of the host, or no GPU, that share."""
+        """Return the host share of each job that holds one or has no GPU."""
         return dict(self._on_host)
 
     def free_on_host(self) -> HostShare | None:
-        """What can still be promised of the host, never below zero; None where it is not counted."""
+        """Return the free share of the host, never below zero; None if it is not counted."""
         if self.host is None:
             return None
         held = sum_shares(self._on_host.values())
@@ -210,7 +210,7 @@ class Ledger:
             raise Overbooked(f"job {job} needs {asked.text}; {free.text or 'nothing'} are left")
 
     def _check(self, job: int, slot: str, promise: int, exclusive: bool) -> int:
-        """Refuse what cannot be promised; what others use there."""
+        """Refuse an impossible promise; return what others use on the slot."""
         known = self._slots.get(slot)
         if known is None or known.lost or known.drained:
             state = "not there" if known is None else "lost" if known.lost else "drained"

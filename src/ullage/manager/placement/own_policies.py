@@ -51,12 +51,12 @@ class GpuView:
 
     @property
     def idle(self) -> bool:
-        """No job is there, and others use hardly any memory."""
+        """Whether there is no job, and others use hardly any memory."""
         return self._gpu.is_idle(self._rules)
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """The jobs there whose description is known."""
+        """Return the jobs there whose description is known."""
         return tuple([_view(job, job.promise, job.exclusive) for job in self._gpu.jobs])
 
     def speeds(self, *more: Job) -> list[float] | None:
@@ -79,7 +79,7 @@ class GpuView:
 
 
 def own_policy(name: str, function: Choice) -> Policy:
-    """The policy that a function makes. Its first line of documentation is the summary."""
+    """Return the policy of a function. The first line of its docstring is the summary."""
     given = {trait: value for trait, value in vars(function).items() if not trait.startswith("_")}
     for trait, value in given.items():
         if trait not in TRAITS or not isinstance(value, bool):
@@ -91,7 +91,7 @@ def own_policy(name: str, function: Choice) -> Policy:
 
 
 def forgiving(policy: Policy, failed: Callable[[PolicyFailed], None]) -> Policy:
-    """The same policy for one who must go on: where it fails the job waits, and the failure is told."""
+    """Return the policy with failures passed to `failed`; the job then waits."""
     ask = policy.choose
     if ask is None:
         return policy
@@ -107,7 +107,7 @@ def forgiving(policy: Policy, failed: Callable[[PolicyFailed], None]) -> Policy:
 
 
 class _Chooser:
-    """Asks the function, and checks its answer. What it cannot follow is one clear message."""
+    """Calls the function, and checks its answer."""
 
     def __init__(self, name: str, function: Choice, predicts: bool) -> None:
         self._name, self._function, self._predicts = name, function, predicts
@@ -134,12 +134,12 @@ class _Chooser:
 
 
 def _view(job: Job, promise: int | None, exclusive: bool) -> Job:
-    """The job without its true memory, which only oracles know."""
+    """Return the job without its true memory, which only oracles know."""
     return replace(job, promise=promise, promises=(), true=None, exclusive=exclusive, queued=came(job))
 
 
 def _told(error: BaseException) -> str:
-    """What went wrong in the function, in one line, and where in its file."""
+    """Return the function's error in one line, with its place in the file."""
     text = " ".join(str(error).split())
     inside = error.__traceback__ and error.__traceback__.tb_next
     own, line = inside and inside.tb_frame.f_code.co_filename, 0

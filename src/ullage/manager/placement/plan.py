@@ -95,7 +95,7 @@ class PassPlan:
 
 
 def best_plan(situation: Situation, policy: Policy) -> PassPlan:
-    """The policy's plan, or that of the policy which it is never to start fewer jobs than."""
+    """Return the policy's plan, or that of its `at_least` policy if that starts more jobs."""
     first = plan(situation, policy)
     if policy.at_least is None or not first.left:
         return first
@@ -104,7 +104,7 @@ def best_plan(situation: Situation, policy: Policy) -> PassPlan:
 
 
 def plan(situation: Situation, policy: Policy) -> PassPlan:
-    """Give each job its turn. GPUs only get fuller in a pass, so a request that failed once fails again."""
+    """Plan each job in turn. GPUs only get fuller in a pass, so a request that failed once fails again."""
     queue, gpus, host, holders, arrays, last, rules, now = situation
     made = PassPlan(policy, list(gpus), host, Counter(arrays))
     backfills = policy.backfills if rules.backfill is None else rules.backfill
@@ -155,7 +155,7 @@ def plan(situation: Situation, policy: Policy) -> PassPlan:
 
 
 def _kind(job: Job, request: SlotRequest, rules: Rules, has_limits: bool) -> object:
-    """All that decides about a job beside the size of its request."""
+    """Return all that decides about a job besides the size of its request."""
     speeds = None if rules.predict is None or request.alone else (job.work, job.min_speed)
     limits = (job.bookings, job.time_limit) if has_limits else None
     return request.gpus, request.alone, request.known, speeds, limits
@@ -164,7 +164,7 @@ def _kind(job: Job, request: SlotRequest, rules: Rules, has_limits: bool) -> obj
 def _choose(
     job: Job, request: SlotRequest, made: PassPlan, rules: Rules, last: int, now: float
 ) -> Sequence[Gpu] | None:
-    """The GPUs for a job, as many as it requests, in the order of its ranks; None if there are too few."""
+    """Return the GPUs for a job in the order of its ranks; None if there are too few."""
     if request.gpus == 0:
         return ()
     policy = made.policy
@@ -198,7 +198,7 @@ def _choose(
 
 
 def why_not(job: Job, request: SlotRequest, gpu: Gpu, made: PassPlan, rules: Rules, now: float) -> Refusal | None:
-    """Why the GPU does not take the job now; None if it does."""
+    """Return why the GPU does not take the job now; None if it does."""
     barrier = closed(job, gpu, rules, now)
     if barrier is not None:
         return barrier
@@ -218,7 +218,7 @@ def why_not(job: Job, request: SlotRequest, gpu: Gpu, made: PassPlan, rules: Rul
 
 
 def closed(job: Job, gpu: Gpu, rules: Rules, now: float) -> Refusal | None:
-    """Why the GPU takes no such job however much memory is free."""
+    """Return why the GPU takes no such job, however much memory is free."""
     slot, count = gpu.slot, gpu.job_count
     if slot.lost:
         return Refusal.LOST
@@ -238,7 +238,7 @@ def closed(job: Job, gpu: Gpu, rules: Rules, now: float) -> Refusal | None:
 
 
 def is_busy(gpu: Gpu, policy: Policy, rules: Rules) -> bool:
-    """Whether the activity measured, and that to expect of young jobs, leaves no room for another job."""
+    """Whether measured activity and that of young jobs leave no room for another job."""
     if rules.smact_limit is None or gpu.is_quiet(rules):
         return False
     activity = policy.activity(gpu)
@@ -256,7 +256,7 @@ def _is_slowed(jobs: Sequence[Job], gpu: Gpu, rules: Rules) -> bool:
 
 
 def _lost(job: Job, gpu: Gpu, rules: Rules) -> float:
-    """How much more speed is lost on the GPU with the job than without it, in steps of a percent."""
+    """Return the speed lost on the GPU by adding the job, in steps of a percent."""
     here = gpu.jobs
     if not here:
         return 0.0

@@ -56,7 +56,7 @@ class Policy:
         return SlotRequest(job.gpus, promise, rules.margin, False, True, () if self.oracle else job.promises)
 
     def activity(self, gpu: Gpu) -> float | None:
-        """How busy the GPU counts as."""
+        """Return the activity of a GPU that the policy goes by."""
         return gpu.busy_now if self.predicts else gpu.load
 
 
@@ -76,12 +76,12 @@ def policy(name: str, summary: str, **traits: Any) -> Callable[[Rank], Rank]:
 
 
 def policies() -> tuple[str, ...]:
-    """The names of all policies."""
+    """Return the names of all policies."""
     return tuple(POLICIES)
 
 
 def find_policy(name: str) -> Policy:
-    """The policy of that name; an unknown name is answered with all of them."""
+    """Return the policy of a name."""
     if name not in POLICIES:
         listed = f"policies: {', '.join(POLICIES)}; " if nearest(name, POLICIES) else ""  # else they are listed anyway
         raise UnknownName("policy", name, POLICIES, hint=f"{listed}one of your own: FILE.py:FUNCTION")
@@ -103,7 +103,6 @@ def least_expected_load(gpu: Gpu, last: int) -> tuple[Any, ...]:
 @policy("exclusive", "an idle GPU for each job", alone=True)
 @policy("first-fit", "the first GPU that fits, by true memory", oracle=True)
 def by_index(gpu: Gpu, last: int) -> tuple[Any, ...]:
-    """In the order of the indices."""
     return ()
 
 

@@ -31,7 +31,7 @@ class PassSummary:
 
     @property
     def keeper(self) -> int | None:
-        """The job that room is kept for."""
+        """Return the job that room is kept for."""
         return None if self.plan.room is None else self.plan.room.job.id
 
 
@@ -49,12 +49,12 @@ class Waiting(NamedTuple):
 
     @property
     def request(self) -> SlotRequest:
-        """The memory that the job requests."""
+        """Return the job's request."""
         return self.at_the_end.plan.policy.request(self.asked, self.at_the_end.rules)
 
     @property
     def never(self) -> bool:
-        """Whether nothing here could hold the job even if everything else went away."""
+        """Whether no GPU could hold the job even without all other jobs."""
         return not self.at_the_end.plan.host.could_ever(self.asked) or self._never_on_gpus(self.request)
 
     def _never_on_gpus(self, request: SlotRequest) -> bool:
@@ -62,7 +62,7 @@ class Waiting(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """One sentence for a person."""
+        """Return the reason in one sentence."""
         asked, end = self.asked, self.at_the_end
         alike = (
             self.request,
@@ -109,7 +109,7 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True)
 class PassOutcome:
-    """All of one pass: `placed` in the order to start them, `waiting` in the order of the queue."""
+    """The outcome of a pass: `placed` in the order of starts, `waiting` in the order of the queue."""
 
     placed: tuple[Decision, ...]
     waiting: tuple[Waiting, ...]
@@ -119,7 +119,7 @@ Refusals = Sequence[tuple[Gpu, Refusal | None]]
 
 
 def _lack_on_host(job: Job, plan: PassPlan, name: JobName) -> str | None:
-    """The share of the host that is missing for a job, in words; None if none is."""
+    """Return the host share that a job lacks, in words; None if it lacks none."""
     host, asked = plan.host, job.host
     if host.total is None:
         return None
@@ -149,7 +149,7 @@ def _largest(request: SlotRequest, gpus: Sequence[Gpu]) -> str:
 
 
 def _slowed(job: Job, refusals: Refusals, end: PassSummary) -> str | None:
-    """If only an asked speed keeps the job away: who would be slowed on the GPU that comes nearest to it."""
+    """If only a requested speed forbids the job, return which job it would slow on the best GPU."""
     refused = [gpu for gpu, refusal in refusals if refusal is Refusal.SPEED]
     found = [(gpu, end.rules.side_by_side([*gpu.jobs, job], gpu.slot)) for gpu in refused]
     tried = [(gpu, both, both.slowed, both.slowed.least_speed) for gpu, both in found if both.slowed is not None]
@@ -164,7 +164,6 @@ def _slowed(job: Job, refusals: Refusals, end: PassSummary) -> str | None:
 
 
 def _best(job: Job, request: SlotRequest, refusals: Refusals, end: PassSummary) -> str:
-    """What the GPU had that came nearest."""
     if request.gpus == 0:
         return "it has just come"
     ready = sum(refusal is None for _, refusal in refusals)
@@ -191,7 +190,7 @@ _PASSING = (Refusal.MEMORY, Refusal.KEPT, Refusal.SPEED)  # what a GPU lacks for
 
 
 def _words(job: Job, gpu: Gpu, refusal: Refusal, end: PassSummary) -> str:
-    """A refusal, as it follows 'GPU 0 has 3 GiB free but'."""
+    """Return a refusal, in words after 'GPU 0 has 3 GiB free but'."""
     if refusal is Refusal.BOOKED:
         booking = gpu.slot.booked(job, end.now)
         return "" if booking is None else booking.text
@@ -224,7 +223,7 @@ def _later(job: Job, request: SlotRequest, refusals: Refusals, best: Gpu, end: P
 
 
 def _fits_without(request: SlotRequest, gpu: Gpu, refusal: Refusal) -> list[int]:
-    """The fewest jobs of ours at whose end the job fits here; none if that is not known."""
+    """Return the fewest jobs whose ends make room here; none if unknown."""
     if refusal in (Refusal.DRAINED, Refusal.LOST, Refusal.KEPT, Refusal.BOOKED) or gpu.slot.foreign and request.alone:
         return []
     if len(gpu.jobs) < gpu.job_count:

@@ -48,7 +48,7 @@ class Failure(NamedTuple):
 
 
 class RetryDecision(NamedTuple):
-    """What becomes of a job: again (with what promise, alone or not) or not, and the words for it."""
+    """Whether a job gets another attempt, its promise then, and the reason."""
 
     again: bool
     promise: int | None
@@ -57,13 +57,13 @@ class RetryDecision(NamedTuple):
 
 
 def more_memory(promise: int | None, used: int | None, largest: int, rules: RecoveryRules) -> int | None:
-    """What to promise a job that is run again with more memory: a step more than is known, at most the largest GPU."""
+    """Return the promise of a job that runs again with more memory: a step more, at most the largest GPU."""
     known = max(promise or 0, used or 0)
     return min(known + rules.step, largest) if known and largest else None
 
 
 def after_failure(failure: Failure, largest: int, rules: RecoveryRules) -> RetryDecision:
-    """Whether the job gets another attempt; `largest` is the memory of the largest GPU."""
+    """Decide about another attempt; `largest` is the memory of the largest GPU."""
     same = RetryDecision(True, failure.promise, failure.exclusive, "tried again")
     count = failure.before + 1
     if failure.kind == "system":

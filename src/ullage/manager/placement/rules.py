@@ -188,7 +188,7 @@ class SlotRequest(NamedTuple):
 
     @property
     def largest_first(self) -> list[int]:
-        """The ranks, those that need most first: a slot that holds one of them holds all that come after it."""
+        """Return the ranks, largest first: a slot that holds one also holds those after it."""
         return sorted(range(self.gpus), key=lambda rank: -self.of_rank(rank).promise)
 
     def fits_in(self, sizes: Sequence[int]) -> bool:

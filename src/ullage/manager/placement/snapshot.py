@@ -23,20 +23,20 @@ class HostShare(NamedTuple):
     memory: int = 0
 
     def plus(self, other: HostShare) -> HostShare:
-        """Both together."""
+        """Return the sum."""
         return HostShare(self.cores + other.cores, self.memory + other.memory)
 
     def minus(self, other: HostShare) -> HostShare:
-        """What is left; below zero where the other is larger."""
+        """Return the difference, which may be negative."""
         return HostShare(self.cores - other.cores, self.memory - other.memory)
 
     def holds(self, other: HostShare) -> bool:
-        """Whether there is as much of both; what is not asked for need not be there."""
+        """Whether both are enough; a request of zero always fits."""
         return (other.cores <= self.cores or not other.cores) and (other.memory <= self.memory or not other.memory)
 
     @property
     def text(self) -> str:
-        """Both in words, without what is zero."""
+        """Return both in words, without zeros."""
         cores = f"{self.cores} core{'' if self.cores == 1 else 's'}" if self.cores else ""
         memory = f"{format_bytes(self.memory)} of host memory" if self.memory else ""
         return " and ".join(filter(None, (cores, memory)))
@@ -98,7 +98,7 @@ class Slot:
         return slot
 
     def booked(self, job: Job, now: float) -> Booking | None:
-        """What keeps a job away that would start now: a booking of others at a time when it might still run."""
+        """Return a booking of others during which the job might still run if it started now."""
         for each in self.bookings:
             if each.id not in job.bookings and now < each.end and job.ends_by(now, now) > each.begin:
                 return each
@@ -164,17 +164,17 @@ class Job:
 
     @property
     def least_speed(self) -> float:
-        """The share of its speed alone that it keeps at least."""
+        """Return the least share of its speed alone that the job keeps."""
         return LEAST_SPEED if self.min_speed is None else self.min_speed
 
     def ends_by(self, since: float, now: float) -> float:
-        """When it ends at the latest if it started at `since`; never where it has no time limit."""
+        """Return its latest end if it started at `since`; infinite without a time limit."""
         return math.inf if self.time_limit is None else max(since + self.time_limit, now)
 
 
 @dataclass(frozen=True)
 class Running:
-    """A job that was placed, on the slots that it holds, since a time."""
+    """A placed job, its slots, and the time since when."""
 
     job: Job
     slots: tuple[str, ...]
@@ -198,7 +198,7 @@ class Decision:
 
     @property
     def memory(self) -> dict[str, int]:
-        """What is promised, by slot."""
+        """Return the promised memory by slot."""
         return by_slot(self.slots, self.promise, self.promises)
 
 

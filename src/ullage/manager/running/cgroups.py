@@ -27,7 +27,7 @@ class Cgroups:
 
     @property
     def usable(self) -> bool:
-        """Whether an attempt can have a group of its own."""
+        """Whether attempts can have groups."""
         return self._parent is not None
 
     def _prepare(self, root: Path | None, own: Path | None) -> str:
@@ -62,7 +62,7 @@ class Cgroups:
         return ""
 
     def make(self, token: str, memory: int | None = None, cores: int | None = None) -> str | None:
-        """A group, with limits of memory and cores if they are asked for; its folder, or `None` where none is made."""
+        """Make a group, perhaps with limits; return its folder, or `None`."""
         if self._parent is None:
             return None
         folder = self._parent / token
@@ -85,7 +85,7 @@ class Cgroups:
 
 
 def own_root() -> Path | None:
-    """Where cgroup v2 is mounted: /sys/fs/cgroup on most systems, a folder of it where version 1 is there too."""
+    """Return the mount of cgroup v2: /sys/fs/cgroup, or a folder of it next to version 1."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
             before, _, after = line.partition(" - ")

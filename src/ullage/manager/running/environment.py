@@ -17,7 +17,7 @@ _DROPPED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ULLAGE_CARDS", "U
 
 
 def job_environment(job: JobRecord, spec: JobSpec, attempt: AttemptRecord, gpus: Mapping[str, str]) -> dict[str, str]:
-    """All variables of one attempt; `gpus` are those that name its GPUs (`gpu_variables`, virtual cards, MPS)."""
+    """Return the environment of an attempt; `gpus` are the variables for its GPUs."""
     env = base_environment(spec, job.uid)
     env |= {
         "ULLAGE_JOB_ID": str(job.id),
@@ -37,7 +37,7 @@ def job_environment(job: JobRecord, spec: JobSpec, attempt: AttemptRecord, gpus:
 
 
 def estimate_environment(job: JobRecord, spec: JobSpec) -> dict[str, str]:
-    """As a job finds it, for its estimate. Its own number is 0: an answer must not depend on which job asked for it."""
+    """Return the environment of a job's estimate. Job numbers are 0: the answer must not depend on them."""
     env = base_environment(spec, job.uid)
     env |= {
         "ULLAGE_JOB_ID": "0",
@@ -64,7 +64,7 @@ def base_environment(spec: JobSpec, uid: int) -> dict[str, str]:
 
 
 def output_paths(job: JobRecord, spec: JobSpec, attempt: AttemptRecord) -> dict[str, str | None]:
-    """Where the job wants what it prints, with the patterns filled in; errors go with the rest unless named."""
+    """Return the job's output files, with patterns replaced; errors go with the output by default."""
     values = {
         "j": str(job.id),
         "t": str(attempt.number),
@@ -82,12 +82,12 @@ def output_paths(job: JobRecord, spec: JobSpec, attempt: AttemptRecord) -> dict[
 
 
 def gpu_variables(slots: Sequence[str]) -> dict[str, str]:
-    """GPUs by UUID, so that no order of devices can be mistaken."""
+    """Return the variables that name GPUs by UUID, which no order of devices can change."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(slots), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def least_environment(uid: int) -> dict[str, str]:
-    """The least that a program expects, for a user."""
+    """Return the minimal environment of a user."""
     try:
         user = pwd.getpwuid(uid)
     except KeyError:

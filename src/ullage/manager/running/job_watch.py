@@ -58,7 +58,7 @@ class JobWatch:
             self._plan += self._ending(end, "time-limit")
 
     def wait(self) -> tuple[int, Any]:
-        """Until the job is over; the wait status of its first process and what that used."""
+        """Wait for the end; return the wait status and the usage of the job's first process."""
         while not self._is_over():
             self._act()
             longest = _BETWEEN_SAMPLES if self._over or self.checkpoint_asked else LOOK
@@ -70,7 +70,7 @@ class JobWatch:
         return self._over
 
     def _is_over(self) -> bool:
-        """Whether the first process has ended, and the others too if they were told to end and may still save work."""
+        """Whether the first process has ended, and after an order to end also the others."""
         try:
             while True:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -135,7 +135,7 @@ class JobWatch:
                 self._wrote_at = now
 
     def _put_off(self) -> bool:
-        """Put the end off if the job has written much of late; false if it has not, or was waited for long enough."""
+        """Extend a job that is still writing; return false if it is not, or had its extension."""
         saving = time.monotonic() - self._wrote_at < _STILL_SAVING
         if not saving or self.extended >= self._longest_extension or self._plan[0][2] not in ("slot-end", "time-limit"):
             return False

@@ -37,7 +37,7 @@ from ullage.sandbox.process_identity import Process, is_alive, start_of
 
 
 def processes_of(token: str) -> list[Process]:
-    """The living processes that were started with an attempt's token in their environment."""
+    """Return the living processes with an attempt's token in their environment."""
     mark = f"{supervisor.TOKEN}={token}".encode()
     found = []
     for name in os.listdir("/proc"):
@@ -50,7 +50,7 @@ def processes_of(token: str) -> list[Process]:
 
 
 def holders_of(lock: Path) -> list[Process]:
-    """The living processes that have a lock's file open, this one aside."""
+    """Return the other living processes that have a lock's file open."""
     wanted, found = lock.stat(), []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -83,7 +83,7 @@ class AttemptStatus:
 
 
 class Launcher:
-    """All attempts of one daemon, in folders `jobs/JOB/ATTEMPT` below its own."""
+    """The attempts of one daemon, in folders `jobs/JOB/ATTEMPT` below its own."""
 
     def __init__(self, folder: Path, wake: Path) -> None:
         self._folder, self._wake = folder / "jobs", wake
@@ -91,18 +91,18 @@ class Launcher:
         self._failures: dict[Path, str] = {}
 
     def folder(self, job: int, number: int) -> Path:
-        """The folder of an attempt."""
+        """Return the folder of an attempt."""
         return self._folder / str(job) / str(number)
 
     def start(self, folder: Path, order: dict[str, Any]) -> None:
-        """Start the supervisor of an attempt that is written down already. What goes wrong is told by `failure`."""
+        """Start the supervisor of a recorded attempt. `failure` tells errors."""
         try:
             self._start(folder, order)
         except OSError as error:
             self._failures[folder] = f"{error.strerror}: {error.filename}" if error.filename else str(error)
 
     def jobs(self) -> set[int]:
-        """The numbers of the jobs that have files here."""
+        """Return the numbers of the jobs that have files here."""
         try:
             return {int(name) for name in os.listdir(self._folder) if name.isdigit()}
         except OSError:
@@ -125,7 +125,7 @@ class Launcher:
         crash_point("supervisor-started")
 
     def look(self, folder: Path, token: str) -> AttemptStatus:
-        """What has become of an attempt. Of one that this process started itself, its child tells at no cost."""
+        """Return the status of an attempt. Children of this process need no lock."""
         started = read_record(folder / supervisor.STARTED)
         record, state = read_record(folder / supervisor.EXIT), "ended"
         if record is None:
@@ -138,7 +138,7 @@ class Launcher:
         return AttemptStatus(state, started, record)
 
     def reap(self) -> None:
-        """Supervisors of ours that have ended leave nothing behind."""
+        """Reap our supervisors that have ended."""
         for token in [token for token, child in self._children.items() if child.poll() is not None]:
             self._children.pop(token)
 
@@ -154,7 +154,7 @@ class Launcher:
             return None, "lost" if (folder / supervisor.STARTED).exists() else "absent"
 
     def revoke(self, folder: Path) -> bool:
-        """Make sure that an attempt which has not begun never begins; false if it has."""
+        """Prevent an attempt from beginning; return false if it has begun."""
         if not folder.exists():
             return True
         with locked(folder) as mine:
@@ -176,41 +176,41 @@ class Launcher:
         crash_point("stop-sent")
 
     def sweep(self, folder: Path, token: str) -> int:
-        """Kill what is left of an attempt whose supervisor is gone; how many processes there were."""
+        """Kill the rest of an attempt whose supervisor is gone; return the number of processes."""
         started = read_record(folder / supervisor.STARTED) or {}
         in_group = kill_cgroup(started["cgroup"]) if started.get("cgroup") else 0
         left = {*processes_of(token), *holders_of(folder / supervisor.LOCK)} - {_process(started, "guardian")}
         return in_group + len([process for process in left if _signal(process, signal.SIGKILL)])
 
     def tidy(self, folder: Path) -> None:
-        """The attempt is over: its order goes, which has all its variables, and its cgroup if that is still there."""
+        """Delete the order, which holds all variables, and the cgroup of a finished attempt."""
         with contextlib.suppress(OSError, ValueError, KeyError):
             order = json.loads((folder / supervisor.ORDER).read_text())
             (folder / supervisor.ORDER).unlink()
             remove_cgroup(order["cgroup"] or "")
 
     def running_for(self, folder: Path) -> float | None:
-        """Seconds since an attempt's supervisor started, by a clock that nobody can set; `None` before it has."""
+        """Return the monotonic seconds since an attempt's supervisor started; `None` before."""
         started = read_record(folder / supervisor.STARTED)
         if started is None:
             return None
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(started["supervisor_start"]) / os.sysconf("SC_CLK_TCK")
 
     def failure(self, folder: Path) -> str:
-        """Why an attempt could not begin, from what was met here or from its supervisor's own log."""
+        """Return why an attempt could not begin, by the error here or its supervisor's log."""
         if folder in self._failures:
             return self._failures.pop(folder)
         lines = read_end(str(folder / LOG), 4096).decode(errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else "it left no word"
 
     def remove(self, job: int) -> None:
-        """Delete all that is kept of a job's attempts."""
+        """Delete all files of a job's attempts."""
         shutil.rmtree(self._folder / str(job), ignore_errors=True)
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Whether the lock of an attempt is free; held inside the `with` if so."""
+    """Try the lock of an attempt; if it was free, hold it inside the `with`."""
     descriptor = os.open(folder / supervisor.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
@@ -228,12 +228,12 @@ def _signal(process: Process, number: signal.Signals) -> bool:
 
 
 def _process(started: dict[str, Any], kind: str) -> Process:
-    """A process of an attempt as its record names it; records of older versions do not name all."""
+    """Return a process of an attempt by its record."""
     return Process(int(started.get(f"{kind}_pid", 0)), int(started.get(f"{kind}_start", 0)))
 
 
 def write_whole(file: Path, record: dict[str, Any], mode: int = 0o644) -> None:
-    """A record on disk as a whole or not at all."""
+    """Write a record atomically and durably."""
     new = file.with_name(file.name + ".new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with open(descriptor, "w") as target:

@@ -14,7 +14,7 @@ _BETWEEN_LOOKS = 2.0  # seconds
 
 
 class TimeSlicing:
-    """Time slicing: what CUDA does by itself. The base of `Mps`."""
+    """Time slicing, which needs no service. The base of `Mps`."""
 
     name, watched = "time-slicing", False
     lost_at: float | None = None  # by the monotonic clock, when the service was last found lost
@@ -29,7 +29,7 @@ class TimeSlicing:
         """No job will come any more."""
 
     def variables(self, spec: JobSpec, slots: Sequence[str]) -> dict[str, str]:
-        """What a job's environment needs for it."""
+        """Return its variables for a job."""
         return {}
 
 
@@ -50,14 +50,14 @@ class Mps(TimeSlicing):
             raise MpsUnavailable(f"--sharing mps {MISSING}. Install it, or serve with --sharing time-slicing") from None
 
     def start(self) -> None:
-        """Start the control daemon, or take over the one that a daemon before this one left to its jobs."""
+        """Start the control daemon, or adopt the one of an earlier daemon."""
         if self._service.start():
             self._say(f"MPS started; its log is in {self._service.log}")
         else:
             self._say("MPS is running already; it is looked after again")
 
     def watch(self) -> None:
-        """Restart it when it does not answer; jobs that fail by that are tried again."""
+        """Restart it if it does not answer."""
         now = time.monotonic()
         if now < self._next_look:
             return
@@ -72,11 +72,10 @@ class Mps(TimeSlicing):
             self._say(str(error))
 
     def stop(self) -> None:
-        """End it; its servers end with it."""
         self._service.stop()
 
     def variables(self, spec: JobSpec, slots: Sequence[str]) -> dict[str, str]:
-        """Where to find it, and the job's share of threads and memory where it asked for one."""
+        """Return its address, and the job's limits of threads and memory."""
         found = self._service.environment
         if spec.mps_threads is not None:
             found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(spec.mps_threads)
@@ -87,5 +86,4 @@ class Mps(TimeSlicing):
 
 
 def sharing_of(name: str, folder: Path, say: Callable[[str], None]) -> TimeSlicing:
-    """The way of sharing of that name."""
     return Mps(folder, say) if name == "mps" else TimeSlicing()

@@ -22,7 +22,7 @@ _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class OutputFile:
-    """One stream being written: at most `parts` files of at most `size` bytes. What the disk cannot take is dropped."""
+    """An output stream of at most `parts` files of `size` bytes. If the disk is full, bytes are dropped."""
 
     def __init__(self, file: str, size: int, parts: int, owner: tuple[int, int] | None = None) -> None:
         self._path, self._size, self._parts, self._owner = file, size, max(parts, 2), owner
@@ -39,7 +39,6 @@ class OutputFile:
         return file
 
     def write(self, data: bytes) -> None:
-        """Append to the stream."""
         while data:
             if self._room <= 0:
                 self._next_part()
@@ -67,14 +66,14 @@ class OutputFile:
                 os.unlink(self._newer.pop(0))
 
     def close(self) -> None:
-        """The stream is over; that bytes are missing is said in it, if there is room again."""
+        """Close the stream, with a note about dropped bytes if there is room again."""
         if self._lost:
             self.write(f"\nullage: {self._lost} bytes of this output could not be written\n".encode())
         os.close(self._file)
 
 
 class OutputTaker(threading.Thread):
-    """Takes what a job prints, beside the thread that waits for the job."""
+    """The thread that reads a job's output."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -84,7 +83,7 @@ class OutputTaker(threading.Thread):
 
 
 class OutputPump(OutputTaker):
-    """Moves what comes out of pipes into files until their writers are gone."""
+    """Copies pipes into files until their writers are gone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +91,7 @@ class OutputPump(OutputTaker):
         self._files: list[OutputFile] = []
 
     def pipe_into(self, file: OutputFile, owner: tuple[int, int] | None = None) -> int:
-        """The end of a new pipe to write to; what is written there goes to the file."""
+        """Return the write end of a new pipe into the file."""
         source, sink = os.pipe()
         with contextlib.suppress(OSError):  # an ordinary user may have used up what the system allows
             fcntl.fcntl(sink, fcntl.F_SETPIPE_SZ, _PIPE)
@@ -103,7 +102,6 @@ class OutputPump(OutputTaker):
         return sink
 
     def run(self) -> None:
-        """Until no pipe has a writer any more."""
         while self._selector.get_map():
             for key, _ in self._selector.select():
                 data = os.read(key.fd, _CHUNK)
@@ -117,7 +115,7 @@ class OutputPump(OutputTaker):
 
 
 def parts_of(file: str) -> list[tuple[int, str]]:
-    """The parts of a stream that are there, each with the place of its first byte, in order."""
+    """Return the present parts of a stream in order, each with the offset of its first byte."""
     folder, name = os.path.split(file)
     found = []
     with contextlib.suppress(OSError):
@@ -129,7 +127,7 @@ def parts_of(file: str) -> list[tuple[int, str]]:
 
 
 class Piece(NamedTuple):
-    """Some bytes of a stream: from where to where, and how many before them are gone."""
+    """Some bytes of a stream, their end, and the number of missing bytes before them."""
 
     data: bytes
     end: int
@@ -137,7 +135,7 @@ class Piece(NamedTuple):
 
 
 def read_piece(file: str, offset: int, most: int) -> Piece:
-    """What a stream has from a place on, at most so much; from its next byte that is there if that one is gone."""
+    """Read at most `most` bytes from an offset on, or from the next byte that is still there."""
     data, begin = b"", offset
     for start, name in parts_of(file):
         if not data:
@@ -151,12 +149,12 @@ def read_piece(file: str, offset: int, most: int) -> Piece:
 
 
 def end_of(file: str) -> int:
-    """How many bytes a stream has had by now, those that are gone too."""
+    """Return the length of a stream, with the parts that are gone."""
     return max((start + _length(name) for start, name in parts_of(file)), default=0)
 
 
 def read_end(file: str, size: int) -> bytes:
-    """The last bytes of a stream, of its two newest parts."""
+    """Return the last bytes of a stream."""
     parts = parts_of(file)[-2:]
     return b"".join(_read(name, max(0, _length(name) - size), size) for _, name in parts)[-size:]
 

@@ -44,7 +44,7 @@ Order = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
 class PageProcess:
-    """Listens from its making on; `run` keeps a process there. `order` does orders as the daemon's own user."""
+    """The page's process, which `run` keeps alive. `order` does orders as the daemon's own user."""
 
     def __init__(
         self, settings: PageSettings, listen: str, url: str, run: Path, order: Order, say: Callable[[str], None]
@@ -61,7 +61,6 @@ class PageProcess:
         self._door = listen_at(listen, "--page", "the page", say)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
         pause = 0.0
         try:
             while True:
@@ -78,7 +77,7 @@ class PageProcess:
             os.close(self._kept)
 
     async def _once(self) -> str:
-        """One process from beginning to end; how it ended."""
+        """Run one process to its end; return how it ended."""
         token = await self._new_token()
         handed = {
             "fd": self._door.fileno(),
@@ -116,7 +115,7 @@ class PageProcess:
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
     async def _new_token(self) -> str:
-        """A token for its link. Those of the processes before it may be in use still; the oldest go."""
+        """Make a token for the page's link, and revoke the oldest of earlier processes."""
         found = await self._order("tokens", {"everybody": False})
         for old in [each for each in found if each["name"] == TOKEN_NAME and each["revoked"] is None][
             : -_MOST_TOKENS + 1
@@ -148,7 +147,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _rights(user: str | None, say: Callable[[str], None]) -> dict[str, Any]:
-    """Whose rights the process gets; nothing to say where they are the daemon's own."""
+    """Return the rights of the process; none if they are the daemon's own."""
     if user is None:
         return _least_rights(say) if os.getuid() == 0 else {}
     if os.getuid() != 0:
@@ -165,7 +164,7 @@ def _rights_of(user: pwd.struct_passwd) -> dict[str, Any]:
 
 
 def _least_rights(say: Callable[[str], None]) -> dict[str, Any]:
-    """Those of a user of the system who has nothing, or root's where that user cannot run the page."""
+    """Return the rights of an unprivileged user, or root's if no such user can run the page."""
     names = {each.pw_name: each for each in pwd.getpwall()}
     for user in (names[name] for name in _USERS if name in names):
         try:

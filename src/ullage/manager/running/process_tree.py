@@ -84,7 +84,7 @@ def read_record(file: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def written(pids: Iterable[int]) -> int:
-    """The bytes that processes have written so far, of those that can be asked."""
+    """Return the bytes that processes have written so far, as far as known."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/io", "rb") as lines:
@@ -94,14 +94,14 @@ def written(pids: Iterable[int]) -> int:
 
 
 def kill_tree(root: int) -> None:
-    """SIGKILL to all below a process."""
+    """Kill all descendants of a process."""
     for pid in descendants(root):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 def cgroup_members(folder: str) -> list[int]:
-    """The living processes of a cgroup and of the groups below it; none where there is no such group."""
+    """Return the living processes of a cgroup and of the groups below it."""
     found = []
     for place, _, _ in os.walk(folder):
         with contextlib.suppress(OSError, ValueError), open(os.path.join(place, "cgroup.procs")) as file:
@@ -110,7 +110,7 @@ def cgroup_members(folder: str) -> list[int]:
 
 
 def kill_cgroup(folder: str) -> int:
-    """SIGKILL to all of a cgroup, by the kernel at one stroke where it can; how many there were."""
+    """Kill all processes of a cgroup; return their number."""
     members = cgroup_members(folder)
     if not members:
         return 0
@@ -125,7 +125,7 @@ def kill_cgroup(folder: str) -> int:
 
 
 def remove_cgroup(folder: str) -> None:
-    """Remove a group in which nobody is left, and those that were made below it."""
+    """Remove an empty cgroup and the groups below it."""
     for place, _, _ in os.walk(folder, topdown=False):
         with contextlib.suppress(OSError):
             os.rmdir(place)

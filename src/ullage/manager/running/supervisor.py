@@ -51,7 +51,7 @@ _RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.
 
 
 def main(folder: str) -> int:
-    """Run the attempt of a folder from beginning to end; a folder whose attempt was begun or revoked is left alone."""
+    """Run the attempt of a folder from beginning to end, unless it was begun or revoked."""
     os.chdir(folder)
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -76,7 +76,7 @@ def main(folder: str) -> int:
 
 
 def _guard() -> bool:
-    """Fork. In the outer process: wait for the inner one and end what it leaves behind; true when nothing is left."""
+    """Fork; the outer process waits for the inner one, kills what it leaves behind, and returns true."""
     adopt_orphans()
     inner = os.fork()
     if inner == 0:
@@ -147,7 +147,7 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
 
 
 def _named_for_checkpoint() -> int | None:
-    """Whom the job itself named, in a file that belongs to it."""
+    """Return the process that the job named in its file."""
     try:
         with open(CHECKPOINT_PID) as file:
             return int(file.read(32))
@@ -156,7 +156,7 @@ def _named_for_checkpoint() -> int | None:
 
 
 def _become_job(order: dict[str, Any], streams: list[int], lock: int, go: int, failure: int, parent: int) -> NoReturn:
-    """In the child: wait until the start is on record, then turn into the job. Never returns."""
+    """In the child, wait until the start is on record, then become the job."""
     doing, what = "run", order["command"][0]
     try:
         if os.read(go, 1) != b"g":  # who would have recorded the start is gone: this start never happened
@@ -195,7 +195,7 @@ def _become_job(order: dict[str, Any], streams: list[int], lock: int, go: int, f
 
 
 def _ending_of(status: int) -> tuple[int | None, int | None]:
-    """Exit code or signal."""
+    """Return exit code and signal."""
     return (
         os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
         os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
@@ -203,7 +203,7 @@ def _ending_of(status: int) -> tuple[int | None, int | None]:
 
 
 def _open_streams(order: dict[str, Any]) -> tuple[OutputTaker, list[int]]:
-    """What the job reads from and prints to, and who takes what it prints."""
+    """Return the thread that reads the job's output, and the job's streams."""
     if order.get("interactive"):
         from ullage.manager.running.terminal import Terminal  # most jobs need none
 
@@ -219,7 +219,7 @@ def _owner(order: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def _file_of_job(name: str, order: dict[str, Any]) -> str:
-    """An empty file in the attempt's folder that belongs to the job's user; its path."""
+    """Make an empty file for the job's user in the attempt's folder; return its path."""
     file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     if order.get("uid") is not None:
         os.fchown(file, order["uid"], order["gid"])
@@ -232,14 +232,14 @@ def _output_file(order: dict[str, Any], name: str) -> OutputFile:
 
 
 def _open_named(path: str) -> int:
-    """Open a file that the job's user named, with that user's rights; a pipe that nobody reads is refused."""
+    """Open a file that the job's user named, with that user's rights; refuse a pipe without a reader."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
     os.set_blocking(file, True)
     return file
 
 
 def _end_of_named(order: dict[str, Any], path: str) -> bytes:
-    """The last bytes of a file that the job's user named, by a process with that user's rights and little time."""
+    """Read the end of a file that the job's user named, by a short-lived process with that user's rights."""
     source, sink = os.pipe()
     reader = os.fork()
     if reader == 0:
@@ -271,7 +271,7 @@ def _drop_rights(order: dict[str, Any]) -> None:
 
 
 def _end_all(cgroup: str | None) -> None:
-    """What the job left behind ends with it; orphans come to this process, whatever session they made."""
+    """Kill all that the job left behind; orphans become children of this process."""
     while True:
         left = kill_cgroup(cgroup) if cgroup is not None else 0
         kill_tree(os.getpid())
@@ -286,13 +286,13 @@ def _end_all(cgroup: str | None) -> None:
 
 
 def boot_now() -> str:
-    """What the kernel calls the present run of this machine."""
+    """Return the kernel's id of the present boot."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
 
 def _write(name: str, record: dict[str, Any]) -> None:
-    """Whole or not at all: a new file, synced, renamed. The reserved one is filled up with spaces to its size."""
+    """Write a record atomically; the exit record fills its reserved file with spaces."""
     text = json.dumps(record).encode()
     _put(name + ".new", text.ljust(_RESERVED) if name == EXIT else text)
     os.rename(name + ".new", name)
@@ -309,7 +309,7 @@ def _put(name: str, content: bytes) -> None:
 
 
 def _join_cgroup(folder: str | None, pid: int) -> str | None:
-    """Put a process into a group; the group, or `None` where the system does not allow it."""
+    """Put a process into a cgroup; return the group, or `None` if that is not allowed."""
     try:
         with open(os.path.join(folder or "/nowhere", "cgroup.procs"), "w") as file:
             file.write(str(pid))
@@ -319,7 +319,7 @@ def _join_cgroup(folder: str | None, pid: int) -> str | None:
 
 
 def _kills(file: str) -> int | None:
-    """How often the kernel has ended a process for want of memory: of a cgroup, or of the whole system."""
+    """Return the number of out-of-memory kills in a cgroup, or in the whole system."""
     try:
         with open(file) as lines:
             return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
@@ -328,7 +328,7 @@ def _kills(file: str) -> int | None:
 
 
 def _poke(order: dict[str, Any]) -> None:
-    """Tell the daemon to look now; if it is down it looks when it is back."""
+    """Wake the daemon, if it runs."""
     with contextlib.suppress(OSError, KeyError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
         sender.sendto(order["token"].encode(), order["wake"])

@@ -37,7 +37,7 @@ def frame(kind: bytes, data: bytes) -> bytes:
 
 
 def frames(arrived: bytearray) -> Iterator[tuple[bytes, bytes]]:
-    """Take the whole frames off what has arrived."""
+    """Remove and yield the complete frames of a buffer."""
     while len(arrived) >= _HEAD.size:
         kind, size = _HEAD.unpack_from(arrived)
         if size > _LARGEST_FRAME:
@@ -50,19 +50,19 @@ def frames(arrived: bytearray) -> Iterator[tuple[bytes, bytes]]:
 
 
 def window(rows: int, columns: int) -> bytes:
-    """The size of a window as a frame tells it."""
+    """Encode the size of a window."""
     return struct.pack(">HH", rows, columns)
 
 
 class _Client:
-    """Somebody who sits at the terminal: what came from them, and what they have not taken yet."""
+    """A connection to the terminal, with its input and its unsent output."""
 
     def __init__(self, line: socket.socket) -> None:
         self.line, self.arrived, self.waiting = line, bytearray(), bytearray()
 
 
 class Terminal(OutputTaker):
-    """The supervisor's side: what the job prints goes to its log and to all who are connected."""
+    """The supervisor's side of a terminal: the job's output goes to its log and to all clients."""
 
     def __init__(self, file: str, log: OutputFile, owner: tuple[int, int] | None) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Terminal(OutputTaker):
             self._selector.register(source, selectors.EVENT_READ)
 
     def _listen(self) -> socket.socket:
-        """The socket belongs to the job's user, and nobody else may connect (root may)."""
+        """Listen on a socket for the job's user and root only."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:
@@ -97,12 +97,11 @@ class Terminal(OutputTaker):
         return listening
 
     def finish(self, ended: dict[str, Any]) -> None:
-        """The job is over: what it printed last is passed on, then everybody is told."""
+        """Note the end of the job; clients get the rest of its output, then the end."""
         self._ended = json.dumps(ended).encode()
         os.close(self._wake)
 
     def run(self) -> None:
-        """Until the job is over and everybody has been told."""
         while self._ended is None:
             for key, events in self._selector.select():
                 if key.fd == self._master:
@@ -127,7 +126,7 @@ class Terminal(OutputTaker):
         self._log.close()
 
     def _pass_on(self) -> bool:
-        """From the job to its log and its clients; false if there was nothing."""
+        """Copy output of the job to its log and its clients; return false if there was none."""
         try:
             data = os.read(self._master, _LARGEST_FRAME)
         except BlockingIOError:
@@ -179,7 +178,7 @@ class Terminal(OutputTaker):
             self._type()
 
     def _type(self) -> None:
-        """As much of what was typed as the terminal takes now."""
+        """Write as much input as the terminal takes now."""
         with contextlib.suppress(OSError):
             while self._typed:
                 del self._typed[: os.write(self._master, self._typed)]
@@ -193,7 +192,7 @@ class Terminal(OutputTaker):
             fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def _send(self, client: _Client, data: bytes) -> None:
-        """As much as the client takes now; one that stays far behind is dismissed."""
+        """Send as much as the client takes now; drop a client that stays far behind."""
         client.waiting += data
         try:
             del client.waiting[: client.line.send(client.waiting)]

@@ -37,7 +37,7 @@ class SimulatedRun:
 
     @property
     def job(self) -> Job:
-        """As placement knows it."""
+        """Return the job for placement."""
         return self.running.job
 
 
@@ -87,11 +87,10 @@ class SimulatedCard:
 
     @property
     def mig(self) -> bool:
-        """Whether it is an instance."""
         return self.spec is not self.whole
 
     def count(self, now: float) -> None:
-        """Add up what it did since the last time."""
+        """Add up its activity since the last call."""
         seconds, self.at = now - self.at, now
         if seconds > 0:
             self.energy_j += seconds * self.power_w
@@ -100,7 +99,7 @@ class SimulatedCard:
             self.busy_s += seconds * bool(self.runs)
 
     def changed(self, now: float, window: float) -> None:
-        """Write down what it does from now on, after `count`; what a monitor can no longer see is forgotten."""
+        """Record its state from now on, after `count`, and drop what a monitor can no longer see."""
         past = self.past
         if past[-1][0] == now:
             past.pop()
@@ -128,12 +127,12 @@ class SimulatedCard:
         return used, total / (moment - begin)
 
     def slot(self) -> Slot:
-        """The card as a monitor sees it before anything happens there."""
+        """Return the card as a monitor first sees it."""
         activity = Activity(smact=0.0, age=0.0)
         return Slot(self.id, self.index, self.spec.name, self.spec.usable, 0, activity, self.mig)
 
     def figures(self) -> GpuSeries:
-        """All of its time."""
+        """Return all of its time."""
         times, jobs, memory, smact, power = zip(*self.seen, strict=True)
         return GpuSeries(self.index, self.spec.name, self.spec.usable, times, jobs, memory, smact, power)
 

@@ -81,7 +81,7 @@ def simulate(
 
 
 class _Waiting:
-    """What is kept of a job between its attempts."""
+    """The state of a job between its attempts."""
 
     __slots__ = ("attempts", "exclusive", "lost", "memory_failures", "promise", "queued", "state")
 
@@ -139,7 +139,7 @@ class _Engine:
     # What is known of kinds.
 
     def _busy_alone(self, names: set[str]) -> list[float | None]:
-        """The SM activity to expect of each kind, on the GPU that it keeps busiest; None where it is not known."""
+        """Return the SM activity of each kind on the GPU that it keeps busiest; None if unknown."""
         names = names if self.scenario.foresight else set()
         known = [[kind.alone[name].smact for name in names if name in kind.alone] for kind in self.kinds]
         return [max(found, default=None) for found in known]
@@ -152,7 +152,7 @@ class _Engine:
     # The clock.
 
     def run(self) -> SimulationResult:
-        """From the first arrival until nothing happens any more."""
+        """Run from the first arrival until nothing happens any more."""
         jobs = self.trace.jobs
         if any(later.arrival < sooner.arrival for sooner, later in itertools.pairwise(jobs)):
             jobs = sorted(jobs, key=lambda job: job.arrival)
@@ -184,7 +184,7 @@ class _Engine:
         heapq.heappush(self.events, (moment, next(self.order), what, values))
 
     def _stuck(self) -> bool:
-        """Nothing runs, nothing comes, and nobody in the queue could be placed; lost GPUs may come back."""
+        """Whether the queue can never move: no pass is due, and no GPU can come back."""
         return self.wanted is None and not any(card.lost for card in self.cards)
 
     def _want_pass(self, moment: float) -> None:
@@ -286,7 +286,7 @@ class _Engine:
             self._look_at(self.by_id[name])
 
     def _take_memory(self, run: SimulatedRun) -> None:
-        """The job begins: it takes all its memory, or there is too little and it fails."""
+        """Take the job's memory, or fail if there is too little."""
         if self.runs.get(run.asked.id) is not run:
             return
         need = run.asked.kind.memory
@@ -461,7 +461,7 @@ class _Engine:
                 self._at(self.now + self.draw.expovariate(1 / self.world.node_mtbf_s), self._lose, node)
 
     def _lose(self, node: int) -> None:
-        """All GPUs of a node are lost, and with them the attempts that use one."""
+        """Lose all GPUs of a node and the attempts on them."""
         cards = [card for card in self.cards if card.node == node]
         for card in cards:
             card.lost = True

@@ -89,7 +89,7 @@ def generate_trace(
 
 
 def _burst_of_each(jobs: int, burst: float, random: np.random.Generator) -> Any:
-    """The number of the burst that each job belongs to; sizes are geometric."""
+    """Return the number of each job's burst; sizes are geometric."""
     if burst == 1:
         return np.arange(jobs)
     sizes = random.geometric(1 / burst, size=jobs)
@@ -97,7 +97,7 @@ def _burst_of_each(jobs: int, burst: float, random: np.random.Generator) -> Any:
 
 
 def _usual(workloads: Any, jobs: int, pick: Any, random: np.random.Generator) -> tuple[Any, Any]:
-    """How long each job usually works, with one of the numbers of epochs that were measured, and its GPUs."""
+    """Return each job's usual work, with a measured number of epochs, and its GPUs."""
     epochs = [np.array(known.epochs, dtype=float) * known.epoch_s for known in workloads]
     chosen = random.random(jobs)
     work = np.empty(jobs)
@@ -116,7 +116,7 @@ def _factors(jobs: int, tail: str, spread: float, random: np.random.Generator) -
 
 
 def _daily_times(moments: Any, duration: float, daily: float) -> Any:
-    """Moments of an even rate, moved so that the rate swings over the day."""
+    """Move evenly drawn moments so that their rate swings over the day."""
     if daily == 0 or duration == 0:
         return moments
     grid = np.linspace(0.0, duration, max(2, math.ceil(duration / _GRID_S) + 1))
@@ -126,7 +126,7 @@ def _daily_times(moments: Any, duration: float, daily: float) -> Any:
 
 
 def _within_bursts(bursts: Any, random: np.random.Generator) -> Any:
-    """How long after the first job of its burst each job comes."""
+    """Return each job's delay after the first job of its burst."""
     gaps = random.exponential(BURST_GAP_S, size=len(bursts))
     first = np.concatenate([[True], bursts[1:] != bursts[:-1]])
     gaps[first] = 0.0

@@ -51,12 +51,12 @@ def _begins_one(text: str) -> bool:
 
 
 def is_history(path: Path) -> bool:
-    """Whether a file looks like one."""
+    """Whether a file looks like a history."""
     return path.is_file() and _begins_one(head(path))
 
 
 def read_history(path: Path) -> dict[str, Any]:
-    """What `Client.trace()` gave, from a file."""
+    """Read the result of `Client.trace()` from a file."""
     with opened(path) as file:
         try:
             told = json.load(file)
@@ -69,7 +69,7 @@ def read_history(path: Path) -> dict[str, Any]:
 
 
 def write_history(told: dict[str, Any], path: Path) -> None:
-    """Write what `Client.trace()` gave to a file; one that is something else is left alone."""
+    """Write the result of `Client.trace()` to a file; refuse to overwrite anything else."""
     check_target(path, "history", _begins_one)
     write_file(path, json.dumps(told).encode())
 
@@ -144,7 +144,7 @@ def as_it_was(told: Mapping[str, Any], name: str = "history", startup_s: float =
 
 
 class UnfinishedRun(NamedTuple):
-    """What happened until now, with times from `begin` on (seconds since 1970), and what was assumed, in sentences."""
+    """Jobs until now, with times from `begin` on (seconds since 1970), and the assumptions."""
 
     result: SimulationResult
     begin: float
@@ -189,7 +189,7 @@ def _result(history: _History, name: str) -> SimulationResult:
 
 
 class _Attempt(NamedTuple):
-    """When and where a job ran, by numbers of GPUs."""
+    """An attempt, with numbers of GPUs."""
 
     job: int
     begin: float
@@ -202,17 +202,17 @@ class _Attempt(NamedTuple):
 
     @property
     def did_work(self) -> bool:
-        """Whether it was not in vain."""
+        """Whether its work counts."""
         return self.cause in _WORK
 
     @property
     def watts(self) -> float | None:
-        """What it drew on each of its GPUs, as a mean, where its energy was measured."""
+        """Return its mean power on each of its GPUs; `None` if its energy was not measured."""
         return None if self.energy is None else self.energy / (self.end - self.begin) / len(self.gpus)
 
 
 class _Company:
-    """Who is on a GPU, summed up: `working` and `unmeasured` by kind, the second without a measured energy."""
+    """The jobs on a GPU, summed up; `unmeasured` are those of `working` without measured energy."""
 
     def __init__(self) -> None:
         self.count = self.memory = self.without_watts = 0
@@ -220,14 +220,14 @@ class _Company:
         self.working, self.unmeasured = Counter[int](), Counter[int]()
 
     def add(self, attempt: _Attempt, one: int) -> None:
-        """Somebody comes (1) or goes (-1)."""
+        """Add (1) or remove (-1) an attempt."""
         self.count += one
         self.memory += one * (attempt.used or attempt.promise or 0)
         self.watts += one * (attempt.watts or 0.0)
         self.without_watts += one * (attempt.watts is None)
 
     def work(self, attempt: _Attempt, kind: int, one: int) -> None:
-        """Somebody begins to work (1) or ends (-1)."""
+        """Add (1) or remove (-1) a working attempt."""
         self.working[kind] += one
         self.unmeasured[kind] += one * (attempt.watts is None)
         if not self.working[kind]:
@@ -235,7 +235,7 @@ class _Company:
 
 
 class _History:
-    """What was told, with numbers for GPUs and kinds for jobs: what each did, as far as it was measured."""
+    """A manager's history, with numbers for GPUs and kinds for jobs."""
 
     def __init__(self, told: Mapping[str, Any], startup_s: float, now: float | None = None) -> None:
         self.told, self._startup_s, self._now = told, startup_s, now
@@ -263,7 +263,7 @@ class _History:
         self._add_work_on_several([each for each in lasting if len(each.gpus) > 1 and each.did_work])
 
     def _counts(self, job: Mapping[str, Any]) -> bool:
-        """Whether a job is one of the trace."""
+        """Whether a job belongs to the trace."""
         reason, over = None, job["state"] in _OVER
         if not over and self._now is None:
             reason = "not over"
@@ -278,13 +278,13 @@ class _History:
         return reason is None
 
     def _did_something(self, job: Mapping[str, Any]) -> bool:
-        """Work, or where all is told that there is: anything."""
+        """Whether a finished job worked, or for an unfinished history, ran at all."""
         if self._now is not None:
             return bool(job["attempts"])
         return any(each["cause"] in _WORK and each["started"] is not None for each in job["attempts"])
 
     def _attempt(self, job: int, told: Mapping[str, Any]) -> _Attempt:
-        """An attempt; its length is by a clock that nobody sets."""
+        """Return an attempt; its length is by the monotonic clock."""
         end = float(self._now or 0.0 if told["ended"] is None else told["ended"])
         begin = told["started"] or told["placed"] if told["elapsed"] is None else end - told["elapsed"]
         return _Attempt(
@@ -299,22 +299,22 @@ class _History:
         )
 
     def arrival(self, job: Mapping[str, Any]) -> float:
-        """When a job might have started."""
+        """Return when a job might have started."""
         came = float(job["queued"] or job["submitted"])
         attempts = self.attempts.get(job["id"])
         return min(came, attempts[0].begin) if attempts else came
 
     def shown(self, attempt: _Attempt) -> SimulatedAttempt:
-        """An attempt as a simulation tells it."""
+        """Return an attempt as in a simulation's result."""
         begin, end = attempt.begin - self.begin, attempt.end - self.begin
         return SimulatedAttempt(begin, end, attempt.gpus, attempt.promise or 0, attempt.cause)
 
     def _used(self, job: int) -> int | None:
-        """The most memory that was seen where it did its work."""
+        """Return the highest memory use of attempts that count."""
         return max((each.used for each in self.attempts[job] if each.did_work and each.used), default=None)
 
     def _kinds(self) -> dict[int, JobKind]:
-        """The kind of each job. Those of one work with one promise are of one kind, and take what the largest took."""
+        """Return the kind of each job. Jobs with the same workload and promise share one, with the largest use."""
         same: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
         for job in self.jobs:
             alike = (job["name"], self._used(job["id"])) if job["work"] is None else None
@@ -334,7 +334,7 @@ class _History:
         return found
 
     def _works_from(self, attempt: _Attempt) -> float:
-        """When it has started up."""
+        """Return when an attempt has started up."""
         return min(attempt.begin + self._startup_s, attempt.end)
 
     def _follow(self, number: int, attempts: Sequence[_Attempt]) -> GpuSeries:
@@ -391,7 +391,7 @@ class _History:
         return min(1.0, smact), there.watts + base * there.without_watts / there.count + beyond
 
     def _alike(self, attempt: _Attempt, name: str) -> int:
-        """The number of a kind that does the same alone on a GPU: the first such."""
+        """Return the number of the first kind with the same activity alone on a GPU."""
         number = self._model.numbers[id(self.kinds[attempt.job])]
         if (number, name) not in self._first_alike:
             first = self._first_doing.setdefault(f"{name} {self._model.alone(number, name)!r}", number)
@@ -399,7 +399,7 @@ class _History:
         return self._first_alike[number, name]
 
     def _add_work_on_several(self, spread: Sequence[_Attempt]) -> None:
-        """Add the work of attempts on several GPUs, each as slow as on its slowest."""
+        """Add the work of attempts on several GPUs, at the speed on the slowest."""
         alike = defaultdict[tuple[tuple[int, int], ...], list[_Attempt]](list)
         for each in spread:
             if self._works_from(each) < each.end:
@@ -414,7 +414,7 @@ class _History:
 
     @property
     def notes(self) -> list[str]:
-        """What was assumed, in sentences."""
+        """Return the assumptions in sentences."""
         found = [f"{jobs_are(count)} left out: {reason}" for reason, count in sorted(self.left_out.items())]
         unknown = sum(not kind.alone for kind in self.kinds.values())
         guessed = sum(self._used(job) is None for job in self.attempts)
@@ -452,7 +452,7 @@ def _work(
 
 
 def _sum(series: GpuSeries, values: Iterable[float]) -> float:
-    """Values of a series over its time."""
+    """Integrate values of a series over its time."""
     spans = (until - moment for moment, until in itertools.pairwise(series.times))
     return sum(span * value for span, value in zip(spans, values, strict=False))
 

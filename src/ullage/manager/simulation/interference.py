@@ -36,7 +36,7 @@ class Interference:
         self._together: dict[tuple[str, tuple[tuple[int, int], ...]], dict[int, float]] = {}
 
     def alone(self, number: int, name: str) -> Utilization:
-        """What a kind does on a GPU of this name that it has to itself."""
+        """Return the activity of a kind alone on a GPU."""
         found = self._alone.get((name, number))
         if found is None:
             alone, card = self.kinds[number].alone, gpu(name)
@@ -44,7 +44,7 @@ class Interference:
         return found
 
     def predict(self, works: Sequence[str], slot: Slot) -> Speeds | None:
-        """What placement is told; works are the numbers of kinds. None where nothing is known of one of them."""
+        """Predict speeds for placement; workloads are numbers of kinds. None if one is unknown."""
         key = (slot.name, *works)
         if key not in self._told:
             numbers = [int(work) for work in works]
@@ -55,7 +55,7 @@ class Interference:
         return self._told[key]
 
     def true(self, name: str, there: tuple[int, ...]) -> list[float]:
-        """The true speeds of kinds on a GPU, given and told in the order of their numbers."""
+        """Return the true speeds of kinds on a GPU, in the order of their numbers."""
         found = self._true.get((name, there))
         if found is None:
             found = self._with_error(name, there) if self._on else [1.0] * len(there)
@@ -63,7 +63,7 @@ class Interference:
         return found
 
     def together(self, name: str, counts: Mapping[int, int]) -> dict[int, float]:
-        """The predicted speeds of kinds on a GPU, of which so many each are there."""
+        """Return the predicted speeds of kinds on a GPU, with a count of each."""
         key = (name, tuple(sorted(counts.items())))
         if key not in self._together:
             speeds = self._in_company(name, [number for number, _ in key[1]], [count for _, count in key[1]])
@@ -91,7 +91,7 @@ class Interference:
         return [1 / (1 + (1 / share - 1) * math.exp(draw.gauss(0.0, self._error))) for share in shares]
 
     def on_instance(self, number: int, part: GPU, whole: GPU) -> float:
-        """The speed of a kind on a MIG instance, against the whole GPU."""
+        """Return the speed of a kind on a MIG instance relative to the whole GPU."""
         if not self._on:
             return 1.0
         job = self.alone(number, whole.name)
@@ -99,7 +99,7 @@ class Interference:
 
 
 def _keep(known: dict[Any, Any], key: object, found: object) -> None:
-    """Remember what was computed, so much at most."""
+    """Cache a value."""
     if len(known) > _MOST_KNOWN:
         known.clear()
     known[key] = found

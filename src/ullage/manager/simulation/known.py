@@ -79,7 +79,7 @@ def known_workload(name: str) -> KnownWorkload:
 
 
 def published_workloads() -> list[KnownWorkload]:
-    """The known workloads with their published figures alone."""
+    """Return the known workloads with their published figures only."""
     tables = tomllib.loads(_data("known_workloads.toml"))
     return [
         _published(table, batch, tables["data"][table["data"]])

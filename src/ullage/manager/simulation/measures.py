@@ -31,12 +31,12 @@ class Measure:
     unit: str
 
     def of(self, figures: Figures) -> float | None:
-        """Its value among the figures of a run; None where it is not known."""
+        """Return its value in the figures of a run; None if unknown."""
         value = getattr(figures, self.attribute)
         return None if value is None else float(value)
 
     def text(self, value: float | None) -> str:
-        """A value for people."""
+        """Return a value in words."""
         if value is not None and self.unit == "time":
             return format_duration(value) if value >= 0.0005 else "0 s"
         return self.short(value)
@@ -54,7 +54,7 @@ class Measure:
         return f"{value / factor:,.{digits}f}{more} {name}".rstrip()
 
     def _scale(self, value: float, uncertain: bool) -> tuple[float, int, str]:
-        """What a value is divided by, how many digits follow the point, and the unit."""
+        """Return the divisor, the number of decimals, and the unit."""
         if self.unit == "time":
             larger = ((unit, 1, name) for unit, name in ((86400, "d"), (3600, "h"), (60, "min")) if value >= 2 * unit)
             return next(larger, (1, 1, "s"))
@@ -66,7 +66,7 @@ class Measure:
         return 1, 0 if self.unit == "count" and value == round(value) and not uncertain else 2, ""
 
     def value(self, text: str) -> float:
-        """Read what somebody typed, in the unit of the figure."""
+        """Parse a typed value in the unit of the figure."""
         if self.unit == "time":
             return parse_duration(text)
         if self.unit == "energy":
@@ -114,7 +114,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """From what somebody typed."""
+        """Parse a typed target."""
         match = _TARGET.fullmatch(text)
         if match is None:
             raise InvalidValue(f"needed a target such as 'waiting<=10m' or 'ooms<=0'; found {text!r}")
@@ -124,7 +124,7 @@ class Target:
         return cls(measure, match[2], measure.value(match[3]), match[3])
 
     def met(self, value: float | None) -> bool:
-        """Whether a value meets it; one that is not known does not."""
+        """Whether a value meets it; an unknown one does not."""
         return value is not None and _COMPARISONS[self.comparison](value, self.limit)
 
     def __str__(self) -> str:

@@ -70,7 +70,7 @@ Rows = Sequence[tuple[str, Mapping[str, Interval], Sequence[str]]]  # a name, fi
 
 
 def check_page(file: Path) -> None:
-    """Refuse a file that a page cannot be written to: a file that is not a page of Ullage is left alone."""
+    """Refuse a file that cannot be written, or that exists and is no page of Ullage."""
     check_target(file, "page of Ullage", lambda text: _GENERATOR in text)
 
 
@@ -94,7 +94,7 @@ def _write(file: Path, title: str, parts: Iterable[str]) -> None:
 
 
 def _words(text: str) -> str:
-    """Any text as a page may hold it."""
+    """Return a text escaped for HTML."""
     return escape(plain(text))
 
 
@@ -127,7 +127,7 @@ def _sweep(rows: Sequence[SweepRow]) -> Iterator[str]:
 
 
 def _figures(rows: Rows) -> Iterator[str]:
-    """A table of all figures, and bars of the main ones."""
+    """Show a table of all figures, and bars of the main ones."""
     cells = [[interval_text(MEASURES[name], figures.get(name)) for name in _TABLE] for _, figures, _ in rows]
     heads = [("run", ""), *((name, MEASURES[name].meaning) for name in _TABLE)]
     yield _table(heads, [[name, *line] for (name, _, _), line in zip(rows, cells, strict=True)])
@@ -157,7 +157,7 @@ def _table(heads: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> s
 
 
 def _jobs(run: SimulationResult) -> str:
-    """Every attempt of every job as a bar on its GPUs, those at once below each other."""
+    """Draw every attempt as a bar on its GPUs, simultaneous ones below each other."""
     attempts = [attempt for job in run.jobs for attempt in job.attempts]
     gpus = max((gpu + 1 for attempt in attempts for gpu in attempt.gpus), default=0)
     title = f"<h3>{_words(run.name)}</h3>"
@@ -188,7 +188,7 @@ def _jobs(run: SimulationResult) -> str:
 
 
 class LaneBar(NamedTuple):
-    """An attempt on one of its GPUs, in a lane that it has to itself for its time."""
+    """An attempt on one of its GPUs, in a lane without overlaps."""
 
     gpu: int
     lane: int
@@ -197,7 +197,7 @@ class LaneBar(NamedTuple):
 
 
 def in_lanes(jobs: Sequence[SimulatedJob], gpus: int) -> tuple[list[LaneBar], list[int]]:
-    """Give every attempt a lane on each of its GPUs, those at once different ones; and count those of each GPU."""
+    """Give every attempt a lane on each of its GPUs, and count the lanes of each GPU."""
     taken: list[list[tuple[float, int]]] = [[] for _ in range(gpus)]  # when each lane is free again, the first first
     free: list[list[int]] = [[] for _ in range(gpus)]
     bars = []

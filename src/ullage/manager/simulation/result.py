@@ -52,22 +52,22 @@ class SimulatedJob(NamedTuple):
 
     @property
     def running_s(self) -> float:
-        """How long it was on GPUs, in all its attempts."""
+        """Return its time on GPUs, in all attempts."""
         return sum(attempt.end - attempt.begin for attempt in self.attempts)
 
     @property
     def over_at(self) -> float:
-        """The end of its last attempt; its arrival where it had none."""
+        """Return the end of its last attempt, or its arrival without one."""
         return self.attempts[-1].end if self.attempts else self.arrival
 
     @property
     def completion_s(self) -> float:
-        """From its arrival to the end of its last attempt."""
+        """Return the time from its arrival to the end of its last attempt."""
         return self.over_at - self.arrival
 
     @property
     def waiting_s(self) -> float:
-        """The part of its completion time in which it was on no GPU."""
+        """Return the part of its completion time on no GPU."""
         return self.completion_s - self.running_s
 
 
@@ -180,12 +180,12 @@ class SimulationResult:
 
     @property
     def name(self) -> str:
-        """What the run is called."""
+        """Return the run's name."""
         return self.scenario.name
 
     @functools.cached_property
     def figures(self) -> Figures:
-        """What the run comes to."""
+        """Return the figures of the whole run."""
         return self._summed(-math.inf, math.inf, {name: getattr(self, name) for name in _OF_GPUS})
 
     def figures_between(self, begin: float, end: float) -> Figures:
@@ -238,12 +238,12 @@ class SimulationResult:
 
     @functools.cached_property
     def users(self) -> list[UserFigures]:
-        """A row for each user, in the order of their names."""
+        """Return a row for each user, in the order of their names."""
         return _of_users(self.jobs)
 
     @property
     def per_gpu(self) -> list[GpuFigures]:
-        """A row for each GPU that there is a series of."""
+        """Return a row for each GPU with a series."""
         return [_of_gpu(series) for series in self.gpus]
 
     def __str__(self) -> str:
@@ -290,25 +290,25 @@ def jain(values: Sequence[float]) -> float | None:
 
 
 def check_results_file(file: Path) -> None:
-    """Refuse a file that runs cannot be written to: one that is something else is left alone."""
+    """Refuse a file that cannot be written, or that exists and holds no runs."""
     check_target(file, "file of runs", lambda text: text.startswith(_BEGINNING))
 
 
 def write_results(file: Path, results: Sequence[SimulationResult]) -> None:
-    """Write runs to a file, packed where its name ends in .gz; a file that is something else is left alone."""
+    """Write runs to a file, compressed if its name ends in .gz."""
     check_results_file(file)
     text = json.dumps({"runs": [result.to_dict() for result in results]})
     write_file(file, gzip.compress(text.encode()) if file.suffix == ".gz" else text.encode())
 
 
 def read_results(file: Path) -> list[SimulationResult]:
-    """The runs that `write_results` wrote."""
+    """Read the runs that `write_results` wrote."""
     with opened(file) as text:
         return results_of(text.read(), str(file))
 
 
 def results_of(content: str | bytes, name: str = "this") -> list[SimulationResult]:
-    """The runs that a file of `write_results` holds, unpacked."""
+    """Read the runs in the content of a file of `write_results`."""
     try:
         return [SimulationResult.from_dict(run) for run in json.loads(content)["runs"]]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -335,7 +335,7 @@ def _of_user(user: str, jobs: Sequence[SimulatedJob]) -> UserFigures:
 
 
 def _cut(series: GpuSeries, begin: float, end: float) -> GpuSeries:
-    """A GPU over a part of the time; nothing lasts where it was not followed."""
+    """Return a GPU's series over a part of the time."""
     times = np.asarray(series.times, dtype=float)
     first, last = (float(np.clip(moment, times[0], times[-1])) for moment in (begin, end))
     inside = np.flatnonzero((times > first) & (times < last))
@@ -376,7 +376,7 @@ def _quantile(values: Any, share: float) -> float | None:
 
 
 def _plain(value: Any) -> Any:
-    """A value, or the plain values of a series."""
+    """Return a value, or the plain values of a series."""
     return value if isinstance(value, str | int | float) else np.asarray(value).tolist()
 
 
@@ -386,7 +386,7 @@ def _attempts(job: Mapping[str, Any]) -> tuple[SimulatedAttempt, ...]:
 
 
 def _known(kind: Any, values: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The values that a class has fields for; all of them are needed."""
+    """Return the values of a class's fields, all of which are required."""
     names = kind._fields if hasattr(kind, "_fields") else [spec.name for spec in fields(kind)]
     if missing := [name for name in names if name not in values]:
         raise InvalidValue(f"this is no {what}: {', '.join(missing)} missing")

@@ -179,7 +179,7 @@ def _names(kind: Any) -> list[str]:
 
 
 def _of(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a class has fields for."""
+    """Return the values of a class's fields."""
     return {name: values[name] for name in _names(kind) if name in values}
 
 

@@ -26,14 +26,14 @@ class Interval:
 
     @property
     def sign(self) -> int:
-        """1 if it lies above 0, -1 if below, 0 if one cannot be sure."""
+        """Return 1 if it lies above 0, -1 if below, 0 if neither is certain."""
         if self.low is None or self.high is None:
             return 0
         return 1 if self.low > 0 else -1 if self.high < 0 else 0
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Interval:
-        """The interval of some values, one at least."""
+        """Return the interval of one or more values."""
         count, mean = len(values), math.fsum(values) / len(values)
         if count < 2:
             return cls(mean, None, count)

@@ -41,7 +41,7 @@ class TraceSource:
     drawn: tuple[tuple[str, Any], ...] = ()
 
     def read(self, seed: int) -> JobTrace:
-        """The trace of a seed."""
+        """Return the trace of a seed."""
         if self.path is None:
             return generate_trace(seed=seed, mix=self.mix, **dict(self.drawn))
         return read_trace(self.path, format=self.format, limit=self.limit, mix=self.mix, seed=seed)
@@ -57,7 +57,7 @@ class TraceSource:
 
     @functools.cached_property
     def identity(self) -> str:
-        """What tells it from others, whatever a file is called."""
+        """Return a key of the trace's content, whatever its file's name."""
         digest = hashlib.sha256()
         try:
             for file in [] if self.path is None else sorted(_files(Path(self.path))):
@@ -68,7 +68,6 @@ class TraceSource:
 
 
 def _files(path: Path) -> list[Path]:
-    """A file, or those of a folder."""
     return [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
 
 
@@ -81,14 +80,14 @@ class Case:
 
     @property
     def key(self) -> str:
-        """What tells it from others; what it is called does not matter."""
+        """Return a key of the case, whatever its name."""
         told = json.dumps([self.source.identity, replace(self.scenario, label=None).to_dict()], sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True)
 class CaseOutcome:
-    """What became of a case: its figures, or why there are none."""
+    """The outcome of a case: its figures, or an error."""
 
     case: Case
     figures: Figures | None = None
@@ -96,7 +95,7 @@ class CaseOutcome:
 
 
 def cases(sources: Sequence[TraceSource], scenarios: Sequence[Scenario], seeds: Iterable[int]) -> list[Case]:
-    """Every scenario on every trace with every seed; those of one trace follow each other."""
+    """Return every scenario on every trace with every seed, grouped by trace."""
     found = [(source, seed) for source in sources for seed in seeds]
     return [Case(source, replace(scenario, seed=seed)) for source, seed in found for scenario in scenarios]
 
@@ -168,7 +167,7 @@ def _in_processes(left: Sequence[Case], workers: int) -> Iterator[CaseOutcome]:
 
 
 def _work(pipe: Any) -> None:
-    """What a process does until its parent ends it; Ctrl-C is for the parent alone."""
+    """Run cases until the parent ends this process; Ctrl-C is for the parent only."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         try:
@@ -211,17 +210,17 @@ class SweepRow:
 
     @property
     def trace(self) -> str:
-        """What the trace is called."""
+        """Return the trace's name."""
         return self.source.name
 
     @property
     def name_but_gpus(self) -> str:
-        """What the scenario is called among those that differ in their GPUs alone."""
+        """Return the scenario's name without its GPUs."""
         gpus, unnamed = self.scenario.gpus, replace(self.scenario, label=None).name
         return unnamed if self.scenario.name == gpus else self.scenario.name.removesuffix(f", {gpus}")
 
     def mean(self, name: str) -> float | None:
-        """The mean of a figure; None where it is not known."""
+        """Return the mean of a figure; None if unknown."""
         return self.figures[name].mean if name in self.figures else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -238,7 +237,7 @@ class SweepRow:
 
 
 def summarize(wanted: Sequence[Case], outcomes: Iterable[CaseOutcome]) -> list[SweepRow]:
-    """A row for each scenario on each trace, in the order of the cases, however they came in."""
+    """Return a row for each scenario on each trace, in the order of the cases."""
     found = {outcome.case: outcome for outcome in outcomes}
     groups: dict[TraceSource, dict[Scenario, list[CaseOutcome]]] = {}
     for case in wanted:
@@ -277,7 +276,7 @@ class TargetAnswer:
 
 
 def answers(rows: Sequence[SweepRow], target: Target) -> list[TargetAnswer]:
-    """How many GPUs are enough, for each scenario on each trace; a mean counts only where every job was placed."""
+    """Return how many GPUs are enough for each scenario on each trace, with every job placed."""
     groups: dict[tuple[TraceSource, Scenario], list[SweepRow]] = {}
     for row in rows:
         alike = replace(row.scenario, gpus="", label=None, seed=0)

@@ -71,5 +71,5 @@ class JobTrace:
 
     @property
     def kinds(self) -> list[JobKind]:
-        """The kinds of its jobs, each once, in the order in which they come."""
+        """Return the kinds of its jobs, each once, in the order of arrival."""
         return list({id(job.kind): job.kind for job in self.jobs}.values())

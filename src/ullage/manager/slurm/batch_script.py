@@ -25,7 +25,7 @@ _LARGEST = 4 << 20  # bytes, which is Slurm's own limit
 
 @dataclass(frozen=True)
 class Hints:
-    """What the `#ULLAGE` lines of a script say."""
+    """The hints in the `#ULLAGE` lines of a script."""
 
     gpu: str | None = None
     memory: int | None = None
@@ -52,18 +52,18 @@ class BatchTraining:
 
     @property
     def ranks_per_node(self) -> int:
-        """The processes that a node runs."""
+        """Return the number of processes on a node."""
         return int(self.ranks.get("world_size", 1)) // int(self.ranks.get("nodes", 1))
 
     @property
     def shown(self) -> str:
-        """In a few words."""
+        """Return the command in words."""
         return " ".join([*(["-m"] if self.command.module else []), self.command.source, *self.command.args])
 
 
 @dataclass(frozen=True)
 class BatchScript:
-    """A batch script that was read. `refusal` says why its training is not known, where it is not."""
+    """A batch script. `refusal` says why its training is unknown."""
 
     options: Mapping[str, str]
     hints: Hints
@@ -73,7 +73,7 @@ class BatchScript:
 
 
 def read_file(path: str) -> str:
-    """The text of a batch script."""
+    """Read the text of a batch script."""
     file = Path(path)
     if not file.is_file():
         found = "it is a folder" if file.is_dir() else "there is no such file"
@@ -97,7 +97,7 @@ def read_batch(
     options: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
 ) -> BatchScript:
-    """Read a batch script. `options` are those that sbatch is given besides, which count more than the script's own."""
+    """Read a batch script. `options` from sbatch's command line override the script's own."""
     given = {**read_directives(text), **(options or {})}
     hints = read_hints(text)
     if not hints.estimate or hints.memory is not None:
@@ -138,7 +138,7 @@ def exported(environment: Mapping[str, str], export: str | None) -> dict[str, st
 
 
 def _slurm_variables(options: Mapping[str, str], folder: str) -> dict[str, str]:
-    """What Slurm sets in a job and is known before."""
+    """Return the variables that Slurm sets in a job, as far as they are known before."""
     tasks, nodes = map(str, tasks_and_nodes(options))
     index = first_index(options.get("array", ""))
     found = {
@@ -163,7 +163,7 @@ def _slurm_variables(options: Mapping[str, str], folder: str) -> dict[str, str]:
 
 
 def _trainings(programs: Sequence[Program], options: Mapping[str, str], notes: list[str]) -> list[BatchTraining]:
-    """The scripts of Python among the programs, each once."""
+    """Return the Python scripts among the programs, each once."""
     found: dict[tuple[object, ...], BatchTraining] = {}
     for program in programs:
         inner = launched(program.words)
@@ -188,7 +188,7 @@ def _trainings(programs: Sequence[Program], options: Mapping[str, str], notes: l
 
 
 def _with_ranks(training: BatchTraining, srun: Mapping[str, str] | None, options: Mapping[str, str]) -> BatchTraining:
-    """As how many processes it runs: as many as its launcher starts, or as srun has tasks."""
+    """Return the training with its ranks: its launcher's processes, or srun's tasks."""
     gpus = gpu_request(options).per_node
     ranks = training.command.ranks(gpus or 1)
     variables = dict(training.environment)

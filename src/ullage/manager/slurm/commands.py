@@ -43,13 +43,12 @@ class SlurmNode:
 
     @property
     def shards_per_gpu(self) -> int:
-        """Of one GPU."""
         return self.shards // self.gpus if self.gpus else 0
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job as `squeue` tells of it."""
+    """A job in the output of `squeue`."""
 
     id: int
     name: str
@@ -69,12 +68,12 @@ class SlurmJob:
 
     @property
     def shards(self) -> int | None:
-        """How many it asks for on each node; `None`: it asks for none."""
+        """Return the shards that it requests on each node, or `None`."""
         return next((gres.count for gres in self.requested if gres.name == "shard"), None)
 
 
 def run(*words: str, limit: float = LIMIT, environment: Mapping[str, str] | None = None, text: str = "") -> str:
-    """What a command of Slurm prints; `SlurmFailed` if there is no such command, it fails, or takes too long."""
+    """Return the output of a Slurm command; raise `SlurmFailed` if it is missing, fails or takes too long."""
     program = shutil.which(words[0])
     if program is None:
         raise SlurmFailed(
@@ -114,7 +113,7 @@ def submit(words: Sequence[str], environment: Mapping[str, str] | None = None, s
 
 
 def jobs(numbers: Sequence[int] = (), everybody: bool = True) -> list[SlurmJob]:
-    """The jobs that Slurm knows, those that ended a short while ago too; of all users, or of this one."""
+    """Return the jobs that Slurm knows, also recently finished ones, of all users or of this one."""
     words = ["squeue", "--json", "--states=all"]
     words += [f"--jobs={','.join(map(str, numbers))}"] if numbers else []
     words += [] if everybody else ["--me"]
@@ -131,24 +130,24 @@ def jobs(numbers: Sequence[int] = (), everybody: bool = True) -> list[SlurmJob]:
 
 
 def nodes() -> list[SlurmNode]:
-    """The nodes of the cluster."""
+    """Return the nodes of the cluster."""
     lines = run("scontrol", "--oneliner", "show", "nodes").splitlines()
     return [_node(line) for line in lines if line.startswith("NodeName=")]
 
 
 def default_partition() -> str | None:
-    """The partition of jobs that name none."""
+    """Return the default partition."""
     return next((name[:-1] for name in run("sinfo", "--noheader", "--format=%P").split() if name.endswith("*")), None)
 
 
 def configuration() -> dict[str, str]:
-    """What `scontrol show config` prints; keys as it writes them."""
+    """Return the settings that `scontrol show config` prints."""
     lines = run("scontrol", "show", "config").splitlines()
     return {key.strip(): value.strip() for key, found, value in (line.partition("=") for line in lines) if found}
 
 
 def version() -> tuple[int, ...]:
-    """The release of the controller, such as (22, 5, 8)."""
+    """Return the release of the controller, such as (22, 5, 8)."""
     return tuple(int(word) for word in re.findall(r"\d+", configuration().get("SLURM_VERSION", ""))[:3])
 
 
@@ -172,7 +171,7 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
 
 
 def _count(text: str) -> int | None:
-    """Slurm's counts may end with a factor: 2K."""
+    """Parse a count, which may end with a factor: 2K."""
     match = re.fullmatch(r"(\d+)([kKmMgG]?)", text)
     return int(match[1]) * 1024 ** " kmg".index(match[2].lower() or " ") if match else None
 
@@ -242,7 +241,7 @@ def _number(told: Any) -> int:
 
 
 def _state(told: Any) -> str:
-    """A job whose epilogs still run is `COMPLETING`, whatever else it is."""
+    """Return a job's state; `COMPLETING` while its epilogs run."""
     return "COMPLETING" if "COMPLETING" in (told or ()) else _first(told)
 
 
@@ -255,7 +254,7 @@ def _text(told: Any) -> str:
 
 
 def _exit_code(told: Any) -> int:
-    """As a shell says it: 128 and more for a signal."""
+    """Return the exit code as in a shell: 128 and more for a signal."""
     if isinstance(told, dict):
         number = _number((told.get("signal") or {}).get("id"))
         return 128 + number if number else _number(told.get("return_code"))

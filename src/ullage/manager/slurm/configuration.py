@@ -26,7 +26,7 @@ LUA = {"JobSubmitPlugins": "job_submit.lua", "CliFilterPlugins": "cli_filter.lua
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes that have the same GPUs."""
+    """Nodes with the same GPUs."""
 
     nodes: str
     count: int

@@ -62,7 +62,7 @@ def _kind(model: str, batch: int, row: TraceRow) -> tuple[JobKind, str | None]:
 
 
 def _epochs_run(row: TraceRow) -> float:
-    """The share of the epochs in a job's name (such as resnet18_cifar100_50e_3.rad) that its command runs."""
+    """Return the share of the epochs in a job's name (resnet18_cifar100_50e_3.rad) that its command runs."""
     named = re.search(r"_(\d+)e_", row.text("rad", ""))
     return row.number("epochs_in_cmd") / int(named[1]) if named and row.has("epochs_in_cmd") else 1.0
 

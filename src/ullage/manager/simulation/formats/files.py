@@ -26,7 +26,7 @@ _ABSENT = frozenset(("", "nan", "none", "null", "na"))
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[str]]:
-    """A file of text for reading, unpacked if its name ends in .gz or .xz."""
+    """Open a text file for reading, unpacked if its name ends in .gz or .xz."""
     openers: dict[str, Callable[[Path, str], Any]] = {".gz": gzip.open, ".xz": lzma.open}
     try:
         with io.TextIOWrapper(openers.get(path.suffix, open)(path, "rb"), encoding="utf-8-sig", newline="") as file:
@@ -42,7 +42,7 @@ def opened(path: Path) -> Iterator[IO[str]]:
 
 
 def check_target(path: Path, kind: str, is_ours: Callable[[str], bool]) -> None:
-    """Refuse a file that cannot be written, or that is there and is not of this kind by how it begins."""
+    """Refuse a file that cannot be written, or that exists and is not of this kind."""
     if not path.parent.is_dir():
         raise InvalidValue(f"cannot write {path}: there is no folder {path.parent}")
     try:
@@ -54,7 +54,6 @@ def check_target(path: Path, kind: str, is_ours: Callable[[str], bool]) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file."""
     try:
         path.write_bytes(content)
     except OSError as error:
@@ -62,18 +61,18 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def head(path: Path) -> str:
-    """How a file begins."""
+    """Return the beginning of a file."""
     with opened(path) as file:
         return file.read(_HEAD)
 
 
 def first_row(text: str) -> list[str]:
-    """The names in the first line of a table."""
+    """Return the names in the first line of a table."""
     return [name.strip() for name in next(csv.reader(text.splitlines()[:1]), [])]
 
 
 def has_columns(*names: str) -> Callable[[str], bool]:
-    """Whether the first line of a text names these columns."""
+    """Return a function that checks whether the first line of a text names these columns."""
     return lambda text: set(names) <= set(first_row(text))
 
 
@@ -87,7 +86,7 @@ class TraceRow:
         self.where, self._columns, self._values = where, columns, values
 
     def text(self, column: str, default: str | None = None) -> str:
-        """What a cell says; without `default` it must say something."""
+        """Return a cell's text; without `default` it must not be empty."""
         place = self._columns.get(column)
         value = "" if place is None or place >= len(self._values) else self._values[place].strip()
         if value.casefold() not in _ABSENT:
@@ -167,7 +166,7 @@ def seconds_of(text: str) -> float:
 
 
 def table(path: Path, needed: Iterable[str], columns: Sequence[str] | None = None) -> Iterator[TraceRow]:
-    """The rows of a CSV file; `columns` are the names where the file has none in its first line."""
+    """Yield the rows of a CSV file; `columns` are the names if its first line has none."""
     with opened(path) as file:
         rows = csv.reader(file)
         names = [name.strip() for name in next(rows, [])] if columns is None else list(columns)
@@ -182,7 +181,7 @@ def table(path: Path, needed: Iterable[str], columns: Sequence[str] | None = Non
 
 
 def left_out(count: int) -> list[str]:
-    """The note on jobs that cannot be simulated."""
+    """Return the note on jobs that cannot be simulated."""
     return [f"{jobs_are(count)} left out: without GPUs, or without a known run time"] if count else []
 
 

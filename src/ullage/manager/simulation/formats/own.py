@@ -117,7 +117,7 @@ def _job(row: TraceRow, number: int, kind: JobKind) -> TraceJob:
 
 
 def _kind(row: TraceRow, estimators: Mapping[str, str], kinds: dict[tuple[object, ...], JobKind]) -> JobKind:
-    """The kind of a row: a known workload, whose memory and estimates the row may change, or memory alone."""
+    """Return the kind of a row: a known workload, perhaps with other memory and estimates, or memory only."""
     key = (row.text("kind", ""), row.text("memory", ""), *(row.text(column, "") for column in estimators.values()))
     found = kinds.get(key)
     if found is None:
@@ -187,7 +187,7 @@ def _json_lines(trace: JobTrace) -> Iterator[str]:
 
 
 def _names(kinds: Sequence[JobKind]) -> dict[int, str]:
-    """A name for each kind, its own unless another one has it."""
+    """Return a unique name for each kind."""
     taken: dict[str, int] = {}
     names = {}
     for kind in kinds:

@@ -40,7 +40,7 @@ def _read_philly(path: Path, assignment: Assignment) -> JobTrace:
 
 
 def _philly_job(where: str, values: Any) -> PublicJob:
-    """A job; attempts whose begin or end was not recorded do not count."""
+    """Read a job; attempts without a recorded begin or end do not count."""
 
     def known(attempt: Mapping[str, Any]) -> bool:
         return all(attempt.get(key) not in (None, "None", "") for key in ("start_time", "end_time"))
@@ -136,12 +136,12 @@ def _read_pai(path: Path, assignment: Assignment) -> JobTrace:
 
 
 def _columns(path: Path, table_name: str) -> list[str] | None:
-    """The names of the columns, unless the file has them itself."""
+    """Return the names of the columns, unless the file has them itself."""
     return None if first_row(head(path)) == _PAI[table_name] else _PAI[table_name]
 
 
 def _beside(path: Path, table_name: str) -> Path | None:
-    """This file if it is that table, or the table in the same folder."""
+    """Return this file if it is that table, or the table in the same folder."""
     names = [path.name] if path.name.startswith(table_name) else []
     names += [f"{table_name}.csv{packed}" for packed in ("", ".gz", ".xz")]
     return next((path.with_name(name) for name in names if path.with_name(name).is_file()), None)
