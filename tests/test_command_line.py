@@ -1,7 +1,5 @@
 """The command line as a person uses it: real processes."""
 
-import contextlib
-import gc
 import json
 import subprocess
 import sys
@@ -10,7 +8,6 @@ import pytest
 from tests.commands import ROW, ullage
 
 from ullage import __version__
-from ullage.__main__ import main
 
 
 def test_help_names_the_commands():
@@ -22,16 +19,6 @@ def test_help_names_the_commands():
 
 def test_the_version_is_printed():
     assert ullage("--version").stdout == f"{__version__}\n"
-
-
-@pytest.mark.parametrize("words", [["--version"], ["nonsense"]])
-def test_what_is_imported_is_not_looked_at_when_a_command_ends(words, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["ullage", *words])
-    gc.freeze()
-    before, kept = gc.get_freeze_count(), [[] for _ in range(1000)]
-    with contextlib.suppress(SystemExit):
-        main()
-    assert kept and gc.get_freeze_count() > before
 
 
 def test_gpus_as_table_and_as_json():

@@ -12,6 +12,7 @@ import typer
 from ullage.cli import completion
 from ullage.cli.jobs import client, print_json
 from ullage.cli.options import START_FORMS, Json, Scope, argument, option
+from ullage.cli.tables import fitted
 from ullage.text import plain, plain_values
 from ullage.units import parse_duration
 
@@ -25,7 +26,7 @@ token = typer.Typer(
 )
 admin.add_typer(token, name="token")
 
-Cards = Annotated[list[str], argument("The GPUs: their indices or UUIDs.", "GPU", complete=completion.cards)]
+Cards = Annotated[list[str], argument("GPU indices or UUIDs.", "GPU", complete=completion.cards)]
 
 
 @admin.command()
@@ -45,7 +46,7 @@ def drain(
     Examples:
 
       ullage admin drain 2 --reason "loud fan"
-      ullage admin drain 0 1 --from 2026-11-20T08:00 --until 2026-11-20T12:00 --allow ann --allow @vision
+      ullage admin drain 0 1 --from 2026-11-20T08:00 --until 2026-11-20T12:00 --allow @vision
     """
     from ullage.jobs.schedules import parse_start
 
@@ -123,17 +124,14 @@ def list_tokens(
     if as_json:
         print_json(found)
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for column in ("token", "user", "name", "scope", "made", "valid until"):
-        table.add_column(column)
-    for each in plain_values(found):
-        names = (Text(each["user"]), Text(each["name"]))
-        table.add_row(str(each["id"]), *names, each["scope"], _time(each["made"]), _valid(each))
-    Console().print(table if found else "there are no tokens; 'ullage admin token create' makes one")
+    heads = ["token", "user", "name", "scope", "made", "valid until"]
+    rows = [
+        [str(each["id"]), each["user"], each["name"], each["scope"], _time(each["made"]), _valid(each)]
+        for each in plain_values(found)
+    ]
+    print(
+        fitted(heads, rows, left=heads) if rows else "there are no tokens; create one with 'ullage admin token create'"
+    )
 
 
 @token.command()

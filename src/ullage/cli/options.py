@@ -112,15 +112,14 @@ Pytorch = Annotated[
         envvar=releases.VARIABLE,
         show_envvar=False,
         complete=completion.releases,
-        default="the one that is installed; 2.11 for newer CPU builds",
+        default="the installed one",
     ),
 ]
-Steps = Annotated[int, option("Follow the job for at least this many optimizer steps.", "N")]
+Steps = Annotated[int, option("Minimum number of optimizer steps to follow.", "N")]
 Settings = Annotated[
     list[str] | None,
     option(
-        "Another field of ullage.Model, such as attention=flash or freeze=layer1, or else a value of the "
-        "config of an hf: model (n_layer=12) or an argument of another model. Can be given more than once.",
+        "Another field of ullage.Model (attention=flash), config value (n_layer=12) or argument. Can be repeated.",
         "--set KEY=VALUE",
         panel=MODEL,
     ),

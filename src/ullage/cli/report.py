@@ -6,12 +6,13 @@ import datetime
 import shutil
 import sys
 import time
+from itertools import zip_longest
 from typing import Annotated, Any
 
 from ullage.cli import completion
 from ullage.cli.jobs import User, client, print_json
 from ullage.cli.options import MOMENT_FORMS, Json, option
-from ullage.cli.tables import aligned, text_width
+from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue
 from ullage.manager.report_words import COLUMNS, cells_of, csv_of, failures, moment
 from ullage.text import plain
@@ -55,7 +56,8 @@ def report(
 
 
 def _print_table(found: dict[str, Any]) -> None:
-    span = " to ".join(datetime.datetime.fromtimestamp(found[end]).strftime("%Y-%m-%d %H:%M") for end in _SPAN)
+    moments = (datetime.datetime.fromtimestamp(found[name]) for name in ("since", "until"))
+    span = " to ".join(each.strftime("%Y-%m-%d %H:%M") for each in moments)
     if not found["rows"]:
         print(f"no jobs ran from {span}")
         return
@@ -64,35 +66,17 @@ def _print_table(found: dict[str, Any]) -> None:
 
 
 def table(found: dict[str, Any], width: int | None) -> str:
-    """The report as a table, without what nobody used or knows, and what a narrow terminal has no room for."""
+    """Return the report as a table, without unused and unknown figures and the columns that do not fit the width."""
     rows, keys = found["rows"], found["by"]
     lines = [[plain(str(row[key])) for key in keys] + cells_of(row) for row in rows]
     if len(rows) > 1:
         lines.append(["total"] + [""] * (len(keys) - 1) + cells_of(found["total"]))
-    heads = [*keys, *COLUMNS]
-    empty = [heads.index(name) for name in _MAY_BE_EMPTY]
-    shown = [
-        place
-        for place in range(len(heads))
-        if place not in empty or {line[place] for line in lines} - {"0.00", "unknown"}
-    ]
-    sizes = [max(map(text_width, column)) for column in zip(heads, *lines, strict=True)]
-    missing = []
-    for name in _GIVE_WAY:
-        wide = sum(sizes[place] + 2 for place in shown) - 2
-        if width is not None and wide > width and heads.index(name) in shown:
-            shown.remove(heads.index(name))
-            missing.append(name)
-    widths, right = [sizes[place] for place in shown], [place >= len(keys) for place in shown]
-    text = []
-    for number, cells in enumerate((heads, *lines)):
-        text.append(aligned([cells[place] for place in shown], widths, right).rstrip())
-        row = rows[number - 1] if 0 < number <= len(rows) else None
-        if row is not None and row["failures"]:
-            text.append(f"    {failures(row['failures'])}")
-    if missing:
-        text.append(f"(no room for {', '.join(missing)}; --csv has all)")
-    return "\n".join(text)
-
-
-_SPAN = ("since", "until")
+    columns = zip([*keys, *COLUMNS], *lines, strict=True)
+    shown = [column for column in columns if column[0] not in _MAY_BE_EMPTY or {*column[1:]} - {"0.00", "unknown"}]
+    heads, *cells = zip(*shown, strict=True)
+    give_way = [name for name in _GIVE_WAY if name in heads]
+    head, *text = fitted(heads, cells, give_way=give_way, left=keys, width=width or sys.maxsize).split("\n")
+    with_failures = [head]
+    for line, row in zip_longest(text, rows):  # after the rows come the total, and a note
+        with_failures += [line, f"    {failures(row['failures'])}"] if row and row["failures"] else [line]
+    return "\n".join(with_failures)

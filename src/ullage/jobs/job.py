@@ -41,16 +41,15 @@ class Script:
     module: bool = described(False, "SOURCE is a module, as in python -m.", letter="m")
     python: str | Path | None = described(
         None,
-        "Run a script in another Python, which needs PyTorch but not Ullage: its path, an environment's folder, or the "
-        "name of a conda environment.",
+        "Python for a script, with PyTorch but without Ullage: a path, an environment's folder or a conda name.",
         metavar="PATH",
-        default="the active environment if it has PyTorch, or else Ullage's own",
+        default="the active environment, or Ullage's own",
     )
     timeout: float = described(
         DEFAULT_TIMEOUT, "Give up on a script after this long, such as 90s or 10m.", metavar="TIME", default="5m"
     )
-    network: bool = described(False, "Let a script reach other machines, to download something.")
-    show_output: bool = described(False, "Show what the script prints.")
+    network: bool = described(False, "Let a script use the network.")
+    show_output: bool = described(False, "Show the script's output.")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", str(self.path))
@@ -68,26 +67,26 @@ class Ranks:
 
     size: int | None = described(
         None,
-        "Run as one rank of N, with what torchrun would set. Each rank has a GPU.",
+        "Run as one rank of N, each with a GPU.",
         metavar="N",
         option="world-size",
-        default="as the script is started",
+        default="set by the launcher, if any",
     )
-    nodes: int = described(1, "Machines that the ranks are spread over.", metavar="N")
+    nodes: int = described(1, "Number of machines.", metavar="N")
     follow: Sequence[int] = described(
         (),
-        "The ranks to follow, such as 0,7. The rank that needs the most memory sets the estimate.",
+        "Ranks to follow, such as 0,7. The one that needs the most memory sets the estimate.",
         metavar="N,N",
         option="follow-ranks",
         default="0, and the last stage of a pipeline",
     )
     parallel: str | None = described(
-        None, "How a model by name is spread over ranks: ddp, fsdp2, tp or pp.", metavar="NAME", default="ddp"
+        None, "Strategy for a model by name: ddp, fsdp2, tp or pp.", metavar="NAME", default="ddp"
     )
     interconnect: str | None = described(
         None,
-        "The networks by which ranks reach each other: inside a machine (nvlink1 to nvlink5, pcie3 to pcie5), between "
-        "machines (ib-hdr, ib-ndr, eth-100, ...), or both with a comma. 4xib-ndr means four adapters in each machine.",
+        "Network inside a machine (nvlink1 to 5, pcie3 to 5), between machines (ib-hdr, eth-100, 4xib-ndr for four "
+        "adapters), or both.",
         metavar="NAME[,NAME]",
         default="as machines with this GPU are sold",
     )

@@ -172,7 +172,7 @@ class Model:
     num_classes: int | None = described(None, "Number of classes.", metavar="N", default="the model's own")
     optimizer: str = described(
         "adamw",
-        "sgd, sgdm, adam, adamw, adamw_fused, rmsprop, adagrad, adafactor, or any class of torch.optim.",
+        "sgd, sgdm, adam, adamw, adamw_fused, rmsprop, adafactor, or a class of torch.optim.",
         letter="O",
         metavar="NAME",
     )
@@ -181,7 +181,7 @@ class Model:
         "fp32, tf32, amp_fp16, amp_bf16, bf16 or fp16.",
         letter="p",
         metavar="NAME",
-        default="fp32; for hf:ORG/NAME the type of the saved weights",
+        default="fp32, or that of saved weights",
     )
     dtype: str | None = described(
         None, "The type that the weights are loaded in: float32, bfloat16 or float16.", metavar="NAME"
