@@ -192,11 +192,7 @@ def ask(name: str, row: dict[str, Any], gpu: str) -> Estimate | str:
 
 
 def estimator_list(text: str) -> list[str]:
-    """The estimators that "all" or a comma-separated list means, each once.
-
-    >>> estimator_list("ullage, ullage")
-    ['ullage']
-    """
+    """The estimators that "all" or a comma-separated list means, each once."""
     releases.refuse_if_unserved()
     if text.strip().casefold() == "all":
         return estimators()

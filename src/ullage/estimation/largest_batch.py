@@ -378,11 +378,7 @@ def with_argument(args: list[str], name: str, value: int) -> list[str]:
 
 
 def argument_value(args: Sequence[str], name: str | None) -> int | None:
-    """The number that a script's arguments give for one of them; `None` if they give none.
-
-    >>> argument_value(["-b", "8"], "-b"), argument_value(["--b=8"], "--b"), argument_value([], "-b")
-    (8, 8, None)
-    """
+    """The number that a script's arguments give for one of them; `None` if they give none."""
     for word, next_word in zip(args, [*args[1:], ""], strict=False):
         value = next_word if word == name else word.removeprefix(f"{name}=") if word.startswith(f"{name}=") else ""
         if value.isdigit():

@@ -75,11 +75,7 @@ def model_words(model: dict[str, Any]) -> str:
 def moment(
     operator: str | None, module: str | None, part: str | None, step: int | None, module_class: str | None = None
 ) -> str | None:
-    """Where a request came from, in words.
-
-    >>> moment("aten.convolution_backward.default", "layer3.4.conv2", "backward", 2, "Conv2d")
-    'in the backward pass of layer3.4.conv2 (Conv2d), step 2 (convolution_backward)'
-    """
+    """Where a request came from, in words."""
     if operator is None or part is None:
         return None
     if module_class and module and module.rpartition(".")[2] != module_class:

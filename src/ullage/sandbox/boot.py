@@ -16,7 +16,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def begin(entry: str, channel: str, told: str) -> None:
-    """Look at this Python, then go on as any child does."""
+    """Check this Python, then go on as any child does."""
     _say(channel, {"at": HELLO})
     found = problem()
     if found:
@@ -31,7 +31,7 @@ def begin(entry: str, channel: str, told: str) -> None:
 
 
 def problem() -> str:
-    """Why this Python will not do, or nothing."""
+    """Return the reason why this Python cannot be used, or an empty text."""
     here = sys.executable
     if sys.version_info[:2] < OLDEST_PYTHON:
         return f"needed Python {dotted(OLDEST_PYTHON)} or newer; {here} is Python {dotted(sys.version_info[:3])}"
@@ -52,7 +52,7 @@ def problem() -> str:
 
 
 def dotted(version: tuple) -> str:  # type: ignore[type-arg]
-    """A version as it is written."""
+    """Return a version as text."""
     return ".".join(str(part) for part in version)
 
 

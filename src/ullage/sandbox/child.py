@@ -26,10 +26,10 @@ _channel: Channel | None = None
 
 
 def main(entry: str, channel: str, told: str) -> None:
-    """The life of a child that `parent.start` started. What shuts it in comes first, then the caller's code.
+    """Run a child that `parent.start` started: first its isolation, then the caller's code.
 
-    It is told (in JSON) which `parent` to end with, where to `record` what it reads, to which folder to `redirect` what
-    it writes, and whether it has the `network`.
+    The options (JSON) name the `parent` to end with, the descriptor to `record` reads to, the folder to `redirect`
+    writes to, and whether the `network` is allowed.
     """
     options = json.loads(told)
     if options["parent"] is not None:
@@ -54,7 +54,7 @@ def main(entry: str, channel: str, told: str) -> None:
 
 
 def answer(channel: Channel, work: Callable[[], dict[str, Any] | None]) -> None:
-    """Do the work and give what it returns as the answer, or its exception as the error."""
+    """Do the work and send its result as the answer, or its exception as the error."""
     global _channel
     _channel = channel
     try:
@@ -67,25 +67,25 @@ def answer(channel: Channel, work: Callable[[], dict[str, Any] | None]) -> None:
 
 
 def give_answer(found: dict[str, Any]) -> None:
-    """For a function that goes on after its answer, or is left from another thread: answer now, once."""
+    """Send the answer now, once: for a function that continues after it, or from another thread."""
     assert _channel is not None, "not in a child process"
     _channel.answer(found)
 
 
 def give_so_far(found: dict[str, Any]) -> None:
-    """Say what the answer would be now: it counts if this process ends without one."""
+    """Send the current state of the answer: it counts if this process ends without one."""
     assert _channel is not None, "not in a child process"
     _channel.so_far(found)
 
 
 def say_doing(what: str) -> None:
-    """Say what takes long now; nothing when it is done."""
+    """Report a long operation; an empty text when it is done."""
     assert _channel is not None, "not in a child process"
     _channel.doing(what)
 
 
 def end(code: int) -> None:
-    """End this process, which was forked, as Python ends one that was started; what forked it is left alone."""
+    """End this forked process as Python ends a started one, without touching its parent's state."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # it waits for threads that are no daemons
         atexit._run_exitfuncs()
@@ -101,11 +101,7 @@ def _imported(entry: str) -> Callable[..., Any]:
 
 
 def function_named(entry: str) -> Callable[..., Any]:
-    """The function that `MODULE:FUNCTION` names.
-
-    >>> function_named("os.path:join")("a", "b")
-    'a/b'
-    """
+    """Return the function that `MODULE:FUNCTION` names."""
     module, _, name = entry.partition(":")
     found: Any = importlib.import_module(module)
     for part in name.split("."):
@@ -114,7 +110,7 @@ def function_named(entry: str) -> Callable[..., Any]:
 
 
 def run_command(request: dict[str, Any]) -> dict[str, Any]:
-    """An entry: run `command` in `env` with `text` on its standard input; return its exit code or why it failed."""
+    """Run `command` in `env` with `text` as its standard input; return its exit code or the reason why it failed."""
     command, nothing = request["command"], subprocess.DEVNULL
     try:
         text = request["text"].encode()
@@ -125,10 +121,10 @@ def run_command(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def end_with(parent: Process) -> None:
-    """End this process's group soon after that process is gone, however it ended: nobody waits for the answer.
+    """Kill this process's group soon after `parent` has ended.
 
-    The kernel could kill this process itself (PR_SET_PDEATHSIG), but not what it has started, and it would do so when
-    the thread that started it ends.
+    The kernel could kill this process (PR_SET_PDEATHSIG), but not its descendants, and it would do so as soon as the
+    thread that started it ends.
     """
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""Finds a conda environment as conda would, with the rights of whoever asks. Only the standard library."""
+"""Find a conda environment as conda would. Only the standard library is used."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ _LARGEST_LIST = 1 << 20  # bytes of conda's list of environments
 
 
 def in_conda(name: str, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a program in a conda environment, which is named by its path or its name; no shell is asked.
+    """Return the variables of a program in a conda environment, given by its path or name; no shell is started.
 
-    It looks where `env` says, so only a process with the rights of whoever wrote `env` may call it.
-
-    >>> in_conda("no-such-environment", {"HOME": "/nowhere"})
-    Traceback (most recent call last):
-    ...
-    LookupError: needed a conda environment; found none named 'no-such-environment' (looked in /nowhere)
+    It reads files that `env` names, so only a process with the rights of the owner of `env` may call it.
     """
     home = env.get("HOME", "/nonexistent")
     if os.path.isabs(name):
@@ -38,16 +33,12 @@ def in_conda(name: str, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def conda_names(env: Mapping[str, str]) -> list[str]:
-    """The names of the environments that conda wrote down.
-
-    >>> conda_names({"HOME": "/nowhere"})
-    []
-    """
+    """Return the names of the environments in conda's own list."""
     return sorted({os.path.basename(line) for line in _conda_list(env.get("HOME", "/nonexistent"))} - {""})
 
 
 def _conda_list(home: str) -> list[str]:
-    """conda itself writes down where it made environments. A pipe or a device in that place is not read."""
+    """Read conda's list of environments. A pipe or a device in that place is not read."""
     try:
         descriptor = os.open(os.path.join(home, ".conda/environments.txt"), os.O_RDONLY | os.O_NONBLOCK)
     except OSError:

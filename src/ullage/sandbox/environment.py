@@ -15,14 +15,10 @@ HOME = str(Path(__file__).resolve().parents[2])  # the folder that `ullage` is i
 def environment(
     base: Mapping[str, str] | None = None, *, import_from: Iterable[str] = (), ours: bool = True
 ) -> dict[str, str]:
-    """The variables of `base` (by default this process's own) for a child process.
+    """Return the variables for a child process, from `base` or this process's own.
 
-    `import_from` names more places to import from, `sys.path` for a child that has to find what is importable here.
-    `ours` is whether it runs in this Python; another one gets Ullage by other means (`boot`).
-    Output is not buffered, unless `base` says so, so that the last words of a process that is killed are known.
-
-    >>> environment({"PYTHONPATH": "/mine"}, import_from=["/models"])["PYTHONPATH"].endswith("/models:/mine")
-    True
+    `import_from` adds folders to import from. `ours` says whether the child runs in this Python; another one gets
+    Ullage from `boot`. Output is unbuffered by default, so that the last output of a killed process is known.
     """
     base = os.environ if base is None else base
     is_found = not ours or is_guest() or HOME in _installed()
@@ -36,7 +32,7 @@ def environment(
 
 
 def is_guest() -> bool:
-    """Whether this is another Python than Ullage's own, which `boot` has put it into."""
+    """Return whether this Python is not Ullage's own, and `boot` has loaded Ullage into it."""
     return getattr(ullage, "is_guest", False)
 
 

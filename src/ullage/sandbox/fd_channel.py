@@ -22,7 +22,7 @@ class FdChannel:
         self._buffer = b""
 
     def fileno(self) -> int:
-        """For `select`."""
+        """Return the descriptor, for `select`."""
         return self._socket.fileno()
 
     def send(self, message: dict[str, Any], files: list[int] | None = None) -> None:

@@ -1,8 +1,7 @@
-"""Children that are forked and not started, since importing PyTorch takes seconds and a fork none.
+"""Children that are forked, because importing PyTorch takes seconds.
 
-`start_from_server` forks from a server process that has imported what every child needs; any process may ask it.
-`ForkedHere` forks this very process, which then must have one thread and must never have touched CUDA; it can hold a
-child at chosen places until it is told to go on.
+`start_from_server` forks from a server process that has imported the modules that children need. `ForkedHere` forks
+this process, which must have one thread and must not have used CUDA; it can pause a child at chosen places.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from ullage.sandbox.spawn import ForkedProcess, kill_group, signal_group
 
 
 def start_from_server(entry: str, request: dict[str, Any], *, preload: Sequence[str] = ()) -> Child:
-    """Start a child for a function (`MODULE:FUNCTION`) by forking the server, which is started when it is first needed.
+    """Start a child for a function (`MODULE:FUNCTION`) by forking the server, which starts on first use.
 
-    The server imports the modules of `preload` once; those of its first child count.
+    The server imports the modules of the first `preload`.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ullage.sandbox.forking", *preload])
@@ -43,7 +42,7 @@ def start_from_server(entry: str, request: dict[str, Any], *, preload: Sequence[
 
 
 class _FromServer:
-    """A process of the standard library's fork server, as `Child` wants it."""
+    """A process of the standard library's fork server, as a `ProcessHandle`."""
 
     def __init__(self, process: Any) -> None:
         self._process, self.pid = process, int(process.pid)
@@ -68,7 +67,7 @@ def _forked_from_server(
 
 
 class Pause(Protocol):
-    """Called by a child at a place that it names, with what its answer is so far: returns what `go_on` was given."""
+    """Called by a child at a named place, with its answer so far; returns the line given to `go_on`."""
 
     def __call__(self, place: str, so_far: dict[str, Any] | None = None) -> str: ...
 
@@ -79,9 +78,8 @@ _open: set[int] = set()  # this process's ends of the pipes to its children: a c
 class ForkedHere:
     """A child forked from this process. `work(pause)` runs in it and returns its answer.
 
-    `pause(NAME)` in the child waits until `go_on()`, and returns the line that it was given; with `stay` it also waits
-    so when it has answered. Read from it when `select` says that there is something to read. Its output goes to the
-    file `log`, or nowhere.
+    `pause(NAME)` in the child waits for `go_on()` and returns its line. With `stay`, the child also waits after its
+    answer. Call `read` when `select` reports input. Output goes to the file `log`, or is discarded.
     """
 
     def __init__(self, work: Callable[[Pause], dict[str, Any]], *, log: Path | None = None, stay: bool = False) -> None:
@@ -102,52 +100,52 @@ class ForkedHere:
         os.close(child_leave)
 
     def fileno(self) -> int:
-        """For `select`."""
+        """Return the descriptor, for `select`."""
         return self._answers
 
     @property
     def at(self) -> str | None:
-        """The place at which it paused last."""
+        """The place of the last pause."""
         return self._messages.at
 
     @property
     def so_far(self) -> dict[str, Any] | None:
-        """The answer that it gave at a pause, the last."""
+        """The last answer given at a pause."""
         return self._messages.so_far
 
     @property
     def has_answered(self) -> bool:
-        """Whether it has given its answer or error."""
+        """Whether the child has sent its answer or error."""
         return self._messages.final
 
     def read(self) -> None:
-        """Take what it said; waits until it says something."""
+        """Wait for messages of the child, and read them."""
         part = os.read(self._answers, 1 << 20)
         self._messages.add(part)
         self.is_silent = not part
 
     def go_on(self, line: str = "") -> None:
-        """Let it leave the place at which it pauses, and tell it a line."""
+        """Let the child continue from its pause with this line."""
         with suppress(BrokenPipeError):  # it has been killed
             rest = line.encode() + b"\n"
             while rest:
                 rest = rest[os.write(self._leave, rest) :]
 
     def kill(self) -> None:
-        """End it, with what it has started."""
+        """Kill the child and its descendants."""
         signal_group(self._process, signal.SIGKILL)
 
     def set_suspended(self, suspended: bool = True) -> None:
-        """Stop it, with what it has started, wherever it is; or let it go on from there."""
+        """Stop the child and its descendants, or let them continue."""
         if self._process.poll() is None:
             signal_group(self._process, signal.SIGSTOP if suspended else signal.SIGCONT)
 
     def has_ended(self) -> bool:
-        """Whether its process is gone; only then the driver has taken its memory back."""
+        """Return whether the process has ended; only then does the driver free its memory."""
         return self._process.poll() is not None
 
     def close(self) -> Outcome:
-        """End it, with what it has started, and say what came of it."""
+        """Kill the child and its descendants, and return the outcome."""
         kill_group(self._process)
         for descriptor in (self._answers, self._leave):
             os.close(descriptor)
@@ -158,7 +156,7 @@ class ForkedHere:
 def _forked_here(
     work: Callable[[Pause], dict[str, Any]], answers: int, leave: int, log: Path | None, stay: bool, parent: Process
 ) -> None:
-    """The life of the child; it never returns."""
+    """Run the child; never returns."""
     try:
         os.setsid()
         end_with(parent)

@@ -1,6 +1,6 @@
-"""Work that makes many objects and no garbage, done without the garbage collector.
+"""Turn the garbage collector off while many objects are made.
 
-It would look at each of them again and again: a tenth of a second for every second in which PyTorch is imported.
+It would scan all of them again and again: a tenth of a second for every second of importing PyTorch.
 """
 
 from __future__ import annotations
@@ -12,12 +12,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Inside this `with` no garbage is looked for.
-
-    >>> with gc_disabled():
-    ...     gc.isenabled()
-    False
-    """
+    """Turn the garbage collector off inside this `with`."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -29,7 +24,7 @@ def gc_disabled() -> Iterator[None]:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Imports of many modules. Their functions and classes stay until the process ends: they are never looked at."""
+    """Import many modules without the garbage collector, which ignores their functions and classes from then on."""
     with gc_disabled():
         yield
         gc.freeze()

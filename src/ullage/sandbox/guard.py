@@ -36,11 +36,11 @@ BOOT = "import sys; sys.path.append(sys.argv[1]); from ullage.sandbox.guard impo
 
 
 class Sandbox(NamedTuple):
-    """A child's private world: it reads what its user can read, and all that it writes is gone with it.
+    """The isolation of a child: it reads the files of its user, and its writes are discarded.
 
-    Only with `network` does it reach more than a loopback address of its own. Its files are covered by overlays, unless
-    that is refused or `overlays=False`; then its writes are redirected. Processes and network are kept apart by
-    namespaces, unless these are refused or `namespaces=False`; then Python does what it can.
+    Without `network` it reaches only its own loopback address. Overlays cover its files, unless the system refuses them
+    or `overlays=False`; then its writes are redirected. Namespaces isolate processes and network, unless the system
+    refuses them or `namespaces=False`; then Python does what it can.
     """
 
     network: bool = False
@@ -49,10 +49,10 @@ class Sandbox(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What the guard is to do. `command` is the child's; `told` is what the child is told, as its last argument.
+    """The task of a guard. `command` is the child's; `told` are its options, as the last argument.
 
-    Without overlays, the child's writes go to `folder`, which does not exist yet. `pool` leads to a process that waits
-    (`worker_pool`) and forks the child; if that fails, the guard starts one. `waits`: the child is such a process.
+    Without overlays, writes go to `folder`, which does not exist yet. `pool` leads to a worker (`worker_pool`) that
+    forks the child; if that fails, the guard starts one. With `waits` the child is such a worker.
     """
 
     command: list[str]
@@ -67,19 +67,19 @@ class Order(NamedTuple):
     waits: bool = False
 
     def to_text(self) -> str:
-        """As one argument of a command line."""
+        """Return the order as an argument of a command line."""
         return json.dumps({**self._asdict(), "private": self.private and self.private._asdict()})
 
     @classmethod
     def from_text(cls, text: str) -> Order:
-        """What `to_text` gave."""
+        """Read the result of `to_text`."""
         values = json.loads(text)
         private = values["private"] and Sandbox(**values["private"])
         return cls(**{**values, "parent": Process(*values["parent"]), "private": private})
 
 
 def main(text: str) -> None:
-    """The life of the guard."""
+    """Run the guard."""
     order = Order.from_text(text)
     channel = Channel(order.channel)
     try:
@@ -93,7 +93,7 @@ def main(text: str) -> None:
 
 
 def _guard(order: Order, channel: Channel) -> int:
-    """Start the child in a private world and wait for its end; returns how it ended."""
+    """Start the child in its sandbox, wait for its end, and return its exit code."""
     assert order.private is not None
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     if sys.platform == "linux":
@@ -113,7 +113,7 @@ def _guard(order: Order, channel: Channel) -> int:
 
 
 def _guard_waiting(order: Order) -> int:
-    """Start a process that waits, and end it when its asker is gone; with it ends all that it has started."""
+    """Start a worker, and end it and its descendants when its parent is gone."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     kernel.adopt_orphans()
     child = os.fork()
@@ -134,14 +134,14 @@ def _guard_waiting(order: Order) -> int:
 
 
 def _become(order: Order, **told: Any) -> None:
-    """Go on as the child, in its folder."""
+    """Become the child, in its folder."""
     enter(order.cwd, order.channel)
     os.set_inheritable(order.channel, True)
     os.execv(order.command[0], [*order.command, json.dumps({**order.told, **told})])
 
 
 def enter(folder: str | None, channel: int) -> None:
-    """Enter the child's folder, or say on its channel why not and end."""
+    """Enter the child's folder, or report the reason on its channel and exit."""
     try:
         if folder is not None:
             os.chdir(folder)
@@ -151,7 +151,7 @@ def enter(folder: str | None, channel: int) -> None:
 
 
 def _cover(order: Order) -> None:
-    """Give this process files and a network of its own, and let it keep the right to enter worlds of the same users."""
+    """Give this process its own files and network, and let it keep the right to join sandboxes of the same users."""
     entered, say = os.pipe()
     process = os.getpid()
     mapper = os.fork()
@@ -173,7 +173,7 @@ def _cover(order: Order) -> None:
 
 
 def _leave(code: int) -> None:
-    """End as the child did."""
+    """Exit with the child's code or signal."""
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -184,11 +184,11 @@ def _leave(code: int) -> None:
 
 
 class NamespacesUnavailable(Exception):
-    """The system does not let us make a private world."""
+    """The system refuses namespaces."""
 
 
 def _worlds(order: Order) -> Iterator[_Namespaces]:
-    """The worlds to try, one after the other: one whose child was waiting, and one whose child is started."""
+    """Yield the sandboxes to try: one whose child is forked by a worker, and one whose child is started."""
     if order.pool is not None:
         pool = FdChannel(order.pool)
         while not select.select([pool], [], [], _EVERY)[0]:
@@ -200,7 +200,7 @@ def _worlds(order: Order) -> Iterator[_Namespaces]:
 
 
 class _Namespaces:
-    """A world made by the kernel; its child is started, or forked by the process at the other end of `pool`."""
+    """A sandbox of namespaces; the guard starts its child, or the worker at the other end of `pool` forks it."""
 
     def __init__(self, order: Order, users: int | None = None, pool: FdChannel | None = None) -> None:
         self._order, self._users, self._pool = order, users, pool
@@ -208,7 +208,7 @@ class _Namespaces:
         self._buffer = b""
 
     def start(self) -> tuple[int, str] | None:
-        """Start the world; returns the pid of its first process and how files are kept, `None` where it is refused."""
+        """Return the pid of the sandbox's first process and how its files are kept; `None` if the system refuses it."""
         helper = self._fork(self._enter)
         for descriptor in (self._life[0], self._words[1]):
             os.close(descriptor)
@@ -238,7 +238,7 @@ class _Namespaces:
         return pid
 
     def _enter(self) -> None:
-        """In the helper: leave the namespaces of this system, and start the first process of the new ones."""
+        """In the helper: enter new namespaces, and start their first process."""
         for descriptor in (self._life[1], self._words[0]):
             os.close(descriptor)
         assert self._order.private is not None
@@ -248,7 +248,7 @@ class _Namespaces:
             self._say({"first": self._fork(self._first)})
 
     def _first(self) -> None:
-        """The first process of the world: it makes the world, and when it ends the kernel ends everything in it."""
+        """Run the first process of the sandbox: it covers the files, and when it ends, the kernel ends all others."""
         if not os.read(self._life[0], 1):
             return
         kernel.die_with_parent(signal.SIGKILL)
@@ -275,7 +275,7 @@ class _Namespaces:
                 return
 
     def _call_child(self) -> int | None:
-        """Let the process that waits be the child; its number, or `None` if it did not come."""
+        """Let the worker fork the child; return its pid, or `None` if that failed."""
         order = self._order
         assert self._pool is not None and order.private is not None
         record = order.told["record"]
@@ -307,7 +307,7 @@ class _Namespaces:
         _begin(self._order, redirect)
 
     def watch(self, first: int, channel: Channel) -> int:
-        """Wait until the world has ended, or end it; returns how the child ended."""
+        """Wait until the sandbox has ended, or end it; return the child's exit code."""
         order = self._order
         while os.waitpid(first, os.WNOHANG)[0] == 0:
             if _wait_a_moment() or not is_alive(order.parent):
@@ -326,7 +326,7 @@ class _Namespaces:
         os.write(self._words[1], encode(word))
 
     def _hear(self, name: str) -> Any:
-        """The next word of the processes that were started here, which should be this one."""
+        """Return the next message of the processes started here, which must have this name."""
         while b"\n" not in self._buffer:
             part = os.read(self._words[0], 4096)
             if not part:
@@ -340,7 +340,7 @@ class _Namespaces:
 
 
 def _redirect(order: Order, channel: Channel) -> int:
-    """Start the child without namespaces, wait for its end or end it; returns how it ended."""
+    """Start the child without namespaces, wait for its end or end it; return its exit code."""
     end, child = None, os.fork()
     if child == 0:
         _begin(order, redirect=True)
@@ -358,7 +358,7 @@ def _redirect(order: Order, channel: Channel) -> int:
 
 
 def _begin(order: Order, redirect: bool) -> None:
-    """In the child: shut what is left open, and become it. With `redirect` it will see to its writes itself."""
+    """In the child: isolate it, and become it. With `redirect` it redirects its writes itself."""
     assert order.private is not None
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -373,7 +373,7 @@ def _begin(order: Order, redirect: bool) -> None:
 
 
 def _end_all() -> None:
-    """End whatever this process's descendants have started; what they leave behind is this process's child."""
+    """Kill all descendants of this process, and those that they leave behind."""
     from ullage.sandbox.limits import family
 
     with suppress(MissingPackage):
@@ -386,7 +386,7 @@ def _end_all() -> None:
 
 
 def _taken(folder: str) -> int:
-    """Bytes on the disk that the files in a folder take."""
+    """Return the bytes on disk of the files in a folder."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -409,7 +409,7 @@ def _wrote_too_much(order: Order) -> Exceeded:
 
 
 def _wait_a_moment() -> bool:
-    """Wait a moment, or until a child has ended; returns whether this process is to end."""
+    """Wait a moment, or until a child has ended; return whether this process is to end."""
     if sys.platform != "linux":
         time.sleep(_EVERY / 10)
         return signal.SIGTERM in signal.sigpending()
@@ -418,7 +418,7 @@ def _wait_a_moment() -> bool:
 
 
 def _reap(child: int) -> int | None:
-    """Take leave of processes that have ended; returns how the child ended, if it has."""
+    """Collect ended processes; return the child's exit code if it is among them."""
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -430,7 +430,7 @@ def _reap(child: int) -> int | None:
 
 
 def _map_users(pid: int) -> None:
-    """Users have the same numbers in the world: all of them for root, for others their own alone."""
+    """Give users the same numbers in the sandbox: all of them for root, otherwise only the user's own."""
     for name, own in (("uid", os.getuid()), ("gid", os.getgid())):
         with open(f"/proc/self/{name}_map") as file:
             known = [line.split() for line in file]
@@ -451,6 +451,6 @@ def _write(path: str, text: str) -> None:
 
 
 def _near() -> list[str]:
-    """Places where a child is likely to write, beside its folder."""
+    """Return places where a child is likely to write, apart from its folder."""
     named = (value for value in os.environ.values() if value.startswith("/") and ":" not in value)
     return ["/tmp", "/var/tmp", *named]

@@ -22,29 +22,21 @@ _BESIDE = (".venv", "venv", "env")  # the usual names of an environment in a pro
 
 
 class Interpreter(NamedTuple):
-    """A Python, and the variables for what runs in it."""
+    """A Python, and the variables for programs that it runs."""
 
     path: str
     env: dict[str, str]
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is the very Python that runs this; another environment may use the same program by a link."""
+        """Whether it is this process's Python; another environment may use the same program by a link."""
         here, there = os.path.abspath(sys.executable), os.path.abspath(self.path)
         same_place = os.path.realpath(os.path.dirname(here)) == os.path.realpath(os.path.dirname(there))
         return same_place and os.path.realpath(here) == os.path.realpath(there)
 
 
 def find_interpreter(named: str, env: Mapping[str, str] | None = None) -> Interpreter:
-    """The Python that a user named: by its path or command, by an environment's folder, or by conda's name for one.
-
-    >>> find_interpreter(sys.executable).is_ours
-    True
-    >>> find_interpreter("/no/such/python")
-    Traceback (most recent call last):
-    ...
-    ullage.errors.InvalidValue: needed a Python; there is no file /no/such/python
-    """
+    """Find a Python by its path or command, by the folder of an environment, or by conda's name for one."""
     env = dict(os.environ if env is None else env)
     path = os.path.expanduser(named)
     if os.path.isdir(path):
@@ -76,11 +68,7 @@ def _checked(path: str, env: dict[str, str]) -> Interpreter:
 
 
 def active_environment(env: Mapping[str, str] | None = None) -> str | None:
-    """The folder of the environment that is active in the user's shell, if that is not Ullage's and has PyTorch.
-
-    >>> active_environment({}), active_environment({"VIRTUAL_ENV": sys.prefix})
-    (None, None)
-    """
+    """Return the folder of the user's active environment, if it is not Ullage's and has PyTorch."""
     env = os.environ if env is None else env
     folders = [env[name] for name in _ACTIVE if env.get(name)]
     path = env.get("PATH", "").split(os.pathsep)
@@ -92,7 +80,7 @@ def active_environment(env: Mapping[str, str] | None = None) -> str | None:
 
 
 def environment_with(package: str, script: str, env: Mapping[str, str] | None = None) -> str | None:
-    """An environment near at hand that has a package: the active one, or one in the script's folder or above it."""
+    """Find an environment that has a package: the active one, or one in the script's folder or above it."""
     env = os.environ if env is None else env
     here = os.path.dirname(os.path.abspath(script))
     folders = [env.get(name, "") for name in _ACTIVE]
@@ -105,11 +93,7 @@ def environment_with(package: str, script: str, env: Mapping[str, str] | None = 
 
 
 def has_package(folder: str, package: str) -> bool:
-    """Whether the environment in a folder has a package, as far as its files tell.
-
-    >>> has_package(sys.prefix, "torch"), has_package("/nowhere", "torch")
-    (True, False)
-    """
+    """Return whether the environment in a folder has a package, by its files."""
     if not os.path.exists(os.path.join(folder, "bin", "python")):
         return False
     prefixes = [folder]

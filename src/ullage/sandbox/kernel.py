@@ -1,4 +1,4 @@
-"""The system calls of Linux that a private world is made with, and that Python does not have (yet)."""
+"""System calls of Linux that Python does not have (yet), for sandboxes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else N
 
 
 def call(name: str, *args: Any) -> int:
-    """Call a function of the C library; an error of the system is raised as `OSError`."""
+    """Call a function of the C library; raise its errors as `OSError`."""
     found: int = getattr(_libc, name)(*args)
     if found < 0:
         number = ctypes.get_errno()
@@ -45,15 +45,15 @@ def call(name: str, *args: Any) -> int:
 
 
 def syscall(number: int, *args: Any) -> int:
-    """A call that the C library has no function for."""
+    """Make a system call for which the C library has no function."""
     return call("syscall", ctypes.c_long(number), *args)
 
 
 def enter_namespaces(*, network: bool, processes: bool = True, users: int | None = None) -> None:
-    """Leave the system's users, mounts, processes, messages and (without `network`) network for new, private ones.
+    """Enter new namespaces for users, mounts, processes, messages and (without `network`) the network.
 
-    `users` is a namespace of users to join in place of a new one. The process itself stays among the processes that it
-    is one of; the next that it forks is the first of the new ones. Without `processes` that one stays there, too.
+    `users` is a namespace of users to join instead of a new one. The next process that this one forks is the first of
+    the new namespace of processes; without `processes` there is none.
     """
     flags = _CLONE_NEWNS | _CLONE_NEWIPC | (_CLONE_NEWPID if processes else 0)
     if users is not None:
@@ -64,17 +64,17 @@ def enter_namespaces(*, network: bool, processes: bool = True, users: int | None
 
 
 def namespaces(*names: str) -> list[int]:
-    """Descriptors of this process's namespaces ("user", "mnt", "pid", "ipc", "net")."""
+    """Return descriptors of this process's namespaces ("user", "mnt", "pid", "ipc", "net")."""
     return [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
 
 
 def join(namespace: int) -> None:
-    """Enter the namespace of a descriptor; for one of processes, the next that this process forks is in it."""
+    """Join the namespace of a descriptor; one of processes holds for the next forked process."""
     call("setns", namespace, 0)
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     words = os.fsencode(source), os.fsencode(target), kind.encode() or None
     try:
         call("mount", *words, ctypes.c_ulong(flags), options.encode() or None)
@@ -83,19 +83,19 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 
 
 def unmount(target: str) -> None:
-    """Take a mount away, with all that is mounted below it."""
+    """Remove a mount and those below it."""
     call("umount2", os.fsencode(target), _MNT_DETACH)
 
 
 def make_read_only(target: str) -> None:
-    """A mount and all that is mounted below it."""
+    """Make a mount and those below it read-only."""
     attributes = struct.pack("QQQQ", _MOUNT_ATTR_RDONLY, 0, 0, 0)
     path = os.fsencode(target)
     syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, path, _AT_RECURSIVE, attributes, ctypes.c_size_t(len(attributes)))
 
 
 def enter_root(folder: str) -> None:
-    """Make a folder, which is a mount, this process's root, and let go of the root that was."""
+    """Make a mounted folder this process's root, and drop the old root."""
     os.chdir(folder)
     syscall(_SYS_PIVOT_ROOT[os.uname().machine], b".", b".")
     unmount(".")
@@ -103,7 +103,7 @@ def enter_root(folder: str) -> None:
 
 
 def swap_root(folder: str, old: str) -> None:
-    """Make a folder, which is a mount, this process's root; the root that was is at `old` in it."""
+    """Make a mounted folder this process's root; the old root is at `old` in it."""
     os.chdir(folder)
     syscall(_SYS_PIVOT_ROOT[os.uname().machine], b".", os.fsencode(old))
     os.chdir("/")
@@ -115,22 +115,22 @@ def die_with_parent(number: int) -> None:
 
 
 def hide_memory() -> None:
-    """Let no other process of the same user read this one's memory."""
+    """Keep other processes of the same user from reading this one's memory."""
     call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Be the parent of whatever this process's descendants leave behind."""
+    """Become the parent of orphaned descendants."""
     call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def gain_no_rights() -> None:
-    """This process and what it starts get no right that it does not have, not by setuid programs either."""
+    """Keep this process and its descendants from gaining rights, also by setuid programs."""
     call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def drop_capabilities() -> None:
-    """What root in a world of its own must not do there: mount, above all. Others have no capabilities."""
+    """Drop the capabilities that root must not have in a sandbox, above all to mount."""
     for capability in range(64):
         if capability not in _KEPT_BY_ROOT:
             try:
@@ -141,7 +141,7 @@ def drop_capabilities() -> None:
 
 
 def keep_rights_to_join() -> None:
-    """Let the program that this process becomes keep the capabilities with which it can enter other namespaces."""
+    """Keep the capabilities to join other namespaces across `execv`."""
     kept = _kept() | _TO_JOIN
     _set_capabilities(kept, inherited=kept)
     for capability in kept:
@@ -159,7 +159,7 @@ def _set_capabilities(own: set[int], inherited: Iterable[int] = ()) -> None:
 
 
 def raise_loopback() -> None:
-    """127.0.0.1 works in a new network namespace only when its interface is up."""
+    """Activate the loopback interface of a new network namespace, for 127.0.0.1."""
     link = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
     found = fcntl.ioctl(link.fileno(), _SIOCGIFFLAGS, struct.pack("16sH22x", b"lo", 0))
     flags = struct.unpack_from("16sH", found)[1]
@@ -168,9 +168,10 @@ def raise_loopback() -> None:
 
 
 def confine(folder: str) -> bool:
-    """Let this process and what it starts write below that folder alone (Landlock); `False` if the kernel has it not.
+    """Restrict writes of this process and its descendants to a folder (Landlock); return `False` if the kernel lacks
+    it.
 
-    Devices and shared memory stay as they are. Rights and times of files can still be changed.
+    Devices and shared memory stay writable. Permissions and times of files can still be changed.
     """
     try:
         version = syscall(_SYS_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_VERSION)

@@ -1,4 +1,4 @@
-"""What a child may take of this machine: time, memory and the length of its answer."""
+"""Limits of a child: time, memory, processes, written bytes, and the length of its answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import MissingPackage
-from ullage.sandbox.process_identity import stat_fields
+from ullage.sandbox.process_identity import descendants, stat_fields
 from ullage.sandbox.protocol import Exceeded
 from ullage.units import GIB, format_bytes, format_duration
 
@@ -21,12 +21,11 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of one child; `None` is no limit.
+    """The limits of one child; `None` is no limit.
 
-    `seconds` counts from when it is waited for. `memory` (bytes) is what it and all processes that it started may have
-    resident, and `left_free` the share of the machine's memory that must stay available to everybody else. `answer` is
-    the longest answer in bytes. `processes` is how many it and those that it started may be at once, and `written` how
-    many bytes it may write in a private world (which has a limit also without one: `MOST_WRITTEN`).
+    `seconds` counts from the start of the wait. `memory` is the resident memory of the child and its descendants, in
+    bytes, and `left_free` the share of the machine's memory that must stay available. `answer` and `written` are bytes
+    (a sandbox always has a limit for the latter: `MOST_WRITTEN`), and `processes` counts the child and its descendants.
     """
 
     seconds: float | None = None
@@ -42,11 +41,7 @@ MOST_WRITTEN = 4 * GIB
 
 
 class Watch:
-    """Looks whether a process is within its limits.
-
-    >>> Watch(os.getpid(), Limits(memory=1)).exceeded().message
-    "took more than 1 B of this machine's memory"
-    """
+    """Checks whether a process is within its limits."""
 
     def __init__(self, pid: int, limits: Limits) -> None:
         self._pid, self._limits = pid, limits
@@ -54,7 +49,7 @@ class Watch:
         self._next = self._began
 
     def exceeded(self, pending: int = 0) -> Exceeded | None:
-        """The limit that the process has passed, if any; `pending` bytes of its answer have come so far."""
+        """Return the limit that the process has exceeded, if any; `pending` bytes of its answer have arrived."""
         limits, now = self._limits, time.monotonic()
         if limits.seconds is not None and now - self._began > limits.seconds:
             return Exceeded("time", f"took longer than {format_duration(limits.seconds)}")
@@ -74,32 +69,16 @@ class Watch:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that a process and all that it started have resident; 0 when it is gone.
-
-    >>> resident(os.getpid()) > 1000000
-    True
-    """
+    """Return the resident memory of a process and its descendants; 0 when it is gone."""
     return sum(family(pid).values())
 
 
 def family(pid: int) -> dict[int, int]:
-    """A process and all that it started, and what they started, with the memory that each has resident.
-
-    >>> os.getpid() in family(os.getpid())
-    True
-    """
+    """Return a process and its descendants, each with its resident memory."""
     if not Path("/proc/self/stat").exists():
         return _family_without_proc(pid)
-    parents, sizes = {}, {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (fields := stat_fields(int(name))):
-            parents[int(name)], sizes[int(name)] = int(fields[1]), int(fields[21])
-    members = {pid} & parents.keys()
-    found = members
-    while found:
-        found = {child for child, parent in parents.items() if parent in found} - members
-        members |= found
-    return {member: sizes[member] * _PAGE for member in members}
+    fields = {member: stat_fields(member) for member in (pid, *descendants(pid))}
+    return {member: int(found[21]) * _PAGE for member, found in fields.items() if found}
 
 
 def _family_without_proc(pid: int) -> dict[int, int]:
@@ -114,12 +93,7 @@ def _family_without_proc(pid: int) -> dict[int, int]:
 
 
 def machine_memory() -> tuple[int, int]:
-    """Bytes of memory that this machine can still give, and that it has.
-
-    >>> available, total = machine_memory()
-    >>> 0 < available < total
-    True
-    """
+    """Return the available and the total memory of this machine."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         sizes = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}
@@ -130,17 +104,14 @@ def machine_memory() -> tuple[int, int]:
 
 
 def room_for(memory: int) -> int:
-    """How many processes at once this machine has cores for, and so many bytes of memory each; at least one.
-
-    >>> room_for(1 << 60)
-    1
-    """
+    """Return the number of processes, each with so much memory, for which this machine has cores and memory; at least
+    one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, machine_memory()[1] // memory))
 
 
 def _psutil() -> Any:
-    """Needed where there is no /proc."""
+    """Import psutil, for systems without /proc."""
     try:
         import psutil
     except ImportError:
@@ -149,13 +120,13 @@ def _psutil() -> Any:
 
 
 def is_memory_short(share: float) -> bool:
-    """Whether less than a share of the machine's memory is available."""
+    """Return whether less than a share of the machine's memory is available."""
     available, total = machine_memory()
     return available < share * total
 
 
 def limit_address_space(more: int) -> None:
-    """Let this process map so many bytes more than now, so that one too large allocation fails by itself."""
+    """Let this process map at most so many more bytes, so that an allocation that is too large fails by itself."""
     with contextlib.suppress(OSError, ValueError):
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE
         resource.setrlimit(resource.RLIMIT_AS, (mapped + more, mapped + more))

@@ -1,9 +1,8 @@
-"""A private world: every path is where it was, and whatever is written there goes to memory that nobody else sees.
+"""Overlays: every path stays where it is, and writes go to memory that no other process sees.
 
-Each folder of the system is covered by an overlay whose upper layer lies on one tmpfs of limited size. The mounts
-belong to a mount namespace and are gone with its last process, however that ends: there is nothing to clean up, and no
-file of the user was touched. All this is done by `build`, in a process that has entered namespaces of its own and is
-the first of its pid namespace. It imports little, since it is imported for every child.
+An overlay whose upper layer lies on one tmpfs of limited size covers each folder of the system. The mounts belong to a
+mount namespace and vanish with its last process: there is nothing to clean up. `build` does this in the first process
+of a new pid namespace. It imports little, because every child imports it.
 """
 
 from __future__ import annotations
@@ -45,11 +44,7 @@ class Mount(NamedTuple):
 
 
 def mounts() -> list[Mount]:
-    """What is mounted here, in the order in which it was.
-
-    >>> any(mount.path == "/" for mount in mounts())
-    True
-    """
+    """Return the mounts of this process in their order."""
     found = []
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
@@ -63,7 +58,7 @@ def mounts() -> list[Mount]:
 
 
 def is_private() -> bool:
-    """Whether this process is in a private world already."""
+    """Return whether this process is in a sandbox."""
     try:
         return any(mount.source == _NAME for mount in mounts())
     except OSError:
@@ -71,7 +66,7 @@ def is_private() -> bool:
 
 
 def patch_renames() -> None:
-    """In a private world, let this process rename folders: an overlay wants them copied, as between two disks."""
+    """Let this process rename folders on an overlay, which requires a copy, as between two disks."""
 
     def mended(rename: Callable[..., None]) -> Callable[..., None]:
         @wraps(rename)
@@ -96,11 +91,10 @@ def patch_renames() -> None:
 def build(
     limit: int, cwd: str | None, near: Iterable[str], overlays: bool = True, only_imports: bool = False
 ) -> int | None:
-    """Cover everything; returns a descriptor of the memory that it is written to, for `written`.
+    """Cover all files; return a descriptor of the memory for writes, for `written`.
 
-    `near` are places where something is likely to be written, beside the folder `cwd`. Returns `None`, with nothing
-    covered, without `overlays` and where they are not good enough. A process that
-    `only_imports` has no processes of its own, and need not be able to write to every file.
+    `near` are places where writes are likely, apart from the folder `cwd`. Return `None`, with nothing covered, without
+    `overlays` or if they do not suffice. A process that `only_imports` keeps the processes of the system.
     """
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     if only_imports:
@@ -141,18 +135,18 @@ def _cover(limit: int, cwd: str | None, near: Iterable[str], processes: bool = T
 
 
 def written(memory: int) -> int:
-    """Bytes that a world has taken for what was written in it."""
+    """Return the bytes written in a sandbox."""
     found = os.fstatvfs(memory)
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
 def _show_processes(path: str) -> None:
-    """Those of this pid namespace."""
+    """Show the processes of this pid namespace."""
     kernel.mount("proc", path, "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
 
 
 def _has_attributes(place: str) -> bool:
-    """Without them (before Linux 6.6) an overlay cannot replace a folder or rename one."""
+    """Return whether extended attributes work: without them (before Linux 6.6) an overlay cannot replace a folder."""
     try:
         os.setxattr(place, "user.ullage", b"1")
         os.removexattr(place, "user.ullage")
@@ -162,7 +156,7 @@ def _has_attributes(place: str) -> bool:
 
 
 def _has_files_of_others(folder: str) -> bool:
-    """Whether there are files that this user may write to and an overlay could not (see `_Cover.cover_near`)."""
+    """Return whether the user may write to files here that an overlay could not change (`_Cover.cover_near`)."""
     if os.getuid() == 0:
         return False
     with suppress(OSError), os.scandir(folder) as entries:
@@ -185,7 +179,7 @@ class _Cover:
         self._made = 0
 
     def cover(self, path: str) -> None:
-        """Make /new/PATH, a folder, look as /old/PATH."""
+        """Make the folder /new/PATH look like /old/PATH."""
         mount = self._mounts.get(path)
         if mount is not None and (_NO_FILES.fullmatch(mount.kind) or not mount.writable):
             self._show(path)
@@ -195,9 +189,10 @@ class _Cover:
             self._split(path)
 
     def cover_near(self, path: str) -> None:
-        """A folder of another user is not written to through the overlay of one above it, but through one of its own.
+        """Give each folder of another user on this path its own overlay.
 
-        What is written to first is copied up with its owner, and only the owner is known by name in our namespace.
+        The overlay above it would copy the folder up with its owner, and only the user's own name exists in this
+        namespace.
         """
         path = os.path.normpath(path)
         parts = path.split("/")[1:]
@@ -228,7 +223,7 @@ class _Cover:
         return [other for other in self._mounts if other.startswith(start) and other != path]
 
     def _show(self, path: str) -> None:
-        """The folder itself, with all that is mounted below; what can be written there is covered."""
+        """Bind the folder itself, with all mounts below it; cover those that can be written to."""
         kernel.mount(f"/old{path}", f"/new{path}", flags=kernel.MS_BIND | kernel.MS_REC)
         covered: list[str] = []
         for other in sorted(self._below(path)):
@@ -251,7 +246,7 @@ class _Cover:
             os.chdir("/")
 
     def _fresh(self, name: str, path: str | None = None) -> str:
-        """An empty folder in our memory, with the rights of the one that it stands for."""
+        """Make an empty folder in our memory, with the permissions of the original."""
         self._made += 1
         folder = f"/{name}{self._made}"
         os.mkdir(folder)
@@ -264,7 +259,7 @@ class _Cover:
         kernel.make_read_only(f"/new{path}")
 
     def _split(self, path: str) -> None:
-        """A folder with mounts below it cannot be covered as a whole (the kernel guards what they hide): its entries.
+        """Cover the entries of a folder with mounts below it, which the kernel does not let us cover as a whole.
 
         A file that is too large for a copy becomes a link to the original, which can be read and replaced.
         """

@@ -58,10 +58,9 @@ _PIPE = 1 << 20  # bytes: the most that a pipe holds
 class Outcome:
     """A child's answer, or the reason it has none.
 
-    `failure` goes on after "the process" ("was ended by SIGKILL") except for an `"error"` that the function raised,
-    which is told as it is ("ValueError: no such layer"). `private` says how the files of a private
-    world are kept: by "overlays", or by "redirection" of what is written. `reads` is what the run depended on, where
-    that was recorded. `so_far` is what a child without an answer said last that its answer would be.
+    `failure` continues "the process" ("was ended by SIGKILL"), except for an `"error"` that the function raised
+    ("ValueError: no such layer"). `private` is "overlays" or "redirection": how the sandbox keeps files. `reads` are
+    the recorded dependencies of the run. `so_far` is the last provisional answer of a child without an answer.
     """
 
     answer: dict[str, Any] | None = None
@@ -73,7 +72,7 @@ class Outcome:
     so_far: dict[str, Any] | None = None
 
     def last_lines(self, count: int) -> str:
-        """The end of what the child printed, without empty lines."""
+        """Return the last nonempty lines of the output."""
         lines = self.output.replace("\r", "\n").splitlines()
         return "\n".join([line for line in lines if line.strip()][-count:])
 
@@ -100,7 +99,7 @@ def run(
     stop: threading.Event | None = None,
     **options: Unpack[_Started],
 ) -> Outcome:
-    """Call a function (`MODULE:FUNCTION`) in a fresh process and wait for its answer; see `start` and `Child.wait`."""
+    """Call a function (`MODULE:FUNCTION`) in a new process and wait for its answer; see `start` and `Child.wait`."""
     child = start(entry, request, written=limits.written, **options)
     return child.wait(limits, show=show, progress=progress, stop=stop)
 
@@ -118,14 +117,13 @@ def start(
     python: str | None = None,
     warm: WorkerPool | None = None,
 ) -> Child:
-    """Start a fresh process for a function. `env` defaults to `environment()`.
+    """Start a new process for a function. `env` defaults to `environment()`.
 
-    `rights` (`uid`, `gid` and `user`) makes it another user's process, which only root may do; it has these rights
-    before it enters `cwd`. With `private` it has a private world, in which it may write so many bytes (`written`). A
-    process that is in a private world itself has the same one for its children. With `record` the outcome says what
-    the run depended on. `python` is another Python than this one for it, which has PyTorch and need not have Ullage.
-    With `warm` a child in a private world is forked from a process that has imported already, where that is possible;
-    a child of such a child is forked from it.
+    `rights` (`uid`, `gid` and `user`) makes it another user's process, which requires root; it has these rights before
+    it enters `cwd`. `private` is its sandbox, in which it may write `written` bytes; children of a process in a sandbox
+    share that one. With `record` the outcome has the dependencies of the run. `python` is another Python, which has
+    PyTorch but not necessarily Ullage. With `warm` a worker that has already imported PyTorch forks the child, if
+    possible.
     """
     inside = redirection.current()
     if inside is not None or private is not None and is_private():
@@ -203,7 +201,7 @@ class _ReadLog(NamedTuple):
 
 
 class Child:
-    """A child process at work, to be waited for once."""
+    """A running child process, to be waited for once."""
 
     def __init__(
         self,
@@ -229,9 +227,9 @@ class Child:
         progress: Callable[[str], None] | None = None,
         stop: threading.Event | None = None,
     ) -> Outcome:
-        """Follow the child to its end, or end it at a limit or when another thread sets `stop`.
+        """Wait for the child's end, or end it at a limit or when another thread sets `stop`.
 
-        `show` gets its output as it comes, `progress` what it says that takes long: nothing when that is done.
+        `show` gets its output, and `progress` its long operations: an empty text when one is done.
         """
         watch = Watch(self.pid, limits)
         exceeded, doing = None, ""
@@ -274,7 +272,7 @@ class Child:
             return reads_of(file.fileno(), self._noted.env)
 
     def _end(self) -> None:
-        """End the process and its group, if they have not ended by themselves. A guard ends what it guards first."""
+        """End the process and its group. A guard ends its child first."""
         if self._guarded is not None:
             end_guard(self._process)
         kill_group(self._process)
@@ -282,13 +280,13 @@ class Child:
             shutil.rmtree(self._guarded.folder, ignore_errors=True)
 
     def _listen(self, selector: selectors.BaseSelector, show: Callable[[str], None] | None) -> None:
-        """Read for a moment. A child whose channel is closed is about to end; its worker processes may keep it open."""
+        """Read for a moment. A child with a closed channel is about to end; its worker processes may keep it open."""
         for key, _ in selector.select(_LOOK if self._answers in selector.get_map() else _LAST_LOOK):
             if self._read(key.fd, show) == b"":
                 selector.unregister(key.fd)
 
     def _read(self, descriptor: int, show: Callable[[str], None] | None) -> bytes | None:
-        """Take what is there: `None` if there is nothing now, no bytes at the end of the pipe."""
+        """Read the available bytes: `None` if there are none now, no bytes at the end of the pipe."""
         try:
             part = os.read(descriptor, _CHUNK)
         except BlockingIOError:
@@ -303,14 +301,14 @@ class Child:
         return part
 
     def _read_rest(self, descriptor: int, show: Callable[[str], None] | None) -> None:
-        """What an ended child left in a pipe; never more, since a process that left its group may write for ever."""
+        """Read the rest of a pipe, and no more: a process that left its group may write for ever."""
         for _ in range(_PIPE // _CHUNK):
             if not self._read(descriptor, show):
                 return
 
 
 def outcome_of(messages: Messages, code: int | None, exceeded: Exceeded | None = None, output: str = "") -> Outcome:
-    """What came of a child that has ended: an answer that was given counts, however the process ended then."""
+    """Return the outcome of an ended child; an answer counts, however the process ended."""
     common: dict[str, Any] = {"output": output, "private": messages.private}
     if messages.answer is not None:
         return Outcome(answer=messages.answer, **common)
@@ -325,11 +323,7 @@ def outcome_of(messages: Messages, code: int | None, exceeded: Exceeded | None =
 
 
 def how_it_ended(code: int | None, output: str = "") -> str:
-    """The end of a process that gave no answer, in words that go on after "the process".
-
-    >>> how_it_ended(-9), how_it_ended(3, "loading\\nno such file\\n")
-    ('was ended by SIGKILL (was memory short?)', 'ended without an answer, with exit code 3: no such file')
-    """
+    """Describe the end of a process without an answer, to continue "the process"."""
     if code is not None and code < 0:
         return f"was ended by {_signal_name(-code)}" + (" (was memory short?)" if code == -signal.SIGKILL else "")
     last = Outcome(output=output).last_lines(1)[:400]

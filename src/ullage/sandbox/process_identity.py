@@ -1,4 +1,4 @@
-"""Which process is which: a pid and the time at which that process started, whether it lives, and what is below it."""
+"""Identity of processes: a pid with a start time, whether it lives, and its descendants."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 
 def stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name: 0 is the state, 1 the parent, 19 the start in ticks since boot.
+    """Return the fields of /proc/PID/stat after the name: 0 is the state, 1 the parent, 19 the start in ticks since
+    boot.
 
-    Return an empty list if there is no such process, or this one may not see it.
+    The list is empty if there is no such process, or this one may not see it.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -27,20 +28,14 @@ def stat_field(pid: int, field: int) -> str | None:
 
 
 class Process(NamedTuple):
-    """One process; its pid may be another's later, but not with the same start time.
-
-    >>> this_process().pid == os.getpid(), is_alive(this_process())
-    (True, True)
-    >>> is_alive(this_process()._replace(start=1))
-    False
-    """
+    """A process; its pid may be reused later, but not with the same start time."""
 
     pid: int
     start: int  # on Linux clock ticks since the machine's start, elsewhere hundredths of a second
 
 
 def this_process() -> Process:
-    """The calling process."""
+    """Return the calling process."""
     return _this()
 
 
@@ -54,13 +49,13 @@ os.register_at_fork(after_in_child=_this.cache_clear)
 
 
 def is_alive(process: Process) -> bool:
-    """Whether that process lives; one that has ended and was not waited for (a zombie) does not."""
+    """Return whether a process lives; an ended one that was not waited for (a zombie) does not."""
     start = start_of(process.pid)
     return start is not None and start in (process.start, 0)
 
 
 def start_of(pid: int) -> int | None:
-    """When the process of that pid started: `None` if there is none, 0 if it lives and nothing more can be known."""
+    """Return the start time of a process: `None` if there is none, 0 if it lives and nothing else is known."""
     fields = stat_fields(pid)
     if fields:
         return None if fields[0] in ("Z", "X", "x") else int(fields[19])
@@ -68,12 +63,12 @@ def start_of(pid: int) -> int | None:
 
 
 def _hidden(pid: int) -> bool:
-    """/proc can be told to hide the processes of other users."""
+    """Return whether /proc hides the process, as it may do for those of other users."""
     return _may_signal(pid) is False
 
 
 def _may_signal(pid: int) -> bool | None:
-    """Whether this process may send signals to that one; `None` if there is none."""
+    """Return whether this process may send signals to that one; `None` if there is none."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -100,7 +95,7 @@ def _start_without_proc(pid: int) -> int | None:
 
 
 def children() -> dict[int, list[int]]:
-    """The living children of each process that has some."""
+    """Return the living children of each process that has some."""
     below: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         fields = stat_fields(int(name)) if name.isdigit() else []
@@ -110,7 +105,7 @@ def children() -> dict[int, list[int]]:
 
 
 def descendants(root: int, below: Mapping[int, list[int]] | None = None) -> dict[int, int]:
-    """All living processes below a process, each with its parent; parents come before their children."""
+    """Return all living descendants of a process, each with its parent; parents come first."""
     below = children() if below is None else below
     found: dict[int, int] = {}
     layer = [root]

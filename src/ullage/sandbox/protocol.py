@@ -23,18 +23,14 @@ LimitKind = Literal["time", "memory", "answer", "processes", "written"]
 
 
 class Exceeded(NamedTuple):
-    """A limit that was passed, and what happened in words that go on after "the process"."""
+    """A limit that was exceeded, and a description that continues "the process"."""
 
     kind: LimitKind
     message: str
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """A message as a line of bytes.
-
-    >>> encode({"answer": {"upper": 5}})
-    b'{"answer": {"upper": 5}}\\n'
-    """
+    """Return a message as a line of bytes."""
     try:
         return json.dumps(message).encode() + b"\n"
     except (TypeError, ValueError) as error:
@@ -42,11 +38,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def error_text(error: BaseException) -> str:
-    """An exception in one line; Ullage's own messages speak for themselves.
-
-    >>> error_text(KeyError("RANK")), error_text(InvalidValue("needed a script"))
-    ("KeyError: 'RANK'", 'needed a script')
-    """
+    """Return an exception in one line; Ullage's own messages come without the name of the exception."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     if isinstance(error, UllageError) and first:
         return first[:_LONGEST_ERROR]
@@ -54,7 +46,7 @@ def error_text(error: BaseException) -> str:
 
 
 class Channel:
-    """The child's end. Only the first answer counts, and only from the process that the channel was made in."""
+    """The child's end. Only the first answer counts, and only from the process that made the channel."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
@@ -62,34 +54,34 @@ class Channel:
         self._answered = False
 
     def at(self, name: str) -> None:
-        """Say where this process has come to."""
+        """Report the place that this process has reached."""
         self._write(encode({"at": name}))
 
     def doing(self, what: str) -> None:
-        """Say what takes long now, for people who wait; nothing when it is done."""
+        """Report a long operation; an empty text when it is done."""
         self._write(encode({"doing": what}))
 
     def answer(self, answer: dict[str, Any]) -> None:
-        """Give the answer. Worker processes that were forked from this one, and later answers, are ignored."""
+        """Send the answer. Later ones, and those of forked worker processes, are ignored."""
         self._give(encode({"answer": answer}))
 
     def so_far(self, answer: dict[str, Any]) -> None:
-        """Say what the answer would be now, for the case that this process does not live to give it."""
+        """Send a provisional answer, in case this process ends without one."""
         line = encode({"so_far": answer})
         with self._lock:
             if not self._answered and os.getpid() == self._owner:
                 self._write(line)
 
     def error(self, error: BaseException) -> None:
-        """Say why there is no answer."""
+        """Send the reason why there is no answer."""
         self._give(encode({"error": error_text(error)}))
 
     def private(self, how: str) -> None:
-        """Say by which means the child has a private world."""
+        """Report how the sandbox keeps files."""
         self._write(encode({"private": how}))
 
     def limit(self, passed: Exceeded) -> None:
-        """Say which limit the child was ended at."""
+        """Report the limit at which the child was ended."""
         self._give(encode({"limit": passed}))
 
     def _give(self, line: bytes) -> None:
@@ -104,16 +96,7 @@ class Channel:
 
 
 class Messages:
-    """The parent's end: bytes as they come, and the last of each kind of message in them.
-
-    >>> messages = Messages()
-    >>> messages.add(b'{"at": "ready"}\\n{"answer": {"upper"')
-    >>> messages.at, messages.answer
-    ('ready', None)
-    >>> messages.add(b': 5}}\\n')
-    >>> messages.answer
-    {'upper': 5}
-    """
+    """The parent's end: takes bytes, and keeps the last message of each kind."""
 
     def __init__(self) -> None:
         self.at: str | None = None
@@ -127,16 +110,16 @@ class Messages:
 
     @property
     def final(self) -> bool:
-        """Whether the child has said its last."""
+        """Whether the child has sent its last message."""
         return self.answer is not None or self.error is not None or self.limit is not None
 
     @property
     def pending(self) -> int:
-        """How many bytes of a line have come whose end has not."""
+        """The number of bytes of an incomplete line."""
         return len(self._buffer)
 
     def add(self, part: bytes) -> None:
-        """Take what was read from the pipe."""
+        """Take bytes from the pipe."""
         self._buffer += part
         if b"\n" not in part:
             return

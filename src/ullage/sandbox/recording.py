@@ -1,9 +1,9 @@
-"""What a run depended on: the files that it read or looked for, and the variables that it asked for.
+"""Record the dependencies of a run: the files that it read or looked for, and the variables that it read.
 
-In the child a `Recorder` notes each file when it is first opened, and its forked workers and further children of Ullage
-note theirs to the same file. The parent makes `Reads` of it. Whoever keeps the run's answer asks `Reads` later whether
-everything is still as it was. What the run wrote itself before it read it is not part of it. Compiled code that opens
-files without Python, and other programs that the run started (`Reads.programs`), are not seen.
+In the child a `Recorder` notes each file when it is first opened; forked workers and further children of Ullage write
+to the same file. The parent turns it into `Reads`, which later says whether all is unchanged, so that a cached answer
+still holds. Files that the run wrote before reading them do not count. Compiled code that opens files without Python,
+and other programs that the run started (`Reads.programs`), are not seen.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _OF_A_SESSION = re.compile(
 
 @dataclass(frozen=True)
 class Reads:
-    """What a run depended on: files with their signatures, and variables with a digest of their values.
+    """The dependencies of a run: files with their signatures, and variables with a digest of their values.
 
-    `whole` says whether everything could be noted; `all_variables` that the run looked through all variables;
-    `programs` are other programs that it started, whose reads are not here.
+    `whole` says whether everything could be recorded, `all_variables` whether the run looked through all variables. The
+    reads of `programs` that it started are unknown.
     """
 
     files: dict[str, str]
@@ -58,36 +58,31 @@ class Reads:
     whole: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Reads:
-        """What `to_dict` gave."""
+        """Read the result of `to_dict`."""
         return cls(**values)
 
     def same_variables(self, env: Mapping[str, str]) -> bool:
-        """Whether a run with these variables would see the same. Opens nothing.
-
-        >>> reads = Reads({}, {"BATCH": digest("8"), "SEED": None})
-        >>> reads.same_variables({"BATCH": "8", "OTHER": "1"}), reads.same_variables({"BATCH": "9"})
-        (True, False)
-        """
+        """Return whether a run with these variables would read the same values. Opens no file."""
         if any(digest(env.get(name)) != value for name, value in self.variables.items()):
             return False
         return all(name in self.variables for name in env if _counts(name, self.all_variables))
 
     def same_files(self) -> bool:
-        """Whether every file is as it was; to be called with the rights of who made the run.
+        """Return whether every file is unchanged; call it with the rights of the run's user.
 
-        Only plain files are opened, and none is waited for.
+        It opens only plain files, and waits for none.
         """
         return self.whole and all(_as_before(path, known) for path, known in self.files.items())
 
 
 def first_that_holds(request: dict[str, Any]) -> dict[str, Any]:
-    """For a child with a user's rights: of the `reads` of earlier runs, the place of the first whose files are as they
-    were (`held`), or `None`."""
+    """Return the index of the first of the `reads` of earlier runs whose files are unchanged (`held`), or `None`; for a
+    child with a user's rights."""
     for place, reads in enumerate(request["reads"]):
         if Reads.from_dict(reads).same_files():
             return {"held": place}
@@ -95,16 +90,12 @@ def first_that_holds(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def digest(value: str | None) -> str | None:
-    """A short name of a value that does not tell the value."""
+    """Return a digest that does not reveal the value."""
     return None if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()[:32]
 
 
 def signature(path: str) -> str:
-    """What a file is now: its content if it is small, otherwise its size and time.
-
-    >>> signature("/no/such/file"), signature("/")
-    ('missing', 'exists')
-    """
+    """Return the state of a file: its content if it is small, otherwise its size and time."""
     try:
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode):
@@ -131,7 +122,7 @@ def _time(path: str) -> str:
 
 
 def _listing(path: str, own: Iterable[str] = ()) -> str:
-    """The names in a folder, without those that the run put there itself."""
+    """Return the names in a folder, without those that the run made itself."""
     try:
         names = sorted(set(os.listdir(path)).difference(own))
     except OSError:
@@ -142,7 +133,7 @@ def _listing(path: str, own: Iterable[str] = ()) -> str:
 
 
 def _importable(path: str) -> str:
-    """The modules in a folder, which is all that an import looks for."""
+    """Return the modules in a folder: the entries that matter to an import."""
     try:
         with os.scandir(path) as entries:
             names = sorted(
@@ -168,7 +159,7 @@ def _as_before(path: str, known: str) -> bool:
 
 
 def reads_of(descriptor: int, env: Mapping[str, str]) -> Reads:
-    """Read what was recorded; `env` are the variables that the child was given."""
+    """Read a record; `env` are the variables of the child."""
     size = os.fstat(descriptor).st_size
     text = os.pread(descriptor, min(size, _LONGEST_RECORD), 0)
     files: dict[str, str] = {}
@@ -201,21 +192,17 @@ def reads_of(descriptor: int, env: Mapping[str, str]) -> Reads:
 
 
 def _counts(name: str, all_variables: bool) -> bool:
-    """Whether a variable counts that the run did not ask for by its name."""
+    """Return whether a variable counts that the run did not read by name."""
     return bool(_ALWAYS.fullmatch(name) or all_variables and not _OF_A_SESSION.fullmatch(name))
 
 
 def matters_at_start(name: str) -> bool:
-    """Whether compiled code may read a variable when a Python starts or loads PyTorch, which is not recorded.
-
-    >>> matters_at_start("LD_PRELOAD"), matters_at_start("BATCH")
-    (True, False)
-    """
+    """Return whether compiled code may read a variable when Python starts or loads PyTorch, which is not recorded."""
     return bool(_ALWAYS.fullmatch(name) or _AT_START.fullmatch(name))
 
 
 def _tells_more(signature: str, known: str | None) -> bool:
-    """A file may be looked for first and read then; a folder imported from and listed then."""
+    """Return whether a signature supersedes an earlier one: first a file is looked for, or a folder imported from."""
     if known is None or known == EXISTS:
         return True
     return known.startswith("modules:") and signature.startswith("names:")
@@ -234,26 +221,26 @@ _recorder: Recorder | None = None
 
 
 def descriptor() -> int | None:
-    """Where this process records what it reads, if it does."""
+    """Return the descriptor that this process records to, if it records."""
     return None if _recorder is None else _recorder.descriptor
 
 
 def paused() -> contextlib.AbstractContextManager[None]:
-    """While this thread starts a child that records for itself."""
+    """Stop recording while this thread starts a child that records for itself."""
     return contextlib.nullcontext() if _recorder is None else _recorder.paused()
 
 
 def note(path: str | os.PathLike[str]) -> None:
-    """A file is about to be read by code that opens it without Python."""
+    """Record a file that code without Python is about to read."""
     if _recorder is not None:
         with _recorder.paused():
             _recorder.opened(os.fspath(path), os.O_RDONLY)
 
 
 def start(descriptor: int, own: str | None = None) -> None:
-    """Record from now on what this process and those that it forks read; `own` is a folder of the run's own.
+    """Record the reads of this process and its forks from now on; `own` is a folder of the run's own.
 
-    A fork of a process that records goes on with what was recorded there.
+    A fork of a recording process continues its record.
     """
     global _recorder
     if _recorder is None:
@@ -264,7 +251,7 @@ def start(descriptor: int, own: str | None = None) -> None:
 
 
 def leave() -> None:
-    """In a fork of a process that records: record nothing more."""
+    """Stop recording, in a fork of a process that records."""
     if _recorder is not None:
         os.close(_recorder.descriptor)
         _recorder.descriptor = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -281,7 +268,7 @@ class _Paused(threading.local):
 
 
 class Recorder:
-    """Notes what this process reads."""
+    """Records the reads of this process."""
 
     def __init__(self, descriptor: int, own: str | None = None) -> None:
         self.descriptor = descriptor
@@ -292,18 +279,18 @@ class Recorder:
         self._skipped = (*_NO_FILES, *{f"{os.path.abspath(place)}/" for place in places})
 
     def move(self, descriptor: int) -> None:
-        """Write to another file from now on, and there first what was written until now."""
+        """Record to another file from now on, and copy the record so far."""
         size = os.fstat(self.descriptor).st_size
         os.write(descriptor, os.pread(self.descriptor, size, 0))
         os.close(self.descriptor)
         self.descriptor = descriptor
 
     def paused(self) -> _Paused:
-        """While this thread reads for itself."""
+        """Stop recording in this thread."""
         return self._paused
 
     def install(self) -> None:
-        """Watch from now on; what was imported before is noted."""
+        """Record from now on, and the modules imported so far."""
         with self._paused:
             for place in site.getsitepackages() + [site.getusersitepackages()]:
                 self._note("file", os.path.abspath(place), _time)
@@ -335,7 +322,7 @@ class Recorder:
                     self._wrote(args[place])
 
     def opened(self, file: Any, flags: int) -> None:
-        """A file is about to be opened."""
+        """Record a file that is about to be opened."""
         path = _path(file)
         if path is None or path.startswith(self._skipped):
             return
@@ -364,7 +351,7 @@ class Recorder:
             self._note("file", path, lambda path: _listing(path, self._made.get(path, ())))
 
     def _watch_looks(self, name: str) -> None:
-        """`os.path.exists` and its like make no audit event."""
+        """Record calls of `os.path.exists` and the like, which cause no audit event."""
         look = getattr(os, name)
 
         def watched(path: Any, *args: Any, **options: Any) -> Any:
@@ -382,13 +369,13 @@ class Recorder:
         setattr(os, name, watched)
 
     def asked(self, name: str | None) -> None:
-        """The run asked for a variable, or for all of them."""
+        """Record that the run read a variable, or looked through all of them."""
         if not self._paused.now:
             with self._paused:
                 self._note("variables" if name is None else "variable", name or "")
 
     def is_by_package(self) -> bool:
-        """Whether it is a package that looks through the variables now; it looks for those with its own prefix."""
+        """Return whether a package is looking through the variables; it looks for those with its own prefix."""
         frame = sys._getframe(2)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(("<frozen", os.__file__)):
             frame = frame.f_back
@@ -419,12 +406,12 @@ def _path(file: Any) -> str | None:
 
 
 def _packages() -> list[str]:
-    """Where Python and its packages lie: what is there changes with the folders' own times."""
+    """Return the folders of Python and its packages, whose changes show in their times."""
     return [sys.prefix, sys.base_prefix, *site.getsitepackages(), site.getusersitepackages()]
 
 
 def _watched(kind: type, recorder: Recorder) -> type:
-    """`os.environ` with a watch on it."""
+    """Return a class of `os.environ` that records."""
     walked: deque[Any] = deque()  # names whose values are asked for because a package looks through all
 
     class Environ(kind):  # type: ignore[misc]

@@ -1,11 +1,11 @@
-"""A private world without the kernel's help: this process's own writes go to a folder, and its reads look there first.
+"""A sandbox without the kernel's help: this process's writes go to a folder, and its reads look there first.
 
-Where namespaces are refused, and outside Linux. Python's functions for files are replaced by ones that know the folder:
-`/home/ann/last.pt` is written to FOLDER/root/home/ann/last.pt, and read from there if it is there. What was removed is
-noted in FOLDER/gone. The folder is shared with forked processes and further children of Ullage.
+It serves systems that refuse namespaces, and those other than Linux. Python's functions for files are replaced:
+`/home/ann/last.pt` is written to FOLDER/root/home/ann/last.pt, and read from there if it exists. FOLDER/gone lists
+removed files. Forked processes and further children of Ullage share the folder.
 
-What reaches a file in another way is refused and not written: by Landlock where the kernel has it (`kernel.confine`,
-which also holds other programs and compiled code), and by Python's audit events. The network is refused the same way.
+Other ways to write are refused: by Landlock if the kernel has it (`kernel.confine`, which also holds other programs and
+compiled code), and by Python's audit events. The network is refused the same way.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _here: Redirection | None = None
 
 
 def current() -> Redirection | None:
-    """The redirection that is in force in this process."""
+    """Return the redirection of this process, if any."""
     return _here
 
 
 def start(folder: str, *, network: bool) -> None:
-    """From now on nothing outside the folder is written by this process, and without `network` no machine reached."""
+    """Redirect all writes of this process to the folder from now on, and refuse the network unless `network`."""
     global _here
     _here = Redirection(folder, network)
     _here.install()
 
 
 class Redirection:
-    """Where paths lead in this process."""
+    """The mapping of paths in this process."""
 
     def __init__(self, folder: str, network: bool) -> None:
         self.folder, self.network = os.path.realpath(folder), network
@@ -57,7 +57,7 @@ class Redirection:
         self._marks: tuple[int, set[str]] = (0, set())  # what is in the folder `gone`, and since when
 
     def install(self) -> None:
-        """Replace Python's functions for files; it cannot be undone."""
+        """Replace Python's functions for files; this cannot be undone."""
         for name in ("root", "gone", "tmp"):
             with suppress(FileExistsError):
                 self._real["mkdir"](f"{self.folder}/{name}")
@@ -78,7 +78,7 @@ class Redirection:
     # Where a path leads.
 
     def _path(self, file: Any) -> str | None:
-        """The whole path of a file that may be redirected."""
+        """Return the absolute path of a file that may be redirected."""
         if isinstance(file, int):
             return None
         path = os.path.abspath(os.fsdecode(file))
@@ -91,7 +91,7 @@ class Redirection:
         return path
 
     def _resolved(self, folder: str) -> str:
-        """A folder without links, as this process sees it."""
+        """Return a folder without links, as this process sees it."""
         parts, found, links = folder.split("/")[::-1], "/", 0
         while parts:
             part = parts.pop()
@@ -118,7 +118,7 @@ class Redirection:
         return self._root + path
 
     def _is_marked(self, path: str) -> bool:
-        """Whether what is really at this path was removed by this run."""
+        """Return whether this run removed the real file at this path."""
         since = self._real["stat"](self._gone).st_mtime_ns
         if since != self._marks[0]:
             self._marks = since, set(self._real["listdir"](self._gone))
@@ -135,7 +135,7 @@ class Redirection:
         return True
 
     def _is_gone(self, path: str) -> bool:
-        """Whether what is really there, or a folder above it, was removed by this run."""
+        """Return whether this run removed the real file, or a folder above it."""
         while not self._is_marked(path):
             parent = os.path.dirname(path)
             if parent == path or not self._marks[1]:
@@ -144,7 +144,7 @@ class Redirection:
         return True
 
     def seen(self, file: Any) -> Any:
-        """The place to read from."""
+        """Return the path to read from."""
         path = self._path(file)
         if path is None:
             return file
@@ -156,7 +156,7 @@ class Redirection:
         return False
 
     def written(self, file: Any, *, keep: bool = True) -> Any:
-        """The place to write to, with what was there before if `keep`."""
+        """Return the path to write to, with the earlier content if `keep`."""
         path = self._path(file)
         if path is None:
             return file
@@ -195,7 +195,7 @@ class Redirection:
             self._real["chmod"](shadow, stat.S_IMODE(found.st_mode) | stat.S_IWUSR)
 
     def _leave(self, path: str | None) -> None:
-        """What is really at this path is not there any more."""
+        """Mark the real file at this path as removed."""
         self._folders.clear()
         if path is not None and self._lexists(path):
             self._file(f"{self._gone}/{_mark(path)}", "wb").close()
@@ -231,7 +231,7 @@ class Redirection:
         return look
 
     def _change(self, name: str) -> Callable[..., Any]:
-        """A function that changes something about one file that is there."""
+        """Replace a function that changes an existing file."""
         real = self._real[name]
 
         def change(path: Any, *args: Any, **options: Any) -> Any:
@@ -315,7 +315,7 @@ class Redirection:
     _replace = _rename
 
     def _pull(self, file: Any) -> None:
-        """Copy a file, or a folder with all that is in it, to the place to write to."""
+        """Copy a file, or a folder with its content, to the path to write to."""
         whole = self._path(file)
         if whole is None:
             return
@@ -372,12 +372,12 @@ class Redirection:
 
 
 def _mark(path: str) -> str:
-    """The name by which a removed file is noted."""
+    """Return the name that marks a removed file."""
     return hashlib.sha256(os.fsencode(path)).hexdigest()
 
 
 class _Entry:
-    """What `os.scandir` gives, for a folder that lies in two places."""
+    """An entry of `os.scandir`, for a folder that lies in two places."""
 
     def __init__(self, path: str, name: str) -> None:
         self.path, self.name = path, name
@@ -389,27 +389,27 @@ class _Entry:
         return f"<DirEntry {self.name!r}>"
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """As `os.stat`."""
+        """Return the result of `os.stat`."""
         return os.stat(self.path, follow_symlinks=follow_symlinks)
 
     def inode(self) -> int:
-        """The number of the file."""
+        """Return the number of the file."""
         return self.stat(follow_symlinks=False).st_ino
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a folder."""
+        """Return whether it is a folder."""
         return self._is(stat.S_ISDIR, follow_symlinks)
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a plain file."""
+        """Return whether it is a plain file."""
         return self._is(stat.S_ISREG, follow_symlinks)
 
     def is_symlink(self) -> bool:
-        """Whether it is a link."""
+        """Return whether it is a link."""
         return self._is(stat.S_ISLNK, False)
 
     def is_junction(self) -> bool:
-        """Never, except on Windows."""
+        """Return `False`: junctions exist only on Windows."""
         return False
 
     def _is(self, kind: Callable[[int], bool], follow: bool) -> bool:
@@ -419,7 +419,7 @@ class _Entry:
 
 
 class _Entries:
-    """The iterator of `os.scandir`, which is also a context."""
+    """The iterator of `os.scandir`, which is also a context manager."""
 
     def __init__(self, entries: Iterator[_Entry]) -> None:
         self._entries = iter(list(entries))
@@ -437,17 +437,17 @@ class _Entries:
         return
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class _WhenImported:
-    """Replaces functions of modules whose compiled code opens files itself, as soon as they are imported."""
+    """Replaces functions of modules whose compiled code opens files, as soon as they are imported."""
 
     def __init__(self, paths: Redirection) -> None:
         self._paths = paths
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Called by the import system."""
+        """Find a module, for the import system."""
         if name not in _COMPILED:
             return None
         others: list[Any] = [finder for finder in sys.meta_path if finder is not self]
@@ -464,7 +464,7 @@ class _WhenImported:
 
 
 def _saving(module: Any, paths: Redirection) -> None:
-    """`torch.serialization`: files are written, and with mmap read, by C++."""
+    """Redirect `torch.serialization`, whose C++ code writes files, and reads them with mmap."""
     writer, load = module._open_zipfile_writer_file.__init__, module.load
 
     def open_writer(self: Any, name: Any, *args: Any, **options: Any) -> None:

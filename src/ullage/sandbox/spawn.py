@@ -1,4 +1,4 @@
-"""Processes that are started with a request, with a user's rights or by a fork, and their end."""
+"""Start processes with a request, with a user's rights or by a fork, and end them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _is_fork = False  # whether this process is a child that `run_child` made
 
 
 class ProcessHandle(Protocol):
-    """A process, however it was started."""
+    """A process, started or forked."""
 
     @property
     def pid(self) -> int: ...
@@ -53,7 +53,7 @@ def start_guard(
 
 
 def end_guard(guard: ProcessHandle) -> None:
-    """Tell a guard to end what it guards, and itself, and wait until it has, or for a while."""
+    """Tell a guard to end its child and itself, and wait for it for a while."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(guard.pid, signal.SIGTERM)
     deadline = time.monotonic() + _PATIENCE
@@ -62,7 +62,7 @@ def end_guard(guard: ProcessHandle) -> None:
 
 
 def signal_group(process: ProcessHandle, number: signal.Signals) -> None:
-    """Send a signal to a process and its group, if they have not ended by themselves."""
+    """Send a signal to a process and its group, if they still run."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
     if process.poll() is None:  # it had not come to be a group of its own, or is about to be gone
@@ -85,7 +85,7 @@ def start_process(
     cwd: str | None,
     **user: Any,
 ) -> subprocess.Popen[bytes]:
-    """Start a program that leads a group and a session of its own."""
+    """Start a program as the leader of its own group and session."""
     user |= {"cwd": cwd, "env": env, "pass_fds": passed}
     with recording.paused():
         return subprocess.Popen(command, stdin=stdin, stdout=output, stderr=output, start_new_session=True, **user)
@@ -93,7 +93,7 @@ def start_process(
 
 @contextlib.contextmanager
 def request_file(request: dict[str, Any]) -> Iterator[IO[bytes]]:
-    """Open a file with a request for a child; a pipe would block on a long one."""
+    """Open a file with a request for a child; a long request would block a pipe."""
     content = encode(request)
     with recording.paused():
         file = tempfile.TemporaryFile()  # noqa: SIM115
@@ -111,7 +111,7 @@ class ForkedProcess:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Return how it ended, or `None` while it runs."""
+        """Return its exit code, or `None` while it runs."""
         if self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._code = os.waitstatus_to_exitcode(status) if pid else None
@@ -154,7 +154,7 @@ def count_threads() -> int:
 def run_child(
     entry: str, channel: int, told: dict[str, Any], standard: list[int], env: Mapping[str, str], cwd: str | None
 ) -> None:
-    """In a process that was forked: go on as a child that was started would; never returns."""
+    """Continue as a child in a forked process; never returns."""
     global _is_fork
     code = 1
     try:

@@ -1,16 +1,15 @@
-"""Processes that have imported what many children need, and are forked for each of them.
+"""Workers: processes that have imported PyTorch, and that fork children.
 
     pool = WorkerPool(["torch"])
-    run("ullage.estimation.jobs.child:estimate_here", request, private=Sandbox(), pool=pool)
+    run("ullage.estimation.jobs.child:estimate_here", request, private=Sandbox(), warm=pool)
 
-    asker ── guard ── first process of the private world ── child, forked from the process that waits
+    parent ── guard ── first process of the sandbox ── child, forked by the worker
 
-A process that waits has the rights and the variables of the children's user, runs in their Python, can write no file
-and reach no other machine: its imports change nothing. For a child it forks a process that enters the world which the
-child's guard has made, and goes on there as a started child would. It never runs a request itself, so no request leaves
-anything to the next one. It ends with its asker, when nobody has asked for a while, and when a file that it imported
-has changed. If anything is in the way (the system refuses namespaces, an import fails or starts threads), the guard
-starts the child.
+A worker has the rights and variables of the children's user and runs in their Python. It can write no file and reach no
+other machine, so its imports change nothing. For a child it forks a process that joins the sandbox that the child's
+guard has made. It runs no request itself. It ends with its parent, when it has been idle for a while, and when a file
+that it imported has changed. If anything fails (the system refuses namespaces, an import fails or starts threads), the
+guard starts the child.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ _OFTEN, _SELDOM, _YOUNG = 0.1, 5.0, 10.0  # seconds between two looks at a worke
 
 
 class WorkerPool:
-    """At most `most` processes that wait, each for one user, one Python and the variables that matter when it starts.
+    """At most `most` workers, one for each user, Python and set of variables that matter at its start.
 
-    Other variables count if the imports read them: for a child with another value, the guard starts a process.
-    `limits` are those of a process that waits, while it imports and later.
+    Other variables count if the imports read them: for a child with another value, the guard starts a process. `limits`
+    are those of a worker.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class WorkerPool:
     def channel(
         self, program: list[str], env: Mapping[str, str], cwd: str | None, rights: Rights | None, network: bool
     ) -> FdChannel | None:
-        """Connect a guard to a process that waits, and start one if there is none."""
+        """Connect a guard to a worker, and start one if there is none."""
         places = env.get("PYTHONPATH", "").split(os.pathsep)
         cwd = "/" if all(os.path.isabs(place) for place in places if place) else cwd  # it imports from there
         variables = tuple(sorted((name, value) for name, value in env.items() if matters_at_start(name)))
@@ -83,14 +82,14 @@ class WorkerPool:
             return channel
 
     def close(self) -> None:
-        """End them all."""
+        """End all workers."""
         with self._lock:
             while self._known:
                 self._known.popitem()[1].close()
 
 
 class _Worker:
-    """A process that waits, as its asker sees it."""
+    """A worker, as seen by its parent."""
 
     def __init__(
         self,
@@ -135,11 +134,11 @@ class _Worker:
         return here
 
     def close(self) -> None:
-        """End it, with all that it started."""
+        """End the worker and its descendants."""
         self._ended.set()
 
     def _supervise(self) -> None:
-        """Wait for its end, or end it at a limit: a package that is imported may take all memory of this machine."""
+        """Wait for its end, or end it at a limit: an imported package may use all memory of this machine."""
         looks = 0
         while self._process.poll() is None and not self._ended.is_set() and self._watch.exceeded() is None:
             looks += 1
@@ -150,7 +149,7 @@ class _Worker:
 
 
 def wait_for_children(request: dict[str, Any]) -> None:
-    """In the worker: import the modules of `preload`, then fork for each guard that asks, until `idle` seconds pass."""
+    """In the worker: import the modules of `preload`, then fork for each guard, until `idle` seconds pass."""
     channel = FdChannel(request["channel"])
     notes, given = os.memfd_create("reads"), dict(os.environ)  # modules set variables, too
     recording.start(notes)
@@ -182,9 +181,9 @@ def _is_current(imported: recording.Reads) -> bool:
 
 
 def _serve(guard: FdChannel, imported: recording.Reads) -> None:
-    """In a process that was forked: join the world that the guard has made, and be the child in it.
+    """In a forked process: join the sandbox that the guard has made, and become the child in it.
 
-    If a variable that the imports read has another value for the child, end: the guard then starts a process.
+    If a variable that the imports read has another value for the child, exit: the guard then starts a process.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:

@@ -56,9 +56,6 @@ def read_options(name: str, given: Mapping[str, Any], defaults: dict[str, Any]) 
     """An estimator's own options, from `set={"NAME.key": value}` or `--set NAME.key=value`, with their defaults.
 
     An unknown name or a value of another type is refused.
-
-    >>> read_options("deepspeed", {"stage": 3}, {"stage": 2, "offload": False})
-    {'stage': 3, 'offload': False}
     """
     for key, value in given.items():
         if key not in defaults:
