@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "CONTRIBUTING.md", "tests/README.md", "docs/**/*.md", "lab/docs/*.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "tests/README.md", "docs/**/*.md", "lab/docs/*.md", "benchmarks/**/*.md"]
 SOURCES = ["src", "lab/src", "benchmarks", "examples"]
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`|<!--.*?-->", re.MULTILINE | re.DOTALL)
 
