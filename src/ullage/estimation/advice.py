@@ -1,4 +1,4 @@
-"""Changes that would make a job fit; each one is estimated."""
+"""Suggestions: changes that would make a job fit, each with an estimate."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ WORTH_NAMING = 0.95
 
 
 class OutOfTime(UllageError):
-    """There is no time for another estimate."""
+    """No time is left for another estimate."""
 
 
 class Budget:
-    """Time for estimates: another one is made if there is time for one that takes as long as the longest so far."""
+    """Time for estimates: it allows another one if the longest so far would still fit."""
 
     def __init__(self, seconds: float, longest: float) -> None:
         self._until, self._longest = time.monotonic() + seconds, longest
 
     def check(self) -> None:
-        """Raise `OutOfTime` if there is no time for another one."""
+        """Raise `OutOfTime` if no time is left for another estimate."""
         if time.monotonic() + self._longest > self._until:
             lasts = format_duration(max(1.0, round(self._longest)))
             raise OutOfTime(f"not tried: an estimate takes {lasts}, and there was no time left for another")
 
     def lasted(self, seconds: float) -> None:
-        """Note how long one took."""
+        """Record the duration of an estimate."""
         self._longest = max(self._longest, seconds)
 
     def timed(self, run: Callable[..., Estimate]) -> Callable[..., Estimate]:
-        """The same, as long as there is time."""
+        """Wrap a function that estimates, so that it respects this budget."""
 
         def within(*args: Any) -> Estimate:
             self.check()
@@ -67,7 +67,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One change with the estimate of the changed job; `failed` says why there is no estimate."""
+    """A change with the estimate of the changed job; `failed` is the reason if there is none."""
 
     change: str
     estimate: Estimate | None
@@ -79,7 +79,7 @@ class Option:
         return self.estimate is not None and self.estimate.fits
 
     def to_dict(self) -> dict[str, Any]:
-        """The option as plain values: what it `takes`, and a `note` that says how much room is left, or why not."""
+        """Return plain values: the memory (`takes`), and a `note` with the free memory or the reason."""
         found = self.estimate
         if found is None:
             return {"change": self.change, "fits": False, "takes": None, "note": self.failed or ""}
@@ -95,17 +95,17 @@ def options(
     progress: Report | None = None,
     answer: Estimate | None = None,
 ) -> list[Option]:
-    """Changes that would make a configuration fit on a GPU, each with its estimate, the smallest change first.
+    """Return changes that would make a model fit on a GPU, each with its estimate, the smallest change first.
 
-    `run` estimates one configuration on one GPU; where it raises `OutOfTime`, an option says so. `progress` is called
-    with what is being estimated. `answer` is the estimate of the job as it is, if there is one already.
+    `run` estimates one model on one GPU; it may raise `OutOfTime`. `progress` gets the change that is being estimated.
+    `answer` is the estimate of the unchanged job, if known.
     """
     adviser = _Adviser(configuration, find_gpu(gpu), progress or (lambda text: None), run)
     return adviser.options(answer)
 
 
 def larger_gpu(run: Callable[[GPU], Estimate], answer: Estimate, progress: Report | None = None) -> Option | None:
-    """The smallest GPU of the catalogue (no MIG slice) on which the job fits; `None` if the largest is too small."""
+    """Return the smallest GPU of the catalogue (no MIG slice) on which the job fits; `None` if there is none."""
     larger = [card for card in gpus() if not card.is_mig and card.usable > answer.gpu_memory]
     roomy = [card for card in larger if card.usable >= answer.peaks[0] + (card.context or 0)]
     for card in sorted(roomy, key=lambda card: (card.usable, card.name))[:MOST_TRIED_GPUS]:
@@ -121,7 +121,7 @@ def larger_gpu(run: Callable[[GPU], Estimate], answer: Estimate, progress: Repor
 
 
 class _Adviser:
-    """Tries changes of one job that does not fit."""
+    """Tries changes of a job that does not fit."""
 
     def __init__(self, job: Model, gpu: GPU, progress: Report, run: Run) -> None:
         self._job, self._gpu, self._progress, self._run = job, gpu, progress, run
@@ -165,7 +165,7 @@ class _Adviser:
             return Option(words, None, text[0])
 
     def _largest_batch(self) -> Option | None:
-        """The largest smaller batch that fits, by halving; the next one does not fit."""
+        """Find the largest smaller batch that fits, by halving."""
         low, high = 0, self._job.batch_size
         best: Estimate | None = None
         try:
@@ -182,7 +182,7 @@ class _Adviser:
         return Option(f"batch {low} for {self._job.batch_size}", best) if best is not None else None
 
     def _accumulated(self, batch: Option) -> list[Option]:
-        """The same batch in equal parts whose gradients are accumulated, with the largest part that fits."""
+        """Split the batch into equal parts with accumulated gradients, the largest part that fits."""
         whole, largest = self._job.batch_size, int(batch.change.split()[1])
         divisors = [part for part in range(largest, 0, -1) if whole % part == 0]
         for part in divisors[:MOST_TRIED_DIVISORS]:
@@ -195,5 +195,5 @@ class _Adviser:
 
 
 def _helps(option: Option, answer: Estimate) -> bool:
-    """Whether a change that is not enough by itself saves enough to be listed."""
+    """Return whether a change that is not enough by itself saves enough to be listed."""
     return option.estimate is not None and option.estimate.figure < WORTH_NAMING * answer.figure

@@ -1,4 +1,4 @@
-"""`ullage.estimate`, and the same for a request that is already made."""
+"""`ullage.estimate`, and the functions that answer a `JobRequest`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _WRITTEN = {
 
 
 def names_unknown_options(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """An option that the function does not have raises `UnknownName` with the nearest ones, not `TypeError`.
+    """Make a function raise `UnknownName` with the nearest names for an unknown option, not `TypeError`.
 
-    A field of `Model`, `Script`, `Ranks` or `Training` is named with the call that takes it.
+    The message for a field of `Model`, `Script`, `Ranks` or `Training` shows the call that takes it.
     """
     known = inspect.signature(function).parameters
 
@@ -140,7 +140,7 @@ def request_for(
     estimator: str = "ullage",
     **how: Any,
 ) -> JobRequest:
-    """The request that the arguments of `estimate` describe."""
+    """Return the request that the arguments of `estimate` describe."""
     made = with_saved_types(job_of(job, batch_size=batch_size, args=args))
     own: dict[str, Any] = {}
     if isinstance(made, Model):
@@ -154,7 +154,7 @@ def request_for(
 
 @contextmanager
 def pytorch_release(name: str | None) -> Iterator[None]:
-    """Inside, estimates follow this release of PyTorch; those of child processes too, which read the variable."""
+    """Use the rules of this release of PyTorch inside, also in child processes, which read the variable."""
     if name is None:
         yield
         return
@@ -170,20 +170,20 @@ def pytorch_release(name: str | None) -> Iterator[None]:
 
 
 def check_plan(plan: Training, request: JobRequest) -> None:
-    """Refuse, before anything runs, a question about the training that its run could not answer."""
+    """Refuse a question about the training that the run could not answer, before anything runs."""
     plan.check(tells_epoch=request.kind == SCRIPT, tells_step=request.kind in (SCRIPT, MODEL))
 
 
 def answer_request(request: JobRequest, gpu: str | GPU | None = None) -> Estimate:
-    """The estimate for one request on one GPU, by default this machine's own, else an H200."""
+    """Return the estimate for a request on one GPU, by default this machine's own, else an H200."""
     answer = find(request.estimator).estimate(request, find_gpu(gpu or default_gpu()))
     return answer if gpu is not None else answer.on_assumed_gpu()
 
 
 def ask(name: str, row: dict[str, Any], gpu: str) -> Estimate | str:
-    """The estimate that an estimator gives for a line of measurements, or the reason why it does not support it.
+    """Return an estimator's estimate for a line of measurements, or the reason why it does not support it.
 
-    Everything is plain values, so that another process can be asked. `JobRequest.from_row` says what a line holds.
+    Arguments are plain values, for other processes. `JobRequest.from_row` reads the line.
     """
     found = find(name)
     request = JobRequest.from_row(row)
@@ -192,7 +192,7 @@ def ask(name: str, row: dict[str, Any], gpu: str) -> Estimate | str:
 
 
 def estimator_list(text: str) -> list[str]:
-    """The estimators that "all" or a comma-separated list means, each once."""
+    """Return the estimators that "all" or a comma-separated list names, each once."""
     releases.refuse_if_unserved()
     if text.strip().casefold() == "all":
         return estimators()

@@ -1,4 +1,4 @@
-"""What a virtual GPU saw during a run, as an estimate."""
+"""Make an estimate from the state of a virtual GPU after a run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PARTS = ("parameters", "copies", "gradients", "optimizer", "activations", "work
 
 
 def estimate_from(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = None) -> Estimate:
-    """The estimate after a run that took `seconds` here; `out_of_memory` is the error that the real GPU would raise."""
+    """Return the estimate after a run of `seconds`; `out_of_memory` is the error that the real GPU would raise."""
     return Estimate(**figures_of(gpu, seconds, out_of_memory))
 
 
 def figures_of(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = None) -> dict[str, Any]:
-    """The arguments of that estimate, as plain values that another process can be sent."""
+    """Return the arguments of that estimate as plain values, for another process."""
     breakdown = live_by_kind(gpu.memory.spans, gpu.memory.peak_clock)
     parts = {name: breakdown[name] for name in _PARTS if breakdown[name] or name != "copies"}
     parts["fragmentation"] = gpu.peak_reserved - sum(parts.values())
@@ -76,7 +76,7 @@ def _moment(name: str, place: RequestOrigin | None, step: int | None) -> dict[st
 
 
 def _thinned(points: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """At most `LONGEST_TIMELINE` points: of each stretch the one with the most allocated, so that no peak is lost."""
+    """Keep at most `LONGEST_TIMELINE` points: of each stretch the one with the most allocated memory."""
     if len(points) <= LONGEST_TIMELINE:
         return points
     stretch = -(-len(points) // LONGEST_TIMELINE)

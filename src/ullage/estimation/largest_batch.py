@@ -225,7 +225,7 @@ def search(
     start: int | Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> MaxBatch:
-    """`max_batch` for a request; `start` is the first size to try, or the shape that has it last."""
+    """Find the largest number for a request; `start` is the first size to try, or the shape that has it last."""
     if what not in WHAT:
         raise UnknownName("thing to search for", what, WHAT)
     begin = time.perf_counter()
@@ -274,7 +274,7 @@ def search(
 
 
 def _same_from(largest: int, estimates: Mapping[int, Estimate]) -> int | None:
-    """The smallest number tried, below the largest, that takes as much memory."""
+    """Return the smallest number tried, below the largest, that needs as much memory."""
     needed = estimates[largest].needed
     return min(
         (number for number, each in estimates.items() if each.needed == needed and number < largest), default=None
@@ -282,7 +282,7 @@ def _same_from(largest: int, estimates: Mapping[int, Estimate]) -> int | None:
 
 
 def _one_asker(card: GPU) -> AbstractContextManager[Any]:
-    """Inside, one process asks cuDNN for all estimates on a card of this machine."""
+    """Let one process ask cuDNN for all estimates on a GPU of this machine."""
     if card.uuid is None:
         return nullcontext()
     from ullage.virtual.cudnn.cudnn_query import asking  # which imports PyTorch
@@ -291,7 +291,7 @@ def _one_asker(card: GPU) -> AbstractContextManager[Any]:
 
 
 def _sure(largest: int, step: int, estimates: dict[int, Estimate], estimate_of: Callable[[int], Estimate]) -> int:
-    """The largest number whose upper bound fits, after a few more trials."""
+    """Return the largest number whose upper bound fits, after a few more trials."""
 
     def fits(number: int) -> bool:
         return estimate_of(number).bound <= estimate_of(number).gpu_memory
@@ -310,7 +310,8 @@ def _sure(largest: int, step: int, estimates: dict[int, Estimate], estimate_of: 
 
 
 def _between(estimates: dict[int, Estimate], low: int) -> int:
-    """Where the upper bound reaches the GPU's memory, on the line from `low` to the next number tried."""
+    """Return the number at which the upper bound reaches the GPU's memory, by the line from `low` to the next number
+    tried."""
     above = min(number for number in estimates if number > low)
     if not low:
         return above // 2
@@ -320,7 +321,7 @@ def _between(estimates: dict[int, Estimate], low: int) -> int:
 
 
 def jobs_together(answer: Estimate) -> int:
-    """How many jobs like this one fit on its GPU at once, each with its own CUDA context, by the upper bound."""
+    """Return the number of such jobs that share the GPU, each with its own CUDA context, by the upper bound."""
     return answer.gpu_memory // answer.bound if answer.fits else 0
 
 
@@ -331,7 +332,7 @@ def _start(given: Any, default: int) -> int:
 
 
 def _variants(request: JobRequest, what: str, parameter: str | None, batch_arg: str | None) -> Callable[[int], Job]:
-    """The job for each number that is tried."""
+    """Return a function that gives the job for each number to try."""
     model, script, function = request.model, request.script, request.function
     if function is not None:
         name = _parameter(function, parameter)
@@ -378,7 +379,7 @@ def with_argument(args: list[str], name: str, value: int) -> list[str]:
 
 
 def argument_value(args: Sequence[str], name: str | None) -> int | None:
-    """The number that a script's arguments give for one of them; `None` if they give none."""
+    """Return the number that a script's arguments give for one of them, or `None`."""
     for word, next_word in zip(args, [*args[1:], ""], strict=False):
         value = next_word if word == name else word.removeprefix(f"{name}=") if word.startswith(f"{name}=") else ""
         if value.isdigit():

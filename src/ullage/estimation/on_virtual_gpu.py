@@ -29,13 +29,13 @@ _ITERATIONS = 5  # of the standard loop; three are watched, two more are there i
 
 
 def run_model(model: Model, gpu: GPU, request: JobRequest) -> Estimate:
-    """The standard training loop; whatever the model does not accept becomes one clear message."""
+    """Estimate the standard training loop; anything that the model refuses becomes one clear message."""
     samples = model.batch_size * model.gradient_accumulation
     return _of_model(model, request, lambda loop: run_function(loop, gpu, request, samples))
 
 
 def follow_model(model: Model, gpu: GPU, request: JobRequest) -> VirtualGPU:
-    """The virtual GPU on which the standard training loop ran."""
+    """Run the standard training loop and return its virtual GPU."""
     return _of_model(model, request, lambda loop: follow_function(loop, gpu, request)[0])
 
 
@@ -63,7 +63,7 @@ def _of_model(model: Model, request: JobRequest, run: Callable[[Callable[[], Any
 
 
 def run_function(function: Callable[[], Any], gpu: GPU, request: JobRequest, samples: int = 0) -> Estimate:
-    """A function as it is, until its memory has settled; a step takes so many `samples`, if that is known."""
+    """Estimate a function until its memory has settled; a step has `samples`, if known."""
     begin = time.perf_counter()
     virtual, out_of_memory = follow_function(function, gpu, request)
     if request.trace is not None:
@@ -75,7 +75,7 @@ def run_function(function: Callable[[], Any], gpu: GPU, request: JobRequest, sam
 
 
 def follow_function(function: Callable[[], Any], gpu: GPU, request: JobRequest) -> tuple[VirtualGPU, str | None]:
-    """The virtual GPU on which a function ran, without a limit if it ran out of memory; and the message then."""
+    """Run a function and return its virtual GPU; if it ran out of memory, one without a limit, and the message."""
     with asking(gpu) as answers:
         virtual = VirtualGPU(gpu, request.allocator)
         out_of_memory = _watch(function, virtual, request)
@@ -89,7 +89,7 @@ def follow_function(function: Callable[[], Any], gpu: GPU, request: JobRequest) 
 
 
 def _watch(function: Callable[[], Any], virtual: VirtualGPU, request: JobRequest) -> str | None:
-    """Run a function until its memory has settled; returns the message if it ran out of memory."""
+    """Run a function until its memory has settled; return the message if it ran out of memory."""
     if request.trace is not None:
         request.trace.watch(virtual)
     rank = request.ranks.first
@@ -111,7 +111,7 @@ def _watch(function: Callable[[], Any], virtual: VirtualGPU, request: JobRequest
 
 @contextlib.contextmanager
 def _leaving_no_trace() -> Iterator[None]:
-    """The next function in this process draws the same random numbers, and has the same allocator settings."""
+    """Restore the random numbers and allocator settings of this process afterwards."""
     generator = torch.default_generator
     numbers, settings = generator.get_state(), {name: os.environ.get(name) for name in ENVIRONMENT_NAMES}
     try:
@@ -125,10 +125,9 @@ def _leaving_no_trace() -> Iterator[None]:
 
 
 def _out_of_memory(error: BaseException | None) -> str | None:
-    """The message of an error of memory, or of one that comes from it: a stage of a pipeline raises one of its own.
+    """Return the message of an out-of-memory error, also one that caused another: a stage of a pipeline raises its own.
 
-    Here and not where it is caught: a name for it there would keep all that the function held, and its batches would
-    be filled when the virtual GPU ends.
+    This is a function because a name for the error in the caller would keep everything that the job held.
     """
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
         error = error.__cause__

@@ -20,10 +20,10 @@ Report = Callable[[str], None]
 
 
 def estimate_over_gpus(run: Run, cards: Iterable[GPU], progress: Report | None = None) -> list[Estimate]:
-    """An estimate for each of `cards`, in their order.
+    """Return an estimate for each of `cards`, in their order.
 
-    `run` estimates the job on one GPU; `progress` is called with the GPU's name. An estimate that shares the run of
-    another GPU names it in `computed_on`.
+    `run` estimates the job on one GPU; `progress` gets the GPU's name. An estimate that shares the run of another GPU
+    names it in `computed_on`.
     """
     cards = list(cards)
     done: dict[str, Estimate] = {}
@@ -46,7 +46,7 @@ def estimate_over_gpus(run: Run, cards: Iterable[GPU], progress: Report | None =
 
 
 def _shared(card: GPU, group: list[GPU], run_on: Callable[[GPU], Estimate]) -> Estimate | None:
-    """The estimate for a GPU from the run on another one; `None` if it needs a run of its own."""
+    """Return the estimate for a GPU from the run on another one; `None` if it needs its own run."""
     sizes = [other.sms for other in group if other.sms is not None]
     if card.sms is None:
         return None

@@ -1,4 +1,4 @@
-"""`Estimate`: what an estimate returns. Its attributes are the JSON keys, and `print` shows it as text."""
+"""`Estimate`: the result of an estimate. Its attributes are the JSON keys, and `print` shows it as text."""
 
 from __future__ import annotations
 
@@ -92,24 +92,24 @@ class Estimate:
 
     @property
     def figure(self) -> int:
-        """The estimator's main figure: allocated, reserved or process memory, as `figure_kind` says."""
+        """The estimator's main figure, of the kind that `figure_kind` names."""
         return self._known({"allocated": "peak_allocated", "reserved": "peak_reserved"}.get(self.figure_kind, PROCESS))
 
     @property
     def rank(self) -> int:
-        """The rank whose figures these are, of several that were followed; otherwise 0."""
+        """The rank that the figures describe, if several were followed; otherwise 0."""
         return max(self.ranks, key=lambda each: each["upper"])["rank"] if self.ranks else 0
 
     @property
     def bound(self) -> int:
-        """The most that the job may need: `upper`, or `figure` if the estimator gives none; see `without_trials`."""
+        """The most memory that the job may need: `upper`, or `figure` without one; see `without_trials`."""
         if self.without_trials is not None:
             return self.without_trials["upper"]
         return self.figure if self.upper is None else self.upper
 
     @property
     def needed(self) -> int:
-        """`figure`, but without memory that `cudnn.benchmark` would take only to try plans in."""
+        """`figure`, but without the memory in which `cudnn.benchmark` only tries plans."""
         return self.figure if self.without_trials is None else self.without_trials[PROCESS]
 
     @property
@@ -124,7 +124,7 @@ class Estimate:
         return value
 
     def to_dict(self, timeline: bool = True, layers: bool = True) -> dict[str, Any]:
-        """The attributes as a dictionary of plain values, on request without the two long ones."""
+        """Return the attributes as plain values, optionally without the two long ones."""
         left_out = {name for name, wanted in (("timeline", timeline), ("layers", layers)) if not wanted}
         names = [name for name in self.__dataclass_fields__ if name not in {*left_out, "step_calls"}]
         others = {
@@ -135,12 +135,12 @@ class Estimate:
         return {name: getattr(self, name) for name in names} | others
 
     def to_json(self, timeline: bool = True, indent: int | None = None, layers: bool = True) -> str:
-        """The attributes as JSON; the keys are the attributes' names."""
+        """Return the attributes as JSON."""
         return json.dumps(self.to_dict(timeline, layers), indent=indent)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Estimate:
-        """Read an estimate from the dictionary of `to_dict`; keys of later versions are ignored."""
+        """Read the dictionary of `to_dict`; keys of later versions are ignored."""
         if not isinstance(values, dict):
             raise InvalidValue(f"needed an estimate's dictionary; found {type(values).__name__}")
         known = {spec.name: values[spec.name] for spec in fields(cls) if spec.name in values}
@@ -162,13 +162,13 @@ class Estimate:
         return cls(**known | {"schema_version": SCHEMA_VERSION})
 
     def on_assumed_gpu(self) -> Estimate:
-        """The same estimate, which says that nobody named its GPU."""
+        """Return the estimate with the note that no GPU was named."""
         return replace(self, gpu_assumed=True, notes=[nobody_named(self.gpu), *self.notes])
 
     def with_utilization(self, step: StepCalls, gpu: GPU) -> Estimate:
-        """The same estimate, which says how long such a step takes on `gpu`, and how busy it is.
+        """Return the estimate with the time of a step on `gpu`.
 
-        An estimate of memory never fails because of it: a note says why it is not known.
+        A failure becomes a note: an estimate of memory never fails because of it.
         """
         from ullage.performance.alone import utilization_of
 
@@ -183,9 +183,9 @@ class Estimate:
         return replace(self, utilization=found, step_calls=step, notes=list(dict.fromkeys(notes)))
 
     def for_training(self, plan: Training) -> Estimate:
-        """The same estimate, which says what a whole training takes.
+        """Return the estimate with the time, energy and cost of a whole training.
 
-        Where a rate of input is known, a step is not quicker than its input. What the run did not tell becomes a note.
+        A step takes at least as long as its input. Unknown values become a note.
         """
         if plan.is_empty:
             return self
@@ -203,7 +203,7 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """The answer in one line, such as "fits on A100-40GB: 14.2 of 39.5 GiB, 25.3 GiB free"."""
+        """The result in one line, such as "fits on A100-40GB: 14.2 of 39.5 GiB, 25.3 GiB free"."""
         if self.fits and self.before_training:
             return (
                 f"fits so far on {self.gpu}: {used_of(self.needed, self.gpu_memory)}, but it has not trained one step"
@@ -217,34 +217,34 @@ class Estimate:
 
     @property
     def before_training(self) -> bool:
-        """Whether the time was over before the first optimizer step."""
+        """Whether the time limit ended the run before the first optimizer step."""
         return not self.steps and any(entry["what"] == AFTER_THE_TIME for entry in self.left_out)
 
     @property
     def mark(self) -> str:
-        """✓ where the job fits, ✗ where it does not, ? where training was not seen."""
+        """✓ if the job fits, ✗ if it does not, ? if it has not trained."""
         return ("?" if self.before_training else "✓") if self.fits else "✗"
 
     @property
     def peak_words(self) -> str | None:
-        """When the most was allocated, in words; `None` if it is not known."""
+        """The request at the peak of allocated memory, in words; `None` if unknown."""
         return moment(self.peak_operator, self.peak_module, self.peak_pass, self.peak_step, self.peak_class)
 
     @property
     def reserved_words(self) -> str | None:
-        """When the allocator last took more from the card, in words; `None` if it is not known."""
+        """The request for which the allocator last took memory from the GPU, in words; `None` if unknown."""
         place = self.reserved_module, self.reserved_pass, self.reserved_step, self.reserved_class
         return moment(self.reserved_operator, *place)
 
     @property
     def peak_moment(self) -> str:
-        """The pass and the step of the peak in brackets, such as " (backward pass, step 2)"; empty if not known."""
+        """The pass and the step of the peak in brackets, such as " (backward pass, step 2)"; empty if unknown."""
         names = {"forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
         parts = [names.get(self.peak_pass or "", ""), f"step {self.peak_step}" if self.peak_step is not None else ""]
         return f" ({', '.join(filter(None, parts))})" if any(parts) else ""
 
     def part_words(self, name: str) -> str:
-        """What a part of the breakdown is, and the most that it ever reaches where that is much more."""
+        """Describe a part of the breakdown, with its maximum if that is much larger."""
         words = BREAKDOWN_WORDS[name]
         types = list(dict.fromkeys(kind for model in self.models for kind in model["types"]))
         if name == "parameters" and any(kind.endswith("-bit") for kind in types):
@@ -257,7 +257,7 @@ class Estimate:
 
     @property
     def trial_words(self) -> str | None:
-        """The peak with and without what `cudnn.benchmark` tries, in one line; `None` where it is off."""
+        """The peak with and without the plans that `cudnn.benchmark` tries, in one line; `None` if it is off."""
         if self.without_trials is None:
             return None
         needs, most = self.without_trials[PROCESS], self._known(PROCESS)
@@ -273,14 +273,14 @@ class Estimate:
 
     @property
     def upper_covers(self) -> bool | None:
-        """Whether `upper` covers all that was guessed, assumed and left out; `None` where nobody measured that."""
+        """Whether `upper` covers all guesses, assumptions and omissions; `None` on a GPU that was not measured."""
         if not all(entry["covered"] for entry in self.assumed + self.left_out):
             return False
         return True if self.measured and self.upper is not None else None
 
     @property
     def certainty(self) -> str:
-        """How sure the figure is, in one line: what was guessed, assumed or left out, and whether `upper` covers it."""
+        """The confidence in one line: guesses, assumptions and omissions, and whether `upper` covers them."""
         if self.upper is None:
             return f"the estimator {self.estimator} gives no bound"
         most = f"at most {format_bytes(self.upper)}" + (", more than the GPU has" if self.tight else "")
@@ -316,7 +316,7 @@ class Estimate:
 
     @property
     def _coverage(self) -> list[str]:
-        """Whether the bound covers what was guessed, assumed and left out."""
+        """Whether the bound covers guesses, assumptions and omissions."""
         missing = [entry for entry in self.assumed + self.left_out if not entry["covered"]]
         covered = [entry for entry in self.assumed + self.left_out if entry["covered"]]
         if missing:
@@ -337,7 +337,7 @@ class Estimate:
 
     @property
     def effort(self) -> str:
-        """What was run for the estimate, and how long it took."""
+        """The steps that were run for the estimate, and their duration."""
         took = f"in {format_duration(self.seconds)}, without a GPU"
         if self.estimator == "ullage":
             return f"{self.steps} optimizer steps followed {took}"
@@ -365,8 +365,8 @@ _OF_THE_LARGEST = "batches vary in size: this is a step with one of the largest"
 
 
 def of_ranks(found: Mapping[int, Estimate], like: Mapping[int, int] | None = None) -> Estimate:
-    """The estimate of the rank that may need most, with the figures of each and the time of the slowest, which the
-    others wait for. `like` names ranks that were not followed, and the one that they are like."""
+    """Return the estimate of the rank that may need the most, with the figures of each, and the time of the slowest.
+    `like` maps ranks that were not followed to those that stand for them."""
     number, most = max(found.items(), key=lambda each: each[1].bound)
     if len(found) == 1:
         return most

@@ -1,4 +1,4 @@
-"""`ullage.share`: how jobs do together on one GPU."""
+"""`ullage.share`: the speed of jobs that share a GPU."""
 
 from __future__ import annotations
 

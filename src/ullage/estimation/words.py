@@ -1,4 +1,4 @@
-"""What an estimate says in words: notes, models, moments and parts of the memory."""
+"""Descriptions of models, requests and parts of the memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NUMBERS = re.compile(r"\(?[0-9]+(?:, ?[0-9]*)*\)?")
 
 
 def folded(notes: Sequence[str]) -> list[str]:
-    """Notes that differ only in their numbers as one."""
+    """Fold notes that differ only in their numbers into one."""
     groups: dict[str, list[str]] = {}
     for note in notes:
         groups.setdefault(_NUMBERS.sub("#", _TIMES.sub("", note)), []).append(note)
@@ -53,7 +53,7 @@ def _as_one(notes: list[str]) -> str:
 
 
 def listed(entries: list[dict[str, Any]], counted: bool = True) -> str:
-    """Assumptions in words."""
+    """Describe assumptions."""
     words = []
     for entry in entries:
         with_count = counted and entry["count"] > 1 and entry["what"].startswith(_COUNTABLE)
@@ -75,7 +75,7 @@ def model_words(model: dict[str, Any]) -> str:
 def moment(
     operator: str | None, module: str | None, part: str | None, step: int | None, module_class: str | None = None
 ) -> str | None:
-    """Where a request came from, in words."""
+    """Describe the origin of a request."""
     if operator is None or part is None:
         return None
     if module_class and module and module.rpartition(".")[2] != module_class:
@@ -91,7 +91,7 @@ def moment(
 
 
 def used_of(used: int, of: int) -> str:
-    """Two sizes; a unit that both share is said once."""
+    """Join two sizes; a common unit appears once."""
     first, second = format_bytes(used), format_bytes(of)
     number, unit = first.split()
     return f"{number if second.endswith(unit) else first} of {second}"

@@ -1,4 +1,4 @@
-"""What estimators that know a single figure share: their answer, their own options, and what learned ones support."""
+"""Shared by estimators with a single figure: their answer, their options, and the jobs that learned ones support."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def answer(
     known: Mapping[str, int | None] | None = None,
     source: str | None = None,
 ) -> Estimate:
-    """An estimate whose figure is the sum of `parts` (by the names of the breakdown).
+    """Return an estimate whose figure is the sum of `parts` (by the names of the breakdown).
 
-    `kind` says what the figure is: allocated, reserved or process memory. `known` are further figures that the
-    estimator knows, such as `peak_reserved`. Everything else is unknown; `notes` say what the figure means.
+    `kind` is the kind of the figure: allocated, reserved or process memory. `known` has further known figures, such as
+    `peak_reserved`. Everything else is unknown; `notes` explain the figure.
     """
     unknown = set(parts) - set(BREAKDOWN_WORDS)
     if unknown or kind not in _FIELDS:
@@ -53,9 +53,10 @@ def answer(
 
 
 def read_options(name: str, given: Mapping[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """An estimator's own options, from `set={"NAME.key": value}` or `--set NAME.key=value`, with their defaults.
+    """Return an estimator's options, from `settings={"NAME.key": value}` or `--set NAME.key=value`, with their
+    defaults.
 
-    An unknown name or a value of another type is refused.
+    Unknown names and values of another type are refused.
     """
     for key, value in given.items():
         if key not in defaults:
@@ -70,14 +71,14 @@ def read_options(name: str, given: Mapping[str, Any], defaults: dict[str, Any]) 
 
 
 def supports_training_by_name(request: JobRequest) -> str | None:
-    """Why a learned estimator cannot take a request; `None` for training runs of a model by name."""
+    """Return the reason why a learned estimator refuses a request; `None` for the training of a model by name."""
     if request.model is None:
         return "it reads the layers of a model: a model by name"
     return "it was trained on training runs; this is inference" if request.model.inference else None
 
 
 def supports_names(request: JobRequest) -> str | None:
-    """For estimators that look at the model's parameters only."""
+    """Return the reason why an estimator that reads a model's parameters does not support a request, or `None`."""
     if request.kind != "model":
         return f"it needs a model by its name; this is a {request.kind}"
     return None

@@ -36,7 +36,7 @@ _SOURCE = "PyTorch FakeTensor, as evaluated in arXiv 2602.17817 (itu-rad/GPUMemN
 
 
 class Meter:
-    """The bytes of the tensors that it was shown, as long as they are there."""
+    """Counts the bytes of living tensors."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -44,7 +44,7 @@ class Meter:
         self.bytes = 0
 
     def show(self, tensor: torch.Tensor) -> None:
-        """Count the memory behind a tensor until nobody holds it any more."""
+        """Count the memory behind a tensor until it is freed."""
         memory = tensor.untyped_storage()
         number = memory._cdata
         if number not in self._sizes:
@@ -58,7 +58,7 @@ class Meter:
 
 
 class EveryResult(TorchDispatchMode):
-    """Shows the result of every operator to a meter."""
+    """Passes the result of every operator to a meter."""
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class EveryResult(TorchDispatchMode):
 
 
 def propagate(configuration: Model, gpu: GPU) -> tuple[int, int]:
-    """The most bytes alive after the forward pass, and after the backward pass."""
+    """Return the peak of the living bytes after the forward pass, and after the backward pass."""
     with VirtualGPU(gpu, limited=False):  # weights that nobody looks at take no memory there
         model, task = prepare(configuration)
         for weight in model.parameters():  # nor afterwards: their initial values would be filled in on leaving
@@ -143,7 +143,7 @@ def _estimate(name: str, request: JobRequest, gpu: GPU, margin: int) -> Estimate
     supports=supports_names,
 )
 def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """The most bytes of tensors alive in one step."""
+    """Estimate by the peak of living tensors in one step."""
     return _estimate("faketensor", request, gpu, 0)
 
 
@@ -155,5 +155,5 @@ def run(request: JobRequest, gpu: GPU) -> Estimate:
     supports=supports_names,
 )
 def run_with_margin(request: JobRequest, gpu: GPU) -> Estimate:
-    """The same with the paper's margin."""
+    """Estimate with the margin of the paper."""
     return _estimate("faketensor+margin", request, gpu, MARGIN)

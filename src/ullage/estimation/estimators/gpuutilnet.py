@@ -53,7 +53,7 @@ class GPUUtilNet:
     gpu: str
 
     def probabilities(self, summaries: Sequence[ModelSummary], family: str, metric: str) -> npt.NDArray[np.float64]:
-        """The probabilities of the three classes [jobs, 3]."""
+        """Return the probabilities of the three classes [jobs, 3]."""
         network = self.networks[family, metric]
         with torch.inference_mode(), plain_products():
             found = torch.softmax(network(jobs_of(summaries, family).totals), dim=1)
@@ -61,7 +61,7 @@ class GPUUtilNet:
 
 
 def empty_network(family: str) -> Perceptrons:
-    """A network for a family, its weights drawn at random."""
+    """Return a network for a family, with random weights."""
     return Perceptrons(len(names_of(family)), len(CLASSES), DEPTHS[family])
 
 

@@ -30,13 +30,13 @@ _COUNTED = re.compile(
 
 
 def memory(batch: int, activations: int, parameters: int, gradients: int | None = None, overhead: int = 0) -> int:
-    """The formula, in bytes."""
+    """Return the result of the formula, in bytes."""
     per_sample = activations + (parameters if gradients is None else gradients)
     return BYTES * (batch * per_sample + parameters) + overhead
 
 
 def activations(summary: LayerSummary) -> int:
-    """What the counted layers put out for one sample."""
+    """Return the output values of the counted layers for one sample."""
     return sum(layer.outputs for layer in summary.layers if _COUNTED.fullmatch(layer.kind))
 
 
@@ -54,7 +54,7 @@ def _supports(request: JobRequest) -> str | None:
     supports=_supports,
 )
 def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """The estimate for a model by its name or from the text of a summary."""
+    """Estimate a model by its name or from the text of a summary."""
     begin = time.perf_counter()
     options = read_options("horus", request.options, {"overhead_mib": OVERHEAD_MIB})
     if request.summary is not None:

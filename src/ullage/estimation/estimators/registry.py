@@ -52,7 +52,7 @@ class Estimator:
     run: Run
 
     def estimate(self, request: JobRequest, gpu: GPU) -> Estimate:
-        """The estimate; a request that is not supported is refused with the reason."""
+        """Return the estimate, or refuse a request that is not supported with the reason."""
         reason = self.supports(request)
         if reason is not None:
             raise InvalidValue(f"the estimator {self.name} cannot estimate this: {reason}")
@@ -64,7 +64,7 @@ _REGISTERED: dict[str, Estimator] = {}
 
 
 def _quantized(request: JobRequest) -> str | None:
-    """The published estimators are older than quantized weights."""
+    """Refuse quantized weights, which the published estimators do not know."""
     kind = request.model and request.model.quantize
     return f"it does not know weights in {kind}" if kind else None
 
@@ -83,13 +83,13 @@ def estimator(name: str, *, title: str, source: str, needs: str, supports: Suppo
 
 
 def estimators() -> list[str]:
-    """The names of all estimators, ours first."""
+    """Return the names of all estimators, Ullage's own first."""
     return list(dict.fromkeys([*HOMES, *_others(), *_REGISTERED]))
 
 
 @functools.cache
 def _others() -> dict[str, EntryPoint]:
-    """What other packages bring, without importing it."""
+    """Return the entry points of other packages, without importing them."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
@@ -101,7 +101,7 @@ def check_name(name: str) -> None:
 
 
 def find(name: str) -> Estimator:
-    """The estimator of that name."""
+    """Return the estimator of that name."""
     check_name(name)
     if name not in _REGISTERED:
         refuse_if_unserved()

@@ -30,7 +30,7 @@ _TOTAL = re.compile(r"^\s*Total params:\s*([\d,]+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class SummaryLayer:
-    """One layer: its class, the number of output values for one sample, and its own parameters."""
+    """A layer: its class, the number of output values for one sample, and its own parameters."""
 
     kind: str
     outputs: int
@@ -39,7 +39,7 @@ class SummaryLayer:
 
 @dataclass(frozen=True, slots=True)
 class LayerSummary:
-    """The layers of a model, the number of all parameters, and the batch size if the text says it."""
+    """The layers of a model, the number of all parameters, and the batch size if the text has it."""
 
     layers: tuple[SummaryLayer, ...]
     parameters: int
@@ -63,7 +63,7 @@ def summarize(configuration: Model, gpu: GPU) -> LayerSummary:
 
 
 def run_forward(configuration: Model, note: Callable[[nn.Module, Any, Any], None] | None = None) -> nn.Module:
-    """Build a model and run its forward pass in training mode on the current virtual GPU; `note` sees each layer."""
+    """Build a model and run its forward pass in training mode on the current virtual GPU; `note` gets each layer."""
     try:
         model, task = prepare(configuration)
         model = model.to("cuda").train()
@@ -105,7 +105,7 @@ def _torchsummary_rows(text: str) -> list[tuple[str, list[int], int]]:
 
 
 def _torchinfo_rows(text: str) -> list[tuple[str, list[int], int]]:
-    """Rows with deeper rows below them are modules that contain those; they are left out."""
+    """Read the rows, except those of modules that contain others (deeper rows follow)."""
     found = [row for row in (_TORCHINFO.match(line) for line in text.splitlines()) if row]
     depths = [len(row[1]) for row in found] + [0]
     rows = []
@@ -116,7 +116,7 @@ def _torchinfo_rows(text: str) -> list[tuple[str, list[int], int]]:
 
 
 def _first_shape(text: str) -> list[int]:
-    """The first shape, if a layer has several outputs."""
+    """Return the first shape, if a layer has several outputs."""
     return [int(number) for number in _NUMBER.findall(text.split("]")[0])]
 
 

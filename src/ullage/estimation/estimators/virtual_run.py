@@ -1,4 +1,4 @@
-"""`ullage`: the code of the request itself, on a virtual GPU."""
+"""`ullage`: the job's own code on a virtual GPU."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ def _supports(request: JobRequest) -> str | None:
     supports=_supports,
 )
 def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """Run the request on a virtual GPU and say how much memory it took.
+    """Run the job on a virtual GPU and return the memory that it needed.
 
-    A script runs in a process of its own, a model in the standard training loop, a function as it is. A function is
-    stopped after at least `steps` optimizer steps, as soon as an iteration asks for the same memory as the one before
-    (after 30 steps at the latest). A request that runs out of memory is run once more without a limit, to say how
-    much it would need.
+    A script runs in its own process, a model in the standard training loop, a function unchanged. A function is stopped
+    after at least `steps` optimizer steps, as soon as an iteration requests the same memory as the one before (at the
+    latest after 30 steps). A job that runs out of memory is run again without a limit.
 
     Not covered: code after the step at which a function is stopped (validation, a second phase); use `steps=None`.
     """
@@ -49,7 +48,7 @@ def run(request: JobRequest, gpu: GPU) -> Estimate:
 
 
 def _ranks(request: JobRequest, gpu: GPU) -> Estimate:
-    """The estimate for the rank that takes most, of those that were named, or that seem to have parts of their own."""
+    """Return the estimate of the rank that needs the most, among the named ranks or those with their own parts."""
     follow, seen = request.ranks.follow, SeenOfRanks()
     if request.model is not None:
         seen.apart = list(range(request.ranks.size or 1))

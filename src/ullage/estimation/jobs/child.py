@@ -29,7 +29,7 @@ _FOR_ALL = 0.85  # of the time of an estimate: what it and all advice may take, 
 def script_request(
     command: ScriptCommand, ranks: Mapping[str, Any], gpu: str, cwd: str, timeout: float, network: bool
 ) -> dict[str, Any]:
-    """What `estimate_here` is asked for one script on one GPU, as one of its `ranks` (`ScriptCommand.ranks`)."""
+    """Return a request to `estimate_here` for one script on one GPU, as one of its `ranks` (`ScriptCommand.ranks`)."""
     question = {**command._asdict(), "launcher": list(command.launcher), "options": dict(ranks), "text": None}
     return {
         "estimator": OWN,
@@ -45,13 +45,11 @@ def script_request(
 
 
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
-    """The bound over all kinds of GPU that the request names, from the first question that can be answered.
+    """Return the bound over all GPU models of the request, from the first question with an estimate.
 
-    `utilization` has what is known about a step, by GPU. Where the request wants the whole, the answer is an estimate
-    for each GPU instead, in full, and on request with `advice`.
-
-    Where none can be: why not, and whether it is the script's own failure (`own`). A script runs in the Python that the
-    job will run it in: `python` says which, if it is another than Ullage's own.
+    `utilization` describes a step, by GPU. If the request wants the whole, the answer is a complete estimate for each
+    GPU instead, with `advice` on request. If there is no estimate, the answer has the reason (`failed`) and whether the
+    script itself failed (`own`). `python` is the job's Python if it is not Ullage's own.
     """
     ran_in: dict[str, Any] = {}
     return _first_answer(request, ran_in) | ran_in
@@ -115,8 +113,8 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
 
 
 def _by_rank(answers: list[Estimate], upper: int, ranks: int) -> list[int] | None:
-    """The bound of each rank where several were followed: a copy of a pipeline takes at each stage what the followed
-    one takes there, and a rank of which nothing is known may take as much as the largest."""
+    """Return the bound of each rank if several were followed: a copy of a pipeline needs the same at each stage, and an
+    unknown rank may need as much as the largest."""
     if not any(answer.ranks for answer in answers):
         return None
     bounds = [{each["rank"]: each["upper"] for each in answer.ranks} for answer in answers]
@@ -168,8 +166,8 @@ def advise(
     batch_arg: str | None,
     seconds: float,
 ) -> dict[str, Any]:
-    """What would make a job fit, as `options` with what each takes, and the `largest` batch: of a model that fits, and
-    of a script whose argument for it is known. What there is no time for is said."""
+    """Return changes that would make a job fit as `options`, and the `largest` batch: of a model that fits, and of a
+    script whose argument for it is known."""
     from ullage.estimation import advice
     from ullage.estimation.asking import answer_request
 
@@ -191,7 +189,7 @@ def advise(
 
 
 def _largest(request: JobRequest, card: GPU, start: int | None, batch_arg: str | None, budget: Budget) -> str:
-    """The largest batch in words, or the largest that was found while there was time."""
+    """Return the largest batch in words, or the largest found in the time."""
     from ullage.estimation.advice import OutOfTime
     from ullage.estimation.largest_batch import search
 
@@ -212,7 +210,7 @@ def _largest(request: JobRequest, card: GPU, start: int | None, batch_arg: str |
 
 
 def _written(question: dict[str, Any], cwd: str) -> str:
-    """The path of a script that came as text: beside what it may import, in a world whose files are gone with it."""
+    """Write a script that came as text next to the modules that it may import, inside the sandbox."""
     try:
         folder = tempfile.mkdtemp(prefix="ullage-") if cwd == "/" else cwd
         descriptor, path = tempfile.mkstemp(suffix=f"_{question['source']}", prefix="ullage_", dir=folder)
@@ -224,7 +222,7 @@ def _written(question: dict[str, Any], cwd: str) -> str:
 
 
 def _python(question: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, Any]:
-    """The option that names the job's Python, where it is known and another one than this."""
+    """Return the option for the job's Python, if it is not this one."""
     if question["program"] is None:
         return {}
     command = ScriptCommand(

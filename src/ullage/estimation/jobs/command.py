@@ -1,4 +1,4 @@
-"""What a job's command runs: a script or module of Python, and which Python runs it."""
+"""The Python script or module that a job's command runs, and the Python that runs it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ _INLINE_METADATA = re.compile(rb"^# /// script\s*$", re.M)
 
 
 class ScriptCommand(NamedTuple):
-    """A script or module and its arguments; the program that runs it, such as `python`, `torchrun` or the script
-    itself; what that is started by, such as `uv run` or `conda run -n NAME`; and as how many ranks on how many machines
-    it runs: `None` where no launcher says so, `EACH_GPU` where there is one for each GPU. `launched_by` are the words
-    of a launcher that sets other variables than torchrun does."""
+    """A script or module with its arguments.
+
+    `program` runs it, such as `python`, `torchrun` or the script itself, and `launcher` runs that, such as `uv run` or
+    `conda run -n NAME`. `world_size` is the number of ranks on `nodes` machines: `None` without a launcher, `EACH_GPU`
+    for one on each GPU. `launched_by` are the words of a launcher that sets other variables than torchrun does.
+    """
 
     source: str
     args: list[str]
@@ -44,9 +46,8 @@ class ScriptCommand(NamedTuple):
     launched_by: tuple[str, ...] = ()
 
     def ranks(self, gpus: int) -> dict[str, Any]:
-        """The options of an estimate that say which ranks it runs as on machines with so many GPUs each. A script that
-        no launcher starts, and that has several GPUs, starts a process for each of them itself.
-        """
+        """Return the options of an estimate for the ranks on machines with so many GPUs each. A script without a
+        launcher that has several GPUs starts a process for each of them itself."""
         size, by = self.world_size, {"launcher": self.launcher_text} if self.launched_by else {}
         if size is None:
             return {"world_size": gpus} if gpus > 1 else {}
@@ -55,7 +56,7 @@ class ScriptCommand(NamedTuple):
 
     @property
     def launcher_text(self) -> str | None:
-        """The launcher as an estimate takes it; `None` where it is torchrun, or there is none."""
+        """The launcher as an option of an estimate; `None` for torchrun, or without a launcher."""
         return shlex.join(self.launched_by) or None
 
 
@@ -104,7 +105,7 @@ def _by_python(program: str, words: list[str]) -> ScriptCommand | None:
 
 
 def _by_launcher(program: str, words: list[str], name: str) -> ScriptCommand | None:
-    """Behind the launcher's own options, of which one may have the next word as its value."""
+    """Read a launcher's options, of which each may have the next word as its value, then the script."""
     options: dict[str, str] = {}
     usual = "gpu" if name in _A_RANK_FOR_EACH_GPU else "1"
     given = list(words)

@@ -1,4 +1,4 @@
-"""`ullage.plan`: on how many GPUs, and spread how, a job fits, and what is fastest."""
+"""`ullage.plan`: the number of GPUs and the parallelism with which a job fits, and the fastest combination."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def plan_request(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> GPUPlan:
-    """`plan` for a request."""
+    """Answer `plan` for a request."""
     card, clusters = read_gpus(gpus)
     ways = [parallel] if isinstance(parallel, str) else list(parallel or PARALLEL)
     for way in ways:

@@ -1,4 +1,4 @@
-"""The GPUs to plan for: so many of one kind, on so many machines."""
+"""The GPUs to plan for: their number, model and machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GPUS = re.compile(r"(?:(\d+)(?:\.\.(\d+))?\s*[x×*]\s*)?(?:(\d+)\s*[x×*]\s*)?(
 
 @dataclass(frozen=True)
 class Cluster:
-    """So many GPUs of one kind on so many machines."""
+    """A number of GPUs on a number of machines."""
 
     gpus: int
     nodes: int = 1

@@ -1,8 +1,7 @@
-"""Estimates the rows of a plan, several at once.
+"""Estimate the rows of a plan, several at once.
 
-Each row is an estimate, made by running PyTorch's own code as one rank of so many. Two rows share a run only where the
-code cannot tell them apart: whole models with the same batch do the same on 16 ranks and on 64, and only the network's
-part differs.
+Each row runs PyTorch's own code as one rank of N. Two rows share a run only if the code cannot tell them apart: whole
+models with the same batch do the same on 16 ranks and on 64, and only the network differs.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ _ALONE = "its ranks send each other nothing in a step, so each would train alone
 
 
 class Filling:
-    """The rows of a plan while they are estimated, by up to so many `workers` at once.
+    """The rows of a plan, of which up to `workers` are estimated at once.
 
-    Several at once are processes of their own. A function cannot be sent to one, so its rows come one after another.
+    Several workers are processes. A function cannot be sent to one, so its rows come one after another.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Filling:
         self._hopeless: dict[tuple[str, bool], str] = {}  # what does not run at all, whatever the number of GPUs
 
     def fill(self, progress: Progress | None) -> list[PlanRow]:
-        """All rows; each says why not where it does not run. An error is raised where none does, all for one reason."""
+        """Return all rows, with `why_not` if one does not run. If none runs, all for one reason, raise the error."""
         waiting, under_way = list(range(len(self._rows))), dict[Future[Estimate], int]()
         with self._pool() as pool:
             while waiting or under_way:
@@ -85,7 +84,7 @@ class Filling:
         return filled
 
     def _next(self, waiting: list[int], under_way: Iterable[int]) -> int | None:
-        """The row to begin: one whose kind is not just being tried for the first time, since that may tell of all."""
+        """Return the next row, but not of a kind that is being tried for the first time: it may fail for all rows."""
         busy = [_kind(self._rows[number]) for number in under_way]
         if len(busy) == self._workers:
             return None
@@ -97,7 +96,7 @@ class Filling:
         return None
 
     def _known(self, row: PlanRow) -> PlanRow | None:
-        """The row where nothing has to run for it."""
+        """Return the row if it needs no run."""
         reason = row.why_not or self._hopeless.get(_kind(row))
         if reason is not None:
             return replace(row, why_not=reason)
@@ -139,7 +138,7 @@ class Filling:
 
     @contextmanager
     def _pool(self) -> Iterator[Executor]:
-        """Who estimates: this process, its threads for scripts, which have processes of their own, or processes."""
+        """Estimate in this process, in threads for scripts (which run in processes), or in processes."""
         if self._workers == 1:
             yield _Here()
         elif self._request.kind == SCRIPT:
@@ -165,13 +164,13 @@ class Filling:
 
 
 def _begin(asker: Process) -> None:
-    """In a process that estimates rows: Ctrl-C is for the one that asks, and it ends with that one."""
+    """Start a process that estimates rows: it ignores Ctrl-C and ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with(asker)
 
 
 class _Here(Executor):
-    """Does at once what is submitted."""
+    """An executor that runs each call at once."""
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -187,8 +186,8 @@ def _kind(row: PlanRow) -> tuple[str, bool]:
 
 
 def _as_it_ran(row: PlanRow, found: Estimate) -> PlanRow:
-    """How code of its own shares its work: its samplers say, or what its ranks send. Those that send to a single other
-    one are stages of a pipeline, and those that exchange activations in the forward pass have the same samples, too."""
+    """Read how a script shares its work among ranks: from its samplers, or from what its ranks send. Those that send to
+    a single other one are stages of a pipeline; those that exchange activations in the forward pass share samples."""
     step = found.utilization
     if step is None:
         return replace(row, estimate=found)
@@ -203,8 +202,8 @@ def _as_it_ran(row: PlanRow, found: Estimate) -> PlanRow:
 
 
 def _same_run(row: PlanRow, filled: Iterable[PlanRow], card: GPU) -> PlanRow | None:
-    """A row whose run this one can share: whole models on several ranks ask for the same, whatever their number, where
-    NCCL's connections take the same."""
+    """Return a row with the same run: whole models on several ranks request the same memory, whatever their number, if
+    NCCL's connections need the same."""
     if row.strategy != DDP:
         return None
     connections = Communicator(card, ranks=row.gpus, machines=row.nodes)
@@ -223,7 +222,7 @@ def _same_run(row: PlanRow, filled: Iterable[PlanRow], card: GPU) -> PlanRow | N
 
 
 def _moved(row: PlanRow, known: PlanRow, card: GPU) -> PlanRow:
-    """The same run among other ranks: what it sends is the same, to others."""
+    """Return the row with another row's run, and the network's part for its own ranks."""
     found = known.estimate
     assert found is not None
     if found.step_calls is not None:

@@ -1,4 +1,4 @@
-"""What was found for each way to run a job, and the table of it."""
+"""The rows of a plan, and their table."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ ONE, ITS_OWN = "one GPU", "its own"
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow:
-    """One way to run a job: on so many `gpus` of so many `nodes`, spread by a `strategy`, with or without activation
-    `checkpointing`.
+    """One way to run a job: on `gpus` of `nodes` machines with a `strategy`, and maybe activation `checkpointing`.
 
-    Each of `data_ranks` ranks takes `batch_size` samples a step. `estimate` is what one rank takes; `None` where it was
-    not tried or does not run, for the reason that `why_not` gives. `same_run` says that another row's run was taken.
+    Each of `data_ranks` ranks has `batch_size` samples in a step. `estimate` is that of one rank; `None` if it was not
+    tried or does not run, with the reason in `why_not`. `same_run` marks a row that shares another row's run.
     """
 
     gpus: int
@@ -46,17 +45,17 @@ class PlanRow:
 
     @property
     def is_sure(self) -> bool:
-        """Whether it fits by the upper bound, too."""
+        """Whether it also fits by the upper bound."""
         return self.estimate is not None and self.estimate.fits and not self.estimate.tight
 
     @property
     def way(self) -> str:
-        """The strategy, and whether there is activation checkpointing, as in the table."""
+        """The strategy and checkpointing, as in the table."""
         return f"{self.strategy}{' +ac' if self.checkpointing else ''}"
 
     @property
     def samples_per_s(self) -> float | None:
-        """The samples that all ranks take in a second; `None` where the time of a step is not known."""
+        """The samples of all ranks in a second; `None` if the time of a step is unknown."""
         found = None if self.estimate is None else self.estimate.utilization
         if found is None or found.samples is None or not found.step_s:
             return None
@@ -64,13 +63,13 @@ class PlanRow:
 
     @property
     def in_words(self) -> str:
-        """The way in words, such as "16 GPUs on 2 machines, fsdp2 with activation checkpointing"."""
+        """The row in words, such as "16 GPUs on 2 machines, fsdp2 with activation checkpointing"."""
         where = f"{self.gpus} GPU{'s' * (self.gpus > 1)}" + (f" on {self.nodes} machines" if self.nodes > 1 else "")
         way = "" if self.strategy in (ONE, ITS_OWN) else f", {self.strategy}"
         return where + way + (" with activation checkpointing" if self.checkpointing else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """The row as plain values; the estimate without its timeline and layers."""
+        """Return plain values; the estimate comes without its timeline and layers."""
         values = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
         taken = None if self.estimate is None else self.estimate.to_dict(timeline=False, layers=False)
         return values | {"estimate": taken, "fits": self.fits, "samples_per_s": self.samples_per_s}
@@ -86,7 +85,7 @@ class GPUPlan:
 
     @property
     def fastest(self) -> PlanRow | None:
-        """The row with the most samples a second among those that are sure to fit; else among those that fit."""
+        """The row with the most samples per second, of those that fit by the upper bound, else of those that fit."""
         known = [row for row in self.rows if row.fits and row.samples_per_s]
         return max(
             [row for row in known if row.is_sure] or known, key=lambda row: row.samples_per_s or 0.0, default=None
@@ -94,14 +93,14 @@ class GPUPlan:
 
     @property
     def fewest(self) -> PlanRow | None:
-        """The fastest row with the fewest GPUs on which it is sure to fit; else on which it fits."""
+        """The fastest row with the fewest GPUs, of those that fit by the upper bound, else of those that fit."""
         fitting = [row for row in self.rows if row.fits]
         among = [row for row in fitting if row.is_sure] or fitting
         least = [row for row in among if row.gpus == min(each.gpus for each in among)]
         return max(least, key=lambda row: row.samples_per_s or 0.0, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain values; `fastest` and `fewest` are places in `rows`."""
+        """Return plain values; `fastest` and `fewest` are places in `rows`."""
         places = {name: getattr(self, name) for name in ("fastest", "fewest")}
         return {
             "source": self.source,
@@ -120,7 +119,7 @@ class GPUPlan:
 
 
 def print_plan(found: GPUPlan, console: Console) -> None:
-    """Print one line for each way that was tried, what is fastest, and what was not tried. It fits 80 columns."""
+    """Print a line for each way, the fastest one, and the ways that were not tried. It fits 80 columns."""
     tried = [row for row in found.rows if row.estimate is not None]
     if tried:
         console.print(_table(found, tried))

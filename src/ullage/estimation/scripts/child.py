@@ -1,9 +1,8 @@
-"""The inside of the process in which a script runs on a virtual GPU.
+"""Run a script on a virtual GPU, inside its child process, which `estimate_script` starts.
 
-The answer is given once, at the first of: the script has been followed far enough, has ended, has failed, or its time
-is over. What the answer would be is said every few seconds, and when training has settled: that counts if the process
-is killed, or hangs where no other thread comes to its turn. The script's output stays on this process's own standard
-output and error. `estimate_script` starts it.
+The answer is given once: when the script has been followed far enough, has ended, has failed, or its time is over. A
+provisional answer is sent every few seconds, and when training has settled: it counts if the process is killed or
+hangs. The script's output stays on this process's standard output and error.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ FIRST_LOOK, LATER_LOOKS, LEAST_WORK = 2.0, 1.5, 20  # seconds, by what it grows,
 
 
 def run_script(values: dict[str, Any]) -> None:
-    """Run the script of a request; leaves by `os._exit` where the script does not let itself be stopped."""
+    """Run the script of a request; exit by `os._exit` if the script cannot be stopped otherwise."""
     faulthandler.enable()  # a crash says at which line of the script it was
     request = ScriptRequest.from_values(values)
     run = ScriptRun(request, give_answer, give_so_far)
@@ -65,7 +64,7 @@ def run_script(values: dict[str, Any]) -> None:
 
 
 def _watch(seconds: float, run: ScriptRun) -> None:
-    """Say now and then what was seen so far, and answer when the time is over."""
+    """Send provisional answers, and answer when the time is over."""
     end, pause = time.monotonic() + seconds, FIRST_LOOK
 
     def wait() -> None:
@@ -87,7 +86,7 @@ def _watch(seconds: float, run: ScriptRun) -> None:
 
 
 def leave_after(seconds: float) -> None:
-    """Threads and exit handlers of a script that was stopped must not keep the process for ever."""
+    """Exit after a time, because threads and exit handlers of a stopped script may run for ever."""
 
     def wait() -> None:
         time.sleep(seconds)
@@ -135,7 +134,7 @@ class ScriptRun:
         self._answers = Answers(request.gpu) if may_ask(request.gpu) else None  # what is not known, the parent asks
 
     def run(self) -> int:
-        """Run the script to its end or until it is stopped; returns the exit code for the process."""
+        """Run the script to its end or until it is stopped; return the exit code of the process."""
         replacements = Replacements()
         with used(self._answers) if self._answers else nullcontext(), self.card:
             self._receive()
@@ -162,7 +161,7 @@ class ScriptRun:
         return 0
 
     def _watch_settings(self, replacements: Replacements) -> None:
-        """A script may set PYTORCH_ALLOC_CONF itself, before it first uses the GPU."""
+        """Follow PYTORCH_ALLOC_CONF, which a script may set before it first uses the GPU."""
         if self._request.config is None:
             replacements.on_undo(follow_allocator_settings(self.card))
 
@@ -201,7 +200,7 @@ class ScriptRun:
     # The ways in which a run ends.
 
     def _stop(self) -> None:
-        """Nothing more is to be seen: answer, then leave the script from inside its step."""
+        """Answer, then leave the script from inside its step."""
         self._give_estimate()
         self._stopped += 1
         if self._stopped == 1:
@@ -246,12 +245,12 @@ class ScriptRun:
         return 1
 
     def _may_want_data(self, failure: dict[str, Any]) -> bool:
-        """Whether it trained, then read values, which are made up here, and code outside PyTorch stumbled."""
+        """Return whether it trained, then read assumed values, and code outside PyTorch failed."""
         made_up = any(kind in ("values", "readings") for kind, _ in self.card.noted)
         return made_up and bool(self.watcher.steps) and failure.get("of_script", False)
 
     def time_is_over(self) -> None:
-        """Called by another thread."""
+        """Answer when the time limit is over; called by another thread."""
         if not self.card.memory.requests:
             self._give_failure({"kind": "timeout", "passes": self.watcher.backward.count, **where_now()})
             return
@@ -266,7 +265,7 @@ class ScriptRun:
         self._give_estimate()
 
     def say_so_far(self) -> None:
-        """What the answer would be now, once the script has trained."""
+        """Send a provisional answer, once the script has trained."""
         if self.watcher.steps and self.card.memory.requests and not self._stopped:
             interrupted = meanings_of({("interrupted", ""): 1}, LEFT_OUT, self.card.peak_reserved, 0)
             self._give_so_far({**self._answer(), "interrupted": interrupted[0]})
@@ -296,7 +295,7 @@ class ScriptRun:
         )
 
     def _unanswered(self) -> dict[str, Any]:
-        """Convolutions that this machine's cuDNN is to be asked about, and the version of the one that runs them."""
+        """Return convolutions to ask this machine's cuDNN about, and the version that runs them."""
         if self._answers is None or not self._answers.unanswered:
             return {}
         return {"unanswered": list(self._answers.unanswered), "cudnn": self._answers.cudnn}
@@ -314,7 +313,7 @@ class ScriptRun:
         self._give(self._answer())
 
     def _answer(self) -> dict[str, Any]:
-        """The estimate from what was seen so far."""
+        """Return the estimate from the run so far."""
         card = self.card
         with card.memory.at_rest():
             if self._answers and self._answers.words:

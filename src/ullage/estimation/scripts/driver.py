@@ -1,8 +1,8 @@
-"""What a script asks the NVIDIA driver beside PyTorch: NVML, by the package pynvml, and `nvidia-smi`.
+"""Answers to a script's queries of the NVIDIA driver: NVML, by the package pynvml, and `nvidia-smi`.
 
-Scripts choose a free GPU by it, size a batch by it, or log what is taken. They get the virtual GPU's name and memory.
-It has no sensors, so other figures are plausible ones: it is idle until the script first uses it, and busy from then.
-`nvidia-smi` is another process and always describes an idle GPU.
+Scripts query them to choose a free GPU, to set a batch size, or to log memory. They get the virtual GPU's name and
+memory. Other figures are plausible: the GPU is idle until the script first uses it, and busy from then on. `nvidia-smi`
+is another process and always describes an idle GPU.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _card(gpu: GPUState) -> dict[str, Any]:
 
 
 class _Library:
-    """Stands where pynvml keeps the library: a function for each of NVML's, which writes where C would."""
+    """Replaces pynvml's library: a function for each of NVML's, which writes its results as C would."""
 
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
@@ -178,7 +178,7 @@ def _done(*args: Any) -> int:
 
 
 def _writing(number: Callable[[], int]) -> Callable[..., int]:
-    """Writes a number to where the last argument points."""
+    """Return a function that writes a number to its last argument."""
 
     def write(*args: Any) -> int:
         args[-1]._obj.value = number()

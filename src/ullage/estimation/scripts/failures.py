@@ -1,4 +1,4 @@
-"""Why a script could not be estimated, in one message that says what to do about it."""
+"""Messages for scripts that could not be estimated, with advice."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _PACKAGE = f"{Path(__file__).parents[2]}/"  # Ullage's own files
 
 
 def as_user_sees(error: BaseException) -> BaseException:
-    """An exception with the traceback that it would have without Ullage.
+    """Return an exception with the traceback that it would have without Ullage.
 
-    It begins with the first line that is not of what runs the script. For what Ullage raises on purpose it ends where
-    the user's code asked for it: the frames of Ullage and PyTorch below that line are left out.
+    It begins with the first line of the user's code. If Ullage raised the exception on purpose, it also ends there: the
+    frames of Ullage and PyTorch below are left out.
     """
     frames = []
     trace = error.__traceback__
@@ -72,7 +72,7 @@ _IN_WORKER = "in DataLoader worker process"  # PyTorch puts the traceback of suc
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An exception as plain values, for the answer of the child process."""
+    """Return an exception as plain values, for the answer of the child process."""
     frames = traceback.extract_tb(error.__traceback__)
     name = type(error).__name__
     cause = error
@@ -108,7 +108,7 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def _package_without(error: BaseException) -> dict[str, str] | None:
-    """The package that is there but has not what was imported from it: its release, or the folder where it lies."""
+    """Return the release or the folder of an installed package that lacks an imported name."""
     package, dot, _ = (getattr(error, "name", None) or "").partition(".")
     found = sys.modules.get(package)
     lacks_module = isinstance(error, ModuleNotFoundError) and dot
@@ -120,13 +120,13 @@ def _package_without(error: BaseException) -> dict[str, str] | None:
 
 
 def where_now() -> dict[str, Any]:
-    """The line of the script that its main thread is at."""
+    """Return the current line of the script's main thread."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return _place(traceback.extract_stack(frame))
 
 
 def _place(frames: traceback.StackSummary) -> dict[str, Any]:
-    """The last of the user's own lines."""
+    """Return the last line of the user's own code."""
     of_user = [frame for frame in frames if not frame.filename.startswith(_PACKAGE) and not _is_library(frame.filename)]
     if not of_user:
         return {"file": None, "line": None, "text": None}
@@ -134,13 +134,13 @@ def _place(frames: traceback.StackSummary) -> dict[str, Any]:
 
 
 def _missing_program(error: BaseException, frames: traceback.StackSummary) -> str | None:
-    """The program that the script wanted to start and that is not there."""
+    """Return the program that the script wanted to start and that does not exist."""
     started = bool(frames) and Path(frames[-1].filename).name == "subprocess.py"
     return str(error.filename) if started and isinstance(error, FileNotFoundError) else None
 
 
 def _is_of_script(error: BaseException, frames: traceback.StackSummary) -> bool:
-    """Whether the script raised it, or a library that it called: not PyTorch, Ullage, the system or the network."""
+    """Return whether the script or a library raised it: not PyTorch, Ullage, the system or the network."""
     if isinstance(error, OSError | MemoryError | NotImplementedError) or not frames:
         return False
     if not isinstance(error, Exception | KeyboardInterrupt):
@@ -155,7 +155,7 @@ def _is_of_script(error: BaseException, frames: traceback.StackSummary) -> bool:
 
 
 def _is_outside(filename: str) -> bool:
-    """Whether a file is neither of Ullage nor of PyTorch."""
+    """Return whether a file belongs neither to Ullage nor to PyTorch."""
     return not filename.startswith(_PACKAGE) and "torch" not in filename.split("/")
 
 
@@ -175,12 +175,12 @@ def _is_library(filename: str) -> bool:
 
 
 def missing_package(failure: dict[str, Any]) -> str:
-    """The package that an import did not find, if that was the failure."""
+    """Return the package that an import did not find, if any."""
     return (failure.get("missing") or "").split(".")[0]
 
 
 def is_launcher_missing(failure: dict[str, Any]) -> bool:
-    """Whether a script failed because it expects to be started by torchrun."""
+    """Return whether a script failed because it expects to be started by torchrun."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
     if failure.get("key") in names:
         return True
@@ -189,7 +189,7 @@ def is_launcher_missing(failure: dict[str, Any]) -> bool:
 
 
 def is_own(failure: dict[str, Any]) -> bool:
-    """Return whether a script would fail on a real GPU as well: by its own code, not misled by a made-up value."""
+    """Return whether a script would also fail on a real GPU: by its own code, not misled by an assumed value."""
     if failure.get("refused") or failure.get("made_up") or is_launcher_missing(failure):
         return False
     kind = failure["kind"]
@@ -200,7 +200,7 @@ def is_own(failure: dict[str, Any]) -> bool:
 
 
 def message(failure: dict[str, Any], shown: str, seconds: float, network: bool = False) -> str:
-    """The message for a failure; `shown` is the script as the user named it, `seconds` its time limit.
+    """Return the message for a failure; `shown` is the script as typed, `seconds` its time limit.
 
     `network` says whether the script was allowed to reach other machines.
     """
@@ -212,12 +212,12 @@ def message(failure: dict[str, Any], shown: str, seconds: float, network: bool =
 
 
 def only_pytorch(shown: str, framework: str) -> str:
-    """For a script that trains with something else."""
+    """Return the message for a script that trains with another framework."""
     return f"{shown} uses {framework}, and nothing in it imports PyTorch: only PyTorch is followed"
 
 
 def _typed(failure: dict[str, Any], shown: str, option: str = "", variable: str = "") -> str:
-    """What to type with one more option or variable: with the launcher that was typed, if there was one."""
+    """Return the command with one more option or variable, or how to change it if a launcher was typed."""
     if failure.get("launched"):
         place = f"{option} after" if option else f"{variable} before"
         return f"the same line as before, with {place} 'ullage estimate'"
@@ -250,7 +250,7 @@ def _lacks_room(failure: dict[str, Any]) -> bool:
 
 
 def _lacks_checkpoint(failure: dict[str, Any]) -> bool:
-    """Whether it is about a file of the hub that the local cache has not."""
+    """Return whether it is about a file of the hub that is not in the local cache."""
     repository = (failure.get("not_cached") or [""])[0]
     return bool(repository) and ("LocalEntryNotFoundError" in failure["chain"] or repository in failure["message"])
 
@@ -331,7 +331,7 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
 
 
 def _another_release(failure: dict[str, Any], shown: str) -> str:
-    """What to do where an installed package has not the name that a script imports from it."""
+    """Return advice for a package that lacks the name that a script imports from it."""
     release = (failure.get("without") or {}).get("release")
     if release is None:
         return ""

@@ -1,4 +1,4 @@
-"""Launchers that are programs of Python: of the processes that they would start, one is followed in this one."""
+"""Launchers written in Python: one of the processes that they would start is followed in this one."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Follow = Callable[[], None]
 
 
 class Launching:
-    """Runs a script, or a function of it, as a launcher would run it in each of its processes."""
+    """Runs a script, or a function of it, as a launcher would in each of its processes."""
 
     def __init__(self, note: Callable[[str, str], None]) -> None:
         self._note = note
         self._follow: Follow | None = None
 
     def install(self, replacements: Replacements) -> None:
-        """Follow one rank where `torch.distributed.launcher` would start all: torchrun, accelerate, notebooks."""
+        """Follow one rank if `torch.distributed.launcher` would start all: torchrun, accelerate, notebooks."""
         if not torch.distributed.is_available():
             return
         from torch.distributed.launcher import api
@@ -33,7 +33,7 @@ class Launching:
         original = api.elastic_launch.__call__
 
         def call(launch: Any, *args: Any) -> Any:
-            """`elastic_launch.__call__`."""
+            """Replace `elastic_launch.__call__`."""
             config, entry = launch._config, launch._entrypoint
             size = config.nproc_per_node * config.min_nodes
             rank = Rank(size, min(int(os.environ.get("RANK", 0)), size - 1), config.min_nodes)
@@ -49,11 +49,11 @@ class Launching:
         replacements.put(api.elastic_launch, "__call__", call)
 
     def run(self, launcher: list[str], script: list[str], follow: Follow) -> None:
-        """Run `accelerate launch` with the words of a script behind its own; `follow` runs the script here."""
+        """Run `accelerate launch` with a script's words after its own; `follow` runs the script here."""
         launch: Any = importlib.import_module("accelerate.commands.launch")
 
         def alone(args: Any) -> None:
-            """`simple_launcher`, for one process."""
+            """Replace `simple_launcher`, for one process."""
             if args.num_processes == 1 and not {"--num_processes", "--num-processes"} & {
                 word.partition("=")[0] for word in launcher
             }:

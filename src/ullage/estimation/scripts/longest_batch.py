@@ -1,13 +1,12 @@
-"""The largest batch that the data of a DataLoader holds: where lengths vary, memory runs out at the longest.
+"""The largest batch that the data of a DataLoader holds: if lengths vary, memory runs out at the longest.
 
-What PyTorch's allocator caches depends on the batches before it, too. A batch that is larger than all before finds no
-block that is large enough, and what smaller ones left stays cached beside the new segments. In random order, of n
-batches about ln n are larger than all before them, and each leaves about 1/e of the others above itself. So the batches
-at these places of the order by size are found as well.
+PyTorch's allocator also caches memory of the batches before it. A batch larger than all before finds no block that is
+large enough, and smaller ones leave cached blocks. In random order, about ln n of n batches are larger than all before
+them, and each leaves about 1/e of the others above itself. So the batches at these places of the order by size are
+found as well.
 
-The items are looked at in a forked process, for a few seconds. So the script's random numbers, open files and data sets
-stay as they are, whatever reading an item does. The answer is a list of indices, which the loader then reads and puts
-together itself, as if its sampler had drawn them.
+A forked process looks at the items for a few seconds, so that the script's random numbers, open files and data sets
+stay as they are. The answer is a list of indices, which the loader then reads as if its sampler had drawn them.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class LongestBatch:
-    """The indices of the largest batch, the shape of its largest tensor, and that of a batch as it was drawn.
+    """The indices of the largest batch, the shape of its largest tensor, and that of a drawn batch.
 
-    `records` are those that a long run meets before it, each larger than all before: smaller ones first.
+    `records` are batches that a long run meets before it, each larger than all before, smaller ones first.
     """
 
     indices: Any
@@ -54,7 +53,7 @@ class LongestBatch:
 
 
 def longest_batch(iterator: Any, seconds: float = LONGEST_SURVEY) -> LongestBatch | None:
-    """Return the largest batch of a loader's iterator; `None` where all are of one size, or it is unknown."""
+    """Return the largest batch of a loader's iterator; `None` if all have one size, or it is unknown."""
     answers, child_answers = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that this process has threads: the other one starts none
@@ -71,7 +70,7 @@ def longest_batch(iterator: Any, seconds: float = LONGEST_SURVEY) -> LongestBatc
 
 
 def _answer_in_child(iterator: Any, seconds: float, channel: int) -> None:
-    """Never returns, so that nothing of the script runs twice."""
+    """Look at the items and exit, so that nothing of the script runs twice."""
     try:
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
@@ -172,7 +171,7 @@ def _uneven(batches: list[Any], shapes: dict[Any, tuple[int, ...]], free: bool) 
 
 
 def _look_at(dataset: Any, indices: list[Any], end: float) -> dict[Any, tuple[int, tuple[int, ...]]]:
-    """Size and shape of each item that could be looked at in time, in any order; of a few if these are all alike."""
+    """Return size and shape of the items seen in time, in random order; of a few if these are all alike."""
     order = random.Random(0).sample(indices, len(indices))
     found: dict[Any, tuple[int, tuple[int, ...]]] = {}
     for index in order:
@@ -183,7 +182,7 @@ def _look_at(dataset: Any, indices: list[Any], end: float) -> dict[Any, tuple[in
 
 
 def size_of(value: Any) -> tuple[int, tuple[int, ...]]:
-    """Bytes of everything in an item or a batch, and the shape of the largest part."""
+    """Return the bytes of everything in an item or a batch, and the shape of the largest part."""
     parts = list(_parts(value, _DEEPEST))
     return sum(size for size, _ in parts), max(parts, default=(0, ()))[1]
 

@@ -1,19 +1,19 @@
-"""The loops of a script's own code, which end early where they repeat, so that the script soon reaches its end.
+"""Early ends of a script's own loops, so that the script soon reaches its end.
 
-`compiled` compiles source in such a way that each `for` and `while` asks at the head of an iteration whether to go on.
-The script itself and the modules beside it are compiled so. Libraries are left alone, and so are functions that a
-library compiles (Numba's `@njit`), and generators, because who reads from one counts on what it yields.
+`compiled` compiles source so that each `for` and `while` asks at the head of an iteration whether to continue. This
+covers the script and the modules next to it, but no libraries, no functions that a library compiles (Numba's `@njit`),
+and no generators, whose readers count on all items.
 
-A loop that trains ends when training has settled and been looked at long enough (`leaving`). It has two rounds, unless
-the first took long: the second one of a loop over tasks, folds or runs may begin with what the first has left. Any
-other loop ends when its last iterations called the same modules, asked for the same memory and kept none of it: a
-validation, or the steps of a sampler. Loops that call no module, such as one that merges weights, never end, nor do
-those inside a forward pass that is to be differentiated. Before training has settled, a loop must also have taken long,
-because training may need what it gathers, and must not have differentiated anything: a step may be made of many
-batches.
+A loop that trains ends when training has settled and been watched for long enough (`leaving`). It has two rounds,
+unless the first took long: the second round of a loop over tasks, folds or runs may start with memory that the first
+has left. Any other loop ends when its last iterations called the same modules, requested the same memory and kept none
+of it: a validation, or the steps of a sampler. Loops that call no module, such as one that merges weights, never end
+early, nor do those inside a forward pass that is to be differentiated. Before training has settled, a loop must also
+have taken long, because training may need its results, and must not have differentiated anything: a step may consist of
+many batches.
 
-What a script does every so many steps (`if step % 500 == 0:`) would come long after that. So when training has settled,
-such a condition holds once, if it was asked in several steps and held in one of them at most.
+Periodic work (`if step % 500 == 0:`) would come long after that. So when training has settled, such a condition holds
+once, if it was evaluated in several steps and held in one of them at most.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ class LoopWatcher:
 
     @property
     def is_something_due(self) -> bool:
-        """Whether the script does something every so many steps that is still to be seen beside settled training."""
+        """Whether periodic work of the script is still to come."""
         return any(period.is_due for period in self._periods.values())
 
     def _due(self, holds: Any, *place: Any) -> Any:
-        """A condition such as `step % 500 == 0`, at a place of the script: what it is, or true to bring it forward."""
+        """Return a condition such as `step % 500 == 0`, or true to bring it forward."""
         if not isinstance(holds, bool) or self.card.origins.is_inside_module or in_backward():
             return holds
         period = self._periods.setdefault(place, _Period())
@@ -104,7 +104,7 @@ class LoopWatcher:
 def _unless_compiled(
     each: Callable[[Any], Any], again: Callable[[], Callable[[], bool]], due: Callable[..., Any]
 ) -> dict[str, Callable[..., Any]]:
-    """The functions that loops and conditions ask; the compiler of PyTorch, which traces them, sees none of ours."""
+    """Return the functions that loops and conditions call; PyTorch's compiler, which traces them, sees plain ones."""
     is_compiling = torch.compiler.is_compiling
 
     def each_item(iterable: Any) -> Any:
@@ -120,7 +120,7 @@ def _unless_compiled(
 
 
 class _Period:
-    """A condition on the number of a step: in how many steps it was asked, and in how many it held."""
+    """A condition on the number of a step: in how many steps it was evaluated, and in how many it held."""
 
     def __init__(self) -> None:
         self._step = -1
@@ -128,19 +128,19 @@ class _Period:
         self.was_brought_forward = False
 
     def ask(self, step: int, holds: bool) -> None:
-        """It was asked in this step."""
+        """Record that it was evaluated in this step."""
         self._held += holds
         if step != self._step:
             self._step, self._asked = step, self._asked + 1
 
     @property
     def is_due(self) -> bool:
-        """Whether it is rare: what holds more often is seen anyway."""
+        """Whether it is rare: frequent work is seen anyway."""
         return not self.was_brought_forward and self._asked >= ASKED_IN_STEPS and self._held <= 1
 
 
 class _Each:
-    """The items of a loop until it is over. It keeps no item: what a script lets go of must be freed."""
+    """The items of a loop until it is over. It keeps no item, so that the script can free them."""
 
     __slots__ = ("_items", "_loop")
 
@@ -157,7 +157,7 @@ class _Each:
 
 
 class Loop:
-    """One run of a loop: what each of its last iterations did on the GPU."""
+    """One run of a loop: the work of its last iterations on the GPU."""
 
     def __init__(self, watcher: LoopWatcher) -> None:
         self._watcher, self._memory, self._origins = watcher, watcher.card.memory, watcher.card.origins
@@ -166,7 +166,7 @@ class Loop:
         self._first_step, self._first_pass, self._begin = watcher.steps(), watcher.passes(), time.monotonic()
 
     def is_over(self) -> bool:
-        """Ask at the head of each iteration."""
+        """Return whether the loop ends; called at the head of each iteration."""
         if len(self._memory.requests) == self._marks[-1][0]:
             return False  # nothing was asked of the GPU: not our business
         self._marks, self._rounds = [*self._marks[-SAME_ITERATIONS:], self._mark()], self._rounds + 1
@@ -185,7 +185,7 @@ class Loop:
         return False
 
     def _mark(self) -> tuple[int, int, int]:
-        """Requests and frees so far, bytes allocated, and requests."""
+        """Return the numbers of requests and frees, allocated bytes, and the number of requests."""
         return len(self._memory.requests), self._memory.allocator.allocated, len(self._memory.spans)
 
     def _repeats(self) -> bool:
@@ -202,7 +202,7 @@ class Loop:
 
 
 def compiled(source: bytes, path: str) -> CodeType:
-    """Source as Python would compile it, except that its loops and its conditions on steps ask."""
+    """Compile source as Python does, except that loops and conditions on steps call Ullage."""
     tree = ast.fix_missing_locations(_AskingLoops(path).visit(ast.parse(source, path)))
     code: CodeType = compile(tree, path, "exec", dont_inherit=True)
     return code
@@ -245,7 +245,7 @@ class _AskingLoops(ast.NodeTransformer):
 
 
 class _AskingConditions(ast.NodeTransformer):
-    """`i % n == m`, `not i % n` and `divisible_by(i, n)`."""
+    """Rewrites `i % n == m`, `not i % n` and `divisible_by(i, n)`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -277,7 +277,7 @@ def _call(name: str, *args: ast.expr) -> ast.Call:
 
 
 def _yields(node: ast.AST) -> bool:
-    """Whether a part of a function makes it a generator; functions inside it do not."""
+    """Return whether a part of a function makes it a generator; inner functions do not count."""
     if isinstance(node, ast.Yield | ast.YieldFrom):
         return True
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
@@ -286,7 +286,7 @@ def _yields(node: ast.AST) -> bool:
 
 
 class _Finder:
-    """Finds the modules of the script's own folder and of the working folder, and has them compiled by `compiled`."""
+    """Finds the modules of the script's folder and the working folder, for `compiled`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -309,9 +309,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def takes_single_items(frame: FrameType) -> bool:
-    """Whether a frame of the script's own code, which asks an iterator now, does so by `next` and not by a loop.
+    """Return whether a frame of the script's own code reads an iterator by `next` and not by a loop.
 
-    A generator that loops over the iterator asks on behalf of whoever takes its items.
+    A generator that loops over the iterator reads for its caller.
     """
     code = frame.f_code
     if not is_own(code.co_filename):

@@ -16,7 +16,7 @@ ANSWERED = re.compile(r"--(?:query-gpu|query-compute-apps|format|id)=|-(?:L|i)$|
 
 
 def main(card: dict[str, Any], words: list[str]) -> int:
-    """Print what is asked for; returns the exit code."""
+    """Print the requested values; return the exit code."""
     options = read(words)
     if options is None:
         print(f"nvidia-smi of a virtual GPU: cannot answer {' '.join(words)}", file=sys.stderr)
@@ -42,7 +42,7 @@ def main(card: dict[str, Any], words: list[str]) -> int:
 
 
 def read(words: list[str]) -> dict[str, str] | None:
-    """The options by name, or `None` where there is one that has no answer."""
+    """Return the options by name, or `None` if one of them has no answer."""
     options: dict[str, str] = {}
     rest = list(words)
     while rest:
@@ -58,7 +58,7 @@ def read(words: list[str]) -> dict[str, str] | None:
 
 
 def value(card: dict[str, Any], number: int, name: str) -> Any:
-    """One field of one card, with its unit."""
+    """Return one field of one card, with its unit."""
     free, total = card["usable"], card["total"]
     known = {
         "index": number,
@@ -89,7 +89,7 @@ def value(card: dict[str, Any], number: int, name: str) -> Any:
 
 
 def table(options: dict[str, str], names: list[str], rows: list[list[Any]]) -> None:
-    """Rows as --format says, which is csv with or without its header and units."""
+    """Print rows in the format of --format: csv with or without its header and units."""
     form = options.get("format", "csv").split(",")
     units = ["" if "nounits" in form else unit_of(name.strip()) for name in names]
     if "noheader" not in form:
@@ -100,7 +100,7 @@ def table(options: dict[str, str], names: list[str], rows: list[list[Any]]) -> N
 
 
 def unit_of(name: str) -> str:
-    """The unit of a field, or an empty text."""
+    """Return the unit of a field, or an empty text."""
     return next((unit for begin, unit in UNITS.items() if name.startswith(begin)), "")
 
 

@@ -1,4 +1,4 @@
-"""Estimate a script that trains on "cuda", as it stands, in a process of its own."""
+"""Estimate an unmodified script that trains on "cuda", in its own process."""
 
 from __future__ import annotations
 
@@ -40,16 +40,15 @@ TAIL = 20  # lines of the script's output that are shown when it fails
 
 
 def estimate_script(asked: JobRequest, gpu: GPU, seen: SeenOfRanks | None = None) -> Estimate:
-    """How much memory a script will take on `gpu`, found without a GPU.
+    """Estimate a script on `gpu`, without a GPU.
 
-    The script runs as `python path args...` would (`python -m path args...` with `module`), in this folder and in a
-    process of its own, on a virtual GPU. It is followed until its training has settled, at least `steps` optimizer
-    steps, and a little further for validation and checkpoints; then it is stopped. `steps=None` lets it run to its end.
-    Its output is kept apart: shown on standard error with `show_output`, and its last lines when it fails. If it runs
-    out of memory, it is run once more on a card without limit to say how much it would need. What it writes is gone
-    with it, and it reaches no other machine, unless `network` allows that. As a rank of many it has the variables that
-    its launcher would give to it; `accelerate launch` itself says how it starts the script. `seen` is what was seen in
-    other ranks, and is filled with what is seen in this one.
+    The script runs as `python path args...` would (`python -m path args...` with `module`), in this folder, in its own
+    process and on a virtual GPU. It is followed until its training has settled, for at least `steps` optimizer steps,
+    and a little further for validation and checkpoints; `steps=None` lets it run to its end. Its output goes to
+    standard error with `show_output`; the last lines are shown if it fails. If it runs out of memory, it runs again
+    without a limit. Its writes are discarded, and it reaches no other machine unless `network` allows that. As a rank
+    of many it has the variables of its launcher; `accelerate launch` itself says how it starts the script. `seen`
+    describes other ranks, and gets this one.
 
     Not covered: a process that uses several GPUs, and compiled code that is no operator with a fake: `ScriptFailed`.
     """
@@ -68,20 +67,20 @@ def estimate_script(asked: JobRequest, gpu: GPU, seen: SeenOfRanks | None = None
 
 @dataclasses.dataclass
 class SeenOfRanks:
-    """What a rank sends to others (`sent`, which only they read), and the ranks (`apart`) with which it exchanges such
-    messages: they may have other parts of the model."""
+    """Messages of a rank to others (`sent`, which only they read), and the ranks (`apart`) that exchange such messages:
+    they may have other parts of the model."""
 
     sent: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     apart: list[int] = dataclasses.field(default_factory=list)
 
     def see(self, answer: dict[str, Any]) -> None:
-        """Keep what the first rank that was followed says."""
+        """Keep the answer of the first rank that was followed."""
         self.sent = self.sent or answer.get("sent", {})
         self.apart = self.apart or answer.get("apart", [])
 
 
 def convolutions_of_script(path: str | os.PathLike[str], args: Sequence[str] = ()) -> list[list[Any]]:
-    """The fields of each `ConvolutionProblem` that a script gives to cuDNN on an H200, followed as for an estimate."""
+    """Return the fields of each `ConvolutionProblem` that a script passes to cuDNN on an H200."""
     asked = JobRequest(Script(os.fspath(path), args))
     _, answer = _followed(_first_run(asked, find_gpu("H200"), convolutions=True))
     found: list[list[Any]] = answer["convolutions"]
@@ -89,7 +88,7 @@ def convolutions_of_script(path: str | os.PathLike[str], args: Sequence[str] = (
 
 
 def step_of_script(asked: JobRequest, gpu: GPU) -> dict[str, Any]:
-    """The operator calls of a training step of a script, followed as for an estimate: `OperatorCalls.step()`."""
+    """Return the operator calls of a script's training step: `OperatorCalls.step()`."""
     _, answer = _followed(_first_run(asked, gpu))
     return unpacked(answer["calls"])
 
@@ -129,7 +128,7 @@ def _started_as(rank: Rank | None, python: Interpreter) -> Interpreter:
 
 
 def _asked(launcher: str) -> list[str]:
-    """The words of a launcher that is asked itself what it sets; of the others that is known."""
+    """Return the words of a launcher that says itself what it sets; for the others that is known."""
     words = shlex.split(launcher)
     if words[:2] == ["accelerate", "launch"]:
         return words
@@ -142,8 +141,8 @@ def _asked(launcher: str) -> list[str]:
 class Run:
     """One run of a script in a child process; a rule that wants another run changes the last one.
 
-    `before` is the answer that stands if this run gives none. `follower` is the run of another rank that waits for
-    messages of this one, the first rank.
+    `before` is the answer if this run gives none. `follower` is the run of another rank that waits for messages of this
+    one, the first rank.
     """
 
     request: ScriptRequest
@@ -159,7 +158,7 @@ class Run:
 
     @property
     def shown(self) -> str:
-        """The script as its user named it."""
+        """The script as its user typed it."""
         return f"-m {self.request.path}" if self.request.module else self.request.path
 
     def answer(self) -> dict[str, Any]:
@@ -185,7 +184,7 @@ class Run:
         return {**found, "output": outcome.last_lines(TAIL)}
 
     def anew(self, **changes: Any) -> Run:
-        """Return this run with a changed request, for which nothing is known of an earlier run."""
+        """Return this run with a changed request, without results of an earlier run."""
         return dataclasses.replace(self, request=dataclasses.replace(self.request, sizes={}, **changes), before=None)
 
     def with_note(self, note: str) -> Run:
@@ -208,7 +207,7 @@ def follow(run: Run) -> tuple[Run, dict[str, Any]]:
 
 
 def _ask_cudnn(run: Run, answer: dict[str, Any]) -> Run | None:
-    """On a card of this machine, ask cuDNN about unknown convolutions, by a process with the real card."""
+    """Ask the cuDNN of this machine's GPU about unknown convolutions, in a process with the real GPU."""
     if not answer.get("unanswered"):
         return None
     from ullage.virtual.cudnn.cudnn_query import HIDDEN, asking  # which imports PyTorch
@@ -227,14 +226,14 @@ def _ask_cudnn(run: Run, answer: dict[str, Any]) -> Run | None:
 
 
 def _use_sizes(run: Run, answer: dict[str, Any]) -> Run | None:
-    """The script's own shapes have told how much it selects from a tensor, after more had been assumed."""
+    """Run again with the sizes that the script's own shapes revealed, after more had been assumed."""
     if not answer.get("sizes"):
         return None
     return dataclasses.replace(run, request=dataclasses.replace(run.request, sizes=answer["sizes"]), before=answer)
 
 
 def _be_torchrun(run: Run, answer: dict[str, Any]) -> Run | None:
-    """The script expects the variables that torchrun sets."""
+    """Run again with the variables that torchrun sets, if the script expects them."""
     if not is_launcher_missing(answer):
         return None
     whom = f"the ranks that {run.rank.launcher} starts" if run.rank else "a single process"
@@ -244,7 +243,7 @@ def _be_torchrun(run: Run, answer: dict[str, Any]) -> Run | None:
 
 
 def _hear_first_rank(run: Run, answer: dict[str, Any]) -> Run | None:
-    """The script waits for messages of the first rank: run that one, then this one with what it sent."""
+    """Run the first rank if the script waits for its messages, then this one with them."""
     if run.follower is not None:
         return run.follower.anew(received=answer.get("sent", {}))
     if not answer.get("waits") or run.rank is None or not run.rank.number or run.request.received:
@@ -254,7 +253,7 @@ def _hear_first_rank(run: Run, answer: dict[str, Any]) -> Run | None:
 
 
 def _lift_limit(run: Run, answer: dict[str, Any]) -> Run | None:
-    """The script ran out of memory: find out how much it would need."""
+    """Run again without a limit after running out of memory."""
     if answer["status"] != "failed" or answer.get("out_of_memory") is None:
         return None
     again = run.anew(limited=False).with_note("ran out of memory; the figures are those of a card without limit")
@@ -296,7 +295,7 @@ def _where_missing_package_is(failure: dict[str, Any], path: str) -> dict[str, A
 
 
 def _folder_with(package: str, path: str) -> str | None:
-    """The working folder, or one above the script, if the package is in it: Python does not look there by itself."""
+    """Return the working folder, or one above the script, if it has the package: Python does not look there."""
     script = Path(path).resolve()
     for folder in (Path.cwd(), *script.parents[1:4]):
         if (folder / package).is_dir() or (folder / f"{package}.py").is_file():
@@ -314,9 +313,9 @@ _many: list[_ManyRuns] = []
 
 @contextmanager
 def many_runs(of_ranks: bool = False, warm: WorkerPool | None = None) -> Iterator[threading.Event]:
-    """Inside, the processes of scripts are forked from one that has imported PyTorch, where that is possible: for a
-    search that runs a script again and again, `of_ranks` as one rank of many. Processes that are given (`warm`), or
-    those of another one around this one, serve. The event that it gives ends all that other threads have under way."""
+    """Fork the processes of scripts from a worker inside this `with`, if possible: for a search that runs a script
+    again and again, `of_ranks` as one rank of many. It uses the workers of `warm`, or those of an enclosing `with`. The
+    yielded event ends the runs of all other threads."""
     if warm is None and not _many:
         preload = [*_PRELOAD, *([_OF_RANKS] if of_ranks else [])]
         made = WorkerPool(preload, limits=Limits(processes=_LIMITS["processes"]))
@@ -332,7 +331,7 @@ def many_runs(of_ranks: bool = False, warm: WorkerPool | None = None) -> Iterato
 
 
 def _seen_before(outcome: Outcome) -> dict[str, Any] | None:
-    """What a process that ended without an answer had seen of the script's training."""
+    """Return the last provisional answer of a process that ended without one."""
     if outcome.so_far is None:
         return None
     values = outcome.so_far["estimate"]
@@ -345,7 +344,7 @@ def _seen_before(outcome: Outcome) -> dict[str, Any] | None:
 
 
 def _environment(python: Interpreter, network: bool) -> dict[str, str]:
-    """Trackers on the network stay out of it, unless the user wants them. Without a network, the hub is not tried."""
+    """Return the variables of a script: trackers and the hub stay off the network, unless the user allows it."""
     alone = {} if network else {"HF_HUB_OFFLINE": "1"}
     own = environment(python.env, ours=python.is_ours)
     return {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", **own, **alone}

@@ -2,8 +2,8 @@
 
 Worker processes (those of DataLoaders and pools are daemons) are forked, whatever start method the script chose. A
 training process that it starts with `multiprocessing` runs as a thread of this process, so that the virtual GPU sees
-it; of those that join a process group as ranks one is followed, and of the processes of `torch.multiprocessing.spawn`,
-by a call of its function. Other programs are noted, because a script that only starts another program never uses the
+it. Of those that join a process group as ranks, one is followed; of the processes of `torch.multiprocessing.spawn`, one
+by a call of its function. Other programs are recorded, because a script that only starts another program never uses the
 GPU itself.
 """
 
@@ -31,8 +31,11 @@ _Process: Any = multiprocessing.process.BaseProcess
 
 
 class Processes:
-    """Watches what a script starts; `failed` is called with an exception that ended a training process. `joined` says
-    whether a process group was made, and `used` whether the GPU was used."""
+    """Watches the processes of a script.
+
+    `failed` gets an exception that ended a training process. `joined` says whether a process group was made, and `used`
+    whether the GPU was used.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class Processes:
             self._note("nvml", MADE_UP)
 
     def _say_how_large_the_terminal_is(self, replacements: Replacements) -> None:
-        """There is none, but progress bars that scripts draw themselves divide by its width."""
+        """Report a size of the terminal, by which progress bars of scripts divide."""
         popen, size = os.popen, os.get_terminal_size
 
         def open_pipe(cmd: str, *args: Any, **options: Any) -> Any:
@@ -93,7 +96,7 @@ class Processes:
             daemon: bool = False,
             start_method: str = "spawn",
         ) -> Any:
-            """`torch.multiprocessing.spawn`."""
+            """Replace `torch.multiprocessing.spawn`."""
             fn(min(int(os.environ.get("LOCAL_RANK", 0)), nprocs - 1), *args)
             return None if join else _Joined()
 
@@ -140,8 +143,8 @@ class Processes:
         )
 
     def _is_other_rank(self, siblings: list[threading.Thread]) -> bool:
-        """Whether a process that is to be started is a rank that is not followed: one before it, with the same
-        function, has joined a process group. Of the ranks of a machine the one of LOCAL_RANK is followed."""
+        """Return whether a new process is a rank that is not followed: one before it, with the same function, has
+        joined a process group. Of the ranks of a machine the one of LOCAL_RANK is followed."""
         if len(siblings) < int(os.environ.get("LOCAL_RANK", 0)):
             return True
         end = time.monotonic() + _PATIENCE
@@ -152,7 +155,7 @@ class Processes:
         return bool(siblings) and self._joined()
 
     def wait(self) -> None:
-        """The script is at its end: as Python does, wait for the processes that it started."""
+        """Wait for the processes that the script started, as Python does at its end."""
         for thread in [thread for siblings in self._started.values() for thread in siblings]:
             thread.join()
 
@@ -168,8 +171,8 @@ class Processes:
 
 
 class _Joined:
-    """What `spawn(..., join=False)` returns; its process has already ended."""
+    """The result of `spawn(..., join=False)`; its process has already ended."""
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Nothing to wait for."""
+        """Return at once."""
         return True

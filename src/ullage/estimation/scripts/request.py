@@ -1,4 +1,4 @@
-"""What the process in which a script runs is asked to do. Nothing here imports PyTorch: who asks does not need it."""
+"""The request to the process that runs a script. Nothing here imports PyTorch, which the parent does not need."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ GRACE = 5.0  # seconds that a script has for its own cleaning up after it was st
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptRequest:
-    """What the child process is asked to do; with `traced` every request is part of its answer.
+    """The request to the child process; with `traced` its answer has every request of the script.
 
-    With `convolutions` it is what was given to cuDNN.
+    With `convolutions` the answer has the convolutions for cuDNN.
     """
 
     path: str
@@ -37,23 +37,23 @@ class ScriptRequest:
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> ScriptRequest:
-        """The request as `dataclasses.asdict` gave it and JSON carried it."""
+        """Read the result of `dataclasses.asdict` after JSON."""
         gpu = GPU(**_with_tuples(values["gpu"]))
         config = values["config"] and AllocatorConfig(**_with_tuples(values["config"]))
         return cls(**{**values, "gpu": gpu, "config": config})
 
 
 def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has lists only."""
+    """Turn lists into tuples, which JSON lacks."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def packed(values: dict[str, Any]) -> str:
-    """Plain values that repeat themselves much, such as the calls of a step, as a text of about a twentieth."""
+    """Compress plain values with many repetitions, such as the calls of a step, to about a twentieth."""
     return base64.b64encode(zlib.compress(json.dumps(values).encode(), 1)).decode()
 
 
 def unpacked(text: str) -> dict[str, Any]:
-    """What `packed` was given."""
+    """Return the argument of `packed`."""
     values: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
     return values

@@ -1,8 +1,9 @@
-"""What a script would download by name, and cannot: metrics and data sets of which everybody knows the shapes.
+"""Stand-ins for downloads whose shapes are known: metrics and data sets.
 
-A metric, as `evaluate.load("accuracy")`, is code of the hub that runs on the CPU. A stand-in takes the predictions and
-gives zeros: what a metric says has no memory. A data set of torchvision whose pictures all have one size is as many
-pictures of noise of that size. The three graphs of `Planetoid` have as many nodes, edges and features, drawn at random.
+A metric, as in `evaluate.load("accuracy")`, is code of the hub that runs on the CPU. Its stand-in takes the predictions
+and returns zeros, because scores have no effect on memory. A data set of torchvision whose images all have one size
+becomes images of noise. The three graphs of `Planetoid` have the right numbers of nodes, edges and features, drawn at
+random.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Note = Callable[[str, str], Any]
 
 
 def install_stand_ins(note: Note, replacements: Replacements) -> None:
-    """Let a script have a stand-in where something is neither here nor can be had."""
+    """Let a script use stand-ins for what it can neither find nor download."""
     _install_metrics(note, replacements)
     replacements.when_imported("torchvision.datasets", lambda module: _install_pictures(module, note, replacements))
     replacements.when_imported(
@@ -53,12 +54,12 @@ class _Metric:
         self.name = name
 
     def add(self, *args: Any, **options: Any) -> None:
-        """One prediction."""
+        """Take one prediction."""
 
     add_batch = add
 
     def compute(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Zero for each score that is asked for."""
+        """Return zero for each requested score."""
         return _Scores({self.name: 0.0})
 
 
@@ -87,7 +88,7 @@ def _install_pictures(datasets: ModuleType, note: Note, replacements: Replacemen
 
 
 def _open_or_fill(kind: Any, fill: Callable[[Any], str], note: Note, replacements: Replacements) -> None:
-    """Where a data set, or one of a class that is made from it, cannot be opened, it is filled."""
+    """Fill a data set, or one of a derived class, that cannot be opened."""
     begin = kind.__init__
 
     @functools.wraps(begin)
@@ -101,9 +102,9 @@ def _open_or_fill(kind: Any, fill: Callable[[Any], str], note: Note, replacement
 
 
 def _noise(count: int, *shape: int) -> Any:
-    """So many pictures, all different, in little memory: each begins some bytes after the one before.
+    """Return different images in little memory: each begins some bytes after the one before.
 
-    Black ones have no deviation, and a script may divide by that of its data.
+    Black ones have no deviation, and a script may divide by the deviation of its data.
     """
     import numpy as np
 

@@ -1,13 +1,12 @@
-"""Trained weights that a script loads by name: their shapes matter, their values do not, so they are not downloaded.
+"""Trained weights that a script loads by name: only their shapes matter, so they are not downloaded.
 
-A checkpoint of the Hugging Face hub that is not in the local cache becomes a file with the true header and a hole where
-the values would be. The library that asked for it opens it like any other file, so its own code decides what comes to
-the GPU and when. The header comes from the hub, if the network may be used, or else is made from the model's config.
-The file lies in the private world of the script and is gone with it. So it is with a folder on this machine that has a
-config and no weights.
+A checkpoint of the Hugging Face hub that is not in the local cache becomes a file with the true header and a hole
+instead of values. The library opens it like any other file, so its own code decides what moves to the GPU and when. The
+header comes from the hub, if the network may be used, or from the model's config. The file lies in the script's sandbox
+and vanishes with it. The same holds for a local folder that has a config and no weights.
 
-Weights that PyTorch downloads from an address (`torch.hub`, torchvision) have no header to ask for. They fit whatever
-model they are loaded into.
+Weights that PyTorch downloads from an address (`torch.hub`, torchvision) have no header to request. They fit any model
+that loads them.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Weights:
-    """Stands between a script and the weights that it loads by name.
+    """Replaces the weights that a script loads by name.
 
-    `missing` is the repository and the file that was asked for last, and neither found nor made.
+    `missing` is the repository and the file of the last request that could not be answered.
     """
 
     def __init__(self, note: Callable[[str, str], Any]) -> None:
@@ -55,7 +54,7 @@ class Weights:
         self.missing: tuple[str, str] | None = None
 
     def install(self, replacements: Replacements) -> None:
-        """Replace how weights are downloaded, also by libraries that are imported later."""
+        """Replace downloads of weights, also in libraries that are imported later."""
         replacements.when_imported("huggingface_hub.file_download", lambda hub: self._watch_hub(hub, replacements))
         for module in _MODELS:
             replacements.when_imported(module, lambda home: self._watch_folders(home, replacements))
@@ -107,7 +106,7 @@ class Weights:
             replacements.put(hub, "_download_to_tmp_and_move", download)
 
     def _made_here(self, hub: Any, repo_id: str, filename: str, options: dict[str, Any]) -> Path | None:
-        """A checkpoint made of what is known without the network; `None` if it is none, or too little is known."""
+        """Make a checkpoint without the network; `None` if it is none, or too little is known."""
         if options.get("repo_type") not in (None, "model"):
             return None
         inner = options.get("subfolder") or os.path.dirname(filename)
@@ -142,8 +141,8 @@ class Weights:
         replacements.put(kind, "from_pretrained", classmethod(from_pretrained))
 
     def _fill(self, folder: Path, file: str, kind: str) -> None:
-        """Put a checkpoint into a folder that has a config and no weights. Where the config does not say of which class
-        it is, it is of the one that wants it."""
+        """Put a checkpoint into a folder that has a config and no weights. The class is that of the caller unless the
+        config names one."""
         config = folder / _CONFIG
         made = None if not config.is_file() or _has_weights(folder) else _of_config(config, kind)
         if made is not None:
@@ -151,7 +150,7 @@ class Weights:
             self._note("weights", f"the weights of {folder} are not there: their {_OF_CONFIG}")
 
     def _made_pickled(self, place: Path, filename: str) -> bool:
-        """A pickled checkpoint has no header; what it would hold is known from the config, if that is beside it."""
+        """Make a pickled checkpoint, which has no header, from the config next to it, if there is one."""
         inner = os.path.join(os.path.dirname(filename), _CONFIG)
         configs = [*place.parent.parent.glob(f"snapshots/*/{inner}"), place.parent / _CONFIG]  # of a blob, of a folder
         made = next((found for config in configs if config.is_file() and (found := _of_config(config))), None)
@@ -167,7 +166,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _new_snapshot(hub: Any, repo_id: str, cache_dir: str | None = None, revision: str = "main") -> Path:
-    """Where the hub's library will look for the files of a repository that it has not seen yet."""
+    """Make the folder in which the hub's library looks for a repository that it has not seen."""
     repository = Path(cache_dir or hub.constants.HF_HUB_CACHE, hub.repo_folder_name(repo_id=repo_id, repo_type="model"))
     reference, snapshot = repository / "refs" / revision, repository / "snapshots" / _NO_COMMIT
     for folder in (reference.parent, snapshot):
@@ -180,8 +179,8 @@ def _new_snapshot(hub: Any, repo_id: str, cache_dir: str | None = None, revision
 
 
 def _of_config(config: Path, kind: str | None = None) -> Tensors | None:
-    """Those of a model of transformers, diffusers or timm; `None` if the config does not tell. A class of transformers
-    that it does not name is `kind`."""
+    """Return the tensors of a model of transformers, diffusers or timm; `None` if the config does not name it. A class
+    of transformers that it does not name is `kind`."""
     values = json.loads(config.read_text())
     if values.get("quantization_config"):
         return None  # what is saved of quantized weights is known to their library alone
@@ -216,7 +215,7 @@ def _of_transformers(folder: Path, name: str) -> Tensors:
 
 
 def _of_timm(repo_id: str) -> Tensors | None:
-    """timm's own repositories are called like its models, which it knows without a config."""
+    """Return the tensors of a model of timm, whose repositories have the names of its models."""
     owner, _, name = repo_id.partition("/")
     if owner != "timm":
         return None
@@ -233,7 +232,7 @@ def _of_timm(repo_id: str) -> Tensors | None:
 
 
 def _dig(place: Path, header: bytes, size: int) -> None:
-    """Write a file that is a hole after its header."""
+    """Write a file with a header and a hole."""
     place.unlink(missing_ok=True)
     with place.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
@@ -241,7 +240,7 @@ def _dig(place: Path, header: bytes, size: int) -> None:
 
 
 def _header(tensors: Tensors) -> tuple[bytes, int]:
-    """The header for these tensors, and how long the file is."""
+    """Return the header for these tensors, and the length of the file."""
     entries, end = {}, 0
     for name, part in tensors.items():
         begin, end = end, end + part.numel() * part.element_size()
@@ -251,7 +250,7 @@ def _header(tensors: Tensors) -> tuple[bytes, int]:
 
 
 def _header_of(url: str, headers: dict[str, str]) -> tuple[bytes, int]:
-    """The header of a file on the hub, and how long the file is."""
+    """Return the header of a file on the hub, and the length of the file."""
     begin, size = _part(url, headers, 0, _FIRST_BYTES)
     (length,) = struct.unpack("<Q", begin[:8])
     if 8 + length > len(begin):

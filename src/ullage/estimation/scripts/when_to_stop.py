@@ -1,13 +1,13 @@
-"""How far a script is followed: until its training has settled, and then to its end, by the shortest way.
+"""How far to follow a script: until its training has settled, and then to its end by the shortest way.
 
-Training has settled after at least `steps` optimizer steps (backward passes if there is no optimizer), when an
-iteration asks for the same memory as the one before. Then the script is looked at for validation and checkpoints, which
-may need more memory than training. To get there soon, epochs over DataLoaders end early: a training epoch after one
-batch, any other epoch as soon as three batches in a row asked for the same memory and kept nothing. If the last batch
-of an epoch is smaller than the others, it still comes: the allocator may need other blocks for it. Loaders that do not
-touch the GPU are left alone. When a second validation has not raised the peak, or as much time has passed again as
-settling took, training is left: its loops end (`loops.py`), frameworks are told to stop, and what comes after training
-is followed to the end of the script. Only training that does not let itself be ended is stopped in the middle.
+Training has settled after at least `steps` optimizer steps (backward passes without an optimizer), when an iteration
+requests the same memory as the one before. Then validation and checkpoints are watched, which may need more memory than
+training. To get there soon, epochs over DataLoaders end early: a training epoch after one batch, any other epoch as
+soon as three batches in a row requested the same memory and kept nothing. A smaller last batch of an epoch still comes:
+the allocator may need other blocks for it. Loaders that do not touch the GPU are left alone. When a second validation
+has not raised the peak, or as much time has passed again as settling took, training is left: its loops end
+(`loops.py`), frameworks are told to stop, and the code after training is followed to the end of the script. Training is
+stopped in the middle only if it cannot be ended otherwise.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _Iterator: Any = dataloader._BaseDataLoaderIter
 
 
 class _Epoch:
-    """One pass over a loader: where the allocator was when each batch was handed out."""
+    """One pass over a loader: the state of the allocator at each batch."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[int, int]] = []  # requests so far, bytes allocated
@@ -59,7 +59,7 @@ class _Epoch:
 
 
 class _Source:
-    """A data set as one kind of loader reads it: how many batches were drawn and handed out, and the largest one."""
+    """A data set as one kind of loader reads it: the number of batches drawn and returned, and the largest one."""
 
     def __init__(self, dataset: Any, longest: LongestBatch | None) -> None:
         self.dataset, self.longest = dataset, longest  # the data set is kept, so that its identity stays its own
@@ -69,16 +69,16 @@ class _Source:
 
     @property
     def longest_at(self) -> int:
-        """The place at which the largest batch is handed out first: after those that a long run meets before it."""
+        """The place of the first largest batch: after those that a long run meets before it."""
         return FIRST_RECORD + (0 if self.longest is None else len(self.longest.records))
 
     @property
     def is_longest_to_come(self) -> bool:
-        """Whether the largest batch has not come in between others and twice in a row."""
+        """Whether the largest batch has not come between others and twice in a row."""
         return self.longest is not None and self.handed_out < self.longest_at + 5
 
     def draw(self, indices: Any) -> Any:
-        """The largest batch in place of those at certain places, after smaller ones in their order."""
+        """Return the largest batch instead of those at certain places, after smaller ones in order."""
         place, self.drawn, self.indices = self.drawn, self.drawn + 1, indices
         after = place - self.longest_at
         if self.longest is None or place < FIRST_RECORD or after in (1, 2) or place >= MOST_LONGEST:
@@ -87,7 +87,7 @@ class _Source:
 
 
 class LoaderWatcher:
-    """Watches every DataLoader of the process, ends its epochs early, and has it hand out its largest batch."""
+    """Watches every DataLoader of the process, ends its epochs early, and makes it return its largest batch."""
 
     def __init__(self, memory: DeviceMemory, calls: OperatorCalls, note: Callable[[str, str], None]) -> None:
         self._memory, self._calls, self._note = memory, calls, note
@@ -126,7 +126,7 @@ class LoaderWatcher:
         replacements.put(_Iterator, "_reset", _reset)
 
     def after_backward(self) -> None:
-        """Call it after a backward pass: the batches handed out before it were training data."""
+        """Note, after a backward pass, that the batches before it were training data."""
         self._training.update(self._delivered)
         if self._delivered:
             last = next(reversed(self._delivered.values()))
@@ -134,18 +134,18 @@ class LoaderWatcher:
         self._delivered.clear()
 
     def has_ended(self, iterator: Any) -> bool:
-        """Whether an epoch over a loader was ended early."""
+        """Return whether an epoch over a loader was ended early."""
         epoch = self._epochs.get(iterator) if isinstance(iterator, _Iterator) else None
         return epoch is not None and epoch.is_over
 
     @property
     def is_longest_to_come(self) -> bool:
-        """Whether a loader that trains has not handed out its largest batch often enough."""
+        """Whether a training loader has not returned its largest batch often enough."""
         sources = map(self._sources.get, map(_key, self._training.values()))
         return any(source is not None and source.is_longest_to_come for source in sources)
 
     def about_longest(self) -> list[str]:
-        """What the largest batches are, and what they changed so far."""
+        """Describe the largest batches and their effect so far."""
         reserved = self._memory.allocator.peak_reserved
         return [
             _about_longest(source.longest, source.reserved, reserved)
@@ -155,17 +155,18 @@ class LoaderWatcher:
 
     @property
     def epoch_samples(self) -> int | None:
-        """How many samples an epoch of training has; `None` where no loader can tell, or several do."""
+        """The samples of a training epoch; `None` if no loader knows, or several do."""
         samplers = list(self._feeding.values())
         return _epoch_samples(samplers[0]) if len(samplers) == 1 else None
 
     @property
     def replicas(self) -> int:
-        """Among how many ranks the samplers of training data share it; 0 where none says."""
+        """The number of ranks that share training data, by their samplers; 0 if unknown."""
         return max(map(_replicas, self._feeding.values()), default=0)
 
     def _source_of(self, iterator: Any) -> _Source | None:
-        """What a loader of a data set with indices reads; its items are looked at when it is first read for the GPU."""
+        """Return the source of a loader of a data set with indices; its items are surveyed at the first read for the
+        GPU."""
         if iterator._dataset_kind != dataloader._DatasetKind.Map:
             return None
         key = _key(iterator._index_sampler)
@@ -216,7 +217,7 @@ class LoaderWatcher:
         return False
 
     def _last_batch(self, iterator: Any) -> Any:
-        """The last batch of an epoch that ends early, where it is smaller than the others; then the epoch is over."""
+        """Return the last batch of an epoch that ends early, if it is smaller than the others; then end the epoch."""
         epoch, sampler = self._epochs[iterator], iterator._index_sampler
         source = self._sources.get(_key(sampler))
         was_over, epoch.is_over = epoch.is_over, True
@@ -233,7 +234,7 @@ class LoaderWatcher:
         return len(epoch.marks) > SAME_BATCHES and len(self._memory.requests) > epoch.marks[0][0]
 
     def _repeats(self, epoch: _Epoch) -> bool:
-        """Whether the last batches asked for the same memory and kept none of it."""
+        """Return whether the last batches requested the same memory and kept none of it."""
         if len(epoch.marks) <= SAME_BATCHES:
             return False
         memory = self._memory
@@ -245,20 +246,20 @@ class LoaderWatcher:
 
 
 def _key(sampler: Any) -> Any:
-    """What stays the same when a script makes the same loader again for each epoch."""
+    """Return a key that stays the same when a script makes the same loader again for each epoch."""
     inner = getattr(sampler, "sampler", sampler)
     data = getattr(inner, "data_source", None)
     return (id(sampler),) if data is None else (id(data), type(inner), getattr(sampler, "batch_size", None))
 
 
 def _samples_of(sampler: Any, batch: Any) -> int:
-    """How many samples a batch has: what its sampler says, or the first size of its largest tensor."""
+    """Return the samples of a batch, by its sampler or by the first size of its largest tensor."""
     size = getattr(sampler, "batch_size", None)
     return size if isinstance(size, int) else next(iter(size_of(batch)[1]), 1)
 
 
 def _replicas(sampler: Any) -> int:
-    """Among how many ranks a sampler of batches shares them: PyTorch's `DistributedSampler`, or accelerate's."""
+    """Return the ranks that share a sampler: PyTorch's `DistributedSampler`, or accelerate's."""
     for each in (sampler, getattr(sampler, "sampler", None)):
         for name in ("num_replicas", "num_processes"):
             if isinstance(found := getattr(each, name, None), int):
@@ -267,7 +268,7 @@ def _replicas(sampler: Any) -> int:
 
 
 def _epoch_samples(sampler: Any) -> int | None:
-    """How many samples a sampler of batches hands out in an epoch; `None` where it cannot tell, as for a stream."""
+    """Return the samples of an epoch; `None` if the sampler does not know, as for a stream."""
     try:
         return len(sampler) * sampler.batch_size if sampler.drop_last else len(sampler.sampler)
     except (TypeError, AttributeError):
@@ -286,7 +287,7 @@ _LIGHTNING_LOOPS = ("lightning.pytorch.loops.training_epoch_loop", "pytorch_ligh
 
 
 def _hurry_frameworks(loaders: LoaderWatcher, loops: LoopWatcher, replacements: Replacements) -> None:
-    """Frameworks that count batches and epochs themselves are told by their own switches."""
+    """Use the switches of frameworks that count batches and epochs themselves."""
     for name in _LIGHTNING_LOOPS:
         replacements.when_imported(name, lambda module: _hurry_lightning(module, loaders, loops, replacements))
     replacements.when_imported(
@@ -300,7 +301,7 @@ def _hurry_frameworks(loaders: LoaderWatcher, loops: LoopWatcher, replacements: 
 def _hurry_lightning(
     module: ModuleType, loaders: LoaderWatcher, loops: LoopWatcher, replacements: Replacements
 ) -> None:
-    """Told that an epoch has one batch, it goes on to its validation; `should_stop` ends its training."""
+    """Let Lightning validate after one batch; `should_stop` ends its training."""
     loop: Any = getattr(module, "_TrainingEpochLoop", None)
     if loop is None:
         return
@@ -319,7 +320,7 @@ def _hurry_lightning(
 
 
 def _hurry_transformers(module: ModuleType, loops: LoopWatcher, replacements: Replacements) -> None:
-    """Hugging Face's Trainer evaluates and saves once more, if it does so at all, and ends its training."""
+    """Let Hugging Face's Trainer evaluate and save once more, if it does at all, and end its training."""
     handler: Any = getattr(module, "CallbackHandler", None)
     if handler is None:
         return
@@ -337,7 +338,7 @@ def _hurry_transformers(module: ModuleType, loops: LoopWatcher, replacements: Re
 
 
 def _hurry_ignite(module: ModuleType, loaders: LoaderWatcher, loops: LoopWatcher, replacements: Replacements) -> None:
-    """An engine begins a loader that has ended anew until it has counted as many batches as an epoch has."""
+    """End ignite's epochs: an engine restarts a loader until it has counted all batches of an epoch."""
     engine: Any = module.Engine
     fire = engine._fire_event
 
@@ -354,7 +355,7 @@ def _hurry_ignite(module: ModuleType, loaders: LoaderWatcher, loops: LoopWatcher
 
 
 class RunWatcher:
-    """Watches one run of a script; calls `stop` when nothing new is to be expected."""
+    """Watches a run of a script; calls `stop` when nothing new is expected."""
 
     def __init__(
         self, card: VirtualGPU, steps: int | None, stop: Callable[[], None], on_settled: Callable[[], None]
@@ -382,8 +383,8 @@ class RunWatcher:
         self._answer_who_counts(replacements)
 
     def _answer_who_counts(self, replacements: Replacements) -> None:
-        """torchvision's scripts, and copies of them, count what they evaluated. If that is too little, they ask which
-        rank they are, also where there is none: an error that only epochs which ended early bring about."""
+        """Return rank 0 without a process group, if epochs ended early: torchvision's scripts count what they
+        evaluated, and ask for the rank if that is too little."""
         ask = getattr(torch.distributed, "get_rank", None)  # missing from builds without torch.distributed
         if ask is None:
             return
@@ -400,12 +401,12 @@ class RunWatcher:
         replacements.put(torch.distributed, "get_rank", get_rank)
 
     def _now(self) -> float:
-        """The time by which a script is followed: PyTorch's compiler, however long it takes, brings nothing to see."""
+        """Return the time without that of PyTorch's compiler."""
         return time.monotonic() - self._card.compiling.seconds
 
     @property
     def look_until(self) -> float:
-        """When it has been followed long enough, wherever it is by then, by `time.monotonic()`."""
+        """The end of the time to follow the script, by `time.monotonic()`."""
         return self._follow_until + self._card.compiling.seconds
 
     @property
@@ -415,11 +416,11 @@ class RunWatcher:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps; backward passes where no optimizer was made."""
+        """Optimizer steps; backward passes without an optimizer."""
         return self._card.progress.optimizer_steps or (0 if self.backward.optimizers else self.backward.count)
 
     def _watch_anew(self) -> None:
-        """At the start, and when the first optimizer is created: backward passes before that were not training."""
+        """Start over, also when the first optimizer is made: earlier backward passes were not training."""
         self._settling = ConvergenceWatch(self._card, self._steps or 1)
         self._look_until: float | None = None
         self.loaders.hurry = self.phases.settled = self.loops.settled = self._card.calls.settled = False
@@ -457,12 +458,12 @@ class RunWatcher:
         self._on_settled()
 
     def _leave(self) -> None:
-        """Go on to what comes after training."""
+        """Continue to the code after training."""
         self._look_until = self._as_long_again()
         self._left_at, self.loops.leaving = self.steps, True
 
     def _as_long_again(self) -> float:
-        """When as much time has passed again as was needed until now, within limits."""
+        """Return the time at which as much time has passed again, within limits."""
         now = self._now()
         return now + min(LONGEST_LOOK, max(SHORTEST_LOOK, now - self._begin))
 

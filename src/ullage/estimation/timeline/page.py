@@ -1,6 +1,6 @@
-"""Memory over a run as one HTML page that needs no network: by kind or by module, with what is alive at every moment.
+"""The memory of a run as one HTML page that needs no network: by kind or by module, at every moment.
 
-The page's text and its drawing are in timeline.html; this file packs a trace into it.
+timeline.html has the page's text and drawing; this file packs a trace into it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,7 @@ _MARK = "/*DATA*/"
 
 
 def write(trace: Trace, estimate: Estimate, path: str | Path) -> None:
-    """Write the page of a run.
-
-        write(trace, estimate, "out.html")
-
-    The horizontal axis is the run's allocator calls, not time.
-    """
+    """Write the page of a run. The horizontal axis is the run's allocator calls, not time."""
     text = page(trace, estimate)
     try:
         Path(path).write_text(text, encoding="utf-8")
@@ -41,7 +36,7 @@ def write(trace: Trace, estimate: Estimate, path: str | Path) -> None:
 
 
 def page(trace: Trace, estimate: Estimate) -> str:
-    """The page as text."""
+    """Return the page as text."""
     template = files("ullage.estimation.timeline").joinpath("timeline.html").read_text(encoding="utf-8")
     data = json.dumps(_data(trace, estimate), separators=(",", ":")).replace("<", "\\u003c")
     return template.replace(_MARK, data)
@@ -98,7 +93,7 @@ def _calls(trace: Trace) -> int:
 
 
 def _window(trace: Trace) -> tuple[int, int]:
-    """The calls to show: all of them, or those of the step in which the peak lies."""
+    """Return the calls to show: all of them, or those of the step with the peak."""
     last = _calls(trace)
     if len(trace) <= MOST_BLOCKS or not len(trace.steps):
         return 0, last
@@ -112,10 +107,10 @@ def _packed(values: Array, kind: Any) -> str:
 
 
 def module_groups(trace: Trace) -> tuple[list[str], Array]:
-    """Names of at most `MOST_GROUPS` groups of modules, and the group of each module.
+    """Return the names of at most `MOST_GROUPS` groups of modules, and the group of each module.
 
-    Modules are grouped by the beginning of their paths. Where one group has most of the memory at the peak it is
-    taken apart, so that a model whose layers all lie in one container still shows them.
+    The beginning of a path names its group. A group with most of the memory at the peak is split, so that a model whose
+    layers lie in one container still shows them.
     """
     weights = _weights(trace)
     prefixes = {_first(name, 1) for name in trace.modules if name}
@@ -141,7 +136,7 @@ def module_groups(trace: Trace) -> tuple[list[str], Array]:
 
 
 def _weights(trace: Trace) -> Array:
-    """Bytes at the peak by module."""
+    """Return the bytes at the peak by module."""
     peak = trace.peaks[0]
     alive = (trace.begin <= peak) & ((trace.end == -1) | (trace.end > peak))
     module = np.where(trace.owner >= 0, trace.owner, trace.places[trace.place, 1] if len(trace) else 0)
@@ -165,7 +160,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _prefix(name: str | None, prefixes: set[str]) -> str | None:
-    """The longest of `prefixes` that a path begins with."""
+    """Return the longest of `prefixes` that a path begins with."""
     if name is None:
         return None
     parts = _parts(name)

@@ -2,8 +2,8 @@
 
     python -m torch.cuda._memory_viz trace_plot out.pickle -o out.html
 
-and https://pytorch.org/memory_viz read it. Instead of lines of Python, the frames of an event name the operator, the
-module and the pass, so that the viewer says who asked.
+and https://pytorch.org/memory_viz read it. The frames of an event name the operator, the module and the pass instead of
+lines of Python.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ REPEATED: Frames = [{"name": "the step before, repeated", "filename": "training"
 def write(trace: Trace, path: str | Path) -> None:
     """Write a trace as a memory snapshot.
 
-        write(trace, "out.pickle")
-
-    Not covered: the requests of the repetitions that let the allocator settle; one stream is shown.
+    Not covered: the requests of the repetitions that let the allocator settle, and streams.
     """
     data = snapshot(trace)
     try:
@@ -54,7 +52,7 @@ def write(trace: Trace, path: str | Path) -> None:
 
 
 def snapshot(trace: Trace) -> dict[str, Any]:
-    """What `torch.cuda.memory._snapshot()` would return at the end of the run, with its whole history."""
+    """Return what `torch.cuda.memory._snapshot()` would return at the end of the run, with its whole history."""
     frames = _frames(trace)
     steps = trace.steps.tolist()
     entries: list[dict[str, Any]] = []
@@ -89,7 +87,7 @@ def snapshot(trace: Trace) -> dict[str, Any]:
 
 
 def _frames(trace: Trace) -> list[Frames]:
-    """By place: the operator, then the module."""
+    """Return the operator and the module of each place."""
     rows = []
     for operator, module, part in trace.places.tolist():
         words = [(trace.operators[operator] or "no operator", "operator")]
@@ -100,7 +98,7 @@ def _frames(trace: Trace) -> list[Frames]:
 
 
 def _unmap(segments: dict[int, int], address: int, size: int) -> None:
-    """Take a range away; of an expandable segment it may be a part of what was mapped."""
+    """Remove a range; it may be a part of an expandable segment."""
     start = max((begin for begin in segments if begin <= address), default=None)
     if start is None:
         return
@@ -114,7 +112,7 @@ def _unmap(segments: dict[int, int], address: int, size: int) -> None:
 def _parts(
     segments: dict[int, int], blocks: dict[int, tuple[int, int, Frames]], expandable: bool
 ) -> Iterator[tuple[int, int, list[tuple[int, tuple[int, int, Frames]]]]]:
-    """Each segment with the blocks in it; mapped pages that touch are one expandable segment."""
+    """Yield each segment with its blocks; adjacent mapped pages form one expandable segment."""
     ranges: list[list[int]] = []
     for begin in sorted(segments):
         if expandable and ranges and ranges[-1][1] == begin:

@@ -29,9 +29,9 @@ SOURCE = (
 
 
 def classify(summary: ModelSummary, kind: str, options: dict[str, Any]) -> tuple[list[float], ModelCard]:
-    """The probabilities of the classes, and the card of the network.
+    """Return the probabilities of the classes, and the card of the network.
 
-    `options`: "bin" for another width of classes that there are weights for, "weights" for a file of one's own.
+    `options`: "bin" for another width of classes, "weights" for a file of weights.
     """
     family = family_of(summary)
     if options.get("weights"):
@@ -94,7 +94,7 @@ def _notes(found: list[float], best: int, card: ModelCard, gpu: GPU) -> list[str
     supports=supports_training_by_name,
 )
 def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """Estimate by the ensemble of the family that the model's layers belong to."""
+    """Estimate by the ensemble of the family of the model's layers."""
     return _estimate("gpumemnet", "mlp", request, gpu)
 
 
@@ -106,5 +106,5 @@ def run(request: JobRequest, gpu: GPU) -> Estimate:
     supports=supports_training_by_name,
 )
 def run_transformer(request: JobRequest, gpu: GPU) -> Estimate:
-    """Estimate by the Transformers of the family that the model's layers belong to."""
+    """Estimate by the Transformers of the family of the model's layers."""
     return _estimate("gpumemnet+transformer", "transformer", request, gpu)

@@ -78,7 +78,7 @@ _FUNCTION = re.compile(r".*(ReLU|ELU|GELU|SiLU|Swish|Mish|Tanh|Sigmoid|Softplus|
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """A training run as GPUMemNet sees it: what a model summary prints, and the batch size.
+    """A training run as GPUMemNet reads it: a model summary and the batch size.
 
     `layers` are tuples of type, activations of one sample, and parameters, in the order of the forward pass.
     """
@@ -90,17 +90,17 @@ class ModelSummary:
 
     @property
     def activations(self) -> int:
-        """What all layers put out for one sample."""
+        """The output values of all layers for one sample."""
         return sum(outputs for _, outputs, _ in self.layers)
 
     def count(self, kind: str) -> int:
-        """How many layers of a type there are; the depth counts those with weights that are no norms."""
+        """Return the number of layers of a type; the depth counts layers with weights, without norms."""
         kinds = Counter(kind for kind, _, _ in self.layers)
         return sum(kinds[one] for one in _WEIGHTED) if kind == "depth" else kinds[kind]
 
 
 def totals_of(summary: ModelSummary, family: str) -> list[float]:
-    """The features of a run, in the order of `names_of`."""
+    """Return the features of a run, in the order of `names_of`."""
     activations = summary.activations
     found = [summary.batch_size, summary.parameters, activations, activations * summary.batch_size]
     found += [summary.count(kind) for kind in COUNTED[family]]
@@ -108,13 +108,13 @@ def totals_of(summary: ModelSummary, family: str) -> list[float]:
 
 
 def names_of(family: str) -> list[str]:
-    """The names of a family's features."""
+    """Return the names of a family's features."""
     names = ["batch_size", "parameters", "activations", "activations_batch", *COUNTED[family]]
     return names + (["function_sin", "function_cos"] if FUNCTIONS[family] else [])
 
 
 def _encoded(function: str | None, known: tuple[str, ...]) -> list[float]:
-    """The sine and cosine of a function's place on half a circle; the middle of it for a function that is not there."""
+    """Return the sine and cosine of a function's place on half a circle; zeros for an unknown function."""
     if not known:
         return []
     name = _spelled(function or "identity")
@@ -125,7 +125,7 @@ def _encoded(function: str | None, known: tuple[str, ...]) -> list[float]:
 
 
 def tuples_of(summary: ModelSummary, family: str) -> list[list[float]]:
-    """The sequence of layers: the code of the type, activations, parameters."""
+    """Return the sequence of layers: the code of the type, activations, parameters."""
     codes = TYPES[family]
     found = [
         [*codes.get(kind, codes.get("other", ())), outputs, own]
@@ -136,7 +136,7 @@ def tuples_of(summary: ModelSummary, family: str) -> list[list[float]]:
 
 
 def family_of(summary: ModelSummary) -> str:
-    """The family whose networks a model is put to: by the layers that it has most of."""
+    """Return the family whose networks read a model, by its most frequent layers."""
     norms = summary.count("layer_norm") + summary.count("embedding")
     if summary.count("conv2d") > norms:
         return "cnn"
@@ -144,9 +144,9 @@ def family_of(summary: ModelSummary) -> str:
 
 
 def summary_of_row(row: Mapping[str, Any]) -> ModelSummary:
-    """The summary of a row of a data set (`ullage lab data clean`, or the authors' tables).
+    """Return the summary of a row of a data set (`ullage lab data clean`, or the authors' tables).
 
-    Rows have attention that is a function and no module, without parameters; a summary does not print it.
+    Rows include attention that is a function, without parameters; a summary does not print it.
     """
     layers = [
         (_spelled(str(layer["type"])), int(layer["activations"]), int(layer["parameters"]))
@@ -167,9 +167,9 @@ def _spelled(name: str) -> str:
 
 
 def summary_of(configuration: Model) -> ModelSummary:
-    """The summary of a model by name, from one forward pass without numbers (PyTorch's meta device).
+    """Return the summary of a model by name, from one forward pass on PyTorch's meta device.
 
-    A model that cannot do without runs on the processor instead, with two samples, as torchsummary does it.
+    A model that needs values runs on the CPU instead, with two samples, as in torchsummary.
     """
     try:
         return _summarized(configuration, configuration, "meta")
@@ -220,14 +220,15 @@ def _summarized(configuration: Model, run: Model, device: str) -> ModelSummary:
 
 
 def _is_layer(part: nn.Module) -> bool:
-    """A module without modules inside, or one of the known types with weights of its own (timm's norms with act)."""
+    """Return whether a module is a layer: it has no modules inside, or is of a known type and has its own weights
+    (timm's norms with act)."""
     if not any(True for _ in part.children()):
         return True
     return any(isinstance(part, classes) for _, classes in _KINDS) and any(True for _ in part.parameters(recurse=False))
 
 
 def kind_of(part: nn.Module) -> str:
-    """The type of a layer: "linear", "conv2d", ..., or the name of its class in small letters."""
+    """Return the type of a layer: "linear", "conv2d", ..., or the name of its class in lower case."""
     for kind, classes in _KINDS:
         if isinstance(part, classes):
             return kind
@@ -235,7 +236,7 @@ def kind_of(part: nn.Module) -> str:
 
 
 class _Ones(TorchFunctionMode):
-    """A model that asks for a number where there are none is told 1: "is this mask full?" is answered with yes."""
+    """Answers 1 to a model that reads a value on the meta device: "is this mask full?" is answered with yes."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _ASKING and args[0].is_meta:

@@ -36,20 +36,20 @@ UNSORTED_LENGTH = 60  # sequences as long as this many layers or shorter are not
 
 @dataclass
 class SummaryBatch:
-    """Jobs side by side; sequences are padded with zeros, `there` tells layers from padding."""
+    """A batch of jobs; sequences are padded with zeros, and `there` marks layers."""
 
     totals: torch.Tensor  # [jobs, features]
     tokens: torch.Tensor  # [jobs, longest, 2 to 4 for the type, and 2]
     there: torch.Tensor  # [jobs, longest] bool
 
     def rows(self, chosen: torch.Tensor) -> SummaryBatch:
-        """Some of the jobs, with no more padding than they need."""
+        """Return some of the jobs, with no more padding than necessary."""
         there = self.there[chosen]
         longest = max(int(there.sum(1).max()), 1)
         return SummaryBatch(self.totals[chosen], self.tokens[chosen][:, :longest], there[:, :longest])
 
     def alone(self) -> SummaryBatch:
-        """The jobs without their sequences, for networks that read none."""
+        """Return the jobs without their sequences, for networks that read none."""
         return SummaryBatch(self.totals, self.tokens[:, :1], self.there[:, :1])
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class SummaryBatch:
 
 
 def jobs_of(summaries: Sequence[ModelSummary], family: str) -> SummaryBatch:
-    """Runs as one batch."""
+    """Return runs as one batch."""
     sequences = [tuples_of(summary, family) for summary in summaries]
     longest = max(max(map(len, sequences)), 1)
     tokens = torch.zeros(len(summaries), longest, token_size(family))
@@ -70,14 +70,14 @@ def jobs_of(summaries: Sequence[ModelSummary], family: str) -> SummaryBatch:
 
 
 def token_size(family: str) -> int:
-    """Numbers of a tuple: the type's code, activations, parameters."""
+    """Return the length of a tuple: the type's code, activations, parameters."""
     return len(next(iter(TYPES[family].values()))) + 2
 
 
 class Perceptrons(nn.Module):
-    """Perceptrons of several depths over the same numbers; the answer is the mean of their scores.
+    """Perceptrons of several depths over the same features; the answer is the mean of their scores.
 
-    All members compute at once: member `m` of a layer is `weights[m]`, deeper members stand first.
+    All members compute at once: member `m` of a layer is `weights[m]`, deeper members come first.
     """
 
     def __init__(self, inputs: int, classes: int, depths: Sequence[int]) -> None:
@@ -96,11 +96,11 @@ class Perceptrons(nn.Module):
         self.last_bias = nn.Parameter(torch.zeros(len(self.depths), classes))
 
     def _members(self, layer: int) -> int:
-        """How many members have a layer of this number, from 0."""
+        """Return the number of members with a layer of this number, from 0."""
         return sum(depth > layer for depth in self.depths)
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Scores [jobs, classes]."""
+        """Return the scores [jobs, classes]."""
         hidden, done = numbers.expand(self._members(0), *numbers.shape), []
         for layer, (weight, bias, norm) in enumerate(zip(self.weights, self.biases, self.norms, strict=True)):
             members, jobs, width = len(weight), hidden.shape[1], weight.shape[2]
@@ -112,7 +112,7 @@ class Perceptrons(nn.Module):
 
 
 def _xavier(members: int, inputs: int, outputs: int) -> nn.Parameter:
-    """Weights drawn as Xavier's rule has it, for each member."""
+    """Return weights by Xavier's rule, for each member."""
     bound = math.sqrt(6 / (inputs + outputs))
     return nn.Parameter(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
 
@@ -125,12 +125,12 @@ class GPUMemNetEnsemble(nn.Module):
         self.members = Perceptrons(len(names_of(family)), classes, DEPTHS[family])
 
     def forward(self, jobs: SummaryBatch) -> torch.Tensor:
-        """Scores [jobs, classes]."""
+        """Return the scores [jobs, classes]."""
         return self.members(jobs.totals)  # type: ignore[no-any-return]
 
 
 class _PlaceNorm(nn.BatchNorm1d):
-    """Batch normalisation with statistics for every place of the sequence, over shorter sequences too."""
+    """Batch normalization with statistics for every place of the sequence, also over shorter sequences."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert self.running_mean is not None and self.running_var is not None
@@ -148,7 +148,7 @@ class _PlaceNorm(nn.BatchNorm1d):
 
 
 class GPUMemNetBlock(nn.Module):
-    """What `nn.TransformerEncoderLayer` is with one head and no dropout: attention and a perceptron, norms after."""
+    """`nn.TransformerEncoderLayer` with one head and no dropout: attention and a perceptron, norms after."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class GPUMemNetBlock(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
-        """`padding` is added to the scores of attention: minus infinity where there is no layer."""
+        """Apply the block; `padding` is added to the scores of attention, minus infinity if there is no layer."""
         query, key, value = (part.unsqueeze(1) for part in self.mixed(x).chunk(3, dim=-1))
         seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=padding.unsqueeze(1)).squeeze(1)
         x = self.first_norm(x + self.out(seen))
@@ -168,7 +168,7 @@ class GPUMemNetBlock(nn.Module):
 
 
 class GPUMemNetTransformer(nn.Module):
-    """One Transformer over the tuples of a job, and perceptrons over its sum and the totals."""
+    """A Transformer over the tuples of a job, and perceptrons over its sum and the totals."""
 
     places: torch.Tensor
 
@@ -182,15 +182,15 @@ class GPUMemNetTransformer(nn.Module):
         self.members = Perceptrons(size + len(names_of(family)), classes, _TWICE)
 
     def forward(self, jobs: SummaryBatch) -> torch.Tensor:
-        """Scores [jobs, classes]."""
+        """Return the scores [jobs, classes]."""
         x = functional.relu(self.first_norm(self.first(jobs.tokens)))
         x = functional.relu(self.second_norm(self.second(x))) + self.places[: x.shape[1]]
         return self.members(torch.cat([self._summed(x, jobs.there), jobs.totals], dim=1))  # type: ignore[no-any-return]
 
     def _summed(self, x: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-        """The sum over the layers of what the blocks make of them [jobs, size].
+        """Return the sum of the blocks' results over the layers [jobs, size].
 
-        SummaryBatch of about the same length go together: attention costs the square of the longest.
+        Jobs of about the same length are grouped: attention costs the square of the longest.
         """
         lengths = there.sum(1)
         order, found = lengths.argsort(), []
@@ -206,7 +206,7 @@ class GPUMemNetTransformer(nn.Module):
 
 
 def _places(longest: int, size: int) -> torch.Tensor:
-    """Sines and cosines of a layer's place, of several wavelengths."""
+    """Return sines and cosines of a layer's place, of several wavelengths."""
     angles = torch.arange(longest).unsqueeze(1) * torch.exp(torch.arange(0, size, 2) * (-math.log(10_000.0) / size))
     found = torch.zeros(longest, size)
     found[:, 0::2], found[:, 1::2] = angles.sin(), angles.cos()
@@ -221,7 +221,7 @@ class Transformers(nn.Module):
         self.members = nn.ModuleList(GPUMemNetTransformer(family, classes, *sizes) for sizes in TRANSFORMERS)
 
     def forward(self, jobs: SummaryBatch) -> torch.Tensor:
-        """Scores [jobs, classes]."""
+        """Return the scores [jobs, classes]."""
         return torch.stack([member(jobs) for member in self.members]).mean(0)
 
 
@@ -241,25 +241,25 @@ WIDTHS = {
 
 
 def build(card: ModelCard) -> GPUMemNet:
-    """A new network of the card's kind, untrained."""
+    """Return a new, untrained network of the card's kind."""
     if card.estimator not in ("mlp", "transformer"):
         raise UnknownName("GPUMemNet estimator", card.estimator, ["mlp", "transformer"], hint="mlp or transformer")
     return (GPUMemNetEnsemble if card.estimator == "mlp" else Transformers)(card.family, card.bins)
 
 
 def shipped(family: str, estimator: str, width: int | None = None) -> Path:
-    """The file of weights that comes with Ullage, for classes of so many bytes or those of the paper."""
+    """Return the file of weights that comes with Ullage, for classes of so many bytes or those of the paper."""
     gib = WIDTHS[family, estimator][0] if width is None else width // GIB
     return SHIPPED / f"gpumemnet_{family}_{estimator}_{gib}gib.safetensors"
 
 
 def save(network: GPUMemNet, card: ModelCard, path: Path) -> None:
-    """Write weights and card; `load` gives both back."""
+    """Write weights and card, for `load`."""
     save_network(network, card, _facts(card), path)
 
 
 def load(path: Path) -> tuple[GPUMemNet, ModelCard]:
-    """The network of a file, ready to answer, and its card."""
+    """Return the network of a file, in evaluation mode, and its card."""
     return load_network("gpumemnet", path, build, _facts)
 
 
@@ -269,5 +269,5 @@ def _facts(card: ModelCard) -> dict[str, Any]:
 
 @functools.cache
 def trained(path: Path) -> tuple[GPUMemNet, ModelCard]:
-    """As `load`, once a process."""
+    """Call `load` once per process."""
     return load(path)
