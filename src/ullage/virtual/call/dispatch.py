@@ -1,7 +1,7 @@
-"""Every operator call passes through `VirtualMode`: it counts calls on the virtual GPU and runs all others as they are.
+"""The dispatch mode: it counts operator calls on the virtual GPU and runs all others unchanged.
 
-What a call asks of the allocator depends only on the shapes, types and layouts of its arguments and on a few switches.
-This plan is worked out once and remembered, so a repeated call costs microseconds.
+The requests of a call depend only on the shapes, types and layouts of its arguments and on a few switches. This plan is
+made once and cached, so a repeated call costs microseconds.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class VirtualMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """The compiler sets the mode aside while it compiles; what it has compiled runs under it."""
+        """Return true: the compiler disables the mode while it compiles, and compiled code runs under it."""
         return True
 
     def __init__(self, gpu: GPUState) -> None:
@@ -139,12 +139,12 @@ _plans: dict[tuple[Any, GPU | None], dict[Any, Plan]] = {}
 
 
 def forget_plans() -> None:
-    """Make every plan anew from now on: for comparing rules, or tables of workspaces, in one process."""
+    """Clear all cached plans, to compare rules or tables of workspaces in one process."""
     _plans.clear()
 
 
 class _HigherOrderOperator:
-    """An operator that is given functions: what it does on a GPU is written in Python."""
+    """An operator on functions; its GPU kernel is written in Python."""
 
     makes = False
 
@@ -163,7 +163,7 @@ class _HigherOrderOperator:
 
 
 class _Operator:
-    """One operator overload on one virtual GPU, with the plans it has remembered."""
+    """One operator overload on one virtual GPU, with its cached plans."""
 
     __slots__ = (
         "answered",
@@ -237,7 +237,7 @@ class _Operator:
         return result
 
     def _plan(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-        """The plan of a call that is new to this GPU, or that is one of another."""
+        """Return the plan of a call that is new to this GPU."""
         plan = self.plans[key] = self.plans.get(key) or self._make_plan(args, kwargs)
         plan.quick = _quick(plan, args)
         small = any(map(_is_small, plan.outputs))
@@ -259,7 +259,7 @@ class _Operator:
                 values.follow(self.func, args, kwargs, result)
 
     def _number(self, plan: Plan, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """The number of a call, which is described by its arguments as they are before it."""
+        """Return the number of a call, by its arguments before the call."""
         same = 0
         if len(args) > 1:
             same = 1 if args[0] is args[1] else 2 if len(args) > 2 and args[1] is args[2] else 0
@@ -268,7 +268,7 @@ class _Operator:
         return self._learn(mark, args, kwargs, plan.outputs, key, same) if number is None else number
 
     def _handled(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Note a call that a handler has carried out."""
+        """Record a call that a handler has carried out."""
         calls = self.gpu.calls
         same = 0
         if self.handler is list_operator:
@@ -284,7 +284,7 @@ class _Operator:
         calls.add(self._learn(mark, args, kwargs, outputs_of(result), None, same) if number is None else number)
 
     def _learn(self, mark: Any, args: Any, kwargs: Any, outputs: Any, key: Any, same: int) -> int:
-        """The number of a call that is new."""
+        """Return the number of a new call."""
         seen = SeenCall.of(self.name, args, kwargs, outputs, bool(self.written or self.outputs), same)
         return self.gpu.calls.learn(mark, seen, layout_of_view(self.name, key, outputs))
 
@@ -333,7 +333,7 @@ _IN_LIBRARIES = re.compile(r"aten\._?(linalg_(?!cross|vector_norm)|ormqr|mode|se
 
 
 def _takes_more(func: Any) -> tuple[str, str] | None:
-    """A note about an operator without a rule whose kernel may take memory beyond its outputs."""
+    """Return a note for an operator without a rule whose kernel may allocate more than its outputs."""
     if custom.is_custom(func):
         return "operators", f"{func} is no operator of PyTorch: its outputs were counted, and nothing else"
     if _IN_LIBRARIES.match(str(func)):
@@ -342,7 +342,7 @@ def _takes_more(func: Any) -> tuple[str, str] | None:
 
 
 def _quick(plan: Plan, args: tuple[Any, ...]) -> New | Alias | Same | None:
-    """The output, if it is all that there is to a plan, which is the common case; not one of an argument by name."""
+    """Return the output of a plan that consists of one output alone, the common case; not for an argument by name."""
     if not plan.single or plan.steps or plan.library or plan.note or plan.resized or plan.workspaces:
         return None
     output = plan.outputs[0]
@@ -357,7 +357,7 @@ def _quick(plan: Plan, args: tuple[Any, ...]) -> New | Alias | Same | None:
 
 
 def _run(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Carry out a plan; most have a single output, and nothing else."""
+    """Carry out a plan; most have a single output and nothing else."""
     quick: Any = plan.quick
     if quick is None:
         return carry_out(gpu, plan, args, kwargs)
@@ -370,7 +370,7 @@ def _run(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def carry_out(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Do to the allocator what the kernel would, and return its outputs."""
+    """Make the allocator requests of a kernel and return its outputs."""
     memory = gpu.memory
     if plan.workspaces:
         gpu.uncertainty.add_convolutions(plan.workspaces)
@@ -396,7 +396,7 @@ def carry_out(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _single_numbers(gpu: GPUState, places: dict[int, torch.dtype]) -> dict[int, torch.Tensor]:
-    """A kernel's seed and offset: in the CPU's memory, or while a graph is captured in the GPU's, made first."""
+    """Return a kernel's seed and offset: CPU tensors, or GPU tensors while a graph is captured."""
     if torch.cuda.is_current_stream_capturing():
         return {place: gpu.memory.tensor((), (), dtype, dtype.itemsize) for place, dtype in places.items()}
     return {place: torch.zeros((), dtype=dtype) for place, dtype in places.items()}
@@ -448,13 +448,13 @@ def _result(memory: Any, output: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _is_composite(func: Any) -> bool:
-    """Operators that PyTorch takes apart above us, except under `inference_mode`, where they arrive whole."""
+    """Check for operators that PyTorch decomposes before dispatch, except under `inference_mode`."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
 
 
 def _written_places(func: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The arguments that an operator writes to: those given by place, and those given by name, as `out` is."""
+    """Return the arguments that an operator writes to, by place and by name (such as `out`)."""
     written = [
         (place, argument)
         for place, argument in enumerate(func._schema.arguments)
@@ -467,7 +467,7 @@ def _written_places(func: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def _is_small(output: Output) -> bool:
-    """Whether a new output is small enough for its values to be followed."""
+    """Check whether a new output is small enough to follow its values."""
     return type(output) is New and output.nbytes <= most_computed(output.dtype) * output.dtype.itemsize
 
 
@@ -491,7 +491,7 @@ _MAY_MIX_DEVICES = (
 
 
 def _check_devices(name: str, args: tuple[Any, ...]) -> None:
-    """PyTorch refuses a CPU tensor with dimensions beside one on the GPU, and so does the virtual GPU."""
+    """Raise PyTorch's error for a CPU tensor with dimensions next to one on the GPU."""
     if any(word in name for word in _MAY_MIX_DEVICES):
         return
     for value in args:

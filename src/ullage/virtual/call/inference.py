@@ -1,8 +1,8 @@
-"""Which outputs an operator call has: their shapes, strides and types, and whose memory they share.
+"""The outputs of an operator call: shapes, strides, types, and which memory they share.
 
-They come from PyTorch's own shape inference. The call is repeated on "meta" tensors, which have no data. An output that
-shares an input's storage is a view of it. That takes a millisecond for some operators. The commonest ones are simple
-where all their tensors are alike, and are told here; a test compares this with PyTorch's answers.
+PyTorch's shape inference repeats the call on "meta" tensors, which takes a millisecond for some operators. An output
+that shares an input's storage is a view of it. The most common operators on tensors of one layout are answered here; a
+test compares them with PyTorch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ArgumentPlaces:
         self.twins: list[tuple[torch.Tensor, torch.Size, Any]] = []
 
     def twin(self, value: Any, place: Any) -> Any:
-        """The same value with tensors and devices replaced by meta ones."""
+        """Return the same value with meta tensors and devices."""
         if isinstance(value, torch.Tensor):
             twin = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
             self.twins.append((twin, value.shape, place))
@@ -42,11 +42,11 @@ class ArgumentPlaces:
         return value
 
     def resized(self) -> tuple[tuple[Any, Sequence[int]], ...]:
-        """Arguments that the call has given another size, as it does with `out` tensors."""
+        """Return the arguments that the call has resized, such as `out` tensors."""
         return tuple((place, tuple(twin.shape)) for twin, before, place in self.twins if twin.shape != before)
 
     def output(self, value: Any) -> Output:
-        """How an output came to be."""
+        """Describe an output: new, a view, or an argument itself."""
         if not isinstance(value, torch.Tensor):
             return None
         place = self.by_tensor.get(id(value))
@@ -61,12 +61,12 @@ class ArgumentPlaces:
 
 
 def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    """The plan of a call as far as shapes tell it: its outputs in order, no temporaries."""
+    """Return the plan of a call by its shapes: outputs in order, no temporaries."""
     return _simple(str(func), args, kwargs) or infer_by_pytorch(func, args, kwargs)
 
 
 def infer_by_pytorch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    """The same, always asked of PyTorch."""
+    """Return the same plan, always by PyTorch."""
     places = ArgumentPlaces()
     meta_args = [places.twin(value, index) for index, value in enumerate(args)]
     meta_kwargs = {name: places.twin(value, name) for name, value in kwargs.items()}
@@ -83,7 +83,7 @@ def infer_by_pytorch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def argument_at(place: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The argument at a place that `infer` gave."""
+    """Return the argument at a place that `infer` gave."""
     if isinstance(place, tuple):
         return argument_at(place[0], args, kwargs)[place[1]]
     return kwargs[place] if isinstance(place, str) else args[place]
@@ -100,7 +100,7 @@ _GRADIENTS = ("tanh", "sigmoid", "threshold", "gelu", "silu", "hardswish", "hard
 
 
 def _named(ending: str) -> set[str]:
-    """The operators that have a form in place, too, with this ending of their names."""
+    """Return the operators that also have an in-place form, with this ending of their names."""
     overloads = {"Tensor": _WITH_TENSOR, "Scalar": _WITH_NUMBER, "default": _OF_ONE_OVERLOAD}
     return {f"aten.{name}{ending}.{overload}" for overload, names in overloads.items() for name in names}
 
@@ -119,7 +119,7 @@ _APPROXIMATIONS = ("none", "tanh")  # of gelu
 
 
 def _simple(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
-    """The plan of a call of a simple operator on tensors that are all alike; `None` for every other call."""
+    """Return the plan of a simple operator on tensors of one layout; `None` for other calls."""
     if name not in SIMPLE or not isinstance(args[0], torch.Tensor):
         return None
     first: torch.Tensor = args[0]
@@ -143,7 +143,7 @@ def _simple(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | 
 
 
 def _reduced(size: Sequence[int], orders: Sequence[Any], rest: Sequence[Any]) -> Sequence[int] | None:
-    """The size after a reduction with arguments (dimensions, whether to keep them); `None` where it is not plain."""
+    """Return the size after a reduction with arguments (dimensions, keep dimensions); `None` if it is not plain."""
     dims = rest[0] if rest else None
     keep = len(rest) > 1 and rest[1]
     if 0 in (len(size), *size) or not all(type(order) in (int, float) for order in orders):

@@ -1,14 +1,13 @@
-"""Makes PyTorch's C++ core accept tensors of type "cuda" where there is no CUDA.
+"""Makes PyTorch's C++ core accept tensors of type "cuda" without CUDA.
 
-Two things stop such a tensor from training: autograd asks the registry of device guards for CUDA's guard (there is
-none on a CPU build), and asks the CUDA hooks whether the device has a context (there is none without a GPU). Both
-are plain pointers in exported C++ objects. While a virtual GPU is in use they point to PyTorch's own no-op guard
-(the one that FakeTensor uses; versions that have none are given one) and to a copy of the hooks' table in which two
-answers are changed; afterwards they point where they did. Nothing is compiled, and a CPU build, a CUDA build and a
-machine with a GPU take the same path.
+Two things stop such a tensor from training: autograd asks the registry of device guards for CUDA's guard, which a CPU
+build lacks, and asks the CUDA hooks whether the device has a context. Both are plain pointers in exported C++ objects.
+While a virtual GPU is in use they point to PyTorch's no-op guard (the one of FakeTensor; versions without one get one)
+and to a copy of the hooks' table with two answers changed. Nothing is compiled, and CPU builds, CUDA builds and
+machines with a GPU take the same path.
 
-The two places in the table are not assumed: they are found by watching which entries PyTorch calls. If they cannot
-be found, `UnsupportedPlatform` says so.
+The two places in the table are found by watching which entries PyTorch calls; otherwise `UnsupportedPlatform` is
+raised.
 
 Not covered: Windows (other names for the same symbols).
 """
@@ -41,7 +40,7 @@ _Pointer = ctypes.c_void_p
 
 
 class CUDAStandIn:
-    """Makes "cuda" tensors possible with `install`, and puts everything back with `remove`."""
+    """Makes "cuda" tensors possible with `install` and restores PyTorch with `remove`."""
 
     def __init__(self) -> None:
         self._guards, self._hooks = _find_native_objects()
@@ -57,12 +56,12 @@ class CUDAStandIn:
         self._hooks.value = ctypes.addressof(self._table)
 
     def remove(self) -> None:
-        """Point PyTorch back at what it had."""
+        """Restore PyTorch's pointers."""
         self._guards[_CUDA] = self._real_guard
         self._hooks.value = self._real_table
 
     def _make_noop_guard(self) -> int:
-        """PyTorch makes the guard itself if the present one counts no devices: show it one that does."""
+        """Let PyTorch make its guard, which it does if the present guard counts no devices."""
         if not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):  # PyTorch 2.8, say
             self._native_guard = _native_guard()
             return ctypes.addressof(self._native_guard[0])
@@ -80,9 +79,9 @@ class CUDAStandIn:
         return int(guard)
 
     def _with_streams(self, guard: int) -> int:
-        """The same guard with the streams of the virtual GPU: autograd runs a node on the stream of its forward pass.
+        """Add the streams of the virtual GPU to the guard: autograd runs a node on the stream of its forward pass.
 
-        On other machines than x86-64 all nodes run on the stream that is current.
+        On machines other than x86-64 all nodes run on the current stream.
         """
         self._guard_with_streams: Any = None
         if platform.machine().lower() not in ("x86_64", "amd64"):
@@ -96,8 +95,9 @@ class CUDAStandIn:
         return ctypes.addressof(self._guard_with_streams[0])
 
     def _listen(self) -> None:
-        """Listen to the guard's `recordDataPtrOnStream`: autograd calls it for a gradient that a node on another stream
-        will use (torch/csrc/autograd/input_buffer.cpp). Its place is found by watching for the gradient's storage."""
+        """Listen to the guard's `recordDataPtrOnStream`, which autograd calls for a gradient that a node on another
+        stream will use (torch/csrc/autograd/input_buffer.cpp). Find its place by watching for the gradient's storage.
+        """
         if self._guard_with_streams is None:
             return
         table = self._guard_with_streams[1]
@@ -131,7 +131,7 @@ class CUDAStandIn:
             table[place] = ctypes.cast(self._listener, _Pointer).value
 
     def _make_table(self) -> Any:
-        """A copy of the hooks' table that says: CUDA is there, and no device has a context yet."""
+        """Return a copy of the hooks' table that says: CUDA is there, and no device has a context yet."""
         original = (_Pointer * _TABLE_LENGTH).from_address(self._real_table)
         table = (_Pointer * _TABLE_LENGTH)(*original)
         watched: list[int] = []
@@ -160,7 +160,7 @@ _installed: CUDAStandIn | None = None
 
 
 def cuda_stand_in() -> CUDAStandIn:
-    """The `CUDAStandIn` of this process, made on first use in a few milliseconds."""
+    """Return the `CUDAStandIn` of this process, made on first use in a few milliseconds."""
     global _installed
     if _installed is None:
         _installed = CUDAStandIn()
@@ -168,7 +168,7 @@ def cuda_stand_in() -> CUDAStandIn:
 
 
 class _Wrapper(torch.Tensor):
-    """A tensor without data; only a step on the way to a plain one, and never asked anything."""
+    """A tensor without data, used only on the way to a plain one."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -187,7 +187,7 @@ _empty, _CPU = torch.empty, torch.device("cpu")  # named, because the script may
 
 
 def is_gpu(device: torch.device) -> bool:
-    """Whether a device is the virtual GPU; a second GPU is refused in PyTorch's words."""
+    """Check whether a device is the virtual GPU; a second GPU raises PyTorch's error."""
     if device.type != "cuda":
         return False
     check_device(device.index or 0)
@@ -195,7 +195,7 @@ def is_gpu(device: torch.device) -> bool:
 
 
 def check_device(index: int) -> None:
-    """Raise PyTorch's error for any device but the first, which is also called by the number of this rank."""
+    """Raise PyTorch's error for any device but the first, which also has the number of this rank."""
     if index > 0 and index != local_rank():
         raise getattr(torch, "AcceleratorError", RuntimeError)(  # PyTorch before 2.8 has no name for it
             "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
@@ -204,7 +204,7 @@ def check_device(index: int) -> None:
 
 
 def tensor_without_data(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A plain `torch.Tensor` on cuda:0 with a storage of its own, of the right length, and no data."""
+    """Return a plain `torch.Tensor` on cuda:0 with its own storage of the right length and no data."""
     tensor = _empty(0, device=_CPU)
     with _without_subclasses():
         tensor.data = _make_wrapper(_Wrapper, size, stride, dtype=dtype, device=_DEVICE)
@@ -212,21 +212,21 @@ def tensor_without_data(size: Any, stride: Any, dtype: torch.dtype) -> torch.Ten
 
 
 def same_memory(base: torch.Tensor) -> torch.Tensor:
-    """Another tensor over the storage of `base`, with a version counter of its own until autograd joins them."""
+    """Return another tensor over the storage of `base`, with its own version counter until autograd joins them."""
     view = _empty(0, device=_CPU)
     view.data = base
     return view
 
 
 def view_without_data(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
-    """A view of `base` with another size, other strides and another offset."""
+    """Return a view of `base` with another size, strides and offset."""
     view = _empty(0, device=_CPU)
     view.data = base
     return view.as_strided_(size, stride, offset)
 
 
 def view_as_type(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The storage of `base` as a vector of numbers of another type."""
+    """Return the storage of `base` as a vector of another type."""
     if dtype is base.dtype:
         return same_memory(base)
     length = _storage_of(base).nbytes() // max(dtype.itemsize, base.dtype.itemsize)
@@ -237,14 +237,14 @@ def view_as_type(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def set_length(storage: Any, nbytes: int) -> None:
-    """Give a storage another length in bytes; PyTorch's own way would ask the device for memory."""
+    """Set a storage's length in bytes; PyTorch's own way would ask the device for memory."""
     words = (ctypes.c_int64 * _LONGEST_STORAGE).from_address(storage._cdata)
     words[_place_of_length()] = nbytes
 
 
 @functools.cache
 def _place_of_length() -> int:
-    """Where a storage (c10/core/StorageImpl.h) keeps its length, found by looking for lengths that are known."""
+    """Find where a storage (c10/core/StorageImpl.h) keeps its length, by looking for known lengths."""
     places = set(range(_LONGEST_STORAGE))
     for nbytes in (123_457, 987_653):
         storage = torch.UntypedStorage(nbytes, device=_CPU)
@@ -256,17 +256,18 @@ def _place_of_length() -> int:
 
 
 def backward_in_calling_thread() -> Any:
-    """Inside this `with` autograd starts no thread for the GPU: their number is fixed at the first backward pass."""
+    """Return a context in which autograd starts no thread for the GPU: their number is fixed at the first backward
+    pass."""
     return torch.autograd.set_multithreading_enabled(False)
 
 
 def thread_on_gpu() -> int | str:
-    """The thread of the present code, as it would be on a real GPU."""
+    """Return the thread of the current code on a real GPU."""
     return "backward" if in_backward() else threading.get_ident()
 
 
 def in_backward() -> bool:
-    """Whether autograd is running the present code. On a real GPU that is another thread."""
+    """Check whether autograd runs the current code; on a real GPU that is another thread."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
@@ -283,7 +284,7 @@ def _find_native_objects() -> tuple[Any, Any]:
 
 
 def _native_answers() -> tuple[Any, Any]:
-    """Two functions of the interpreter that answer 1 and 0 at once, whoever calls them and with what."""
+    """Return two functions of the interpreter that answer 1 and 0 for any arguments."""
     python = ctypes.pythonapi
     finalizing = python["Py_IsFinalizing" if hasattr(python, "Py_IsFinalizing") else "_Py_IsFinalizing"]
     return ctypes.cast(python.Py_IsInitialized, _Pointer).value, ctypes.cast(finalizing, _Pointer).value
@@ -294,10 +295,10 @@ _ONE_AND_ZERO = {"x86_64": bytes.fromhex("b801000000 31d2 c3"), "aarch64": bytes
 
 
 def _native_guard() -> Any:
-    """A device guard all of whose functions are one, which answers 1 and 0 whoever calls it and with what.
+    """Return a device guard whose functions all answer 1 and 0.
 
-    As a kind of device that is CUDA, as a device cuda:0, as a stream the default one of cuda:0, as a number of devices
-    one, as a question yes. To be kept for as long as it is in use.
+    As a kind of device that is CUDA, as a device cuda:0, as a stream its default stream, as a number of devices one, as
+    a question yes. Keep the result as long as it is in use.
     """
     machine = platform.machine().lower().replace("amd64", "x86_64").replace("arm64", "aarch64")
     if machine not in _ONE_AND_ZERO:
@@ -309,7 +310,7 @@ def _native_guard() -> Any:
 
 
 def _native_function(code: bytes) -> mmap.mmap:
-    """Memory with machine code, to be kept for as long as it is in use."""
+    """Return memory with machine code, to be kept as long as it is in use."""
     page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     page.write(code)
     return page
@@ -333,7 +334,7 @@ when_sent_to_stream: list[Callable[[Any, int], None]] = []
 
 
 def _hear(offset: int, guard: int | None, pointer: int, stream: int, *rest: int | None) -> None:
-    """`recordDataPtrOnStream`: the pointer is inside of the storage, and a stream is a device and a number."""
+    """`recordDataPtrOnStream`: the pointer is inside the storage; a stream is a device and a number."""
     if when_sent_to_stream:
         storage: Any = torch.UntypedStorage._new_with_weak_ptr(pointer - offset)
         when_sent_to_stream[-1](storage, ctypes.c_int64.from_address(stream + 8).value)
@@ -348,7 +349,7 @@ def _watcher(watched: list[int], entry: int) -> Any:
 
 
 def _smallest_backward(grad: torch.Tensor | None = None, stream: int = 0) -> None:
-    """One backward pass that runs no operator but `detach`, on a stream."""
+    """Run a backward pass with no operator but `detach`, on a stream."""
 
     class Same(torch.autograd.Function):
         @staticmethod

@@ -1,8 +1,8 @@
 """Plans and kernel rules.
 
-A plan says which tensors one operator call returns and what it asks of the allocator, in order. A rule makes the plan
-of a call. It says what PyTorch's shape inference cannot know about the CUDA kernel: other outputs, temporaries, and the
-order of the requests. An operator without a rule allocates its outputs in order and nothing else.
+A plan lists the tensors that one operator call returns and its allocator requests, in order. A rule makes the plan of a
+call: other outputs than PyTorch's shape inference gives, temporaries, and the order of requests. An operator without a
+rule allocates its outputs in order and nothing else.
 
     @kernel("aten.sum.dim_IntList")
     def sum_over_dimensions(call: Call) -> Plan: ...
@@ -25,7 +25,7 @@ CUBLAS, CUBLAS_LT, CUDNN, CONVOLUTION = "cublas", "cublaslt", "cudnn", "convolut
 
 
 class New(NamedTuple):
-    """An output with memory of its own."""
+    """An output with its own memory."""
 
     size: Sequence[int]
     stride: Sequence[int]
@@ -34,7 +34,7 @@ class New(NamedTuple):
 
 
 class Alias(NamedTuple):
-    """An output over the storage of an argument; `offset` counts from the argument's own."""
+    """An output over the storage of an argument; `offset` counts from the argument's offset."""
 
     argument: Any  # its place: an index, a name, or a pair (index, place in the list)
     size: Sequence[int]
@@ -55,7 +55,7 @@ Output = New | Alias | Same | None
 
 
 def contiguous_strides(size: Sequence[int]) -> tuple[int, ...]:
-    """Row-major strides as PyTorch gives them."""
+    """Return row-major strides, as PyTorch does."""
     strides, step = [], 1
     for length in reversed(size):
         strides.append(step)
@@ -64,7 +64,7 @@ def contiguous_strides(size: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether strides are row-major; dimensions of one element do not count."""
+    """Check for row-major strides; dimensions of one element do not count."""
     expected = 1
     for length, step in zip(reversed(size), reversed(stride), strict=True):
         if length != 1 and step != expected:
@@ -74,7 +74,7 @@ def is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the elements fill a stretch of memory, in whatever order of dimensions."""
+    """Check whether the elements fill a range of memory, in any order of dimensions."""
     expected = 1
     for step, length in sorted(zip(stride, size, strict=True)):
         if length == 0:
@@ -88,7 +88,7 @@ def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def span_of_elements(size: Sequence[int], stride: Sequence[int]) -> int:
-    """How many elements a storage must have for this size and these strides."""
+    """Return the number of elements that a storage needs for this size and these strides."""
     last = 1
     for length, step in zip(size, stride, strict=True):
         if length == 0:
@@ -98,20 +98,19 @@ def span_of_elements(size: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def new(size: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> New:
-    """An output of this size, contiguous unless strides are given."""
+    """Return an output of this size, contiguous unless strides are given."""
     strides = contiguous_strides(size) if stride is None else tuple(stride)
     return New(tuple(size), strides, dtype, span_of_elements(size, strides) * dtype.itemsize)
 
 
 @dataclass(slots=True)
 class Plan:
-    """What one call does: its outputs, and steps in the order of the real kernel.
+    """The outputs of one call, and its steps in the order of the real kernel.
 
-    A step is `(OUTPUT, place among the outputs)`, `(TEMPORARY, bytes)` or `(FREE, place among the temporaries)`;
-    `(MAY_BE_LARGER, bytes)` says that the next temporary may have that many bytes; if none follows, that one of so
-    many bytes may be taken. `(TRIAL, place among the trials)` is a convolution whose plans `cudnn.benchmark` tries, at
-    its first call. Temporaries that no step frees are freed at the end, the last one first. Without steps the
-    outputs are taken in their order.
+    A step is `(OUTPUT, place among the outputs)`, `(TEMPORARY, bytes)` or `(FREE, place among the temporaries)`.
+    `(MAY_BE_LARGER, bytes)` gives another possible size of the next temporary, or a possible temporary if none follows.
+    `(TRIAL, place among the trials)` is a convolution whose plans `cudnn.benchmark` tries at its first call.
+    Temporaries without a FREE step are freed at the end, last first. Without steps the outputs are allocated in order.
     """
 
     outputs: list[Output]
@@ -130,7 +129,7 @@ class Plan:
 
 
 class Steps:
-    """Writes the steps of a plan in the order of the kernel. Temporaries of no bytes are numbered and left out."""
+    """Builds the steps of a plan in the order of the kernel. Temporaries of 0 bytes are numbered and left out."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int]] = []
@@ -138,12 +137,12 @@ class Steps:
         self._in_plan = 0
 
     def output(self, *places: int) -> Steps:
-        """Take the memory of these outputs now."""
+        """Allocate these outputs now."""
         self.steps.extend((OUTPUT, place) for place in places)
         return self
 
     def temporary(self, *sizes: int) -> Steps:
-        """Take temporaries of so many bytes now; they are numbered from 0 in the order of taking."""
+        """Allocate temporaries of these sizes now; they are numbered from 0."""
         for size in sizes:
             self._numbers.append(self._in_plan if size else None)
             if size:
@@ -152,11 +151,11 @@ class Steps:
         return self
 
     def copies(self, *tensors: torch.Tensor | None, layout: torch.memory_format = torch.contiguous_format) -> Steps:
-        """Copy those tensors now that are not laid out so."""
+        """Copy the tensors that do not have this layout."""
         return self.temporary(*(copy_size(tensor, layout) for tensor in tensors))
 
     def or_larger(self, size: int) -> Steps:
-        """What comes next, a temporary or nothing, may be a temporary of so many bytes."""
+        """Note that a temporary of this size may come next."""
         self.steps.append((MAY_BE_LARGER, size))
         return self
 
@@ -166,12 +165,12 @@ class Steps:
         return self
 
     def take(self, size: int) -> int:
-        """Take one temporary now and return its number, for `free`."""
+        """Allocate one temporary now and return its number, for `free`."""
         self.temporary(size)
         return len(self._numbers) - 1
 
     def free(self, *places: int) -> Steps:
-        """Give these temporaries back now; -1 is the last one taken."""
+        """Free these temporaries now; -1 is the last one."""
         for place in places:
             number = self._numbers[place]
             if number is not None:
@@ -179,7 +178,7 @@ class Steps:
         return self
 
     def plan(self, *outputs: Output, library: str = "", note: tuple[str, str] | None = None) -> Plan:
-        """The plan with these steps; a single output is returned by itself."""
+        """Return the plan with these steps; a single output is returned by itself."""
         in_order = [(OUTPUT, place) for place, output in enumerate(outputs) if isinstance(output, New)]
         steps = None if self.steps == in_order else self.steps
         return Plan(list(outputs), steps, single=len(outputs) == 1, library=library, note=note)
@@ -187,7 +186,7 @@ class Steps:
 
 @dataclass(slots=True)
 class Call:
-    """One operator call on the virtual GPU, as a rule sees it: arguments have shapes and no data."""
+    """One operator call on the virtual GPU: its arguments have shapes and no data."""
 
     func: Any
     args: tuple[Any, ...]
@@ -196,12 +195,12 @@ class Call:
     infer: Callable[[], Plan]  # what PyTorch's own shape inference says
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
-        """An argument given by place or by name."""
+        """Return an argument given by place or by name."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
 
     @property
     def output(self) -> New:
-        """The first output, by PyTorch's shape inference, of an operator that makes a new tensor."""
+        """Return the first output by PyTorch's shape inference, of an operator that makes a new tensor."""
         output = self.infer().outputs[0]
         assert isinstance(output, New)
         return output
@@ -215,7 +214,7 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def register(table: dict[str, F], names: tuple[str, ...]) -> Callable[[F], F]:
-    """A decorator that enters a function under these names; a name that is taken is refused."""
+    """Return a decorator that enters a function under these names; a name that exists is refused."""
 
     def enter(function: F) -> F:
         for name in names:
@@ -228,7 +227,7 @@ def register(table: dict[str, F], names: tuple[str, ...]) -> Callable[[F], F]:
 
 
 def tf32_for_products() -> bool:
-    """Whether products of float32 matrices may be rounded to TF32."""
+    """Check whether products of float32 matrices may be rounded to TF32."""
     try:
         return bool(torch._C._get_cublas_allow_tf32())
     except RuntimeError:  # set by the names of PyTorch 2.9, which the older ones do not answer for
@@ -236,7 +235,7 @@ def tf32_for_products() -> bool:
 
 
 def tf32_for_convolutions() -> bool:
-    """Whether convolutions of float32 may be rounded to TF32: PyTorch's default."""
+    """Check whether convolutions of float32 may be rounded to TF32, PyTorch's default."""
     try:
         return bool(torch._C._get_cudnn_allow_tf32())
     except RuntimeError:
@@ -244,12 +243,12 @@ def tf32_for_convolutions() -> bool:
 
 
 def benchmark_limit() -> int:
-    """How many plans `cudnn.benchmark` times, as the program on the virtual GPU has set it; 0 means all."""
+    """Return how many plans `cudnn.benchmark` times; 0 means all."""
     return torch._C._cuda_get_cudnn_benchmark_limit()
 
 
 def kernel_switches() -> tuple[int, ...]:
-    """The global switches of PyTorch that decide which kernel it takes; part of what a plan is remembered by."""
+    """Return PyTorch's global switches that select kernels; they are a part of a plan's key."""
     get = torch._C
     benchmark = get._get_cudnn_benchmark()
     return (
@@ -269,11 +268,10 @@ def kernel(*names: str) -> Callable[[Rule], Rule]:
 
 
 def handler(*names: str) -> Callable[[Handler], Handler]:
-    """Register a handler for operators by name, or for all of a library by its.
+    """Register a handler for operators by name, or for a whole library by its name.
 
-    A handler carries out an operator itself, where a kernel rule is not enough. It is called with the virtual GPU, the
-    operator, its arguments and its keyword arguments. It returns what the operator returns, or `NotImplemented` to let
-    the operator run by its rule.
+    A handler carries out an operator itself if a kernel rule is not enough. It gets the virtual GPU, the operator, its
+    arguments and keyword arguments. It returns the operator's result, or `NotImplemented` to use the operator's rule.
     """
     return register(HANDLERS, names)
 
@@ -287,12 +285,12 @@ def accumulate_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def twin(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor of the same layout on "meta", to ask PyTorch about layouts."""
+    """Return a "meta" tensor of the same layout, to ask PyTorch about layouts."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta")
 
 
 def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> New:
-    """An output as `at::empty_like(tensor)` makes it: dense layouts are kept."""
+    """Return an output as `at::empty_like(tensor)` makes it: dense layouts are kept."""
     made = torch.empty_like(twin(tensor))
     return new(tuple(made.shape), dtype or tensor.dtype, made.stride())
 
@@ -303,17 +301,17 @@ def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Bytes of the elements, wherever they lie."""
+    """Return the bytes of the elements."""
     return tensor.numel() * tensor.element_size()
 
 
 def copy_size(tensor: torch.Tensor | None, memory_format: torch.memory_format = torch.contiguous_format) -> int:
-    """Bytes that `tensor.contiguous(memory_format)` takes: none if it is laid out so already."""
+    """Return the bytes that `tensor.contiguous(memory_format)` allocates; 0 if the layout fits."""
     return 0 if tensor is None or tensor.is_contiguous(memory_format=memory_format) else bytes_of(tensor)
 
 
 def contiguous(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> New:
-    """A contiguous output of a tensor's size."""
+    """Return a contiguous output of a tensor's size."""
     return new(tuple(tensor.shape), dtype or tensor.dtype)
 
 

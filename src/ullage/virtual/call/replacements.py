@@ -1,4 +1,4 @@
-"""Temporary replacements: attributes that are put back later, also in modules that are imported later."""
+"""Temporary replacements of attributes, also in modules that are imported later."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Action = Callable[[ModuleType], None]
 
 
 class Replacements:
-    """A list of replacements that `undo` takes back in reverse order."""
+    """A list of replacements that `undo` restores in reverse order."""
 
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any] | Callable[[], None]] = []
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute of a module or class. An attribute that did not exist is removed by `undo`."""
+        """Set an attribute of a module or class; `undo` removes one that did not exist."""
         self._undo.append((owner, name, vars(owner).get(name, _MISSING)))
         setattr(owner, name, value)
 
@@ -30,12 +30,12 @@ class Replacements:
             self.put(owner, name, value)
 
     def put_existing(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute if it exists, for those that only some versions of PyTorch have."""
+        """Set an attribute if it exists, for those of only some versions of PyTorch."""
         if hasattr(owner, name):
             self.put(owner, name, value)
 
     def put_class(self, homes: Sequence[Any], name: str, kind: Any) -> None:
-        """Put a class in the place of another one, from which code that imported it before gets the same objects."""
+        """Replace a class, also for code that imported it before."""
         original = getattr(homes[0], name)
         if original is not kind:
             self.put(original, "__new__", staticmethod(lambda cls, *args, **named: kind(*args, **named)))
@@ -47,11 +47,11 @@ class Replacements:
         self._undo.append(action)
 
     def when_undone(self, action: Callable[[], None]) -> None:
-        """Add an action for the end of `undo`, when everything was put back."""
+        """Add an action for the end of `undo`."""
         self._undo.insert(0, action)
 
     def forget_answers(self, module: ModuleType) -> None:
-        """Functions of a module that remember what they answered forget it, now and when all is undone."""
+        """Clear the caches of a module's functions, now and at `undo`."""
 
         def forget() -> None:
             for value in list(vars(module).values()):
@@ -70,7 +70,7 @@ class Replacements:
             self.on_undo(after_import(module, action))
 
     def undo(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         while self._undo:
             entry = self._undo.pop()
             if not isinstance(entry, tuple):
@@ -88,7 +88,7 @@ _waiting: dict[str, list[Action]] = {}
 
 
 def after_import(module: str, action: Action) -> Callable[[], None]:
-    """Call `action` with a module right after its import; returns a function that cancels this."""
+    """Call `action` with a module right after its import; return a function that cancels this."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     _waiting.setdefault(module, []).append(action)
@@ -106,7 +106,7 @@ def after_import(module: str, action: Action) -> Callable[[], None]:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself: asks the other finders and wraps the loader of what somebody waits for."""
+    """A finder that wraps the loaders of modules with waiting actions."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -125,7 +125,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """A loader that hands the module to those who wait for it."""
+    """A loader that runs the waiting actions after the import."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader

@@ -1,4 +1,4 @@
-"""Memory of the virtual GPU: tensors and what libraries take beside them, and when a dead one may be used again.
+"""Memory of the virtual GPU: tensors, libraries, and reuse of freed memory.
 
-Every request goes to `ullage.allocator`. Large tensors of the CPU get memory when they are first touched.
+Every request goes to `ullage.allocator`. Large CPU tensors get memory when they are first used.
 """

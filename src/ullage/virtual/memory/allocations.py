@@ -1,4 +1,4 @@
-"""Allocations of the virtual GPU: what each was for, how long it lived, and what that says about a run."""
+"""Allocations of the virtual GPU: purpose, lifetime, and totals over a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = ("activations", "parameters", "gradients", "optimizer", "workspace", "co
 
 
 class Allocation:
-    """One allocation: its block, when it began and ended (in allocator calls), its rounded size, what it was for."""
+    """One allocation: its block, begin and end (in allocator calls), rounded size and purpose."""
 
     __slots__ = ("begin", "block", "end", "index", "kind", "origin", "size")
 
@@ -26,7 +26,7 @@ class Allocation:
 
 
 class TensorAllocation(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a storage that is also the allocation of its memory: one object less for every tensor."""
+    """A weak reference to a storage that is also its allocation, which saves an object per tensor."""
 
     __slots__ = ("begin", "block", "end", "index", "kind", "marks", "origin", "size", "value")
     begin: int
@@ -46,7 +46,7 @@ AnyAllocation = Allocation | TensorAllocation
 def timeline(
     spans: Sequence[AnyAllocation], reserved_at: Sequence[tuple[int, int]], end: int
 ) -> list[tuple[int, int, int]]:
-    """Allocator calls until `end`, each with the bytes allocated and reserved after it."""
+    """Return the bytes allocated and reserved after each allocator call until `end`."""
     allocated = _totals(spans, end)  # whatever a garbage collector frees from here on is later
     points, reserved, steps = [], 0, dict(reserved_at)
     for clock in range(1, end + 1):
@@ -56,12 +56,12 @@ def timeline(
 
 
 def largest_by_kind(spans: Sequence[AnyAllocation], end: int) -> dict[str, int]:
-    """The most rounded bytes of each kind, each at a moment of its own."""
+    """Return the peak of rounded bytes of each kind."""
     return {name: max(_totals([span for span in spans if span.kind == kind], end)) for kind, name in enumerate(KINDS)}
 
 
 def _totals(spans: Sequence[AnyAllocation], end: int) -> list[int]:
-    """Rounded bytes in use after each allocator call."""
+    """Return the rounded bytes in use after each allocator call."""
     changes = [0] * (end + 1)
     for span in spans:
         if span.begin <= end:
@@ -72,7 +72,7 @@ def _totals(spans: Sequence[AnyAllocation], end: int) -> list[int]:
 
 
 def live_by_kind(spans: Sequence[AnyAllocation], moment: int) -> dict[str, int]:
-    """Rounded bytes by kind at a moment."""
+    """Return the rounded bytes by kind at a moment."""
     totals = [0] * len(KINDS)
     for span in spans:
         if span.begin <= moment and (span.end == -1 or span.end > moment):
@@ -81,12 +81,12 @@ def live_by_kind(spans: Sequence[AnyAllocation], moment: int) -> dict[str, int]:
 
 
 def alive_from(spans: Sequence[AnyAllocation], begin: int, end: int) -> list[AnyAllocation]:
-    """What was taken after one moment and not given back before another."""
+    """Return allocations made after `begin` and not freed before `end`."""
     first, last = (bisect_left(spans, moment + 1, key=lambda span: span.begin) for moment in (begin, end))
     return [span for span in spans[first:last] if span.end == -1 or span.end > end]
 
 
 def origin_at(spans: Sequence[AnyAllocation], clock: int) -> int | None:
-    """The number of the origin of the request at a moment; `None` if there was none."""
+    """Return the origin number of the request at a moment, or `None`."""
     index = bisect_left(spans, clock, key=lambda span: span.begin)
     return spans[index].origin if index < len(spans) and spans[index].begin == clock else None

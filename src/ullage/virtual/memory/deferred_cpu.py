@@ -1,11 +1,10 @@
 """CPU tensors while a virtual GPU is in use: they keep their data, but large ones are filled only when read.
 
-A large new CPU tensor is made by `torch.empty`, which costs address space and no memory. What would fill it (zeros,
-random numbers, the initialisation of a layer, a cast) is kept as a list of steps, which run when an operator first
-needs the values. Moving the tensor to the virtual GPU does not need them. So a model of billions of parameters is
-built in milliseconds, in next to no memory.
+`torch.empty` makes a large new CPU tensor, which costs address space and no memory. The steps that would fill it
+(zeros, random numbers, initialization, a cast) run when an operator first needs the values. Moving the tensor to the
+virtual GPU does not need them, so a model of billions of parameters is built in milliseconds with little memory.
 
-One difference from PyTorch remains: random numbers are drawn when they are needed, so a seed gives other values.
+One difference from PyTorch remains: random numbers are drawn late, so a seed gives other values.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _FACTORY_OPTIONS = ("dtype", "layout", "memory_format")
 
 
 class _Unfilled:
-    """The steps that would fill one storage, and the unfilled copies that were made of it, which hold it: by key."""
+    """The steps that would fill one storage, and its unfilled copies by key."""
 
     __slots__ = ("__weakref__", "copies", "key", "refused", "steps", "watch")
 
@@ -107,7 +106,7 @@ class Host:
             return None  # some kinds of tensors have no storage
 
     def read_later(self, tensor: torch.Tensor, read: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Give a new CPU tensor the values that `read` returns; to a large one when they are needed."""
+        """Give a new CPU tensor the values that `read` returns; a large one when they are needed."""
         unfilled = self._unfilled.get(_storage_of(tensor)._cdata)
         if unfilled is None:
             return tensor.copy_(read())
@@ -115,7 +114,7 @@ class Host:
         return tensor
 
     def change_later(self, tensor: torch.Tensor, change: Callable[[torch.Tensor], Any]) -> bool:
-        """Let `change` write to a CPU tensor when its values are needed; false if it must be done now."""
+        """Let `change` write to a CPU tensor when its values are needed; return false if it must run now."""
         unfilled = self._unfilled_of(tensor) if self._unfilled else None
         if unfilled is None or any(reference() is not None for reference, _ in unfilled.copies):
             return False  # a copy still has to see the values of before
@@ -123,11 +122,11 @@ class Host:
         return True
 
     def is_unfilled(self, tensor: torch.Tensor) -> bool:
-        """Whether a CPU tensor has not been filled yet."""
+        """Check whether a CPU tensor is not filled yet."""
         return bool(self._unfilled) and _storage_of(tensor)._cdata in self._unfilled
 
     def fill_all(self, values: Any) -> None:
-        """`fill` for every tensor in nested arguments."""
+        """Fill every tensor in nested arguments."""
         if isinstance(values, torch.Tensor):
             self.fill(values)
         elif isinstance(values, list | tuple):
@@ -139,11 +138,11 @@ class Host:
 
     @property
     def has_unfilled(self) -> bool:
-        """Whether some tensor that is alive, or garbage, waits for its values."""
+        """Whether any tensor waits for its values."""
         return bool(self._unfilled)
 
     def close(self) -> None:
-        """Fill everything that is still alive, because nothing would do so outside the virtual GPU."""
+        """Fill all tensors that are alive: nothing would do so outside the virtual GPU."""
         for unfilled in list(self._unfilled.values()):
             storage = unfilled.watch() if unfilled.watch is not None else None
             if storage is not None and unfilled.steps and not unfilled.refused:
@@ -151,7 +150,7 @@ class Host:
         self._unfilled.clear()
 
     def forget(self) -> None:
-        """Let everything unfilled stay as it is, because nobody will look at it any more."""
+        """Leave all unfilled tensors as they are."""
         self._unfilled.clear()
 
     def _remember(self, tensor: torch.Tensor, refused: RuntimeError | None) -> _Unfilled:
@@ -200,7 +199,7 @@ class Host:
         return out
 
     def _defer_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """In-place changes of an unfilled tensor by numbers alone (`normal_`, `mul_`, `clamp_` ...) can wait too."""
+        """Defer an in-place change of an unfilled tensor by numbers alone (`normal_`, `mul_`, `clamp_` ...)."""
         if not (args and func._schema.name.endswith("_") and isinstance(args[0], torch.Tensor)):
             return False
         rest = args[1:]
@@ -229,7 +228,7 @@ class Host:
 
 
 class _Step:
-    """One filling step on a view of a storage, kept without holding the storage."""
+    """One filling step on a view of a storage, which it does not keep alive."""
 
     __slots__ = ("act", "dtype", "offset", "size", "stride")
 
@@ -245,7 +244,7 @@ class _Step:
 def _address_space(
     make: Callable[[], torch.Tensor], size: Sequence[int], options: dict[str, Any], dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, RuntimeError | None]:
-    """An unfilled tensor. Where this machine has not so much memory, a refusal for whoever wants to fill it, too."""
+    """Return an unfilled tensor, and the error to raise on filling it if this machine lacks the memory."""
     try:
         return make(), None
     except RuntimeError as refused:

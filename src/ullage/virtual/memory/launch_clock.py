@@ -1,9 +1,8 @@
-"""How far the host is ahead of the GPU: one clock that launches, and one for each stream that works.
+"""Clocks of the host, which launches, and of each stream: they tell how far the host is ahead of the GPU.
 
-The host takes the same time for every launch, the GPU somewhat more than its data sheet says for the kernel. A GPU that
-is slower than its host falls behind by what it has not done yet, until the host waits for it: because the script does,
-or because there is no room for another launch. Only code that shares memory between streams has to know
-(`Tensor.record_stream`).
+The host takes the same time for every launch, the GPU somewhat more than the least time of the kernel. A GPU that is
+slower than its host falls behind until the host waits: because the script does, or because the launch queue is full.
+Only code that shares memory between streams needs this (`Tensor.record_stream`).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _NO_OPERATORS = (*_COLLECTIVES, "cuda.")
 
 
 class LaunchClock:
-    """The clocks of one virtual GPU, in seconds; `stream` gives the number of the current stream."""
+    """The clocks of one virtual GPU, in seconds; `stream` returns the current stream's number."""
 
     def __init__(self, gpu: GPU, stream: Callable[[], int] = lambda: 0) -> None:
         self._card, self._stream = gpu, stream
@@ -43,7 +42,7 @@ class LaunchClock:
         self._loaded: set[tuple[str, ...]] = set()
 
     def call(self, number: int, described: Callable[[int], Mapping[str, Any]]) -> None:
-        """An operator is called; `described` gives the call of that number as `OperatorCalls.step` does."""
+        """Launch an operator; `described` returns the call of that number as `OperatorCalls.step` does."""
         costs = self._costs.get(number)
         if costs is None:
             costs = self._costs[number] = self._first(described(number))
@@ -60,14 +59,14 @@ class LaunchClock:
             self.host = max(self.host, self._launched[0])
 
     def done(self, stream: int | None = None) -> float:
-        """When the GPU, or a stream, will have done all that was launched so far."""
+        """Return when the GPU, or a stream, will have finished all launched work."""
         return max(self._done.values(), default=0.0) if stream is None else self._done.get(stream, 0.0)
 
     def wait(self, until: float) -> None:
         self.host = max(self.host, until)
 
     def stream_waits(self, stream: int, until: float) -> None:
-        """What comes next on a stream comes after a time."""
+        """Delay the next work of a stream until a time."""
         self._done[stream] = max(self._done.get(stream, 0.0), until)
 
     def record(self, stream: int) -> None:
@@ -75,25 +74,25 @@ class LaunchClock:
         self._queue(stream)
 
     def stream_waits_for(self, stream: int, other: int) -> None:
-        """`Stream.wait_stream`: an event of the other one, and a wait for it."""
+        """`Stream.wait_stream`: an event of the other stream, and a wait for it."""
         self.host += _STREAM_WAITS
         self.join(stream, other)
 
     def join(self, stream: int, other: int) -> None:
-        """An event of another stream, and a wait for it, by code that is no operator's and takes no time."""
+        """Wait for an event of another stream in native code, which takes no time on the host."""
         self._queue(other)
         self._queue(stream)
         self.stream_waits(stream, self.done(other))
 
     def free_later(self, home: int, streams: set[int]) -> float:
-        """Memory of a stream is let go that others may be at work on; returns when they are done with it."""
+        """Free memory that other streams may use; return when they are done with it."""
         self.host += _FREE_GATHERED if home else _FREE_LATER
         for stream in sorted(streams):
             self._queue(stream)
         return max(self.host, *map(self.done, streams))
 
     def _queue(self, stream: int) -> None:
-        """An event, or a wait for one, takes a place beside the launches until its stream has come there."""
+        """Put an event or a wait into the launch queue until its stream has reached it."""
         self._wait_for_room()
         self._launched.append(max(self.host, self.done(stream)))
 

@@ -1,9 +1,9 @@
-"""CUDA libraries: the memory that cuBLAS, cuBLASLt and cuDNN take at their first use and keep.
+"""Memory that cuBLAS, cuBLASLt and cuDNN allocate at first use and keep.
 
-Their code lies outside PyTorch's allocator and makes the CUDA context larger. The workspaces of cuBLAS and cuBLASLt
-come from the allocator: one for each handle and stream, and a handle for each thread that multiplies matrices
-(aten/src/ATen/cuda/CublasHandlePool.cpp). The thread that runs the backward pass has its own. Whether they stay after
-the product depends on the release of PyTorch (`releases.py`).
+Their code lies outside PyTorch's allocator and enlarges the CUDA context. The workspaces of cuBLAS and cuBLASLt come
+from the allocator: one per handle and stream, with a handle for each thread that multiplies matrices
+(aten/src/ATen/cuda/CublasHandlePool.cpp), such as the backward thread. Whether they stay after the product depends on
+the release of PyTorch (`releases.py`).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ TRIALS_NOTE = (
 class Libraries:
     """The libraries that one virtual GPU has loaded.
 
-    `take_outside` is called with the bytes that a library's code takes outside the allocator, `note` with a kind and
-    a line for the notes of the run. `free` tells the bytes that are free on the card.
+    `take_outside` gets the bytes of a library's code outside the allocator, `note` a kind and a line for the notes of
+    the run. `free` returns the free bytes of the card.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class Libraries:
 
     @property
     def tries_plans(self) -> bool:
-        """Whether a convolution has run with `torch.backends.cudnn.benchmark` on."""
+        """Whether a convolution has run with `torch.backends.cudnn.benchmark`."""
         return bool(self._plans)
 
     def need(self, library: str) -> None:
-        """Load a library's code and take its workspace, unless the current thread and stream already have them."""
+        """Load a library's code and take its workspace for the current thread and stream, at first use."""
         for part in _PARTS[library]:
             if part in self._not_loaded:
                 self._take_outside(self._not_loaded.pop(part))
@@ -98,13 +98,13 @@ class Libraries:
             self._take_workspace("cublaslt", self.cublas_lt_size, release.cublas_lt_workspace)
 
     def need_beyond(self, what: str) -> None:
-        """Take what most trainings do not need, `BEYOND`, at its first use."""
+        """Take an entry of `BEYOND`, which most trainings do not need, at first use."""
         if what not in self._taken_beyond:
             self._taken_beyond.add(what)
             self._take_more_outside(BEYOND[what])
 
     def make_communicator(self, ranks: int, machines: int) -> None:
-        """Take the memory of one of NCCL's communicators."""
+        """Take the memory of an NCCL communicator."""
         self.need_beyond(SIDE_STREAMS)
         self.need_beyond(NCCL)
         made = Communicator(self._spec, os.environ, ranks, machines)
@@ -112,7 +112,7 @@ class Libraries:
         self.of_connections += made.more
 
     def connect_to(self, peer: int, group: str, ranks: int, machines: int) -> None:
-        """Take the memory of a connection to a single rank of a group, at its first use."""
+        """Take the memory of a connection to one rank of a group, at first use."""
         if (group, peer) not in self._peers:
             self._peers.add((group, peer))
             self._take_more_outside(Communicator(self._spec, os.environ, ranks, machines).of_a_peer)
@@ -132,10 +132,10 @@ class Libraries:
             self._workspaces[key] = self._memory.take(size, WORKSPACE) if size else None
 
     def convolve(self, problem: ConvolutionProblem, trial: Trial) -> None:
-        """Take the workspace of a convolution under `cudnn.benchmark`, after its plans are tried at the first call.
+        """Take the workspace of a convolution under `cudnn.benchmark`, after trying its plans at the first call.
 
-        A thread has its own plans, and so has the one that runs the backward pass (aten/src/ATen/native/cudnn/
-        Conv_v8.cpp, run_single_conv). A plan that there is no memory for gives way to one that takes less.
+        Each thread has its own plans, also the one of the backward pass (aten/src/ATen/native/cudnn/Conv_v8.cpp,
+        run_single_conv). A plan without enough memory gives way to a smaller one.
         """
         memory, key = self._memory, (problem, trial, thread_on_gpu())
         if key not in self._plans:
@@ -156,7 +156,7 @@ class Libraries:
         self._plans[key] = size
 
     def _note_switches(self) -> None:
-        """Note the switches with which PyTorch refuses plans, so that others run than those that were measured."""
+        """Note the switches that make PyTorch refuse plans, so that others run than those that were measured."""
         get: Any = torch._C
         switches = {
             "deterministic is on": get._get_cudnn_deterministic(),
@@ -167,7 +167,8 @@ class Libraries:
                 self._note("cudnn", f"torch.backends.cudnn.{switch}: which plans cuDNN then takes is guessed")
 
     def cublas_size(self) -> int:
-        """Bytes of one cuBLAS workspace, by `CUBLAS_WORKSPACE_CONFIG` or by the release and the GPU's generation."""
+        """Return the bytes of a cuBLAS workspace, by `CUBLAS_WORKSPACE_CONFIG` or by the release and the GPU's
+        generation."""
         written = self._environment.get("CUBLAS_WORKSPACE_CONFIG", "")
         pairs = re.findall(r":(\d+):(\d+)", written)
         if pairs:
@@ -175,12 +176,12 @@ class Libraries:
         return self._release.cublas_workspace_size(self._spec.told_capability)
 
     def cublas_lt_size(self) -> int:
-        """Bytes of one cuBLASLt workspace, the same on every GPU unless `CUBLASLT_WORKSPACE_SIZE` (KiB) is set."""
+        """Return the bytes of a cuBLASLt workspace, 1 MiB unless `CUBLASLT_WORKSPACE_SIZE` (KiB) is set."""
         written = self._environment.get("CUBLASLT_WORKSPACE_SIZE", "")
         return int(written) * KIB if written.isdecimal() else _LT_DEFAULT
 
     def clear_workspaces(self) -> None:
-        """Give all workspaces back: `torch._C._cuda_clearCublasWorkspaces()`."""
+        """Free all workspaces: `torch._C._cuda_clearCublasWorkspaces()`."""
         for taken in self._workspaces.values():
             if taken is not None:
                 self._memory.give_back(taken)

@@ -1,20 +1,20 @@
-"""What NCCL takes outside PyTorch's allocator, for a communicator of any size.
+"""Memory of NCCL outside PyTorch's allocator, for a communicator of any size.
 
-A communicator of one rank was measured on an H200 (NCCL 2.28): 64 channels of 6 MiB each, and 4 to 6 besides, or 8 each
-without CUDA's virtual memory. Neither the size nor the kind of messages, nor NCCL_BUFFSIZE, changes that. The 6 MiB are
-three small arrays (src/channel.cc), each of which takes the 2 MiB that CUDA maps at once.
+A communicator of one rank was measured on an H200 (NCCL 2.28): 64 channels of 6 MiB and 4 to 6 MiB more, or 8 MiB each
+without CUDA's virtual memory. Message size, message kind and NCCL_BUFFSIZE do not change that. The 6 MiB are three
+small arrays (src/channel.cc) of 2 MiB each, CUDA's mapping unit.
 
-What connects ranks is modelled by the sizes in NCCL's source and not measured:
+Connections between ranks follow the sizes in NCCL's source and were not measured:
 
-- each channel of a ring has a buffer for each protocol on the side that receives (src/init.cc, `computeBuffSizes`;
-  src/transport/p2p.cc), and 2 MiB on the side that sends, or as many buffers where it sends to another machine
-  (src/transport/net.cc);
-- where NVLink has multicast, since Hopper, NVLS has 2 MiB for each of its channels and GPUs (src/transport/nvls.cc);
-- ranks that send to single others have a connection to each of these, in several channels.
+- Each channel of a ring has a buffer for each protocol on the receiving side (src/init.cc, `computeBuffSizes`;
+  src/transport/p2p.cc), and 2 MiB on the sending side, or as many buffers if it sends to another machine
+  (src/transport/net.cc).
+- With NVLink multicast, since Hopper, NVLS has 2 MiB for each of its channels and GPUs (src/transport/nvls.cc).
+- Ranks that send to single others have a connection to each of these, in several channels.
 
-Trees are connected when a small sum first needs them: `more` has them. How many channels there are depends on links;
-those are what NCCL prints on machines with eight GPUs of a kind. On four A100 with NVLink somebody measured 544 MiB for
-two ranks and 688 for four (https://github.com/NVIDIA/nccl/issues/964): between `size` and `size + more`.
+Trees are connected when a small sum first needs them: see `more`. The number of channels depends on links; the figures
+are what NCCL prints on machines with eight equal GPUs. On four A100 with NVLink somebody measured 544 MiB for two ranks
+and 688 for four (https://github.com/NVIDIA/nccl/issues/964): between `size` and `size + more`.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ class Communicator:
 
     @property
     def more(self) -> int:
-        """Bytes that other algorithms would take besides."""
+        """Bytes that other algorithms would need in addition."""
         return self.channels * (self._buffers + _MAPPED) if self.ranks > 1 else 0
 
     @property
     def of_a_peer(self) -> int:
-        """Bytes of the connection to a single rank that this one sends to, or receives from."""
+        """Bytes of the connection to one rank."""
         channels = self.channels if self.machines == 1 else _CHANNELS_TO_A_PEER_BETWEEN_MACHINES
         return _power_of_two(channels) * (self._buffers + _MAPPED) if self.ranks > 1 else 0
 
     @property
     def channels(self) -> int:
-        """How many channels collectives have."""
+        """The number of channels of collectives."""
         inside = _CHANNELS.get(interconnect_of(self.gpu).inside.name, _CHANNELS_OF_PCIE)
         return self._limited(inside if self.machines == 1 else _CHANNELS_BETWEEN_MACHINES)
 

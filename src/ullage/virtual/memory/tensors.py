@@ -1,7 +1,7 @@
-"""Memory of the virtual GPU: tensors whose storages are blocks of the allocator, and a history of every allocation.
+"""Memory of the virtual GPU: storages of tensors are blocks of the allocator, with a history of all allocations.
 
-A block lives as long as the storage of its tensor. PyTorch keeps the Python object of a storage alive as long as the
-storage itself, so a weak reference to that object tells when the memory is freed, in whichever thread it happens.
+A block lives as long as its storage. PyTorch keeps the Python object of a storage alive as long as the storage, so a
+weak reference to it reports when the memory is freed, in any thread.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _storage_of: Any = torch._C.TensorBase.untyped_storage
 
 
 class CurrentStream:
-    """The number of the stream that is current.
+    """The number of the current stream.
 
-    In CUDA it belongs to a thread. As long as only one thread chooses streams, there is one for all, which native code
-    sets too, in a backward pass.
+    In CUDA it belongs to a thread. While only one thread sets streams, all share one, which native code also sets in a
+    backward pass.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class CurrentStream:
 
 
 def address_of(storage: Any) -> int:
-    """The address of a storage: that of its block, or the one that it was made for."""
+    """Return the address of a storage: that of its block, or the one that it was made for."""
     watch = getattr(storage, "ullage", None)
     if watch is not None and watch.block is not None:
         return int(watch.block.address)
@@ -112,18 +112,18 @@ class DeviceMemory:
 
     @property
     def stream(self) -> int:
-        """The number of the stream that is current in this thread."""
+        """The number of this thread's current stream."""
         return self.current_stream.number
 
     def tensor(self, size: Any, stride: Any, dtype: torch.dtype, nbytes: int) -> torch.Tensor:
-        """Make a tensor; raises `torch.OutOfMemoryError` if the GPU is full."""
+        """Make a tensor; raise `torch.OutOfMemoryError` if the GPU is full."""
         tensor = tensor_without_data(size, stride, dtype)
         if nbytes:
             self.attach(tensor, nbytes)
         return tensor
 
     def attach(self, tensor: torch.Tensor, nbytes: int) -> None:
-        """Allocate memory for a tensor that was made without any."""
+        """Allocate memory for a tensor that has none."""
         self._attach(_storage_of(tensor), nbytes, self.kind)
 
     def _attach(self, storage: Any, nbytes: int, kind: int) -> None:
@@ -139,7 +139,7 @@ class DeviceMemory:
             storage.ullage = watch  # this keeps the weak reference alive, too
 
     def resize(self, storage: Any, nbytes: int) -> None:
-        """`UntypedStorage.resize_`: new memory is taken, then the old is given back (resize_bytes_cuda)."""
+        """`UntypedStorage.resize_`: allocate the new memory, then free the old (resize_bytes_cuda)."""
         with self._lock:
             before = getattr(storage, "ullage", None)
             if nbytes:
@@ -154,7 +154,7 @@ class DeviceMemory:
             self.waiting.record(span.index, stream)
 
     def read_back(self) -> None:
-        """The host waits for what the current stream has to do."""
+        """Let the host wait for the current stream."""
         clock = self.waiting.launch_clock
         if clock is not None:
             clock.wait(clock.done(self.stream))
@@ -162,7 +162,7 @@ class DeviceMemory:
             self.waiting.synchronized(self.stream)
 
     def moment(self, stream: int) -> tuple[int, float]:
-        """Now, in allocator calls, and when a stream will have done what was launched on it so far."""
+        """Return the present in allocator calls, and when a stream will have finished its launched work."""
         clock = self.waiting.launch_clock
         return self.clock, 0.0 if clock is None else clock.done(stream)
 
@@ -200,7 +200,7 @@ class DeviceMemory:
         return block
 
     def empty_cache(self, pool: PoolId = NO_POOL) -> None:
-        """Give what is cached back to the card, or what one private pool has cached."""
+        """Return cached memory to the card, all or that of one private pool."""
         with self._lock:
             self.waiting.synchronized()
             self.allocator.empty_cache(pool)
@@ -209,12 +209,12 @@ class DeviceMemory:
             self.note_reserved()
 
     def try_out(self, sizes: Sequence[int], room: int, larger: int = 0) -> int:
-        """Take the largest of these sizes that there is room for, empty the cache, and return what it was.
+        """Allocate the largest of these sizes that fits, empty the cache, and return the size.
 
-        So `cudnn.benchmark` tries plans (aten/src/ATen/native/cudnn/Conv_v8.cpp, generate_and_filter_plans): those
-        with a workspace larger than all that is free on the card and than the largest cached block are left out, and
-        what the allocator refuses is halved. `larger` is what the largest size may be. A job does not need this
-        memory: the allocator's peaks stay as they are, and `tried` has those with it.
+        This is how `cudnn.benchmark` tries plans (aten/src/ATen/native/cudnn/Conv_v8.cpp, generate_and_filter_plans):
+        it skips workspaces larger than the card's free memory and the largest cached block, and halves a size that the
+        allocator refuses. `larger` is another possible value of the largest size. A job does not need this memory: the
+        allocator's peaks stay, and `tried` has those with it.
         """
         with self._lock:
             allocator = self.allocator
@@ -239,7 +239,7 @@ class DeviceMemory:
             return size
 
     def note_reserved(self) -> None:
-        """Record that the reserved memory has changed."""
+        """Record a change of the reserved memory."""
         self._reserved = self.allocator.reserved
         self.reserved_at.append((self.clock, self._reserved))
         if self._reserved > self._peak_reserved:
@@ -248,7 +248,7 @@ class DeviceMemory:
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:
-        """A `with` inside which no other thread asks for memory or frees it."""
+        """Return a context in which no other thread allocates or frees memory."""
         held = self._lock.acquire(timeout=LONGEST_REQUEST)
         try:
             yield
@@ -257,24 +257,24 @@ class DeviceMemory:
                 self._lock.release()
 
     def take_in_turn(self, *sizes: int, kind: int | None = None) -> None:
-        """Take each size and give it back before the next, as one kernel after another does."""
+        """Allocate each size and free it before the next."""
         for nbytes in sizes:
             self.give_back(self.take(nbytes, kind))
 
     def give_back(self, taken: AnyAllocation) -> None:
-        """Free a block that `take` returned, or one that no tensor will give back."""
+        """Free a block that `take` returned, or one that no tensor will free."""
         with self._lock:
             self._free(taken)
 
     def span_of(self, tensor: torch.Tensor) -> AnyAllocation | None:
-        """The allocation behind a tensor; `None` for one that is not on this GPU, or that `torch.func` made."""
+        """Return the allocation of a tensor; `None` if it is not on this GPU, or was made by `torch.func`."""
         try:
             return getattr(_storage_of(tensor), "ullage", None)
         except NotImplementedError:
             return None
 
     def adopt(self, storage: Any, span: Allocation) -> None:
-        """Let a storage hold an allocation that nobody holds, from now on."""
+        """Let a storage own an allocation that has no owner."""
         with self._lock:
             watch = TensorAllocation(storage, self._storage_died)
             for name in Allocation.__slots__:
@@ -283,30 +283,30 @@ class DeviceMemory:
             self.spans[span.index] = storage.ullage = watch
 
     def address_of(self, tensor: torch.Tensor) -> int:
-        """The address of a tensor's storage on the virtual card; 0 for one without elements."""
+        """Return the address of a tensor's storage on the virtual card; 0 for one without elements."""
         return address_of(_storage_of(tensor))
 
     def written(self, tensor: torch.Tensor) -> None:
-        """Something unknown was written to a tensor's memory."""
+        """Forget the values of a tensor after an unknown write."""
         watch = getattr(_storage_of(tensor), "ullage", None)
         if watch is not None:
             watch.value = watch.marks = None
 
     def mark(self, tensor: torch.Tensor, kind: int) -> None:
-        """Say what a tensor's memory is for."""
+        """Set the purpose of a tensor's memory."""
         span = self.span_of(tensor)
         if span is not None:
             span.kind = kind
 
     def note_copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Remember what a tensor was copied from."""
+        """Remember the source of a copied tensor."""
         if self.keeps_history:
             whole, copy = self.span_of(source), self.span_of(target)
             if whole is not None and copy is not None and whole is not copy:
                 self.copied_from[copy.index] = whole.index
 
     def mark_copies(self, since: int) -> None:
-        """Copies of parameters that have lived since a moment are copies of weights: a moving average, a teacher."""
+        """Mark copies of parameters that have lived since a moment as copies of weights, such as moving averages."""
         for index, source in list(self.copied_from.items()):
             copy = self.spans[index]
             if copy.block is None:
@@ -315,11 +315,10 @@ class DeviceMemory:
                 copy.kind = COPIES
 
     def repeat(self, requests: RequestLog, times: int, quiet: int, go_on: bool = False) -> int:
-        """Repeat the requests of one iteration on the allocator alone; returns how often that was done.
+        """Repeat the requests of one iteration on the allocator alone; return how often.
 
-        At most `times` times, until `quiet` repetitions in a row have not raised the reserved memory. Afterwards
-        tensors no longer give anything back, or, with `go_on`, those that a repetition has replaced hold the blocks
-        of the last one.
+        Stop after `times` repetitions, or after `quiet` in a row that did not raise the reserved memory. Afterwards
+        tensors free nothing, or, with `go_on`, replaced tensors own the blocks of the last repetition.
         """
         with self._lock:
             self.closed, self.repeating = not go_on, True
@@ -354,13 +353,14 @@ class DeviceMemory:
         return times
 
     def checkpoint_pool(self, pool: PoolId) -> PoolState:
-        """The state of a private pool."""
+        """Return the state of a private pool."""
         return checkpoint(self.allocator, pool)
 
     def restore_pool(self, state: PoolState) -> dict[int, AnyAllocation]:
-        """Put a private pool back into a state that it had; returns by address what is in use in it now.
+        """Restore a state of a private pool; return the allocations in use by address.
 
-        A tensor whose block the state does not have keeps no memory. A block that no tensor holds gets a span alone.
+        A tensor whose block is not in the state loses its memory. A block without a tensor gets an allocation of its
+        own.
         """
         with self._lock:
             restored = restore(self.allocator, state)
@@ -384,7 +384,7 @@ class DeviceMemory:
             return held
 
     def _move_to_blocks_of_last_repetition(self, shift: int, blocks: list[Any]) -> None:
-        """A tensor whose block was given back in a repetition has the place of its counterpart in the last one."""
+        """Give tensors whose blocks a repetition freed the blocks of their counterparts in the last repetition."""
         for span in self.spans:
             if span.block is not None and blocks[span.index] is None:
                 span.block = blocks[span.index + shift]
@@ -424,7 +424,7 @@ class DeviceMemory:
 
 
 class _DiscardingList(list[Any]):
-    """A history that nobody will ask for: a job of a million steps must not keep each of its allocations."""
+    """A history that is not kept: a job of a million steps must not store all its allocations."""
 
     def append(self, item: Any) -> None:
         return

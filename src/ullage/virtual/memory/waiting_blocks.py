@@ -1,4 +1,4 @@
-"""Blocks that were freed while other streams may be at work on them (`Tensor.record_stream`)."""
+"""Freed blocks that other streams may still use (`Tensor.record_stream`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_AHEAD = 2 * MOST_LAUNCHES  # allocator calls that the host is ahead of the 
 
 
 class WaitingBlock(NamedTuple):
-    """A block, its size, the number of its request, since when it waits (in allocator calls), and for which streams."""
+    """A block, its size, its request's number, the time of its free (in allocator calls), and the streams it waits for."""
 
     block: Block
     size: int
@@ -25,7 +25,7 @@ class WaitingBlock(NamedTuple):
 
 
 class WaitingBlocks:
-    """The blocks of one memory that wait. They count as free, and are not used before their streams have passed."""
+    """The waiting blocks of one memory. They count as free and are reused only after their streams have passed."""
 
     def __init__(
         self, lock: AbstractContextManager[bool], allocator: Callable[[], CachingAllocator], requests: RequestLog
@@ -44,15 +44,15 @@ class WaitingBlocks:
         return iter(self._waiting)
 
     def record(self, number: int, stream: int) -> None:
-        """The memory of a request is not free before this stream is done with it."""
+        """Keep the memory of a request until this stream is done with it."""
         self._streams.setdefault(number, set()).add(stream)
 
     def recorded(self, number: int) -> set[int] | None:
-        """The streams on which the memory of a request was recorded, which is freed now."""
+        """Return the streams recorded for the memory of a request that is freed now."""
         return self._streams.pop(number, None)
 
     def add(self, block: Block, number: int, now: int, streams: set[int]) -> None:
-        """A block is freed that streams may be at work on."""
+        """Add a freed block that streams may still use."""
         self._allocator().free_later(block)
         # What waits for a GPU that is behind is in the figures, and not once more in what `upper` adds to them.
         behind = sum(entry.size for entry in self._waiting)
@@ -63,7 +63,7 @@ class WaitingBlocks:
         self.most_late = max(self.most_late, sum(entry.size for entry in self._late) - behind)
 
     def synchronized(self, stream: int | None = None, since: int | None = None) -> None:
-        """All work is done, or all that one stream had, or had at a time (in allocator calls)."""
+        """End the waits for all work, for one stream, or for a stream's work up to a time (in allocator calls)."""
         for entry in self._waiting + self._late:
             if since is None or entry.since <= since:
                 entry.streams.difference_update(list(entry.streams) if stream is None else (stream,))
@@ -71,7 +71,7 @@ class WaitingBlocks:
         self.release()
 
     def release(self) -> None:
-        """Free what the GPU has come to by now; PyTorch looks only where no graph is being captured."""
+        """Free the blocks that the GPU has passed; PyTorch does so only while no graph is captured."""
         allocator = self._allocator()
         if allocator.private.underway:
             return
