@@ -111,9 +111,7 @@ class CachingAllocator(Segments):
         grows = config.expandable_segments
         self._small: Final = Pool("small_pool", MIN_BLOCK_SIZE)
         self._large: Final = Pool(
-            "large_pool",
-            MIN_BLOCK_SIZE if grows else SMALL_SIZE + 1,
-            UNLIMITED if grows else config.max_split_size,
+            "large_pool", MIN_BLOCK_SIZE if grows else SMALL_SIZE + 1, UNLIMITED if grows else config.max_split_size
         )
         super().__init__(self._small, self._large, capacity, total_memory, config, segment_address, driver)
         self.private: Final = PrivatePools()

@@ -178,9 +178,7 @@ def _first_difference(
         return None
     index = min(len(expected), len(done))
     return ReplayDifference(
-        index,
-        expected[index] if index < len(expected) else None,
-        done[index] if index < len(done) else None,
+        index, expected[index] if index < len(expected) else None, done[index] if index < len(done) else None
     )
 
 

@@ -46,11 +46,7 @@ class VirtualGPU(GPUState):
     """
 
     def __init__(
-        self,
-        spec: GPU,
-        config: AllocatorConfig | None = None,
-        limited: bool = True,
-        shared: SharedCard | None = None,
+        self, spec: GPU, config: AllocatorConfig | None = None, limited: bool = True, shared: SharedCard | None = None
     ) -> None:
         super().__init__(spec, config, limited, shared)
         self.mode = VirtualMode(self)

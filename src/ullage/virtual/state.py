@@ -45,11 +45,7 @@ class GPUState:
     mode: TorchDispatchMode  # sees every operator; set by `VirtualGPU`, because it is built on this class
 
     def __init__(
-        self,
-        spec: GPU,
-        config: AllocatorConfig | None = None,
-        limited: bool = True,
-        shared: SharedCard | None = None,
+        self, spec: GPU, config: AllocatorConfig | None = None, limited: bool = True, shared: SharedCard | None = None
     ) -> None:
         self.spec, self.shared = spec, shared
         self.release = followed(torch.__version__, runs_on_gpus=torch.version.cuda is not None)

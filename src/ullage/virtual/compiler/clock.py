@@ -18,12 +18,7 @@ from ullage.virtual.call.plan import tf32_for_products
 
 _ODD_SIZES = 0.55  # of the speed of a product of even sizes, where a size is no multiple of 16 bytes
 _STRIDED = 2  # times as long takes a copy that is not contiguous
-_PRODUCTS = {
-    "aten::mm": 0,
-    "aten::bmm": 0,
-    "aten::addmm": 1,
-    "aten::baddbmm": 1,
-}
+_PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 UNKNOWN = 1.0  # seconds of a kernel of Triton's: what PyTorch has itself is taken before it
 
 

@@ -13,17 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ullage.hardware.specification import MEASURED_CAPABILITY
-from ullage.virtual.call.plan import (
-    CONVOLUTION,
-    CUBLAS,
-    Call,
-    Output,
-    Plan,
-    Steps,
-    kernel,
-    new,
-    tf32_for_convolutions,
-)
+from ullage.virtual.call.plan import CONVOLUTION, CUBLAS, Call, Output, Plan, Steps, kernel, new, tf32_for_convolutions
 from ullage.virtual.cudnn import cudnn_query
 from ullage.virtual.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem, Trial, Workspace
 from ullage.virtual.cudnn.layouts import (

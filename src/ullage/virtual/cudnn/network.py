@@ -26,8 +26,7 @@ NO_PLAN_NAMED = -1  # in place of an engine, in the list of plans: cuDNN's heuri
 _TILE_SHAPES = [
     (int(rows), int(columns))
     for rows, columns in re.findall(
-        r"(\d+)x(\d+)",
-        "256x128 128x256 128x128 256x64 64x256 128x64 64x128 64x64 128x32 32x128 64x32 32x32",
+        r"(\d+)x(\d+)", "256x128 128x256 128x128 256x64 64x256 128x64 64x128 64x64 128x32 32x128 64x32 32x32"
     )
 ]
 

@@ -45,13 +45,7 @@ def to_copy(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _pass_through(
-    gpu: GPUState,
-    source: torch.Tensor,
-    to_gpu: bool,
-    size: Any,
-    stride: Any,
-    dtype: torch.dtype,
-    non_blocking: bool,
+    gpu: GPUState, source: torch.Tensor, to_gpu: bool, size: Any, stride: Any, dtype: torch.dtype, non_blocking: bool
 ) -> None:
     """Copy.cu, copy_kernel_cuda: what a copy between CPU and GPU takes of the GPU while it lasts.
 

@@ -80,10 +80,7 @@ def _with_tensors(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-_MAKERS = (
-    "aten._sparse_coo_tensor_with_dims.default",
-    "aten._sparse_coo_tensor_with_dims_and_tensors.default",
-)
+_MAKERS = ("aten._sparse_coo_tensor_with_dims.default", "aten._sparse_coo_tensor_with_dims_and_tensors.default")
 _COMPRESSED_MAKERS = (
     "aten._sparse_compressed_tensor_unsafe.default",
     "aten._sparse_csr_tensor_unsafe.default",

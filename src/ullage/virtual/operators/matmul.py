@@ -7,18 +7,7 @@ from typing import NamedTuple
 import torch
 
 from ullage.units import round_up
-from ullage.virtual.call.plan import (
-    CUBLAS,
-    CUBLAS_LT,
-    Call,
-    New,
-    Plan,
-    Same,
-    Steps,
-    bytes_of,
-    kernel,
-    new,
-)
+from ullage.virtual.call.plan import CUBLAS, CUBLAS_LT, Call, New, Plan, Same, Steps, bytes_of, kernel, new
 
 _POINTER, _STRIDE, _PROBLEM_SIZE = 8, 8, 12  # bytes; three 32-bit sizes make a problem
 _TENSOR_MAPS = 4 * 128  # bytes a multiprocessor: descriptors of the operands

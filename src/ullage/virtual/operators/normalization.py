@@ -189,9 +189,7 @@ def _channels(source: Any) -> int:
 
 
 @kernel(
-    "aten.native_batch_norm.default",
-    "aten._native_batch_norm_legit.default",
-    "aten._native_batch_norm_legit.no_stats",
+    "aten.native_batch_norm.default", "aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit.no_stats"
 )
 def native_forward(call: Call) -> Plan:
     """Normalization.cu, batch_norm_cuda."""

@@ -164,10 +164,7 @@ def ctc_by_tensors(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict
     if not log_probs.is_cuda:
         return NotImplemented
     longest = targets.shape[1] if targets.dim() == 2 else targets.numel() // max(1, log_probs.shape[1])
-    numbers = [
-        lengths_of(gpu, args[first + 2], log_probs.shape[0]),
-        lengths_of(gpu, args[first + 3], longest),
-    ]
+    numbers = [lengths_of(gpu, args[first + 2], log_probs.shape[0]), lengths_of(gpu, args[first + 3], longest)]
     packet = torch.ops.aten._ctc_loss if first == 0 else torch.ops.aten._ctc_loss_backward
     with gpu.counting():
         return packet.default(*args[: first + 2], *numbers, *args[first + 4 :], **kwargs)

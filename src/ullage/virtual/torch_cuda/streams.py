@@ -95,11 +95,7 @@ class CudaEvent(AnyEvent):
     """`torch.cuda.Event` while a virtual GPU is in use."""
 
     def __new__(
-        cls,
-        enable_timing: bool = False,
-        blocking: bool = False,
-        interprocess: bool = False,
-        external: bool = False,
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
     ) -> Any:
         return super().__new__(cls, enable_timing=enable_timing)
 
