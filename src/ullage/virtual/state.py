@@ -17,6 +17,7 @@ from ullage.allocator import NO_LIMIT, AllocatorConfig, CachingAllocator
 from ullage.errors import UnsupportedOperation
 from ullage.hardware import GPU
 from ullage.text import plain
+from ullage.virtual.call.native import storage_of
 from ullage.virtual.distributed.ordering import Communication
 from ullage.virtual.memory.allocations import ACTIVATIONS, KINDS, PARAMETERS, live_by_kind
 from ullage.virtual.memory.deferred_cpu import Host
@@ -30,7 +31,6 @@ from ullage.virtual.values.known_values import KnownValues
 from ullage.virtual.watching.step_calls import OperatorCalls
 from ullage.virtual.watching.stopwatch import Stopwatch
 
-_storage_of: Any = torch._C.TensorBase.untyped_storage  # the one that fills nothing
 _NAMES_SHOWN = 8  # of those that a note lists
 
 
@@ -42,7 +42,7 @@ gpus_in_use: list[GPUState] = []  # those whose `with` statement is running, the
 class GPUState:
     """Memory, known values, loaded libraries and notes of one virtual GPU."""
 
-    mode: TorchDispatchMode  # sees every operator; set by `VirtualGPU`, because it is built on this class
+    mode: TorchDispatchMode  # counts operators, also those that handlers call inside it; set by `VirtualGPU`
 
     def __init__(
         self, spec: GPU, config: AllocatorConfig | None = None, limited: bool = True, shared: SharedCard | None = None
@@ -205,15 +205,11 @@ class GPUState:
 
     def pin(self, tensor: torch.Tensor) -> None:
         """Treat a CPU tensor as pinned."""
-        _storage_of(tensor).ullage_pinned = True
+        storage_of(tensor).ullage_pinned = True
 
     def pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a CPU tensor is treated as pinned."""
-        return not tensor.is_cuda and getattr(_storage_of(tensor), "ullage_pinned", False)
-
-    def counting(self) -> TorchDispatchMode:
-        """A `with` inside which operators that a handler calls are counted like the user's own."""
-        return self.mode
+        return not tensor.is_cuda and getattr(storage_of(tensor), "ullage_pinned", False)
 
 
 def _few(names: list[str]) -> str:

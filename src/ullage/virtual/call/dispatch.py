@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ullage.hardware import GPU
 from ullage.virtual.call.inference import argument_at, infer
-from ullage.virtual.call.native import view_as_type, view_without_data
+from ullage.virtual.call.native import GPUMode, view_as_type, view_without_data
 from ullage.virtual.call.plan import (
     FREE,
     HANDLERS,
@@ -78,16 +77,8 @@ _Generator = torch._C.Generator  # torch.Generator is another class while a virt
 # Operators whose output shape depends on the value of a float argument; for all others the value is left out of the
 # key, so that a changing learning rate does not make a new entry at every step.
 _FLOATS_MATTER = (
-    "arange",
-    "linspace",
-    "logspace",
-    "range",
-    "upsample",
-    "interpolate",
-    "dropout",
-    "attention",
-    "scalar",
-    "pow.Tensor_Scalar",  # whose kernel depends on it
+    *("arange", "linspace", "logspace", "range", "upsample", "interpolate", "dropout", "attention", "scalar"),
+    "pow.Tensor_Scalar",  # its kernel depends on the value
 )
 
 
@@ -98,19 +89,8 @@ _ALIGNED = "aten._fft_r2c.default"  # copies an input that does not begin at an 
 _VIEW = torch.ops.aten.view.default
 
 
-class VirtualMode(TorchDispatchMode):
+class VirtualMode(GPUMode):
     """The dispatch mode of one virtual GPU."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the wrapper against torch.compile costs microseconds a call and a second to import
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Return true: the compiler disables the mode while it compiles, and compiled code runs under it."""
-        return True
 
     def __init__(self, gpu: GPUState) -> None:
         super().__init__()
@@ -164,25 +144,6 @@ class _HigherOrderOperator:
 
 class _Operator:
     """One operator overload on one virtual GPU, with its cached plans."""
-
-    __slots__ = (
-        "answered",
-        "composite",
-        "floats_matter",
-        "func",
-        "gpu",
-        "handler",
-        "makes",
-        "marks",
-        "mode",
-        "name",
-        "outputs",
-        "plans",
-        "rule",
-        "seen",
-        "writes_known",
-        "written",
-    )
 
     def __init__(self, func: Any, mode: VirtualMode) -> None:
         self.func, self.mode, self.gpu = func, mode, mode.gpu
@@ -472,21 +433,8 @@ def _is_small(output: Output) -> bool:
 
 
 _MAY_MIX_DEVICES = (
-    "_like",
-    ".new_",
-    "copy",
-    "device_put",
-    "index",
-    "where",
-    "lift",
-    "clamp",
-    "_foreach",
-    "_fused",
-    "_amp",
-    "attention",
-    "dropout",
-    "ctc",
-    "rnn",
+    *("_like", ".new_", "copy", "device_put", "index", "where", "lift", "clamp", "_foreach", "_fused", "_amp"),
+    *("attention", "dropout", "ctc", "rnn"),
 )
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import _engine_run_backward as run_backward
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ullage.errors import UnsupportedPlatform
 from ullage.virtual.distributed.rank import local_rank
@@ -182,7 +183,7 @@ class _Wrapper(torch.Tensor):
 _DEVICE = torch.device("cuda", 0)
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 _without_subclasses = torch._C._DisableTorchDispatch  # the first call to a subclass imports a second's worth of modules
-_storage_of: Any = torch._C.TensorBase.untyped_storage
+storage_of: Any = torch._C.TensorBase.untyped_storage
 _empty, _CPU = torch.empty, torch.device("cpu")  # named, because the script may have set another default
 
 
@@ -229,7 +230,7 @@ def view_as_type(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the storage of `base` as a vector of another type."""
     if dtype is base.dtype:
         return same_memory(base)
-    length = _storage_of(base).nbytes() // max(dtype.itemsize, base.dtype.itemsize)
+    length = storage_of(base).nbytes() // max(dtype.itemsize, base.dtype.itemsize)
     numbers = view_without_data(base, (length * max(1, dtype.itemsize // base.dtype.itemsize),), (1,), 0)
     with _without_subclasses():
         view: torch.Tensor = torch.ops.aten.view.dtype(numbers, dtype)
@@ -269,6 +270,20 @@ def thread_on_gpu() -> int | str:
 def in_backward() -> bool:
     """Check whether autograd runs the current code; on a real GPU that is another thread."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+class GPUMode(TorchDispatchMode):
+    """A dispatch mode that the compiler disables while it compiles; compiled code runs under it."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the wrapper against torch.compile costs microseconds a call and a second to import
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
 
 
 def _find_native_objects() -> tuple[Any, Any]:

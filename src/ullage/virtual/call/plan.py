@@ -276,12 +276,27 @@ def handler(*names: str) -> Callable[[Handler], Handler]:
     return register(HANDLERS, names)
 
 
+def gpu_handler(*names: str) -> Callable[[Handler], Handler]:
+    """Register a handler of calls whose first argument is on the GPU; the CPU runs all others."""
+
+    def enter(function: Handler) -> Handler:
+        def handle(gpu: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return function(gpu, func, args, kwargs) if args[0].is_cuda else gpu.host.call(func, args, kwargs)
+
+        register(HANDLERS, names)(handle)
+        return function
+
+    return enter
+
+
 # Questions about layouts that many CUDA kernels ask.
+
+LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 def accumulate_type(dtype: torch.dtype) -> torch.dtype:
     """aten/src/ATen/AccumulateType.h: half precision is summed in single."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return torch.float32 if dtype in LOW_PRECISION else dtype
 
 
 def twin(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -12,12 +12,10 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from ullage.virtual.call.native import tensor_without_data, view_without_data
+from ullage.virtual.call.native import storage_of, tensor_without_data, view_without_data
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.memory.allocations import Allocation
 from ullage.virtual.state import GPUState
-
-_storage_of: Any = torch._C.TensorBase.untyped_storage
 
 
 class GraphTrees:
@@ -31,7 +29,7 @@ class GraphTrees:
 
     def storage_at(self, address: int, device: Any, nbytes: int) -> Any:
         """A storage over memory that it does not own."""
-        storage = _storage_of(tensor_without_data((nbytes,), (1,), torch.uint8))
+        storage = storage_of(tensor_without_data((nbytes,), (1,), torch.uint8))
         storage.ullage_address, storage.ullage_is_new = address, True
         return storage
 
@@ -40,11 +38,11 @@ class GraphTrees:
         size, stride, offset = metadata["size"], metadata["stride"], metadata["storage_offset"]
         if getattr(storage, "ullage_is_new", False):
             made = tensor_without_data(size, stride, metadata["dtype"])
-            _storage_of(made).ullage_address = storage.ullage_address
+            storage_of(made).ullage_address = storage.ullage_address
         else:
             with torch._C._DisableTorchDispatch():
                 made = view_without_data(self._tensors[storage._cdata], size, stride, offset)
-        self._tensors[_storage_of(made)._cdata] = made
+        self._tensors[storage_of(made)._cdata] = made
         return made
 
     def restore(self, device: int, state: Any, stale: Any = (), live: Any = ()) -> None:

@@ -27,7 +27,7 @@ from ullage.virtual.cudnn.formulas import DATA, FILTER, FORWARD, CandidatePlan, 
 from ullage.virtual.cudnn.layouts import strides_of
 
 # cudnn_graph.h: types of descriptors, names of attributes, types of attributes, and values.
-_CONVOLUTION, _ENGINE, _ENGINE_CONFIG, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 5, 15, 17, 38
+_CONVOLUTION, _ENGINE, _ENGINE_CONFIG, _HEURISTICS, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 15, 17, 38
 _OPERATIONS = {FORWARD: 10, FILTER: 11, DATA: 12}
 _FIRST_ATTRIBUTE = {FORWARD: 700, DATA: 706, FILTER: 712}  # alpha, beta, convolution, w, x, y; of FILTER w, x, y, too
 _HANDLE_TYPE, _DATA_TYPE, _INT64_TYPE, _FLOAT_TYPE, _MODE_TYPE, _HEURISTIC_TYPE = 0, 1, 3, 4, 7, 8
@@ -86,12 +86,12 @@ class Cudnn:
         return None
 
     def candidates(
-        self, problem: ConvolutionProblem, modes: Sequence[int] = (INSTANT, FALLBACK), build: bool = False
+        self, problem: ConvolutionProblem, modes: Sequence[int] = (INSTANT, FALLBACK)
     ) -> list[CandidatePlan]:
-        """All that PyTorch would try, in its order; with `build`, only those of which a plan can be built."""
+        """Return the plans that PyTorch would try, in its order."""
         with ExitStack() as stack:
             graph = self._graph(problem, stack)
-            return [found for mode in modes for found in self._results(graph, mode, build)]
+            return [candidate for mode in modes for candidate in self._results(graph, mode)]
 
     def _graph(self, problem: ConvolutionProblem, stack: ExitStack) -> ctypes.c_void_p:
         kind, last = _DATA_TYPES[problem.kind], problem.channels_last
@@ -133,7 +133,7 @@ class Cudnn:
         self._finalize(tensor, f"tensor {name}")
         return tensor
 
-    def _results(self, graph: ctypes.c_void_p, mode: int, build: bool) -> list[CandidatePlan]:
+    def _results(self, graph: ctypes.c_void_p, mode: int) -> list[CandidatePlan]:
         with ExitStack() as stack:
             heuristics = self._made(_HEURISTICS, stack)
             self._set(heuristics, 201, _DESCRIPTOR_TYPE, (ctypes.c_void_p * 1)(graph.value))
@@ -153,8 +153,7 @@ class Cudnn:
                 return []
             several = (ctypes.c_void_p * len(configurations))(*(one.value for one in configurations))
             count = self._get(heuristics, 202, _DESCRIPTOR_TYPE, several)
-            chosen = configurations[:count]
-            return [self._candidate(one) for one in chosen if not build or self._builds(one)]
+            return [self._candidate(one) for one in configurations[:count]]
 
     def _candidate(self, configuration: ctypes.c_void_p) -> CandidatePlan:
         size, number = (ctypes.c_int64 * 1)(), (ctypes.c_int64 * 1)()
@@ -168,18 +167,6 @@ class Cudnn:
             return CandidatePlan(number[0], sum(1 << note for note in set(notes[:count])), size[0])
         finally:
             self._destroy(engine)
-
-    def _builds(self, configuration: ctypes.c_void_p) -> bool:
-        plan = self._create(_PLAN)
-        try:
-            self._set(plan, 400, _HANDLE_TYPE, (ctypes.c_void_p * 1)(self._handle.value))
-            self._set(plan, 401, _DESCRIPTOR_TYPE, (ctypes.c_void_p * 1)(configuration.value))
-            self._finalize(plan, "a plan")
-        except CudnnError:
-            return False
-        finally:
-            self._destroy(plan)
-        return True
 
     def _create(self, kind: int) -> ctypes.c_void_p:
         made = ctypes.c_void_p()

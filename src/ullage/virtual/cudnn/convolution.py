@@ -50,18 +50,8 @@ def _problem(
     settings: ConvolutionSettings,
     channels_last: bool,
 ) -> ConvolutionProblem:
-    return ConvolutionProblem(
-        direction,
-        tuple(source),
-        weight.size,
-        tuple(out),
-        settings.stride,
-        settings.padding,
-        settings.dilation,
-        settings.groups,
-        _KINDS.get(weight.dtype, ""),
-        channels_last,
-    )
+    sizes, kind = (tuple(source), weight.size, tuple(out)), _KINDS.get(weight.dtype, "")
+    return ConvolutionProblem(direction, *sizes, *settings[:3], settings.groups, kind, channels_last)
 
 
 class _Run:
@@ -110,39 +100,27 @@ class _Run:
         )
 
     def convolve(
-        self, place: int, source: Operand, weight: Operand, out: Sequence[int], settings: ConvolutionSettings
+        self, back: bool, given: Operand, weight: Operand, size: Sequence[int], settings: ConvolutionSettings
     ) -> Output:
-        """ConvShared.cpp, cudnn_convolution_forward, as which a transposed convolution's input gradient runs too."""
-        channels_last = prefers_channels_last(source, weight)
-        self.steps.output(place)
-        weight_copy = self.copy(weight, channels_last)[1]
-        source_copy = self.copy(source, channels_last)[1]
-        self.workspace(_problem(FORWARD, source.size, weight, out, settings, channels_last))
-        self.drop(weight_copy, source_copy)
-        return new(out, source.dtype, strides_of(out, channels_last))
+        """ConvShared.cpp: cudnn_convolution_forward, or cudnn_convolution_backward_input if `back`.
 
-    def convolve_back(
-        self, place: int, grad: Operand, weight: Operand, size: Sequence[int], settings: ConvolutionSettings
-    ) -> Output:
-        """ConvShared.cpp, cudnn_convolution_backward_input, as which a transposed convolution runs too."""
-        channels_last = prefers_channels_last(grad, weight)
-        self.steps.output(place)
-        weight_copy = self.copy(weight, channels_last)[1]
-        grad_copy = self.copy(grad, channels_last)[1]
-        self.workspace(_problem(DATA, size, weight, grad.size, settings, channels_last))
-        self.drop(weight_copy, grad_copy)
-        return new(size, grad.dtype, strides_of(size, channels_last))
+        A transposed convolution and its input gradient run as each other.
+        """
+        channels_last = prefers_channels_last(given, weight)
+        self.steps.output(0)
+        copies = [self.copy(tensor, channels_last)[1] for tensor in (weight, given)]
+        direction, source, out = (DATA, size, given.size) if back else (FORWARD, given.size, size)
+        self.workspace(_problem(direction, source, weight, out, settings, channels_last))
+        self.drop(*copies)
+        return new(size, given.dtype, strides_of(size, channels_last))
 
-    def filter_gradient(
-        self, place: int, grad: Operand, source: Operand, weight: Operand, settings: ConvolutionSettings
-    ) -> Output:
+    def filter_gradient(self, grad: Operand, source: Operand, weight: Operand, settings: ConvolutionSettings) -> Output:
         """ConvShared.cpp, cudnn_convolution_backward_weight."""
         channels_last = prefers_channels_last(source, grad)
-        grad_copy = self.copy(grad, channels_last)[1]
-        source_copy = self.copy(source, channels_last)[1]
-        self.steps.output(place)
+        copies = [self.copy(tensor, channels_last)[1] for tensor in (grad, source)]
+        self.steps.output(1)
         self.workspace(_problem(FILTER, source.size, weight, grad.size, settings, channels_last))
-        self.drop(grad_copy, source_copy)
+        self.drop(*copies)
         return new(weight.size, grad.dtype, strides_of(weight.size, channels_last))
 
 
@@ -189,8 +167,7 @@ def forward_plan(
         result = _by_columns(run, source, weight, out, settings)
     else:
         source = run.copy(source, prefers_channels_last(source, weight))[0]
-        run_it = run.convolve_back if settings.transposed else run.convolve
-        result = run_it(0, source, weight, out, settings)
+        result = run.convolve(settings.transposed, source, weight, out, settings)
     outputs = [_as_1d(result) if flat else result]
     return run.plan(outputs, single=True)
 
@@ -298,13 +275,10 @@ def _cudnn_back(
         kept.append(run.steps.take(grad.nbytes))
     outputs: list[Output] = [None, None]
     if mask[0]:
-        if settings.transposed:
-            outputs[0] = run.convolve(0, grad, weight, source.size, settings)
-        else:
-            outputs[0] = run.convolve_back(0, grad, weight, source.size, settings)
+        outputs[0] = run.convolve(not settings.transposed, grad, weight, source.size, settings)
     if mask[1]:
         first, second = (source, grad) if settings.transposed else (grad, source)
-        outputs[1] = run.filter_gradient(1, first, second, weight, settings)
+        outputs[1] = run.filter_gradient(first, second, weight, settings)
     run.drop(*kept)
     return outputs
 

@@ -42,14 +42,9 @@ class ConvolutionSettings(NamedTuple):
 
     def viewed_as_2d(self) -> ConvolutionSettings:
         """ConvParams::view1d_as_2d."""
-        return ConvolutionSettings(
-            (1, *self.stride),
-            (0, *self.padding),
-            (1, *self.dilation),
-            self.transposed,
-            (0, *self.output_padding),
-            self.groups,
-        )
+        stride, padding, dilation = (1, *self.stride), (0, *self.padding), (1, *self.dilation)
+        output_padding = (0, *self.output_padding)
+        return self._replace(stride=stride, padding=padding, dilation=dilation, output_padding=output_padding)
 
 
 def operand(tensor: torch.Tensor) -> Operand:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -23,12 +22,10 @@ DOUBT = 2.0  # scores divided by it are less sure than right, on problems held o
 _MOST_LIKELY = 12  # plans that are looked at
 NO_PLAN_NAMED = -1  # in place of an engine, in the list of plans: cuDNN's heuristics name none
 
-_TILE_SHAPES = [
-    (int(rows), int(columns))
-    for rows, columns in re.findall(
-        r"(\d+)x(\d+)", "256x128 128x256 128x128 256x64 64x256 128x64 64x128 64x64 128x32 32x128 64x32 32x32"
-    )
-]
+_TILE_SHAPES = (
+    *((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64)),
+    *((64, 128), (64, 64), (128, 32), (32, 128), (64, 32), (32, 32)),
+)
 
 
 def log2_or_zero(number: float) -> float:

@@ -39,7 +39,6 @@ from ullage.virtual.cudnn.formulas import (
     evaluate,
     lengths,
     needed_copies,
-    shares_of_votes,
     terms,
     transform_bytes,
     transforms,
@@ -338,8 +337,7 @@ def guess(
         named = sizes_by_plans(problem, parts, tf32, deterministic)
         if named:
             return by_shares(_in_all(named), named[0][0], parts)
-    voted = shares_of_votes(votes(problem, trees_of(capability)), parts)
-    return by_shares(voted, max(voted, key=lambda size: (voted[size], size), default=0), parts)
+    return by_votes(votes(problem, trees_of(capability)), parts)
 
 
 def _first_is_allowed(problem: ConvolutionProblem, tf32: bool, deterministic: bool) -> bool:

@@ -252,7 +252,7 @@ def functional(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     group = _resolved(named["group_name"])
     groups.communicate(group)
     times = group.size() if named.get("reduce_op", "").lower() == "sum" else 1
-    with gpu.counting(), torch.no_grad():
+    with gpu.mode, torch.no_grad():
         outputs = _functional_outputs(name, named)
     if outputs is None:
         return NotImplemented
@@ -320,7 +320,7 @@ def gradients_in_one(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: di
     """ChunkCat.cu, since PyTorch 2.15: float32 and bfloat16 are cast as they are copied, other mixes before."""
     gradients, out = args[0], kwargs["out"]
     types = {gradient.dtype for gradient in gradients}
-    with gpu.counting():
+    with gpu.mode:
         if len(types) > 1 and types <= {torch.float32, torch.bfloat16}:
             gpu.memory.written(out)
         else:
@@ -340,5 +340,5 @@ def sharding(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     behind = next((getattr(home, each) for each in names if hasattr(home, each)), None)
     if behind is None:
         return NotImplemented
-    with gpu.counting():
+    with gpu.mode:
         return behind(*args, **kwargs)

@@ -18,28 +18,27 @@ from typing import Any
 
 import torch
 
+from ullage.virtual.call.native import storage_of
+
 SMALLEST_DEFERRED = 16 * 1024  # bytes; filling less than this costs no more than remembering it
 
-_storage_of: Any = torch._C.TensorBase.untyped_storage
 _aten = torch.ops.aten
 
-# Factories that can wait, and what fills the empty tensor later: (place of the size argument, fill).
-_FACTORIES: dict[Any, Callable[[torch.Tensor, tuple[Any, ...], dict[str, Any]], Any]] = {
-    _aten.empty.memory_format: lambda out, args, kwargs: None,
-    _aten.zeros.default: lambda out, args, kwargs: out.zero_(),
-    _aten.ones.default: lambda out, args, kwargs: out.fill_(1),
-    _aten.full.default: lambda out, args, kwargs: out.fill_(args[1]),
-    _aten.randn.default: lambda out, args, kwargs: out.normal_(),
-    _aten.randn.generator: lambda out, args, kwargs: out.normal_(generator=kwargs.get("generator")),
-    _aten.rand.default: lambda out, args, kwargs: out.uniform_(),
-    _aten.rand.generator: lambda out, args, kwargs: out.uniform_(generator=kwargs.get("generator")),
+# Factories that can wait, and the functions that fill the empty tensor later.
+_FILLS: dict[str, Callable[[torch.Tensor, tuple[Any, ...], dict[str, Any]], Any]] = {
+    "empty": lambda out, args, kwargs: None,
+    "zeros": lambda out, args, kwargs: out.zero_(),
+    "ones": lambda out, args, kwargs: out.fill_(1),
+    "randn": lambda out, args, kwargs: out.normal_(generator=kwargs.get("generator")),
+    "rand": lambda out, args, kwargs: out.uniform_(generator=kwargs.get("generator")),
 }
-_LIKE_FACTORIES: dict[Any, Callable[[torch.Tensor, tuple[Any, ...], dict[str, Any]], Any]] = {
-    _aten.empty_like.default: lambda out, args, kwargs: None,
-    _aten.zeros_like.default: lambda out, args, kwargs: out.zero_(),
-    _aten.ones_like.default: lambda out, args, kwargs: out.fill_(1),
-    _aten.randn_like.default: lambda out, args, kwargs: out.normal_(),
-    _aten.rand_like.default: lambda out, args, kwargs: out.uniform_(),
+_LIKE_FACTORIES = {getattr(_aten, f"{name}_like").default: fill for name, fill in _FILLS.items()}
+_FACTORIES = {
+    **{getattr(_aten, name).default: fill for name, fill in _FILLS.items() if name != "empty"},
+    _aten.empty.memory_format: _FILLS["empty"],
+    _aten.full.default: lambda out, args, kwargs: out.fill_(args[1]),
+    _aten.randn.generator: _FILLS["randn"],
+    _aten.rand.generator: _FILLS["rand"],
 }
 _COPIES = {_aten._to_copy.default, _aten.clone.default}
 _NORESERVE = 0x4000 if sys.platform == "linux" else 0x40  # Python has a name for it from 3.13 on
@@ -69,7 +68,7 @@ class Host:
         """Run an operator on CPU tensors, or defer it."""
         if kwargs.get("pin_memory"):
             made = self.call(func, args, kwargs | {"pin_memory": False})
-            _storage_of(made).ullage_pinned = True  # as VirtualGPU.pin
+            storage_of(made).ullage_pinned = True  # as VirtualGPU.pin
             return made
         fill = _FACTORIES.get(func) or _LIKE_FACTORIES.get(func)
         if fill is not None and _is_host(kwargs.get("device")):
@@ -101,13 +100,13 @@ class Host:
 
     def _unfilled_of(self, tensor: torch.Tensor) -> _Unfilled | None:
         try:
-            return self._unfilled.get(_storage_of(tensor)._cdata)
+            return self._unfilled.get(storage_of(tensor)._cdata)
         except (RuntimeError, NotImplementedError):
             return None  # some kinds of tensors have no storage
 
     def read_later(self, tensor: torch.Tensor, read: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Give a new CPU tensor the values that `read` returns; a large one when they are needed."""
-        unfilled = self._unfilled.get(_storage_of(tensor)._cdata)
+        unfilled = self._unfilled.get(storage_of(tensor)._cdata)
         if unfilled is None:
             return tensor.copy_(read())
         unfilled.steps.append(_Step(tensor, lambda target: target.copy_(read())))
@@ -123,7 +122,7 @@ class Host:
 
     def is_unfilled(self, tensor: torch.Tensor) -> bool:
         """Check whether a CPU tensor is not filled yet."""
-        return bool(self._unfilled) and _storage_of(tensor)._cdata in self._unfilled
+        return bool(self._unfilled) and storage_of(tensor)._cdata in self._unfilled
 
     def fill_all(self, values: Any) -> None:
         """Fill every tensor in nested arguments."""
@@ -154,7 +153,7 @@ class Host:
         self._unfilled.clear()
 
     def _remember(self, tensor: torch.Tensor, refused: RuntimeError | None) -> _Unfilled:
-        storage = _storage_of(tensor)
+        storage = storage_of(tensor)
         unfilled = _Unfilled(storage._cdata)
         unfilled.refused = refused
         unfilled.watch = weakref.ref(storage, lambda _, key=unfilled.key: self._unfilled.pop(key, None))  # type: ignore[misc]
@@ -188,14 +187,14 @@ class Host:
 
     def _defer_copy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source = args[0]
-        unfilled = self._unfilled.get(_storage_of(source)._cdata) if source.layout is torch.strided else None
+        unfilled = self._unfilled.get(storage_of(source)._cdata) if source.layout is torch.strided else None
         if unfilled is None or not _is_host(kwargs.get("device")):
             return None
         options = {name: kwargs[name] for name in ("dtype", "memory_format") if kwargs.get(name) is not None}
         out, refused = _address_space(lambda: torch.empty_like(source, **options), source.shape, options, source.dtype)
         copy = self._remember(out, refused)
         copy.steps.append(_Step(out, lambda target: self._filled(source) is None or target.copy_(source)))
-        unfilled.copies.append((weakref.ref(_storage_of(out)), copy.key))
+        unfilled.copies.append((weakref.ref(storage_of(out)), copy.key))
         return out
 
     def _defer_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -237,7 +236,7 @@ class _Step:
         self.dtype, self.act = view.dtype, act
 
     def __call__(self, tensor: torch.Tensor) -> None:
-        target = torch.empty(0, dtype=self.dtype).set_(_storage_of(tensor), self.offset, self.size, self.stride)
+        target = torch.empty(0, dtype=self.dtype).set_(storage_of(tensor), self.offset, self.size, self.stride)
         self.act(target)
 
 

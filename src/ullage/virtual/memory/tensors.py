@@ -20,12 +20,11 @@ from ullage.allocator import (
     PoolId,
     PoolState,
     RequestLog,
-    checkpoint,
     format_size,
     restore,
 )
 from ullage.allocator.private_pools import NO_POOL, stream_of
-from ullage.virtual.call.native import current_stream, set_length, tensor_without_data
+from ullage.virtual.call.native import current_stream, set_length, storage_of, tensor_without_data
 from ullage.virtual.memory.allocations import (
     ACTIVATIONS,
     COPIES,
@@ -39,8 +38,6 @@ from ullage.virtual.memory.launch_clock import FREE, SEGMENT
 from ullage.virtual.memory.waiting_blocks import WaitingBlocks
 
 LONGEST_REQUEST = 5.0  # seconds after which a thread that is in the middle of one is not waited for
-
-_storage_of: Any = torch._C.TensorBase.untyped_storage
 
 
 class CurrentStream:
@@ -119,12 +116,8 @@ class DeviceMemory:
         """Make a tensor; raise `torch.OutOfMemoryError` if the GPU is full."""
         tensor = tensor_without_data(size, stride, dtype)
         if nbytes:
-            self.attach(tensor, nbytes)
+            self._attach(storage_of(tensor), nbytes, self.kind)
         return tensor
-
-    def attach(self, tensor: torch.Tensor, nbytes: int) -> None:
-        """Allocate memory for a tensor that has none."""
-        self._attach(_storage_of(tensor), nbytes, self.kind)
 
     def _attach(self, storage: Any, nbytes: int, kind: int) -> None:
         with self._lock:
@@ -269,7 +262,7 @@ class DeviceMemory:
     def span_of(self, tensor: torch.Tensor) -> AnyAllocation | None:
         """Return the allocation of a tensor; `None` if it is not on this GPU, or was made by `torch.func`."""
         try:
-            return getattr(_storage_of(tensor), "ullage", None)
+            return getattr(storage_of(tensor), "ullage", None)
         except NotImplementedError:
             return None
 
@@ -284,11 +277,11 @@ class DeviceMemory:
 
     def address_of(self, tensor: torch.Tensor) -> int:
         """Return the address of a tensor's storage on the virtual card; 0 for one without elements."""
-        return address_of(_storage_of(tensor))
+        return address_of(storage_of(tensor))
 
     def written(self, tensor: torch.Tensor) -> None:
         """Forget the values of a tensor after an unknown write."""
-        watch = getattr(_storage_of(tensor), "ullage", None)
+        watch = getattr(storage_of(tensor), "ullage", None)
         if watch is not None:
             watch.value = watch.marks = None
 
@@ -351,10 +344,6 @@ class DeviceMemory:
             if unchanged == quiet:
                 return done + 1
         return times
-
-    def checkpoint_pool(self, pool: PoolId) -> PoolState:
-        """Return the state of a private pool."""
-        return checkpoint(self.allocator, pool)
 
     def restore_pool(self, state: PoolState) -> dict[int, AnyAllocation]:
         """Restore a state of a private pool; return the allocations in use by address.

@@ -14,7 +14,7 @@ MOST_AHEAD = 2 * MOST_LAUNCHES  # allocator calls that the host is ahead of the 
 
 
 class WaitingBlock(NamedTuple):
-    """A block, its size, its request's number, the time of its free (in allocator calls), and the streams it waits for."""
+    """A block, its size, its request's number, the time of its free (in allocator calls), and its streams."""
 
     block: Block
     size: int

@@ -17,9 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ullage.virtual.call.native import in_backward
+from ullage.virtual.call.native import GPUMode, in_backward
 
 # aten/src/ATen/autocast_mode.h, AT_FORALL_LOWER_PRECISION_FP: those that take several tensors.
 _OPERATORS = (
@@ -117,14 +116,10 @@ def _cast(value: Any, kind: torch.dtype) -> Any:
     return kept[1]
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(GPUMode):
     def __init__(self) -> None:
         super().__init__()
         self.first_size: int | None = None
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._to_copy.default and self.first_size is None:

@@ -74,7 +74,7 @@ def where_with_bytes(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: di
     """TensorCompare.cpp, where_self_out: a condition of bytes, as old code has it, is copied to one of booleans."""
     if not args[0].is_cuda or args[0].dtype is not torch.uint8:
         return NotImplemented
-    with gpu.counting():
+    with gpu.mode:
         return func(args[0].to(torch.bool), *args[1:], **kwargs)
 
 

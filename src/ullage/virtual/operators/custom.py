@@ -43,7 +43,7 @@ def _run_code(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
         return NotImplemented
     key, refused = _key_of_code(func), gpu.refused
     try:
-        with gpu.counting():
+        with gpu.mode:
             return func._op_dk(getattr(torch._C.DispatchKey, str(key)), *args, **kwargs)
     except torch.OutOfMemoryError:
         raise

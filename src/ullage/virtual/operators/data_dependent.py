@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.call.plan import contiguous_strides, handler
+from ullage.virtual.call.plan import contiguous_strides, gpu_handler, handler
 from ullage.virtual.operators import sorting
 from ullage.virtual.operators.gradient_sums import called_by_engine
 from ullage.virtual.operators.sorting import radix_sort
@@ -22,13 +22,13 @@ def index_by_mask(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
     added = len(args) > 3 and args[3]
     if added and func is torch.ops.aten.index_put.default and source.is_cuda and called_by_engine(frames_up=3):
         # FunctionsManual.cpp, index_backward: in place, except under a dispatch mode
-        with gpu.counting():
+        with gpu.mode:
             return torch.ops.aten._index_put_impl_(source, indices, args[2], True, True)
     masks = (torch.bool, torch.uint8)
     if not source.is_cuda or not any(index is not None and index.dtype in masks for index in indices):
         return NotImplemented
     places: list[torch.Tensor | None] = []
-    with gpu.counting():
+    with gpu.mode:
         mask = indices[0]
         if (
             func is torch.ops.aten.index_put_.default
@@ -56,12 +56,10 @@ def index_by_mask(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
 _COUNT = 4  # bytes
 
 
-@handler("aten.nonzero.default")
+@gpu_handler("aten.nonzero.default")
 def nonzero(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Nonzero.cu: counted first, then written. Every element may be non-zero, or as many as were written into zeros."""
     source = args[0]
-    if not source.is_cuda:
-        return gpu.host.call(func, args, kwargs)
     known = gpu.values.computed(func, args, kwargs)
     count = len(known[0]) if known is not None else _most(gpu, source, source.shape, "nonzero")
     _note_turns(gpu, source, "nonzero")
@@ -103,12 +101,10 @@ def _kind(what: str, size: torch.Size) -> str:
     return f"{what} of {tuple(size)}"
 
 
-@handler("aten.masked_select.default")
+@gpu_handler("aten.masked_select.default")
 def masked_select(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Every element may be selected; CUDA goes through `nonzero` and `index`."""
     source, mask = args
-    if not source.is_cuda:
-        return gpu.host.call(func, args, kwargs)
     size = torch.broadcast_shapes(source.shape, mask.shape)
     chosen = gpu.values.known(mask)
     known = gpu.values.computed(func, args, kwargs)
@@ -141,16 +137,16 @@ def cut_as_asked(gpu: GPUState, source: torch.Tensor, asked: Sequence[int]) -> t
     if not 0 < count < source.numel():
         return None
     gpu.assumed_sizes.told(source, count // row)
-    with gpu.counting():
+    with gpu.mode:
         return source[: count // row]
 
 
-@handler("aten._unique.default", "aten._unique2.default", "aten.unique_dim.default", "aten.unique_consecutive.default")
+@gpu_handler(
+    "aten._unique.default", "aten._unique2.default", "aten.unique_dim.default", "aten.unique_consecutive.default"
+)
 def unique(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Every element may be different."""
     source = args[0]
-    if not source.is_cuda:
-        return gpu.host.call(func, args, kwargs)
     known = gpu.values.computed(func, args, kwargs)
     if known is not None:
         return tuple(gpu.values.tensor(value) for value in known)
@@ -172,12 +168,10 @@ def _sort_for_unique(gpu: GPUState, source: torch.Tensor, with_places: bool) -> 
         gpu.memory.give_back(taken)
 
 
-@handler("aten.bincount.default")
+@gpu_handler("aten.bincount.default")
 def bincount(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The largest value is not known: `minlength`, or one bin an element."""
     source = args[0]
-    if not source.is_cuda:
-        return gpu.host.call(func, args, kwargs)
     known = gpu.values.computed(func, args, kwargs)
     if known is not None:
         _note_turns(gpu, source, "bincount")
@@ -188,15 +182,13 @@ def bincount(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return gpu.memory.tensor((bins,), (1,), torch.int64, bins * 8)
 
 
-@handler("aten._padded_dense_to_jagged_forward.default")
+@gpu_handler("aten._padded_dense_to_jagged_forward.default")
 def padded_to_jagged(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """NestedTensorTransformerFunctions.cu: one row for each place that is no padding; at most every place is one.
 
     The kernel is one for operations on jagged values, so a tensor of them is made first, and never filled.
     """
     padded, offsets = args[0], args[1]
-    if not padded.is_cuda:
-        return gpu.host.call(func, args, kwargs)
     rows = args[2] if len(args) > 2 else kwargs.get("total_L")
     known = gpu.values.known(offsets[-1])
     if rows is None and known is not None:
@@ -212,12 +204,10 @@ def padded_to_jagged(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: di
     return result
 
 
-@handler("aten.repeat_interleave.Tensor")
+@gpu_handler("aten.repeat_interleave.Tensor")
 def repeat_interleave(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Needs the sum of the repeats: `output_size`, the known values, or one each."""
     repeats = args[0]
-    if not repeats.is_cuda:
-        return gpu.host.call(func, args, kwargs)
     known = gpu.values.computed(func, args, kwargs)
     if known is not None:
         return gpu.values.tensor(known[0])
@@ -228,10 +218,8 @@ def repeat_interleave(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: d
     return gpu.memory.tensor((size,), (1,), repeats.dtype, size * repeats.element_size())
 
 
-@handler("aten._nested_tensor_from_mask_left_aligned.default")
+@gpu_handler("aten._nested_tensor_from_mask_left_aligned.default")
 def without_nested_tensors(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Whether an encoder may leave out padding in evaluation: its lengths are data, so all of it is followed."""
-    if not args[0].is_cuda:
-        return gpu.host.call(func, args, kwargs)
     gpu.note("nested", "an encoder's padding was followed in full; in evaluation PyTorch may leave it out")
     return False

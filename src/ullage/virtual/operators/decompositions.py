@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ullage.units import INT_MAX
-from ullage.virtual.call.plan import handler
+from ullage.virtual.call.plan import LOW_PRECISION, gpu_handler, handler
 from ullage.virtual.operators import recurrent
 from ullage.virtual.releases import MEASURED, Release
 from ullage.virtual.state import GPUState, gpus_in_use
@@ -21,7 +21,6 @@ from ullage.virtual.state import GPUState, gpus_in_use
 # (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Not covered: nested tensors.
 
 CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
-_LOW_PRECISION = (torch.float16, torch.bfloat16)
 _CODES = {0: MATH, 1: FLASH, 2: EFFICIENT, 3: CUDNN}  # at::SDPBackend: math 0, flash 1, efficient 2, cudnn 3
 
 
@@ -73,7 +72,7 @@ def _cudnn(attention: AttentionArguments, capability: tuple[int, int], release: 
         return False
     if torch._C._get_deterministic_algorithms() and not torch._C._get_deterministic_algorithms_warn_only():
         return False
-    if not (_all_have_type(attention, _LOW_PRECISION) and _four_dimensions(attention) and _heads_agree(attention)):
+    if not (_all_have_type(attention, LOW_PRECISION) and _four_dimensions(attention) and _heads_agree(attention)):
         return False
     if not _mask_suits_cudnn(attention):
         return False
@@ -92,7 +91,7 @@ def _flash_serves(attention: AttentionArguments, capability: tuple[int, int], re
     query, key, value = attention[:3]
     if not torch._C._get_flash_sdp_enabled() or capability < (8, 0) or attention.mask is not None:
         return False
-    if not (_all_have_type(attention, _LOW_PRECISION) and _four_dimensions(attention) and _heads_agree(attention)):
+    if not (_all_have_type(attention, LOW_PRECISION) and _four_dimensions(attention) and _heads_agree(attention)):
         return False
     size = query.shape[-1]
     if size > 256 or key.shape[-1] != size or value.shape[-1] != size:
@@ -126,7 +125,7 @@ def _efficient(attention: AttentionArguments, capability: tuple[int, int], relea
 
 def minimum_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
     """minimum_gemm_alignment: elements."""
-    half = dtype in _LOW_PRECISION
+    half = dtype in LOW_PRECISION
     tensor_cores = capability >= (8, 0) or (capability >= (7, 0) and half)
     alignment = 4 if capability >= (8, 0) else 1
     return max(alignment, 128 // (16 if half else 32)) if tensor_cores else alignment
@@ -420,13 +419,11 @@ def _self_attention(
     return torch.nn.functional.linear(found.transpose(1, 2).reshape(batch, length, size), proj_weight, proj_bias)
 
 
-@handler("aten.linalg_pinv.atol_rtol_tensor")
+@gpu_handler("aten.linalg_pinv.atol_rtol_tensor")
 def pinv(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """LinearAlgebra.cpp, linalg_pinv: one operator with a gradient of its own, of several kernels."""
     matrix = args[0]
-    if not matrix.is_cuda:
-        return gpu.host.call(func, args, kwargs)
-    with gpu.counting():
+    with gpu.mode:
         absolute, relative = (
             kwargs[name] if kwargs.get(name) is not None else torch.zeros((), dtype=torch.float64, device="cuda")
             for name in ("atol", "rtol")

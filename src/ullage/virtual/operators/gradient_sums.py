@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch.autograd.graph import _engine_run_backward as run_backward
 
+from ullage.virtual.call.native import storage_of
 from ullage.virtual.call.plan import handler, is_dense
 from ullage.virtual.state import GPUState
 
-_storage_of: Any = torch._C.TensorBase.untyped_storage
 _ENGINE = run_backward.__code__
 _MEASURING = (-1, -1)
 _WITH_SUMS = ("Linalg", "Cholesky", "Lu")  # nodes whose formulas add matrices that nobody else holds
@@ -36,7 +36,7 @@ def adds_in_place(args: tuple[Any, ...], frames_up: int) -> bool:
     if not called_by_engine(frames_up + 1):
         return False
     first = args[0]
-    held = first._use_count(), torch._C._storage_Use_Count(_storage_of(first)._cdata)
+    held = first._use_count(), torch._C._storage_Use_Count(storage_of(first)._cdata)
     if _alone == _MEASURING:
         _alone = held
         return True
@@ -90,6 +90,6 @@ def add_at_indices(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict
     accumulates = _INTO_ZEROS[str(func)]
     if accumulates is not None and not (len(args) > accumulates and args[accumulates]):
         return NotImplemented
-    with gpu.counting():
+    with gpu.mode:
         in_place = getattr(torch.ops.aten, func._schema.name.removeprefix("aten::") + "_")
         return getattr(in_place, func._overloadname or "default")(*args, **kwargs)

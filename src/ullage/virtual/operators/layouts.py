@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.call.plan import handler, register
+from ullage.virtual.call.plan import gpu_handler, handler, register
 from ullage.virtual.state import GPUState
 
 _Tensor = torch.Tensor
@@ -58,7 +58,7 @@ def follow(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     """Run an operator by PyTorch's own code for CPU and CUDA, or by what CUDA does in its place."""
     own = (_OWN_BY_ROWS if keys is _BY_ROWS else _OWN_BY_COORDINATES).get(str(func))
     args = _with_tensors(func, args)
-    with gpu.counting():
+    with gpu.mode:
         if own is not None:
             result = own(gpu, *args, **kwargs)
             if result is not NotImplemented:
@@ -81,23 +81,16 @@ def _with_tensors(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 _MAKERS = ("aten._sparse_coo_tensor_with_dims.default", "aten._sparse_coo_tensor_with_dims_and_tensors.default")
+_COMPRESSED = ("csr", "csc", "bsr", "bsc")
 _COMPRESSED_MAKERS = (
-    "aten._sparse_compressed_tensor_unsafe.default",
-    "aten._sparse_csr_tensor_unsafe.default",
-    "aten._sparse_csc_tensor_unsafe.default",
-    "aten._sparse_bsr_tensor_unsafe.default",
-    "aten._sparse_bsc_tensor_unsafe.default",
+    *(f"aten._sparse_{layout}_tensor_unsafe.default" for layout in ("compressed", *_COMPRESSED)),
     "aten._sparse_compressed_tensor_with_dims.default",
     "aten.sparse_compressed_tensor.comp_plain_value",
     "aten.sparse_compressed_tensor.comp_plain_value_size",
 )
 _FROM_DENSE = (
-    "aten._to_sparse.default",
-    "aten._to_sparse.sparse_dim",
-    "aten._to_sparse_csr.default",
-    "aten._to_sparse_csc.default",
-    "aten._to_sparse_bsr.default",
-    "aten._to_sparse_bsc.default",
+    *("aten._to_sparse.default", "aten._to_sparse.sparse_dim"),
+    *(f"aten._to_sparse_{layout}.default" for layout in _COMPRESSED),
 )
 
 
@@ -179,7 +172,7 @@ def validate(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return None
 
 
-@handler(
+@gpu_handler(
     "aten.quantize_per_tensor.default",
     "aten.quantize_per_tensor.tensor_qparams",
     "aten.quantize_per_channel.default",
@@ -187,8 +180,6 @@ def validate(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 )
 def quantize(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Quantized tensors are objects of C++ with a storage on a real GPU; a bare type would not know its scale."""
-    if not args[0].is_cuda:
-        return gpu.host.call(func, args, kwargs)
     gpu.refuse("a quantized tensor", "use torch.int8 or float8 types, or fake quantization, or quantize on the CPU")
 
 

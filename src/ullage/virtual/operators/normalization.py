@@ -341,14 +341,14 @@ def _strides(source: torch.Tensor) -> tuple[int, ...]:
 def statistics(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The mean and the inverse deviation by channel, in the type that sums are made in."""
     dtype = torch.float64 if args[0].dtype is torch.float64 else torch.float32
-    with gpu.counting():
+    with gpu.mode:
         return tuple(args[0].new_empty(args[0].shape[1], dtype=dtype) for _ in range(2))
 
 
 @handler("aten.batch_norm_elemt.default", "aten.batch_norm_backward_elemt.default")
 def elementwise(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The normalized input, or its gradient."""
-    with gpu.counting():
+    with gpu.mode:
         return torch.empty_like(args[0])
 
 
@@ -357,6 +357,6 @@ def backward_sums(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
     """Sums of gradients by channel; the gradients of the weights only where they are wanted."""
     mean, weight, (inputs, weights, biases) = args[2], args[4], args[5:8]
     like = mean if weight is None else weight
-    with gpu.counting():
+    with gpu.mode:
         made = [(mean, inputs), (mean, inputs), (like, weights), (like, biases)]
         return tuple(torch.empty_like(each) if wanted else None for each, wanted in made)

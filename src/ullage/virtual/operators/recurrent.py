@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.call.native import view_without_data
+from ullage.virtual.call.native import storage_of, view_without_data
 from ullage.virtual.call.plan import HANDLERS, bytes_of, contiguous_strides, handler
 from ullage.virtual.operators.recurrent_kernels import (
     GRU,
@@ -128,7 +128,7 @@ def pack_padded_sequence(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs
     if not source.is_cuda:
         return NotImplemented
     by_batch = lengths_of(gpu, lengths, source.shape[1] if batch_first else source.shape[0])
-    with gpu.counting():
+    with gpu.mode:
         timed = source.transpose(0, 1) if batch_first else source
         pieces: list[Any] = []
         sizes, before = [], 0
@@ -166,7 +166,7 @@ def ctc_by_tensors(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict
     longest = targets.shape[1] if targets.dim() == 2 else targets.numel() // max(1, log_probs.shape[1])
     numbers = [lengths_of(gpu, args[first + 2], log_probs.shape[0]), lengths_of(gpu, args[first + 3], longest)]
     packet = torch.ops.aten._ctc_loss if first == 0 else torch.ops.aten._ctc_loss_backward
-    with gpu.counting():
+    with gpu.mode:
         return packet.default(*args[: first + 2], *numbers, *args[first + 4 :], **kwargs)
 
 
@@ -194,7 +194,6 @@ _MODES = {"rnn_relu": RELU, "rnn_tanh": TANH, "lstm": LSTM, "gru": GRU}
 _NAMES = {"RNN_RELU": RELU, "RNN_TANH": TANH, "LSTM": LSTM, "GRU": GRU}
 _ACCEPTABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _STATE_A_THREAD = 24  # bytes of cuDNN's random number generator for every thread that the GPU can hold
-_storage_of = torch._C.TensorBase.untyped_storage
 
 
 def install(gpu: GPUState, library: torch.library.Library) -> Callable[[], None]:
@@ -230,7 +229,7 @@ def under_inference_mode(front: Callable[..., Any]) -> Callable[..., Any]:
     def handle(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not args[0].is_cuda:
             return NotImplemented
-        with gpu.counting():
+        with gpu.mode:
             return front(*args, **kwargs)
 
     return handle
@@ -325,13 +324,13 @@ def _acceptable(source: Any) -> bool:
 
 def _flat_buffer(params: Sequence[Any], network: RecurrentNetwork, stride: int) -> torch.Tensor | None:
     """RNN.cpp, try_get_weight_buf: the buffer behind the parameters, if they lie in it as cuDNN wants them."""
-    storage = _storage_of(params[0])
+    storage = storage_of(params[0])
     count = network.parameters()
     if storage.nbytes() < count * params[0].element_size():
         return None
     expected = parts_of(view_without_data(params[0].detach(), (count,), (1,), 0), params, stride)
     for param, part in zip(params, expected, strict=True):
-        if _storage_of(param)._cdata != storage._cdata or param.storage_offset() != part.storage_offset():
+        if storage_of(param)._cdata != storage._cdata or param.storage_offset() != part.storage_offset():
             return None
     return view_without_data(params[0].detach(), (count,), (1,), 0)
 

@@ -86,9 +86,14 @@ def add_geqrf(steps: Steps, batch: int, rows: int, columns: int, itemsize: int) 
     if rows <= 256 and batch >= max(2, rows // 16):
         steps.temporary(batch * _POINTER, batch * _POINTER).free(-1, -2)
         return
+    _one_by_one(steps, batch, geqrf_workspace(columns, itemsize) + 128)
+
+
+def _one_by_one(steps: Steps, batch: int, workspace: int) -> None:
+    """Take cuSOLVER's workspace for one matrix after another, next to an error code."""
     info = steps.take(INFO)
     for _ in range(batch):
-        steps.temporary(geqrf_workspace(columns, itemsize) + 128).free(-1)
+        steps.temporary(workspace).free(-1)
     steps.free(info)
 
 
@@ -99,13 +104,8 @@ def geqrf_workspace(columns: int, itemsize: int) -> int:
 
 def add_orgqr(steps: Steps, batch: int, rows: int, columns: int, reflectors: int, itemsize: int) -> None:
     """orgqr_helper_cusolver: one matrix after another."""
-    if reflectors == 0:
-        return
-    numbers = orgqr_numbers(rows, columns, reflectors)
-    info = steps.take(INFO)
-    for _ in range(batch):
-        steps.temporary(numbers * itemsize).free(-1)
-    steps.free(info)
+    if reflectors:
+        _one_by_one(steps, batch, orgqr_numbers(rows, columns, reflectors) * itemsize)
 
 
 def orgqr_numbers(rows: int, columns: int, reflectors: int) -> int:
@@ -118,10 +118,7 @@ def orgqr_numbers(rows: int, columns: int, reflectors: int) -> int:
 def add_ormqr(steps: Steps, batch: int, rows: int, reflectors: int, right: int, itemsize: int) -> None:
     """ormqr_cusolver: one matrix after another."""
     numbers = 65792 + 256 * rows + rows * reflectors + reflectors**2 + 512 * right
-    info = steps.take(INFO)
-    for _ in range(batch):
-        steps.temporary(numbers * itemsize).free(-1)
-    steps.free(info)
+    _one_by_one(steps, batch, numbers * itemsize)
 
 
 def add_eigh(steps: Steps, batch: int, length: int, dtype: torch.dtype) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ullage.virtual.call.native import same_memory
-from ullage.virtual.call.plan import contiguous_strides, handler, span_of_elements
+from ullage.virtual.call.plan import contiguous_strides, gpu_handler, handler, span_of_elements
 from ullage.virtual.state import GPUState
 
 
@@ -80,11 +80,9 @@ def resize_to(gpu: GPUState, tensor: torch.Tensor, size: Sequence[int]) -> torch
     return tensor
 
 
-@handler("aten.resize_as_.default")
+@gpu_handler("aten.resize_as_.default")
 def resize_as(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`resize_` to the size of another tensor."""
-    if not args[0].is_cuda:
-        return gpu.host.call(func, args, kwargs)
     return resize(gpu, torch.ops.aten.resize_.default, (args[0], list(args[1].shape)), {})
 
 

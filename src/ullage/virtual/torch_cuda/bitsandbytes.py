@@ -69,6 +69,6 @@ def run_kernel(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
             return NotImplemented  # older than its kernels in Python
     for key in ("CUDA", "CompositeExplicitAutograd"):
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
-            with gpu.counting():
+            with gpu.mode:
                 return func._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs)
     return NotImplemented

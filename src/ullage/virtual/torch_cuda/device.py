@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -192,19 +193,15 @@ def _forget_initialization(replacements: Replacements) -> None:
         replacements.on_undo(lambda: require(_DEVICE_TYPE, True))
 
 
-_found: list[Any] = []
-
-
+@functools.cache
 def _set_requires_device_init() -> Any:
-    if not _found:
-        library = Path(torch.__file__).parent / "lib" / "libtorch_python.so"
-        try:
-            function = ctypes.PyDLL(str(library))["_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"]
-            function.argtypes, function.restype = [ctypes.c_int8, ctypes.c_bool], None
-        except (OSError, AttributeError):
-            function = None
-        _found.append(function)
-    return _found[0]
+    library = Path(torch.__file__).parent / "lib" / "libtorch_python.so"
+    try:
+        function = ctypes.PyDLL(str(library))["_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"]
+    except (OSError, AttributeError):
+        return None
+    function.argtypes, function.restype = [ctypes.c_int8, ctypes.c_bool], None
+    return function
 
 
 # torch.accelerator: the same device under its general name.

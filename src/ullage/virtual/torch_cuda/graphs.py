@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ullage.allocator import PoolId
+from ullage.allocator import PoolId, checkpoint
 from ullage.allocator.private_pools import NO_POOL
 from ullage.virtual.call.native import thread_on_gpu
 from ullage.virtual.call.replacements import Replacements
@@ -181,7 +181,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
         "_cuda_endAllocateCurrentStreamToPool": lambda device, pool: graphs.pools.end(pool),  # up to PyTorch 2.7
         "_cuda_releasePool": lambda device, pool: graphs.pools.release(pool),
         "_cuda_checkPoolLiveAllocations": lambda device, pool, expected: graphs.live_addresses(pool) == set(expected),
-        "_cuda_getCheckpointState": lambda device, pool: memory.checkpoint_pool(pool),
+        "_cuda_getCheckpointState": lambda device, pool: checkpoint(memory.allocator, pool),
         "_host_emptyCache": lambda: None,
     }
     replacements.put_all(torch._C, functions)

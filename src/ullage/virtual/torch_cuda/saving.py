@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import serialization
 
+from ullage.virtual.call.native import storage_of
 from ullage.virtual.call.plan import contiguous_strides
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.state import GPUState, gpus_in_use
 from ullage.virtual.torch_cuda.tensors import view_of
 
-_storage_of: Any = torch._C.TensorBase.untyped_storage
 _rebuild_original: Any = torch._utils._rebuild_tensor
 _reduce_original: Any = torch.Tensor._reduce_ex_internal
 
@@ -95,7 +95,7 @@ def _reduce(self: torch.Tensor, proto: int) -> Any:
         else:
             gpu.note("saving", "tensors of the virtual GPU were saved: shapes and types, without data")
             stand_in = _one_element(self).expand(self.shape)
-    _storage_of(stand_in).ullage_location = "cuda:0"
+    storage_of(stand_in).ullage_location = "cuda:0"
     function, args = _reduce_original(stand_in, proto)
     place = next(number for number, value in enumerate(args) if isinstance(value, bool))
     return function, (*args[:place], self.requires_grad, *args[place + 1 :])
@@ -112,7 +112,7 @@ def _reduce_on_host(gpu: GPUState, tensor: torch.Tensor, proto: int) -> Any:
 
 def _one_element(tensor: torch.Tensor) -> torch.Tensor:
     """One element for a whole storage, so that tensors which share memory share it in the file too."""
-    storage = _storage_of(tensor)
+    storage = storage_of(tensor)
     elements = storage.__dict__.setdefault("ullage_elements", {})
     element = elements.get(tensor.dtype)
     if element is None:

@@ -10,14 +10,12 @@ import torch
 from torch import nn
 from torch.cuda import jiterator
 
-from ullage.virtual.call.plan import handler, like, twin
+from ullage.virtual.call.plan import LOW_PRECISION, handler, like, twin
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.state import GPUState
 from ullage.virtual.values.known_values import is_unknown
 
-# Which attention kernels there are for jagged tensors; they are made of others and need no more.
-_LOW_PRECISION = (torch.float16, torch.bfloat16)
-_LARGEST_HEAD = 256
+_LARGEST_HEAD = 256  # of attention kernels for jagged tensors, which are made of others and need no more
 
 
 def install_jiterator(gpu: GPUState, replacements: Replacements) -> None:
@@ -59,11 +57,11 @@ def _answer(gpu: GPUState, replacements: Replacements, module: ModuleType) -> No
     ampere = gpu.spec.told_capability >= (8, 0)
 
     def can_use_flash_attention(params: Any, debug: bool = False) -> bool:
-        serves = params.query.dtype in _LOW_PRECISION and params.attn_mask is None
+        serves = params.query.dtype in LOW_PRECISION and params.attn_mask is None
         return bool(ampere and serves and params.query.shape[-1] <= _LARGEST_HEAD and torch._C._get_flash_sdp_enabled())
 
     def can_use_efficient_attention(params: Any, debug: bool = False) -> bool:
-        types = (torch.float32, *_LOW_PRECISION) if ampere else (torch.float32, torch.float16)
+        types = (torch.float32, *LOW_PRECISION) if ampere else (torch.float32, torch.float16)
         return bool(params.query.dtype in types and torch._C._get_mem_efficient_sdp_enabled())
 
     def can_use_cudnn_attention(params: Any, debug: bool = False) -> bool:

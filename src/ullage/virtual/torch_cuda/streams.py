@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ullage.virtual.call.native import backward_in_calling_thread, current_stream, when_sent_to_stream
+from ullage.virtual.call.native import GPUMode, backward_in_calling_thread, current_stream, when_sent_to_stream
 from ullage.virtual.call.plan import handler
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.distributed.ordering import Reached
@@ -150,9 +149,6 @@ class Streams:
     def external(self, pointer: int) -> int:
         return self._external.setdefault(pointer, _FIRST_EXTERNAL + len(self._external)) if pointer else 0
 
-    def current(self) -> int:
-        return self.gpu.memory.stream
-
     def set_current(self, number: int) -> None:
         self.gpu.memory.current_stream.number = number
 
@@ -215,7 +211,7 @@ class AnyStream(_Stream):  # type: ignore[misc]
 
     def __enter__(self) -> Any:
         before = self.__dict__.setdefault("_before", [])
-        before.append(_streams().current())
+        before.append(_streams().gpu.memory.stream)
         _streams().set_current(self.stream_id)
         return self
 
@@ -263,12 +259,12 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     replacements.put_all(
         torch._C,
         {
-            "_cuda_getCurrentStream": lambda device=0: (streams.current(), 0, _CUDA),
+            "_cuda_getCurrentStream": lambda device=0: (gpu.memory.stream, 0, _CUDA),
             "_cuda_getDefaultStream": lambda device=0: (0, 0, _CUDA),
-            "_cuda_getCurrentRawStream": lambda device=0: numbered(streams.current()).cuda_stream,
+            "_cuda_getCurrentRawStream": lambda device=0: numbered(gpu.memory.stream).cuda_stream,
             "_cuda_getStreamFromExternal": lambda pointer, device=0: (streams.external(pointer), 0, _CUDA),
             "_cuda_setStream": lambda stream_id, device_index=0, device_type=_CUDA: streams.set_current(stream_id),
-            "_accelerator_getStream": lambda device=0: numbered(streams.current()),
+            "_accelerator_getStream": lambda device=0: numbered(gpu.memory.stream),
             "_accelerator_setStream": lambda stream: streams.set_current(stream.stream_id),
         },
     )
@@ -325,19 +321,8 @@ def install_recording(gpu: GPUState, replacements: Replacements) -> None:
 # GPU's.
 
 
-class _ModeOfThread(TorchDispatchMode):
-    """The virtual GPU's mode in another thread; after the `with` statement, operators run as they are."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """As the mode that it passes calls on to."""
-        return True
+class _ModeOfThread(GPUMode):
+    """The virtual GPU's mode in another thread; after the `with` statement, operators run unchanged."""
 
     def __init__(self, gpu: GPUState, left: threading.Event) -> None:
         super().__init__()

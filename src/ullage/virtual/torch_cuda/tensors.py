@@ -17,14 +17,13 @@ import torch
 from torch import _tensor_str
 from torch.utils import _device as torch_device
 
-from ullage.virtual.call.native import view_without_data
+from ullage.virtual.call.native import storage_of, view_without_data
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.memory.tensors import address_of
 from ullage.virtual.state import GPUState
 
 _Base: Any = torch._C.TensorBase
 _StorageBase: Any = torch._C.StorageBase
-_storage_of = _Base.untyped_storage
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
@@ -80,20 +79,11 @@ def _leaving(gpu: GPUState) -> dict[str, Any]:
         gpu.host.fill(self)
         return as_list(self)
 
-    def filling(method: Any) -> Callable[..., Any]:
-        def call(self: torch.Tensor, *args: Any, **options: Any) -> Any:
-            if self.is_cuda:
-                gpu.refuse("DLPack", "the tensor has no data that another library could read; move it to the CPU")
-            gpu.host.fill(self)
-            return method(self, *args, **options)
-
-        return call
-
     return {
         "untyped_storage": untyped_storage,
         "numpy": numpy,
         "tolist": tolist,
-        "__dlpack__": filling(torch.Tensor.__dlpack__),
+        "__dlpack__": _dlpack(gpu, torch.Tensor.__dlpack__),
     }
 
 
@@ -149,7 +139,7 @@ def view_of(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Te
 
 
 def _copy_with_storage(gpu: GPUState, tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
-    storage = _storage_of(tensor)
+    storage = storage_of(tensor)
     key = ("ullage", storage._cdata, tensor.dtype)
     base = memo.get(key)
     if base is None:

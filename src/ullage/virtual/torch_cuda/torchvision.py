@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.call.plan import handler
+from ullage.virtual.call.plan import gpu_handler
 from ullage.virtual.call.replacements import after_import
 from ullage.virtual.state import GPUState
 
@@ -90,15 +90,13 @@ def _say_that_they_are_there(extension: ModuleType) -> None:
     extension._has_ops = lambda: True  # type: ignore[attr-defined]
 
 
-@handler("torchvision.nms.default")
+@gpu_handler("torchvision.nms.default")
 def nms(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Non-maximum suppression. How many boxes are kept depends on data; all of them are assumed.
 
     torchvision/csrc/ops/cuda/nms_kernel.cu: the sorted boxes, the order and a bit mask are temporaries.
     """
     boxes = args[0]
-    if not boxes.is_cuda:
-        return gpu.host.call(func, args, kwargs)
     count, memory = boxes.shape[0], gpu.memory
     gpu.note("shapes", "non-maximum suppression was taken to keep every box")
     if count:

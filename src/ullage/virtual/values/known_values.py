@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from ullage.virtual.call.native import storage_of
 from ullage.virtual.call.plan import span_of_elements
 from ullage.virtual.memory.deferred_cpu import Host
 from ullage.virtual.memory.tensors import DeviceMemory
@@ -57,7 +58,6 @@ ANSWERED = _COMPARISONS | {_ALL, _TOPK}  # also for numbers without data
 
 _CPU = torch.device("cpu")  # named, because the script may have set another default
 _Tensor = torch.Tensor
-_storage_of: Any = torch._C.TensorBase.untyped_storage
 
 
 @functools.cache
@@ -73,7 +73,7 @@ def is_unknown(value: Any) -> bool:
     """Whether a value is a tensor on the GPU without known values."""
     if not (isinstance(value, _Tensor) and value.is_cuda):
         return False
-    watch = getattr(_storage_of(value), "ullage", None)
+    watch = getattr(storage_of(value), "ullage", None)
     return watch is not None and watch.value is None
 
 
@@ -99,7 +99,7 @@ class KnownValues:
 
     def known(self, tensor: _Tensor) -> _Tensor | None:
         """The values as a CPU tensor over the twin of the memory, or `None`."""
-        watch = getattr(_storage_of(tensor), "ullage", None)
+        watch = getattr(storage_of(tensor), "ullage", None)
         if watch is None:
             return None if tensor.numel() else torch.empty(tensor.shape, dtype=tensor.dtype, device=_CPU)
         if watch.value is None or tensor.is_complex():
@@ -111,7 +111,7 @@ class KnownValues:
 
         `supposed` says that they follow from numbers that were made up.
         """
-        storage = _storage_of(tensor)
+        storage = storage_of(tensor)
         watch = getattr(storage, "ullage", None)
         if watch is None:
             return
@@ -142,14 +142,14 @@ class KnownValues:
 
     def marks(self, tensor: _Tensor) -> int | None:
         """At most so many elements of a tensor are not zero; `None` if nobody knows."""
-        watch = getattr(_storage_of(tensor), "ullage", None)
+        watch = getattr(storage_of(tensor), "ullage", None)
         if watch is None or 0 in tensor.stride():
             return None
         most = watch.marks if watch.value is None else int(torch.count_nonzero(watch.value))
         return None if most is None else min(most, tensor.numel())
 
     def _set_marks(self, tensor: _Tensor, marks: int | None) -> None:
-        watch = getattr(_storage_of(tensor), "ullage", None)
+        watch = getattr(storage_of(tensor), "ullage", None)
         if watch is not None:
             watch.marks = marks
 
@@ -174,9 +174,9 @@ class KnownValues:
 
     def copied_storage(self, source: _Tensor, target: _Tensor) -> None:
         """Take over what is known of the whole memory of a tensor that was copied with it."""
-        watch = getattr(_storage_of(source), "ullage", None)
+        watch = getattr(storage_of(source), "ullage", None)
         if watch is not None and watch.value is not None:
-            _storage_of(target).ullage.value = watch.value.clone()
+            storage_of(target).ullage.value = watch.value.clone()
 
     def computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
         """The results of a call on known values; `None` if one of its tensors is unknown, or the CPU cannot do it."""
@@ -242,7 +242,7 @@ class KnownValues:
 
     def _follow_all(self, flags: _Tensor, result: _Tensor) -> None:
         """It is asked whether all flags hold."""
-        watch = getattr(_storage_of(flags), "ullage", None)
+        watch = getattr(storage_of(flags), "ullage", None)
         if watch is not None and isinstance(watch.marks, _Alike):
             self._note("values", _asked(flags, "a comparison"))
             self._supposing = True
@@ -266,7 +266,7 @@ class KnownValues:
     def is_supposed(self, value: Any) -> bool:
         """Whether values follow from numbers that were made up."""
         if isinstance(value, _Tensor) and value.is_cuda:
-            value = getattr(getattr(_storage_of(value), "ullage", None), "value", None)
+            value = getattr(getattr(storage_of(value), "ullage", None), "value", None)
         return getattr(value, "supposed", False)
 
     def tensor(self, value: _Tensor) -> _Tensor:
@@ -278,7 +278,7 @@ class KnownValues:
     def forget_marks(self, written: Sequence[_Tensor]) -> bool:
         """Something unknown was written to tensors without known values; false if one of them has known values."""
         for tensor in written:
-            watch = getattr(_storage_of(tensor), "ullage", None)
+            watch = getattr(storage_of(tensor), "ullage", None)
             if watch is not None:
                 if watch.value is not None:
                     return False
@@ -318,7 +318,7 @@ class KnownValues:
                 self.set(written[0], known[0])
 
     def _has_values(self, tensor: _Tensor) -> bool:
-        watch = getattr(_storage_of(tensor), "ullage", None)
+        watch = getattr(storage_of(tensor), "ullage", None)
         return watch is not None and watch.value is not None
 
     def _known_arguments(self, value: Any, most: int) -> Any:
@@ -382,7 +382,7 @@ def most_computed(dtype: torch.dtype) -> int:
 
 def _is_whole(tensor: _Tensor) -> bool:
     """Whether a tensor is all of its memory."""
-    nbytes: int = _storage_of(tensor).nbytes()
+    nbytes: int = storage_of(tensor).nbytes()
     return tensor.numel() * tensor.element_size() == nbytes
 
 

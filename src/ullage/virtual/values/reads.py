@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.call.plan import contiguous_strides, handler, span_of_elements
+from ullage.virtual.call.plan import contiguous_strides, gpu_handler, handler, span_of_elements
 from ullage.virtual.operators.copies import layout_of_copy
 from ullage.virtual.state import GPUState
 from ullage.virtual.values.known_values import LARGEST_KNOWN
@@ -36,17 +36,15 @@ def equal(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         return known[0]
     gpu.note("values", "torch.equal or allclose compared tensors without data: answered by their sizes")
     if func is torch.ops.aten.allclose.default:
-        with gpu.counting():
+        with gpu.mode:
             torch.isclose(*args[:2]).all()
     return args[0].shape == args[1].shape
 
 
-@handler("aten._is_all_true.default", "aten._is_any_true.default")
+@gpu_handler("aten._is_all_true.default", "aten._is_any_true.default")
 def checked(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """How PyTorch checks arguments (of distributions, for one): unknown values are taken for valid ones."""
-    if not args[0].is_cuda:
-        return gpu.host.call(func, args, kwargs)
-    with gpu.counting():
+    with gpu.mode:
         all_true = func is torch.ops.aten._is_all_true.default
         result = args[0].all() if all_true else args[0].any()
     if gpu.values.known(result) is None or gpu.values.is_supposed(args[0]):
