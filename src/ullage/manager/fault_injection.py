@@ -1,7 +1,6 @@
-"""Named places where a test may end the daemon as a power cut would: `ULLAGE_CRASH_AT=placed ullage serve`.
+"""Named points at which a test may kill the daemon: `ULLAGE_CRASH_AT=placed ullage serve`.
 
-Each name stands between two steps that must both be true or be repaired later. `tests/manager/test_kills.py` ends the
-daemon at every one of them, twice in a row, and counts what the jobs themselves wrote down.
+Each lies between two steps that must both happen or be repaired. `tests/manager/test_kills.py` uses all of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Policies by what a user types: a name (`magm`), or a function in a Python file (`my_policy.py:choose`).
-
-The function is code that runs as whoever loads it. What it may do is in `ullage.manager.placement.own_policies`.
-"""
+"""Policies by name (`magm`), or by a function in a Python file (`my_policy.py:choose`), which runs as the user who
+loads it (`ullage.manager.placement.own_policies`)."""
 
 from __future__ import annotations
 
@@ -21,10 +19,8 @@ _SUFFIX = ".py"
 
 
 def load_policy(reference: str, guarded: bool = False) -> Policy:
-    """The policy of that name, or the one that a function in a file makes.
-
-    With `guarded` the file must be such that nobody but root and this user can change it.
-    """
+    """Return the policy of a name, or of a function in a file. If `guarded`, only root and this user may be able to
+    change it."""
     place, _, name = reference.rpartition(":")
     if reference.endswith(_SUFFIX):
         raise InvalidValue(f"needed the function, too: {reference}:choose")

@@ -95,8 +95,8 @@ def cells_of(row: dict[str, Any]) -> list[str]:
 
 
 def sums_of(found: dict[str, Any], figure: str = "gpu_hours") -> tuple[str, str | None, Sums, list[str]]:
-    """A figure of a report for a picture: what a bar is for (a day, where there are days), what it is stacked by, the
-    bars by name with their parts by name, and the names of the parts, the largest first."""
+    """Return a figure for a bar chart: the keys of bars (days if there are any) and of their parts, the bars with
+    their parts by name, and the names of the parts, largest first."""
     keys = sorted(found["by"], key=lambda key: key != "day")
     across, stacked = keys[0], keys[1] if len(keys) > 1 else None
     bars: Sums = {}

@@ -1,8 +1,5 @@
-"""Everything that can be asked of a daemon: the one list that the socket, the HTTP API, and clients go by.
-
-What a verb takes is the signature of its method in `ullage.manager.core.orders.Orders`: requests are checked by it,
-and the HTTP API is made from it.
-"""
+"""The orders of a daemon, for the socket, the HTTP API and clients. A verb's arguments are the parameters of its
+method in `Orders`."""
 
 from __future__ import annotations
 
@@ -10,10 +7,8 @@ from typing import Literal, NamedTuple
 
 
 class Verb(NamedTuple):
-    """What a token has to allow for it, how the daemon does it, and its place in the HTTP API, if it has one.
-
-    Verbs that change something are done in a transaction; those that may take long, in a thread that only reads.
-    """
+    """The scope that a verb needs, how the daemon does it (changes in a transaction, long answers in a reading
+    thread), and its place in the HTTP API."""
 
     scope: Literal["read", "submit", "operate"]
     how: Literal["at once", "changes", "long"] = "at once"

@@ -1,8 +1,7 @@
-"""What every HTTP request passes before a route sees it: a token, limits of requests and connections, limits of size.
+"""The checks before each HTTP request: its token, and limits of requests, connections and sizes.
 
-A request without a token of this daemon is refused before its body is read, whatever its path; only `/health`, which
-says nothing but whether the daemon is well, needs none. Connections that have not sent a whole request in time are
-closed, and where there are too many, the one that has been idle longest.
+A request without a valid token is refused before its body is read, except for `/health`. Incomplete requests time out.
+If there are too many connections, the one idle longest is closed.
 """
 
 from __future__ import annotations
@@ -37,10 +36,8 @@ def problem(kind: str, message: str, status: int, headers: dict[str, str] | None
 
 
 class Gate:
-    """Says whose token a request has (`request.state.caller`), and lets each user make `each` requests at a time.
-
-    `health` says in one word whether the daemon is well ("ok"); it is asked by the thread of the API.
-    """
+    """Checks the token of a request (`request.state.caller`), and lets each user make `each` requests at a time.
+    `health` returns the daemon's health in one word; the thread of the API calls it."""
 
     def __init__(self, app: ASGIApp, whose: Whose, each: int, health: Callable[[], str] = lambda: "ok") -> None:
         self._app, self._whose, self._each, self._health = app, whose, each, health

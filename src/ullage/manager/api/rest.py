@@ -1,7 +1,7 @@
-"""The REST API: what the command line can ask, over HTTP with a token. `GET /openapi.json` describes it.
+"""The REST API: the orders of `VERBS` over HTTP, with a token. `GET /openapi.json` describes it.
 
-First the error messages that hold for all requests, then the routes, which are made from `VERBS` and from the
-signatures of `Orders`. The app knows nothing of the daemon but a function that does an order for somebody.
+Routes are made from `VERBS` and the signatures of `Orders`. The app knows the daemon only as a function that does
+orders.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def make_app(
     say: Callable[[str], None] = lambda text: None,
     health: Callable[[], str] = lambda: "ok",
 ) -> FastAPI:
-    """The app: `ask` does an order, `whose` says whose token it is, `each` is how many requests one user may make at a
-    time, `ending` says whether streams are to end, `health` is what `/health` answers, which needs no token."""
+    """Make the app. `ask` does an order, `whose` returns a token's caller, `each` limits the requests of a user,
+    `ending` stops streams, `health` answers `/health`."""
     app = FastAPI(
         title="Ullage",
         version=ullage.__version__,

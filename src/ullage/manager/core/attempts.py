@@ -1,5 +1,5 @@
-"""Follows attempts that may be alive: sees them begin and end, decides what becomes of their jobs, and watches that
-they keep to their promises and time slots."""
+"""Follows live attempts: sees them begin and end, decides what follows for their jobs, and checks promises and time
+slots."""
 
 from __future__ import annotations
 

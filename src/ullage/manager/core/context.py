@@ -32,10 +32,8 @@ _MARK = f"{TOKEN}=".encode()
 
 
 class SlotReader:
-    """Turns readings of the monitor into the slots that placement sees, and into what each attempt holds.
-
-    A process belongs to an attempt by the name of its cgroup or the token in its environment, whoever started it.
-    """
+    """Turns the monitor's readings into slots for placement and memory by attempt. A process belongs to an attempt by
+    its cgroup's name or the token in its environment."""
 
     def __init__(self, monitor: Monitor, busy_window: float = 10.0) -> None:
         self.monitor, self.busy_window = monitor, busy_window
@@ -57,8 +55,8 @@ class SlotReader:
     def look(
         self, drained: Collection[str], booked: Sequence[tuple[str, Booking]] = ()
     ) -> tuple[list[Slot], dict[str, dict[str, int]]]:
-        """The slots now, and the bytes that each attempt holds, by token and slot. `drained` are the devices that get
-        no new jobs, `booked` those that get none of others for a time."""
+        """Return the slots, and the memory by token and slot. `drained` devices get no new jobs, `booked` ones only
+        some at times."""
         held: dict[str, dict[str, int]] = {}
         slots = []
         for device in self.devices():
@@ -139,10 +137,7 @@ def _token_of(pid: int) -> str | None:
 
 @dataclass
 class ServiceState:
-    """Whether the daemon has work to do or is to end, and what its last step could not do.
-
-    Any part may call `wake` and `end`; the daemon's loop waits for both. It can be made before the loop runs.
-    """
+    """The health and the wake-up and end signals of a daemon. It can be made before the loop runs."""
 
     began: float
     woken: asyncio.Event = field(default_factory=asyncio.Event)

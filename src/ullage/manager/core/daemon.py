@@ -1,7 +1,6 @@
 """The daemon: one process, one event loop, one writer. It waits for orders, ends and readings, and then takes a step.
 
-A step looks at what is true (folders of attempts, readings of the monitor), writes down what has changed, and starts
-what may start. A step can be repeated at any time, so an interrupted one is simply taken again.
+A step observes folders of attempts and readings, records changes, and starts jobs. An interrupted step is repeated.
 """
 
 from __future__ import annotations
@@ -291,8 +290,7 @@ class Daemon:
                 self.context.launcher.remove(job)
 
     async def call(self, caller: Caller, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
-        """Do an order, in the thread of the event loop. `events` may wait for something to happen, `estimated` for the
-        answer."""
+        """Do an order in the event loop's thread. `events` and `estimated` may wait for news."""
         do, arguments = self._verb(verb, arguments)
         scope, how = VERBS[verb].scope, VERBS[verb].how
         if SCOPES.index(caller.scope) < SCOPES.index(scope):

@@ -181,8 +181,8 @@ class JobEditor:
     def _spec_again(
         self, caller: Caller, job: JobRecord, env: Mapping[str, str] | None, memory: int | None
     ) -> tuple[JobSpec, dict[str, Any] | None]:
-        """What a job that is over asks for now, and what is kept of that, if it differs from before: without its own
-        environment it has `env`, and with `memory` it asks for that."""
+        """Return the spec of a finished job with `env` if its own is gone and with `memory`, and its stored form if it
+        changed."""
         kept = job.asked("env") is not None
         changes: dict[str, Any] = {} if kept else {"env": dict(env or {})}
         changes |= {} if memory is None else {"memory": memory}

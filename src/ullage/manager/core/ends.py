@@ -122,11 +122,8 @@ class AttemptEnd:
 
 
 def classify(record: dict[str, Any], output: str, gpu_lost: bool = False, mps_lost: bool = False) -> AttemptEnd:
-    """The cause of an end from its exit record, the end of its output, and what was seen of the GPU at that time.
-
-    A program that ended well is finished whatever it printed; one that we stopped was stopped; only of the others the
-    output is read.
-    """
+    """Return the cause of an end from its exit record, its output, and the state of the GPU. The output counts only if
+    neither exit code 0 nor a stop explains the end."""
     code, number, reason = record.get("code"), record.get("signal"), record.get("reason")
     if reason in _STOPPED:
         return AttemptEnd(*_STOPPED[reason])
@@ -185,12 +182,9 @@ _NEARLY = 0.9  # of a promise or of a GPU
 def was_seen(
     ended: AttemptEnd, attempt: AttemptRecord, used: int | None, fullest: float, gpu_lost: bool, mps_lost: bool
 ) -> bool:
-    """Whether the daemon has seen what an end is put down to. Only then does the job's next attempt go before others:
-    printing "CUDA out of memory" must not be a way to the front of the queue.
-
-    `used` is the most that the job was seen to hold on a GPU, `fullest` the largest part of one of its GPUs that was in
-    use meanwhile.
-    """
+    """Whether the daemon itself saw the cause of an end. Only then does the next attempt go first: printing "CUDA out
+    of memory" must not be a way to the front of the queue. `used` is the job's highest use of a GPU, `fullest` that of
+    all processes as a share."""
     if ended.cause is Cause.GPU_MEMORY:
         return fullest >= _NEARLY or bool(attempt.promise and used and used >= _NEARLY * attempt.promise)
     return (
@@ -201,10 +195,8 @@ def was_seen(
 def what_next(
     job: JobRecord, attempt: AttemptRecord, ended: AttemptEnd, used: int | None, largest: int, rules: RecoveryRules
 ) -> RetryDecision:
-    """Whether a job gets another attempt. `used` is the most that was seen in use, `largest` the largest GPU's memory.
-
-    What the job itself asked for comes first; then, where it is not the program's fault, the rules of placement.
-    """
+    """Decide about another attempt: first by the job's own settings, then by placement's rules. `used` is the job's
+    highest use, `largest` the largest GPU's memory."""
     stay = RetryDecision(False, job.promise, job.exclusive, ended.detail)
     if job.asked("requeue") is False and ended.cause is not Cause.NOT_STARTED:
         return stay._replace(text=f"{ended.detail}; it asked never to be started twice")

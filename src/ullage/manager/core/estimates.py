@@ -35,11 +35,8 @@ from ullage.units import GIB, format_duration
 
 @dataclass(frozen=True)
 class EstimateQuestion:
-    """One thing to estimate: a script with its arguments, a module, or a model's name or file with options.
-
-    `program` runs a script, and `launcher` starts that (`ScriptCommand`). A path is as the job's user wrote it: only
-    the process with that user's rights looks whether it is there.
-    """
+    """One thing to estimate: a script with its arguments, a module, or a model with options. `program` and `launcher`
+    are those of `ScriptCommand`. Only a process with the user's rights checks the path."""
 
     source: str
     args: tuple[str, ...] = ()
@@ -72,11 +69,8 @@ def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
 
 
 def key_of(spec: JobSpec, uid: int, estimator: str, gpus: Sequence[str]) -> str:
-    """What an estimate is kept by: who asks, what is run where, on which GPUs, and the versions of what answers.
-
-    The variables and files that the answer follows from are not in it: those are known after the run only, and are kept
-    beside the answer.
-    """
+    """Return the cache key of an estimate: user, commands, folder, GPUs and versions. The variables and files that the
+    run reads are not known before it; they are stored with the answer."""
     questions = questions_of(spec)
     by_path = any(question.program is not None and os.sep not in question.program for question in questions)
     known = {
@@ -117,10 +111,10 @@ _NONSENSE = "its process gave an answer that makes no sense"
 
 @dataclass(frozen=True)
 class EstimateAnswer:
-    """The result of an estimate: `upper` in bytes, or `None`, and a note that says where it comes from or why not.
+    """The result of an estimate: `upper` in bytes, or `None`, and a note on its source or its failure.
 
-    `own_failure`: the script fails by itself, on a real GPU as well. `reads` is what the answer follows from; without
-    it the answer holds for the jobs that asked for it and for no other.
+    `own_failure`: the script would fail on a real GPU too. `reads` are its inputs; without them the answer is not
+    cached.
     """
 
     upper: int | None
@@ -153,11 +147,8 @@ class EstimateAnswer:
 
 @dataclass(frozen=True)
 class EstimateRequest:
-    """An estimate to make, with the key by which it is kept. `env`, `cwd`, `conda` and `rights` are the job's.
-
-    `kept` are earlier answers for the same key and the same variables. One of them is the answer if every file that it
-    follows from is as it was.
-    """
+    """A request for an estimate, with its cache key. `env`, `cwd`, `conda` and `rights` are the job's. `kept` are
+    cached answers for the same variables: the first whose files are unchanged is the answer."""
 
     key: str
     uid: int
@@ -217,11 +208,10 @@ class _Work:
 
 
 class Estimates:
-    """Makes the estimates that jobs want. `done` is told of each, in the event loop's thread.
+    """Makes estimates; `done` gets each answer in the event loop's thread.
 
-    A request is first compared with the answers that are kept. If none holds, it waits for its turn: the next estimate
-    is of a user who has the fewest under way, of those the one who was served longest ago. Nobody has more than
-    `per_user` under way.
+    A request is compared with cached answers, then waits for its turn. The user with the fewest estimates under way is
+    next, then the one served longest ago; nobody has more than `per_user` under way.
     """
 
     def __init__(self, rules: EstimateSettings, done: Done) -> None:
@@ -244,8 +234,8 @@ class Estimates:
         self._warm = WorkerPool(_PRELOAD, most=max(_WARM_AT_LEAST, self.at_once), limits=limits)
 
     def want(self, job: int | str, request: EstimateRequest, done: Done | None = None) -> None:
-        """Ask for an estimate, for a job or for a question, of which `done` is told. The same that has not begun yet is
-        made once; one that has begun is compared with."""
+        """Request an estimate for a job or a question. Equal requests that have not begun share one; a later one is
+        compared with it."""
         known = self._of_job.get(job)
         if known is not None and known.request.identity == request.identity:
             return
@@ -494,10 +484,7 @@ _MOST_AT_ONCE = 64
 
 
 def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> EstimateAnswer:
-    """The bound, or `None`, the note that the job keeps, and what it all follows from.
-
-    The answer comes from a process of the user, who may have it say anything.
-    """
+    """Read an answer, which comes from a process of the user and may be anything."""
     answer, reads = outcome.answer, outcome.reads
     if answer is None:
         told = outcome.failure if outcome.reason == "error" else f"it {outcome.failure}"

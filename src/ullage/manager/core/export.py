@@ -25,8 +25,8 @@ from ullage.manager.storage.records import AttemptRecord, JobRecord
 def trace(
     context: ManagerContext, caller: Caller, since: float | None, until: float | None, user: str | None, there: bool
 ) -> dict[str, Any]:
-    """The jobs that were submitted between two times (the last seven days), as far as the caller may see them; with
-    `there`, those too that had been submitted before and were not over yet."""
+    """Return the jobs submitted between two times (the last seven days) that the caller may see; with `there`, also
+    unfinished earlier ones."""
     begin, end = times_asked(context, since, until)
     others: Others = "all" if caller.operator else context.settings.access.report
     jobs = [job for job in context.store.history.submitted_between(begin, end, there) if user in (None, job.user)]
@@ -36,8 +36,8 @@ def trace(
 
 
 def stored_trace(place: Path, since: float = 0.0, until: float | None = None) -> dict[str, Any]:
-    """The same for all jobs in the database of a daemon that does not run: its file, a copy of it, or a folder that has
-    it. It is read from another copy, so that nothing about it changes."""
+    """Return the same for all jobs in the database of a stopped daemon: its file, a copy, or its folder. A copy is
+    read, so that the database stays unchanged."""
     files = (place, place / FILE, place / "manager" / FILE)
     file = next((each for each in files if each.is_file()), None)
     if file is None:

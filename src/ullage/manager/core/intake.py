@@ -1,8 +1,7 @@
-"""Takes jobs in: submissions become rows, with a promise that was asked for, kept from before, or to be estimated.
+"""Takes jobs in, with a promise that is requested, cached, or to be estimated.
 
-Arrays are estimated by a few of their elements: where those agree, they speak for the rest. The first, the last and
-what lies evenly between them are taken, since what grows with the index is largest at an end. Where they do not agree,
-or have read different files, every element is estimated for itself.
+Of an array, a few evenly spread jobs are estimated, with the first and the last, since needs that grow with the index
+are largest at an end. If they agree and read the same files, they speak for the others.
 """
 
 from __future__ import annotations
@@ -278,10 +277,8 @@ class Intake:
         self._context.service.wake()
 
     async def follow(self, commit: Commit) -> None:
-        """Give up the estimates of jobs that do not wait for one any more, ask for more, and write down what is done.
-
-        What could not be written before, because the disk was full, is still there.
-        """
+        """Cancel estimates without a waiting job, request more, and store answers, also those that a full disk has
+        delayed."""
         gone = [job for job in self.estimates.wanted if not _needs_estimate(self._store.jobs.get(job))]
         self.estimates.give_up(gone)
         for job in gone:
@@ -347,10 +344,8 @@ class Intake:
             self._store.update(job, **found)
 
     def _holds(self, job: JobRecord) -> bool:
-        """Whether a job whose script fails when it is estimated is held.
-
-        Not where the script may have lacked what it will find: a second GPU, or what the jobs make that it waits for.
-        """
+        """Whether to hold a job whose script fails during the estimate. A script that may have lacked a second GPU or
+        the output of other jobs is not held."""
         may_be_right = job.spec["gpus"] != 1 or bool(self._store.dependencies.get(job.id))
         return self._context.settings.estimating.failed == "hold" and not may_be_right
 

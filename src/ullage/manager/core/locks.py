@@ -33,11 +33,8 @@ def lock_home(folder: Path) -> int:
 
 
 def lock_gpus(gpus: Iterable[str], say: Callable[[str], None]) -> list[int]:
-    """The locks of GPUs, by UUID: two daemons with different homes would promise the same memory twice.
-
-    A second daemon is refused. Root is not kept from its GPUs by what another user holds, only told of it: anybody can
-    hold such a lock.
-    """
+    """Lock GPUs by UUID: two daemons would promise the same memory twice. A second daemon is refused, but root is only
+    warned of other users' locks, which anyone can take."""
     folder = next(place for place in GPU_LOCKS if place.is_dir() and place.stat().st_mode & 0o002)
     held: list[int] = []
     for gpu in gpus:

@@ -1,8 +1,5 @@
-"""Tells of the ends of jobs: what is to be told is written with the end itself, and told afterwards, at least once.
-
-A crash in between is no loss: the next daemon finds what was written. What was told and not yet crossed out is told
-again, with the same id.
-"""
+"""Notifies of the ends of jobs, at least once: a notification is stored with the end, and repeated with the same id
+after a crash."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Everything that can be asked of a daemon: one method a verb, for the socket and for the API alike.
+"""All orders to a daemon: one method for each verb, for the socket and the API.
 
-Each takes who asks and plain values, and gives plain values (ready for JSON). Errors are `UllageError`s with one clear
-message. `Daemon.call` calls them as `VERBS` says: those that change something in the event loop's thread, as a work of
-a `GroupCommit` (where there may be thousands of jobs, they yield between two); long ones in a thread that only reads.
+Each takes the caller and plain values, and returns plain values, ready for JSON. `VERBS` says how `Daemon.call` does
+it: changes in a `GroupCommit`, yielding between thousands of jobs; long answers in a thread that only reads.
 """
 
 from __future__ import annotations

@@ -49,10 +49,8 @@ class QuestionRecord:
 
 
 class Questions:
-    """Asks what users want to know, by the same processes and in the same turns as estimates of jobs.
-
-    Questions are kept under an id that nobody can guess; those without an answer are in memory too.
-    """
+    """Answers estimates without a job, in the same queue as estimates of jobs. Questions are stored under an id that
+    cannot be guessed; open ones are in memory too."""
 
     def __init__(self, context: ManagerContext, intake: Intake, database: Database) -> None:
         self._context, self._intake, self._estimates = context, intake, intake.estimates

@@ -23,10 +23,10 @@ _HOUR, _WEEK = 3600.0, 7 * 86400.0
 
 
 class UsageSpan(NamedTuple):
-    """An attempt, or the part of it that lies in one day and on one GPU.
+    """An attempt, or the part of it on one day and one GPU; unknown is None.
 
-    `gpus` is how many GPUs it held and `part` the same by the part of their memory that it was promised. `energy` is in
-    joules, `waited` how long the job had waited for its first attempt. Unknown is None.
+    `gpus` counts its GPUs, `part` the same by promised memory. `energy` is in joules, `waited` the time before the
+    first attempt.
     """
 
     job: int
@@ -128,10 +128,7 @@ def times_asked(context: ManagerContext, since: float | None, until: float | Non
 
 
 def spans_of(rows: Iterable[Mapping[str, Any]], since: float, until: float, now: float) -> Iterator[UsageSpan]:
-    """Attempts, as `JobHistory.attempts_between` gives them, as far as they lie between two times.
-
-    A first attempt's waiting counts where it was placed, a cause where it ended.
-    """
+    """Yield the parts of attempts between two times. Waiting counts at the first placement, a cause at the end."""
     for row in rows:
         end = now if row["ended"] is None else row["ended"]
         begin = end if row["started"] is None else min(row["started"], end)
@@ -204,8 +201,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def _pieces(span: UsageSpan, by: Sequence[str]) -> Iterator[UsageSpan]:
-    """A span cut at midnights and by its GPUs, as far as rows are for days and GPUs. What happened once is told once:
-    a wait in the first piece, a cause in the last one."""
+    """Cut a span by days and GPUs, if rows are for these. Waiting is in the first piece, the cause in the last."""
     places = [(slot,) for slot in span.slots] if "gpu" in by and span.slots else [span.slots]
     times = list(_days(span.begin, span.end)) if "day" in by else [(span.begin, span.end)]
     if len(places) == len(times) == 1:

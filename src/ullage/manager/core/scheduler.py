@@ -50,10 +50,8 @@ class Scheduler:
         self._drains: list[Drain] = []  # as the jobs that are ready know them
 
     async def place(self) -> list[tuple[JobRecord, AttemptRecord]]:
-        """Promise what may start now: in the ledger, and on disk, before a process is made. `start` comes after it.
-
-        Queues are long, so orders are answered while this thinks. What they change meanwhile is seen before a promise.
-        """
+        """Promise what may start now, in the ledger and on disk; `start` comes after it. Orders that come meanwhile
+        are heeded."""
         context = self._context
         await context.store.change(self._dependencies.settle)
         while self._dependencies.unsettled:
@@ -202,18 +200,16 @@ class Scheduler:
         return Running(self._as_placement(self._context.store.job(attempt.job)), attempt.slots, attempt.placed)
 
     def makes_room(self, leaving: AttemptRecord) -> bool:
-        """Whether a job that waits would start if this attempt left and its job stood in the queue again.
-
-        Those that are being stopped leave anyway: nobody else has to go for who gets their places.
-        """
+        """Whether a waiting job would start if this attempt ended and its job were queued again, besides those being
+        stopped."""
         context = self._context
         gone = [each for each in context.store.attempts.values() if context.store.job(each.job).state is State.STOPPING]
         more = self._placed_without([*gone, leaving])
         return bool(more) and bool(more - self._placed_without(gone))
 
     def _placed_without(self, gone: Sequence[AttemptRecord]) -> set[int]:
-        """The waiting jobs that would start if some attempts were gone and their jobs waited again. Those do not count,
-        nor does one that no pass has looked at."""
+        """Return the waiting jobs that would start without some attempts, whose jobs wait again, among jobs that a
+        pass has seen."""
         context, now = self._context, self._context.clock()
         ledger, used, numbers = context.ledger.copy(), dict[str, int](), {each.job for each in gone}
         for attempt in gone:

@@ -14,11 +14,8 @@ from ullage.manager.storage.records import AttemptRecord, JobRecord
 
 
 class FairShare:
-    """Accounts in GPU-seconds. What ended is in the database, one row a user; what runs is added when it is asked for.
-
-    Each look adds to the parts of GPUs that an attempt held so far. After a restart its mean is that since then.
-    `claim` is the part of a GPU from which a job keeps others away.
-    """
+    """Accounts of users in GPU-seconds: finished attempts in the database, running ones added on demand. `claim` is
+    the part of a GPU from which a job keeps others away. After a restart, means begin anew."""
 
     def __init__(
         self,
@@ -73,11 +70,8 @@ class FairShare:
 
 
 class EnergyMeter:
-    """Adds up joules by attempt, look by look.
-
-    The energy of a GPU is divided among the jobs on it as the memory that they were promised there. An attempt that was
-    not watched all the time, because its GPU's power is not measured or another daemon saw it begin, is unknown.
-    """
+    """Adds up joules by attempt. A GPU's energy is divided by promised memory. If power was not measured all the time,
+    the energy is unknown."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._last = clock, clock()

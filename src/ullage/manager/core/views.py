@@ -46,8 +46,8 @@ _REASONS = {
 
 
 def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine: bool) -> dict[str, Any]:
-    """A job. With `whole`, its command, folder and environment's names too. To others than its owner and operators
-    (`mine` is false), nothing that may quote what it prints or runs."""
+    """Return a job; with `whole`, also its command, folder and names of variables. If it is not `mine`, nothing that
+    may quote its command or output."""
     asked = job.request if whole and mine else job.spec["asked"]
     shown: dict[str, Any] = {
         "id": job.id,

@@ -15,10 +15,7 @@ _SIZE = 20  # bytes of a job's number in the file
 
 
 class Watchdog:
-    """Tells systemd that the daemon is ready and well (`Type=notify`, `WatchdogSec`); without systemd it does nothing.
-
-    No process that the daemon starts finds the way to systemd in its environment.
-    """
+    """Reports to systemd (`Type=notify`, `WatchdogSec`), if there is one. Child processes do not inherit its socket."""
 
     def __init__(self) -> None:
         address = os.environ.pop("NOTIFY_SOCKET", "")
@@ -46,8 +43,8 @@ class Watchdog:
 
 
 class Handled:
-    """The job that the daemon is just starting or having estimated, in a file: a daemon that ends meanwhile, or hangs
-    and is killed, leaves its number there. A write costs microseconds; it need not survive a power cut."""
+    """Stores the number of the job that the daemon is starting or having estimated, so that the next daemon knows it
+    after a crash."""
 
     def __init__(self, folder: Path) -> None:
         self._file = os.open(folder / "handled", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,7 @@
-"""What jobs do on GPUs, and how fast they are side by side, as their estimates predict it.
+"""Workloads: the predicted activity of jobs on GPUs, and their speeds side by side.
 
-A *work* is what jobs do that one user runs from one place and of which the same was predicted. So what is predicted of
-a job counts for the others of its array, and for the same job when it is submitted again.
+Jobs of one user with the same script in the same folder and the same prediction share a workload, such as those of an
+array.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ _MOST_KNOWN = 100_000  # predictions in memory
 
 
 def read_utilization(told: Any, gpus: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """What an estimate says of a step, by GPU, ready for JSON; what makes no sense is left out.
-
-    It comes from a process of the user, who may have it say anything.
-    """
+    """Return an estimate's activity by GPU, ready for JSON. It comes from a process of the user, so invalid values are
+    dropped."""
     found = {}
     for name in gpus:
         values = told.get(name) if isinstance(told, dict) else None
@@ -70,8 +68,8 @@ class Works:
         self._together: dict[tuple[str, ...], Speeds | None] = {}  # by the GPU and the works
 
     def keep(self, uid: int, run: Sequence[str | None], predicted: dict[str, dict[str, Any]]) -> str | None:
-        """Keep what was predicted of a job; the id of its work. Arguments and variables that change nothing of a step
-        do not matter: the elements of a sweep over seeds are one work."""
+        """Store a prediction, and return the id of its workload. Arguments and variables do not matter if the
+        prediction is the same."""
         if not predicted:
             return None
         id = hashlib.sha256(json.dumps([uid, run, predicted], sort_keys=True).encode()).hexdigest()[:32]

@@ -15,10 +15,9 @@ from ullage.manager.monitor.nvml import INSTALL, SHORTEST, Busy, GpmCounter, gpm
 
 @dataclass
 class ActivityBetween(Busy):
-    """Filled in when the `with` of `activity_between` ends; `None` is unknown, and `unknown_because` says why.
+    """The result of `activity_between`; `None` is unknown, and `unknown_because` says why.
 
-    Shares are from 0 to 1 (1 = all of it, all the time), traffic is in bytes a second, energy in joules. The clock is
-    that of the SMs, the mean of what it was at the beginning and at the end.
+    Shares are from 0 to 1, traffic in bytes a second, energy in joules; the SM clock is the mean of begin and end.
     """
 
     device: str = ""

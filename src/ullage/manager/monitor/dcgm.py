@@ -1,8 +1,7 @@
-"""Activity from DCGM, for GPUs whose NVML has none: `dcgmi dmon` as a child process, read line by line.
+"""Activity from DCGM, for GPUs without GPM: a child process `dcgmi dmon`, read line by line.
 
-What is known of its output: columns come in the order of the fields asked for, a row begins with the kind and number
-of the entity ("GPU 0", "GPU-I 3"), "N/A" is unknown, the two lines of the header come again and again, and a value too
-wide for its column is cut and ends in "...".
+Columns come in the order of the requested fields, a row begins with the entity ("GPU 0", "GPU-I 3"), "N/A" is unknown,
+headers repeat, and values too wide for their column end in "...".
 """
 
 from __future__ import annotations
@@ -43,11 +42,8 @@ Entity = tuple[str, int]  # kind ("GPU" or "GPU-I") and DCGM's number
 class DcgmSource:
     """Another source's readings with DCGM's activity and PCIe traffic in them.
 
-    `base` gives the devices, memory, processes and the rest (NVML does). Where DCGM is silent for three intervals and a
-    second, or its child process dies, activity is unknown until it speaks again. Several compute instances in one MIG
-    instance share its figures. Not covered: a host engine on another machine.
-
-        source = DcgmSource(NvmlSource())
+    `base` gives the devices, memory, processes and the rest. If DCGM is silent for three intervals and a second,
+    activity is unknown. Not covered: a host engine on another machine.
     """
 
     name = "dcgm"

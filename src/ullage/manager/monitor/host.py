@@ -19,11 +19,8 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class HostReading:
-    """A process and its descendants at one moment; `None` is unknown.
-
-    `cpu` is in cores (1.5 = one and a half cores busy since the look before) and unknown at the first look. `ram` is
-    the sum of resident bytes; pages that processes share, as data loaders' workers do, are counted in each of them.
-    """
+    """A process and its descendants at one moment; `None` is unknown. `cpu` is in cores, unknown at the first reading.
+    `ram` is the sum of resident bytes, with shared pages counted in each process."""
 
     pid: int
     processes: int
@@ -90,16 +87,8 @@ def _limits(name: str, cgroups: Path) -> list[str]:
 
 
 class HostWatch:
-    """Looks at the trees of some processes. CPU is what was used between two looks.
-
-        watch = HostWatch()
-        watch.look([pid])
-        ...
-        print(watch.look([pid])[pid].cpu)
-
-    A look goes through all processes of the machine once, whatever the number of trees. What a process used between the
-    last look and its end is not seen.
-    """
+    """Reads process trees; CPU is the use between two readings. A reading walks all processes once. The use of a
+    process between the last reading and its end is not seen."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,8 +1,5 @@
-"""Readings from NVML, through pynvml (package nvidia-ml-py), which need not be installed.
-
-Activity comes from GPM, on Hopper and later: counters in the hardware that tell how busy the parts of a GPU were
-between two readings. Each value is read at its own rate (`readings.RATES`).
-"""
+"""Readings from NVML, through the optional package nvidia-ml-py. Activity comes from GPM, on Hopper and later:
+hardware counters between two readings. Each value is read at its own rate (`readings.RATES`)."""
 
 from __future__ import annotations
 
@@ -51,14 +48,9 @@ _METRICS = (
 
 
 class GpmCounter:
-    """The counters of one GPU or MIG instance: each `read()` gives the means since the one before.
+    """The counters of one GPU or MIG instance: each `read()` gives the means since the last one. Not thread-safe.
 
-    `nvml` is the module `pynvml`; `handle` is the GPU's, for a MIG instance its parent's, with `instance` the GPU
-    instance's number. Make one only where `gpm_supported` says so. Not covered: several threads at once.
-
-        counter = GpmCounter(pynvml, handle)
-        train()
-        counter.read().smact
+    `handle` is the GPU's or a MIG instance's parent's, with `instance` its number. Check `gpm_supported` first.
     """
 
     def __init__(
@@ -186,11 +178,8 @@ class Asking:
 
 
 class NVMLValues:
-    """What is known of one device from one look to the next; `read` asks for what is due and repeats the rest.
-
-    `counter` is GPM's, where the device has one: activity and PCIe traffic come from it, or are unknown. A MIG instance
-    has memory and activity only; the rest belongs to its parent.
-    """
+    """The values of one device; `read` asks for those that are due and repeats the others. If the device has a GPM
+    `counter`, activity and PCIe traffic come from it. A MIG instance has only memory and activity."""
 
     def __init__(
         self, device: Device, handle: Any, counter: GpmCounter | None, asking: Asking, rates: Mapping[str, float]
@@ -292,14 +281,8 @@ _LISTS = (
 class NvmlSource:
     """The GPUs of this machine and their MIG instances, by NVML.
 
-    `nvml` is the module `pynvml` (package nvidia-ml-py) or one like it; `rates` are seconds that replace those of
-    `RATES`, by their names. GPUs before Hopper have no activity here; DCGM
-    has (`DcgmSource`). Of a MIG instance NVML gives memory, processes and, with GPM, activity; power, temperature and
-    clocks belong to its parent.
-
-        source = NvmlSource()
-        for device in source.devices():
-            print(device.name, source.read(device.id).memory_used)
+    `nvml` is the module `pynvml` or one like it; `rates` override `RATES`. GPUs before Hopper have no activity here
+    (`DcgmSource` has). A MIG instance has memory, processes and, with GPM, activity.
     """
 
     name = "nvml"
@@ -338,10 +321,8 @@ class NvmlSource:
         return [known.device for known in found.values()]
 
     def read(self, device_id: str) -> GPUReading:
-        """One look; a value that NVML refuses is `None`, and a GPU that is lost raises `DeviceLost`.
-
-        What is not due yet is repeated from the last look that read it, with its age in `GPUReading.ages`.
-        """
+        """Return a reading; refused values are `None`, values that are not due are repeated with their ages. Raise
+        `DeviceLost` for a lost GPU."""
         with self._lock, self._watching_for_loss(device_id):
             return self._find(device_id).read()
 

@@ -31,11 +31,11 @@ class Device:
 
 @dataclass(frozen=True)
 class GPUReading:
-    """One look at one GPU. Shares are from 0 to 1, memory is in bytes, `time` is the wall clock's. `None` is unknown.
+    """One reading of one GPU. Shares are from 0 to 1, memory is in bytes, `time` is the wall clock's. `None` is
+    unknown.
 
-    `gract` to `tensor` and the PCIe traffic are means since they were read before; the others are of one moment. `ages`
-    has the seconds since it was read for each value that is repeated.
-    `utilization` is NVML's own word for the share of time in which any kernel ran; it stands in for nothing.
+    `gract` to `tensor` and the PCIe traffic are means since the last reading. `ages` has the seconds since repeated
+    values were read. `utilization` is NVML's share of time with any kernel.
     """
 
     time: float
@@ -61,11 +61,8 @@ FIELDS = tuple(each.name for each in fields(GPUReading) if each.name not in ("ti
 
 
 class Source(Protocol):
-    """Where readings come from. A source is used by one thread at a time.
-
-    A value that it cannot give is `None`, never 0. `read` and `processes` raise `DeviceLost` for a GPU that does not
-    answer any more. `processes` gives bytes by pid, or `None` where it is not known who is on the GPU.
-    """
+    """A source of readings, for one thread at a time. Unknown values are `None`, never 0. `read` and `processes` raise
+    `DeviceLost` if a GPU does not answer; `processes` returns bytes by pid, or `None` if unknown."""
 
     @property
     def name(self) -> str:

@@ -278,13 +278,10 @@ class Monitor:
 
 
 def snapshot(monitor: Monitor) -> dict[str, Any]:
-    """The newest readings of every device with the processes on it, ready for JSON.
+    """Return the newest readings of every device with its processes, ready for JSON.
 
-        snapshot(monitor)["gpus"][0]["smact"]
-
-    Keys: `time`, `source`, `hint`, `failures` and `gpus`. A GPU has what `Device` and `GPUReading` have, `lost` (why,
-    or `None`), `age` (seconds since the reading), `ages` (of values that were read before it), `processes`: a list, or
-    `None` where they are unknown, and `processes_age`.
+    Keys: `time`, `source`, `hint`, `failures` and `gpus`. A GPU has the fields of `Device` and `GPUReading`, `lost`
+    (why, or `None`), `age` in seconds, `ages` of repeated values, `processes` (or `None`) and `processes_age`.
     """
     return {
         "time": time.time(),

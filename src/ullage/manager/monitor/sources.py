@@ -17,13 +17,8 @@ if TYPE_CHECKING:
 
 
 class VirtualSource:
-    """The virtual cards of a folder, seen like GPUs: device ids are their UUIDs, `total` is what jobs can use.
-
-        source = VirtualSource("/srv/ullage/cards/default")
-
-    Only memory and who holds it are known: nothing is computed on a virtual GPU, so power, temperature, clocks, traffic
-    and activity are unknown.
-    """
+    """The virtual cards of a folder as devices, by UUID. Nothing is computed there, so only memory and processes are
+    known."""
 
     name = "virtual"
     rates: Mapping[str, float] = {}  # a small file is read: all of it always
@@ -73,14 +68,8 @@ def best_source(
     dcgmi: str = "dcgmi",
     rates: Mapping[str, float] | None = None,
 ) -> Source:
-    """The source that knows most: virtual cards if a folder is named, else NVML, with DCGM where NVML lacks activity.
-
-    NVML alone is enough where all GPUs have GPM (Hopper and later). DCGM that is installed but does not answer is left
-    aside. `rates` replace those of `ullage.manager.monitor.readings`. Without a driver `NoGPUSource` says what was
-    tried and what to type.
-
-        monitor = Monitor(best_source())
-    """
+    """Return the best source: virtual cards of a folder if given, else NVML, with DCGM if a GPU lacks GPM. DCGM that
+    does not answer is left out. `rates` override `RATES`. Without a driver, `NoGPUSource` says what to type."""
     if virtual is not None:
         return VirtualSource(virtual)
     try:

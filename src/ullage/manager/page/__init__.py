@@ -1,6 +1,6 @@
-"""The web page: a process of its own that asks the daemon's HTTP API for whoever has signed in, and shows the answers.
+"""The web page: a process without rights of its own that uses the daemon's HTTP API with the tokens of signed-in
+users.
 
-`sessions` says who has signed in, `gate` what every request passes, `readings` keeps what the daemon answered, `server`
-starts all of it. `questions` brings questions for an estimate to the daemon, or answers them here where there is none.
-The other modules are what is seen. The page has no rights of its own.
+`sessions` are the signed-in users, `gate` checks every request, `readings` caches the daemon's answers, `server`
+starts all of it, and `questions` asks for estimates, also without a daemon. The other modules are visible pages.
 """

@@ -1,8 +1,5 @@
-"""What the charts of the pages have in common.
-
-Options whose names begin with a colon are JavaScript of our own (static/charts.js). Words of users are values of other
-options, and never names.
-"""
+"""The common parts of charts. Options with names that begin with a colon are our own JavaScript (static/charts.js);
+users' words are only ever values of other options."""
 
 from __future__ import annotations
 

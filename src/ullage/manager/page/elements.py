@@ -141,8 +141,7 @@ def describe(element: ui.element, text: str) -> None:
 
 
 def curve(name: str, series: list[tuple[float, float | None]], top: float, value: str) -> dict[str, Any]:
-    """Figures of the last minutes as a line of SVG, with the last one in words. Each was so many seconds ago;
-    `top` is the height of the picture."""
+    """Return the figures of the last minutes as an SVG line of height `top`, with the last one in words."""
     about = f"{name} over the last {KEPT / 60:.0f} minutes, now {value}"
     view = f"0 0 {KEPT:.0f} {_HEIGHT}"
     return {"name": name, "value": value, "path": path_of(series, top), "box": view, "about": about}

@@ -1,8 +1,5 @@
-"""What every request to the page passes: who has signed in, from which origin it comes, and what a browser may load.
-
-Without a session there is a form to sign in and `/health`, both plain text and HTML of our own. Everything else, all of
-NiceGUI with its websocket too, is behind it.
-"""
+"""The checks before each request to the page: session, origin, and what a browser may load. Without a session there
+are only the form to sign in and `/health`."""
 
 from __future__ import annotations
 

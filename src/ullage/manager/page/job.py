@@ -228,10 +228,8 @@ class JobSheet:
 
 
 async def _confirmed(question: str, order: str, memory: str | None = None) -> str | None:
-    """Ask before an order is done, and how much memory the job is to get if some is proposed.
-
-    Return what was typed, or the order; `None` if somebody thought better of it.
-    """
+    """Ask for confirmation of an order, and perhaps for memory. Return the typed text or the order; `None` if it was
+    dropped."""
     dialog = ui.dialog()
     dialog.on("hide", dialog.delete)  # who has the keyboard is where they were before
     with dialog, box("div", "card question"):

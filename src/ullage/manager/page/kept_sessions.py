@@ -1,7 +1,5 @@
-"""Sessions that outlive their process: a file each, for the next page of the same daemon.
-
-A file is sealed with the number in the browser's cookie, which is nowhere else: who reads the file learns no token.
-"""
+"""Sessions that outlive their process, a file each. A file is encrypted with the number in the browser's cookie, which
+is stored nowhere else."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where questions for an estimate go: to the daemon, or, where none answers, to processes of the page's own user.
+"""Sends questions for an estimate to the daemon, or without one, answers them in processes of the page's own user.
 
-Both give the same answers, and keep them: `id`, `state`, `question`, `reason`, `estimates` and `advice`.
+Both store answers with the same keys: `id`, `state`, `question`, `reason`, `estimates` and `advice`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What the daemon answered last, and figures of the last minutes.
+"""The daemon's last answers, and figures of the last minutes.
 
-A page asks for a reading about once a second. It gets the last one if that is new enough; otherwise one question goes
-to the daemon, for all who wait. Sessions of one user with the same rights share their readings, since the daemon would
-tell each of them the same. While no page is open, nothing is asked.
+A page asks for a reading every second. A recent one is shared by all sessions of a user with the same rights;
+otherwise one question goes to the daemon. While no page is open, nothing is asked.
 """
 
 from __future__ import annotations
@@ -149,8 +148,7 @@ class Readings:
         return found[0]
 
     async def trace(self, last: float) -> Answer:
-        """All that was there in the last seconds, so many; asked for again after some seconds, and more if it takes
-        long."""
+        """Return all jobs of the last `last` seconds, cached for some seconds."""
         since = time.time() - last
         found: Answer = await self._lasting(
             ("trace", last), lambda took: max(_TRACE_EVERY, _REST * took), "trace", since=since, there=True

@@ -33,11 +33,8 @@ MakeToken = Callable[[], tuple[str, Callable[[], None]]]
 
 
 class Session:
-    """Somebody who has signed in, with a token for the daemon and what it answered last.
-
-    `make_token` makes the token when the daemon is first asked: a page can be opened where no daemon runs. `own`: it is
-    the user of this process, who asks for estimates here then. `first` is the page that is shown first.
-    """
+    """A signed-in user, with a token and the daemon's last answers. `make_token` makes the token on first use, since a
+    page may be opened without a daemon. `own` is the user of this process, `first` the page shown first."""
 
     def __init__(
         self, of: Sessions, make_token: MakeToken, lasts: float, own: bool = False, first: str = "/", number: str = ""
@@ -130,8 +127,8 @@ def _nothing() -> None:
 
 
 class Sessions:
-    """Lets people sign in. `url` is where the API is now; `make_token` makes one for the user of this process, who asks
-    `here` for estimates where no daemon runs; `kept` is where sessions stay for the process after this one."""
+    """Signs users in. `url` returns the API's address; `make_token` makes a token for the user of this process, whom
+    `here` gives estimates without a daemon; `kept` stores sessions for the next process."""
 
     def __init__(
         self,
@@ -149,8 +146,8 @@ class Sessions:
         self._failures: dict[str, deque[float]] = defaultdict(deque)
 
     def new_code(self, first: str = "/") -> str:
-        """What a link signs its reader in with: once, and for some minutes, as the user of this process; the page that
-        is shown first comes with it."""
+        """Return a code for a link that signs in once, for some minutes, as the user of this process, and shows the
+        page `first`."""
         code = secrets.token_urlsafe(24)
         self._codes[code] = self.clock() + CODE_LASTS, first
         return code

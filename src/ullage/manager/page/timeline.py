@@ -1,7 +1,4 @@
-"""The page of the timeline: which job was on which GPU when, and the figures of a part of that time.
-
-The figures are computed as a simulation's (`SimulationResult.figures_between`).
-"""
+"""The page of the timeline: jobs on GPUs over time, and figures of a span as a simulation computes them."""
 
 from __future__ import annotations
 

@@ -88,10 +88,8 @@ def in_order(
 
 
 def _by_throttle(waiting: Sequence[Job], arrays: Mapping[int | None, int]) -> tuple[Sequence[Job], Sequence[Job]]:
-    """Jobs that could go, and those of throttled arrays that have to wait for others of their array.
-
-    The latter have their turns at the end, so that a long array does not use up the turns of its user.
-    """
+    """Return jobs that could go, and those of throttled arrays that must wait for others of their array. The latter
+    come last, so that a long array does not use up the turns of its user."""
     throttled = [job for job in waiting if job.throttle is not None]
     if not throttled:
         return waiting, ()
@@ -119,9 +117,8 @@ def part_of_gpu(promise: int | None, total: int, alone: bool, busy: float = 0.0)
 
 
 def claimed(min_speed: float | None, usual: float | None) -> float:
-    """The part of a GPU, 0 to 1, that a job claims by wanting to keep more of its speed than is usual: it keeps others
-    away. None says nothing, so it is as usual; where nothing is usual, half of its speed is.
-    """
+    """Return the part of a GPU, 0 to 1, that a job claims by asking for more than the `usual` speed. None asks for
+    nothing; without a usual speed it is one half."""
     usual = _USUAL_SPEED if usual is None else usual
     if min_speed is None or usual >= 1.0:
         return 0.0

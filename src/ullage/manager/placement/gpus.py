@@ -1,8 +1,5 @@
-"""The GPUs and the host during a pass: the memory left, the jobs there, how busy a GPU is, and the cores left.
-
-A `Gpu` never changes: placing a job makes another one. So a pass can be tried twice from the same state. The same holds
-for `HostLeft`.
-"""
+"""The GPUs and the host during a pass: free memory, jobs, activity and cores. `Gpu` and `HostLeft` are immutable, so
+that a pass can be tried twice from the same state."""
 
 from __future__ import annotations
 
@@ -24,12 +21,9 @@ class Holder(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """A slot and all that a pass knows of it.
-
-    `position` counts slots by index. `free` bytes are promised to nobody; `others` are used by processes that are not
-    our jobs. `load` is the SM activity to expect by the mean over the monitor's window, `busy_now` that by the mean of
-    the last ten seconds; None is unknown.
-    """
+    """A slot during a pass. `position` counts slots by index, `free` bytes are not promised, and `others` are used by
+    foreign processes. `load` is the SM activity over the monitor's window, `busy_now` over the last ten seconds, each
+    with that of young jobs; None is unknown."""
 
     slot: Slot
     position: int
@@ -60,10 +54,8 @@ class Gpu(NamedTuple):
         return not self.holders and self.others <= rules.idle_memory
 
     def is_quiet(self, rules: Rules) -> bool:
-        """Measured, no job, no foreign process, hardly any memory in use: nobody is there to keep it busy.
-
-        The mean may still show a job that has just ended; that is no reason to leave the GPU empty.
-        """
+        """Whether no job, no foreign process and hardly any memory is there. The mean may still show a job that has
+        just ended, which is no reason to leave the GPU empty."""
         slot = self.slot
         return not self.holders and slot.used is not None and slot.foreign == 0 and slot.used <= rules.idle_memory
 
@@ -153,12 +145,9 @@ def _expected(gpu: Gpu, measured: float | None, window: float, rules: Rules, now
 
 
 class HostLeft(NamedTuple):
-    """The `total` of the host that jobs may have (None: it is not counted), the part that is `free`, and the shares
-    given back by jobs that are `leaving`, with the times. `kept` is the share of job `keeper`, which has waited too
-    long and needs it at `kept_until` at the latest.
-
-    Jobs that may still run then leave it alone, so that it comes free as others end.
-    """
+    """The host during a pass: its `total` (None: not counted), the `free` part, and the shares of `leaving` jobs with
+    their ends. `kept` is the share of job `keeper`, which needs it at `kept_until` at the latest; jobs that may still
+    run then leave it alone."""
 
     total: HostShare | None = None
     free: HostShare = NO_SHARE

@@ -2,15 +2,12 @@
 
 On each slot this much counts as taken:
 
-    what foreign processes use
-    + for each job the larger of what it was promised and the most it was seen to use
-    + what is used and nobody accounts for (a process that could not be attributed)
+    the memory of foreign processes
+    + for each job the larger of its promise and its highest use
+    + used memory that no process accounts for
 
-so bytes that a job was promised and has not touched yet are not free, and neither are those that it took beyond its
-promise. A promise is made only out of what is left, for all slots of a job or for none.
-
-Cores and host memory are promised beside it, out of what jobs may have together. Nobody measures there: what counts as
-taken are the promises.
+so promised bytes that a job has not used yet are not free. A promise covers all slots of a job or none. Of cores and
+host memory, which are not measured, only the promises count.
 """
 
 from __future__ import annotations
@@ -25,10 +22,8 @@ from ullage.units import format_bytes
 
 @dataclass(slots=True)
 class _Held:
-    """A job on a slot: what it was promised, what it uses (None: not seen yet), and the most it was seen to use.
-
-    `before` is what others used when it came: that much of the used memory cannot be its.
-    """
+    """A job on a slot: its promise, its use (None: not seen yet), and its highest use. `before` is what others used
+    when it came."""
 
     promise: int
     exclusive: bool
@@ -145,11 +140,8 @@ class Ledger:
         return {job: held.counted for job, held in self._held.get(slot, {}).items()}
 
     def others(self, slot: str) -> int:
-        """What is used on the slot and belongs to none of our jobs, as far as it can be told.
-
-        A job that was not seen yet may have taken up to its promise, so that much of the used memory may be its; but
-        not of what was used before it came.
-        """
+        """Return the used memory on the slot that belongs to none of our jobs. A job that was not seen yet may use up
+        to its promise, but nothing that was used before it came."""
         known = self._slots.get(slot)
         if known is None:
             return 0

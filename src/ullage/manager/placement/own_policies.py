@@ -1,12 +1,11 @@
-"""Policies of one's own: a function that is asked for each job where it should go.
+"""Custom policies: a function that chooses GPUs for each job.
 
     def choose(job, gpus, now):
         return max(gpus, key=lambda gpu: gpu.free)
 
-It gets the job (`Job`, with the `promise` that it needs; None: not known, so it gets a GPU to itself or the site's
-floor), the GPUs that may take it, and the time; it answers with one of them, with several (best first), or with None:
-the job waits. What keeps memory safe is not in its hands: only GPUs are offered where the job fits by the
-ledger and by the rules, so it can choose badly, but not wrongly.
+It gets the job (`promise` None: unknown), the GPUs that may take it, and the time, and returns one GPU, several (best
+first), or None: the job waits. Only GPUs with enough memory by ledger and rules are offered, so it can choose badly,
+but not wrongly.
 """
 
 from __future__ import annotations
@@ -31,12 +30,8 @@ Choice = Callable[[Job, Sequence["GpuView"], float], Any]
 
 
 class GpuView:
-    """A GPU, or a MIG instance, as a policy of one's own sees it. It can be read, not changed.
-
-    `index`, `name` and `total` (bytes) say which one it is. `free` are the bytes that are promised to nobody. `count`
-    jobs are there; `jobs` are those of which more is known (`Job`). `idle`: none is there, and hardly any memory is
-    in use. `load` is the SM activity to expect now, None where it is not known.
-    """
+    """A GPU or MIG instance for a custom policy, read-only. `total` and `free` (not promised) are in bytes. `count` is
+    the number of jobs, `jobs` are the known ones, and `load` is the expected SM activity (None: unknown)."""
 
     __slots__ = ("_gpu", "_rules", "load")
 
@@ -60,10 +55,8 @@ class GpuView:
         return tuple([_view(job, job.promise, job.exclusive) for job in self._gpu.jobs])
 
     def speeds(self, *more: Job) -> list[float] | None:
-        """What each job keeps of its speed alone, 0 to 1, with these ones added: those of `jobs` first, then `more`.
-
-        None where it cannot be predicted: it is not known what one of the jobs does.
-        """
+        """Return what each job keeps of its speed alone, 0 to 1: those of `jobs`, then `more`. None if one cannot be
+        predicted."""
         here = [*self._gpu.jobs, *more]
         works = [job.work for job in here if job.work is not None]
         if self._gpu.job_count != len(self._gpu.jobs) or len(works) < len(here) or self._rules.predict is None:

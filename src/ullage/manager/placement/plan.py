@@ -40,9 +40,9 @@ class Refusal(Enum):
 
 
 class Room(NamedTuple):
-    """Room kept for one job that has waited too long. `places` says, by the position of each GPU kept, what the job
-    requests there, and why the GPU does not take it now. All of them take it `until` a time at the latest, by the time
-    limits of those who are there. Jobs that came after the `deadline` are those that were let in beside it."""
+    """Room kept for one job that has waited too long. `places` has, by position of each GPU, the job's request there
+    and why it is refused now. By time limits, all take it `until` a time at the latest. Jobs after the `deadline` were
+    let in beside it."""
 
     job: Job
     places: Mapping[int, tuple[SlotRequest, Refusal | None]]
@@ -50,8 +50,8 @@ class Room(NamedTuple):
     until: float
 
     def is_left_by(self, newcomer: Job, request: SlotRequest, gpu: Gpu, rules: Rules, now: float) -> bool:
-        """Whether a newcomer leaves the room free: it is over in time, or the job fits beside it and all others that
-        were let in, so that it starts as soon as those before them have ended."""
+        """Whether a newcomer leaves the room free: it ends in time, or fits next to the job and all others that were
+        let in."""
         if gpu.position not in self.places or newcomer.ends_by(now, now) <= self.until < math.inf:
             return True
         kept, refusal = self.places[gpu.position]

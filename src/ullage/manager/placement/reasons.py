@@ -20,8 +20,7 @@ JobName = Callable[[int], str]
 
 @dataclass(frozen=True)
 class PassSummary:
-    """The state at the end of a pass, from which reasons are made; `name` is how a job is called in a sentence. `told`
-    are the reasons made so far: jobs that request the same wait for the same."""
+    """The end of a pass, from which reasons are made; `name` names a job. `told` caches reasons by request."""
 
     plan: PassPlan
     rules: Rules
@@ -36,11 +35,8 @@ class PassSummary:
 
 
 class Waiting(NamedTuple):
-    """A job that waits. `reason` says what it needs and what the best GPU had; `never`: no GPU could ever hold it.
-
-    The sentence is made when it is read: a queue has thousands of jobs and people read a few. `behind` is the job that
-    it has to wait for, if it is one.
-    """
+    """A job that waits. `reason` says what it needs and what the best GPU had, made when it is read, since queues are
+    long; `never`: no GPU could ever hold it. `behind` is the job that it has to wait for, if it is one."""
 
     job: int
     asked: Job
@@ -211,8 +207,8 @@ def _words(job: Job, gpu: Gpu, refusal: Refusal, end: PassSummary) -> str:
 
 
 def _later(job: Job, request: SlotRequest, refusals: Refusals, best: Gpu, end: PassSummary) -> str:
-    """Which GPU will take the job when the fewest others have ended, the best one if it is one of them; "" if none can
-    be named."""
+    """Return which GPU will take the job after the fewest ends of others, preferably the best one; "" if none is
+    known."""
     ends = [(_fits_without(request, gpu, refusal), gpu) for gpu, refusal in refusals if refusal is not None]
     named = [(gone, gpu) for gone, gpu in ends if 0 < len(gone) <= _MOST_NAMED]
     if not named:

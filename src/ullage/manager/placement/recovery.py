@@ -1,8 +1,5 @@
-"""What becomes of a job whose attempt failed through no fault of its program: another attempt, with more room, or none.
-
-out of memory: more room by steps, at last a GPU to itself
-the system failed (a GPU was lost): the same again, a few times
-"""
+"""Retries of jobs that failed through no fault of their program: after lack of memory with more, at last with a GPU to
+itself; after a failure of the system unchanged, a few times."""
 
 from __future__ import annotations
 
@@ -17,8 +14,7 @@ from ullage.units import GIB, format_bytes
 class RecoveryRules:
     """How often a job is tried: `attempts` times if memory runs out, `others` more times if the system fails.
 
-    Each time that memory runs out the job asks for `step` bytes more than is known to be too little; the
-    `exclusive_after`-th time for a GPU to itself. With 1 that is its very next attempt, as RAD-RM does it.
+    Each lack of memory adds `step` bytes to the known need; the `exclusive_after`-th gives a GPU to itself.
     """
 
     attempts: int = 5
@@ -30,12 +26,11 @@ class RecoveryRules:
 
 
 class Failure(NamedTuple):
-    """An attempt that failed. `kind` says how: memory ran out ("memory"), it was stopped because it took more than its
-    promise ("over promise"), or the system failed ("system"); `before` is how often this happened to the job already
-    (the first two count as one).
+    """A failed attempt: memory ran out ("memory"), it exceeded its promise ("over promise"), or the system failed
+    ("system"); `before` counts such failures of the job (the first two as one).
 
-    `promise` is what the job was promised, `used` the most it was seen to use, `needed` what it would have needed by
-    its own words; None is unknown. `exclusive`: the job is to have its GPUs to itself; `alone`: this time it had.
+    `promise`, `used` and `needed` are in bytes, None if unknown. `exclusive`: the job is to have its GPUs to itself;
+    `alone`: this attempt had.
     """
 
     kind: Literal["memory", "over promise", "system"]

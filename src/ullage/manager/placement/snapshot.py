@@ -57,10 +57,7 @@ class Activity(NamedTuple):
 
 @dataclass(frozen=True)
 class Booking:
-    """That a slot is reserved for some users from `begin` to `end` by whoever operates it (`ullage reserve`).
-
-    Here it is a booking, since jobs that wait reserve slots too. `text` is how people call it.
-    """
+    """A time from `begin` to `end` in which a slot is for some users only. `text` describes it."""
 
     id: int
     begin: float
@@ -72,10 +69,9 @@ class Booking:
 class Slot:
     """A place for jobs: a whole GPU, or one MIG instance (`mig=True`), which takes one job at a time.
 
-    `total` is what jobs can use, `used` what all processes use now (None: not measured), `foreign` the part of it
-    that belongs to processes which are not our jobs. `busy_now` is the activity over the last ten seconds (None: as
-    `activity`, which is over the monitor's window). A drained slot gets no new job; a lost one does not answer.
-    `bookings` keep away jobs that are none of theirs.
+    `total` is for jobs, `used` by all processes (None: not measured), `foreign` by others than our jobs. `busy_now` is
+    the activity over the last ten seconds (None: as `activity`). A drained slot gets no new job; a lost one does not
+    answer. `bookings` keep jobs of other users away.
     """
 
     id: str
@@ -109,18 +105,13 @@ class Slot:
 class Job:
     """A job that waits or runs.
 
-    `promise` is the memory that it is to be promised on each of its `gpus` (an estimate's upper bound, or the user's
-    own figure, grown by recovery); None is unknown. Where its ranks take different memory, `promises` has the figure of
-    each, rank by rank, and `promise` is the largest of them. `true` is the true figure, which only the oracles look at.
-    `busy` is the SM activity predicted for it alone. `work` names what it does on a GPU, for predictions of its speed
-    beside others: jobs of one name do the same (None: not known). `min_speed` is the share of its speed alone that its
-    owner wants to keep (None: he did not say, and what serves all is done). `queued` is when it last came into the
-    queue (None: when it was submitted), so a job that comes back after a crash does not look as if it had waited all
-    the time that it ran.
-    `share` is the weight of its user, and `part` the part of each of its GPUs that it will hold, for fair shares.
-    Of the jobs of one `array`, at most `throttle` run at once (None: any number).
-    `host` is what it is to be promised of the host; a job may ask for no GPU at all.
-    `bookings` are those that it may use.
+    `promise` is the memory to promise on each of its `gpus` (None: unknown). If ranks differ, `promises` has that of
+    each, and `promise` is the largest. `true` is the real need, for oracles. `busy` is its predicted SM activity
+    alone; `work` names its workload, for predicted speeds (None: unknown). `min_speed` is the share of its speed alone
+    that its owner wants to keep (None: no wish). `queued` is when it last came into the queue (None: when submitted).
+    `share` is the weight of its user, `part` the part of each GPU that it holds, for fair shares. Of one `array`, at
+    most `throttle` jobs run at once (None: any number). `host` is its share of the host, and `bookings` are those that
+    it may use.
     """
 
     id: int
@@ -183,10 +174,9 @@ class Running:
 
 @dataclass(frozen=True)
 class Decision:
-    """Put the job on these slots and promise it `promise` bytes on each; `exclusive`: nobody else may join it there.
+    """Put the job on these slots and promise it `promise` bytes on each; `exclusive`: no other job may join it.
 
-    `host` is what it is promised of the host. Where its ranks take different memory, `promises` has what it is promised
-    on each of the slots. The first slot is that of its first rank.
+    `host` is its share of the host. If ranks differ, `promises` has the bytes on each slot, in the order of ranks.
     """
 
     job: int

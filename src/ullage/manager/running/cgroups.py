@@ -1,8 +1,5 @@
-"""A cgroup v2 of its own for each attempt, where the system lets this process make groups.
-
-A group is ended by the kernel as a whole, whatever the job's processes have made of their sessions, parents and
-environments. Where the controllers of memory and CPU are there too, a group keeps the limits of host memory and cores.
-"""
+"""A cgroup v2 for each attempt, if this process may make groups. The kernel kills a group as a whole, and limits its
+host memory and cores if it has these controllers."""
 
 from __future__ import annotations
 
@@ -15,10 +12,7 @@ _PERIOD = 100_000  # microseconds in which a group may use so many of each core
 
 
 class Cgroups:
-    """Groups `ullage-jobs/TOKEN` below this process's own one.
-
-    `usable` says whether groups can be made here, `available` whether they keep limits of memory, `why` why not.
-    """
+    """Groups `ullage-jobs/TOKEN` below this process's own. `available`: they limit memory; else `why` not."""
 
     def __init__(self, root: Path | None = None, own: Path | None = None, wanted: bool = True) -> None:
         self._parent: Path | None = None

@@ -51,11 +51,8 @@ def estimate_environment(job: JobRecord, spec: JobSpec) -> dict[str, str]:
 
 
 def base_environment(spec: JobSpec, uid: int) -> dict[str, str]:
-    """What the submitter had, and the least that a program expects, with the venv in front.
-
-    A conda environment has to be looked for in the user's folders, and the daemon opens no path that a user named: the
-    process that has the user's rights does (`isolation.conda`).
-    """
+    """Return the submitter's variables and a minimal environment, with the venv in front. The job's own process looks
+    for a conda environment: the daemon opens no path that a user names."""
     env = least_environment(uid) | {name: value for name, value in spec.env.items() if name not in _DROPPED}
     if spec.venv is not None:
         env |= {"PATH": f"{spec.venv}/bin{os.pathsep}{env['PATH']}", "VIRTUAL_ENV": spec.venv}

@@ -21,11 +21,10 @@ _Step = tuple[float, signal.Signals | None, str | None]  # when, which signal (N
 
 
 class JobWatch:
-    """Waits for the job and sends it what its limits or a stop order ask for.
+    """Waits for the job, and sends the signals of its limits or of a stop order.
 
-    Who is asked for a checkpoint: the process whose number the job wrote into its file for that, otherwise the
-    outermost ones that handle the signal. Nobody is killed by it. Where nobody handles it yet, it is tried again until
-    the end. A job that was asked has its end put off while it writes.
+    A checkpoint is asked of the process that the job named, or of the outermost ones that handle the signal, until one
+    does. While a job that was asked writes, its end is put off.
     """
 
     def __init__(

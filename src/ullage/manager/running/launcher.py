@@ -70,12 +70,8 @@ STDOUT, STDERR, LOG = "stdout", "stderr", "supervisor.log"
 
 @dataclass(frozen=True)
 class AttemptStatus:
-    """What was found in a folder.
-
-    "starting": its supervisor is on its way. "absent": nobody is there and it was never begun. "alive": it has begun
-    and is not over. "ended": with its record. "orphaned": who watched it is gone, and something of it lives.
-    "lost": all of it is gone without a record.
-    """
+    """The state of a folder: "starting" (its supervisor is on its way), "absent" (never begun), "alive", "ended" (with
+    its record), "orphaned" (parts live without their supervisor), or "lost" (nothing lives, no record)."""
 
     state: str
     started: dict[str, Any] | None = None
@@ -165,8 +161,8 @@ class Launcher:
             return True
 
     def stop(self, folder: Path, reason: str, grace: float, checkpoint: float | None = None) -> None:
-        """Ask the supervisor to end the job: SIGTERM, and SIGKILL after the grace; with `checkpoint`, SIGUSR1 first and
-        so many seconds for it."""
+        """Order the supervisor to end the job: SIGTERM, then SIGKILL after the grace; with `checkpoint`, first that
+        many seconds to save itself."""
         order = {"reason": reason, "grace": grace} | ({} if checkpoint is None else {"checkpoint": checkpoint})
         write_whole(folder / supervisor.STOP, order)
         crash_point("stop-written")

@@ -34,10 +34,8 @@ class TimeSlicing:
 
 
 class Mps(TimeSlicing):
-    """One MPS control daemon for all GPUs of this daemon.
-
-    It is adopted if it still answers, restarted when it stops answering, and ended when no job is left.
-    """
+    """One MPS control daemon for all GPUs: adopted if it answers, restarted if it stops to, and ended after the last
+    job."""
 
     name, watched = "mps", True
 

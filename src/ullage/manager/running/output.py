@@ -1,10 +1,7 @@
-"""What a job prints, on disk in parts of a limited size, so that no job can fill the disk.
+"""The output of a job on disk, in parts of a limited size. Only the standard library: the supervisor uses it.
 
-A stream `stdout` is kept in `stdout`, `stdout.67108864` and so on: each part is named by the place of its first byte in
-the whole stream. The first part and the newest ones are kept, those between them go. So a place in the stream stays the
-same place, whatever was removed meanwhile.
-
-Only the standard library: the program that watches a job writes here.
+A stream `stdout` is in `stdout`, `stdout.67108864` and so on, named by the offset of their first byte. The first part
+and the newest ones are kept.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""The web page beside the daemon: a process of its own, which is started again when it ends, and which ends with it.
+"""The web page's process beside the daemon, which restarts it and ends with it.
 
-The daemon keeps the socket, so the page's address stays the same, and what the page needs goes through its standard
-input: where the API is, and a token for whoever follows its link. The daemon waits for nothing that the page does.
-
-The page needs no rights. Beside a daemon of root it gets those of a user who has none, if Python can be run with them;
-the folder of its sessions reaches it as a descriptor, as the socket does.
+The daemon keeps the socket and sends the API's address and a token by standard input. Under root, the page gets the
+rights of an unprivileged user, if Python runs with them; its folder of sessions is passed as a descriptor.
 """
 
 from __future__ import annotations

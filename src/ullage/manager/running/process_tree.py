@@ -1,7 +1,5 @@
-"""The processes below one, and those of a cgroup: who they are, what they listen to, what they wrote, and their end.
-
-Only the standard library and /proc: the program that watches a job uses it, without any installed package.
-"""
+"""Process trees and cgroups: signals, written bytes, and ends. Only the standard library and /proc: the supervisor
+uses it."""
 
 from __future__ import annotations
 
@@ -19,11 +17,8 @@ _LARGEST_RECORD = 1 << 16  # bytes
 
 
 def listeners(tree: dict[int, int], number: int) -> list[int]:
-    """Those of a tree that handle a signal, the outermost ones only: what they started is theirs to tell.
-
-    A worker that was forked from a training process has its handler too, and must not save a second time. A shell is
-    meant only if nobody else is: one with any trap at all has a handler for every signal, and dies by that.
-    """
+    """Return the outermost processes of a tree that handle a signal. Forked workers inherit the handler and must not
+    save again. Shells count only if nothing else does: one with any trap has a handler for every signal."""
     hearing = {pid for pid in tree if _handles(pid, number)}
     hearing = {pid for pid in hearing if _name(pid) not in _SHELLS} or hearing
 

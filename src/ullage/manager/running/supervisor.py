@@ -1,14 +1,13 @@
-"""The process that stands between the daemon and one attempt of a job, and outlives the daemon.
+"""The process between the daemon and one attempt of a job, which outlives the daemon.
 
-`python -I -S supervisor.py FOLDER`: it takes the lock of the attempt's folder, starts the job as its child in a session
-of its own, waits, and leaves an exit record. The lock is held for as long as it or the job lives, so whoever wants to
-know whether an attempt is alive tries the lock: no pid has to be trusted. It needs nothing but the standard library and
-knows nothing of jobs, GPUs or the daemon's database; limits of time are kept here by the monotonic clock, so they hold
-while the daemon is down and whatever is done to the wall clock.
+`python -I -S supervisor.py FOLDER` takes the lock of the attempt's folder, starts the job as its child in a session of
+its own, waits, and leaves an exit record. The lock is held while it or the job lives, so the lock, not a pid, tells
+whether an attempt is alive. Time limits are kept here by the monotonic clock, also while the daemon is down. Only the
+standard library.
 
-It is two processes. The outer one, the guardian, does nothing but wait for the inner one, the supervisor. Should that
-be killed, then all that the job started becomes the guardian's, however it has detached itself, and the guardian ends
-it before it lets the lock go. Where there is cgroup v2 the job has a group besides, which the kernel ends as a whole.
+It is two processes. The outer one, the guardian, waits for the inner one, the supervisor. If that is killed, all that
+the job started becomes the guardian's, which kills it before it releases the lock. With cgroup v2 the job also has a
+group, which the kernel kills as a whole.
 """
 
 from __future__ import annotations

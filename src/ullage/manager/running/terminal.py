@@ -1,8 +1,7 @@
-"""A pseudo-terminal for a job, and the Unix socket by which its owner sits down at it.
+"""A pseudo-terminal for a job, with a Unix socket for its owner. Only the standard library: the supervisor uses it.
 
-Frames go both ways: a letter, the length as four bytes, then the bytes. To the job: `d` is what was typed, `w` the size
-of the window. From the job: `d` is what it printed, `e` how it ended, as JSON. Who comes later sees the last of what
-was printed. Only the standard library: the program that watches a job uses it.
+A frame is a letter, the length as four bytes, then the bytes. To the job: `d` input, `w` the window's size. From the
+job: `d` output, `e` its end as JSON. A new client first gets the last output.
 """
 
 from __future__ import annotations

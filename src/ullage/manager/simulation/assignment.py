@@ -70,8 +70,7 @@ def drawn(mix: Mix, count: int, random: np.random.Generator) -> tuple[list[Known
 
 
 class PublicJob(NamedTuple):
-    """A job of a public trace, which says when it came and how long it ran on how many GPUs, or on which share of one,
-    and not what it trained."""
+    """A job of a public trace, with its arrival, run time and GPUs (or a share of one), but without its training."""
 
     arrival: float
     run_s: float
@@ -88,8 +87,8 @@ class Assignment:
     limit: int | None = None
 
     def trace(self, name: str, found: Sequence[PublicJob], notes: Sequence[str] = ()) -> JobTrace:
-        """The jobs with a workload each. Of the work (GPUs times run time) the least is given light workloads, the most
-        large ones, so that their shares are those of the mix; which one of its size is drawn."""
+        """Return the jobs with a workload each: the least work (GPUs times run time) is light, the most large, with
+        the shares of the mix; workloads of one size are drawn."""
         found = sorted(found, key=lambda job: job.arrival)[: self.limit]
         kinds = self._kinds([job.run_s * job.gpus for job in found])
         first = found[0].arrival if found else 0.0
@@ -121,8 +120,7 @@ class Assignment:
 
 
 class TraceFormat(NamedTuple):
-    """A form of traces: its name and what it is, whether a file begins like one, how one is read, and what such files
-    are called in a folder."""
+    """A trace format: name, title, recognition by the beginning of a file, reader, and file names in a folder."""
 
     name: str
     title: str

@@ -15,11 +15,8 @@ from ullage.performance.sharing import instance_of, share_of_gpu
 
 @dataclass(eq=False, slots=True)
 class SimulatedRun:
-    """An attempt of a job: on these cards since `placed`. `started`: it has its memory and works.
-
-    Alone it works at `pace`. Of its work `left` seconds were left at `at`, and it works at `speed`; `turn` counts how
-    often that changed.
-    """
+    """An attempt on cards since `placed`; once `started`, it has its memory and works. Alone it works at `pace`.
+    `left` seconds of work were left at `at`, done at `speed`; `turn` counts changes of speed."""
 
     asked: TraceJob
     kind: int
@@ -43,14 +40,11 @@ class SimulatedRun:
 
 @dataclass(eq=False, slots=True)
 class SimulatedCard:
-    """A place for jobs: a GPU, or a MIG instance of the `whole`, of which it has a `part` of the SMs.
+    """A GPU, or a MIG instance with a `part` of the SMs of the `whole`.
 
-    With no job at work it draws `resting_w`; with jobs `waiting_w` for all of them, and for each what it draws beyond
-    `base_w` on the whole GPU.
-
-    `used` bytes are taken; `smact` and `power_w` are what it does now. `past` has what it did: (from when on, SM
-    activity, bytes). `read` is when a monitor's reading of it was last handed to placement, and `shown` the bytes in
-    it; until `hot_until` readings differ.
+    Idle it draws `resting_w`; with jobs `waiting_w`, and for each its draw beyond `base_w` on the whole GPU. `used`,
+    `smact` and `power_w` are present values, `past` earlier ones (since, SM activity, bytes). `read` is when placement
+    last got a reading, `shown` its bytes; until `hot_until` readings differ.
     """
 
     id: str
@@ -112,8 +106,7 @@ class SimulatedCard:
             self.seen.append((now, len(self.runs), self.used, self.smact, self.power_w))
 
     def reading(self, moment: float, window: float) -> tuple[int, float]:
-        """The bytes that were taken at a time that is not long ago, and the mean SM activity of the window before it;
-        before the beginning there was none."""
+        """Return the used bytes at a recent time, and the mean SM activity of the window before it."""
         begin, total = moment - window, 0.0
         earlier, level, used = begin, 0.0, 0
         for since, smact, taken in self.past:

@@ -1,7 +1,6 @@
 """The virtual clock: jobs come, are placed, take memory, work, slow each other down, and end.
 
-Every decision is made by `placement`: the same ledger, policies, recovery and fair order that the manager has. The
-simulation is of all that happens outside it: the jobs, the GPUs, and the monitor's readings of them.
+Every decision is made by `placement`, as in the manager; simulated are only the jobs, the GPUs and the monitor.
 """
 
 from __future__ import annotations
@@ -278,8 +277,8 @@ class _Engine:
             self._at(self.now + asked.time_limit, self._finish, run, TIME_LIMIT, FAILED)
 
     def _forget(self, decision: Decision) -> None:
-        """Nobody remembers what was promised: that the job is there is all that can be seen of it until it has taken
-        its memory and the monitor has looked."""
+        """Forget a promise: placement sees only that the job is there, until it has taken its memory and the monitor
+        has read it."""
         self.ledger.release(decision.job)
         self.ledger.adopt(decision.job, dict.fromkeys(decision.slots, 0), exclusive=self.policy.alone)
         for name in decision.slots:
@@ -356,8 +355,7 @@ class _Engine:
     # GPUs.
 
     def _settle(self, cards: Sequence[SimulatedCard]) -> None:
-        """Who is on these cards has changed, so those who are there have other speeds now, and all cards that they are
-        on do something else. `count` came before."""
+        """Update speeds after a change of the jobs on these cards, and all cards of these jobs. Call `count` before."""
         hastened: dict[int, SimulatedRun] = {}
         for card in cards:
             started = sorted(card.started, key=_KIND)

@@ -1,7 +1,7 @@
-"""What a manager really ran, to be simulated again: under another policy, with another estimator, on other GPUs.
+"""What a manager really ran, to be simulated under another policy, with another estimator, or on other GPUs.
 
-`Client.trace()` tells it, and a file of `write_history` holds it. `as_it_was(told)` is what really happened, in the
-form of a simulation's result; `as_it_is(told, now)` has what is not over too.
+The history is `Client.trace()` or a file of `write_history`. `as_it_was` returns it as a simulation's result;
+`as_it_is` also has unfinished jobs.
 """
 
 from __future__ import annotations
@@ -75,16 +75,12 @@ def write_history(told: dict[str, Any], path: Path) -> None:
 
 
 def trace_of_history(told: Mapping[str, Any], name: str = "history", startup_s: float = 0.0) -> JobTrace:
-    """The jobs of `Client.trace()` as a trace.
+    """Return the jobs of `Client.trace()` as a trace.
 
-    A job comes when it might have started: after its estimate, or after it was released. Its work is the time that it
-    ran, times the speed that it is expected to have had beside its neighbours. Attempts that ended for want of memory,
-    or because something of the machine was lost, did no work. Jobs that are not over, that never did anything or that
-    have no GPU are left out; what a job did before it failed or was cancelled is its work. It takes the memory that was
-    measured; what it was promised first is the estimate called "promised".
-
-    With `startup_s`, the first seconds of each attempt are start-up and no work, as they are in a simulation with that
-    start-up.
+    A job arrives when it might have started: after its estimate or its release. Its work is its run time times its
+    predicted speed next to its neighbours. Attempts that lacked memory or lost the machine did no work. Unfinished
+    jobs, those that did nothing and those without a GPU are left out. Memory is as measured; the first promise is the
+    estimate "promised". The first `startup_s` seconds of each attempt are start-up, not work.
     """
     history = _History(told, startup_s)
     jobs = [
@@ -105,11 +101,8 @@ def trace_of_history(told: Mapping[str, Any], name: str = "history", startup_s: 
 
 
 def scenario_of_history(told: Mapping[str, Any], policy: str | None = None) -> Scenario:
-    """A simulation of the manager as it is: its GPUs, policy, rules and way of sharing, and the promises that it made.
-
-    A `policy` takes the place of the manager's. It has to be given if that is a function of its own: nobody runs code
-    because a history names it.
-    """
+    """Return a scenario of the manager: its GPUs, policy, rules, sharing and promises. `policy` replaces the
+    manager's, and is required for a custom one: no code runs because a history names it."""
     own = own_name(told["policy"])
     if policy is None and own is not None:
         name = plain(own)
@@ -135,11 +128,8 @@ def _scenario(told: Mapping[str, Any], policy: str) -> Scenario:
 
 
 def as_it_was(told: Mapping[str, Any], name: str = "history", startup_s: float = 0.0) -> SimulationResult:
-    """What really became of the jobs of `trace_of_history`, in the form of a simulation's result.
-
-    Times and the energy of attempts were measured. Activity is what is known of the jobs, at the speeds that they are
-    expected to have had; so is the power where none was measured, and of a GPU without a job.
-    """
+    """Return the real outcome of the jobs of `trace_of_history` as a simulation's result. Times and energy were
+    measured; activity is predicted, and so is power that was not measured."""
     return _result(_History(told, startup_s), name)
 
 
@@ -152,8 +142,7 @@ class UnfinishedRun(NamedTuple):
 
 
 def as_it_is(told: Mapping[str, Any], now: float) -> UnfinishedRun:
-    """The same as `as_it_was`, with jobs that run (as far as they are: the end of an attempt is `now`) and jobs that
-    wait. Both have the state "waiting", which says that they are not over."""
+    """Return the same with running jobs, up to `now`, and waiting jobs; both have the state "waiting"."""
     history = _History(told, 0.0, now)
     return UnfinishedRun(_result(history, "history"), history.begin, history.notes)
 
@@ -338,8 +327,8 @@ class _History:
         return min(attempt.begin + self._startup_s, attempt.end)
 
     def _follow(self, number: int, attempts: Sequence[_Attempt]) -> GpuSeries:
-        """A GPU over time, with nobody on it in the beginning and in the end. What those there do is added up by what
-        they do alone, since those who do the same are as fast: there may be thousands at once."""
+        """Follow a GPU over time. Work is added up by kinds with the same activity alone: there may be thousands of
+        jobs at once."""
         name, total = self.names[number], self.told["gpus"][number]["total"]
         here = [each for each in attempts if number in each.gpus]
         changes = sorted(
@@ -379,8 +368,8 @@ class _History:
         return GpuSeries(number, name, total, times, jobs, memory, smact, power)
 
     def _activity(self, there: _Company, speeds: Mapping[int, float], name: str) -> tuple[float, float]:
-        """SMACT and watts of a GPU. What was measured of an attempt's energy is its mean; where nothing was, it draws
-        its share of an idle GPU and what it is predicted to draw beyond that."""
+        """Return SMACT and watts of a GPU: measured energy as its mean; else an attempt's share of idle power and its
+        predicted draw."""
         if not there.count:
             return 0.0, resting_w(name)
         alone, base = {kind: self._model.alone(kind, name) for kind in speeds}, waiting_w(name)

@@ -19,11 +19,11 @@ _MOST_KNOWN = 1_000_000
 
 
 class Interference:
-    """The speeds of kinds of jobs that share a GPU by `how` ("mps" or "timeslice"), each 1 where it is alone.
+    """The speeds of kinds of jobs that share a GPU by `how` ("mps" or "timeslice"), 1 alone.
 
-    A kind of which nothing is known on a GPU is taken to keep it busy all the time. True speeds differ from predicted
-    ones: for each set of kinds the loss is another one, by a factor whose logarithm has the standard deviation `error`;
-    it is drawn by `seed`, once for all. With `on=False` nobody truly loses anything.
+    An unknown kind keeps a GPU busy all the time. The true loss of each set of kinds differs from the predicted one by
+    a factor with the logarithmic standard deviation `error`, drawn once by `seed`. With `on=False` nothing is truly
+    lost.
     """
 
     def __init__(self, kinds: Sequence[JobKind], how: str, error: float = 0.0, seed: int = 0, on: bool = True) -> None:

@@ -1,9 +1,7 @@
-"""Training jobs whose memory and times were published: what traces that name no model are filled with.
+"""Published training jobs, for traces that name no model.
 
-`data/known_workloads.toml` has the published figures and how Ullage names the same training;
-`data/known_workloads.json` has what Ullage says of each: its memory by several estimators, as they are built here, and
-what it does on a GPU that it has to itself.
-benchmarks/training/known_workloads.py writes the second from the first.
+`data/known_workloads.toml` has the published figures; benchmarks/training/known_workloads.py writes
+`data/known_workloads.json` from it, with the memory by several estimators and the activity alone on a GPU.
 """
 
 from __future__ import annotations
@@ -31,11 +29,10 @@ MEASURED_ON = "A100-40GB"
 
 @dataclass(frozen=True, eq=False)
 class KnownWorkload:
-    """A training job that was measured: its `kind`, its `size` ("light", "medium" or "large"), the GPUs it needs, how
-    long an epoch takes and how many of them its jobs run. `training` are the options of `ullage.estimate` for it,
-    `step_s` is how long a step took, and `prepares_data` whether the host has to make its batches meanwhile.
-    `published` and `batch_size` are what the authors' traces call it; `in_table` says whether Table 6.2 has it.
-    """
+    """A measured training job: its `kind`, `size` ("light", "medium" or "large"), GPUs, time of an epoch and numbers
+    of epochs. `training` are its options of `ullage.estimate`, `step_s` is the time of a step, and `prepares_data`
+    whether the host makes batches meanwhile. `published` and `batch_size` name it in the authors' traces; `in_table`:
+    it is in Table 6.2."""
 
     kind: JobKind
     size: str
@@ -89,8 +86,8 @@ def published_workloads() -> list[KnownWorkload]:
 
 
 def with_step(found: Utilization, step_s: float) -> Utilization:
-    """The same job where a step really takes `step_s` seconds: a longer one waits for its data, in a shorter one the
-    GPU works at most all the time."""
+    """Return the same job with a step of `step_s` seconds: a longer one waits for data, in a shorter one the GPU is
+    always busy."""
     cut = min(1.0, step_s / found.gpu_s) if found.gpu_s else 1.0
     share = found.step_s * cut / step_s
     energy = found.energy_j * cut + (step_s - found.step_s * cut) * min(waiting_w(found.gpu), found.power_w)

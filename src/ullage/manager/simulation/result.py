@@ -26,10 +26,8 @@ _OF_GPUS = ("energy_j", "busy_s", "smact", "memory")
 
 
 class SimulatedAttempt(NamedTuple):
-    """An attempt of a job: placed at `begin`, over at `end`, on these GPUs (by number) with this promise in bytes.
-
-    `cause` is "finished", "out of GPU memory", "GPU lost" or "time limit".
-    """
+    """An attempt on GPUs (by number) from `begin` to `end`, with its promise in bytes. `cause` is "finished", "out of
+    GPU memory", "GPU lost" or "time limit"."""
 
     begin: float
     end: float
@@ -189,11 +187,9 @@ class SimulationResult:
         return self._summed(-math.inf, math.inf, {name: getattr(self, name) for name in _OF_GPUS})
 
     def figures_between(self, begin: float, end: float) -> Figures:
-        """The figures of a part of the time. Jobs count that were there meanwhile, and attempts that ended then.
-
-        Means are over the jobs that became done then, each with all its waiting and running. `total_s` is the time with
-        jobs, within that part. Without the GPUs over time, their means and the energy are not known.
-        """
+        """Return the figures of a part of the time: the jobs that were there, the attempts that ended, and means over
+        the jobs that became done then. `total_s` is the time with jobs. Without series of GPUs, their means and energy
+        are unknown."""
         if not self.gpus:
             return self._summed(begin, end, dict.fromkeys(_OF_GPUS))
         parts = [_cut(series, begin, end) for series in self.gpus]

@@ -46,11 +46,8 @@ class Interval:
 
 
 def changes(values: Sequence[float], base: Sequence[float]) -> Interval | None:
-    """The change of the mean against values of the same seeds, as a share of theirs; None where that is 0.
-
-    It is the ratio of the means. How sure it is comes from how far single seeds are from that ratio: seeds may differ
-    tenfold, and in one of them nobody may have waited.
-    """
+    """Return the change of the mean against values of the same seeds as a ratio of the means; None if that is
+    undefined. Its uncertainty is by the distance of single seeds from the ratio, since seeds may differ tenfold."""
     whole = math.fsum(base)
     if not whole:
         return None

@@ -101,8 +101,8 @@ def cases(sources: Sequence[TraceSource], scenarios: Sequence[Scenario], seeds: 
 
 
 def run_cases(wanted: Sequence[Case], workers: int = 1, kept: Path | None = None) -> Iterator[CaseOutcome]:
-    """Run cases, on so many processes, and tell each as it is done. Those that the file `kept` has are not run again;
-    the others are added to it. A case that cannot be simulated, or whose process dies, is told with its error."""
+    """Run cases in processes and yield each as it is done, with its error if it fails. Cases in the file `kept` are
+    not run again; new ones are added."""
     known = {} if kept is None else _kept(kept)
     left = []
     for case in wanted:
@@ -199,8 +199,8 @@ def _keep(file: Path, outcome: CaseOutcome) -> None:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """A scenario on a trace over all seeds: its figures as intervals, and their relative changes against the first
-    scenario on the same seeds; of what is not known, or has no base, there is none."""
+    """A scenario on a trace over all seeds: figures, and relative changes against the first scenario on the same
+    seeds, as intervals; unknown ones are left out."""
 
     source: TraceSource
     scenario: Scenario
@@ -266,8 +266,7 @@ def _row(group: Sequence[CaseOutcome], base: Sequence[CaseOutcome]) -> SweepRow:
 
 @dataclass(frozen=True)
 class TargetAnswer:
-    """Of scenarios that differ in their GPUs alone: the first that meets a target, or none, and the last one tried that
-    does not."""
+    """Of scenarios that differ only in GPUs: the first that meets a target, if any, and the last one before it."""
 
     trace: str
     name: str

@@ -12,12 +12,10 @@ from ullage.performance.result import Utilization
 
 @dataclass(frozen=True, eq=False, slots=True)
 class JobKind:
-    """What jobs of one kind do; thousands of jobs of a trace share one.
+    """The kind of a job, shared by many.
 
-    `memory` is what it truly takes on each of its GPUs at its peak, in bytes, as `nvidia-smi` counts. `alone` is what
-    it does on a GPU that it has to itself, by the name of the GPU; a GPU that is not in it is unknown. `estimates` are
-    what estimators say it takes, in bytes, by their names; None where one has no answer. `startup_s` is how long it
-    takes to start, where it is not the same as for others.
+    `memory` is its true peak on each GPU in bytes, as in `nvidia-smi`. `alone` is its activity alone by GPU,
+    `estimates` are bytes by estimator (None: no answer), and `startup_s` replaces the usual start-up time.
 
     >>> JobKind("resnet50 b64", memory=8 << 30).estimates
     {}
@@ -59,10 +57,8 @@ class TraceJob:
 
 @dataclass(frozen=True)
 class JobTrace:
-    """Jobs in the order of their arrival, and where they come from. `notes` say what was assumed on the way.
-
-    `gpu` is the GPU on which the jobs have so much work; None: any, so another GPU makes no job faster or slower.
-    """
+    """Jobs in the order of arrival. `notes` are assumptions. `gpu` is the GPU to which their work refers; None: it is
+    the same on all."""
 
     name: str
     jobs: Sequence[TraceJob]

@@ -40,8 +40,8 @@ NO_HINTS = Hints()
 
 @dataclass(frozen=True)
 class BatchTraining:
-    """A script of Python that a batch script runs, as it would run it. `ranks` are the options of an estimate that say
-    as one of how many processes, and `on_each_gpu` is how many of those share a GPU."""
+    """A Python script as a batch script runs it. `ranks` are the options of its estimate, and `on_each_gpu` counts the
+    ranks that share a GPU."""
 
     command: ScriptCommand
     environment: Mapping[str, str] = field(repr=False)

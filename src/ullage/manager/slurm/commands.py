@@ -1,8 +1,4 @@
-"""Slurm's own commands, run as this user: answers as plain values, failures as one message.
-
-Nothing else in Ullage speaks to Slurm. Every command has a limit of time: a controller that is down must not hold up
-whoever asked.
-"""
+"""Slurm's commands, run as this user, with plain answers. Each has a time limit, since a controller may be down."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Estimates of what a batch script runs, made where it is submitted: without a GPU, with the user's rights.
-
-An answer is kept in the user's own folder with everything that it follows from. It holds as long as all of that is as
-it was, so a script that is submitted again is not run again.
-"""
+"""Estimates of batch scripts where they are submitted, without a GPU and with the user's rights. An answer is cached
+in the user's folder until one of its inputs changes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""The ends of what a run of a job printed: from its files, or as the epilog kept them on the node.
-
-A job that is started again may append to its files. So it is remembered where each of them ended, and by which bytes:
-what stands before that place is of an earlier run, unless the file was begun anew.
-"""
+"""The ends of a job's outputs, from its files or as the epilog kept them on the node. A restarted job may append to
+its files, so the last run's end is recognised by its last bytes."""
 
 from __future__ import annotations
 

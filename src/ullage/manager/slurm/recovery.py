@@ -44,10 +44,8 @@ def how_it_ended(job: SlurmJob, output: str) -> AttemptEnd:
 def what_next(
     job: SlurmJob, ended: AttemptEnd, before: Sequence[RunRecord], nodes: Sequence[SlurmNode], rules: RecoveryRules
 ) -> NextRun:
-    """Whether a job is started again, and with how many shards. `before` are its earlier runs.
-
-    A GPU to itself is all shards of the largest one: Slurm refuses to turn shards into a GPU.
-    """
+    """Decide about a restart and its shards. `before` are earlier runs. A GPU to itself is all shards of the largest
+    one: Slurm refuses to turn shards into a GPU."""
     if ended.cause is not Cause.GPU_MEMORY and ended.cause not in _SYSTEM:
         return NextRun(None, ended.detail)
     if not job.requeue:

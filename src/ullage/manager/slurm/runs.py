@@ -1,7 +1,4 @@
-"""What the watcher remembers: how each run of a job ended, what was decided then, and how far that is done.
-
-A file of SQLite; everything is on disk before anything is done about it. One process writes, any number read.
-"""
+"""The watcher's memory of runs and decisions: an SQLite file, written before each action by one process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Reads what a shell script would run, without running it: each program with its words, variables and folder.
-
-A script is followed as far as its text tells. What is known only when it runs (`$(curl ...)`, a value that depends on a
-condition that cannot be judged here) is `Unknown`, and so is every word with it. Nothing is guessed.
-"""
+"""Follows a shell script without running it: each program with its words, variables and folder. What only the running
+script knows, such as `$(curl ...)`, is `Unknown`."""
 
 from __future__ import annotations
 
@@ -218,10 +215,8 @@ class _Reader:
         state.functions = {name: body for end in ends for name, body in end.functions.items()}
 
     def _judged(self, node: Any, state: ShellState, sure: bool = False) -> bool | None:
-        """Whether a condition holds; `None` if only the running script knows.
-
-        What a program answers is not known; unless one must be `sure`, it is taken to do what it should.
-        """
+        """Judge a condition; `None` if only the running script knows. Programs are assumed to succeed, unless one must
+        be `sure`."""
         if node.type == "negated_command":
             told = self._judged(node.children[-1], state, sure)
             return None if told is None else not told

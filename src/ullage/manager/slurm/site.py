@@ -93,10 +93,8 @@ def gives_gpus_twice(release: tuple[int, ...]) -> bool:
 
 
 def read_site(partition: str | None = None, gpu_type: str | None = None, gpu: str | None = None) -> Site:
-    """The GPUs that a job can get in a partition (by default the cluster's default one), of one type if it names one.
-
-    `gpu` is a GPU that the user named: only those are taken, and types of which nothing is known are taken for it.
-    """
+    """Return the GPUs of a partition (by default the cluster's default one), perhaps of one type. Only GPUs named by
+    `gpu` count; unknown types are taken for it."""
     wanted = partition or commands.default_partition()
     names = wanted.split(",") if wanted else None
     nodes = [node for node in commands.nodes() if node.gpus]

@@ -26,8 +26,7 @@ class GpuNeed:
 
 @dataclass(frozen=True)
 class Sizing:
-    """What a job asks Slurm for on each node: shards of one GPU, all of them if it is to have it to itself, or GPUs;
-    and why."""
+    """A job's request to Slurm on each node, and why: shards of one GPU, perhaps all of them, or GPUs."""
 
     name: str  # "shard" or "gpu"
     count: int
@@ -42,8 +41,8 @@ class Sizing:
 
 
 def size(needs: Sequence[GpuNeed], request: GpuRequest, site: Site, ranks: int = 1, hints: Hints = NO_HINTS) -> Sizing:
-    """What to ask for, given what the job needs on each kind of GPU; `InvalidValue` if it can never run. A job that
-    says nothing about GPUs has one for each of its `ranks` on a node."""
+    """Size a job's request by its needs on each kind of GPU; raise `InvalidValue` if it can never run. A job without a
+    GPU option has one for each of its `ranks` on a node."""
     gpus = request.per_node or ranks
     unknown = next((need for need in needs if need.upper is None), None)
     if unknown is not None:
@@ -71,8 +70,8 @@ def size(needs: Sequence[GpuNeed], request: GpuRequest, site: Site, ranks: int =
 def _whole(
     site: Site, request: GpuRequest, gpus: int, why: str, need: GpuNeed | None = None, kind: str | None = None
 ) -> Sizing:
-    """GPUs of the job's own. One of them is asked for as all of its shards, where all GPUs that it can get have the
-    same number: Slurm 22.05 gives GPUs away while some of their shards are in use, but counts shards rightly."""
+    """Return GPUs for the job alone; a single one as all of its shards, if all have the same number, since Slurm 22.05
+    gives away GPUs with used shards."""
     kind = kind or request.type
     shards = {each.shards for each in site.kinds if kind is None or each.type == kind}
     if gpus == 1 and len(shards) == 1 and (count := shards.pop()):

@@ -53,8 +53,7 @@ class SubmissionPlan:
 
 
 def plan_words(words: Sequence[str], text: str | None = None, **more: Any) -> SubmissionPlan:
-    """Plan `sbatch WORDS`. `text` is the script, where the words name none: it comes on standard input. `more` is that
-    of `plan_job`."""
+    """Plan `sbatch WORDS`. `text` is a script from standard input; `more` are arguments of `plan_job`."""
     given = read_words(words)
     arguments: Sequence[str] = given.rest[1:]
     if "wrap" in given.values:
@@ -74,8 +73,7 @@ def plan_job(
     timeout: float = TIMEOUT,
     **said: Any,
 ) -> SubmissionPlan:
-    """Plan a batch script with the options that sbatch is given besides it. What is `said` counts more than the
-    script's hints of the same names."""
+    """Plan a batch script with sbatch's other options. `said` overrides the script's hints."""
     batch = read_batch(text, os.getcwd(), os.environ, options, arguments)
     hints = replace(batch.hints, **said)
     request = gpu_request(batch.options)
@@ -190,12 +188,10 @@ def plan_in_words(plan: SubmissionPlan) -> list[str]:
 
 
 def filter_answers(told: Mapping[str, Any], text: str = "") -> Iterator[tuple[str, str]]:
-    """Answer `cli_filter.lua`: options to set, by name, and words to `say`.
+    """Answer `cli_filter.lua`: options to set, by name, and words to `say`. A job without GPUs and `#ULLAGE` lines is
+    left alone.
 
-    A job that asks for no GPU and has no `#ULLAGE` line is left alone.
-
-    `told` is what sbatch made of its command line and of the script's `#SBATCH` lines; `argv` are the script and its
-    arguments. `text` is the script where sbatch had it on its standard input, as far as it can be read again.
+    `told` are sbatch's options, with the script and its arguments as `argv`; `text` is a script from standard input.
     """
     options = {name: str(value) for name, value in told.items() if name != "argv"}
     words = [str(word) for word in told.get("argv", [])]

@@ -1,9 +1,7 @@
-"""Starts jobs of Slurm again that ran out of GPU memory: held, with more shards, released. Never twice for one end.
+"""Restarts Slurm jobs that ran out of GPU memory: held, given more shards, released. Never twice for one end.
 
-What is to be done follows from what Slurm says of a job now and from what was decided about its last end, which is on
-disk before anything is done. So a watcher that was killed between any two steps, and a controller that forgot the last
-one, are taken up where they are: a job that Slurm still shows at that end has not been started again, whatever was
-done about it.
+Each decision is on disk before it is carried out. After a crash of the watcher or the controller, Slurm's present
+state tells which step is next.
 """
 
 from __future__ import annotations

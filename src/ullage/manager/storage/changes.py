@@ -1,8 +1,5 @@
-"""What one transaction changes: collected first, then written in one go, and taken over into memory once on disk.
-
-So a transaction of ten thousand jobs is a handful of statements. The thread of the event loop can write it, or another
-one while the loop goes on answering.
-"""
+"""The changes of one transaction: collected, written in a few statements, and applied in memory once on disk. Another
+thread may write them while the loop goes on."""
 
 from __future__ import annotations
 
@@ -150,11 +147,8 @@ def _updated(
 
 
 class SpecUse:
-    """Counts the jobs that are not over, by `spec_id`, and the bytes that are kept for each user's jobs.
-
-    Variables may be secret: when the last job of a submission is over, they go, and their names stay. When the last one
-    asks for something else by now, nothing stays.
-    """
+    """Counts unfinished jobs by `spec_id`, and stored bytes by user. When the last job of a spec is over, its
+    variables, which may be secret, are deleted; an unused spec is deleted."""
 
     def __init__(self, database: Database) -> None:
         rows = database.rows(

@@ -26,12 +26,11 @@ NEWEST_KEPT, DAYS_KEPT, WEEKS_KEPT = 3, 7, 4
 
 
 class Database:
-    """Opens and checks the database of a folder; `transaction` is the only way to write.
+    """Opens and checks the database of a folder; `transaction` is the only way to write. One process only (the
+    daemon's lock).
 
-    A missing file is made anew only where nothing is left of an earlier one, or with `new`. A file that is removed
-    while it is open is put back, with all that it held, before anything more is acknowledged.
-
-    Not covered: two processes at once; the daemon's lock sees to that.
+    A missing file is made only if nothing is left of an earlier one, or with `new`. A file that is removed while open
+    is restored before anything more is acknowledged.
     """
 
     def __init__(self, folder: Path, new: bool = False, say: Callable[[str], None] = lambda text: None) -> None:
@@ -162,10 +161,7 @@ class Database:
         return tuple(found)
 
     def _keep_in_place(self) -> None:
-        """What was committed is only safe if our files still have their names: put them back where they were removed.
-
-        Nothing is put over a file that somebody else has put there.
-        """
+        """Restore our files if they were removed: only then is a commit safe. Another file in their place stays."""
         there = self._on_disk()
         if there == self._identity:
             return

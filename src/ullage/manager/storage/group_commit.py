@@ -20,15 +20,12 @@ Sliced = Generator[None, None, Any]
 
 
 class GroupCommit:
-    """Collects what arrives while the last transaction is being written, and does it in the next.
+    """Collects work while the last transaction is being written, and does it in the next.
 
-    Each is answered when the transaction is on disk, so a slow disk is waited for once by all. A work is a function
-    that changes the store, or a generator function that also yields. Nobody sees its changes before they are on disk,
-    and nobody else writes meanwhile (`JobStore.turn`).
-
-    One that is refused (`UllageError`) must have changed nothing by then; the others go on. Where the transaction
-    fails, nobody's work was done: all are told of a full or damaged disk, and after any other failure each is tried
-    alone, so that one cannot spoil another.
+    Work is a function, or a generator function that yields, that changes the store; its answer comes once the changes
+    are on disk. Nobody else writes meanwhile (`JobStore.turn`). Refused work (`UllageError`) must have changed
+    nothing. If the transaction fails, all get the error of a full or damaged disk; after other errors each is tried
+    alone.
     """
 
     def __init__(self, store: JobStore) -> None:

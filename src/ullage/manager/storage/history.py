@@ -30,12 +30,7 @@ _OVER = ", ".join(f"'{state}'" for state in sorted(OVER))
 
 
 class JobHistory:
-    """What is on disk.
-
-    store.history.over(limit=50, user=None)
-
-    Rows that cannot be read are left out, and `damaged` says why, by job.
-    """
+    """Queries of the database. Unreadable rows are left out, and `damaged` says why, by job."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

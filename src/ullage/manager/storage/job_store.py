@@ -59,10 +59,8 @@ class _Collecting(threading.local):
 
 
 class JobStore:
-    """Jobs that are not over and their live attempts, in memory; everything in the database.
-
-    Memory follows the database: it changes when a transaction is on disk and stays as it was when one fails.
-    """
+    """The jobs: unfinished ones and live attempts in memory, everything in the database. Memory changes when a
+    transaction is on disk."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database, self._clock = database, clock
@@ -248,10 +246,8 @@ class JobStore:
         parts: Iterable[tuple[dict[str, Any], tuple[Need, ...]]],
         throttle: int | None = None,
     ) -> Generator[None, None, list[JobRecord]]:
-        """New jobs, all or none: `common` are the values that all have, `parts` what each has of its own and waits for.
-
-        Yields after each, since there may be thousands.
-        """
+        """Add new jobs, all or none: `common` values, and `parts` with each job's own values and dependencies. Yields
+        after each."""
         number, spec_id = self.next_number - 1, self._now.add_spec(common["spec"], self._last_spec)
         made: list[JobRecord] = []
         for values, needs in parts:
@@ -450,10 +446,8 @@ class JobStore:
             self.event("resumed", None, gpu)
 
     def skip_numbers(self, highest: int) -> int:
-        """Give new jobs numbers above that one only; how many numbers were skipped for it.
-
-        A database that was restored from a copy does not know the jobs that came after it, but their files are there.
-        """
+        """Give new jobs higher numbers only, and return how many were skipped: a restored database does not know the
+        last jobs, but their files are there."""
         skipped = highest - self._last_job
         if skipped <= 0:
             return 0
@@ -464,10 +458,7 @@ class JobStore:
         return skipped
 
     def forget(self, before: float) -> list[int]:
-        """Drop events of jobs that ended before a time; the jobs whose files may go too.
-
-        Of a job that is not over nothing is dropped, however old.
-        """
+        """Delete events and curves of jobs that ended before a time; return these jobs, whose files may go too."""
         with self.transaction():
             self._now.add("DELETE FROM curves WHERE job IN (SELECT id FROM jobs WHERE ended < ?)", (before,))
             self._now.add(

@@ -128,9 +128,9 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """A job; unknown is `None`. `spec` is what was asked for, one dict for a whole array; `request` is its own. `work`
-    is the `WorkRecord` of what it does on a GPU, `breakdown` (JSON) the parts of its estimate in bytes.
-    `promises` are those of its ranks where these differ; `promise` is the largest."""
+    """A job; unknown is `None`. `spec` is the request, shared by an array; `request` is the job's own. `work` is its
+    workload's id, `breakdown` (JSON) the parts of its estimate in bytes. `promises` are those of ranks that differ;
+    `promise` is the largest."""
 
     id: int
     submission: str
@@ -201,8 +201,7 @@ def new_job(values: dict[str, Any]) -> JobRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptRecord:
-    """One time that a job was placed: where, with what promise, how it ended and why. Where its ranks take different
-    memory, `promises` has what was promised on each of its slots."""
+    """One placement of a job. If ranks differ, `promises` has the promise on each of its slots."""
 
     job: int
     number: int
@@ -236,8 +235,7 @@ class AttemptRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkRecord:
-    """What jobs that run the same do on a GPU: their utilization as predicted, by the name of a GPU, as plain values;
-    and when this was last kept."""
+    """A workload: its predicted activity by GPU as plain values, and when it was last stored."""
 
     id: str
     predicted: dict[str, dict[str, Any]]
@@ -246,8 +244,8 @@ class WorkRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Drain:
-    """That a GPU gets no new jobs from `begin` until a time (`None`: until it is resumed), but for those of some users
-    and groups."""
+    """A time from `begin` until `until` (`None`: until resumed) in which a GPU gets only jobs of some users and
+    groups."""
 
     id: int
     gpu: str

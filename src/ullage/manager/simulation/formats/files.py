@@ -77,8 +77,7 @@ def has_columns(*names: str) -> Callable[[str], bool]:
 
 
 class TraceRow:
-    """A row of a table: cells by the names of their columns. Errors say `where` it is (the file and the line) and name
-    the column."""
+    """A row of a table: cells by column. Errors name `where` it is (file and line) and the column."""
 
     __slots__ = ("_columns", "_values", "where")
 

@@ -38,11 +38,8 @@ def _is_json(text: str) -> bool:
 
 
 def write_trace(trace: JobTrace, path: str | Path) -> None:
-    """Write a trace as CSV or JSON, by the name of the file (.csv, .json, and packed: .csv.gz, .json.gz).
-
-    A file that is there is not written over. JSON has all; CSV has no figures of what a kind of jobs does on a GPU, so
-    that only those of known workloads are there when it is read again.
-    """
+    """Write a trace as CSV or JSON, by the name of the file (.csv, .json, .csv.gz, .json.gz), which must not exist.
+    CSV has no figures of what kinds do on GPUs, so only those of known workloads survive."""
     path = Path(path)
     suffixes = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
     lines = {".csv": _csv_lines, ".json": _json_lines}.get(suffixes[0] if suffixes else "")

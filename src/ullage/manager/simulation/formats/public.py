@@ -75,8 +75,8 @@ _PODS = ("num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_ti
 
 
 def _read_pods(path: Path, assignment: Assignment) -> JobTrace:
-    """Pods run from being scheduled to being deleted; one that asks for a part of a GPU needs one GPU, and its work
-    counts by that part where workloads are given."""
+    """Read pods, which run from scheduling to deletion. A pod with a part of a GPU needs one GPU here, but counts by
+    that part when workloads are assigned."""
     kept, others = [], 0
     for row in table(path, _PODS):
         gpus = row.number("num_gpu", 0) * row.number("gpu_milli", 0) / 1000
@@ -106,8 +106,8 @@ def _is_pai(text: str) -> bool:
 
 
 def _read_pai(path: Path, assignment: Assignment) -> JobTrace:
-    """A job comes when it was submitted, runs from its first task's start to its last one's end, and needs the GPUs of
-    all instances of its tasks together."""
+    """Read jobs, which run from their first task's start to their last one's end on the GPUs of all instances
+    together."""
     tasks, jobs = _beside(path, _TASKS), _beside(path, _JOBS)
     if tasks is None:
         raise InvalidValue(f"needed {_TASKS}.csv beside {path}, which says how many GPUs jobs need")
