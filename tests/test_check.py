@@ -53,7 +53,7 @@ def check(monkeypatch, tmp_path):
         (("a:job", "--batch-size", "7", "--gpu", "RTX-4060", "--upper", "--margin", "500MiB"), 1, "at most 7."),
         (("a:job", "--gpu", "RTX-4O60"), 2, "no GPU named 'RTX-4O60'; did you mean"),
         (("a:job", "--gpu", "/no/such.toml"), 2, "No such file"),
-        (("a:job", "--margin", "much"), 2, "--margin: needed a size such as 2GiB or a share such as 5%; found 'much'"),
+        (("a:job", "--margin", "much"), 2, "--margin must be a size such as 2GiB or a share such as 5%, got 'much'"),
         (("a:job", "--margin", "200%"), 2, "--margin"),
         (("broken:model",), 2, "RuntimeError: the script failed"),
         (("a:job", "--batch-size", "none"), 2, "--batch-size"),

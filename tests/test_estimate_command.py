@@ -89,11 +89,11 @@ MISTAKES = [
     ("estimate timm:convnxt_tiny", "convnext_tiny"),
     ("estimate hf:GPT2LMHeadMode", "'GPT2LMHeadModel'"),
     ("estimate hf:GPT2LMHeadModel --set n_layers=2", "did you mean 'n_layer'"),
-    ("estimate hf:GPT2LMHeadModel --set n_layer", "needed key=value"),
+    ("estimate hf:GPT2LMHeadModel --set n_layer", "must be KEY=VALUE"),
     ("estimate hf:GPT2LMHeadModel --set n_head=7", "must be divisible"),
     ("estimate hf:GPT2LMHeadModel --set config=nothing.json", "cannot read nothing.json"),
     ("estimate hf:GPT2LMHeadModel --set config=broken.json", "broken.json is not JSON"),
-    ("estimate hf:GPT2LMHeadModel --set config=list.json", "needed a JSON object"),
+    ("estimate hf:GPT2LMHeadModel --set config=list.json", "must be a JSON object"),
     ("estimate hf:GPT2LMHeadModel --set config=other.json", "did you mean 'gpt2'"),
     ("estimate hf:./nowhere", "cannot read"),
     ("estimate hf:AutoModelForCausalLM", "--set model_type=gpt2"),
@@ -102,7 +102,7 @@ MISTAKES = [
     ("estimate torchvison:resnet50", "did you mean 'torchvision'"),
     ("estimate torchvision:", "needed torchvision:NAME"),
     ("estimate torchvision:resnet50 --sequence-length 12", "use --input-shape"),
-    ("estimate torchvision:resnet50 --input-shape 3,abc", "needed whole numbers such as 3,224,224"),
+    ("estimate torchvision:resnet50 --input-shape 3,abc", "must be whole numbers such as 3,224,224"),
     ("estimate torchvision:resnet50 --input-shape 224,224", "needs an input shape of 3 numbers"),
     ("estimate torchvision:resnet50 --input-shape 1,64,64", "to have 3 channels, but got 1"),
     ("estimate torchvision:resnet50 --batch-size 0", "batch_size needs a whole number of at least 1"),
@@ -191,7 +191,7 @@ def test_the_shell_completes_names_without_pytorch(words, offered):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("estimate", "no_such_script.py"), "there is no file no_such_script.py"),
+        (("estimate", "no_such_script.py"), "no_such_script.py does not exist"),
         (("estimate", "torchvision:resnet5O"), "did you mean 'resnet50'"),
         (("estimate", "timm:resnet5O"), "did you mean 'resnet50'"),
         (("estimate", "hf:GPT2LMHeadModell"), "did you mean 'GPT2LMHeadModel'"),
@@ -215,7 +215,7 @@ def test_a_mistake_is_reported_before_pytorch_is_imported(words, said):
 @pytest.mark.parametrize("command", ["check", "max-batch", "plan"])
 def test_a_missing_script_is_one_line(type_in, command):
     code, out, err = type_in(command, "no_such_script.py")
-    assert code == 2 and not out and "there is no file no_such_script.py" in err and len(err.splitlines()) == 1
+    assert code == 2 and not out and "no_such_script.py does not exist" in err and len(err.splitlines()) == 1
 
 
 def test_what_follows_module_is_no_script(tmp_path, monkeypatch):
@@ -223,4 +223,4 @@ def test_what_follows_module_is_no_script(tmp_path, monkeypatch):
     (tmp_path / "named.py").write_text("print('no training')")
     words = [sys.executable, "-m", "ullage", "estimate", "other.py", "--module"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "needed a module" in done.stderr, done
+    assert done.returncode == 2 and "must name a module" in done.stderr, done

@@ -90,7 +90,7 @@ def test_jobs_that_do_not_fit_are_an_answer(type_in):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["one.json"], "needed at least two jobs"),
+        (["one.json"], "needs at least two jobs"),
         (["one.json", "one.json", "--how", "msp"], "did you mean 'mps'"),
         (["one.json", "one.json", "--how", "mps:1g.18gb"], "no way of sharing named 'mps:1g.18gb'"),
         (["one.json", "one.json", "--how", "mig:1g.5gb"], "no MIG instance of H200 named '1g.5gb'"),
@@ -100,7 +100,7 @@ def test_jobs_that_do_not_fit_are_an_answer(type_in):
         (["one.json", "mine.py:model --gpu T4"], "--gpu is not for one job of several"),
         (["one.json", "mine.py:model --batch-sise 4"], "No such option"),
         (["one.json", "mine.py:model '"], "cannot read the job"),
-        (["one.json", " "], "found an empty one"),
+        (["one.json", " "], "got an empty word"),
         (["one.json", "torchvision:resnet1"], "no torchvision model"),
     ],
 )

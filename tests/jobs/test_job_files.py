@@ -159,7 +159,7 @@ def test_a_command_in_one_line_is_split_and_no_shell_is_involved(write):
         ("x = " + "[" * 5000, "FILE: needed TOML; "),
         ("x = " + "9" * 5000, "FILE: needed TOML; "),
         (b"command = 'a'\nname = '\xff'", "FILE, line 2: needed text in UTF-8; found the byte 0xff"),
-        (b"#" * (LARGEST_FILE + 1), "needed a job file of at most 256 KiB; FILE is larger"),
+        (b"#" * (LARGEST_FILE + 1), "a job file must have at most 256 KiB, got more in FILE"),
     ],
 )
 def test_a_bad_toml_file_gets_one_message_with_its_line(write, content, said):

@@ -142,8 +142,8 @@ def test_a_factory_in_a_file_or_a_module(own, monkeypatch, tmp_path):
     ("name", "options", "text"),
     [
         ("broken", {}, "raised ValueError: no such size"),
-        ("nothing", {}, "returned int; needed an nn.Module"),
-        ("number", {}, "needed a callable"),
+        ("nothing", {}, "must return an nn.Module, got int"),
+        ("number", {}, "must be a callable"),
         ("pixel", {}, "did you mean 'pixels'"),
         ("pixels", {}, "--input-shape"),
         ("pixels", {"sequence_length": 8}, "no nn.Embedding"),

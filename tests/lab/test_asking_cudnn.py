@@ -97,7 +97,7 @@ def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
     assert answer.returncode == 1 and "needed a machine with an NVIDIA GPU" in answer.stderr
     assert not (tmp_path / "plans.jsonl").exists()
     answer = run("measure", "cudnn")
-    assert answer.returncode == 2 and "needed a script or a file of problems" in answer.stderr
+    assert answer.returncode == 2 and "needs a script or a file of problems" in answer.stderr
     answer = run("measure", "cudnn", "nowhere.jsonl")
     assert answer.returncode == 2 and "no such file" in answer.stderr
     printed = run("measure", "cudnn", listed(tmp_path, 3), "--dry-run").stdout.splitlines()

@@ -124,7 +124,7 @@ def test_where_the_gpu_is_there_the_truth_is_measured(monkeypatch):
     ("words", "text"),
     [
         (("torchvision:resnet5",), "did you mean 'resnet50'"),
-        (("no_such_script.py",), "there is no file no_such_script.py"),
+        (("no_such_script.py",), "no_such_script.py does not exist"),
         ((__file__, "--batch-size", "3"), "is an option for a model"),
     ],
 )

@@ -228,7 +228,7 @@ def test_a_narrow_terminal_gets_whole_words_and_fewer_columns():
         (["--by", "usr"], "needed one or more of user, day, name and gpu, each once; found 'usr'"),
         (["--since", "soon"], "2026-11-01T08:00, or 7d for seven days ago; found 'soon'"),
         (["--since", "1h", "--until", "2h"], "needed a time to report from that is before the one to report until"),
-        (["--csv", "--json"], "needed --csv or --json; found both"),
+        (["--csv", "--json"], "--csv and --json exclude each other"),
     ],
 )
 def test_mistakes_are_one_message(common, words, message):

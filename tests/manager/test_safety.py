@@ -115,7 +115,7 @@ def test_a_request_without_an_end_is_refused(common):
         ({"gpu": 1}, "the job: there is no 'gpu'; did you mean 'gpus'?"),
         ({"env": {"A=B": "x"}}, "the job: env: needed names of variables, without =; found 'A=B'"),
         ({"array": [1, 1]}, "the job: array: needed different indices from 0 to 1000000000"),
-        ({"cwd": None}, "the job: needed a cwd, the folder to run in; found none"),
+        ({"cwd": None}, "the job must have a cwd, the folder to run in, got none"),
         ({"venv": "/v", "conda": "c"}, "the job: needed a venv or a conda environment; found both"),
         ({"estimator": "horuss"}, "no estimator named 'horuss'; did you mean 'horus'?"),
     ],

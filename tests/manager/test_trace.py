@@ -119,9 +119,9 @@ def test_the_command_shows_what_happened_beside_what_would_have(common):
     others = common.cli("simulate", "own.json", "--policy", "magm,ullage")
     assert [line.split("  ")[0] for line in others.splitlines()[1:4]] == ["as it was", "magm", "ullage"]
     assert "to see that simulated as well, name your copy: --policy their_policy.py:choose" in others
-    assert "needed a trace or --from-history; found both" in common.cli("simulate", "x.csv", "--from-history", code=2)
+    assert "x.csv and --from-history exclude each other" in common.cli("simulate", "x.csv", "--from-history", code=2)
     [database] = common.folder.rglob("state.db")
     stored = json.loads(common.cli("simulate", "--from-history", "--database", str(database), "--json"))
     assert [run["figures"]["total_s"] for run in stored["runs"]] == pytest.approx([real["total_s"], again["total_s"]])
-    assert "--database: needed --from-history" in common.cli("simulate", "x.csv", "--database", "x", code=2)
+    assert "--database works only with --from-history" in common.cli("simulate", "x.csv", "--database", "x", code=2)
     assert "found 'soon'" in common.cli("simulate", "--from-history", "--since", "soon", code=2)

@@ -232,9 +232,9 @@ def test_a_function_is_estimated_as_one_rank_of_many():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"size": 0}, "at least one rank"),
-        ({"size": 4, "follow": [4]}, "needed 0 to 3"),
-        ({"size": 8, "nodes": 3}, "divides 8 ranks evenly"),
+        ({"size": 0}, "must be at least 1"),
+        ({"size": 4, "follow": [4]}, "must be 0 to 3"),
+        ({"size": 8, "nodes": 3}, "must divide 8 ranks evenly"),
         ({"follow": [1]}, "need the number of ranks"),
     ],
 )

@@ -55,7 +55,7 @@ def contribute(
     header = describe()
     _say_plan(header, out, seconds)
     if not yes and not _agreed():
-        raise InvalidValue("nothing was run: type --yes, or answer y")
+        raise InvalidValue("nothing was run; answer y, or type: ullage contribute --yes")
     tally = {"measured": 0, "failed": 0}
     begun = contribution.contribute(out, header, lambda row, left: measure_one(row, min(left, _LONGEST)), seconds)
     with following("measuring", len(contribution.TRAININGS), stoppable=True, forks=True) as going:

@@ -47,7 +47,7 @@ def edit(
         print_each(client().hold(*jobs) if hold else client().release(*jobs), as_json)
         return
     if not changes:
-        raise InvalidValue("needed something to change, such as --time-limit 4h; 'ullage edit --help' lists it")
+        raise InvalidValue("edit needs an option to change, got none; type: ullage edit 17 --time-limit 4h")
     for name, value in changes.items():
         if value in (NONE, [NONE]) and name != "name":
             changes[name] = [] if name == "after" else None
@@ -56,4 +56,4 @@ def edit(
 
 def _check_one(release: bool, changes: bool, with_: str) -> None:
     if release or changes:
-        raise InvalidValue(f"needed {with_} alone; found {'--release' if release else 'something to change'} too")
+        raise InvalidValue(f"{with_} must stand alone, got {'--release' if release else 'other changes'} too")

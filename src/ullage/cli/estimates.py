@@ -121,7 +121,7 @@ def parse_margin(text: str, whole: int) -> int:
     try:
         return parse_bytes(text)
     except InvalidValue:
-        raise InvalidValue(f"--margin: needed a size such as 2GiB or a share such as 5%; found {text!r}") from None
+        raise InvalidValue(f"--margin must be a size such as 2GiB or a share such as 5%, got {text!r}") from None
 
 
 @with_options(FOLLOW_OPTIONS, MODEL_OPTIONS, RANK_OPTIONS)
@@ -328,7 +328,7 @@ def _check_writable(*files: Path | None) -> None:
     """Say that a file cannot be written before the work, not after it."""
     for file in files:
         if file is not None and (not file.parent.is_dir() or file.is_dir()):
-            raise InvalidValue(f"cannot write {file}: needed a file in a folder that exists")
+            raise InvalidValue(f"cannot write {file}: its folder must exist; type: mkdir -p {file.parent}")
 
 
 def _advice(request: JobRequest, card: GPU, answer: Estimate, progress: Callable[[str], None]) -> Sequence[Option]:

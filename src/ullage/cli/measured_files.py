@@ -49,4 +49,4 @@ def appended(rows: Iterable[dict[str, Any]], doing: str, count: int, out: Path) 
 def check_file(path: Path | None) -> None:
     """Refuse a file that cannot be written, before an hour of work."""
     if path is not None and (not path.parent.is_dir() or path.is_dir()):
-        raise InvalidValue(f"cannot write {path}: needed a file in a folder that exists")
+        raise InvalidValue(f"cannot write {path}: its folder must exist; type: mkdir -p {path.parent}")

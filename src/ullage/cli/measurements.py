@@ -117,10 +117,10 @@ def _ask_cudnn(
     from ullage.virtual.cudnn.backend import CudnnError
 
     if not args:
-        raise InvalidValue("needed a script or a file of problems after 'cudnn': ullage measure cudnn train.py")
+        raise InvalidValue("'cudnn' needs a script or a file of problems; type: ullage measure cudnn train.py")
     existing(args[0])
     if description is not None and architecture is not None:
-        raise InvalidValue("needed --description or --architecture; found both")
+        raise InvalidValue("--description and --architecture exclude each other, got both; leave one out")
     names = asking.architectures(architecture) if architecture else []
     file = existing(description)
     told = file.read_text() if file else None

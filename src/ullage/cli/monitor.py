@@ -54,7 +54,7 @@ def top(
 
     seconds = parse_duration(interval)
     if not 0.1 <= seconds <= 3600:
-        raise InvalidValue(f"needed an interval from 0.1s to 1h; found {interval!r}")
+        raise InvalidValue(f"--interval must be from 0.1s to 1h, got {interval!r}")
     if once and (watch or count):
         raise InvalidValue("--once prints one reading; leave out --watch and --count, or --once")
     live = not as_json and not once and sys.stdout.isatty()
@@ -136,7 +136,7 @@ def _recording(path: Path | None) -> Iterator[IO[str] | None]:
     try:
         file = path.open("a", encoding="utf-8")
     except OSError as error:
-        raise InvalidValue(f"needed a file to record to; {path} cannot be written: {error.strerror}") from None
+        raise InvalidValue(f"--record must be a writable file, got {path}: {error.strerror}") from None
     with file:
         yield file
 

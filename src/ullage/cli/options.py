@@ -238,7 +238,7 @@ def _shape(text: str) -> list[int]:
 def _numbers(text: str) -> tuple[int, ...]:
     words = text.split(",")
     if not all(word.strip().isdecimal() for word in words):
-        raise InvalidValue(f"--follow-ranks: needed numbers with commas between them, such as 0,7; found {text!r}")
+        raise InvalidValue(f"--follow-ranks must be numbers separated by commas such as 0,7, got {text!r}")
     return tuple(dict.fromkeys(map(int, words)))
 
 
@@ -267,7 +267,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise InvalidValue(f"--set: needed key=value such as n_layer=12; found {text!r}")
+        raise InvalidValue(f"--set must be KEY=VALUE such as n_layer=12, got {text!r}")
     words = {"True": True, "False": False, "None": None}
     try:
         return key.strip(), words[value] if value in words else json.loads(value)
@@ -295,12 +295,12 @@ def request_from(
             asked |= {"world_size": by.world_size} if by.world_size else {}
             asked |= {"nodes": by.nodes} if by.nodes > 1 else {}
             if by.world_size == EACH_GPU and by.launched_by[:1] != ("accelerate",):  # which knows more than its words
-                raise InvalidValue(f"{source}: needed a number of ranks; type --world-size 8 before {source}")
+                raise InvalidValue(f"{source} does not say how many ranks; type --world-size 8 before {source}")
         source, args = by.source, by.args
         asked |= {"module": True} if by.module else {}
         asked |= {"launcher": by.launcher_text} if by.launcher_text else {}
     if steps < 1:
-        raise InvalidValue(f"--steps: needed a whole number of at least 1; found {steps}")
+        raise InvalidValue(f"--steps must be at least 1, got {steps}")
     kind = kind_of(source, asked.get("module", False))
     if kind == SCRIPT:
         if not asked.get("module"):
@@ -329,7 +329,7 @@ def _launched(source: str, args: list[str] | None) -> ScriptCommand | None:
     if inner.folder is not None:
         raise InvalidValue(f"{source}: it runs in another folder; type cd {inner.folder}, and leave that option out")
     if found is None:
-        raise InvalidValue(f"needed a script after {source}, such as {source} train.py; found {' '.join(args or [])!r}")
+        raise InvalidValue(f"{source} must start a script such as train.py, got {' '.join(args or [])!r}")
     os.environ.update(inner.variables)
     return found
 

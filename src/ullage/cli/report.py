@@ -43,7 +43,7 @@ def report(
       ullage report --by day,gpu --since 2026-11-01 --until 2026-12-01 --csv
     """
     if as_csv and as_json:
-        raise InvalidValue("needed --csv or --json; found both")
+        raise InvalidValue("--csv and --json exclude each other, got both; leave one out")
     now = time.time()
     keys = [key.strip() for key in by.split(",")]
     found = client().report(keys, moment(since, now), None if until is None else moment(until, now), user)

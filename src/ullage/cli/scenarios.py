@@ -89,7 +89,7 @@ def _share(text: str) -> float:
     try:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        raise InvalidValue(f"needed a share such as 0.8 or 80%; found {text!r}") from None
+        raise InvalidValue(f"a share must be a number such as 0.8 or 80%, got {text!r}") from None
 
 
 _READ = {"TIME": parse_duration, "SIZE": parse_bytes, "SHARE": _share}
@@ -121,7 +121,7 @@ def drawn_source(gpus: int, options: dict[str, Any]) -> TraceSource:
     from ullage.manager.simulation.sweeps import TraceSource
 
     if not 0 < options["load"] < math.inf:  # before any simulation; the other options have their limits
-        raise InvalidValue(f"--load: needed a number above 0, such as 0.8; found {options['load']:g}")
+        raise InvalidValue(f"--load must be a number above 0 such as 0.8, got {options['load']:g}")
     drawn = {"jobs": options["generate"], "gpus": gpus}
     drawn |= {name: options[name] for name in get_type_hints(DrawnOptions) if name != "generate"}
     return TraceSource(mix=options["mix"], drawn=tuple(drawn.items()))
@@ -132,7 +132,7 @@ def scenarios_of(options: dict[str, Any], seed: int) -> list[Scenario]:
     from ullage.manager.simulation.scenario import variants
 
     if not options["gpus"]:
-        raise InvalidValue("needed the GPUs, such as --gpus 4xA100-40GB")
+        raise InvalidValue("--gpus must be given; type for example: --gpus 4xA100-40GB")
     choices = choices_of(options)
     return variants(Scenario(gpus=choices["gpus"][0], seed=seed).but(**settings_of(options)), choices)
 
@@ -164,7 +164,7 @@ def gpu_choices(text: str) -> list[str]:
     first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
     gpu_list(match[4])
     if not 1 <= first <= last or not step:
-        raise InvalidValue(f"--gpus: needed a range such as 4..16xA100-40GB; found {text!r}")
+        raise InvalidValue(f"--gpus must be a range such as 4..16xA100-40GB, got {text!r}")
     return [f"{count}x{match[4].strip()}" for count in range(first, last + 1, step)]
 
 
@@ -184,7 +184,7 @@ def labelled(scenarios: list[Scenario], labels: list[str]) -> list[Scenario]:
     """The scenarios with the labels that were given."""
     if labels and len(labels) != len(scenarios):
         names = "; ".join(scenario.name for scenario in scenarios)
-        raise InvalidValue(f"needed a --label for each of {len(scenarios)} runs ({names}); found {len(labels)}")
+        raise InvalidValue(f"--label must be given once per run ({len(scenarios)}: {names}), got {len(labels)}")
     if not labels:
         return scenarios
     return [scenario.but(label=label) for scenario, label in zip(scenarios, labels, strict=True)]

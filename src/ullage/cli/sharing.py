@@ -71,7 +71,7 @@ def share(
     from ullage.performance.sharing import HOWS, profiles
 
     if len(jobs) < 2:
-        raise InvalidValue(f"needed at least two jobs that share a GPU; found one, {jobs[0]}")
+        raise InvalidValue(f"share needs at least two jobs, got one; type: ullage share {jobs[0]} {jobs[0]}")
     for way in how.split(","):
         if way.partition(":")[0] not in (*HOWS, ALL):
             raise UnknownName("way of sharing", way, [*HOWS, ALL])
@@ -108,7 +108,7 @@ def _target(text: str, pytorch: str | None, model: dict[str, Any]) -> JobRequest
     except ValueError as error:
         raise InvalidValue(f"cannot read the job {text!r}: {error}") from None
     if not words:
-        raise InvalidValue("needed a job such as torchvision:resnet50; found an empty one")
+        raise InvalidValue("a job must be a model, script or command, got an empty word")
     if (command := _command(words, pytorch)) is not None:
         return command
     own = typed("estimate", words)
@@ -139,7 +139,7 @@ def _read(file: Path) -> Estimate:
         return Estimate.from_dict(json.loads(file.read_text()))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise InvalidValue(f"cannot read {file}: {why}; needed what 'ullage estimate JOB --json' prints") from None
+        raise InvalidValue(f"cannot read {file}: {why}; it must be the output of 'ullage estimate --json'") from None
 
 
 def _gpu_of(targets: Any) -> str | None:

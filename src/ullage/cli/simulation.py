@@ -88,13 +88,13 @@ def simulate(
     sources = sources_of(traces or [], options)
     if not sources and not compare_with and not from_history:
         raise InvalidValue(
-            "needed a trace of jobs, or --generate N, such as: ullage simulate jobs.csv --gpus 4xA100-40GB"
+            "simulate needs a trace or --generate N, got none; type: ullage simulate jobs.csv --gpus 4xA100-40GB"
         )
     if sources and from_history:
-        raise InvalidValue(f"needed a trace or --from-history; found both ({sources[0].name})")
+        raise InvalidValue(f"{sources[0].name} and --from-history exclude each other, got both; leave one out")
     for name, value in (("--save-history", save_history), ("--database", database)):
         if value is not None and not from_history:
-            raise InvalidValue(f"{name}: needed --from-history beside it")
+            raise InvalidValue(f"{name} works only with --from-history; add it")
     many = {
         "several traces": len(sources) > 1,
         "--seeds": seeds is not None and seeds > 1,
@@ -115,7 +115,7 @@ def simulate(
     others = {"--save": save, "--compare-with": compare_with, "--from-history": from_history, "--label": label}
     for name, given in others.items():
         if given:
-            raise InvalidValue(f"{name}: not together with {asked[0]}, which prints means over many simulations")
+            raise InvalidValue(f"{name} and {asked[0]} exclude each other, since means have no runs; leave one out")
     _many(sources, options, range(seed, seed + (seeds or 1)), target, workers, resume, report, as_json)
 
 

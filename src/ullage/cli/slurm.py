@@ -258,7 +258,7 @@ def epilog(folder: Annotated[Path, argument("Folder that all nodes share.", "FOL
     from importlib.resources import files
 
     if not folder.is_absolute() or "'" in str(folder):
-        raise InvalidValue(f"needed an absolute path without quotes; found {str(folder)!r}")
+        raise InvalidValue(f"FOLDER must be an absolute path without quotes, got {str(folder)!r}")
     print(
         (files("ullage.manager.slurm") / "files" / "watch_epilog.sh").read_text().replace("@SPOOL@", str(folder)),
         end="",
@@ -294,7 +294,7 @@ def _tell(plan: SubmissionPlan, where: TextIO | None = None) -> None:
 def _seconds(interval: str) -> float:
     found = parse_duration(interval)
     if not 0.1 <= found <= 3600:
-        raise InvalidValue(f"needed an interval from 0.1s to 1h; found {interval!r}")
+        raise InvalidValue(f"--interval must be from 0.1s to 1h, got {interval!r}")
     return found
 
 

@@ -100,7 +100,9 @@ def _expected(manager: Client, spec: JobSpec, patience: float) -> str | None:
 def _described(words: list[str], fields: dict[str, Any]) -> JobSpec:
     """The job of a job file, a script, a command or a shell, with the options that were given."""
     if not words and not fields.get("interactive"):
-        raise InvalidValue("needed a command after --, a job file or a script; found none (-i opens a shell)")
+        raise InvalidValue(
+            "submit needs a command, job file or script, got none; type: ullage submit -- python train.py"
+        )
     if not words:
         words = [os.environ.get("SHELL") or "/bin/sh"]
         fields = {"name": "shell", **({} if "memory" in fields else {"estimator": "none"}), **fields}
@@ -174,6 +176,6 @@ def _environment(base: dict[str, str], of_file: dict[str, str], given: list[str]
     for word in given:
         name, equals, value = word.partition("=")
         if not equals or not name:
-            raise InvalidValue(f"--env: needed NAME=VALUE; found {word!r}")
+            raise InvalidValue(f"--env must be NAME=VALUE, got {word!r}")
         more[name] = value
     return {**base, **of_file, **more}

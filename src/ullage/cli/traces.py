@@ -46,7 +46,7 @@ def trace(
     from ullage.manager.simulation.reading import read_trace, write_trace
 
     if (file is None) == (options["generate"] is None):
-        raise InvalidValue("needed a trace of jobs, or --generate N, such as: ullage trace jobs.csv")
+        raise InvalidValue("trace needs either a file or --generate N; type for example: ullage trace jobs.csv")
     if file is None:
         read = drawn_source(for_gpus, options).read(seed)
     else:

@@ -160,7 +160,7 @@ def read_own_gpu(path: Path, named: Callable[[str], GPU]) -> GPU:
 
 def _base(name: Any, named: Callable[[str], GPU], path: Path) -> GPU:
     if not isinstance(name, str):
-        raise InvalidValue(f"{path}: base: needed the name of a GPU; found {name!r}")
+        raise InvalidValue(f"{path}: base must be the name of a GPU, got {name!r}")
     try:
         return named(name)
     except UnknownName as error:
@@ -187,7 +187,7 @@ def _with_usable(known: dict[str, Any]) -> dict[str, Any]:
         return {**known, "usable": usable, "usable_source": reckoned}
     memory, usable = known["memory"], known["usable"]
     if usable > memory:
-        raise InvalidValue(f"{known['source']}: usable: needed at most memory, {memory}; found {usable}")
+        raise InvalidValue(f"{known['source']}: usable must be at most memory ({memory}), got {usable}")
     return {"usable_source": known["source"], **known}
 
 
@@ -241,7 +241,7 @@ def _checked(table: Table, where: str) -> dict[str, Any]:
 
 def _value(key: str, value: Any, where: str) -> Any:
     def wrong(needed: str) -> InvalidValue:
-        return InvalidValue(f"{where}: {key}: needed {needed}; found {value!r}")
+        return InvalidValue(f"{where}: {key} must be {needed}, got {value!r}")
 
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if key in _SIZES:

@@ -35,7 +35,7 @@ def gpu(name: str | Path | GPU) -> GPU:
     if isinstance(name, GPU):
         return name
     if not isinstance(name, str | Path):
-        raise InvalidValue(f"needed the name of a GPU or the path of a TOML file; found {name!r}")
+        raise InvalidValue(f"a GPU must be a name or the path of a TOML file, got {name!r}")
     if isinstance(name, Path) or name.strip().endswith(".toml"):
         return read_own_gpu(Path(str(name).strip()), _named)
     local = _LOCAL.fullmatch(name.strip())
@@ -99,7 +99,7 @@ def gpu_list(text: str) -> list[GPU]:
     for part in text.split(","):
         match = _COUNT_AND_NAME.fullmatch(part.strip())
         if match is None or match[1] is not None and int(match[1]) == 0:
-            raise InvalidValue(f"needed GPUs such as 4xA100-40GB or 2xH200,T4; found {text!r}")
+            raise InvalidValue(f"GPUs must look like 4xA100-40GB or 2xH200,T4, got {text!r}")
         cards += [gpu(match[2])] * int(match[1] or 1)
     return cards
 

@@ -49,16 +49,16 @@ class EstimateSpec(BaseModel):
     @classmethod
     def _some(cls, value: list[str] | str | None) -> list[str] | str | None:
         if isinstance(value, list) and not 1 <= len(value) <= MOST_GPUS:
-            raise ValueError(f"needed 1 to {MOST_GPUS} GPUs; found {len(value)}")
+            raise ValueError(f"gpu must name 1 to {MOST_GPUS} GPUs, got {len(value)}")
         return value
 
     @model_validator(mode="after")
     def _one_thing(self) -> EstimateSpec:
         found = [name for name in ("model", "script", "command") if getattr(self, name) is not None]
         if len(found) != 1:
-            raise ValueError(f"needed one of model, script and command; found {' and '.join(found) or 'none'}")
+            raise ValueError(f"needs one of model, script and command, got {' and '.join(found) or 'none'}")
         if self.args and self.script is None:
-            raise ValueError("args: needed a script that they are for; found none")
+            raise ValueError("args are for a script, got none; add script")
         taken = [name for name in ("source", "gpu", "estimator", "args", "module", "timeout") if name in self.options]
         if taken:
             raise ValueError(f"options: {taken[0]} cannot be one of them")

@@ -216,7 +216,7 @@ class JobSpec(BaseModel):
     def folder(self) -> str:
         """The folder to run in. Whoever submits a job sets it; a job file may leave it out."""
         if self.cwd is None:
-            raise InvalidValue("the job: needed a cwd, the folder to run in; found none")
+            raise InvalidValue("the job must have a cwd, the folder to run in, got none")
         return self.cwd
 
     def said(self) -> dict[str, Any]:
@@ -422,7 +422,7 @@ def _text(file: Path) -> str:
             raise
         raise InvalidValue(f"the job file {str(file)!r} cannot be read: {error}") from None
     if len(content) > LARGEST_FILE:
-        raise InvalidValue(f"needed a job file of at most {LARGEST_FILE >> 10} KiB; {file} is larger")
+        raise InvalidValue(f"a job file must have at most {LARGEST_FILE >> 10} KiB, got more in {file}")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

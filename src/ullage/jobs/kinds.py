@@ -44,14 +44,11 @@ def check_script(path: str | os.PathLike[str], module: bool = False) -> None:
         _check_module(str(path))
         return
     file = Path(path)
-    if file.is_dir():
-        if not (file / "__main__.py").is_file():
-            found = ", ".join(sorted(child.name for child in file.glob("*.py"))[:8])
-            raise InvalidValue(f"needed a script; {path} is a folder" + (f" (in it: {found})" if found else ""))
-    elif not file.is_file():
-        folder = file.parent if file.parent.is_dir() else Path()
-        near = ", ".join(sorted(child.name for child in folder.glob("*.py"))[:8])
-        raise InvalidValue(f"needed a script; there is no file {path}" + (f" (in {folder}: {near})" if near else ""))
+    if (file / "__main__.py").is_file() or file.is_file():
+        return
+    what, folder = ("is a folder", file) if file.is_dir() else ("does not exist", file.parent)
+    near = ", ".join(sorted(child.name for child in folder.glob("*.py"))[:8])
+    raise InvalidValue(f"SOURCE must be a script; {path} {what}" + (f" (in {folder}: {near})" if near else ""))
 
 
 def _check_module(name: str) -> None:
@@ -63,4 +60,4 @@ def _check_module(name: str) -> None:
     finally:
         sys.path.pop(0)
     if found is None:
-        raise InvalidValue(f"needed a module that `python -m {name}` would run; found none of that name from here")
+        raise InvalidValue(f"-m must name a module that Python finds from this folder, got {name}")

@@ -80,7 +80,7 @@ def parse_shape(text: str, what: str) -> list[int]:
     """
     parts = text.replace("x", ",").split(",")
     if not all(part.strip().isdigit() and int(part) for part in parts):
-        raise InvalidValue(f"{what}: needed whole numbers such as 3,224,224; found {text[:40]!r}")
+        raise InvalidValue(f"{what} must be whole numbers such as 3,224,224, got {text[:40]!r}")
     return [int(part) for part in parts]
 
 
@@ -389,7 +389,7 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
         except json.JSONDecodeError as error:
             raise InvalidValue(f"{file}, line {number}: not JSON ({error})") from None
         if not isinstance(row, dict):
-            raise InvalidValue(f"{file}, line {number}: needed a JSON object; found {type(row).__name__}")
+            raise InvalidValue(f"{file}, line {number} must be a JSON object, got {type(row).__name__}")
         yield row
 
 

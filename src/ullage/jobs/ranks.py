@@ -70,15 +70,13 @@ class Rank:
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
-            raise InvalidValue(f"world size: needed at least one rank; found {self.world_size}")
+            raise InvalidValue(f"world size must be at least 1, got {self.world_size}")
         if not 0 <= self.number < self.world_size:
             raise InvalidValue(
-                f"rank: needed 0 to {self.world_size - 1}, since the world has {self.world_size}; found {self.number}"
+                f"rank must be 0 to {self.world_size - 1} (world size {self.world_size}), got {self.number}"
             )
         if self.nodes < 1 or self.world_size % self.nodes:
-            raise InvalidValue(
-                f"nodes: needed a number that divides {self.world_size} ranks evenly; found {self.nodes}"
-            )
+            raise InvalidValue(f"nodes must divide {self.world_size} ranks evenly, got {self.nodes}")
         if self.launcher not in LAUNCHERS:
             raise UnknownName("launcher", self.launcher, list(LAUNCHERS))
 

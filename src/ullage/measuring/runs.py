@@ -198,7 +198,7 @@ def read_runs(rows: Sequence[dict[str, Any]], iterations: int, histories: Path |
     for number, row in enumerate(rows):
         name = str(row.get("id") or f"r{number:04d}")
         if name in seen or "/" in name:
-            raise InvalidValue(f"needed an id of its own for every run, without '/'; found {name!r} twice or bad")
+            raise InvalidValue(f"each run must have a unique id without '/', got {name!r}")
         seen.add(name)
         history = str(histories / f"{name}.npz") if histories else None
         how = {key: row[key] for key in ("script", "args", "module", "cwd", "env", "stop_after") if row.get(key)}

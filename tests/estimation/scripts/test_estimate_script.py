@@ -187,9 +187,9 @@ def test_a_script_that_dies_before_it_trains_fails(script):
 
 
 MISTAKES = [
-    (("nowhere.py",), {}, "there is no file nowhere.py \\(in .: beside.py\\)"),
-    (("folder",), {}, "folder is a folder \\(in it: train.py\\)"),
-    (("no.such.module",), {"module": True}, "found none of that name"),
+    (("nowhere.py",), {}, "nowhere.py does not exist \\(in .: beside.py\\)"),
+    (("folder",), {}, "folder is a folder \\(in folder: train.py\\)"),
+    (("no.such.module",), {"module": True}, "must name a module"),
     (("beside.py",), {"steps": 0}, "at least one step"),
     (("beside.py",), {"timeout": 0}, "time limit above zero"),
     (("beside.py",), {"gpu": "H20O"}, "no GPU named 'H20O'"),

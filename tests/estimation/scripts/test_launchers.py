@@ -58,9 +58,9 @@ def test_variables_that_a_launcher_is_told_are_set():
     [
         ("mpirun -n 2 python a.py : -n 2 python b.py", "several programs"),
         ("mpirun -wdir /tmp -n 2 python a.py", "another folder"),
-        ("mpirun python a.py", "needed a number of ranks"),
-        ("torchrun --nproc-per-node gpu a.py", "needed a number of ranks"),
-        ("srun -n 2 hostname", "needed a script"),
+        ("mpirun python a.py", "does not say how many ranks"),
+        ("torchrun --nproc-per-node gpu a.py", "does not say how many ranks"),
+        ("srun -n 2 hostname", "must start a script"),
         ("horovodrun -np 4 python a.py", "horovodrun is not followed; type the script alone, with --world-size"),
     ],
 )

@@ -179,11 +179,14 @@ def _read_until(master: int, wanted: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--interval", "1ms"), "needed an interval from 0.1s to 1h; found '1ms'"),
+        (("--interval", "1ms"), "--interval must be from 0.1s to 1h, got '1ms'"),
         (("--interval", "often"), "a duration such as"),
         (("--once", "--watch"), "--once prints one reading"),
         (("--cards", "/no/such/folder"), "needed a folder of virtual cards"),
-        (("--cards", "/no/such/folder", "--record", "/no/such/file"), "/no/such/file cannot be written"),
+        (
+            ("--cards", "/no/such/folder", "--record", "/no/such/file"),
+            "must be a writable file, got /no/such/file",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(words: tuple[str, ...], said: str) -> None:

@@ -87,15 +87,15 @@ def test_unknown_memory_is_told(typed, trace):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "needed the GPUs, such as --gpus 4xA100-40GB"),
+        ((), "--gpus must be given"),
         (("--gpus", "4xA100"), "no GPU named 'A100'"),
-        (("--gpus", "8..4xT4"), "needed a range such as 4..16xA100-40GB"),
+        (("--gpus", "8..4xT4"), "must be a range such as 4..16xA100-40GB"),
         (("--gpus", "T4", "--policy", "magn"), "did you mean 'magm'"),
         (("--gpus", "T4", "--estimator", "hors"), "did you mean 'horus'"),
         (("--gpus", "T4", "--sharing", "mpx"), "needed a way of sharing"),
         (("--gpus", "T4", "--disable", "gravity"), "no part of the simulated world named 'gravity'"),
-        (("--gpus", "T4", "--label", "a", "--label", "b"), "needed a --label for each of 1 runs"),
-        (("--gpus", "T4", "--smact-limit", "x"), "needed a share such as 0.8"),
+        (("--gpus", "T4", "--label", "a", "--label", "b"), "--label must be given once per run (1:"),
+        (("--gpus", "T4", "--smact-limit", "x"), "a share must be a number such as 0.8"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(typed, trace, words, said):

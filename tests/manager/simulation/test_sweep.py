@@ -162,11 +162,11 @@ def test_seeds_without_chance_are_told(typed, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ((*DRAW, "T4", "--seeds", 2, "--save", "runs.json"), 2, "--save: not together with --seeds"),
+        ((*DRAW, "T4", "--seeds", 2, "--save", "runs.json"), 2, "--save and --seeds exclude each other"),
         ((*DRAW, "T4", "--target", "much"), 2, "needed a target such as"),
         ((*DRAW, "T4", "--policy", "magn"), 2, "did you mean 'magm'"),
-        ((*DRAW, "T4", "--load", 0), 2, "--load: needed a number above 0, such as 0.8; found 0"),
-        ((*DRAW, "T4", "--load", "inf"), 2, "--load: needed a number above 0, such as 0.8; found inf"),
+        ((*DRAW, "T4", "--load", 0), 2, "--load must be a number above 0 such as 0.8, got 0"),
+        ((*DRAW, "T4", "--load", "inf"), 2, "--load must be a number above 0 such as 0.8, got inf"),
         (("simulate", "/no/such.csv", "--gpus", "T4", "--seeds", 2, "--workers", 1), 1, "/no/such.csv"),
     ],
 )

@@ -43,8 +43,8 @@ def test_a_trace_of_another_form_is_converted(typed, tmp_path):
     ("words", "said"),
     [
         (("/no/such.csv",), "/no/such.csv"),
-        ((), "needed a trace of jobs, or --generate N"),
-        (("jobs.csv", "--generate", 5), "needed a trace of jobs, or --generate N"),
+        ((), "trace needs either a file or --generate N"),
+        (("jobs.csv", "--generate", 5), "trace needs either a file or --generate N"),
         (("--generate", 5, "--tail", "short", "--out", "x.csv"), "short"),
         (("--generate", 5, "--out", "x.txt"), "needed a name that ends in .csv"),
         (("--generate", 5, "--mix", "hevy", "--out", "x.csv"), "did you mean 'heavy'"),

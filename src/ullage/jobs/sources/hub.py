@@ -51,7 +51,7 @@ def read_config(place: str) -> dict[str, Any]:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InvalidValue(f"{path} is not JSON ({error})") from None
     if not isinstance(values, dict):
-        raise InvalidValue(f"{path}: needed a JSON object; found {type(values).__name__}")
+        raise InvalidValue(f"{path} must be a JSON object, got {type(values).__name__}")
     return values
 
 

@@ -30,7 +30,7 @@ def build_own(configuration: Model) -> nn.Module:
         return factory
     if not callable(factory):
         raise InvalidValue(
-            f"{configuration.name} is {type(factory).__name__}; needed a callable that returns an nn.Module"
+            f"{configuration.name} must be a callable that returns an nn.Module, got {type(factory).__name__}"
         )
     try:
         model = factory(**_arguments(configuration, factory))
@@ -39,7 +39,7 @@ def build_own(configuration: Model) -> nn.Module:
     except Exception as error:
         raise InvalidValue(f"{configuration.name} raised {_last_line(error)}") from error
     if not isinstance(model, nn.Module):
-        raise InvalidValue(f"{configuration.name} returned {type(model).__name__}; needed an nn.Module")
+        raise InvalidValue(f"{configuration.name} must return an nn.Module, got {type(model).__name__}")
     return model
 
 

@@ -55,7 +55,7 @@ def torchvision_kind(name: str) -> str:
     module = models.get_model_builder(name).__module__.split(".")
     kind = module[2] if module[2] in (*_KINDS, "quantization", "optical_flow") else "classification"
     if kind not in _KINDS:
-        raise InvalidValue(f"torchvision:{name} is for {kind.replace('_', ' ')}; needed one of {', '.join(_KINDS)}")
+        raise InvalidValue(f"torchvision:{name} must be for {', '.join(_KINDS)}, got one for {kind.replace('_', ' ')}")
     return kind
 
 
