@@ -85,7 +85,7 @@ def test_a_function_gets_the_number_as_its_parameter():
     assert found and found.estimate.fits and not found.beyond.fits
     with pytest.raises(UnknownName, match="batch_size"):
         ullage.max_batch(first, gpu="RTX-2060", parameter="batchsize")
-    with pytest.raises(InvalidValue, match="needed a function with a parameter"):
+    with pytest.raises(InvalidValue, match="must have a parameter"):
         ullage.max_batch(lambda: None, gpu="RTX-2060")
 
 

@@ -171,7 +171,7 @@ def test_ctrl_c_ends_the_scripts_that_are_estimated_at_once(of_script):
 
 
 def test_no_worker_is_refused():
-    with pytest.raises(InvalidValue, match="at least one worker; found 0"):
+    with pytest.raises(InvalidValue, match="workers must be at least 1, got 0"):
         ullage.plan("torchvision:alexnet", "2xT4", workers=0)
 
 

@@ -182,7 +182,7 @@ def test_json_and_back():
     ("values", "said"),
     [
         ({}, "gpu, gpu_memory, peak_allocated"),
-        ([], "found list"),
+        ([], "got list"),
         (example().to_dict() | {"schema_version": 99}, "newer Ullage"),
     ],
 )

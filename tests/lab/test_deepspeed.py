@@ -78,7 +78,7 @@ def test_options_through_the_public_face() -> None:
     assert asked(**{"deepspeed.stage": 3, "deepspeed.gpus": 8}) < asked(**{"deepspeed.stage": 0})
     with pytest.raises(UnknownName, match="did you mean 'deepspeed.stage'"):
         asked(**{"deepspeed.stag": 3})
-    with pytest.raises(InvalidValue, match="deepspeed.offload needs a value like False"):
+    with pytest.raises(InvalidValue, match="deepspeed.offload must be a value like False"):
         asked(**{"deepspeed.offload": 1})
 
 

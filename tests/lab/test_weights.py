@@ -28,7 +28,7 @@ def test_weights_come_back_as_they_were(card: ModelCard, tmp_path) -> None:
 def test_a_broken_file_is_one_clear_message(content: bytes, tmp_path) -> None:
     file = tmp_path / "w.safetensors"
     file.write_bytes(content)
-    with pytest.raises(InvalidValue, match="needed weights of gpumemnet in .* 'ullage lab train gpumemnet"):
+    with pytest.raises(InvalidValue, match="must have weights of gpumemnet: .* 'ullage lab train gpumemnet"):
         load(file)
 
 
@@ -63,5 +63,5 @@ def test_a_cut_file_is_refused(tmp_path) -> None:
     file = tmp_path / "w.safetensors"
     save(build(CARDS[0]), CARDS[0], file)
     file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(InvalidValue, match="needed weights"):
+    with pytest.raises(InvalidValue, match="must have weights"):
         load(file)

@@ -168,7 +168,7 @@ def test_limits_and_failures_of_the_process_are_told(tmp_path):
     missing = dataclasses.replace(NOTHING, cwd=str(tmp_path / "nowhere"))
     assert make(missing).note == f"not estimated: cannot enter the folder {tmp_path}/nowhere: No such file or directory"
     no_conda = dataclasses.replace(NOTHING, conda="nosuch")
-    assert "needed a conda environment; found none named 'nosuch'" in make(no_conda).note
+    assert "there is no conda environment named 'nosuch'" in make(no_conda).note
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_a_user_who_plants_an_answer_fools_only_himself(for_all_users, make_home
         assert home.job(number)["promise"] == 4096
         other = home.submit(**job, memory=None, env={"PYTHONPATH": for_all_users})
         home.until(lambda: home.job(other)["estimate"], "the other's estimate")
-        assert "found none named 'nosuch'" in home.job(other)["estimate"] and home.job(other)["promise"] is None
+        assert "environment named 'nosuch'" in home.job(other)["estimate"] and home.job(other)["promise"] is None
     finally:
         home.close()
         shutil.rmtree(folder, ignore_errors=True)
@@ -275,7 +275,7 @@ def test_a_job_equal_to_one_in_estimation_compares_with_it():
 def test_an_answer_is_valid_while_its_files_are_unchanged(tmp_path):
     request = dataclasses.replace(NOTHING, conda="mine", env={**NOTHING.env, "HOME": str(tmp_path)})
     answer = make(request)
-    assert "found none named 'mine'" in answer.note and answer.reads is not None
+    assert "no conda environment named 'mine'" in answer.note and answer.reads is not None
     again = dataclasses.replace(request, kept=[answer])
     assert make(again) == dataclasses.replace(answer, kept=True)
     (tmp_path / "elsewhere/mine/bin").mkdir(parents=True)
@@ -421,7 +421,7 @@ def test_the_python_of_a_command_is_found(tmp_path, other_python):
     (tmp_path / ".conda").mkdir()
     (tmp_path / ".conda/environments.txt").write_text(f"{other_python}\n")
     assert python("conda", "run", "-n", other_python.name, "python", "train.py") == theirs
-    with pytest.raises(LookupError, match="found none named 'nosuch'"):
+    with pytest.raises(LookupError, match="no conda environment named 'nosuch'"):
         python("conda", "run", "-n", "nosuch", "python", "train.py")
     with pytest.raises(InvalidValue, match="there is no program python3.2"):
         python("python3.2", "train.py")
@@ -445,7 +445,7 @@ def test_uv_says_which_python_it_would_run(tmp_path, other_python, monkeypatch):
         python_of(script_of([UV, "run", "train.py"]), env)
     subprocess.run([UV, "sync", "--quiet", "--offline", "--script", "train.py"], env=env, check=True, timeout=60)
     assert python_of(script_of([UV, "run", "train.py"]), env).path.startswith(str(tmp_path / "cache"))
-    with pytest.raises(InvalidValue, match="needed the Python that uv runs; uv says: "):
+    with pytest.raises(InvalidValue, match="uv must know which Python it runs, but it says: "):
         python_of(script_of([UV, "run", "--no-such-option", "-m", "train"]), env)
 
 

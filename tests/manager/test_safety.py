@@ -156,7 +156,7 @@ def test_what_stands_in_place_of_condas_list_holds_up_nobody(home, place):
     home.start()
     for _ in range(2):
         ended = home.wait(home.submit(**job))
-        assert ended["state"] == "failed" and "found none named 'nosuch'" in ended["detail"]
+        assert ended["state"] == "failed" and "no conda environment named 'nosuch'" in ended["detail"]
         assert [attempt["cause"] for attempt in ended["attempts"]] == ["failed by itself"]
         home.kill()
         home.start()

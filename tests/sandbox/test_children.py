@@ -36,7 +36,7 @@ def test_the_answer_is_the_return_value_and_not_the_output(child, request):
     [
         ("raises", "ValueError: no such layer", "error"),
         ("refuses", "needed a batch of at least 1", "error"),
-        ("not_plain", "needed plain values (text, numbers, lists) for another process; Object of type object", "error"),
+        ("not_plain", "a message must consist of plain values (text, numbers, lists): Object of type object", "error"),
         ("no_such_function", "AttributeError: module 'children' has no attribute 'no_such_function'", "error"),
         ("leaves", "ended without an answer, with exit code 3: no such file", "died"),
         ("says_nothing", "ended without an answer, with exit code 0", "died"),
@@ -189,7 +189,7 @@ def test_what_takes_long_is_told_while_it_does(env, tmp_path):
 
 
 def test_a_request_of_other_types_is_refused_before_any_start():
-    with pytest.raises(InvalidValue, match="needed plain values"):
+    with pytest.raises(InvalidValue, match="must consist of plain values"):
         run("children:echo", {"it": object()})
 
 

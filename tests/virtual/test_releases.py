@@ -130,7 +130,7 @@ def test_too_old_a_pytorch_is_refused_in_one_line(tmp_path, monkeypatch, command
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stdout == ""
     wanted = f"{sys.executable} -m pip install 'torch>=2.6'"
-    assert done.stderr == f"ullage: needed PyTorch 2.6 or newer; {sys.executable} has 2.5.1. Type: {wanted}\n"
+    assert done.stderr == f"ullage: PyTorch must be 2.6 or newer; {sys.executable} has 2.5.1. Type: {wanted}\n"
 
 
 def test_without_pytorch_it_says_what_to_type():
@@ -140,7 +140,7 @@ def test_without_pytorch_it_says_what_to_type():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stdout == ""
     wanted = f"{sys.executable} -m pip install torch"
-    assert done.stderr == f"ullage: needed PyTorch; {sys.executable} has none. Type: {wanted}\n"
+    assert done.stderr == f"ullage: PyTorch must be installed; {sys.executable} has none. Type: {wanted}\n"
 
 
 @pytest.mark.parametrize("capability", [HOPPER, BLACKWELL, AMPERE, (8, 9), (12, 0), (7, 5)])

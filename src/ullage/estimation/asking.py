@@ -103,7 +103,7 @@ def estimate(
         An `Estimate`; `print` shows it as a report.
 
     Raises:
-        UllageError: With one message that says what was needed and what was found.
+        UllageError: With one message that says what was expected and what was given.
 
     >>> from ullage import Model
     >>> estimate(Model("torchvision:resnet18", batch_size=8, input_shape=[3, 64, 64]), gpu="A100-40GB").fits
@@ -198,5 +198,5 @@ def estimator_list(text: str) -> list[str]:
         return estimators()
     names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise InvalidValue(f"needed 'all' or names of estimators, separated by commas; found {text!r}")
+        raise InvalidValue(f"estimators must be 'all' or names separated by commas, got {text!r}")
     return [find(name).name for name in names]

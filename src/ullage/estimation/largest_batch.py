@@ -357,7 +357,7 @@ def _parameter(source: Callable[..., Any], wanted: str | None) -> str:
     if wanted is not None and wanted not in names:
         raise UnknownName(f"parameter of {getattr(source, '__name__', 'the function')}", wanted, names)
     if not names:
-        raise InvalidValue("needed a function with a parameter for the batch size, such as def train(batch_size): ...")
+        raise InvalidValue("the function must have a parameter for the batch size, such as def train(batch_size): ...")
     return wanted or names[0]
 
 

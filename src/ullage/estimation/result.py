@@ -120,7 +120,7 @@ class Estimate:
     def _known(self, name: str) -> int:
         value: int | None = getattr(self, name)
         if value is None:
-            raise InvalidValue(f"the estimator {self.estimator} does not tell {name}; needed an estimate that does")
+            raise InvalidValue(f"the estimator {self.estimator} does not know {name}")
         return value
 
     def to_dict(self, timeline: bool = True, layers: bool = True) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Estimate:
     def from_dict(cls, values: dict[str, Any]) -> Estimate:
         """Read the dictionary of `to_dict`; keys of later versions are ignored."""
         if not isinstance(values, dict):
-            raise InvalidValue(f"needed an estimate's dictionary; found {type(values).__name__}")
+            raise InvalidValue(f"an estimate must be a dictionary, got {type(values).__name__}")
         known = {spec.name: values[spec.name] for spec in fields(cls) if spec.name in values}
         needed = [spec.name for spec in fields(cls) if spec.default is MISSING and spec.default_factory is MISSING]
         missing = [name for name in needed if name not in known]
@@ -151,7 +151,7 @@ class Estimate:
         version = known.get("schema_version", SCHEMA_VERSION)
         if not isinstance(version, int) or version > SCHEMA_VERSION:
             raise InvalidValue(
-                f"needed an estimate of schema version {SCHEMA_VERSION} or lower; found {version!r}. "
+                f"the schema version of an estimate must be at most {SCHEMA_VERSION}, got {version!r}. "
                 "It was written by a newer Ullage: pip install --upgrade ullage"
             )
         known["timeline"] = [tuple(point) for point in known.get("timeline", [])]
@@ -192,7 +192,7 @@ class Estimate:
         found = self.utilization
         if found is None:
             if self.estimator != "ullage":
-                raise InvalidValue(f"needed Ullage's own estimate for the time of a step; {self.estimator} tells none")
+                raise InvalidValue(f"the estimator must be ullage for the time of a step, got {self.estimator}")
             return replace(self, notes=[*self.notes, "how long training takes is not known: no step was seen"])
         found = replace(found, samples=plan.samples_per_step or found.samples)
         try:

@@ -20,7 +20,7 @@ Shared = str | Path | Function | Model | Script | Estimate | Utilization
 
 
 def share(jobs: Sequence[Shared], *, gpu: str | GPU | None = None, how: str = "mps") -> Sharing:
-    """Tell how fast jobs are together on one GPU, and whether they fit. No GPU is needed.
+    """Predict how fast jobs run when they share a GPU, and whether they fit. No GPU is needed.
 
     Args:
         jobs: At least two. Each is what `ullage.estimate` takes, or an `Estimate`, or a `Utilization`.
@@ -31,18 +31,18 @@ def share(jobs: Sequence[Shared], *, gpu: str | GPU | None = None, how: str = "m
         A `Sharing`; `print` shows it as a report.
 
     Raises:
-        UllageError: With one message that says what was needed and what was found.
+        UllageError: With one message that says what was expected and what was given.
 
     >>> one = estimate(Model("torchvision:resnet18", batch_size=8, input_shape=[3, 64, 64]), gpu="H200")
     >>> share([one, one], how="mps").throughput > 1
     True
     """
     if isinstance(jobs, str | Path | Estimate | Utilization) or len(jobs) < 2:
-        raise InvalidValue("needed at least two jobs that share a GPU; found one")
+        raise InvalidValue("jobs must be at least two that share a GPU, got one")
     named = {job.gpu for job in jobs if isinstance(job, Estimate | Utilization)}
     card = find_gpu(gpu or (min(named) if named else default_gpu()))
     if others := named - {card.name}:
-        raise InvalidValue(f"needed jobs on {card.name}; found one that was estimated on {min(others)}")
+        raise InvalidValue(f"all estimates must be for {card.name}, got one for {min(others)}")
     answers = [job if isinstance(job, Estimate | Utilization) else estimate(job, gpu=card) for job in jobs]
     memory = [answer.bound for answer in answers if isinstance(answer, Estimate)]
     alone = [_alone(answer) for answer in answers]
@@ -56,7 +56,7 @@ def _alone(answer: Estimate | Utilization) -> Utilization:
         return answer
     if answer.utilization is None:
         raise InvalidValue(
-            f"needed how long a step of {answer.source or 'a job'} takes; no step was seen to its end "
+            f"the time of a step of {answer.source or 'a job'} must be known, but no complete step was seen "
             f"(the estimator was {answer.estimator})"
         )
     return answer.utilization

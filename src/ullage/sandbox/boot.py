@@ -34,9 +34,9 @@ def problem() -> str:
     """Return the reason why this Python cannot be used, or an empty text."""
     here = sys.executable
     if sys.version_info[:2] < OLDEST_PYTHON:
-        return f"needed Python {dotted(OLDEST_PYTHON)} or newer; {here} is Python {dotted(sys.version_info[:3])}"
+        return f"Python must be {dotted(OLDEST_PYTHON)} or newer; {here} is Python {dotted(sys.version_info[:3])}"
     if importlib.util.find_spec("torch") is None:
-        return f"needed PyTorch; {here} has none. Type: {here} -m pip install torch"
+        return f"PyTorch must be installed; {here} has none. Type: {here} -m pip install torch"
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -46,7 +46,7 @@ def problem() -> str:
     if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_TORCH:
         wanted = f"'torch>={dotted(OLDEST_TORCH)}'"
         return (
-            f"needed PyTorch {dotted(OLDEST_TORCH)} or newer; {here} has {found}. Type: {here} -m pip install {wanted}"
+            f"PyTorch must be {dotted(OLDEST_TORCH)} or newer; {here} has {found}. Type: {here} -m pip install {wanted}"
         )
     return ""
 

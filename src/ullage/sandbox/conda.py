@@ -29,7 +29,7 @@ def in_conda(name: str, env: Mapping[str, str]) -> dict[str, str]:
             path = os.pathsep.join(filter(None, (os.path.join(place, "bin"), env.get("PATH"))))
             return {**env, "PATH": path, "CONDA_PREFIX": place, "CONDA_DEFAULT_ENV": name}
     looked = name if os.path.isabs(name) else home
-    raise LookupError(f"needed a conda environment; found none named {name!r} (looked in {looked})")
+    raise LookupError(f"there is no conda environment named {name!r} (looked in {looked})")
 
 
 def conda_names(env: Mapping[str, str]) -> list[str]:

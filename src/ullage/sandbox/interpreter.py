@@ -53,17 +53,16 @@ def find_interpreter(named: str, env: Mapping[str, str] | None = None) -> Interp
         env = in_conda(named, env)
     except LookupError:
         raise InvalidValue(
-            "needed a Python: the path of one, the folder of an environment, or the name of a conda environment; "
-            f"found none for {named!r}"
+            f"a Python must be a path, the folder of an environment, or the name of a conda environment, got {named!r}"
         ) from None
     return _checked(os.path.join(env["CONDA_PREFIX"], "bin", "python"), env)
 
 
 def _checked(path: str, env: dict[str, str]) -> Interpreter:
     if not os.path.isfile(path):
-        raise InvalidValue(f"needed a Python; there is no file {path}")
+        raise InvalidValue(f"a Python must be a program; there is no file {path}")
     if not os.access(path, os.X_OK):
-        raise InvalidValue(f"needed a Python; {path} is not a program")
+        raise InvalidValue(f"a Python must be a program; {path} is not one")
     return Interpreter(path, env)
 
 

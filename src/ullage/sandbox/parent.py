@@ -255,7 +255,7 @@ class Child:
             reads = self._reads()
         outcome = outcome_of(self._messages, self._process.poll(), exceeded, self._printed.decode(errors="replace"))
         if self._python is not None and outcome.reason == "died" and self._messages.at != boot.HELLO:
-            failure = f"needed Python {boot.dotted(boot.OLDEST_PYTHON)} or newer; {self._python} is none"
+            failure = f"{self._python} must be Python {boot.dotted(boot.OLDEST_PYTHON)} or newer"
             outcome = replace(outcome, reason="error", failure=failure, output="")
         return replace(outcome, reads=reads)
 

@@ -34,7 +34,7 @@ def encode(message: dict[str, Any]) -> bytes:
     try:
         return json.dumps(message).encode() + b"\n"
     except (TypeError, ValueError) as error:
-        raise InvalidValue(f"needed plain values (text, numbers, lists) for another process; {error}") from None
+        raise InvalidValue(f"a message must consist of plain values (text, numbers, lists): {error}") from None
 
 
 def error_text(error: BaseException) -> str:

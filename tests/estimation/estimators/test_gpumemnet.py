@@ -241,7 +241,7 @@ def test_classes_are_those_of_the_paper_unless_others_are_named() -> None:
     assert e.figure % (8 * GIB) == 0 and e.upper is None and e.figure_kind == "process"
     fine = find("gpumemnet").estimate(JobRequest(CNN, options={"bin": "1GiB"}), gpu("H200"))
     assert fine.figure % GIB == 0 and fine.figure < 8 * GIB
-    with pytest.raises(InvalidValue, match="needs 1GiB or 8GiB for the family cnn; found '2GiB'"):
+    with pytest.raises(InvalidValue, match="must be 1GiB or 8GiB for the family cnn, got '2GiB'"):
         find("gpumemnet").estimate(JobRequest(CNN, options={"bin": "2GiB"}), gpu("H200"))
 
 

@@ -54,7 +54,7 @@ def test_an_answer_leaves_out_what_it_does_not_know(kind: str) -> None:
     assert Estimate.from_dict(json.loads(e.to_json())) == e
     assert "3.00 MiB" in str(e) and "only weights" in str(e) and "None" not in str(e)
     assert "None" not in e._repr_html_()
-    with pytest.raises(InvalidValue, match="does not tell"):
+    with pytest.raises(InvalidValue, match="does not know"):
         e.peaks  # noqa: B018
 
 

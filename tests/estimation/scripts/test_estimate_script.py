@@ -190,8 +190,8 @@ MISTAKES = [
     (("nowhere.py",), {}, "nowhere.py does not exist \\(in .: beside.py\\)"),
     (("folder",), {}, "folder is a folder \\(in folder: train.py\\)"),
     (("no.such.module",), {"module": True}, "must name a module"),
-    (("beside.py",), {"steps": 0}, "at least one step"),
-    (("beside.py",), {"timeout": 0}, "time limit above zero"),
+    (("beside.py",), {"steps": 0}, "steps must be at least 1"),
+    (("beside.py",), {"timeout": 0}, "timeout must be more than 0"),
     (("beside.py",), {"gpu": "H20O"}, "no GPU named 'H20O'"),
 ]
 

@@ -82,13 +82,15 @@ def test_an_unsuitable_python_is_refused_before_a_run(script, tmp_path, empty):
     script.write_text("raise SystemExit('the script has run')")
     old = program(tmp_path / "old", OLD.format(python=sys.executable))
     cases = {
-        "nowhere/bin/python": f"needed a Python; there is no file {tmp_path}/nowhere/bin/python",
-        "train.py": f"needed a Python; {tmp_path}/train.py is not a program",
-        ".": f"needed a Python; there is no file {tmp_path}/bin/python",
-        "/bin/ls": "train.py: needed Python 3.11 or newer; /bin/ls is none",
-        "no-such-env": "or the name of a conda environment; found none for 'no-such-env'",
-        old: f"train.py: needed Python 3.11 or newer; {sys.executable} is Python 3.9.2",
-        str(empty): f"train.py: needed PyTorch; {empty}/bin/python has none. Type: {empty}/bin/python -m pip install",
+        "nowhere/bin/python": f"a Python must be a program; there is no file {tmp_path}/nowhere/bin/python",
+        "train.py": f"a Python must be a program; {tmp_path}/train.py is not one",
+        ".": f"a Python must be a program; there is no file {tmp_path}/bin/python",
+        "/bin/ls": "train.py: /bin/ls must be Python 3.11 or newer",
+        "no-such-env": "or the name of a conda environment, got 'no-such-env'",
+        old: f"train.py: Python must be 3.11 or newer; {sys.executable} is Python 3.9.2",
+        str(
+            empty
+        ): f"train.py: PyTorch must be installed; {empty}/bin/python has none. Type: {empty}/bin/python -m",
     }
     for named, told in cases.items():
         with pytest.raises((InvalidValue, ScriptFailed)) as failure:
@@ -101,7 +103,7 @@ def test_a_pytorch_that_is_too_old_is_told(script, empty):
     (site_packages(empty) / "torch/__init__.py").write_text("raise SystemExit('PyTorch was imported')")
     (site_packages(empty) / "torch-2.1.2.dist-info").mkdir()
     (site_packages(empty) / "torch-2.1.2.dist-info/METADATA").write_text("Name: torch\nVersion: 2.1.2\n")
-    with pytest.raises(ScriptFailed, match=f"needed PyTorch 2.6 or newer; {empty}/bin/python has 2.1.2"):
+    with pytest.raises(ScriptFailed, match=f"PyTorch must be 2.6 or newer; {empty}/bin/python has 2.1.2"):
         estimate_script("train.py", python=empty)
 
 

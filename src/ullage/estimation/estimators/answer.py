@@ -64,9 +64,9 @@ def read_options(name: str, given: Mapping[str, Any], defaults: dict[str, Any]) 
             raise UnknownName("option", f"{name}.{key}", valid, hint="all: " + ", ".join(valid))
         wanted = type(defaults[key])
         if defaults[key] is not None and type(value) is not wanted:
-            raise InvalidValue(f"{name}.{key} needs a value like {defaults[key]!r}; found {value!r}")
+            raise InvalidValue(f"{name}.{key} must be a value like {defaults[key]!r}, got {value!r}")
         if wanted is int and value < 0:
-            raise InvalidValue(f"{name}.{key} needs a number of at least 0; found {value!r}")
+            raise InvalidValue(f"{name}.{key} must be at least 0, got {value!r}")
     return {**defaults, **given}
 
 

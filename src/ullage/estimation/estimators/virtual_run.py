@@ -41,7 +41,7 @@ def run(request: JobRequest, gpu: GPU) -> Estimate:
     Not covered: code after the step at which a function is stopped (validation, a second phase); use `steps=None`.
     """
     if request.options:
-        raise InvalidValue(f"the estimator ullage has no options of its own; found {', '.join(request.options)}")
+        raise InvalidValue(f"the estimator ullage has no options, got {', '.join(request.options)}")
     if request.ranks.size is None or request.model is not None and request.ranks.spread != PP:
         return _one(request, gpu, None)
     return _ranks(request, gpu)

@@ -83,14 +83,14 @@ def read_weights(name: str, path: Path) -> Iterator[tuple[dict[str, torch.Tensor
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError, RuntimeError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise InvalidValue(
-            f"needed weights of {name} in {path}: {reason}; 'ullage lab train {name} --out {path.name}' makes them"
+            f"{path} must have weights of {name}: {reason}; 'ullage lab train {name} --out {path.name}' makes them"
         ) from None
 
 
 def _check(found: Mapping[str, Any], needed: Mapping[str, Any], path: Path) -> None:
     """Refuse weights that were trained on other inputs: they would load if sizes agree, and give wrong answers."""
     if found != needed:
-        raise InvalidValue(f"{path} was trained by another version of Ullage (its inputs {found}, needed {needed})")
+        raise InvalidValue(f"{path} was trained by another version of Ullage (its inputs are {found}, not {needed})")
 
 
 @contextlib.contextmanager

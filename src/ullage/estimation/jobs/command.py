@@ -184,7 +184,7 @@ def python_of(command: ScriptCommand, env: Mapping[str, str]) -> Interpreter:
         return find_interpreter(_ask_uv(command, env), env)
     found = shutil.which(command.program, path=env.get("PATH"))
     if found is None:
-        raise InvalidValue(f"needed a Python; there is no program {command.program}")
+        raise InvalidValue(f"the command must run a Python, but there is no program {command.program}")
     return find_interpreter(_by_first_line(found, env), env)
 
 
@@ -220,10 +220,10 @@ def _output_of(words: list[str], env: dict[str, str]) -> str:
         with recording.paused():
             done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=_UV_PATIENCE)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InvalidValue(f"needed the Python that uv runs; cannot ask {words[0]}: {error}") from None
+        raise InvalidValue(f"cannot ask {words[0]} which Python uv runs: {error}") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [""])[-1]
-        raise InvalidValue(f"needed the Python that uv runs; uv says: {last}")
+        raise InvalidValue(f"uv must know which Python it runs, but it says: {last}")
     return done.stdout.strip()
 
 

@@ -69,7 +69,7 @@ def read_words(words: Sequence[str], srun: bool = False) -> SbatchWords:
 
 def _value(option: str, left: list[str]) -> str:
     if not left:
-        raise InvalidValue(f"{option}: needed a value; found the end of the line")
+        raise InvalidValue(f"{option} must have a value, got the end of the line")
     return left.pop(0)
 
 

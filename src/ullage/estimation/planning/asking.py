@@ -99,7 +99,7 @@ def plan_request(
     for way in ways:
         check_parallel(way)
     if workers < 1:
-        raise InvalidValue(f"needed at least one worker; found {workers}")
+        raise InvalidValue(f"workers must be at least 1, got {workers}")
     if request.kind != MODEL and (parallel is not None or checkpointing is not None or global_batch is not None):
         raise InvalidValue("parallel, checkpointing and global_batch are for a model's name; a script has its own ways")
     rows = list(_rows(request.model, clusters, ways, checkpointing, global_batch))

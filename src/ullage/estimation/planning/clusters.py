@@ -39,11 +39,11 @@ def read_gpus(text: str) -> tuple[GPU, list[Cluster]]:
     found = _GPUS.fullmatch(text.strip())
     assert found is not None or not text.strip()
     if found is None or found[1] is not None and int(found[1]) < 1 or found[3] is not None and int(found[3]) < 1:
-        raise InvalidValue(f"needed GPUs such as 1..64xH100, 8xA100-80GB or 2x8xH100; found {text!r}")
+        raise InvalidValue(f"GPUs must be written as 1..64xH100, 8xA100-80GB or 2x8xH100, got {text!r}")
     first = int(found[1] or 1)
     last = int(found[2] or first)
     if last < first:
-        raise InvalidValue(f"needed a range of GPUs that rises, such as 1..64xH100; found {text!r}")
+        raise InvalidValue(f"a range of GPUs must rise, such as 1..64xH100, got {text!r}")
     counts = [first]
     while found[2] is not None and counts[-1] < last:
         counts.append(min(last, 1 << counts[-1].bit_length()))

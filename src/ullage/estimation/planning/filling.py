@@ -111,8 +111,8 @@ class Filling:
             whatever_the_number = found.why_not == _ALONE
         except BrokenProcessPool:
             raise InvalidValue(
-                f"a process that estimated a row was ended (was memory short?); needed room for {self._workers} at "
-                "once: try --workers 1"
+                f"a process that estimated a row was killed; this machine may lack memory for {self._workers} at once: "
+                "try --workers 1"
             ) from None
         except UllageError as error:
             self._errors.append(error)

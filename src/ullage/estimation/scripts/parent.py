@@ -98,9 +98,9 @@ def _first_run(asked: JobRequest, gpu: GPU, **more: Any) -> Run:
     assert script is not None
     python = find_interpreter(sys.executable if script.python is None else os.fspath(script.python))
     if asked.steps is not None and asked.steps < 1:
-        raise InvalidValue(f"needed at least one step to follow; found {asked.steps}")
+        raise InvalidValue(f"steps must be at least 1, got {asked.steps}")
     if not script.timeout > 0:
-        raise InvalidValue(f"needed a time limit above zero seconds; found {script.timeout}")
+        raise InvalidValue(f"timeout must be more than 0 seconds, got {script.timeout}")
     request = ScriptRequest(
         path=str(script.path),
         args=list(script.args),
@@ -133,7 +133,7 @@ def _asked(launcher: str) -> list[str]:
     if words[:2] == ["accelerate", "launch"]:
         return words
     if words[:1] == ["accelerate"] or len(words) != 1:
-        raise InvalidValue(f"launcher: needed accelerate launch, {MPI}, {SLURM} or {TORCHRUN}; found {launcher!r}")
+        raise InvalidValue(f"launcher must be accelerate launch, {MPI}, {SLURM} or {TORCHRUN}, got {launcher!r}")
     return []
 
 

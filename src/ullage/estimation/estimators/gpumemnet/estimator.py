@@ -42,11 +42,11 @@ def classify(summary: ModelSummary, kind: str, options: dict[str, Any]) -> tuple
     return probabilities(network, jobs_of([summary], card.family))[0].tolist(), card
 
 
-def _width(told: str, family: str, kind: str) -> int:
-    width, there = parse_bytes(told), WIDTHS[family, kind]
+def _width(given: str, family: str, kind: str) -> int:
+    width, there = parse_bytes(given), WIDTHS[family, kind]
     if width % GIB or width // GIB not in there:
         known = " or ".join(f"{gib}GiB" for gib in sorted(there))
-        raise InvalidValue(f"gpumemnet.bin needs {known} for the family {family}; found {told!r}")
+        raise InvalidValue(f"gpumemnet.bin must be {known} for the family {family}, got {given!r}")
     return width
 
 
