@@ -88,9 +88,7 @@ def test_an_unsuitable_python_is_refused_before_a_run(script, tmp_path, empty):
         "/bin/ls": "train.py: /bin/ls must be Python 3.11 or newer",
         "no-such-env": "or the name of a conda environment, got 'no-such-env'",
         old: f"train.py: Python must be 3.11 or newer; {sys.executable} is Python 3.9.2",
-        str(
-            empty
-        ): f"train.py: PyTorch must be installed; {empty}/bin/python has none. Type: {empty}/bin/python -m",
+        str(empty): f"train.py: PyTorch must be installed; {empty}/bin/python has none. Type: {empty}/bin/python -m",
     }
     for named, told in cases.items():
         with pytest.raises((InvalidValue, ScriptFailed)) as failure:
