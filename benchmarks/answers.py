@@ -64,7 +64,6 @@ if __name__ != "__main__":  # what all processes that answer are forked from: it
 
 
 def cases(scripts: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is asked for, each with its name."""
     networks = []
     for file in sorted(DATA.glob("h200_*.jsonl.gz")):
         if file.name in ("h200_runs.jsonl.gz", "h200_fresh_tried.jsonl.gz"):
@@ -111,7 +110,6 @@ def without_slurm(page: Path) -> str:
 
 
 def answer(case: dict[str, Any], way: str) -> dict[str, Any]:
-    """What Ullage answers, by field."""
     try:
         if "row" in case:
             configuration = Model.from_row(case["row"])
@@ -183,7 +181,6 @@ class Asker:
 
 
 def serve(pipe: Any) -> None:
-    """The life of a process that answers."""
     while True:
         try:
             case, way = pipe.recv()

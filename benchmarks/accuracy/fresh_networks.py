@@ -80,7 +80,6 @@ def judge(path: Path, workers: int, answers: Path | None, live: bool, out: Path 
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="measured runs")
     parser.add_argument("--answers", type=Path, metavar="FILE", help="take what cuDNN answered from here")

@@ -79,10 +79,7 @@ def calls(most: int, drawn: int, seed: int, part: tuple[int, int], family: str) 
             yield [*entry, -1], RuntimeError(f"no samples: {error!r}"[:200])
             continue
         for place, sample in chosen:
-            yield (
-                [*entry, place],
-                lambda recorder, entry=entry, sample=sample: run(entry, sample, "cuda", recorder),
-            )
+            yield ([*entry, place], lambda recorder, entry=entry, sample=sample: run(entry, sample, "cuda", recorder))
 
 
 def measure(most: int, drawn: int, seed: int, part: tuple[int, int], family: str, out: Path, skip: int) -> None:
@@ -203,7 +200,6 @@ def compare(file: Path, only: str, show: int) -> None:
 
 
 def print_exceptions() -> None:
-    """Print two tables."""
     for title, reasons in (("left out", LEFT_OUT), ("different from the CPU", DIFFERENT)):
         print(f"| {title} | why |\n| --- | --- |")
         for name, why in reasons.items():
@@ -248,7 +244,6 @@ def compare_recurrent(file: Path) -> None:
 
 
 def main() -> None:
-    """Measure, compare, or say what is left out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     measuring = commands.add_parser("measure")

@@ -291,7 +291,6 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose names begin so")
     parser.add_argument("--json", action="store_true", help="one JSON object for each case")

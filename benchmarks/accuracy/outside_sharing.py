@@ -211,7 +211,6 @@ def gavel(file: Path) -> None:
 
 
 def main() -> None:
-    """Ask about all that is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder

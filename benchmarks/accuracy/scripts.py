@@ -136,20 +136,15 @@ def pairs(measured: Path, estimates: Path) -> Iterator[tuple[Row, Row]]:
 
 def errors(run: Row, guess: Row) -> tuple[float, float]:
     """By how much reserved and allocated memory are off, as shares; below zero where the estimate is too low."""
-    return (
-        guess["peak_reserved"] / run["peak_reserved"] - 1,
-        guess["peak_allocated"] / run["peak_alloc"] - 1,
-    )
+    return (guess["peak_reserved"] / run["peak_reserved"] - 1, guess["peak_allocated"] / run["peak_alloc"] - 1)
 
 
 def table(*head: str) -> None:
-    """Print the beginning of a table."""
     print("|", " | ".join(head), "|")
     print("|" + " --- |" * len(head))
 
 
 def compare_public(measured: Path, estimates: Path, *, faster: bool) -> None:
-    """Print each script, the median and the worst."""
     uses = {row["name"]: row["uses"] for row in json.loads(PUBLIC.read_text()) if "uses" in row}
     found, held, whole = [], 0, set()
     table("script", "on the GPU", "reserved", "estimated", "error", "allocated: error", "bound", *["uses"] * faster)
@@ -243,7 +238,6 @@ def _print_each(both: list[tuple[Row, Row]]) -> None:
 
 
 def main() -> None:
-    """Do what the command says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="what", required=True)
     for what, help_ in (("data", "make data for the public scripts"), ("list", "print the list of the public scripts")):

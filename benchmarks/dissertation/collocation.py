@@ -73,12 +73,10 @@ class Shared:
 
     @property
     def smact_alone(self) -> float:
-        """The sum of what the jobs have alone."""
         return sum(one["smact"] for one in self.alone)
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """What the uniform sets are compared by."""
         rate = sum(1 / step for step in self.row["step_s"])
         memory = [one["process_memory"] for one in self.alone]
         return {
@@ -92,7 +90,6 @@ class Shared:
 
 
 def lines() -> list[Row]:
-    """What was measured, in order."""
     with gzip.open(DATA, "rt") as file:
         return [row for row in map(json.loads, file) if "header" not in row and "failed" not in row]
 
@@ -115,7 +112,6 @@ def read(rows: Sequence[Row]) -> tuple[dict[tuple[str, str], Alone], list[Shared
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -147,20 +143,20 @@ def uniform_table(sets: Sequence[Shared]) -> str:
 
 
 def mixed(sets: Sequence[Shared]) -> list[Shared]:
-    """Sets of different jobs."""
     return [one for one in sets if len(set(one.row["jobs"])) > 1]
 
 
+_SUMMARY = ["sets", "work done in the time of 1", "a job's step takes", "jobs that keep 80 % of their speed"]
+
+
 def by_size_table(sets: Sequence[Shared]) -> str:
-    """Sets of different jobs, by how many they are."""
-    head = ["jobs", "sets", "work done in the time of 1", "a job's step takes", "jobs that keep 80 % of their speed"]
     rows = []
     for size in sorted({len(one.row["jobs"]) for one in mixed(sets)}):
         for how, words in HOWS.items():
             found = [one for one in mixed(sets) if one.how == how and len(one.row["jobs"]) == size]
             if found:
                 rows.append([f"{size}, {words}", *_summary(found)])
-    return table(head, rows)
+    return table(["jobs", *_SUMMARY], rows)
 
 
 SMACT_BINS = ((0, 0.4), (0.4, 0.8), (0.8, 1.2), (1.2, 99.0))
@@ -168,23 +164,15 @@ SMACT_BINS = ((0, 0.4), (0.4, 0.8), (0.8, 1.2), (1.2, 99.0))
 
 def by_smact_table(sets: Sequence[Shared]) -> str:
     """Sets by the sum of what their jobs have of SMACT alone."""
-    head = [
-        "sum of SMACT alone",
-        "sets",
-        "work done in the time of 1",
-        "a job's step takes",
-        "jobs that keep 80 % of their speed",
-    ]
+    several = [one for one in sets if len(one.row["jobs"]) > 1]
     rows = []
     for low, high in SMACT_BINS:
         for how, words in HOWS.items():
-            found = [
-                one for one in sets if len(one.row["jobs"]) > 1 and one.how == how and low <= one.smact_alone < high
-            ]
+            found = [one for one in several if one.how == how and low <= one.smact_alone < high]
             name = f"{low:.0%} to {high:.0%}" if high < 9 else f"above {low:.0%}"
             if found:
                 rows.append([f"{name}, {words}", *_summary(found)])
-    return table(head, rows)
+    return table(["sum of SMACT alone", *_SUMMARY], rows)
 
 
 def worst_line(sets: Sequence[Shared]) -> str:
@@ -256,15 +244,8 @@ def memory_table(rows: Sequence[Row]) -> str:
         for number, (jobs, whole) in enumerate(_rounds(rows, how), start=1):
             count = sum(job["copies"] for job in jobs)
             total = sum(job["copies"] * job["process_memory"] for job in jobs)
-            lines.append(
-                [
-                    f"{words}, round {number}",
-                    str(count),
-                    f"{total / GIB:.1f}",
-                    f"{whole / GIB:.1f}",
-                    f"{whole / total - 1:+.1%}",
-                ]
-            )
+            sizes = f"{total / GIB:.1f}", f"{whole / GIB:.1f}", f"{whole / total - 1:+.1%}"
+            lines.append([f"{words}, round {number}", str(count), *sizes])
     return table(head, lines)
 
 
@@ -342,7 +323,6 @@ STYLE = """
 
 
 def svg(width: int, height: int, parts: Iterable[str], label: str) -> str:
-    """A picture."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" aria-label="{escape(label)}"><style>{STYLE}</style>'
@@ -362,13 +342,11 @@ class Panel:
     y: tuple[float, float]
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """The place of a point."""
         across = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return self.left + across * self.width, self.top + (1 - up) * self.height
 
     def frame(self, title: str, x_title: str, x_ticks: Ticks, y_ticks: Ticks) -> list[str]:
-        """Axes, ticks and titles."""
         bottom = self.top + self.height
         parts = [f'<text class="title" x="{self.left:.1f}" y="{self.top - 10:.1f}">{escape(title)}</text>']
         for tick, words in y_ticks.items():
@@ -385,11 +363,7 @@ class Panel:
 
 
 def ticks(high: float) -> Ticks:
-    """Four or so round numbers from 0 on.
-
-    >>> ticks(70)
-    {0.0: '0', 20.0: '20', 40.0: '40', 60.0: '60'}
-    """
+    """Four or so round numbers from 0 on: 0, 20, 40 and 60 up to 70."""
     rough = high / 4
     power = 10.0 ** math.floor(math.log10(rough))
     step = power * min((1, 2, 5, 10), key=lambda times: abs(times * power - rough))
@@ -402,7 +376,6 @@ def times_ticks(high: float) -> Ticks:
 
 
 def legend(x: float, y: float) -> list[str]:
-    """The two ways of sharing in their colours."""
     parts = []
     for place, (how, words) in enumerate(HOWS.items()):
         at = x + 110 * place
@@ -485,7 +458,6 @@ def written(text: str, name: str, content: str) -> str:
 
 
 def counts_line(alone: dict[tuple[str, str], Alone], sets: Sequence[Shared]) -> str:
-    """How much was measured."""
     several = [one for one in sets if len(one.row["jobs"]) > 1]
     by_how = ", ".join(f"{sum(one.how == how for one in several)} {words}" for how, words in HOWS.items())
     counts = sorted(Counter(len(one.row["jobs"]) for one in several).items())
@@ -496,7 +468,6 @@ def counts_line(alone: dict[tuple[str, str], Alone], sets: Sequence[Shared]) -> 
 
 
 def filled(page: str, rows: Sequence[Row]) -> str:
-    """The page with its tables."""
     alone, sets = read(rows)
     tables = {
         "counts": counts_line(alone, sets),
@@ -513,7 +484,6 @@ def filled(page: str, rows: Sequence[Row]) -> str:
 
 
 def pictures(rows: Sequence[Row]) -> dict[str, str]:
-    """All pictures by their file names."""
     sets = read(rows)[1]
     found = {f"collocation_{size}.svg": uniform_picture(sets, job) for job, (size, _) in JOBS.items()}
     return found | {"collocation_sets.svg": smact_picture(sets)}

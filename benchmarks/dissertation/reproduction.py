@@ -323,14 +323,7 @@ def order_table(found: Mapping[str, Sequence[Done]]) -> str:
     rows = []
     for words, section, measure in ORDERS:
         seen = agreement(found[section], measure)
-        rows.append(
-            [
-                words,
-                f"{seen.tau:.2f}",
-                f"{seen.same} of {seen.decided}",
-                "; ".join(seen.otherwise) or "none",
-            ]
-        )
+        rows.append([words, f"{seen.tau:.2f}", f"{seen.same} of {seen.decided}", "; ".join(seen.otherwise) or "none"])
     return table(["what is ordered", "Kendall's tau", "pairs beyond noise in the same order", "the others"], rows)
 
 
@@ -420,7 +413,6 @@ def _mean_of(gpus: Sequence[GpuSeries], name: str, hours: float, points: int = 1
 
 
 def pictures(folder: Path, found: Mapping[str, Sequence[Done]]) -> dict[str, str]:
-    """All pictures by their file names."""
     counted = [
         ("90 tasks, memory unknown", [done for done in found["unknown"] if "ooms" in done.run.theirs]),
         ("90 tasks, estimators", [done for done in found["estimators"] if "ooms" in done.run.theirs]),
@@ -435,7 +427,6 @@ def pictures(folder: Path, found: Mapping[str, Sequence[Done]]) -> dict[str, str
 
 
 def written(page: Path, content: Mapping[str, str]) -> None:
-    """Put tables into their places on the page."""
     text = page.read_text()
     for name, inside in content.items():
         before, mark, rest = text.partition(f"<!-- reproduction: {name} -->\n")
@@ -447,7 +438,6 @@ def written(page: Path, content: Mapping[str, str]) -> None:
 
 
 def as_json(found: Mapping[str, Sequence[Done]]) -> str:
-    """Every figure of every run."""
     rows = [
         {
             "section": name,

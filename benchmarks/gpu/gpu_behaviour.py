@@ -50,17 +50,14 @@ class Card:
 
     @property
     def used(self) -> int:
-        """Bytes that processes use."""
         return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
 
     @property
     def free(self) -> int:
-        """Bytes that are free."""
         return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).free)
 
     @property
     def watts(self) -> float:
-        """What it draws now."""
         return float(self._nvml.nvmlDeviceGetPowerUsage(self._handle)) / 1000
 
     @property
@@ -79,13 +76,11 @@ class Holder:
         )
 
     def ask(self, *words: object) -> Any:
-        """Tell it something; its answer."""
         assert self._process.stdin is not None and self._process.stdout is not None
         print(*words, file=self._process.stdin, flush=True)
         return json.loads(self._process.stdout.readline())
 
     def end(self) -> None:
-        """End it at once."""
         self._process.kill()
         self._process.wait()
 
@@ -129,7 +124,6 @@ def largest(most: int) -> int:
 
 @contextlib.contextmanager
 def holders(count: int) -> Iterator[list[Holder]]:
-    """So many holders, ready."""
     made = [Holder() for _ in range(count)]
     try:
         for each in made:
@@ -278,7 +272,6 @@ def trainings(card: Card, kinds: Sequence[Kind], share: float, more: Mapping[str
 
 
 def alone(card: Card, kinds: Sequence[Kind], share: float) -> Iterator[dict[str, Any]]:
-    """Each kind by itself."""
     for kind in kinds:
         yield trainings(card, [kind], share, {})
 

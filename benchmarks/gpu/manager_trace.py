@@ -162,7 +162,6 @@ def words(kind: Kind, share: float) -> list[str]:
 
 
 def play(client: Client, jobs: list[tuple[float, Kind]], share: float, exclusive: bool) -> list[int]:
-    """Submit each at its moment."""
     begin, numbers = time.monotonic(), []
     for moment, kind in jobs:
         time.sleep(max(0.0, begin + moment - time.monotonic()))

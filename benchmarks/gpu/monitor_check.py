@@ -38,7 +38,6 @@ def check(name: str, value: Any, holds: Callable[[Any], bool], unknown_is_fine: 
 
 
 def show(title: str, reading: GPUReading | ActivityBetween) -> None:
-    """A reading in full."""
     values = {key: value for key, value in asdict(reading).items() if value is not None}
     unknown = [key for key, value in asdict(reading).items() if value is None]
     print(f"{title}: {json.dumps(values)}")

@@ -72,7 +72,6 @@ class Recorded:
 
     @cached_property
     def runs(self) -> list[dict[str, Any]]:
-        """As `manager_trace.py` wrote them."""
         return rows(self.name)
 
     @cached_property
@@ -87,7 +86,6 @@ class Recorded:
 
     @cached_property
     def alone(self) -> dict[str, Alone]:
-        """Each kind alone."""
         if self.estimated:
             return timed()
         found = {}
@@ -114,7 +112,6 @@ RECORDED = (
 
 @cache
 def rows(name: str) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines."""
     return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
 
 

@@ -66,22 +66,12 @@ COLD = {
 MODELS = ("torchvision:resnet50", "timm:vit_small_patch16_224")
 SIZES = (1_000, 3_000, 10_000)  # operators
 LAYERS, RANKS = 12, (1, 64)
-SMALL = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "vocab_size": 32000,
-}
-LARGE = {
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-}
+SETTINGS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "vocab_size"),
+)
+SMALL = dict(zip(SETTINGS, (1024, 4096, LAYERS, 16, 8, 32000), strict=True))
+LARGE = dict(zip(SETTINGS, (8192, 28672, 80, 64, 8, 128256), strict=True))
 REFERENCE = os.environ.get("ULLAGE_REFERENCE")
 ROUNDS = 3
 
@@ -134,7 +124,6 @@ class Warm:
         return answer
 
     def close(self) -> None:
-        """End it."""
         self._process.communicate()
 
 
@@ -178,15 +167,8 @@ def warm(checkouts: list[Path], every: int) -> list[dict[str, Any]]:
     found = []
     for row in track(rows[::every], "estimating", console=Console(stderr=True)):
         answers = [worker.ask(row) for worker in workers]
-        found.append(
-            {
-                "id": row["id"],
-                "model": row["model"],
-                "operators": answers[0]["operators"],
-                "seconds": [answer["seconds"] for answer in answers],
-                "figures": [answer["figures"] for answer in answers],
-            }
-        )
+        measured = {name: [answer[name] for answer in answers] for name in ("seconds", "figures")}
+        found.append({"id": row["id"], "model": row["model"], "operators": answers[0]["operators"], **measured})
     for worker in workers:
         worker.close()
     return found
@@ -252,7 +234,6 @@ def shares(repeat: int) -> dict[str, float]:
 
 
 def print_tables(commands: dict[str, list[tuple[float, float]]], runs: list[dict[str, Any]], names: list[str]) -> None:
-    """What was measured."""
     shown = Table("command", *(f"{kind}, {name}" for name in names for kind in ("processor", "clock")))
     for what, seconds in commands.items():
         shown.add_row(what, *(f"{value:.2f} s" for both in seconds for value in both))
@@ -284,7 +265,6 @@ def print_tables(commands: dict[str, list[tuple[float, float]]], runs: list[dict
 
 
 def measure_commands(options: argparse.Namespace) -> None:
-    """Cold, warm, and what utilization adds."""
     checkouts = [HERE] + ([options.against.resolve()] if options.against else [])
     names = ["this"] + (["older"] if options.against else [])
     commands = cold(checkouts, options.repeat) if options.repeat else {}
@@ -298,7 +278,6 @@ def measure_commands(options: argparse.Namespace) -> None:
 
 
 def rank_seconds(parallel: str, ranks: int) -> float:
-    """Processor seconds of one estimate."""
     import ullage
 
     begin = time.process_time()
@@ -323,31 +302,10 @@ def measure_ranks(repeat: int) -> None:
 
 
 def large() -> None:
-    """Print what a very large model took."""
     words = [word for key, value in LARGE.items() for word in ("--set", f"{key}={value}")]
-    command = [
-        sys.executable,
-        "-m",
-        "ullage",
-        "estimate",
-        "hf:LlamaForCausalLM",
-        *words,
-        "-b",
-        "1",
-        "--sequence-length",
-        "4096",
-        "-p",
-        "bf16",
-        "--checkpointing",
-        "--world-size",
-        "64",
-        "--nodes",
-        "8",
-        "--parallel",
-        "fsdp2",
-        "--gpu",
-        "H100",
-    ]
+    words += ["-b", "1", "--sequence-length", "4096", "-p", "bf16", "--checkpointing", "--gpu", "H100"]
+    words += ["--world-size", "64", "--nodes", "8", "--parallel", "fsdp2"]
+    command = [sys.executable, "-m", "ullage", "estimate", "hf:LlamaForCausalLM", *words]
     begin = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -362,17 +320,8 @@ def train_billions() -> None:
     import torch
     import transformers
 
-    config = transformers.Qwen3Config(
-        hidden_size=2560,
-        intermediate_size=9728,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        vocab_size=151936,
-        tie_word_embeddings=False,
-        use_cache=False,
-    )
+    sizes = dict(zip(SETTINGS, (2560, 9728, 36, 32, 8, 151936), strict=True))
+    config = transformers.Qwen3Config(**sizes, head_dim=128, tie_word_embeddings=False, use_cache=False)
     model = transformers.Qwen3ForCausalLM(config)
     model.to("cuda").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
@@ -400,7 +349,6 @@ def measure_billions() -> None:
 
 
 def recorded(path: Path) -> Calls:
-    """The requests and frees of a history."""
     from ullage.allocator import History
 
     calls: Calls = []
@@ -446,7 +394,6 @@ def allocator_seconds(calls: Calls) -> float:
 
 
 def measure_allocator(wanted: int | None) -> None:
-    """Print one line."""
     paths = sorted(Path(REFERENCE, "groundtruth", "events").glob("*.npz")) if REFERENCE else []
     wanted = wanted or len(paths) // 8
     if paths:
@@ -463,7 +410,6 @@ def measure_allocator(wanted: int | None) -> None:
 
 
 def main() -> None:
-    """Do what the command says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True, metavar="{commands,ranks,billions,allocator}")
     part = parts.add_parser("commands", help="commands from a cold start, and estimates in a warm process")

@@ -129,7 +129,6 @@ def submit(home: Path, jobs: int, queued: int) -> None:
 
 
 def many(home: Path, jobs: int, times: list[float]) -> None:
-    """One of the submitters."""
     client = Client(home)
     times += [timed(client, exclusive=True) for _ in range(jobs)]
 
@@ -144,7 +143,6 @@ def timed(client: Client, **more: object) -> float:
 
 
 def report(what: str, times: list[float]) -> None:
-    """Print a line."""
     times = sorted(times)
     most = times[int(0.99 * (len(times) - 1))]
     within = sum(each <= SUBMIT_GOAL for each in times) / len(times)
@@ -170,7 +168,6 @@ class Pings:
         return float(self._process.stdout.readline())
 
     def close(self) -> None:
-        """Stop asking."""
         self._process.kill()
         self._process.wait()
 
@@ -240,7 +237,6 @@ def processor_seconds() -> float:
 
 
 def job(home: Path, command: list[str], **more: Any) -> dict[str, Any]:
-    """A job that trains."""
     return {"command": [sys.executable, "train.py", *command], "cwd": str(home), "env": dict(os.environ), **more}
 
 
@@ -271,7 +267,6 @@ def wait_for(home: Path, elements: int, each: bool) -> None:
 
 
 def main() -> None:
-    """Do what the command says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="what", required=True)
     part = parts.add_parser("submit", help="how long a submission takes")

@@ -163,7 +163,6 @@ def scheduling(client: Client, daemon: int) -> tuple[list[float], float]:
 
 
 def processor_time(process: int) -> float:
-    """Seconds of a core that a process has used."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / SECOND
 

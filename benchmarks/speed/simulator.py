@@ -78,7 +78,6 @@ def cluster(count: int, full: bool, draw: random.Random) -> tuple[list[Slot], Le
 
 
 def decisions(jobs_count: int, gpus: int) -> None:
-    """Measure and print a table."""
     print(f"{jobs_count:,} waiting jobs over {gpus} GPUs; goal: under {GOAL * 1e3:.0f} ms a decision\n")
     print("| policy | cluster | placed | processor ms | clock ms |")
     print("| --- | --- | --- | --- | --- |")
@@ -143,7 +142,6 @@ def grow(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Do what the command says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="what", required=True)
     part = parts.add_parser("decisions", help="one decision of every policy")

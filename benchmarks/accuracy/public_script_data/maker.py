@@ -15,12 +15,10 @@ class Maker:
         self.random = np.random.default_rng(0)
 
     def write(self, file: Path, content: str | bytes) -> None:
-        """A file, with its folders."""
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content.encode() if isinstance(content, str) else content)
 
     def link(self, place: Path, target: Path) -> None:
-        """A link, with the folders above it."""
         place.parent.mkdir(parents=True, exist_ok=True)
         if not place.is_symlink():
             place.symlink_to(target)
@@ -41,7 +39,6 @@ class Maker:
         Image.fromarray(values.astype(np.uint8)).resize(size, Image.Resampling.NEAREST).save(file)
 
     def pictures(self, folder: Path, count: int, size: tuple[int, int], kind: str = "jpg", mask: bool = False) -> None:
-        """A folder of images."""
         for index in range(count):
             self.picture(folder / f"{index:05d}.{kind}", size, mask)
 

@@ -24,7 +24,6 @@ def points(maker: Maker) -> None:
 
 
 def scene(maker: Maker) -> None:
-    """Views of a scene."""
     scene = maker.src / "krrish94+nerf-pytorch/cache/tiny_nerf_data.npz"
     scene.parent.mkdir(parents=True, exist_ok=True)
     poses = np.tile(np.eye(4, dtype="f4"), (106, 1, 1))

@@ -156,13 +156,7 @@ def small_models(maker: Maker) -> None:
     """A small language model and a small Stable Diffusion with random weights, in Hugging Face's form."""
     from diffusers import AutoencoderKL, DDPMScheduler, StableDiffusionPipeline, UNet2DConditionModel
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import (
-        AutoConfig,
-        AutoModelForCausalLM,
-        CLIPTextConfig,
-        CLIPTextModel,
-        PreTrainedTokenizerFast,
-    )
+    from transformers import AutoConfig, AutoModelForCausalLM, CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast
 
     words = ["<pad>", "</s>", "<unk>", *(f"w{number}" for number in range(8_000))]
     plain = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))

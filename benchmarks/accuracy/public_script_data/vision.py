@@ -181,7 +181,6 @@ def coco(maker: Maker) -> None:
 
 
 def black_and_white(maker: Maker) -> None:
-    """Digits of zeros and ones."""
     digits = {f"{split}_data": maker.random.integers(0, 2, (8000, 784)).astype("f4") for split in ("train", "valid")}
     np.savez(maker.data / "binarized_mnist.npz", **digits)
 
