@@ -1,8 +1,8 @@
 """Blocks of the allocator, the pools of free blocks, PyTorch's constants, and the addresses of segments.
 
-The bookkeeping differs from PyTorch's in two ways that change no result. A split hands out the object at the front and
-makes a new one for the rest; a merge keeps the object with the lower address. The first block of a segment therefore
-stays the same object as long as the segment lives, and a snapshot needs no set of blocks in use.
+Two differences from PyTorch change no result. A split returns the object at the front and makes a new one for the rest;
+a merge keeps the object with the lower address. So the first block of a segment stays the same object, and a snapshot
+needs no set of blocks in use.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ class FreeList:
 
 
 class Pool:
-    """The small or the large pool: free blocks by stream, and everything that is counted by pool.
+    """The small or the large pool: free blocks by stream, and all counts by pool.
 
-    Counts and bytes in use are kept as two running totals (in and out), their difference is what is in use.
+    Counts and bytes have two running totals (in and out); their difference is in use.
     """
 
     def __init__(self, name: str, smallest_remainder: int, split_below: int = UNLIMITED) -> None:
@@ -223,7 +223,7 @@ Span = tuple[int, int]  # where it begins, how long it is
 
 
 class AddressSpace:
-    """Hands out addresses as cudaMalloc would."""
+    """Assigns addresses as cudaMalloc would."""
 
     def __init__(self, top: int = HIGHEST_ADDRESS) -> None:
         self._pieces: dict[int, int] = {}  # where each begins and how long it is

@@ -1,10 +1,9 @@
-"""`CachingAllocator`: PyTorch's CUDACachingAllocator, modelled exactly.
+"""`CachingAllocator`: an exact model of PyTorch's CUDACachingAllocator.
 
 `malloc` and `free` are written out in full, because a training run calls them hundreds of thousands of times. Rare
-cases are separate: new segments and failed requests in the methods below them, expandable segments in
-`expandable.py`, the pools of CUDA graphs in `private_pools.py`, reports in `statistics.py`.
-
-Which work is done when is not known here: `free_later` and `free_now` are told.
+cases are separate: new segments and failed requests in the methods below, expandable segments in `expandable.py`, pools
+of CUDA graphs in `private_pools.py`, reports in `statistics.py`. Callers report with `free_later` and `free_now` when
+streams have finished.
 """
 
 from __future__ import annotations
@@ -88,12 +87,11 @@ DEFAULT_CONFIG: Final = AllocatorConfig()
 class CachingAllocator(Segments):
     """PyTorch's caching allocator for one device.
 
-    ``capacity`` is what the driver can still give (the card less the CUDA context), ``total_memory`` the
-    card, of which a memory fraction is a fraction. ``segment_address`` maps the size of a new segment to its
-    address (below 2**48); without it addresses imitate cudaMalloc's, see `AddressSpace`. ``driver`` is asked for
-    every segment too, where the card is shared with others. The attribute ``on_event`` is called with
-    (action, address, size) for every allocation, free and segment; mapped and unmapped
-    pages of expandable segments are reported as segments.
+    ``capacity`` is the memory that the driver can still give (the card less the CUDA context), ``total_memory`` the
+    card, to which a memory fraction applies. ``segment_address`` maps the size of a new segment to its address (below
+    2**48); without it addresses imitate cudaMalloc's, see `AddressSpace`. ``driver`` is asked for every segment if
+    processes share the card. ``on_event`` is called with (action, address, size) for every allocation, free and
+    segment; pages of expandable segments count as segments.
     """
 
     def __init__(
@@ -126,7 +124,7 @@ class CachingAllocator(Segments):
         self.set_memory_fraction(config.memory_fraction)
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Limit what is reserved to a fraction of the card, as torch.cuda.set_per_process_memory_fraction()."""
+        """Limit reserved memory to a fraction of the card, as torch.cuda.set_per_process_memory_fraction()."""
         if not 0.0 <= fraction <= 1.0:
             raise ValueError(f"a fraction in [0, 1] is needed, not {fraction:g}")
         self.allowed = int(fraction * self.total_memory) if fraction < 1.0 else None
@@ -199,7 +197,7 @@ class CachingAllocator(Segments):
         return block
 
     def free(self, block: Block) -> None:
-        """Give a block back to the cache, where it merges with free neighbours."""
+        """Return a block to the cache, where it merges with free neighbours."""
         pool = block.pool
         if pool is None:
             return
@@ -259,11 +257,11 @@ class CachingAllocator(Segments):
             self.count_inactive(pool, more_split, more_split_bytes)
 
     def free_later(self, block: Block) -> None:
-        """Count a block as free that must not be used yet: another stream is at work on it (`record_stream`)."""
+        """Count a block as free that another stream still uses (`record_stream`)."""
         self._count_free(block, 1)
 
     def free_now(self, block: Block) -> None:
-        """Give back a block that `free_later` counted as free."""
+        """Free a block that `free_later` counted as free."""
         self._count_free(block, -1)
         self.free(block)
 
@@ -336,7 +334,7 @@ class CachingAllocator(Segments):
         return block
 
     def _obtain(self, size: int, rounded: int, pool: Pool, free_list: FreeList, stream: int) -> Block:
-        """Get a block from the driver, at need after giving cached memory back."""
+        """Get a block from the driver, if necessary after returning cached memory."""
         if self.collects_garbage:
             self._collect_garbage()
         wanted = segment_size(rounded, self.config.large_segment_size)
@@ -397,10 +395,10 @@ class CachingAllocator(Segments):
                     self.release_segment(block)
 
     def _release_oversize_blocks(self, free_list: FreeList, rounded: int) -> bool:
-        """With max_split_size: give back as few unsplittable blocks as serve the request.
+        """With max_split_size: return as few unsplittable blocks to the driver as serve the request.
 
         One that is large enough, or else the largest ones until their sum is (PyTorch's
-        release_available_cached_blocks). Returns whether enough came back.
+        release_available_cached_blocks). Return whether enough came back.
         """
         limit = self.config.max_split_size
         if limit == UNLIMITED or self.config.expandable_segments:
@@ -419,10 +417,10 @@ class CachingAllocator(Segments):
         return released >= needed
 
     def _collect_garbage(self) -> None:
-        """Above garbage_collection_threshold: give back cached segments of the large pool, the oldest first.
+        """Above garbage_collection_threshold: return cached segments of the large pool to the driver, the oldest first.
 
-        A block's age is the number of searches of the pool since the block became free. Each round gives back
-        what is at least as old as the average, until reserved memory is under the threshold.
+        A block's age is the number of searches of the pool since it became free. Each round returns blocks at least as
+        old as the average, until reserved memory is under the threshold.
         """
         assert self.allowed is not None
         threshold = int(self.config.garbage_collection_threshold * self.allowed)

@@ -1,8 +1,7 @@
 """Private pools: memory that only a CUDA graph, or the code inside `torch.cuda.use_mem_pool`, may use.
 
-A private pool has free blocks of its own for each stream. So a stream of a private pool is one more number by which
-free blocks are kept, its *lane*: the number of the pool above the number of the stream. The lane of a stream outside
-all private pools is the stream's own number.
+A private pool has free blocks of its own for each stream. So a stream of a private pool has a *lane*: the pool's number
+above the stream's. The lane of a stream outside private pools is the stream's number.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ STREAM_BITS: Final = 32
 
 
 def stream_of(lane: int) -> int:
-    """The stream of a lane."""
     return lane & ((1 << STREAM_BITS) - 1)
 
 
@@ -67,7 +65,6 @@ class PrivatePools:
         return stream
 
     def pool_of(self, lane: int) -> PoolId:
-        """The pool of a lane."""
         number = lane >> STREAM_BITS
         return next((pool for pool, found in self._numbers.items() if found == number), NO_POOL)
 

@@ -1,4 +1,4 @@
-"""What a run asked of its allocator, in order, to be played once more on that allocator or on another one."""
+"""The allocator requests of a run, in order, to play them again on that allocator or on another one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LOWEST_ADDRESS = 1 << 21  # of segments at rising addresses
 
 
 class RequestLog:
-    """The requests for memory, the frees and the emptied caches of a run, or of a part of it (`log[begin:end]`).
+    """The requests, frees and emptied caches of a run, or of a part of it (`log[begin:end]`).
 
-    Requests are numbered from `first` on. A free counts back to the request of its block, so that a part of a log can
-    be played after any other requests. With `keeps` false nothing is kept: a job of a million steps needs no history.
+    Requests are numbered from `first`. A free counts back to the request of its block, so a part of a log can be played
+    after any other requests. With `keeps` false nothing is stored: a job of a million steps needs no history.
     """
 
     def __init__(self, keeps: bool = True, first: int = 0) -> None:
@@ -80,8 +80,8 @@ class RequestLog:
         return self.numbered(0)
 
     def numbered(self, first: int) -> Iterator[tuple[int, int | None]]:
-        """The log after `first` other requests: the bytes and the number of a request, 0 and the number of what is
-        freed, or 0 and `None` where the cache is emptied."""
+        """Iterate over the log after `first` other requests: (bytes, number) of a request, (0, number) of a free, (0,
+        None) of an emptied cache."""
         for entry in self._entries:
             if entry > 0:
                 yield entry, first
@@ -90,9 +90,9 @@ class RequestLog:
                 yield 0, first + entry if entry else None
 
     def change(self, live: set[int], first: int) -> int | None:
-        """Let the log begin and free requests among `live`, after `first` others; returns how many there are then.
+        """Apply the log to the numbers of `live` requests after `first` others; return the new count of requests.
 
-        `None` if it frees what is not there.
+        Return `None` if the log frees a request that is not live.
         """
         for nbytes, number in self.numbered(first):
             if number is None:
@@ -107,9 +107,9 @@ class RequestLog:
         return first
 
     def can_repeat(self, live: set[int], first: int) -> bool:
-        """Whether the log can be played again and again, after `first` requests of which those in `live` are in use.
+        """Check whether the log can be played again and again after `first` requests, of which `live` are in use.
 
-        All that it frees must be there, and the second time leave as much as the first.
+        All blocks that it frees must exist, and the second time must leave as much as the first.
         """
         before, end = set(live), first
         live = set(live)
@@ -127,7 +127,7 @@ class RequestLog:
         blocks: list[Block | None],
         on_new_peak: Callable[[int], None] = lambda place: None,
     ) -> None:
-        """Play the log on an allocator; `blocks` has the block of each request before, and gets those of the log.
+        """Play the log on an allocator; `blocks` has the block of each earlier request and gets those of the log.
 
         `on_new_peak` gets the place of each entry that raises the reserved memory to a new peak.
         """
@@ -174,9 +174,9 @@ class RequestLog:
         return found
 
     def largest_reserved(self, config: AllocatorConfig, tried: bool = False, rising: bool = False) -> int:
-        """The peak of the reserved memory if every uncertain request were as large as it may be.
+        """Return the peak of reserved memory with every uncertain request at its largest size.
 
-        With `tried`, requests count that were only tried. With `rising`, each segment is above those before it.
+        With `tried`, requests that were only tried count. With `rising`, each segment lies above those before it.
         """
         if not self.possible_sizes and not rising:
             return 0

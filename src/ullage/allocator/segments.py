@@ -64,7 +64,6 @@ class Segments(Counters):
             self.driver.give(size)
 
     def free_on_card(self) -> int:
-        """Bytes that the driver still has."""
         own = max(0, self.capacity - self.reserved)
         return own if self.driver is None else min(own, self.driver.free())
 

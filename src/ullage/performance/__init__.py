@@ -1,5 +1,5 @@
-"""How long a training step takes and how busy it keeps a GPU, alone and beside other jobs.
+"""The time of a training step and how busy it keeps a GPU, alone and with other jobs.
 
-In comes a step's calls (`step.StepCalls`, plain values), out a `Utilization` or a `Sharing`. Nothing here runs a job,
-knows the virtual GPU, or imports PyTorch.
+The input is a step's calls (`step.StepCalls`, plain values), the output a `Utilization` or a `Sharing`. Nothing here
+runs a job, uses the virtual GPU, or imports PyTorch.
 """

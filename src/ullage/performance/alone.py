@@ -1,4 +1,4 @@
-"""A job alone on a GPU: how long its step takes, and how busy it keeps the GPU."""
+"""Step time and GPU activity of a job that has a GPU to itself."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from ullage.performance.work import Work, tensors_of, work_of
 
 @dataclass(frozen=True)
 class StepWork:
-    """What a step is for the GPU and for the host.
+    """GPU and host work of one training step.
 
-    `works` are its distinct calls with kernels, `counts` how often each comes, `host` the parts that the host does
-    (`rates.HOST_PARTS`), `host_calls` how often it calls an operator in a pass (`host_name`; more often where
-    it launches a kernel for each sample), `launches` all calls in their order, `copied` the bytes for which the host
-    waits until they are on the GPU or back. `exchange` is what it exchanges with other ranks, and `places` says for
-    each distinct call of the step which of `works` it is.
+    `works` are its distinct calls with kernels, `counts` their numbers, `host` the parts of host work
+    (`rates.HOST_PARTS`), `host_calls` the operator calls by pass (`host_name`; more if one launches a kernel per
+    sample), `launches` all calls in order, `copied` the bytes of copies that the host waits for. `exchange` is the data
+    exchanged with other ranks; `places` maps each distinct call of the step to its place in `works`.
     """
 
     works: list[Work]
@@ -131,12 +130,12 @@ _COMPILED = ("triton.triton_poi_", "triton.triton_red_", "triton.triton_per_")  
 
 
 def utilization_of(step: StepCalls, gpu: GPU, rates: Rates | None = None) -> Utilization:
-    """How long a step takes on a GPU, and how busy it keeps it."""
+    """Predict the time of a step on a GPU, and how busy it keeps the GPU."""
     return utilization_of_work(StepWork.of(step), gpu, rates or load())
 
 
 def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
-    """The same from the work of a step."""
+    """Predict the same from the work of a step."""
     measured = gpu.name == measured_gpu().name
     vectors = rates.vectors(work.works)
     times = rates.times(work.works, vectors)
@@ -180,7 +179,7 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
 
 
 def _exchanged(work: StepWork, exchange: Exchange, times: Floats, gpu: GPU) -> dict[str, Any]:
-    """What a step sends to other ranks, and how long it waits for them; the fields of `Utilization`."""
+    """Return the fields of `Utilization` about other ranks: collectives, and the time waiting for them."""
     by = interconnect_of(gpu, work.interconnect)
     seconds = np.zeros(int(exchange.order.max(initial=0)) + 1)
     for number, place in work.places.items():
@@ -196,7 +195,7 @@ def _exchanged(work: StepWork, exchange: Exchange, times: Floats, gpu: GPU) -> d
 
 
 def _bubble(exchange: Exchange | None) -> float:
-    """What a stage of a pipeline waits for the others, over its own time: by its schedule, else by its messages."""
+    """Return a pipeline stage's wait for the others over its own time, by its schedule or else by its messages."""
     if exchange is not None and exchange.bubble is not None:
         return exchange.bubble
     pipeline = None if exchange is None else Pipeline.of(Counter(exchange.collectives()))
@@ -204,32 +203,32 @@ def _bubble(exchange: Exchange | None) -> float:
 
 
 def moved_times(works: Sequence[Work], times: Floats, gpu: GPU) -> Floats:
-    """Seconds of calls on another GPU than the one that was measured.
+    """Return the seconds of calls on another GPU than the measured one.
 
-    What a call takes beyond its least time is latency, and SMs without work because it is too small for all of them.
-    A slower GPU does not multiply that: it takes its own least time, and as much beyond it in seconds.
+    Beyond its least time a call has latency, and SMs without work because it is too small for all of them. A slower GPU
+    does not multiply that: a call takes its least time there and the same seconds beyond it.
     """
     here, there = (np.array([one.least_time(card) for one in works]) for card in (measured_gpu(), gpu))
     return np.asarray(np.maximum(there + times - here, np.minimum(there, times)))
 
 
 def power_ratio(gpu: GPU) -> float:
-    """What a GPU may draw, against the one that was measured; 1 where that is not known."""
+    """Return a GPU's power limit over that of the measured GPU; 1 if unknown."""
     limit = measured_gpu().power_w
     return gpu.power_w / limit if gpu.power_w and limit else 1.0
 
 
 def host_name(call: Mapping[str, Any]) -> str:
-    """By what the host's time for a call is known: its pass, backward or forward, and its operator (`host_word`)."""
+    """Return the key of a call's host time: its pass, backward or forward, and its operator (`host_word`)."""
     which = "backward" if call.get("pass") == "backward" else "forward"
     return f"{which} {host_word(call)}"
 
 
 def host_word(call: Mapping[str, Any]) -> str:
-    """An operator as the host's time is known for it: convolutions with groups by themselves.
+    """Return an operator's name in host times; convolutions with groups have names of their own.
 
-    Those of single channels have kernels of PyTorch's own, and the host is done with them in half the time of others.
-    Those of groups have more kernels.
+    Convolutions of single channels use PyTorch's own kernels, at half the host time of others. Those of groups have
+    more kernels.
     """
     word = str(call["operator"]).split(".")[1]
     place = _GROUPS.get(word)
@@ -252,9 +251,9 @@ def host_time(rates: Rates, work: StepWork) -> float:
 
 
 def together(rates: Rates, work: StepWork, times: Floats, gpu_s: float) -> float:
-    """Seconds in which the host launches a step and the GPU works, at once.
+    """Return the seconds in which the host launches a step and the GPU runs it, overlapping.
 
-    The GPU needs `gpu_s`, for each of the works as their `times` are to each other.
+    The GPU needs `gpu_s`, divided among the works in proportion to `times`.
     """
     host, gpu = both_sides(rates, work, times, gpu_s)
     return max(host_time(rates, work), rates.stretch * gpu_s, work.launches.end(host, gpu))
@@ -265,7 +264,7 @@ def times_of(rates: Rates, work: StepWork) -> Floats:
 
 
 def both_sides(rates: Rates, work: StepWork, times: Floats, gpu_s: float) -> tuple[Floats, Floats]:
-    """What each launch takes of the host, and of the GPU, which needs `gpu_s` in all."""
+    """Return the host and GPU seconds of each launch; the GPU needs `gpu_s` in all."""
     gpu = work.launches.on_gpu(times)
     whole = float(gpu.sum())
     host = work.launches.on_host(rates.host, rates.host_calls, work.host)

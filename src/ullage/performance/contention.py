@@ -1,17 +1,17 @@
-"""How long a step takes in company: the model behind `ullage.performance.sharing`.
+"""Step times of jobs that share a GPU: the model behind `ullage.performance.sharing`.
 
-A step of a job is host work and GPU work, which overlap. In company its GPU work takes longer:
+A step of a job is host work and GPU work, which overlap. Sharing prolongs its GPU work:
 
-- Under **MPS** kernels of all jobs run side by side, but blocks are handed out in the order in which kernels come. One
-  that meets a kernel which fills the SMs waits until its blocks are done; then it is its turn, and between two such
-  kernels short ones of others pass. So jobs of many short kernels suffer beside jobs of long ones.
-- **Time slicing** gives the whole GPU to one process after the other. A step takes turns, and one more each time that
-  its host waits for the GPU; before each, the other processes that have work have theirs.
-- A **MIG** instance has its part of the SMs and of the bandwidth, whoever works beside it.
+- Under **MPS** kernels of all jobs run side by side, but blocks are scheduled in the order in which kernels arrive. A
+  kernel that meets one which fills the SMs waits until its blocks are done; between two such kernels short ones of
+  others pass. So jobs of many short kernels suffer next to jobs of long ones.
+- **Time slicing** gives the whole GPU to one process after the other. A step takes turns, and one more each time its
+  host waits for the GPU; before each, the other processes with work have theirs.
+- A **MIG** instance has its part of the SMs and of the bandwidth, regardless of others.
 
-How much of the others' work a job meets depends on how much they are slowed down themselves: the answer is a fixed
-point, found from below. So a job that is added makes no other one faster, but for a fifth of a percent under MPS: it
-slows those down that close gaps. Nothing here imports PyTorch.
+How much of the others' work a job meets depends on how much they are slowed down themselves: the result is a fixed
+point, found from below. So another job makes no job faster, except by a fifth of a percent under MPS, if it slows down
+jobs that close gaps. Nothing here imports PyTorch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SharingRules:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedStep:
-    """A job's step in company: `step_s`, of which `waiting_s` comes from single waits for the GPU."""
+    """The step of a job that shares a GPU: `step_s`, of which `waiting_s` are single waits for the GPU."""
 
     step_s: float
     waiting_s: float = 0.0
@@ -61,7 +61,7 @@ class SharedStep:
 def in_company(
     jobs: Sequence[Utilization], how: str, rules: SharingRules, counts: Sequence[int] | None = None
 ) -> list[SharedStep]:
-    """The steps of jobs that share a GPU, by "mps" or "timeslice"; with `counts`, so many of each are there."""
+    """Return the steps of jobs that share a GPU by "mps" or "timeslice"; `counts` gives the copies of each."""
     delays = _Sliced(jobs, rules) if how == "timeslice" else _SideBySide(jobs, rules)
     several = counts or [1] * len(jobs)
     copies = [_copy_s(job) for job in jobs]
@@ -94,7 +94,7 @@ def in_company(
 
 
 def on_part(job: Utilization, sms: float, bandwidth: float, rules: SharingRules) -> SharedStep:
-    """A job's step on a MIG instance with these parts of the GPU's SMs and bandwidth."""
+    """Return a job's step on a MIG instance with these parts of the GPU's SMs and bandwidth."""
     wide = min(1.0, job.smact) * job.step_s
     moved = min(1.0, job.drama) * job.step_s
     rest = _gpu_s(job) - wide
@@ -144,7 +144,7 @@ _MOST_KNOWN = 10_000
 
 
 def _kernels_of(job: Utilization) -> _Kernels:
-    """A job's kernels, worked out once: simulations ask for the same jobs in thousands of sets."""
+    """Return a job's kernels, cached: simulations ask for the same jobs in thousands of sets."""
     known = _KNOWN.get(id(job))
     if known is None:
         if len(_KNOWN) >= _MOST_KNOWN:
@@ -154,7 +154,7 @@ def _kernels_of(job: Utilization) -> _Kernels:
 
 
 def _by_length(groups: Sequence[KernelGroup]) -> list[tuple[float, float]]:
-    """How many kernels there are of which length, each within a factor of four."""
+    """Return the number and mean length of kernels, grouped by factors of four."""
     sums: dict[int, tuple[float, float]] = {}
     for group in groups:
         length = int(math.log(group.seconds / group.number, 4) // 1)
@@ -164,7 +164,7 @@ def _by_length(groups: Sequence[KernelGroup]) -> list[tuple[float, float]]:
 
 
 def _is_sensible(group: KernelGroup) -> bool:
-    """Whether such kernels can be: anybody may have written them down."""
+    """Check that such kernels can exist: the values may come from anybody."""
     return group.number >= _FEWEST and _SHORTEST < group.seconds / group.number < _LONGEST
 
 
@@ -172,7 +172,7 @@ _FEWEST, _SHORTEST, _LONGEST = 1e-3, 1e-9, 1e5  # kernels in a step, and seconds
 
 
 def _as_busy(job: Utilization, gpu_s: float) -> list[KernelGroup]:
-    """A job's kernels, such that their seconds and the SMs that they fill add up to what is said of its step."""
+    """Return a job's kernels, scaled so that their seconds and SMs add up to those of its step."""
     wide = min(1.0, max(job.smact, job.drama) * job.step_s / gpu_s)
     groups = [group for group in job.kernel_groups if _is_sensible(group)]
     if not groups:
@@ -198,7 +198,7 @@ class _SideBySide:
         self.of_steps: list[float] = []
 
     def among(self, steps: Sequence[float], counts: Sequence[int]) -> _Delays:
-        """Delays in steps that take so long: third jobs close the gaps between the kernels of others."""
+        """Return the delays in steps of these lengths: third jobs close the gaps between the kernels of others."""
         last = self.of_steps
         if (
             sum(counts) < 3
@@ -255,23 +255,23 @@ class _Sliced:
 
 
 def _gpu_s(job: Utilization) -> float:
-    """The GPU time of a step, which cannot be longer than the step nor shorter than its SMs are active."""
+    """Return the GPU time of a step, at most the step and at least the time its SMs are active."""
     return min(job.step_s, max(job.gpu_s, max(job.smact, job.drama) * job.step_s))
 
 
 def _copy_s(job: Utilization) -> float:
-    """The part of a step in which the host copies, and the GPU has nothing to do."""
+    """Return the part of a step in which the host copies and the GPU is idle."""
     return min(max(0.0, job.copy_s), job.step_s - _gpu_s(job))
 
 
 def _host_s(job: Utilization, rules: SharingRules) -> float:
-    """Host work beside that on the GPU, such that both together, and copies, make a step alone."""
+    """Return the host work next to that on the GPU, so that both and copies make a step alone."""
     at_once = job.step_s - _copy_s(job)
     busy = min(1.0, _gpu_s(job) / at_once) if at_once else 1.0
     return float(at_once * (1 - busy**rules.overlap) ** (1 / rules.overlap))
 
 
 def _both(host_s: float, gpu_s: float, overlap: float) -> float:
-    """The time of work on the host and on the GPU, which hide each other but for a part."""
+    """Return the time of host and GPU work that overlap except for a part."""
     longer, shorter = max(host_s, gpu_s), min(host_s, gpu_s)
     return float(longer * (1 + (shorter / longer) ** overlap) ** (1 / overlap)) if longer else 0.0

@@ -1,4 +1,4 @@
-"""What a whole training takes: hours, energy and money, from the time of one step. Nothing here imports PyTorch."""
+"""Cost of a whole training: hours, energy and money, from the time of one step. Nothing here imports PyTorch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ class Prices:
 
     @classmethod
     def read(cls, file: str | Path) -> Prices:
-        """Prices from a TOML file."""
         try:
             with Path(file).open("rb") as opened:
                 text = opened.read(_LARGEST_FILE).decode()
@@ -61,9 +60,9 @@ class Prices:
             raise InvalidValue(f"cannot read the prices in {file}: {reason}") from None
 
     def of(self, gpu: str, hours: float, kwh: float) -> float | None:
-        """What so many hours on a GPU cost; `None` where there is no price for it.
+        """Return the cost of hours on a GPU; `None` without a price for it.
 
-        Where only energy has a price, that is the cost.
+        If only energy has a price, that is the cost.
         """
         if gpu not in self.hour and (self.hour or self.kwh is None):
             return None
@@ -71,7 +70,7 @@ class Prices:
 
 
 def usual_prices() -> Path | None:
-    """The user's own file of prices, `prices.toml` in Ullage's folder, if there is one."""
+    """Return the user's price file, `prices.toml` in Ullage's folder, if it exists."""
     file = home() / "prices.toml"
     return file if file.is_file() else None
 
@@ -129,9 +128,9 @@ class Training:
         return Prices.from_dict(given) if isinstance(given, Mapping) else Prices.read(given)
 
     def check(self, tells_epoch: bool, tells_step: bool) -> None:
-        """Refuse, before anything runs, what could not be answered after it.
+        """Reject, before anything runs, a training whose length or input rate cannot be computed after it.
 
-        A script may tell how many samples an epoch has, a script and a model's options how many a step takes.
+        A script may report how many samples an epoch has, a script and a model's options how many a step takes.
         """
         if self.has_length and self.total_steps is None and self.samples is None and not tells_epoch:
             raise InvalidValue(_NO_SAMPLES)
@@ -141,18 +140,18 @@ class Training:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was asked."""
+        """Whether no field is set."""
         return self == Training()
 
     @property
     def has_length(self) -> bool:
-        """Whether it says how long to train."""
+        """Whether a training length is given."""
         return any(value is not None for value in (self.epochs, self.samples, self.total_steps))
 
     def cost(self, step: Utilization, epoch_samples: int | None = None) -> TrainingCost | None:
-        """What the training takes; `None` if no length was given.
+        """Return the cost of the training; `None` if no length was given.
 
-        `epoch_samples` are those that the run itself showed, if it did.
+        `epoch_samples` are those that the run itself showed, if any.
         """
         if not self.has_length:
             return None
@@ -183,10 +182,10 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCost:
-    """What a whole training takes on one GPU: `steps`, `hours`, `kwh` of the GPU, and what it costs in `currency`.
+    """Length and cost of a training on one GPU: `steps`, `hours`, `kwh` of the GPU, and `cost` in `currency`.
 
-    `cost` is `None` where no price is known. `epochs` and `samples` are `None` where a number of steps was given.
-    Validation, checkpoints and waiting for a GPU are not in it.
+    `cost` is `None` without a known price. `epochs` and `samples` are `None` if a number of steps was given.
+    Validation, checkpoints and waiting for a GPU are not included.
     """
 
     epochs: float | None
@@ -200,7 +199,7 @@ class TrainingCost:
 
     @property
     def length_words(self) -> str:
-        """How long it is, such as "90 epochs of 1,281,167 samples: 1,801,710 steps"."""
+        """The length, such as "90 epochs of 1,281,167 samples: 1,801,710 steps"."""
         steps = f"{self.steps:,} step{'s' if self.steps != 1 else ''}"
         if self.epochs is None or self.samples is None:
             return steps
@@ -208,7 +207,7 @@ class TrainingCost:
 
     @property
     def cost_words(self) -> str:
-        """What it costs, such as "12.30 EUR"; empty where that is not known."""
+        """The cost, such as "12.30 EUR"; empty if unknown."""
         return "" if self.cost is None else f"{self.cost:,.2f} {self.currency}".strip()
 
     @property
@@ -219,7 +218,6 @@ class TrainingCost:
         return ", ".join([*filter(None, taken), *self.notes])
 
     def to_dict(self) -> dict[str, Any]:
-        """The attributes as a dictionary of plain values."""
         return asdict(self)
 
     @classmethod

@@ -1,8 +1,8 @@
-"""The kernels behind operator calls, by their length: what jobs that share a GPU have to wait for.
+"""The kernels behind operator calls, by length: jobs that share a GPU wait for them.
 
-A convolution is several kernels: cuDNN brings its tensors into another order and back, and the gradients of data and
-weights are kernels of their own. Calls of optimizers on lists take as many as their tensors do not fit into one.
-The shares of a call's time are in `data/kernels-h200.toml`. Nothing here imports PyTorch.
+A convolution is several kernels: cuDNN reorders its tensors and back, and the gradients of data and weights are
+separate kernels. Optimizer calls on lists use one kernel per group of tensors that fits. The shares of a call's time
+are in `data/kernels-h200.toml`. Nothing here imports PyTorch.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def _kind_of_convolution(shape: Mapping[str, float]) -> str:
 
 
 def groups_of(works: Sequence[Work], counts: Floats, times: Floats, fills: Floats) -> list[KernelGroup]:
-    """The kernels of a step, each group within a factor of two, those that fill the SMs apart from the others.
+    """Return the kernels of a step, grouped by factors of two in length, those that fill the SMs apart from the others.
 
-    Each of the works comes so many times (`counts`), takes so many seconds, and fills so much of the SMs meanwhile.
+    Each of the works comes `counts` times, takes `times` seconds, and fills the share `fills` of the SMs.
     """
     shares = [parts_of(work) for work in works]
     places = np.repeat(np.arange(len(works)), [len(parts) for parts in shares])

@@ -1,9 +1,9 @@
-"""How long ranks take to exchange data, and how much of that the GPU waits for. It is modelled, not measured.
+"""How long ranks exchange data, and how much of that the GPU waits for. Modelled, not measured.
 
-A collective takes as long as NCCL says itself (src/graph/tuning.cc): the steps of a ring, or of a tree where that is
-faster, each with the latency of the network that it crosses, and the bytes over the bandwidth of the narrowest place,
-times the factor of the operation (doc/PERFORMANCE.md of nccl-tests). It begins when the stream that calls it is ready
-and the one before it in the same group is done. The GPU computes until it needs the result.
+A collective takes the time of NCCL's own model (src/graph/tuning.cc): the steps of a ring, or of a tree if that is
+faster, each with the latency of its network, and the bytes over the bandwidth of the narrowest place, times the factor
+of the operation (doc/PERFORMANCE.md of nccl-tests). It begins when the calling stream is ready and the one before it in
+the same group is done. The GPU computes until it needs the result.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _SHARE = {"ring": (1 / 4, 1.0), "tree": (0.9 / 3.8, 0.9)}  # of the bandwidth
 
 
 class Collective(NamedTuple):
-    """One operation among `ranks` on `nodes` machines. `bytes` counts as nccl-tests does: all that is gathered, or all
-    that is scattered. What goes to or comes from a single rank has its number (`peer`). `activations` says that they
-    are exchanged in the forward pass, so that these ranks work on the same samples."""
+    """One operation among `ranks` on `nodes` machines. `bytes` counts as in nccl-tests: all that is gathered, or all
+    that is scattered. `peer` is the single rank of a message. `activations` marks an exchange in the forward pass, so
+    that these ranks work on the same samples."""
 
     operation: str
     bytes: int
@@ -91,7 +91,7 @@ class Collective(NamedTuple):
         return 1e-6 * latency + self.bytes * factor / (_SHARE[algorithm][protocol] * self._bandwidth(by))
 
     def _bandwidth(self, by: Interconnect) -> float:
-        """Bytes a second at the narrowest place: a GPU's own, or this group's part of the adapters of a machine."""
+        """Return bytes per second at the narrowest place: a GPU's own, or the group's share of the adapters."""
         on_node = self.ranks / self.nodes
         own = by.inside.bandwidth if on_node > 1 else math.inf
         if self.nodes == 1:
@@ -102,23 +102,21 @@ class Collective(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """`stages` of a model, each on a rank, through which a step sends so many `microbatches`."""
+    """`stages` of a model, each on a rank, through which a step sends `microbatches`."""
 
     stages: int
     microbatches: int
 
     @property
     def bubble(self) -> float:
-        """What each stage waits for the others, over its own time: the first micro-batch passes all others before it,
-        or the last one after it. It is that of equal stages, in GPipe and 1F1B; stages that are interleaved send more
-        often.
-        """
+        """A stage's wait for the others over its own time: the first micro-batch passes all others before it, or the
+        last one after it. For equal stages, in GPipe and 1F1B; interleaved stages send more often."""
         return (self.stages - 1) / self.microbatches
 
     @classmethod
     def of(cls, sent: Mapping[Collective, int]) -> Pipeline | None:
-        """The pipeline that messages show, each with how often it comes in a step: gradients come back from where
-        activations went. In a ring, as of attention, they do not."""
+        """Return the pipeline that the messages of a step show: gradients come back from where activations went. In a
+        ring, as of attention, they do not."""
         to, back = ({one.peer for one in sent if one.operation == way} for way in ("send", "recv"))
         if not to or to != back:
             return None
@@ -153,7 +151,7 @@ class Exchange:
         return [Collective.of(call) for _, call in self.events if call["operator"] != WAIT]
 
     def _with_joins(self) -> list[tuple[int, dict[str, Any]]]:
-        """The events, and the waits of DDP for its buckets. The last one is begun when the last gradient is there;
+        """Return the events, and the waits of DDP for its buckets. The last one begins when the last gradient is there;
         after that the backward pass only copies the sums."""
         last: dict[tuple[int, int], int] = {}  # of each backward pass and group
         for number, (place, call) in enumerate(self.events):
@@ -168,7 +166,7 @@ class Exchange:
         return found
 
     def waiting(self, seconds: Sequence[float] | npt.NDArray[np.float64], by: Interconnect) -> float:
-        """Seconds that the GPU waits for others in a step, if each distinct call takes so many `seconds`."""
+        """Return the seconds in which the GPU waits for others in a step, given the `seconds` of each distinct call."""
         clock = np.concatenate([[0.0], np.cumsum(np.asarray(seconds)[self.order])])
         waited, places, shifts = 0.0, [0], [0.0]  # how much later things are, from which place on
         free: dict[int, float] = {}

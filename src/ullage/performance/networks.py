@@ -1,8 +1,8 @@
-"""Networks between GPUs by name: how fast each is inside a machine or between machines, and which one a GPU has.
+"""Networks between GPUs by name: their speed inside a machine and between machines, and the network of each GPU.
 
-Bandwidths are what NCCL itself takes them for (src/graph/topo.h of NCCL 2.29: so much a link by compute capability, 12
-GB/s for PCIe 3.0 x16, 12 GB/s for 100 Gbit/s), not what data sheets say. Latencies are those of a step of its rings and
-trees, and of a collective at all (src/graph/tuning.cc).
+Bandwidths are NCCL's own (src/graph/topo.h of NCCL 2.29: per link by compute capability, 12 GB/s for PCIe 3.0 x16, 12
+GB/s for 100 Gbit/s), not those of data sheets. Latencies are those of a step of its rings and trees, and of a
+collective itself (src/graph/tuning.cc).
 """
 
 from __future__ import annotations
@@ -107,9 +107,8 @@ class Interconnect:
 
 
 def interconnect_of(gpu: GPU, named: str | None = None) -> Interconnect:
-    """How GPUs like this one are connected: as `named` says (`"nvlink4"`, `"pcie4,eth-100"`, `"4xib-ndr"`), and where
-    it says nothing, as in machines that are sold with them.
-    """
+    """Return how GPUs like this one are connected: by the networks in `named` (`"nvlink4"`, `"pcie4,eth-100"`,
+    `"4xib-ndr"`), otherwise as in machines sold with them."""
     inside, between, adapters = NETWORKS[_inside(gpu)], None, None
     for word in filter(None, (part.strip() for part in (named or "").split(","))):
         count, network = _read(word)
@@ -123,7 +122,7 @@ def interconnect_of(gpu: GPU, named: str | None = None) -> Interconnect:
 
 
 def check_interconnect(named: str) -> str:
-    """The same text, if it names networks that are known."""
+    """Return the same text if it names known networks."""
     words = [part.strip() for part in named.split(",") if part.strip()]
     kinds = [_read(word)[1].between_machines for word in words]
     if not words or len(words) > 2 or len(set(kinds)) < len(kinds):

@@ -102,20 +102,19 @@ class Rates:
     gaps: Mapping[str, float] = field(default_factory=dict)
 
     def with_host(self, factor: float, power: float = 0.0) -> Rates:
-        """The same with a host that takes so many times as long for a step of EVEN_S; see `uneven`."""
+        """Return the same rates with another host, `factor` times slower for a step of EVEN_S; see `uneven`."""
         parts, calls = ({name: factor * one for name, one in all_.items()} for all_ in (self.host, self.host_calls))
         return replace(self, host=parts, host_calls=calls, host_power=power)
 
     def uneven(self, seconds: float) -> float:
-        """How many times longer a host takes for work of so many seconds: longer work misses its caches more."""
+        """Return how many times longer the host takes for this much work: longer work misses its caches more."""
         return (seconds / EVEN_S) ** self.host_power if seconds else 1.0
 
     def host_call(self, name: str) -> float:
-        """Seconds of the host for a call of this name."""
         return of_call(self.host_calls, name)
 
     def vectors(self, works: Sequence[Work]) -> Floats:
-        """The features of calls, as FEATURES names them."""
+        """Return the features of calls, as FEATURES names them."""
         return np.array([self._vector(work) for work in works]).reshape(len(works), len(FEATURES))
 
     def _vector(self, work: Work) -> list[float]:
@@ -132,17 +131,17 @@ class Rates:
         return np.maximum(self.usual_times(works) * np.exp(self.time.sums(vectors)), serial_times(works))
 
     def gaps_of(self, works: Sequence[Work]) -> Floats:
-        """Seconds that pass before each call of a step."""
+        """Return the seconds before each call of a step."""
         return np.array([self.gaps.get(work.kind, self.gap_s) for work in works])
 
     def usual_times(self, works: Sequence[Work]) -> Floats:
-        """The same, as an operator usually is slower than its least time."""
+        """Return seconds of calls by the usual factor of each operator over its least time."""
         card = measured_gpu()
         usual = np.array([self.operators.get(work.operator, self.usual) for work in works])
         return np.asarray(np.array([work.least_time(card) for work in works]) * np.exp(usual))
 
     def shares_of(self, works: Sequence[Work], vectors: Floats, times: Floats) -> dict[str, Floats]:
-        """SMACT, SMOCC, DRAMA and tensor activity during each call."""
+        """Return SMACT, SMOCC, DRAMA and tensor activity during each call."""
         rows = share_vectors(works, vectors, times)
         priors = prior_shares(works, times)
         most = _most_active(works, times)
@@ -153,19 +152,19 @@ class Rates:
 
 
 def of_call(calls: Mapping[str, float], name: str) -> float:
-    """What is known of a call by its name, or by fewer words of it."""
+    """Return a call's value by its name, or by fewer words of it."""
     while name and name not in calls:
         name = name.rpartition(" ")[0]
     return calls.get(name, 0.0)
 
 
 def serial_times(works: Sequence[Work]) -> Floats:
-    """Seconds that calls take at least because of what they do one after the other."""
+    """Return the least seconds of calls whose kernels work one after the other."""
     return np.array([0.0 if work.serial is None else work.serial.seconds for work in works])
 
 
 def _most_active(works: Sequence[Work], times: Floats) -> Floats:
-    """The share of SMs that have a block, of calls that work one after the other and take as long as that; else 1."""
+    """Return the share of SMs with a block, for calls limited by serial work; else 1."""
     sms = measured_gpu().sms or 1
     found = np.ones(len(works))
     for place, (work, taken) in enumerate(zip(works, times.tolist(), strict=True)):
@@ -175,13 +174,13 @@ def _most_active(works: Sequence[Work], times: Floats) -> Floats:
 
 
 def share_vectors(works: Sequence[Work], vectors: Floats, times: Floats) -> Floats:
-    """The features of calls, as SHARE_FEATURES names them."""
+    """Return the features of calls, as SHARE_FEATURES names them."""
     least = np.array([work.least_time(measured_gpu()) for work in works])
     return np.column_stack([vectors, np.log2(1e6 * times), np.log2(times / least)])
 
 
 def prior_shares(works: Sequence[Work], times: Floats) -> dict[str, Floats]:
-    """What is known of shares without trees, as logits: bytes over bandwidth, operations over tensor cores' rate."""
+    """Return shares without trees, as logits: bytes over bandwidth, operations over tensor cores' rate."""
     card = measured_gpu()
     moved = np.array([work.bytes for work in works]) / (times * bandwidth_of(card))
     done = np.array([work.flops / work.rate(card) if work.on_tensor_cores else 0.0 for work in works]) / times
@@ -196,7 +195,6 @@ def _logit(share: Floats) -> Floats:
 
 @functools.cache
 def measured_gpu() -> GPU:
-    """The GPU that the rates were measured on."""
     return find_gpu("H200")
 
 
@@ -205,7 +203,7 @@ _FACTS = (*_TIMES, "idle_w", "power", "card")
 
 
 def packed(rates: Rates) -> bytes:
-    """Rates as a file holds them; `load` gives them back."""
+    """Serialize rates; `load` reads them."""
     from safetensors.numpy import save
 
     arrays = rates.time.arrays("time")

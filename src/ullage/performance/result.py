@@ -1,4 +1,4 @@
-"""`Utilization`: how long a training step takes on one GPU, and how busy it keeps it."""
+"""`Utilization`: the time of a training step on one GPU, and how busy it keeps it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ NO_SAMPLES_PER_STEP = "how many samples a step takes is not known: give samples_
 
 
 def waiting_w(name: str) -> float:
-    """The watts that a GPU draws while the jobs on it wait: as many as were measured on an H200, but at most a
-    quarter of what it may draw. Where jobs share it, that is drawn once.
-    """
+    """Return the watts that a GPU draws while its jobs wait: as measured on an H200, but at most a quarter of its
+    limit. Jobs that share a GPU draw it once."""
     limit = None
     with contextlib.suppress(UnknownName):  # described in a file of somebody's own
         limit = gpu(name).power_w
@@ -29,12 +28,12 @@ def waiting_w(name: str) -> float:
 
 
 def resting_w(name: str) -> float:
-    """The watts that a GPU draws with no job on it: the same part of those with jobs as on the H200."""
+    """Return the watts of a GPU without jobs: the same part of those with jobs as on the H200."""
     return waiting_w(name) * RESTING_W / WAITING_W
 
 
 class KernelGroup(NamedTuple):
-    """Kernels of about one length in a step: how many, their seconds, and those seconds times the SMs they fill."""
+    """Kernels of similar length in a step: their number, their seconds, and those seconds times the SMs they fill."""
 
     number: float
     seconds: float
@@ -98,21 +97,21 @@ class Utilization:
 
     @property
     def busy(self) -> float:
-        """The share of a step in which the GPU works at all."""
+        """The share of a step in which the GPU works."""
         return min(1.0, self.gpu_s / self.step_s) if self.step_s else 0.0
 
     @property
     def waits_for_host(self) -> bool:
-        """Whether the host is what a step waits for."""
+        """Whether a step waits for the host."""
         return self.host_s > self.gpu_s + self.network_s
 
     @property
     def waits_for_input(self) -> bool:
-        """Whether the data loader is what a step waits for."""
+        """Whether a step waits for the data loader."""
         return self.input_s is not None and self.input_s >= self.step_s
 
     def fed_at(self, rate: float) -> Utilization:
-        """The same job with a data loader that delivers so many samples a second: a step is not quicker than it."""
+        """Return the same job with a data loader of this rate (samples per second), which limits its steps."""
         if self.samples is None:
             raise InvalidValue(NO_SAMPLES_PER_STEP)
         input_s = self.samples / rate
@@ -127,7 +126,7 @@ class Utilization:
 
     @property
     def step_words(self) -> str:
-        """How long a step takes, such as "18.4 ms: the GPU works 15.8 ms, the host needs 18.4 ms"."""
+        """The time of a step, such as "18.4 ms: the GPU works 15.8 ms, the host needs 18.4 ms"."""
         parts = [f"the GPU works {format_duration(self.gpu_s)}", f"the host needs {format_duration(self.host_s)}"]
         parts += [f"the network adds {format_duration(self.network_s)}"] if self.interconnect else []
         parts += [f"the pipeline's bubble adds {format_duration(self.bubble_s)}"] if self.bubble_s else []
@@ -136,7 +135,7 @@ class Utilization:
 
     @property
     def limit_words(self) -> str:
-        """What limits a step, such as "the host: the GPU waits for it 70 % of the step"."""
+        """The limit of a step, such as "the host: the GPU waits for it 70 % of the step"."""
         waits = f"the GPU waits for it {percent(1 - self.busy)} of the step"
         if self.waits_for_input:
             return f"the input: {waits}"
@@ -148,7 +147,7 @@ class Utilization:
 
     @property
     def shares(self) -> list[tuple[str, float, str]]:
-        """The name of each share of the step, its value, and what it is."""
+        """Each share of the step: name, value and meaning."""
         return [
             ("SMACT", self.smact, "SMs with work"),
             ("SMOCC", self.smocc, "their occupancy"),
@@ -158,12 +157,12 @@ class Utilization:
 
     @property
     def power_words(self) -> str:
-        """What the GPU draws and takes, such as "412 W, 7.58 J a step"."""
+        """Power and energy, such as "412 W, 7.58 J a step"."""
         return f"{self.power_w:.0f} W, {self.energy_j:.3g} J a step"
 
     @property
     def remarks(self) -> list[str]:
-        """What to know about the figures."""
+        """Remarks on the figures."""
         found = [] if self.measured else [f"not measured on {self.gpu}: by its bandwidth, FLOP/s and SMs"]
         found += [f"the network is modelled, not measured: {self.interconnect}"] if self.interconnect else []
         found += ["the bubble is that of equal stages"] if self.bubble_s else []
@@ -184,20 +183,19 @@ class Utilization:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The same as a notebook shows it."""
         return f"<pre>{escape(str(self))}</pre>"
 
     def to_dict(self) -> dict[str, Any]:
-        """The attributes as a dictionary of plain values."""
+        """Return the attributes as a dictionary of plain values."""
         return asdict(self)
 
     def to_json(self, indent: int | None = None) -> str:
-        """The attributes as JSON; the keys are the attributes' names."""
+        """Return the attributes as JSON; the keys are the attributes' names."""
         return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Utilization:
-        """Read what `to_dict` gave; keys of later versions are ignored."""
+        """Read the result of `to_dict`; keys of later versions are ignored."""
         known = {spec.name: values[spec.name] for spec in fields(cls) if spec.name in values}
         needed = [spec.name for spec in fields(cls) if spec.default is MISSING and spec.default_factory is MISSING]
         missing = [name for name in needed if name not in known]
@@ -223,11 +221,9 @@ def _kernel_groups(told: Any) -> list[KernelGroup]:
 
 
 def percent(share: float) -> str:
-    """A share in percent."""
     return f"{100 * share:.0f} %"
 
 
 def bar(share: float) -> str:
-    """A share as a bar."""
     full = round(_BAR * min(1.0, share))
     return "█" * full + "░" * (_BAR - full)

@@ -104,7 +104,7 @@ class Sharing:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """The attributes as a dictionary of plain values."""
+        """Return the attributes as a dictionary of plain values."""
         return asdict(self)
 
     @classmethod

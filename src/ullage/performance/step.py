@@ -39,7 +39,6 @@ class StepCalls:
         return (self.calls[number] for number in self.order)
 
     def counts(self) -> Counter[str]:
-        """How often each operator is called."""
         return Counter(str(call["operator"]) for call in self)
 
     @property
@@ -58,7 +57,6 @@ class StepCalls:
         return sum(waits_for_gpu(call) for call in self)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields by name, ready for JSON."""
         return asdict(self)
 
 

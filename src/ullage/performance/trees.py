@@ -57,7 +57,6 @@ class Trees:
         return feature, self.threshold.ravel(), np.column_stack([right, left]).ravel(), self.value.ravel(), ends
 
     def _walked(self, rows: Floats) -> Floats:
-        """All rows through all trees."""
         feature, threshold, followers, value, ends = self._flat
         trees, nodes = self.feature.shape
         node = np.tile(np.arange(trees) * nodes, len(rows))
@@ -76,7 +75,6 @@ class Trees:
 
     @classmethod
     def from_lightgbm(cls, booster: Any) -> Trees:
-        """The trees of a LightGBM model."""
         return cls.from_lists([_nodes(tree["tree_structure"]) for tree in booster.dump_model()["tree_info"]])
 
     @classmethod

@@ -78,7 +78,6 @@ def bandwidth_of(gpu: GPU) -> float:
 
 
 def work_of(call: Mapping[str, Any]) -> Work:
-    """The work of a call that runs kernels."""
     space, name = str(call["operator"]).split(".")[:2]
     given = list(tensors_of([call["args"], call["kwargs"]]))
     made = list(tensors_of(call["outputs"]))
@@ -260,7 +259,6 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def numel(tensor: Tensor) -> int:
-    """The elements of a tensor."""
     return math.prod(tensor["shape"])
 
 

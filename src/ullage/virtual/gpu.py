@@ -59,21 +59,21 @@ class VirtualGPU(GPUState):
 
     @property
     def process_memory(self) -> int:
-        """What `nvidia-smi` shows for the process at its peak: the CUDA context plus the reserved memory."""
+        """Memory of the process at its peak, as in `nvidia-smi`: the CUDA context plus the reserved memory."""
         return self.context + self.peak_reserved
 
     @property
     def upper(self) -> int:
         """An upper bound for `process_memory`, for placing jobs.
 
-        It is the largest context seen on such a GPU, plus what the run reserves if every uncertain workspace has the
-        largest size that is not unlikely, plus one segment, because two runs of the same job differ by that much: the
-        driver puts segments at other addresses. Where a workspace was guessed, or autocast was used, a fortieth is
-        added, or what the least sure guess may fail by if that is more. On GPUs whose kernels were not measured a
-        twentieth is added. So is what the run's assumptions add by their kinds, and, with guesses or other ranks, what
-        other addresses would (`upper_bound.py`). With guesses no segment is added to these two, which are a
-        small one at least, unless `cudnn.benchmark` decides by its clock. Workspaces that it only tries are among the
-        bound, but take no more than the card has.
+        It is the largest context seen on such a GPU, plus the memory that the run reserves if every uncertain workspace
+        has its largest likely size, plus one segment, because two runs of the same job differ by that much: the driver
+        puts segments at other addresses. With guessed workspaces or autocast it adds a fortieth, or the possible error
+        of the least certain guess if that is more. On GPUs whose kernels were not measured it adds a twentieth. The
+        run's assumptions add by their kinds, and, with guesses or other ranks, so does the effect of other addresses
+        (`upper_bound.py`). With guesses it adds no segment to these two, which are a small one at least, unless
+        `cudnn.benchmark` selects by its clock. Workspaces that it only tries are in the bound, but need no more than
+        the card has.
         """
         requests = self.memory.requests
         if not requests.tried_at:
@@ -83,7 +83,7 @@ class VirtualGPU(GPUState):
 
     @property
     def needed_upper(self) -> int:
-        """An upper bound for what the process needs: without workspaces that `cudnn.benchmark` only tries."""
+        """An upper bound for the process without workspaces that `cudnn.benchmark` only tries."""
         requests = self.memory.requests
         largest = max(self.needed_reserved, requests.largest_reserved(self.config))
         doubtful = requests.possible_sizes or self.uncertainty.guesses()
@@ -104,17 +104,17 @@ class VirtualGPU(GPUState):
 
     @property
     def timeline(self) -> list[tuple[int, int, int]]:
-        """The calls of the allocator, each with the bytes allocated and reserved after it."""
+        """The bytes allocated and reserved after each allocator call."""
         return timeline(self.memory.spans, self.memory.reserved_at, self.memory.clock)
 
     @property
     def peak_place(self) -> RequestOrigin | None:
-        """What asked for memory when the most was allocated."""
+        """The origin of the request at the peak of allocated memory."""
         return self._origin_at(self.memory.peak_clock)
 
     @property
     def peak_reserved_place(self) -> RequestOrigin | None:
-        """What asked for memory when the allocator last raised its reserved memory to a new peak."""
+        """The origin of the last request that raised reserved memory to a new peak."""
         return self._origin_at(self.memory.peak_reserved_clock)
 
     def _origin_at(self, clock: int) -> RequestOrigin | None:
@@ -122,7 +122,6 @@ class VirtualGPU(GPUState):
         return None if number is None else self.origins.origin(number)
 
     def begin_own_loop(self, model: Any, optimizer: Any) -> OwnLoop:
-        """Say that the standard training loop begins."""
         self.progress.loop = OwnLoop(self.memory, self.calls, self.origins, self._notes, model, optimizer)
         return self.progress.loop
 
@@ -173,14 +172,14 @@ class VirtualGPU(GPUState):
 
 
 def _lift_only_cpu_tensors() -> Callable[[], None]:
-    """`torch.tensor(..., device="cuda")` then copies to the GPU by an operator that the mode sees."""
+    """Let `torch.tensor(..., device="cuda")` copy to the GPU by an operator that the mode sees."""
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
     return lambda: torch._C._set_only_lift_cpu_tensors(before)
 
 
 def _spare_the_collector() -> Callable[[], None]:
-    """Keep the garbage collector from scanning what is alive now again and again; that would double a run's time."""
+    """Keep the garbage collector from scanning live objects repeatedly, which would double a run's time."""
     gc.freeze()
     return gc.unfreeze
 
@@ -205,13 +204,13 @@ def virtual_gpu(name: str | GPU = "H200", config: AllocatorConfig | None = None)
 
 
 def current() -> VirtualGPU | None:
-    """The innermost virtual GPU in use, or `None`."""
+    """Return the innermost virtual GPU in use, or `None`."""
     gpu = gpus_in_use[-1] if gpus_in_use else None
     return gpu if isinstance(gpu, VirtualGPU) else None
 
 
 def follow_allocator_settings(gpu: GPUState) -> Callable[[], None]:
-    """Apply `PYTORCH_ALLOC_CONF` when a script sets it itself; returns a function that ends the watch.
+    """Apply `PYTORCH_ALLOC_CONF` when a script sets it; return a function that ends the watch.
 
     PyTorch reads the variable at the first use of the GPU.
     """

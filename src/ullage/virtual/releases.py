@@ -1,8 +1,8 @@
-"""What PyTorch's releases do differently and memory depends on: which attention runs, which workspaces stay.
+"""Differences between PyTorch's releases that affect memory: attention kernels and workspaces.
 
-Only 2.11 was measured on a GPU. What is here of the other releases was read from their source, or answered by their own
-compiled code, asked for a card of each kind (`tests/virtual/test_releases.py` asks it again on builds for CUDA).
-Kernels are those of 2.11 in all of them. `ULLAGE_PYTORCH=2.13` names the release to follow.
+Only 2.11 was measured on a GPU. The rules of other releases were read from their source, or answered by their own
+compiled code for a card of each kind (`tests/virtual/test_releases.py` asks it again on builds for CUDA). Kernels are
+those of 2.11 in all of them. `ULLAGE_PYTORCH=2.13` selects the release to follow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class Release(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As people write it."""
         return boot.dotted(self.version)
 
     # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
@@ -42,7 +41,7 @@ class Release(NamedTuple):
 
     @property
     def cudnn_drops_sixteenths_only(self) -> bool:
-        """check_cudnn_dropout: other chances than multiples of 1/16 go to another kernel."""
+        """check_cudnn_dropout: other probabilities than multiples of 1/16 use another kernel."""
         return self.version >= (2, 12)
 
     def cudnn_takes_heads(self, sizes: tuple[int, int], capability: tuple[int, int], trains: bool) -> bool:
@@ -84,12 +83,12 @@ class Release(NamedTuple):
 
     @property
     def cublas_workspace(self) -> str:
-        """Whether cuBLAS's workspace is kept after a matrix product or given back."""
+        """Whether cuBLAS's workspace is kept after a matrix product or freed."""
         return KEPT if self.version < (2, 15) else TAKEN_EACH_TIME
 
     @property
     def cublas_lt_workspace(self) -> str:
-        """Whether cuBLASLt keeps a workspace of its own, shares cuBLAS's, or takes one for each product."""
+        """Whether cuBLASLt keeps its own workspace, shares cuBLAS's, or allocates one for each product."""
         if (2, 9) <= self.version < (2, 12):
             return KEPT
         return SHARED if (2, 12) <= self.version < (2, 15) else TAKEN_EACH_TIME
@@ -118,7 +117,7 @@ MEASURED, NEWEST = RELEASES[5], RELEASES[-1]
 
 
 def release_of(version: str) -> Release:
-    """The rules of a version of PyTorch; one that is newer than all known has those of the newest."""
+    """Return the rules of a version of PyTorch; a version newer than all known ones has those of the newest."""
     wanted = tuple(int(part) for part in version.split(".")[:2])
     known = [release for release in RELEASES if release.version <= wanted]
     if not known:
@@ -127,10 +126,10 @@ def release_of(version: str) -> Release:
 
 
 def followed(version: str, runs_on_gpus: bool) -> Release:
-    """The release to follow where this version is installed: its own, unless `ULLAGE_PYTORCH` names another.
+    """Return the release to follow with this version installed: its own, unless `ULLAGE_PYTORCH` names another.
 
-    A build for CPUs does not tell what the machine with the GPU has. Instead of rules that were read in a newer
-    release, those of the measured one are followed then.
+    A build for CPUs does not tell which release the GPU machine has. So no release newer than the measured one is
+    followed then.
     """
     written = os.environ.get(VARIABLE, "")
     if written:
@@ -140,7 +139,6 @@ def followed(version: str, runs_on_gpus: bool) -> Release:
 
 
 def named(name: str) -> Release:
-    """The release that is called so."""
     for release in RELEASES:
         if release.name == name:
             return release
@@ -149,17 +147,17 @@ def named(name: str) -> Release:
 
 
 def as_measured() -> None:
-    """Follow the release that the measured runs were measured with, unless another is named: to compare with them."""
+    """Follow the release of the measured runs, unless another is named."""
     os.environ.setdefault(VARIABLE, MEASURED.name)
 
 
 def follow(version: str) -> None:
-    """Follow the release of this version of PyTorch, unless another is named: to compare with what it did."""
+    """Follow the release of this version of PyTorch, unless another is named."""
     os.environ.setdefault(VARIABLE, release_of(version).name)
 
 
 def note_on(version: str, release: Release) -> str | None:
-    """What a report has to say about the rules that were followed; nothing for the release that was measured."""
+    """Return a note on the rules that were followed; nothing for the measured release."""
     if release.version < MEASURED.version:
         return f"PyTorch {version} is followed by the rules in its source; kernels were measured with {MEASURED.name}"
     if tuple(int(part) for part in version.split(".")[:2]) > NEWEST.version:

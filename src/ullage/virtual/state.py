@@ -1,7 +1,7 @@
-"""The state of one virtual GPU: everything that its parts read, change or report to.
+"""The state of one virtual GPU: everything that its parts read or change.
 
-Operators, kernels, trackers and the replacements in `torch_cuda/` are given a `GPUState`. They import this module and
-never `gpu.py`, which puts them together.
+Operators, kernels, watchers and the replacements in `torch_cuda/` get a `GPUState`. They import this module and never
+`gpu.py`, which combines them.
 """
 
 from __future__ import annotations
@@ -77,11 +77,10 @@ class GPUState:
         self._parts: dict[type[Any], object] = {}
 
     def add_part(self, part: object) -> None:
-        """Give the GPU a part of `torch_cuda/`, one of each class."""
+        """Add a part of `torch_cuda/`, one of each class."""
         self._parts[type(part)] = part
 
     def part(self, kind: type[_Part]) -> _Part | None:
-        """Its part of a class, if that is installed."""
         return cast("_Part | None", self._parts.get(kind))
 
     def _allocator(self) -> CachingAllocator:
@@ -89,7 +88,7 @@ class GPUState:
         return CachingAllocator(room, self.config, total_memory=self._total, driver=self.shared)
 
     def configure(self, config: AllocatorConfig) -> None:
-        """Change the allocator's settings, unless it is in use already: PyTorch reads them at the first request."""
+        """Change the allocator's settings unless it is in use: PyTorch reads them at the first request."""
         if not self.memory.clock:
             self.config = config
             self.memory.allocator = self._allocator()
@@ -123,22 +122,21 @@ class GPUState:
 
     @property
     def notes(self) -> list[str]:
-        """Every assumption made during the run, in the order of its first use."""
+        """Every assumption of the run, in the order of its first use."""
         return [text + (f" ({count} times)" if count > 1 else "") for (_, text), count in list(self._notes.items())]
 
     @property
     def noted(self) -> list[tuple[str, str]]:
-        """The kind and the text of every note."""
         return list(self._notes)
 
     @property
     def assumed(self) -> list[dict[str, Any]]:
-        """What was assumed about the code or its data; see `Estimate.assumed`."""
+        """Assumptions about the code or its data; see `Estimate.assumed`."""
         return self._meanings(ASSUMED)
 
     @property
     def left_out(self) -> list[dict[str, Any]]:
-        """What the code does and the run did not follow; see `Estimate.left_out`."""
+        """Parts of the code that the run did not follow; see `Estimate.left_out`."""
         return self._meanings(LEFT_OUT)
 
     def _meanings(self, group: str) -> list[dict[str, Any]]:
@@ -148,15 +146,15 @@ class GPUState:
         return meanings_of(dict(self._notes), group, self.peak_reserved, activations, others, cached)
 
     def note(self, kind: str, text: str) -> None:
-        """Add a line to the notes; a line that is there already is counted.
+        """Add a line to the notes; repeated lines are counted.
 
-        What a kind of note means for the estimate is in `upper_bound.py`.
+        `upper_bound.py` defines what a kind of note means for the estimate.
         """
         text = plain(text)  # it may have words of the script
         self._notes[kind, text] = self._notes.get((kind, text), 0) + 1
 
     def note_name(self, kind: str, text: str, name: str) -> None:
-        """Add a name to the one line of the notes that is `text` with the names put in for `{names}`."""
+        """Add a name to the note `text`, whose `{names}` lists all of them."""
         names = self._names.setdefault((kind, text), [])
         if name not in names:
             self._notes.pop((kind, text.format(names=_few(names))), None)
@@ -164,18 +162,18 @@ class GPUState:
             self.note(kind, text.format(names=_few(names)))
 
     def note_instead(self, kind: str, text: str) -> None:
-        """Add a line to the notes in the place of all others of its kind."""
+        """Replace all notes of a kind by one line."""
         for key in [key for key in self._notes if key[0] == kind]:
             del self._notes[key]
         self.note(kind, text)
 
     def refuse(self, what: str, advice: str) -> NoReturn:
-        """Raise `UnsupportedOperation` for something that cannot be followed."""
+        """Raise `UnsupportedOperation` for something that the virtual GPU cannot follow."""
         self.refused = f"the virtual GPU cannot follow {what}: {advice}"
         raise UnsupportedOperation(self.refused)
 
     def wait(self, stream: int | None = None, until: tuple[int | None, float | None] = (None, None)) -> None:
-        """The host waits for the GPU, or for one of its streams, or for what that had to do at a moment."""
+        """Let the host wait for the GPU, for one stream, or for its work up to a moment."""
         self.communication.host_waits(stream)
         self.calls.add_wait()
         since, done = until
@@ -194,21 +192,18 @@ class GPUState:
             self.memory.allocator.capacity -= size
 
     def free_on_card(self) -> int:
-        """Bytes of the card that nobody has taken, as `torch.cuda.mem_get_info()` tells them."""
+        """Return the free bytes of the card, as in `torch.cuda.mem_get_info()`."""
         if self.shared is not None:
             return self.shared.free()
         return max(0, self.memory.total - self.memory.context - self.memory.allocator.reserved)
 
     def mark_parameter(self, tensor: torch.Tensor) -> None:
-        """Count a tensor's memory as a parameter's."""
         self.memory.mark(tensor, PARAMETERS)
 
     def pin(self, tensor: torch.Tensor) -> None:
-        """Treat a CPU tensor as pinned."""
         storage_of(tensor).ullage_pinned = True
 
     def pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether a CPU tensor is treated as pinned."""
         return not tensor.is_cuda and getattr(storage_of(tensor), "ullage_pinned", False)
 
 

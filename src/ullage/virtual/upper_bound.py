@@ -1,26 +1,26 @@
-"""What is not certain about a run: workspaces that were guessed, what was assumed, and what was left out.
+"""Uncertainty of a run: guessed workspaces, assumptions, and parts left out.
 
-Which kernel a library takes is not always known, and a larger workspace can move everything after it. So the requests
-of a run can be repeated on an allocator of their own, with each uncertain one as large as it may be.
+It is not always known which kernel a library selects, and a larger workspace can move everything after it. So the
+requests of a run can be repeated on a separate allocator, with each uncertain one at its largest size.
 
-Of two free blocks of one size the allocator takes the one at the lower address, and where the driver puts segments is
-imitated. Rings of large buffers, as those of sharded weights, can take a whole buffer more for it, and so can a
-workspace that is larger than was guessed. So where there are other ranks or guesses, the requests are also repeated
-with segments at rising addresses instead of falling ones.
+Of two free blocks of one size the allocator uses the one at the lower address, and the driver's placement of segments
+is imitated. Rings of large buffers, such as those of sharded weights, can need a whole buffer more for it, and so can a
+workspace that is larger than guessed. So with other ranks or guesses, the requests are also repeated with segments at
+rising instead of falling addresses.
 
-What was assumed or left out widens the bound by its kind, `NOTE_MEANINGS`:
+Assumptions and parts left out widen the bound by their kind, `NOTE_MEANINGS`:
 
-- The most was taken, such as a mask that keeps everything. The figure is a bound itself: nothing is added.
-- Other kernels run than those that were measured, or nothing that was seen tells how much more there can be: a
-  twentieth of the reserved memory for each kind, as for a GPU that was not measured.
-- CUDA graphs keep a memory pool of their own, which no other code can use: the activations count once more.
-- A product of sparse matrices has another size at every step where these change. It is taken as full, which no step
-  exceeds, but steps of one size leave nothing cached, and those of many do: the activations count once more.
-- Batches that vary in size: how many of a long run are larger than all before them has a spread, which (three standard
-  deviations of it) is about as large as the number itself, and each of them leaves some more cached. So what is cached
+- The maximum was assumed, such as a mask that keeps everything. The figure is a bound itself: nothing is added.
+- Other kernels run than those that were measured, or nothing shows how much more there can be: a twentieth of the
+  reserved memory for each kind, as for a GPU that was not measured.
+- CUDA graphs keep a memory pool that no other code can use: the activations count once more.
+- A product of sparse matrices changes size at every step. It is assumed full, which no step exceeds, but steps of one
+  size leave nothing cached, and those of many do: the activations count once more.
+- Batches that vary in size: the number of batches in a long run that exceed all before them has a spread, which (three
+  standard deviations) is about as large as the number itself, and each of them leaves more cached. So the cached memory
   counts once more.
-- NCCL connects ranks in other ways, too, when it finds them faster: the buffers of these.
-- Numbers with a fraction that the code reads, such as a loss. They are no sizes, only printed or compared: nothing.
+- NCCL connects ranks in other ways too if they are faster: the buffers of these.
+- Numbers with a fraction that the code reads, such as a loss. They are only printed or compared, never sizes: nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NOTHING, A_TWENTIETH, THE_ACTIVATIONS, OTHER_CONNECTIONS, WHAT_IS_CACHED = range
 
 
 class NoteMeaning(NamedTuple):
-    """What a kind of note means for the estimate."""
+    """The meaning of a kind of note for the estimate."""
 
     group: str  # ASSUMED or LEFT_OUT
     what: str
@@ -93,7 +93,7 @@ NOTE_MEANINGS = {
 
 
 class Uncertainty:
-    """Gathers, during one run, what is not certain about its memory."""
+    """Collects the uncertainties about the memory of one run."""
 
     def __init__(self) -> None:
         self.autocast_used = False  # its casts are freed in the order of their addresses: two runs differ
@@ -101,17 +101,16 @@ class Uncertainty:
         self._seen: set[int] = set()
 
     def add_convolutions(self, workspaces: dict[ConvolutionProblem, Workspace]) -> None:
-        """A call with these workspaces ran; plans are kept for the whole process, so each counts once."""
+        """Add the workspaces of a call; plans are cached for the whole process, so each counts once."""
         if id(workspaces) not in self._seen:
             self._seen.add(id(workspaces))
             self.convolutions.update(workspaces)
 
     def guesses(self) -> list[Workspace]:
-        """The workspaces that were guessed."""
         return [workspace for workspace in list(self.convolutions.values()) if workspace.guessed]
 
     def guessed(self) -> dict[str, int]:
-        """How many convolution workspaces were guessed of how many, and how many bytes; see `Estimate.guessed`."""
+        """Return how many of the convolution workspaces were guessed, with bytes; see `Estimate.guessed`."""
         guesses = self.guesses()
         return {
             "workspaces": len(guesses),
@@ -122,16 +121,16 @@ class Uncertainty:
 
     @property
     def largest_doubt(self) -> int:
-        """Bytes by which the workspace with the largest likely alternative could be larger."""
+        """The largest difference in bytes between a guess and its likely alternative."""
         return max((guess.larger - guess.size for guess in self.guesses()), default=0)
 
     @property
     def surprise(self) -> int:
-        """Bytes by which the least sure guess may fail beyond that."""
+        """The possible error in bytes of the least certain guess beyond that."""
         return max((guess.surprise for guess in self.guesses()), default=0)
 
     def spread(self, reserved: int) -> int:
-        """Bytes by which another run, or the real one, may reserve more than this one."""
+        """Return by how many bytes another run, or the real one, may reserve more."""
         if not self.autocast_used and not self.guesses():
             return 0
         return max(reserved // SPREAD_SHARE, SURPRISES * self.surprise)
@@ -145,11 +144,11 @@ def meanings_of(
     connections: int = 0,
     cached: int = 0,
 ) -> list[dict[str, Any]]:
-    """What was assumed or left out, by the notes of a run (kind and text, with a count).
+    """Return assumptions or parts left out, by the notes of a run (kind and text, with a count).
 
-    Each entry says `what`, how often (`count`), whether `upper` holds all the same (`covered`), and how many bytes
-    `upper` adds for it (`adds`), by the bytes that are `reserved`, those of `activations`, those of `connections` that
-    NCCL may make besides, and those that are `cached` and not in use.
+    Each entry says `what`, how often (`count`), whether `upper` still holds (`covered`), and how many bytes `upper`
+    adds for it (`adds`), by the bytes that are `reserved`, those of `activations`, those of additional NCCL
+    `connections`, and those that are `cached` and not in use.
     """
     added = {
         NOTHING: 0,
@@ -168,7 +167,7 @@ def meanings_of(
 
 
 def watch_autocast(uncertainty: Uncertainty) -> Callable[[], None]:
-    """Notice when autocast is used for the GPU; returns what ends the watch."""
+    """Record the use of autocast for the GPU; return a function that ends the watch."""
     autocast: Any = torch.amp.autocast_mode.autocast
     enter = autocast.__enter__
 

@@ -90,8 +90,6 @@ _VIEW = torch.ops.aten.view.default
 
 
 class VirtualMode(GPUMode):
-    """The dispatch mode of one virtual GPU."""
-
     def __init__(self, gpu: GPUState) -> None:
         super().__init__()
         self.gpu = gpu

@@ -52,12 +52,10 @@ class CUDAStandIn:
         self._listen()
 
     def install(self) -> None:
-        """Point PyTorch at the stand-ins."""
         self._guards[_CUDA] = self._noop_guard
         self._hooks.value = ctypes.addressof(self._table)
 
     def remove(self) -> None:
-        """Restore PyTorch's pointers."""
         self._guards[_CUDA] = self._real_guard
         self._hooks.value = self._real_table
 

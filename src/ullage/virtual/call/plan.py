@@ -55,7 +55,6 @@ Output = New | Alias | Same | None
 
 
 def contiguous_strides(size: Sequence[int]) -> tuple[int, ...]:
-    """Return row-major strides, as PyTorch does."""
     strides, step = [], 1
     for length in reversed(size):
         strides.append(step)
@@ -195,7 +194,6 @@ class Call:
     infer: Callable[[], Plan]  # what PyTorch's own shape inference says
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
-        """Return an argument given by place or by name."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
 
     @property
@@ -316,7 +314,6 @@ def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Return the bytes of the elements."""
     return tensor.numel() * tensor.element_size()
 
 
@@ -326,7 +323,6 @@ def copy_size(tensor: torch.Tensor | None, memory_format: torch.memory_format = 
 
 
 def contiguous(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> New:
-    """Return a contiguous output of a tensor's size."""
     return new(tuple(tensor.shape), dtype or tensor.dtype)
 
 

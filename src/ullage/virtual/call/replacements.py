@@ -25,7 +25,6 @@ class Replacements:
         setattr(owner, name, value)
 
     def put_all(self, owner: Any, values: Mapping[str, Any]) -> None:
-        """Set several attributes."""
         for name, value in values.items():
             self.put(owner, name, value)
 
@@ -70,7 +69,6 @@ class Replacements:
             self.on_undo(after_import(module, action))
 
     def undo(self) -> None:
-        """Restore everything."""
         while self._undo:
             entry = self._undo.pop()
             if not isinstance(entry, tuple):

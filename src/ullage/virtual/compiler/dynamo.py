@@ -39,7 +39,6 @@ _HOOKS = (
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Let Dynamo work as soon as somebody imports it."""
     for module, part in {
         "torch._subclasses.fake_tensor": _make_context,
         "torch._subclasses.fake_impls": _lay_out_convolutions,

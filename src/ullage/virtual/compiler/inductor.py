@@ -39,7 +39,6 @@ _FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Let Inductor work as soon as somebody imports it."""
     replacements.put(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided(gpu))
     for module, part in {
         "torch._inductor.config": _configure,

@@ -58,7 +58,6 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, Any]:
-    """The arrays of a file by name."""
     with _opened(path, "rb") as file:
         return {name: _array(file, kind, shape) for name, kind, shape in json.loads(file.readline())}
 
@@ -71,7 +70,6 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def header_of(array: Any) -> dict[str, Any]:
-    """The JSON of an array of bytes."""
     header: dict[str, Any] = json.loads(bytes(array).decode())
     return header
 

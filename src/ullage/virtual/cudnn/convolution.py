@@ -89,7 +89,6 @@ class _Run:
             self.steps.temporary(found.size).free(-1)
 
     def plan(self, outputs: list[Output], single: bool = False) -> Plan:
-        """The call as a whole."""
         return Plan(
             outputs,
             self.steps.steps,

@@ -133,7 +133,6 @@ def installed_cudnn() -> int | None:
 
 
 def dotted(cudnn: int) -> str:
-    """A version as people write it."""
     return f"{cudnn // 10000}.{cudnn // 100 % 100}" if cudnn >= 90000 else f"{cudnn // 1000}.{cudnn // 100 % 10}"
 
 

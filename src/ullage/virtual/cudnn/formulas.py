@@ -45,7 +45,6 @@ class ConvolutionProblem(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> ConvolutionProblem:
-        """A problem as JSON has it."""
         return cls._make(tuple(value) if isinstance(value, list) else value for value in values)
 
 
@@ -67,7 +66,6 @@ class Lengths(NamedTuple):
 
 
 def lengths(problem: ConvolutionProblem) -> Lengths:
-    """The numbers of a problem."""
     groups, item = problem.groups, ITEM_BYTES[problem.kind]
     inner, outer, unit = problem.source[1] // groups, problem.out[1] // groups, 16 // item
     pixels, out_pixels, taps = (prod(size[2:]) for size in (problem.source, problem.out, problem.weight))
@@ -204,7 +202,6 @@ def by_median(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
 
 
 def shares_of_votes(votes: list[tuple[Formula, float]], parts: Terms) -> dict[int, float]:
-    """The votes by the size that their formulas give."""
     shares: dict[int, float] = {}
     for formula, weight in votes:
         if formula.buffer != FOURIER or parts.buffers[FOURIER]:
@@ -227,7 +224,6 @@ def by_shares(shares: dict[int, float], size: int, parts: Terms) -> Workspace:
 
 
 def terms(problem: ConvolutionProblem) -> Terms:
-    """What a workspace for this problem can be made of."""
     size = lengths(problem)
     groups, item, inner, outer = size.groups, size.item, size.inner, size.outer
     rows, out_rows, taps = (size.batch * size.pixels * item, size.batch * size.out_pixels * item, size.taps * item)

@@ -48,7 +48,6 @@ class ConvolutionSettings(NamedTuple):
 
 
 def operand(tensor: torch.Tensor) -> Operand:
-    """What of a tensor matters here."""
     return Operand(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
 
 
@@ -65,7 +64,6 @@ def settings_of(arguments: Sequence[Any], dims: int) -> ConvolutionSettings:
 
 
 def channels_last_strides(size: Sequence[int]) -> tuple[int, ...]:
-    """Strides with the channels closest together."""
     order = (0, *range(2, len(size)), 1)
     inner = contiguous_strides([size[dim] for dim in order])
     strides = [0] * len(size)

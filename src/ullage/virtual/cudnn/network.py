@@ -29,7 +29,6 @@ _TILE_SHAPES = (
 
 
 def log2_or_zero(number: float) -> float:
-    """The logarithm of a number from 1 up, else 0."""
     return math.log2(number) if number > 1 else 0.0
 
 

@@ -273,7 +273,6 @@ _PRODUCT_TILES = ((64, 64), (128, 128), (128, 64), (64, 128), (256, 128), (128, 
 
 
 def output_length(source: Any, taps: Any, stride: Any, padding: Any, dilation: Any) -> Any:
-    """The length of a convolution's output."""
     return (source + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
 
 

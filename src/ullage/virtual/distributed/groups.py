@@ -332,7 +332,6 @@ def _end_stand_in(groups: Groups) -> None:
 
 
 def work_that_is_done(results: list[torch.Tensor]) -> Any:
-    """What the operator of an asynchronous collective returns."""
     return _done(results).boxed()
 
 

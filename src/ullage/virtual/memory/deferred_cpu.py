@@ -59,8 +59,6 @@ class _Unfilled:
 
 
 class Host:
-    """The CPU side of one virtual GPU."""
-
     def __init__(self) -> None:
         self._unfilled: dict[int, _Unfilled] = {}
 
@@ -87,7 +85,6 @@ class Host:
         return func(*args, **kwargs)
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Make sure that a CPU tensor has its values."""
         if not self._unfilled or tensor.device.type != "cpu":
             return
         if tensor.layout is torch.sparse_coo:
@@ -121,11 +118,9 @@ class Host:
         return True
 
     def is_unfilled(self, tensor: torch.Tensor) -> bool:
-        """Check whether a CPU tensor is not filled yet."""
         return bool(self._unfilled) and storage_of(tensor)._cdata in self._unfilled
 
     def fill_all(self, values: Any) -> None:
-        """Fill every tensor in nested arguments."""
         if isinstance(values, torch.Tensor):
             self.fill(values)
         elif isinstance(values, list | tuple):
@@ -137,7 +132,6 @@ class Host:
 
     @property
     def has_unfilled(self) -> bool:
-        """Whether any tensor waits for its values."""
         return bool(self._unfilled)
 
     def close(self) -> None:

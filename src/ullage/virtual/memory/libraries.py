@@ -104,7 +104,6 @@ class Libraries:
             self._take_more_outside(BEYOND[what])
 
     def make_communicator(self, ranks: int, machines: int) -> None:
-        """Take the memory of an NCCL communicator."""
         self.need_beyond(SIDE_STREAMS)
         self.need_beyond(NCCL)
         made = Communicator(self._spec, os.environ, ranks, machines)

@@ -74,7 +74,6 @@ class Communicator:
 
     @property
     def channels(self) -> int:
-        """The number of channels of collectives."""
         inside = _CHANNELS.get(interconnect_of(self.gpu).inside.name, _CHANNELS_OF_PCIE)
         return self._limited(inside if self.machines == 1 else _CHANNELS_BETWEEN_MACHINES)
 

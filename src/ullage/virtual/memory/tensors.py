@@ -109,7 +109,6 @@ class DeviceMemory:
 
     @property
     def stream(self) -> int:
-        """The number of this thread's current stream."""
         return self.current_stream.number
 
     def tensor(self, size: Any, stride: Any, dtype: torch.dtype, nbytes: int) -> torch.Tensor:
@@ -232,7 +231,6 @@ class DeviceMemory:
             return size
 
     def note_reserved(self) -> None:
-        """Record a change of the reserved memory."""
         self._reserved = self.allocator.reserved
         self.reserved_at.append((self.clock, self._reserved))
         if self._reserved > self._peak_reserved:
@@ -286,13 +284,11 @@ class DeviceMemory:
             watch.value = watch.marks = None
 
     def mark(self, tensor: torch.Tensor, kind: int) -> None:
-        """Set the purpose of a tensor's memory."""
         span = self.span_of(tensor)
         if span is not None:
             span.kind = kind
 
     def note_copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Remember the source of a copied tensor."""
         if self.keeps_history:
             whole, copy = self.span_of(source), self.span_of(target)
             if whole is not None and copy is not None and whole is not copy:

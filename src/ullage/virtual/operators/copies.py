@@ -80,7 +80,6 @@ def where_with_bytes(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: di
 
 @handler("aten.clone.default")
 def clone(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A copy on the same device."""
     source: torch.Tensor = args[0]
     if not source.is_cuda:
         return NotImplemented
@@ -156,7 +155,6 @@ def is_pinned(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 @handler("aten._pin_memory.default", "aten.pin_memory.default")
 def pin_memory(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """A pinned copy."""
     copy: torch.Tensor = gpu.host.call(torch.ops.aten.clone.default, (args[0],), {})
     gpu.pin(copy)
     return copy

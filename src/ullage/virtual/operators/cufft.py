@@ -34,7 +34,6 @@ def _without_workspace(kind: str, precision: str) -> frozenset[int]:
 
 @functools.cache
 def largest_factor(number: int) -> int:
-    """The largest prime factor."""
     largest, factor = 1, 2
     while factor * factor <= number:
         while number % factor == 0:

@@ -21,12 +21,10 @@ _KEYS = ("CUDA", "CompositeExplicitAutograd")
 
 
 def is_custom(func: Any) -> bool:
-    """Whether an operator is not one of PyTorch."""
     return func.namespace not in OF_PYTORCH
 
 
 def handler_of(func: Any) -> Handler | None:
-    """The handler for an operator that is written in Python."""
     return _run_code if is_custom(func) and _key_of_code(func) is not None else None
 
 

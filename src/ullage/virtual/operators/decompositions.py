@@ -182,7 +182,6 @@ _aten = torch.ops.aten
 
 
 def install(gpu: GPUState) -> Callable[[], None]:
-    """Register the replacements; returns what removes them."""
     library = torch.library.Library("aten", "IMPL")
     for name, function in _DECOMPOSED.items():
         torch.library._impls.discard(f"aten/{name}/AutogradCUDA")  # those of a GPU around this one may be there

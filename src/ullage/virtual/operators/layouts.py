@@ -130,12 +130,10 @@ def detach(gpu: GPUState, source: Any) -> Any:
 
 @own_kernel("aten.detach.default", "aten.alias.default", compressed=True)
 def detach_compressed(gpu: GPUState, source: Any) -> Any:
-    """Another tensor over the same indices and values."""
     return compressed(*inner_indices(source), source.values(), source.shape, source.layout)
 
 
 def inner_indices(source: Any) -> tuple[Any, Any]:
-    """The compressed and the plain indices of a compressed tensor."""
     if source.layout in (torch.sparse_csr, torch.sparse_bsr):
         return source.crow_indices(), source.col_indices()
     return source.ccol_indices(), source.row_indices()

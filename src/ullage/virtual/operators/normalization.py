@@ -134,7 +134,6 @@ def group_norm_backward(call: Call) -> Plan:
 
 
 def _made(outputs: Sequence[Output]) -> list[int]:
-    """The places of the outputs that are wanted."""
     return [place for place, output in enumerate(outputs) if output is not None]
 
 

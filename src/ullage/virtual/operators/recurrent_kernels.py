@@ -65,7 +65,6 @@ class RecurrentNetwork:
 
     @property
     def deep(self) -> bool:
-        """Whether there is more than one layer."""
         return self.layers > 1
 
     def matrices(self) -> int:

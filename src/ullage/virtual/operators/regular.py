@@ -48,11 +48,9 @@ class Regular:
     temporaries: Arguments | None = None
 
     def names(self) -> list[str]:
-        """The full names of the operators."""
         return [f"aten.{name}" if "." in name else f"aten.{name}.default" for name in self.operators.split()]
 
     def plan(self, call: Call) -> Plan:
-        """The plan of a call."""
         args = call.args
         outputs: list[Output] = self.outputs(*args) if self.outputs else call.infer().outputs
         wanted = torch.contiguous_format if self.layout is None else suggested_format(args[self.layout])

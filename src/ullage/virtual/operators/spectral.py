@@ -31,13 +31,11 @@ class _Transforms:
         self._events: list[tuple[bool, int]] = []  # whether a buffer is taken or freed, and which
 
     def take(self, size: int) -> int:
-        """Take a buffer."""
         self._taken.append(size)
         self._events.append((True, len(self._taken) - 1))
         return len(self._taken) - 1
 
     def free(self, *buffers: int) -> None:
-        """Give buffers back."""
         self._events += [(False, buffer) for buffer in buffers]
 
     def plan(self, layout: torch.Tensor, output: int) -> Plan:

@@ -91,8 +91,6 @@ class Card:
 
 
 class Cards:
-    """The cards of one folder."""
-
     def __init__(self, folder: Path, cards: Sequence[Card]) -> None:
         self.folder, self.cards = folder, list(cards)
 

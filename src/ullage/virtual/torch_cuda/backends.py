@@ -30,7 +30,6 @@ _FLATTEN = "aten._cudnn_rnn_flatten_weight.default"
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Make both backends available."""
     _keep_switches(replacements)
     limit = [10]  # aten/src/ATen/Context.h, benchmark_limit_cudnn
 

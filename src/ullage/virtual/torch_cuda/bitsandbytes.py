@@ -59,7 +59,6 @@ def _forget_the_last_gpu(module: ModuleType) -> None:
 
 @handler("bitsandbytes")
 def run_kernel(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Any operator of bitsandbytes."""
     if not any(isinstance(value, torch.Tensor) and value.is_cuda for value in (*args, *kwargs.values())):
         return NotImplemented
     if _KERNELS not in sys.modules:  # it was imported before there was a GPU

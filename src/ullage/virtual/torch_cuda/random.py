@@ -39,8 +39,6 @@ class AnyGenerator(_Generator, metaclass=_Kind):  # type: ignore[misc]
 
 
 class CudaGenerator(_Generator):  # type: ignore[misc]
-    """A generator of the virtual GPU."""
-
     def __new__(cls) -> Any:
         return _Generator.__new__(cls)
 

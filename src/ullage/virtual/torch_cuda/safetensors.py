@@ -189,8 +189,6 @@ class _CheckpointSlice:
 
 
 class _Written(_File):
-    """A file that the script saved."""
-
     def __init__(self, filename: Any, device: Any) -> None:
         with open(filename, "rb") as file:  # by its name, PyTorch would take it for a file of safetensors
             content = torch.load(file, map_location=_place(device), weights_only=False)

@@ -131,8 +131,6 @@ _RECORDED = (
 
 
 class Streams:
-    """The streams of one virtual GPU."""
-
     def __init__(self, gpu: GPUState) -> None:
         self.gpu = gpu
         self._made = [0, 0]

@@ -1,4 +1,4 @@
-"""Values that are known although the GPU has no data: small tensors, drawn numbers, and answers that are assumed.
+"""Known values of tensors without data: small tensors, drawn numbers and assumed answers.
 
 Nothing here changes what a kernel allocates, except through a value that the program reads.
 """

@@ -1,7 +1,7 @@
-"""Sizes that only data would tell: what was assumed of them, and what the script itself said later.
+"""Sizes that depend on data: the assumed ones, and those that the script's shapes show later.
 
-A script may know how many elements it selects, and say so by a shape: `x[mask].view(batch, 3, size, size)`. By then the
-assumed size, which is the largest, has been taken. So what the shapes said is kept, for another run of the script.
+A script may know how many elements it selects and show it in a shape: `x[mask].view(batch, 3, size, size)`. By then the
+largest size has been allocated. So these sizes are kept for another run of the script.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ class AssumedSizes:
         self.saved = 0  # bytes, most of one result, that would not have been taken
 
     def assumed(self, kind: str, dims: int, out: torch.Tensor) -> None:
-        """The first size of a result was assumed; `dims` numbers said where each of it was."""
+        """Record an assumed first size; `dims` numbers gave the place of each element."""
         self._made[id(out)] = out
         self._kinds[id(out)] = kind, 8 * dims
         self._assumed[kind] += 1
 
     def is_assumed(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's first size was assumed."""
         return self._made.get(id(tensor)) is tensor
 
     def told(self, tensor: torch.Tensor, count: int) -> None:
-        """A shape said how long such a tensor is."""
+        """Record the length of such a tensor that a shape shows."""
         kind, place = self._kinds[id(tensor)]
         del self._made[id(tensor)]  # once is enough
         self._told[kind] += 1
@@ -44,5 +43,5 @@ class AssumedSizes:
         self.saved = max(self.saved, (tensor.shape[0] - count) * (row + place))
 
     def learned(self) -> dict[str, int]:
-        """The sizes of those kinds of which every result was told, the largest each."""
+        """Return the largest size of each kind whose results all became known."""
         return {kind: count for kind, count in self._counts.items() if self._told[kind] == self._assumed[kind]}

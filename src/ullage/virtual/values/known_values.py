@@ -1,17 +1,16 @@
-"""Values of tensors on the virtual GPU: known where they follow from small tensors of the CPU, made up for all others.
+"""Values of tensors on the virtual GPU: known if they follow from small CPU tensors, made up for all others.
 
 A training loop reads few values: a loss to print, a flag to check, times to integrate over, lengths to loop over. So a
-small tensor that was copied from the CPU, or made by a factory, has its values in a twin on the CPU, which belongs to
-its memory: every view of it is known with it. What an operator computes from known values alone is computed on the CPU
-besides, and known too. As soon as anything else is written to the memory, its values are forgotten. For a tensor
-without known values the answer is made up, and the notes say so: 1 for numbers, also where one is compared with one
-that is not negative, or it is asked whether all are larger or smaller than such a number; for flags 0 (such as "found
-an infinity"), unless code that gets a 0 can only raise an exception. A table of flags that is read is a mask, and all
-of it is true: what it chooses is as large as it can be. The largest of scores without data (`topk`) are taken by turns:
-experts that a router chooses get the same share of the tokens.
+small tensor that was copied from the CPU, or made by a factory, has a CPU twin with its values, which belongs to its
+memory: every view of it is known too. Results of operators on known values are computed on the CPU. Any other write to
+the memory forgets its values. Reads of unknown values get made-up answers, with a note: 1 for numbers, also in
+comparisons with numbers that are not negative and in checks over all elements; 0 for flags (such as "found an
+infinity"), unless code that gets a 0 can only raise an exception. A table of flags is a mask, all of it true: it
+selects the largest size. The largest of unknown scores (`topk`) are taken in turns: experts that a router chooses get
+equal shares of the tokens.
 
-Masks of any size are often zeros into which ones are written at places that nobody knows. How many were written bounds
-how many elements are not zero: these are the marks of the memory.
+Masks of any size often are zeros into which ones are written at unknown places. The number written bounds the number of
+elements that are not zero: these are the marks of the memory.
 """
 
 from __future__ import annotations
@@ -62,15 +61,15 @@ _Tensor = torch.Tensor
 
 @functools.cache
 def has_no_fixed_result(func: Any) -> bool:
-    """Whether an operator's result is random or undefined, or the CPU's must not be asked: it ignores strides, or
-    divides by the number of elements, which may be none, and ends the process."""
+    """Check whether an operator's result is random or undefined, or unsafe to compute on the CPU: it ignores strides,
+    or divides by a number of elements that may be 0, and ends the process."""
     name = func._schema.name
     refused = ("empty", "_convert_indices", "batch_norm_backward")
     return torch.Tag.nondeterministic_seeded in func.tags or any(part in name for part in refused)
 
 
 def is_unknown(value: Any) -> bool:
-    """Whether a value is a tensor on the GPU without known values."""
+    """Check for a GPU tensor without known values."""
     if not (isinstance(value, _Tensor) and value.is_cuda):
         return False
     watch = getattr(storage_of(value), "ullage", None)
@@ -78,18 +77,16 @@ def is_unknown(value: Any) -> bool:
 
 
 class _Unknown(Exception):
-    """Raised for a value that is not known."""
+    """Raised for an unknown value."""
 
 
 class _Alike(int):
-    """The marks of flags that are the same for every number that was made up: as many as there are, and which it is."""
+    """The marks of flags that are equal for all made-up numbers: their count, and the flag."""
 
     holds: bool
 
 
 class KnownValues:
-    """The known values of tensors on one virtual GPU."""
-
     def __init__(self, memory: DeviceMemory, host: Host, note: Callable[[str, str], None]) -> None:
         self._memory, self._host, self._note = memory, host, note
         self._supposing = False  # whether any value followed from one that was made up
@@ -98,7 +95,7 @@ class KnownValues:
         self.steps: Callable[[], int] = lambda: 0  # of training so far
 
     def known(self, tensor: _Tensor) -> _Tensor | None:
-        """The values as a CPU tensor over the twin of the memory, or `None`."""
+        """Return the values as a CPU tensor over the memory's twin, or `None`."""
         watch = getattr(storage_of(tensor), "ullage", None)
         if watch is None:
             return None if tensor.numel() else torch.empty(tensor.shape, dtype=tensor.dtype, device=_CPU)
@@ -107,9 +104,9 @@ class KnownValues:
         return _over(watch.value, tensor)
 
     def set(self, tensor: _Tensor, value: _Tensor, supposed: bool = False) -> None:
-        """Give a tensor known values; they hold until something else is written to its memory.
+        """Give a tensor known values until something else is written to its memory.
 
-        `supposed` says that they follow from numbers that were made up.
+        `supposed` marks values that follow from made-up numbers.
         """
         storage = storage_of(tensor)
         watch = getattr(storage, "ullage", None)
@@ -141,7 +138,7 @@ class KnownValues:
             self.set(target, value, self._supposing and self.is_supposed(source))
 
     def marks(self, tensor: _Tensor) -> int | None:
-        """At most so many elements of a tensor are not zero; `None` if nobody knows."""
+        """Return the largest number of elements that are not zero; `None` if unknown."""
         watch = getattr(storage_of(tensor), "ullage", None)
         if watch is None or 0 in tensor.stride():
             return None
@@ -154,7 +151,7 @@ class KnownValues:
             watch.marks = marks
 
     def follow_marks(self, func: Any, args: tuple[Any, ...], result: _Tensor) -> None:
-        """An operator has made zeros, or has joined tensors of which some elements are not zero."""
+        """Update marks after an operator that made zeros or joined tensors."""
         if func in _ZEROS:
             self._set_marks(result, 0)
             return
@@ -165,7 +162,7 @@ class KnownValues:
             self._set_marks(result, sum(filter(None, known)))
 
     def _marks_after(self, func: Any, args: tuple[Any, ...]) -> int | None:
-        """The marks of memory into which an operator writes."""
+        """Return the marks of memory after a write."""
         target = args[0]
         if func is _aten.zero_.default and _is_whole(target):
             return 0
@@ -173,13 +170,13 @@ class KnownValues:
         return None if before is None else before + _places(target, args[1])
 
     def copied_storage(self, source: _Tensor, target: _Tensor) -> None:
-        """Take over what is known of the whole memory of a tensor that was copied with it."""
+        """Take over the known values of a whole storage that was copied."""
         watch = getattr(storage_of(source), "ullage", None)
         if watch is not None and watch.value is not None:
             storage_of(target).ullage.value = watch.value.clone()
 
     def computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-        """The results of a call on known values; `None` if one of its tensors is unknown, or the CPU cannot do it."""
+        """Return the results of a call on known values; `None` if a tensor is unknown, or the CPU cannot compute it."""
         if has_no_fixed_result(func):
             return None
         try:
@@ -190,7 +187,7 @@ class KnownValues:
         return list(values) if isinstance(values, list | tuple) else [values]
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Repeat a call that has small results on known values, if all of its tensors are known."""
+        """Repeat a call with small results on known values, if all of its tensors are known."""
         if func in DRAWN:
             self._follow_drawn(args, result)
             return
@@ -215,14 +212,14 @@ class KnownValues:
                 self.set(made, value, supposed)
 
     def _follow_order(self, func: Any, args: tuple[Any, ...], result: _Tensor) -> None:
-        """Numbers without data were compared with one."""
+        """Mark the result of comparing unknown numbers with a known one."""
         if args[0].is_floating_point() and not self._is_negative(args[1]):
             alike = _Alike(result.numel())
             alike.holds = bool(func(torch.ones((), device=_CPU), args[1]))
             self._set_marks(result, alike)
 
     def _follow_drawn(self, args: tuple[Any, ...], result: _Tensor) -> None:
-        """Whole numbers were drawn: others from the same range, so that masks made of them choose their share."""
+        """Draw whole numbers of the same range, so that masks made of them select their share."""
         low, high = (0, args[0]) if isinstance(args[1], list | tuple) else args[:2]
         if result.numel() > 1 and low < high:
             drawn = torch.randint(low, high, result.shape, generator=self._random, device=_CPU)
@@ -230,7 +227,7 @@ class KnownValues:
             self.set(result, drawn.to(result.dtype), supposed=True)
 
     def _follow_choice(self, args: tuple[Any, ...], kwargs: dict[str, Any], chosen: _Tensor) -> None:
-        """The largest of some scores without data were chosen, as a router of tokens chooses experts: by turns."""
+        """Choose in turns the largest of unknown scores, as a router of tokens chooses experts."""
         dim = args[2] if len(args) > 2 else kwargs.get("dim", -1)
         if not 0 < chosen.numel() <= LARGEST_KNOWN or not chosen.dim():
             return
@@ -241,7 +238,7 @@ class KnownValues:
         self.set(chosen, turns, supposed=True)
 
     def _follow_all(self, flags: _Tensor, result: _Tensor) -> None:
-        """It is asked whether all flags hold."""
+        """Answer whether all flags of a comparison hold."""
         watch = getattr(storage_of(flags), "ullage", None)
         if watch is not None and isinstance(watch.marks, _Alike):
             self._note("values", _asked(flags, "a comparison"))
@@ -249,7 +246,7 @@ class KnownValues:
             self.set(result, torch.tensor(watch.marks.holds, device=_CPU), supposed=True)
 
     def _supposed(self, value: Any) -> Any:
-        """A side of a comparison: where it has no data, the number that `.item()` would give."""
+        """Return a side of a comparison; without data, the number that `.item()` would give."""
         if not isinstance(value, _Tensor) or not value.is_floating_point() or self.known(value) is not None:
             return value
         self._note("values", _asked(value, "a comparison"))
@@ -259,24 +256,24 @@ class KnownValues:
         return one
 
     def _is_negative(self, value: Any) -> bool:
-        """Whether one side of a comparison is known to be below zero: nobody knows the sign of the other."""
+        """Check whether one side of a comparison is known to be below zero: the other's sign is unknown."""
         known = self.known(value) if isinstance(value, _Tensor) and value.is_cuda else value
         return known is not None and not isinstance(known, complex) and bool(known < 0)
 
     def is_supposed(self, value: Any) -> bool:
-        """Whether values follow from numbers that were made up."""
+        """Check whether values follow from made-up numbers."""
         if isinstance(value, _Tensor) and value.is_cuda:
             value = getattr(getattr(storage_of(value), "ullage", None), "value", None)
         return getattr(value, "supposed", False)
 
     def tensor(self, value: _Tensor) -> _Tensor:
-        """A new tensor on the GPU with known values."""
+        """Return a new GPU tensor with known values."""
         made = self._memory.tensor(value.shape, value.stride(), value.dtype, value.numel() * value.element_size())
         self.set(made, value)
         return made
 
     def forget_marks(self, written: Sequence[_Tensor]) -> bool:
-        """Something unknown was written to tensors without known values; false if one of them has known values."""
+        """Forget the marks of tensors after an unknown write; return false if one of them has known values."""
         for tensor in written:
             watch = getattr(storage_of(tensor), "ullage", None)
             if watch is not None:
@@ -288,8 +285,8 @@ class KnownValues:
     def follow_in_place(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: Sequence[_Tensor]
     ) -> None:
-        """An operator has written to these tensors: known values are changed with them if all that it reads is known,
-        and forgotten otherwise."""
+        """Update the known values of tensors that an operator wrote: compute them if all inputs are known, else forget
+        them."""
         marks = self._marks_after(func, args)
         if func in _OVERWRITING and args[0].numel() <= most_computed(args[0].dtype):
             value = args[1] if len(args) > 1 else 0
@@ -306,7 +303,7 @@ class KnownValues:
             self._set_marks(tensor, marks)
 
     def follow_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]) -> None:
-        """An operator has written to the tensors that were given by these names, as `out` is."""
+        """Update the known values of tensors given by name, such as `out`, that an operator wrote."""
         given = [kwargs[name] for name in names if kwargs.get(name) is not None]
         written = [tensor for value in given for tensor in ([value] if isinstance(value, _Tensor) else value)]
         for tensor in written:
@@ -336,7 +333,7 @@ class KnownValues:
         return value
 
     def scalar(self, tensor: torch.Tensor) -> Any:
-        """The answer to `.item()`."""
+        """Return the answer to `.item()`."""
         self._memory.read_back()
         known = self.known(tensor)
         if known is not None:
@@ -352,9 +349,9 @@ class KnownValues:
         return 1.0 if tensor.is_floating_point() else 1
 
     def on_host(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The answer to `.cpu()`: known values, else ones (filled only if somebody looks), and false for flags.
+        """Return the answer to `.cpu()`: known values, else ones (filled only when read), and false for flags.
 
-        A table of flags is a mask, which chooses everything, as on the GPU.
+        A table of flags is a mask, which selects everything, as on the GPU.
         """
         known = self.known(tensor)
         if known is not None and known.numel() <= LARGEST_HELD:
@@ -369,25 +366,25 @@ class KnownValues:
 
 
 def _is_small(source: _Tensor) -> bool:
-    """Whether a tensor of the CPU is small enough for its values to be kept."""
+    """Check whether a CPU tensor is small enough to keep its values."""
     if source.dtype in _HELD:
         return source.numel() <= LARGEST_HELD
     return source.numel() <= (LARGEST_COPIED if source.is_floating_point() else LARGEST_MASK)
 
 
 def most_computed(dtype: torch.dtype) -> int:
-    """How many elements a result of this type may have to be computed besides."""
+    """Return how many elements a result of this type may have to be computed on the CPU."""
     return LARGEST_KNOWN if dtype.is_floating_point or dtype.is_complex else LARGEST_MASK
 
 
 def _is_whole(tensor: _Tensor) -> bool:
-    """Whether a tensor is all of its memory."""
+    """Check whether a tensor covers all of its memory."""
     nbytes: int = storage_of(tensor).nbytes()
     return tensor.numel() * tensor.element_size() == nbytes
 
 
 def _places(tensor: _Tensor, indices: Sequence[_Tensor | None]) -> int:
-    """How many elements of a tensor `tensor[indices] = ...` writes."""
+    """Return how many elements `tensor[indices] = ...` writes."""
     given = [index for index in indices if index is not None]
     others = [size for place, size in enumerate(tensor.shape) if place >= len(indices) or indices[place] is None]
     at_once: int = torch.broadcast_shapes(*[index.shape for index in given]).numel()
@@ -395,7 +392,7 @@ def _places(tensor: _Tensor, indices: Sequence[_Tensor | None]) -> int:
 
 
 def _over(twin: _Tensor, tensor: _Tensor) -> _Tensor:
-    """A tensor of the CPU that lies in the twin as the other does in its memory."""
+    """Return a CPU tensor that lies in the twin as the other does in its memory."""
     if twin.dtype is not tensor.dtype:
         twin = twin.view(tensor.dtype)
     return twin.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

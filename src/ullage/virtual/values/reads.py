@@ -1,6 +1,6 @@
-"""Values that the code reads back from the GPU: `.item()`, comparisons, checks, and flags that end a loop.
+"""Values that code reads from the GPU: `.item()`, comparisons, checks, and flags that end a loop.
 
-What is known of values on the virtual GPU is in `virtual/values/known_values.py`.
+`values/known_values.py` keeps the known values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def local_scalar(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 @handler("aten.equal.default", "aten.allclose.default")
 def equal(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`torch.equal` and `allclose` of tensors whose values nobody knows: true if the sizes are equal."""
+    """`torch.equal` and `allclose` of unknown tensors: true if the sizes are equal."""
     if not (args[0].is_cuda or args[1].is_cuda):
         return gpu.host.call(func, args, kwargs)
     known = gpu.values.computed(func, args, kwargs)
@@ -43,7 +43,7 @@ def equal(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 @gpu_handler("aten._is_all_true.default", "aten._is_any_true.default")
 def checked(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """How PyTorch checks arguments (of distributions, for one): unknown values are taken for valid ones."""
+    """PyTorch's checks of arguments (of distributions, for example): unknown values count as valid."""
     with gpu.mode:
         all_true = func is torch.ops.aten._is_all_true.default
         result = args[0].all() if all_true else args[0].any()
@@ -54,7 +54,7 @@ def checked(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 @handler("aten.eq.Tensor", "aten.ne.Scalar")
 def finite(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`isfinite` asks whether a number equals itself and is not infinite: unknown numbers do, and are not."""
+    """`isfinite` compares a number with itself and with infinity: unknown numbers are finite."""
     source, other = args[0], args[1]
     asked = source is other if func is torch.ops.aten.eq.Tensor else other in (math.inf, -math.inf)
     if not (asked and source.is_cuda and source.is_floating_point() and source.numel() <= LARGEST_KNOWN):
@@ -76,7 +76,7 @@ _AND = ("aten.bitwise_and.Tensor", "aten.logical_and.default")
 
 @handler(*_OR, *_AND)
 def decided(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One side is known, the other is not; all others go the common way."""
+    """Return a flag that one known side decides; all other calls take the usual path."""
     sides = args[:2]
     if not any(isinstance(side, torch.Tensor) and side.is_cuda for side in sides):
         return NotImplemented

@@ -1,7 +1,7 @@
-"""Which way code goes on that works: a condition whose value nobody knows is not answered by an exception.
+"""Choose branches that work: an unknown condition does not lead to an exception.
 
-A script that is estimated is one that runs. Where `assert x.isfinite().all()` or `if not ok: raise ...` asks for a flag
-without data, one of the two ways can only raise, so the flag has the other value.
+A script that is estimated is one that runs. If `assert x.isfinite().all()` or `if not ok: raise ...` reads an unknown
+flag, one of the two branches can only raise, so the flag has the other value.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _Place = tuple[CodeType, int]
 
 
 def working_answer() -> bool | None:
-    """The answer to the flag that the code outside PyTorch asks for just now; `None` where both ways go on."""
+    """Return the flag that code outside PyTorch reads now; `None` if both branches work."""
     place = _place()
     return None if place is None else _answer_at(*place, False)
 
 
 class SupposedFlags:
-    """Answers to flags that are supposed, because a number that was made up was compared.
+    """Answers to flags that depend on made-up numbers.
 
-    Such a flag would be the same for ever, so a loop does not begin another round for it. A loop that has trained
-    since it asked the last time does, because the first steps of training are not like the others.
+    Such a flag would never change, so a loop does not begin another round for it. A loop that has trained since it last
+    read the flag does, because the first training steps differ from the others.
 
-    A flag of which nothing is known is false. Where code asks so often for one that it can only wait for it, as for
-    samples to be accepted, it is true.
+    An unknown flag is false. If code reads one so often that it can only wait for it, as for accepted samples, it is
+    true.
     """
 
     def __init__(self) -> None:
@@ -47,14 +47,14 @@ class SupposedFlags:
         self._waiting: tuple[_Place | None, int, int] = None, 0, 0  # where, the steps of training, and how long
 
     def waited_for(self, steps: int) -> bool:
-        """The answer to a flag of which nothing is known; `steps` says how many steps of training there were."""
+        """Return the answer to an unknown flag; `steps` is the number of training steps."""
         place = _place()
         where, since, rounds = self._waiting
         self._waiting = place, steps, rounds + 1 if (where, since) == (place, steps) else 1
         return self._waiting[2] > MOST_WAITED
 
     def working_answer(self, steps: int) -> bool | None:
-        """As the function; `steps` says how many steps of training there were."""
+        """Return the answer as the function does; `steps` is the number of training steps."""
         place = _place()
         if place is None:
             return None
@@ -64,7 +64,7 @@ class SupposedFlags:
 
 
 def _place() -> _Place | None:
-    """The instruction of the code outside PyTorch that runs now."""
+    """Return the current instruction of the code outside PyTorch."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
@@ -93,7 +93,7 @@ def _asks(line: dis.Instruction) -> bool:
 
 
 def _only_raises(lines: list[dis.Instruction]) -> bool:
-    """Whether code leads to an exception without any further choice."""
+    """Check whether code leads to an exception without a branch."""
     for line in lines:
         if line.opname == "RAISE_VARARGS":
             return True

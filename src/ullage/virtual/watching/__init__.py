@@ -1,4 +1,4 @@
-"""What is observed during a run: where requests come from, which step it is in, whether it repeats, what is uncertain.
+"""Observation of a run: origins of requests, steps, repetition, and missing packages.
 
 Nothing here changes what a run allocates.
 """

@@ -1,7 +1,7 @@
-"""Find out when a training loop repeats: an iteration asks for exactly the same memory as the one before it.
+"""Detect when a training loop repeats: an iteration makes the same requests as the one before it.
 
-From then on only the allocator's free blocks may still be split further. So the last iteration's requests are repeated
-on the allocator alone until its reserved memory stops growing. That takes milliseconds, and the loop can be stopped.
+From then on only the allocator's free blocks can still be split further. So the last iteration's requests are repeated
+on the allocator alone until its reserved memory stops growing. That takes milliseconds, and the loop can stop.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class MemoryConverged(BaseException):
 
 
 class ConvergenceWatch:
-    """Watches one run until its requests repeat; pass `after_step` to `Progress.on_step`.
+    """Watches a run until its requests repeat; pass `after_step` to `Progress.on_step`.
 
-    At least `steps` optimizer steps are watched, and at most `most_steps` if the requests never repeat. `foresee`
-    (`Progress.foresee`) may make the last of `steps` without following it.
+    It watches at least `steps` optimizer steps, and at most `most_steps` if the requests never repeat. `foresee`
+    (`Progress.foresee`) may extrapolate the last of `steps`.
     """
 
     def __init__(
@@ -40,22 +40,21 @@ class ConvergenceWatch:
         self._unlike = self._held_back = 0
 
     def after_step(self) -> None:
-        """Call after an optimizer step; raises `MemoryConverged` when later steps will bring nothing new."""
+        """Call after an optimizer step; raise `MemoryConverged` if later steps need no more memory."""
         if self.is_settled() or self._is_last_foreseen():
             raise MemoryConverged
 
     def _is_last_foreseen(self) -> bool:
-        """Make the last step that is to be watched without following it, if it is known."""
+        """Extrapolate the last step to watch, if possible."""
         if len(self._marks) != self._steps or self._foresee is None or not self._foresee():
             return False
         assert self.is_settled(), "a step that was foreseen can be repeated"
         return True
 
     def is_settled(self, go_on: bool = False, hold: bool = False) -> bool:
-        """Call after an optimizer step: whether later steps will bring nothing new.
+        """Call after an optimizer step; return whether later steps need no more memory.
 
-        With `go_on` the run can continue afterwards, in the state that the loop has converged to. With `hold` something
-        new is known to come.
+        With `go_on` the run can continue in the converged state. With `hold` new requests are known to come.
         """
         memory = self._gpu.memory
         memory.waiting.synchronized()  # what is freed late belongs to this step
@@ -84,7 +83,7 @@ class ConvergenceWatch:
         return False
 
     def _note_growth(self, period: int) -> None:
-        """A loop that keeps tensors of past steps needs more the longer it runs."""
+        """Note growth: a loop that keeps tensors of past steps needs more the longer it runs."""
         now, before, first = (self._in_use[-1 - back * period] for back in range(3))
         growth = now - before
         if growth >= LEAST_GROWTH and growth == before - first:
@@ -95,7 +94,8 @@ class ConvergenceWatch:
             )
 
     def _period(self) -> int | None:
-        """After how many optimizer steps the requests repeat: 1, or more for several optimizers and accumulation."""
+        """Return the number of optimizer steps after which requests repeat: 1, or more with several optimizers or
+        accumulation."""
         requests, marks = self._gpu.memory.requests, self._marks
         for period in range(1, min(8, (len(marks) - 1) // 2) + 1):
             middle = marks[-1 - period]

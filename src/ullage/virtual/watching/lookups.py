@@ -1,12 +1,12 @@
-"""Packages with kernels for GPUs that the code looked for and that are not installed here.
+"""Packages with kernels for GPUs that the code looks for and that are not installed.
 
-Libraries choose their path by what they find: TRL takes its Triton kernels where Triton is installed, transformers'
-Mamba those of mamba_ssm. On a machine that has them other code runs, with other memory, so a note says what is missing
-and what to install.
+Libraries select kernels by installed packages: TRL uses its Triton kernels if Triton is installed, transformers' Mamba
+those of mamba_ssm. On a machine with them other code runs, with other memory, so a note names the package and how to
+install it.
 
-Every failed import, `importlib.util.find_spec` and `importlib.metadata.version` comes by the last finder of
-`sys.meta_path`. Libraries ask for much that they use only when they are told to. So a question counts if the script's
-own code asked, or if a library asked that chooses by itself, in a file whose code then took memory on the GPU.
+Every failed import, `importlib.util.find_spec` and `importlib.metadata.version` reaches the last finder of
+`sys.meta_path`. Libraries look for many packages that they use only on request. So a lookup counts if the script's own
+code made it, or a library that selects by itself, in a file whose code then allocated GPU memory.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _NO_INSTALL = (
 
 
 class Lookups(importlib.abc.MetaPathFinder):
-    """The finder that nobody comes to who finds something. `on_request` is to be called for requests of memory."""
+    """The last finder, which finds nothing. Call `on_request` at requests of memory."""
 
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
@@ -75,7 +75,7 @@ class Lookups(importlib.abc.MetaPathFinder):
         self.on_request: Callable[[], None] | None = None
 
     def install(self) -> Callable[[], None]:
-        """Begin to watch; returns what ends it."""
+        """Begin to watch; return a function that ends it."""
         replacements = Replacements()
         replacements.when_imported(
             "transformers.utils.import_utils", functools.partial(self._ask_each_time, replacements)
@@ -85,11 +85,11 @@ class Lookups(importlib.abc.MetaPathFinder):
         return replacements.undo
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> None:
-        """Nothing, and a question more."""
+        """Record a lookup and find nothing."""
         self._miss(fullname)
 
     def find_distributions(self, context: Any = None) -> Iterator[Any]:
-        """Nothing, and a question more."""
+        """Record a lookup and find nothing."""
         self._miss(getattr(context, "name", None) or "")
         return iter(())
 
@@ -102,7 +102,7 @@ class Lookups(importlib.abc.MetaPathFinder):
             self._ask(package, sys._getframe(2))
 
     def _ask_each_time(self, replacements: Replacements, module: ModuleType) -> None:
-        """transformers remembers its answers: whoever asks again is seen as well."""
+        """Observe repeated lookups: transformers caches its answers."""
         for name, function in list(vars(module).items()):
             if re.fullmatch(r"is_\w+_available", name) and hasattr(function, "cache_clear"):
                 replacements.put(module, name, self._asked_each_time(function))
@@ -141,7 +141,7 @@ class Lookups(importlib.abc.MetaPathFinder):
             return
 
     def _look(self) -> None:
-        """The files whose code is running have taken memory."""
+        """Note the packages that running files looked for, as they have allocated memory."""
         self._looks += 1
         for file, _ in _frames(sys._getframe(1)):
             for package in self._asked_in.pop(file, ()):

@@ -1,7 +1,7 @@
-"""The models of a run: their parameters, what type their weights have, and what each layer keeps for the backward pass.
+"""The models of a run: parameters, types of weights, and what each layer keeps for the backward pass.
 
-A model is a module that is called from outside of any other one. It is looked at when it is first called, and again at
-the first optimizer step, when everything that is frozen is frozen.
+A model is a module that is called from outside of any other one. It is read at its first call, and again at the first
+optimizer step, when freezing is done.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEEPEST = 3  # objects inside of objects: a weight's quantization state has one
 
 @dataclass(slots=True)
 class Weight:
-    """One parameter: how many numbers it stands for, in how many bytes, and of which type ("float32", "4-bit")."""
+    """One parameter: its number of values, bytes, type ("float32", "4-bit") and whether it is trained."""
 
     count: int
     nbytes: int
@@ -32,7 +32,7 @@ class Weight:
 
 
 def weight_of(parameter: torch.Tensor) -> Weight:
-    """What a parameter is, with all that it carries: packed values, scales and codes of a quantized one."""
+    """Describe a parameter with all that belongs to it: packed values, scales and codes of a quantized one."""
     shape = getattr(getattr(parameter, "quant_state", None), "shape", None)  # bitsandbytes packs two in a byte
     count = math.prod(shape) if shape is not None else parameter.numel()
     parts = tensors_of(parameter)
@@ -48,7 +48,7 @@ def weight_of(parameter: torch.Tensor) -> Weight:
 
 
 def tensors_of(parameter: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that hold a parameter's values: itself, or what a tensor of another kind is made of."""
+    """Return the tensors that hold a parameter's values: itself, or the parts of a tensor subclass."""
     if hasattr(parameter, "__tensor_flatten__"):
         inner = [getattr(parameter, name) for name in parameter.__tensor_flatten__()[0]]
         return [part for tensor in inner if isinstance(tensor, torch.Tensor) for part in tensors_of(tensor)]
@@ -66,17 +66,16 @@ def _carried(values: Mapping[str, Any], depth: int) -> Iterator[torch.Tensor]:
 
 
 def parameters_of(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Those of this very module. Its class may have a method `parameters` of its own."""
+    """Return the module's direct parameters; its class may redefine `parameters`."""
     return [parameter for _, parameter in torch.nn.Module.named_parameters(module, recurse=False)]
 
 
 def buffers_of(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Those of this very module."""
     return [buffer for _, buffer in torch.nn.Module.named_buffers(module, recurse=False)]
 
 
 class CalledModel:
-    """One model of a run: `known` has the numbers of its modules; `claimed` gets the spans that hold its weights."""
+    """One model of a run: `known` has the numbers of its modules; `claimed` gets the allocations of its weights."""
 
     def __init__(
         self, module: torch.nn.Module, known: Mapping[Any, int], memory: DeviceMemory, claimed: set[int]
@@ -91,7 +90,7 @@ class CalledModel:
         self._mark(module, memory, claimed)
 
     def look(self) -> None:
-        """Read the parameters as they are now."""
+        """Read the current parameters."""
         module = self._module()
         if module is None:
             return
@@ -104,7 +103,7 @@ class CalledModel:
                 self.weights[self._known[below]] = [weight_of(parameter) for parameter in own]
 
     def _mark(self, module: torch.nn.Module, memory: DeviceMemory, claimed: set[int]) -> None:
-        """Weights and buffers are parameters, however they came to the GPU; copies of another model's are not."""
+        """Mark weights and buffers as parameters, however they came to the GPU, except copies of another model's."""
         parameters = (one for below in module.modules() for one in parameters_of(below) if not is_lazy(one))
         held = [part for parameter in parameters for part in tensors_of(parameter)]
         buffers = (one for below in module.modules() for one in buffers_of(below) if not is_lazy(one))
@@ -116,7 +115,7 @@ class CalledModel:
         claimed.update(span.index for span in spans)
 
     def summary(self) -> dict[str, Any]:
-        """Totals; see `Estimate.models`."""
+        """Return totals; see `Estimate.models`."""
         weights = [weight for own in self.weights.values() for weight in own]
         types: dict[str, int] = {}
         for weight in weights:
@@ -130,7 +129,7 @@ class CalledModel:
         }
 
     def layers(self, shapes: Mapping[int, list[int | None]], kept: Mapping[int, int]) -> list[dict[str, Any]]:
-        """One entry a module, each with all that is below it; see `Estimate.layers`."""
+        """Return an entry per module, including all modules below it; see `Estimate.layers`."""
         rows: dict[str, dict[str, Any]] = {}
         for number, path in self.paths.items():
             depth = path.count(".") + 1 if path else 0
@@ -147,6 +146,6 @@ class CalledModel:
 
 
 def _upwards(path: str) -> list[str]:
-    """A path and all above it."""
+    """Return a path and all paths above it."""
     parts = path.split(".") if path else []
     return [".".join(parts[:length]) for length in range(len(parts), -1, -1)]

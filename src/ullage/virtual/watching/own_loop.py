@@ -1,13 +1,13 @@
-"""Ullage's own training loop: its last step that is watched is foreseen, not followed.
+"""Ullage's own training loop: its last watched step is extrapolated.
 
-A loop is stopped when a step asks for the same memory as the one before it. In a script only a further step can tell.
-The standard loop (`ullage.jobs.training`) does the same in each iteration, so only the model can differ. Where the
-second iteration made the same calls as the first, and nothing is left behind that a third one could differ by, the
-third step is the second one once more: its requests are made without running the model.
+A loop is stopped when a step makes the same requests as the one before it. In a script only a further step can show
+this. The standard loop (`ullage.jobs.training`) does the same in each iteration, so only the model can differ. If the
+second iteration made the same calls as the first, and leaves no state by which a third one could differ, the third step
+equals the second: its requests are made without running the model.
 
-What a model could differ by is looked for: random numbers that were drawn on the CPU, attributes of its modules that
-changed, values that it read from the GPU. Only modules and optimizers of known packages are trusted to have nothing
-else. In all other cases the step is followed.
+State by which a model could differ: random numbers drawn on the CPU, changed attributes of its modules, values read
+from the GPU. Only modules and optimizers of known packages are trusted to have no other. In all other cases the step is
+run.
 """
 
 from __future__ import annotations
@@ -65,23 +65,22 @@ class OwnLoop:
         self._trusted &= modules.issubset(PACKAGES)
 
     def begin_iteration(self) -> None:
-        """Say that an iteration begins."""
         self._begins.append(self._calls.position)
 
     def end_step(self) -> None:
-        """Call it after each optimizer step."""
+        """Call after each optimizer step."""
         if self._trusted:
             memory = self._memory
             places = memory.clock, len(memory.requests), len(memory.spans)
             self._ends.append(_StepEnd(*places, dict(self._notes), _draws(), _attributes(self._model)))
 
     def end(self) -> None:
-        """Let go of the model: what it holds is given back when its owner drops it."""
+        """Release the model: its memory is freed when its owner drops it."""
         self._model, self._trusted = None, False
         self._ends.clear()
 
     def foresee(self) -> bool:
-        """Make the requests, calls and notes of the next step, if they are known; returns whether they were."""
+        """Make the requests, calls and notes of the next step if they are known; return whether they were."""
         steps = len(self._ends)
         if steps < 2 or steps != len(self._begins) or not self._has_alike_iterations() or not self._left_nothing():
             return False
@@ -92,7 +91,7 @@ class OwnLoop:
         return True
 
     def _has_alike_iterations(self) -> bool:
-        """Whether the last two iterations made the same calls, up to the optimizer's."""
+        """Check whether the last two iterations made the same calls, up to the optimizer's."""
         calls = self._calls
         dropped = calls.position - len(calls.stream)
         before, last = (begin - dropped for begin in self._begins[-2:])
@@ -111,7 +110,7 @@ class OwnLoop:
         return all(map(is_, before.attributes, now.attributes))
 
     def _next_step(self) -> RequestLog | None:
-        """What the next step asks for, and frees; `None` where that is not known."""
+        """Return the requests and frees of the next step; `None` if unknown."""
         memory, (before, now) = self._memory, self._ends[-2:]
         log, requests = memory.requests, memory.requests[before.requests :]
         if (
@@ -145,9 +144,9 @@ class OwnLoop:
         return step if end is not None and step.can_repeat(live, end) else None
 
     def _carried(self, requests: RequestLog, begin: int) -> dict[int, int] | None:
-        """By span from before a step that the step has freed, the one of the step that is left in its place.
+        """Map earlier allocations that the step freed to those of the step that replace them.
 
-        They are the same if they were asked for in the same order, by the same origin, with the same size and purpose.
+        They match if they were requested in the same order, by the same origin, with the same size and purpose.
         """
         spans, name = self._memory.spans, self._origins.origin
         older = (number for nbytes, number in requests.numbered(begin) if not nbytes)
@@ -199,8 +198,8 @@ def _until_optimizer(calls: array[int]) -> array[int]:
 
 
 def _are_alike(before: array[int], last: array[int]) -> bool:
-    """Whether two iterations made the same calls. What the loop itself calls outside of the model, such as making the
-    factor of a `GradScaler`, may be in the first one alone."""
+    """Check whether two iterations made the same calls. Calls of the loop outside of the model, such as those of a
+    `GradScaler`, may occur in the first one alone."""
     kinds, calls = len(PASSES), iter(before)
     for number in last:
         for one in calls:
@@ -214,16 +213,16 @@ def _are_alike(before: array[int], last: array[int]) -> bool:
 
 
 def _draws() -> tuple[Any, ...]:
-    """The states of what draws random numbers on the CPU."""
+    """Return the states of random number generators on the CPU."""
     numpy = sys.modules.get("numpy.random")
     kind, keys, *rest = numpy.get_state() if numpy is not None else ("", b"")
     return random.getstate(), bytes(torch.default_generator.get_state().tolist()), kind, bytes(keys), *rest
 
 
 def _attributes(model: Any) -> list[Any]:
-    """What a model's modules have, to be compared by which objects they are.
+    """Return the attributes of a model's modules, to compare them by identity.
 
-    A number that is equal and another object counts as changed: that costs only the step, which is then followed.
+    An equal number that is another object counts as changed: that costs only the step, which is then run.
     """
     found: list[Any] = []
     for module in model.modules():

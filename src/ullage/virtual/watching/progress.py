@@ -1,7 +1,6 @@
-"""How far a training loop has come: optimizer steps, backward passes, training and validation.
+"""Progress of a training loop: optimizer steps, backward passes, training and validation.
 
-Optimizer hooks also tell what memory is for: at each step the parameters, their gradients and the optimizer's state are
-known.
+Optimizer hooks also show the purpose of memory: at each step parameters, gradients and optimizer state are known.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Progress:
         self.loop: OwnLoop | None = None
 
     def install(self) -> Callable[[], None]:
-        """Begin to watch; returns what ends it."""
+        """Begin to watch; return a function that ends it."""
         before = torch_optimizer.register_optimizer_step_pre_hook(self._before)
         after = torch_optimizer.register_optimizer_step_post_hook(self._after)
 
@@ -45,7 +44,7 @@ class Progress:
         return remove
 
     def step_at(self, clock: int) -> int | None:
-        """In which optimizer step, counted from 1, a moment lies; `None` where there was no step."""
+        """Return the optimizer step, counted from 1, of a moment; `None` without steps."""
         return bisect_left(self.ends, clock) + 1 if self.ends else None
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -67,7 +66,7 @@ class Progress:
             self.on_step()
 
     def foresee(self) -> bool:
-        """Make the next step without following it, if it is known; returns whether it was."""
+        """Extrapolate the next step if it is known; return whether it was."""
         if self.loop is None or not self.loop.foresee():
             return False
         self._count_step()
@@ -83,7 +82,7 @@ class Progress:
 
 
 class BackwardPasses:
-    """Counts backward passes, which are the steps of a loop without an optimizer, and optimizers that were made.
+    """Counts backward passes, the steps of a loop without an optimizer, and optimizers.
 
     A backward pass inside another one is not counted.
     """
@@ -94,7 +93,6 @@ class BackwardPasses:
         self._on_backward, self._on_first_optimizer = on_backward, on_first_optimizer
 
     def install(self, replacements: Replacements) -> None:
-        """Begin to watch."""
         run: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
         make: Any = torch.optim.Optimizer.__init__
 
@@ -120,12 +118,12 @@ TRAINING, VALIDATION, AFTER, INFERENCE = "training", "validation", "after traini
 
 
 class Phases:
-    """When a run was training and when it was validating, counted in allocator calls.
+    """Training and validation phases of a run, in allocator calls.
 
     Validation begins when a module in evaluation mode runs without gradients, or when one that was in training mode
     runs in evaluation mode. It ends with a forward pass in training mode. A frozen teacher or a loss network runs in
-    evaluation mode in each training step. It never trains, so that is no validation, unless it is first seen after
-    training has converged, as a moving average of the weights is.
+    evaluation mode in each training step but never trains, so that is no validation, unless it is first seen after
+    training has converged, such as a moving average of the weights.
     """
 
     def __init__(self, gpu: GPUState) -> None:
@@ -138,11 +136,11 @@ class Phases:
         self.settled = False
 
     def after_step(self) -> None:
-        """Call it after each step of the training: what comes after the last one is no part of it."""
+        """Call after each training step: what follows the last one is no part of it."""
         self._last_step = self._memory.clock
 
     def install(self) -> Callable[[], None]:
-        """Begin to watch; returns what ends it."""
+        """Begin to watch; return a function that ends it."""
         return torch_module.register_module_forward_pre_hook(self._before_forward).remove
 
     def _before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
@@ -170,7 +168,7 @@ class Phases:
         self._switches.append((self._memory.clock, module))
 
     def stretches(self) -> list[tuple[int, int]]:
-        """Begin and end of each validation, in allocator calls."""
+        """Return begin and end of each validation, in allocator calls."""
         found: list[tuple[int, int]] = []
         begin: int | None = None
         for clock, module in self._switches:
@@ -183,10 +181,10 @@ class Phases:
         return [(begin, end) for begin, end in found if end > begin]
 
     def peaks(self, has_trained: bool) -> dict[str, int]:
-        """The most reserved bytes in each phase that the run went through.
+        """Return the peak of reserved bytes in each phase of the run.
 
-        What training reserves is what it asked for itself, not what validation has left in the cache. Validation
-        begins with the training's cache: equal to the training's peak, its own means that it needed no more than that.
+        Training counts only what it reserved itself, not what validation left in the cache. Validation begins with the
+        training's cache: if its peak equals the training's, it needed no more than that.
         """
         allocator = self._memory.allocator
         if not has_trained:

@@ -1,10 +1,10 @@
-"""Where requests come from: the operator, the module and the pass (forward, backward, optimizer) of each.
+"""Origins of requests: the operator, the module and the pass (forward, backward, optimizer) of each.
 
-Hooks at the beginning and end of every module's forward pass tell the module there. In the backward pass the running
-autograd node tells it: nodes are numbered in the order in which the forward pass made them, so a node belongs to the
-module whose forward pass was running at that number.
+Hooks at the beginning and end of each module's forward pass give the module there. In the backward pass the running
+autograd node does: nodes are numbered in the order of the forward pass, so a node belongs to the module whose forward
+pass was running at that number.
 
-No module is kept alive by this: what a program lets go of must be freed when it would be on a real GPU.
+No module is kept alive: memory that a program drops must be freed as on a real GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _sequence: Any = torch._C._autograd._get_sequence_nr
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
-    """Where a request came from. `module` is a path such as `layer3.4.conv2`, or `None` outside of any module."""
+    """The origin of a request. `module` is a path such as `layer3.4.conv2`, or `None` outside of modules."""
 
     operator: str
     module: str | None
@@ -48,7 +48,7 @@ class RequestOrigin:
 
 
 class RequestOrigins:
-    """Gives every request a number that stands for its operator, module and pass."""
+    """Numbers the origins of requests: operator, module and pass."""
 
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
@@ -74,7 +74,6 @@ class RequestOrigins:
 
     @property
     def is_inside_module(self) -> bool:
-        """Whether a module's forward pass is running."""
         return bool(self._stack)
 
     @property
@@ -83,7 +82,7 @@ class RequestOrigins:
         return self._stack[-1][0] if self._stack else NOWHERE
 
     def current(self) -> int:
-        """The number of the present origin."""
+        """Return the number of the current origin."""
         if self.lookups.on_request is not None:
             self.lookups.on_request()
         task = _graph_task()
@@ -103,11 +102,11 @@ class RequestOrigins:
         return number
 
     def table(self) -> list[tuple[str, int, int]]:
-        """By origin number: the operator, the number of the module and the pass."""
+        """Return operator, module number and pass by origin number."""
         return list(self._numbers)
 
     def module_names(self) -> list[str | None]:
-        """By module number: the path; with several models, each path begins with its model's class."""
+        """Return paths by module number; with several models, each path begins with its model's class."""
         several = self._roots_with_children > 1
         return [
             None if not root else root if not path else f"{root}.{path}" if several else path
@@ -115,12 +114,12 @@ class RequestOrigins:
         ]
 
     def origin(self, number: int) -> RequestOrigin:
-        """What a number stands for."""
+        """Return the origin of a number."""
         operator, module, part = self.table()[number]
         return RequestOrigin(operator, self.module_names()[module], PASSES[part], self.classes[module])
 
     def layers(self) -> list[dict[str, Any]]:
-        """The modules of every model; see `Estimate.layers`."""
+        """Return the modules of every model; see `Estimate.layers`."""
         kept: dict[int, int] = {}
         modules = [module if part == FORWARD else NOWHERE for _, module, part in self.table()]
         for begin, end in self._calls.values():
@@ -131,13 +130,13 @@ class RequestOrigins:
         return [row for model in self.models for row in model.layers(self._shapes, kept)]
 
     def repeat_step(self, begin: int, end: int) -> None:
-        """What was called in a step, between these allocator calls, was called once more, right after it."""
+        """Record that the calls of a step, between these allocator calls, were repeated right after it."""
         for module, (entered, left) in self._calls.items():
             if entered >= begin:
                 self._calls[module] = entered + end - begin, left + end - begin
 
     def install(self) -> Callable[[], None]:
-        """Begin to watch; returns what ends it."""
+        """Begin to watch; return a function that ends it."""
         handles = [
             module_hooks.register_module_module_registration_hook(self._registered),
             module_hooks.register_module_forward_pre_hook(self._enter),
@@ -191,7 +190,7 @@ class RequestOrigins:
         self._modules.append(number)
 
     def _learn(self, module: Any) -> int:
-        """Name a module that is called for the first time, and with a root all that is below it."""
+        """Name a module at its first call, and with a root all modules below it."""
         original = module._modules.get(_COMPILED_FROM)
         if original is not None:  # what `torch.compile` returns goes by the name of what it was given
             number = self._known[module] = self._known.get(original) or self._learn(original)
@@ -210,7 +209,7 @@ class RequestOrigins:
         return self._known[module]
 
     def _top(self, module: Any) -> Any:
-        """The module that a program has put this one into, however deep, as long as it is still there."""
+        """Return the outermost module that contains this one, as long as it exists."""
         for _ in range(_HIGHEST):
             reference = self._parents.get(module)
             parent = reference() if reference is not None else None

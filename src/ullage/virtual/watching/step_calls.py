@@ -58,7 +58,7 @@ _NAMES: dict[type, str] = {
 
 
 def describe(values: Any, parts: list[Any], floats_matter: bool) -> bool:
-    """Add what decides a call's plan to `parts`; true if a tensor or a device of the virtual GPU is among it."""
+    """Add the values that decide a call's plan to `parts`; return true if one is on the virtual GPU."""
     on_gpu = False
     add = parts.append
     for value in values:
@@ -90,7 +90,7 @@ def describe(values: Any, parts: list[Any], floats_matter: bool) -> bool:
 
 
 class SeenCall(NamedTuple):
-    """A distinct call as it was first seen, in plain values."""
+    """A distinct call as first seen, in plain values."""
 
     operator: str
     args: list[Any]
@@ -103,7 +103,7 @@ class SeenCall(NamedTuple):
     def of(
         cls, operator: str, args: Any, kwargs: Mapping[str, Any], outputs: Sequence[Any], writes: bool, same: int
     ) -> SeenCall:
-        """A call with these arguments, whose outputs are those of a plan."""
+        """Describe a call with these arguments and the outputs of its plan."""
         given, named = [_plain(value) for value in args], {name: _plain(value) for name, value in kwargs.items()}
         made = [output for output in outputs if output is not None]
         is_view = bool(made) and not writes and all(type(output) in (Alias, Same) for output in made)
@@ -113,7 +113,7 @@ class SeenCall(NamedTuple):
             return cls(operator, [])
 
     def to_dict(self, part: str, tf32: tuple[bool, bool]) -> dict[str, Any]:
-        """The call in a pass, see the top of this file."""
+        """Return the call in a pass; see the module docstring."""
         call = {"operator": self.operator, "pass": part, "args": self.args, "kwargs": self.kwargs}
         call["outputs"] = self.outputs
         if self.same:
@@ -134,7 +134,7 @@ class _Mark(NamedTuple):
 
 
 class OperatorCalls:
-    """Keeps the calls of the last steps of one virtual GPU."""
+    """The calls of the last steps of one virtual GPU."""
 
     def __init__(self) -> None:
         self.stream = array("I")  # numbers of distinct calls, each with its pass in the lowest bits
@@ -153,9 +153,10 @@ class OperatorCalls:
         self._dropped = 0  # calls that are no longer kept
 
     def learn(self, mark: Any, seen: SeenCall, layout: Any = None) -> int:
-        """The number of a call that is seen for the first time.
+        """Return the number of a new call.
 
-        Views that only begin elsewhere, as those of each step's part of a text, are one call: they have one `layout`.
+        Views that differ only in offset, such as those of each step's part of a text, are one call: they share a
+        `layout`.
         """
         new = len(self._distinct) * len(PASSES)
         number = self.numbers[mark] = self._views.setdefault(layout, new) if seen.is_view else new
@@ -167,54 +168,53 @@ class OperatorCalls:
         return number
 
     def add(self, number: int) -> None:
-        """A call of this number."""
         self.stream.append(number + (self.part if _graph_task() == -1 else BACKWARD))
         if self.launch_clock is not None:
             self.launch_clock.call(number, self._described)
 
     @property
     def position(self) -> int:
-        """How many calls there were so far."""
+        """The number of calls so far."""
         return self._dropped + len(self.stream)
 
     @property
     def step_begins(self) -> int:
-        """How many calls there were before this step."""
+        """The number of calls before this step."""
         return self._dropped + self._marks[-1].calls
 
     @property
     def operators(self) -> int:
-        """How many different operators were called so far."""
+        """The number of different operators so far."""
         return len(self._operators)
 
     def add_on_host(self, written: Any) -> None:
-        """An operator on the CPU, and what it wrote; `None` for a view."""
+        """Count an operator on the CPU and its result; `None` for a view."""
         self.on_host += 1
         if isinstance(written, _Tensor) and (self.part != OUTSIDE or _graph_task() != -1):
             self.cpu_bytes += written.nbytes
 
     def add_wait(self) -> None:
-        """The host waits for the GPU: `torch.cuda.synchronize()`, or the same of a stream or an event."""
+        """Record a wait of the host for the GPU: `torch.cuda.synchronize()`, or that of a stream or an event."""
         self.add_values("cuda.synchronize")
 
     def add_graph(self, calls: array[int]) -> None:
-        """A CUDA graph makes the calls again that it has captured, by one launch."""
+        """Record the launch of a CUDA graph, which repeats its captured calls."""
         self.add_values("cuda.graph_launch")
         self.stream.extend(calls)
 
     def add_kernel(self, name: str, arguments: Iterable[Any]) -> None:
-        """A kernel that is no operator, of Triton for one."""
+        """Record a kernel that is no operator, such as Triton's."""
         given = [value for value in arguments if isinstance(value, _Tensor | int | float)]
         parts: list[Any] = [f"triton.{name}"]
         describe(given, parts, True)
         self._add_other(tuple(parts), lambda: SeenCall(f"triton.{name}", [_plain(value) for value in given]))
 
     def add_values(self, name: str, **values: int) -> None:
-        """Something that is no operator and has numbers only: a collective, or a wait for one."""
+        """Record a call with numbers only: a collective, or a wait for one."""
         self._add_other((name, *values.items()), lambda: SeenCall(name, [], values))
 
     def add_shapes(self, name: str, args: Iterable[Any], result: Any) -> None:
-        """An operator on tensors in another layout, of which only the shapes are kept."""
+        """Record an operator on tensors in another layout, by shapes alone."""
         made = result if isinstance(result, list | tuple) else [result]
         given, outputs = (list(_in_layouts(values)) for values in (args, made))
         self._add_other(repr((name, given, outputs)), lambda: SeenCall(name, given, {}, outputs))
@@ -224,18 +224,18 @@ class OperatorCalls:
         self.add(self.learn(mark, seen()) if number is None else number)
 
     def end_step(self) -> None:
-        """An optimizer has made its step, or where there is none, a backward pass is over."""
+        """Record the end of an optimizer step, or of a backward pass without one."""
         if not self._trains:
             self._trains, self._marks, self._steady = True, self._marks[:1], None
         self._mark()
 
     def begin_forward(self) -> None:
-        """A module is called that no other one has called: where nothing trains, an iteration begins with it."""
+        """Record the call of an outermost module: without training, an iteration begins with it."""
         if not self._trains and not torch.is_grad_enabled():
             self._mark()
 
     def repeat_step(self) -> None:
-        """The last step once more."""
+        """Repeat the last step."""
         before, last = self._marks[-2:]
         self.stream.extend(self.stream[before.calls : last.calls])
         counts = {name: 2 * getattr(last, name) - getattr(before, name) for name in ("calls", *_COUNTED)}
@@ -271,7 +271,7 @@ class OperatorCalls:
         return _Mark(calls, self.modules, _sequence(), self.on_host, self.cpu_bytes, self.samples, _tf32())
 
     def step(self) -> dict[str, Any]:
-        """The last steady step; where none was, the last one, or all calls so far."""
+        """Return the last steady step; without one, the last step, or all calls so far."""
         if self._steady is not None:
             stream, marks = self._steady
         else:
@@ -295,7 +295,7 @@ class OperatorCalls:
 
 
 def layout_of_view(operator: str, key: Any, outputs: Iterable[Any]) -> tuple[Any, ...]:
-    """What tells views apart: the layouts of their outputs, or of their arguments."""
+    """Return the key of a view: the layouts of its outputs, or of its arguments."""
     layouts = (
         (tuple(output.size), tuple(output.stride), output.dtype) if type(output) is Alias else key for output in outputs
     )
@@ -303,7 +303,7 @@ def layout_of_view(operator: str, key: Any, outputs: Iterable[Any]) -> tuple[Any
 
 
 def same_lists(args: Sequence[Any]) -> int:
-    """Which two of the first lists have the same tensors, as those of a gradient's square; see `SeenCall.same`."""
+    """Return which two of the first lists hold the same tensors, as for a gradient's square; see `SeenCall.same`."""
     firsts = [value[0] if isinstance(value, list | tuple) and value else None for value in args[:3]]
     for place in range(1, len(firsts)):
         if firsts[place] is not None and firsts[place] is firsts[place - 1]:
@@ -312,7 +312,7 @@ def same_lists(args: Sequence[Any]) -> int:
 
 
 def mark_of_lists(name: str, args: Iterable[Any], same: int) -> tuple[Any, ...]:
-    """What tells calls over lists of tensors apart, quickly: the shapes, and one type a list."""
+    """Return the key of a call over lists of tensors: shapes, and one type per list."""
     parts: list[Any] = [name, same]
     for value in args:
         if type(value) is list or type(value) is tuple:
@@ -378,7 +378,7 @@ def _tf32() -> tuple[bool, bool]:
 
 
 def _rounding(call: Mapping[str, Any], for_products: bool, for_convolutions: bool) -> dict[str, bool]:
-    """What is not PyTorch's default about TF32, for a call that it matters to."""
+    """Return TF32 settings other than PyTorch's defaults, for calls that they affect."""
     made = call["outputs"][0] if call["outputs"] else None
     if not isinstance(made, dict) or made["dtype"] != "float32":
         return {}
@@ -388,7 +388,7 @@ def _rounding(call: Mapping[str, Any], for_products: bool, for_convolutions: boo
 
 
 def outputs_of(result: Any) -> list[New | None]:
-    """The tensors that a handler has returned, as those of a plan are written down."""
+    """Return a handler's resulting tensors in the form of a plan's outputs."""
     made = result if isinstance(result, list | tuple) else [result]
     flat = [item for value in made for item in (value if isinstance(value, list | tuple) else [value])]
     return [

@@ -1,4 +1,4 @@
-"""Seconds that something has taken so far, also while it is at it."""
+"""Seconds spent in an activity, also while it runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class Stopwatch:
-    """Adds up what happens inside its `running()`; what happens inside of that again counts once."""
+    """Adds up the time inside `running()`; nested uses count once."""
 
     def __init__(self) -> None:
         self._before = 0.0
@@ -16,13 +16,13 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """All until now."""
+        """The time until now."""
         since = self._since
         return self._before if since is None else self._before + time.monotonic() - since
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """A `with` whose time counts."""
+        """Return a context whose time counts."""
         if self._since is not None:
             yield
             return

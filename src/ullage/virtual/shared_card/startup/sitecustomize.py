@@ -13,7 +13,6 @@ class _WhenTorchIsImported:
     """Stands before all finders; the first import of PyTorch is let through, and followed by the virtual card."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
-        """Called for every import."""
         if name != "torch":
             return None
         sys.meta_path.remove(self)  # type: ignore[arg-type]
