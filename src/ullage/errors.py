@@ -114,11 +114,7 @@ LABS = ("lightgbm", "polars", "sklearn", "ullage_lab")
 
 
 def distribution(package: str) -> str:
-    """What to install to have a package, as pip takes it.
-
-    >>> distribution("timm"), distribution("polars"), distribution("peft")
-    ("'ullage[models]'", 'ullage-lab', 'peft')
-    """
+    """What to install to have a package, as pip takes it."""
     if package in LABS:
         return LAB
     return f"'ullage[{EXTRAS[package]}]'" if package in EXTRAS else package
@@ -169,11 +165,7 @@ class NoGPUSource(UllageError, RuntimeError):
 
 
 class DeviceLost(UllageError, RuntimeError):
-    """A GPU does not answer any more: it fell off the bus, needs a reset, or its MIG instance is gone.
-
-    >>> str(DeviceLost("GPU-1", "GPU is lost"))
-    'GPU-1 does not answer: GPU is lost'
-    """
+    """A GPU does not answer any more: it fell off the bus, needs a reset, or its MIG instance is gone."""
 
     def __init__(self, device_id: str, reason: str) -> None:
         super().__init__(f"{device_id} does not answer: {reason}")
@@ -193,11 +185,7 @@ class Overbooked(UllageError, RuntimeError):
 
 
 class PolicyFailed(UllageError, RuntimeError):
-    """A policy of one's own raised an error, or its answer cannot be followed; the job was not placed.
-
-    >>> str(PolicyFailed("mine.py:choose", 7, "ZeroDivisionError: division by zero"))
-    'the policy mine.py:choose failed for job 7: ZeroDivisionError: division by zero'
-    """
+    """A policy of one's own raised an error, or its answer cannot be followed; the job was not placed."""
 
     def __init__(self, policy: str, job: int, reason: str) -> None:
         super().__init__(f"the policy {policy} failed for job {job}: {reason}")
@@ -209,11 +197,7 @@ class StoreDamaged(UllageError, RuntimeError):
 
 
 class DamagedRecord(UllageError, RuntimeError):
-    """The row of one job cannot be read. It is left as it is, and the daemon goes on with the others.
-
-    >>> str(DamagedRecord(17, "spec is no JSON"))
-    'job 17 cannot be read: spec is no JSON. Its row in the database is left as it is'
-    """
+    """The row of one job cannot be read. It is left as it is, and the daemon goes on with the others."""
 
     def __init__(self, job: int, reason: str) -> None:
         super().__init__(f"job {job} cannot be read: {reason}. Its row in the database is left as it is")
@@ -229,11 +213,7 @@ class NotAllowed(UllageError, PermissionError):
 
 
 class NoSuchJob(UllageError, LookupError):
-    """No job has this number or name.
-
-    >>> str(NoSuchJob("17"))
-    "no job 17; 'ullage queue' and 'ullage queue --over' list them"
-    """
+    """No job has this number or name."""
 
     def __init__(self, reference: str) -> None:
         super().__init__(f"no job {reference}; 'ullage queue' and 'ullage queue --over' list them")
@@ -256,11 +236,7 @@ class SlurmFailed(UllageError, RuntimeError):
 
 
 def nearest(name: str, valid: Iterable[str], limit: int = 3) -> list[str]:
-    """The valid names that are most similar to `name`, the best first; case does not matter.
-
-    >>> nearest("a100", ["A100-40GB", "A100-80GB", "V100"])
-    ['A100-40GB', 'A100-80GB', 'V100']
-    """
+    """The valid names that are most similar to `name`, the best first; case does not matter."""
     folded = name.casefold()
     by_folded = {candidate.casefold(): candidate for candidate in valid}
     beginning = sorted(candidate for candidate in by_folded if folded and candidate.startswith(folded))

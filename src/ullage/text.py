@@ -24,11 +24,7 @@ def plain(text: str) -> str:
 
 
 def plain_values(answer: Any) -> Any:
-    """The same for every text in an answer of the daemon, to show it in a terminal.
-
-    >>> plain_values({"name": "a\\x1b[2J", "jobs": [1, "b\\u202e"]})
-    {'name': 'a?[2J', 'jobs': [1, 'b?']}
-    """
+    """The same for every text in an answer of the daemon, to show it in a terminal."""
     if isinstance(answer, str):
         return plain(answer)
     if isinstance(answer, dict):

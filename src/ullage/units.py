@@ -106,11 +106,7 @@ def format_energy(joules: float) -> str:
 
 
 def format_moment(seconds: float) -> str:
-    """A time of the wall clock, given in seconds since 1970, in a sentence.
-
-    >>> len(format_moment(86400.0))
-    16
-    """
+    """A time of the wall clock, given in seconds since 1970, in a sentence."""
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S").removesuffix(":00")
 
 

@@ -11,9 +11,5 @@ INTERRUPTED = 130  # Ctrl-C
 
 
 def exit_code_of(error: UllageError) -> int:
-    """The exit code of a command that ends with this error.
-
-    >>> exit_code_of(InvalidValue("needed a size")), exit_code_of(UllageError("the disk is full"))
-    (2, 1)
-    """
+    """The exit code of a command that ends with this error."""
     return WRONG if isinstance(error, InvalidValue | UnknownName | NoSuchJob) else FAILED

@@ -145,11 +145,7 @@ def _load(name: str) -> Any:
 
 
 def _short(help: str) -> str:
-    """The first sentence of a help, up to a colon or semicolon, for the list of commands.
-
-    >>> _short("Run the manager: a daemon that runs jobs. It ...")
-    'Run the manager.'
-    """
+    """The first sentence of a help, up to a colon or semicolon, for the list of commands."""
     return re.split(r"[.:;](?:\s|$)", help.strip(), maxsplit=1)[0].replace("\n", " ") + "."
 
 
@@ -181,11 +177,7 @@ def all_commands() -> Any:
 
 
 def typed(command: str, words: list[str]) -> dict[str, Any]:
-    """What the words after a command say, by the names of its parameters; what is not said is left out.
-
-    >>> typed("estimate", ["torchvision:resnet18", "-b", "8"])
-    {'batch_size': 8, 'source': 'torchvision:resnet18'}
-    """
+    """What the words after a command say, by the names of its parameters; what is not said is left out."""
     found: Any = _load(command)
     with found.make_context(command, words) as context:
         told = {name: context.get_parameter_source(name) for name in context.params}

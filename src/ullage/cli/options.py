@@ -220,11 +220,7 @@ def _options(shared: Options | type) -> Options:
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were given, by their names, as `request_of` takes them.
-
-    >>> given({"input_shape": "3,32,32", "set": ["n_layer=2", "lora_targets=q,v"], "inference": False})
-    {'input_shape': [3, 32, 32], 'set': {'n_layer': 2, 'lora_targets': ['q', 'v']}}
-    """
+    """The options that were given, by their names, as `request_of` takes them."""
     found = {name: value for name, value in values.items() if value is not None and value is not False and value != []}
     return {name: _READ[name](value) if name in _READ else value for name, value in found.items()}
 
@@ -341,11 +337,7 @@ def _silence_model_packages() -> None:
 
 
 def default_gpu_hint(gpu: str | None, taken: str) -> str:
-    """For the end of an answer: that nobody named the GPU that was taken; empty if the user did.
-
-    >>> default_gpu_hint(None, "H200")
-    'no GPU was named: H200 was taken; name another with --gpu NAME'
-    """
+    """For the end of an answer: that nobody named the GPU that was taken; empty if the user did."""
     from ullage.hardware import nobody_named
 
     return "" if gpu is not None else nobody_named(taken)

@@ -19,13 +19,6 @@ def fitted(
 
     The first column, and those in `left`, stand at the left of their cells. Without a terminal a line has 80 columns
     (the variable COLUMNS says otherwise).
-
-    >>> print(fitted(["GPU", "memory", "the clock of its memory"], [["T4", "15 GiB", "5001"]],
-    ...              give_way=["the clock of its memory"], width=30))
-    GPU  memory
-    T4   15 GiB
-    (no room for the clock of its
-    memory; --json has all)
     """
     width = width or shutil.get_terminal_size().columns
     sizes = [max(map(text_width, column)) for column in zip(heads, *rows, strict=True)]

@@ -111,11 +111,7 @@ def _context(sms: int, threads: int, capability: tuple[int, int]) -> dict[str, A
 
 
 def defaults(compute_capability: tuple[int, int]) -> dict[str, Any]:
-    """What all GPUs of a compute capability have in common, as fields of `GPU`.
-
-    >>> defaults((8, 0))["shared_memory_per_sm_kib"]
-    164
-    """
+    """What all GPUs of a compute capability have in common, as fields of `GPU`."""
     tables = catalogue_tables()
     generation = tables["generation"].get(generation_of(compute_capability), {})
     known = {key: value for key, value in generation.items() if not key.startswith(("reserved", "context_code"))}

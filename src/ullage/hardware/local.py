@@ -44,11 +44,7 @@ def pynvml() -> Any:
 
 
 def nvml_text(value: Any) -> str:
-    """A name or UUID; older versions of pynvml give bytes.
-
-    >>> nvml_text(b"NVIDIA H200"), nvml_text("NVIDIA H200")
-    ('NVIDIA H200', 'NVIDIA H200')
-    """
+    """A name or UUID; older versions of pynvml give bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 

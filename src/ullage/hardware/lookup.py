@@ -64,11 +64,7 @@ def nobody_named(taken: str) -> str:
 
 
 def own_files() -> dict[str, Path]:
-    """The files in `$ULLAGE_HOME/gpus`, by their names in lower case.
-
-    >>> isinstance(own_files(), dict)
-    True
-    """
+    """The files in `$ULLAGE_HOME/gpus`, by their names in lower case."""
     try:
         return {path.stem.casefold(): path for path in sorted((home() / "gpus").glob("*.toml"))}
     except PermissionError:  # somebody else's home, which a job of theirs was given

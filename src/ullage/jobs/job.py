@@ -30,9 +30,6 @@ class Script:
 
     With `module`, `path` is the name of a module, as in `python -m`. `python` is another Python to run it in: the path
     of one, the folder of an environment, or the name of a conda environment. It needs PyTorch, and not Ullage.
-
-    >>> Script("train.py", ["--epochs", 1]).args
-    ('--epochs', '1')
     """
 
     path: str | Path

@@ -18,11 +18,7 @@ SUMMARY_ENDINGS = (".txt", ".model", ".summary")
 
 
 def kind_of(source: Any, module: bool = False) -> str:
-    """Whether a source is a model's name, a function, a script, or a text file with a model summary.
-
-    >>> kind_of("timm:resnet50"), kind_of(print), kind_of("package.train", module=True), kind_of("resnet50.txt")
-    ('model', 'function', 'script', 'summary')
-    """
+    """Whether a source is a model's name, a function, a script, or a text file with a model summary."""
     if callable(source):
         return FUNCTION
     if not isinstance(source, str | Path) or not str(source):

@@ -73,11 +73,7 @@ DEFAULT_BATCH_SIZE, DEFAULT_PRECISION = 32, "fp32"
 
 
 def parse_shape(text: str, what: str) -> list[int]:
-    """A shape from numbers separated by commas or x; `what` names it in a message.
-
-    >>> parse_shape("3x224x224", "shape"), parse_shape("3, 224,224", "shape")
-    ([3, 224, 224], [3, 224, 224])
-    """
+    """A shape from numbers separated by commas or x; `what` names it in a message."""
     parts = text.replace("x", ",").split(",")
     if not all(part.strip().isdigit() and int(part) for part in parts):
         raise InvalidValue(f"{what} must be whole numbers such as 3,224,224, got {text[:40]!r}")

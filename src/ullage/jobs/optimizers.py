@@ -42,11 +42,7 @@ def check_optimizer(name: str) -> None:
 
 
 def optimizer_class(name: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class and its arguments. `_fused`, `_foreach` and `_single` after a name choose PyTorch's implementation.
-
-    >>> optimizer_class("nadam_foreach")
-    (<class 'torch.optim.nadam.NAdam'>, {'foreach': True})
-    """
+    """The class and its arguments. `_fused`, `_foreach` and `_single` after a name choose PyTorch's implementation."""
     import torch
 
     name = OPTIMIZER_ALIASES.get(name, name)

@@ -72,11 +72,7 @@ def join_ranks(how: str, configuration: Model) -> int:
 
 
 def casts_itself(how: str | None, ranks_on_node: int, ranks: int) -> bool:
-    """Whether sharded weights are cast as they are gathered, so that autocast is not needed.
-
-    >>> casts_itself("fsdp2", 8, 8), casts_itself("ddp", 8, 8), casts_itself("tp", 8, 16)
-    (True, False, True)
-    """
+    """Whether sharded weights are cast as they are gathered, so that autocast is not needed."""
     return how == FSDP2 or (how == TP and ranks_on_node < ranks)
 
 

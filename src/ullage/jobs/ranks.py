@@ -55,13 +55,7 @@ NOT_FOLLOWED = ("horovodrun", "jsrun", "aprun", "ibrun")
 
 @dataclass(frozen=True)
 class Rank:
-    """One of `world_size` ranks on `nodes` machines, a GPU each, and the program that started it.
-
-    >>> Rank(16, 9, nodes=2).environment["LOCAL_RANK"]
-    '1'
-    >>> Rank(16, 9, nodes=2, launcher="srun").environment["SLURM_LOCALID"]
-    '1'
-    """
+    """One of `world_size` ranks on `nodes` machines, a GPU each, and the program that started it."""
 
     world_size: int = 1
     number: int = 0

@@ -82,21 +82,13 @@ def _has_its_types(configuration: Model) -> bool:
 
 
 def low_precision(configuration: Model) -> torch.dtype | None:
-    """The type that weights are cast to; `None` if they stay in 32 bits, with autocast or without.
-
-    >>> low_precision(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2, precision="bf16"))
-    torch.bfloat16
-    """
+    """The type that weights are cast to; `None` if they stay in 32 bits, with autocast or without."""
     weights: torch.dtype = getattr(torch, configuration.types.weights)
     return None if weights is torch.float32 else weights
 
 
 def autocast_type(configuration: Model) -> torch.dtype | None:
-    """The type that autocast uses; `None` without autocast.
-
-    >>> autocast_type(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2, precision="amp_fp16"))
-    torch.float16
-    """
+    """The type that autocast uses; `None` without autocast."""
     name = configuration.types.autocast
     return None if name is None else getattr(torch, name)
 

@@ -94,11 +94,7 @@ class ErrorSummary:
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """The value at or below which this share of the values lies.
-
-    >>> quantile([4, 1, 3, 2], 0.5), quantile([1, 2], 0.99)
-    (2, 2)
-    """
+    """The value at or below which this share of the values lies."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -(-int(share * 1000 * len(ordered)) // 1000) - 1))]
 

@@ -29,11 +29,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether what follows `hf:` names trained weights, on the hub or in a folder, rather than a class.
-
-    >>> is_checkpoint("Qwen/Qwen3-8B"), is_checkpoint("./folder"), is_checkpoint("GPT2LMHeadModel")
-    (True, True, False)
-    """
+    """Whether what follows `hf:` names trained weights, on the hub or in a folder, rather than a class."""
     return is_hub_id(name) or "/" in name or "\\" in name or name in (".", "..")
 
 
@@ -90,11 +86,7 @@ def quantization_of(values: dict[str, Any], model: str) -> str | None:
 
 
 def cached_ids() -> list[str]:
-    """The models in the local cache whose config is there, for shell completion.
-
-    >>> isinstance(cached_ids(), list)
-    True
-    """
+    """The models in the local cache whose config is there, for shell completion."""
     files = cache_folder().glob(f"models--*/snapshots/*/{CONFIG}")
     return sorted({file.parents[2].name.removeprefix("models--").replace("--", "/") for file in files})
 
@@ -150,9 +142,5 @@ def _config_of(name: str) -> Path:
 
 
 def download_command(model: str, revision: str = "") -> str:
-    """What to type to have a config in the local cache.
-
-    >>> download_command("Qwen/Qwen3-8B")
-    'hf download Qwen/Qwen3-8B config.json'
-    """
+    """What to type to have a config in the local cache."""
     return f"hf download {model} {CONFIG}" + (f" --revision {revision}" if revision else "")

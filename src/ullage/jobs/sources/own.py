@@ -120,13 +120,7 @@ def own_task(configuration: Model, model: nn.Module) -> Task:
 
 
 def build_perceptron(configuration: Model) -> nn.Module:
-    """`mlp:NAME`: linear layers of the given widths, with batch norm and dropout if the configuration has them.
-
-    >>> build_perceptron(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2))
-    Sequential(
-      (0): Linear(in_features=8, out_features=4, bias=True)
-    )
-    """
+    """`mlp:NAME`: linear layers of the given widths, with batch norm and dropout if the configuration has them."""
     settings = configuration.settings
     widths = settings["widths"]
     layers: list[nn.Module] = []
