@@ -12,6 +12,7 @@ from tests.commands import ullage as run
 
 import ullage
 from ullage.measuring import cudnn as asking
+from ullage.virtual.cudnn import backend
 from ullage.virtual.cudnn.backend import Cudnn, CudnnError
 from ullage.virtual.cudnn.formulas import DOWN_CONVERT, NONDETERMINISTIC, TENSOR_CORE, CandidatePlan
 from ullage_lab.draw import convolutions as drawing
@@ -133,8 +134,7 @@ def test_every_architecture_has_a_file_of_its_own_and_goes_on(tmp_path: Path, mo
             if len(asked) == 5:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(asking, "check", lambda told: None)
-    monkeypatch.setattr(asking, "own_description", lambda: OWN)
+    monkeypatch.setattr(backend, "Cudnn", lambda description: SimpleNamespace(description=lambda: OWN))
     monkeypatch.setattr(asking, "ask", ask)
     typed = typed_in(monkeypatch, capsys)
     words = (
@@ -161,8 +161,7 @@ def test_a_crash_of_cudnn_on_one_architecture_spares_the_others(tmp_path, monkey
             raise CudnnError("cuDNN 91900 ended the process that asked about NVIDIA B200")
         yield from ({"problem": problem, "candidates": []} for problem in problems)
 
-    monkeypatch.setattr(asking, "check", lambda told: None)
-    monkeypatch.setattr(asking, "own_description", lambda: OWN)
+    monkeypatch.setattr(backend, "Cudnn", lambda description: SimpleNamespace(description=lambda: OWN))
     monkeypatch.setattr(asking, "ask", ask)
     words = (
         "measure",

@@ -14,6 +14,7 @@ import typer
 
 from ullage.cli import completion
 from ullage.cli.exit_codes import DONE, FAILED, WRONG
+from ullage.cli.measured_files import check_file
 from ullage.cli.options import (
     ALL,
     FOLLOW_OPTIONS,
@@ -34,6 +35,7 @@ from ullage.cli.options import (
     request_from,
     with_options,
 )
+from ullage.cli.progress import following
 from ullage.errors import InvalidValue, UllageError
 from ullage.jobs.job import Script
 from ullage.units import format_bytes, parse_bytes
@@ -41,13 +43,11 @@ from ullage.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from ullage.estimation.advice import Option
     from ullage.estimation.result import Estimate
-    from ullage.estimation.timeline.trace import Trace
     from ullage.hardware import GPU
     from ullage.jobs import JobRequest, Model
     from ullage.performance.cost import Training
 
 FITS, DOES_NOT_FIT, CANNOT_TELL = DONE, FAILED, WRONG  # exit codes of `ullage check`
-USUAL_TRIALS = 12  # of `ullage max-batch`, for its progress bar
 _SHOWN = options_of(Script, "show_output")
 
 _SIZES = ["batch-size", "sequence-length", "image-size"]
@@ -159,29 +159,22 @@ def _search(
     sizes: Mapping[str, Any],
     as_json: bool,
 ) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
-
     from ullage.estimation.largest_batch import WHAT, search
     from ullage.hardware import default_gpu
 
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("first estimate", total=USUAL_TRIALS)
+    with following("searching") as going:
 
         def after_trial(trial: int, number: int, answer: Estimate) -> None:
-            words = f"{number} {'fits' if answer.fits else 'does not fit'}"
-            bar.update(task, completed=trial, total=max(USUAL_TRIALS, trial + 1), description=words)
+            going.doing(f"{number} {'fits' if answer.fits else 'does not fit'}", trial)
 
         start = sizes.get(WHAT[what][0]) if what in WHAT else None
         found = search(request, gpu or default_gpu(), what=what, batch_arg=batch_arg, start=start, progress=after_trial)
     if as_json:
         print(json.dumps(found.to_dict()))
-    else:
-        print(found.report())
-        print(f"{found.trials} estimates in {found.seconds:.1f} s, without a GPU")
-        _print_default_gpu(gpu, found.gpu)
+        return
+    print(found.report())
+    print(f"{found.trials} estimates in {found.seconds:.1f} s, without a GPU")
+    _print_default_gpu(gpu, found.gpu)
 
 
 def _count_jobs(request: JobRequest, gpu: str | None, as_json: bool) -> None:
@@ -249,21 +242,15 @@ def estimate(
     request = request_from(source, args, estimator=estimator, **options)
     length = {f"--{name.replace('_', '-')}": value for name, value in training.items()}
     if not request.is_ullage:
-        own = {"--timeline": timeline, "--snapshot": snapshot, "--layers": layers}
-        _refuse(own | length, f"is for Ullage's own estimate; the estimator {estimator} has none")
+        own = {"--timeline": timeline, "--snapshot": snapshot, "--layers": layers} | length
+        if refused := next((name for name, value in own.items() if value), None):
+            raise InvalidValue(f"{refused} is for Ullage's own estimate, got --estimator {estimator}; leave one out")
     plan = Training(**training)
     check_plan(plan, request)
     if gpu is not None and ("," in gpu or gpu.strip().casefold() == ALL):
         _over_gpus(request, plan, gpu, as_json)
     else:
         _one(request, plan, gpu, as_json, timeline, snapshot, advice, depth if layers else None)
-
-
-def _refuse(options: dict[str, Any], why: str) -> None:
-    """Options that have no meaning here are refused, not ignored."""
-    for name, value in options.items():
-        if value:
-            raise InvalidValue(f"{name} {why}")
 
 
 def _one(
@@ -281,18 +268,28 @@ def _one(
     from ullage.hardware import gpu as find_gpu
 
     card = find_gpu(gpu or default_gpu())
-    _check_writable(timeline, snapshot)
+    for file in (timeline, snapshot):
+        check_file(file)
     from rich.console import Console
 
     errors = Console(stderr=True)
     doing = f"running {request.source} on a virtual {card.name}" if request.is_ullage else f"asking {request.estimator}"
     with errors.status(f"{doing} ...") as status:
         request = replace(request, progress=lambda text: status.update(f"{doing} ... {text}"))
-        trace = _trace() if timeline or snapshot else None
-        answer = answer_request(replace(request, trace=trace), card)
+        if timeline or snapshot:
+            from ullage.estimation.timeline.trace import Trace  # which imports PyTorch
+
+            request = replace(request, trace=Trace())
+        answer = answer_request(request, card)
     answer = (answer if gpu is not None else answer.on_assumed_gpu()).for_training(plan)
-    if trace is not None:
-        _write(trace, answer, timeline, snapshot)
+    if timeline is not None:
+        from ullage.estimation.timeline import page
+
+        page.write(request.trace, answer, timeline)
+    if snapshot is not None:
+        from ullage.estimation.timeline import snapshot as snapshot_file
+
+        snapshot_file.write(request.trace, snapshot)
     if as_json:
         print(answer.to_json(timeline=False, layers=depth is not None))
         return
@@ -306,29 +303,6 @@ def _one(
     if depth is not None:
         print()
         print_layers(answer, Console(), depth)
-
-
-def _trace() -> Trace:
-    from ullage.estimation.timeline.trace import Trace  # which imports PyTorch
-
-    return Trace()
-
-
-def _write(trace: Trace, answer: Estimate, timeline: Path | None, snapshot: Path | None) -> None:
-    from ullage.estimation.timeline import page
-    from ullage.estimation.timeline import snapshot as snapshot_file
-
-    if timeline is not None:
-        page.write(trace, answer, timeline)
-    if snapshot is not None:
-        snapshot_file.write(trace, snapshot)
-
-
-def _check_writable(*files: Path | None) -> None:
-    """Say that a file cannot be written before the work, not after it."""
-    for file in files:
-        if file is not None and (not file.parent.is_dir() or file.is_dir()):
-            raise InvalidValue(f"cannot write {file}: its folder must exist; type: mkdir -p {file.parent}")
 
 
 def _advice(request: JobRequest, card: GPU, answer: Estimate, progress: Callable[[str], None]) -> Sequence[Option]:

@@ -114,7 +114,7 @@ def _ask_cudnn(
 ) -> None:
     """Ask cuDNN about convolutions, and write each answer as it comes."""
     from ullage.measuring import cudnn as asking
-    from ullage.virtual.cudnn.backend import CudnnError
+    from ullage.virtual.cudnn.backend import Cudnn, CudnnError
 
     if not args:
         raise InvalidValue("'cudnn' needs a script or a file of problems; type: ullage measure cudnn train.py")
@@ -123,11 +123,12 @@ def _ask_cudnn(
         raise InvalidValue("--description and --architecture exclude each other, got both; leave one out")
     names = asking.architectures(architecture) if architecture else []
     file = existing(description)
-    told = file.read_text() if file else None
-    own = None
+    questions = {out: file.read_text() if file else None}
     if not dry_run:
-        asking.check(told)
-        own = asking.own_description() if names else None
+        cudnn = Cudnn(questions[out])
+        if names:
+            own = cudnn.description()
+            questions = {out.with_name(f"{out.stem}-{name}{out.suffix}"): asking.described(own, name) for name in names}
     if Path(args[0]).suffix == ".py":
         problems = asking.problems_of_script(Path(args[0]), args[1:])
     else:
@@ -136,16 +137,14 @@ def _ask_cudnn(
         for problem in problems:
             print(json.dumps({"problem": problem}))
         return
-    if own is None:
-        rows = [_ask_about(problems, out, workers, told)]
-    else:
-        places = {name: out.with_name(f"{out.stem}-{name}{out.suffix}") for name in names}
-        rows = []
-        for name, place in places.items():
-            try:
-                rows.append(_ask_about(problems, place, workers, asking.described(own, name)))
-            except CudnnError as error:  # the others may be known to it
-                rows.append({"file": str(place), "failed": str(error)})
+    rows = []
+    for place, text in questions.items():
+        try:
+            rows.append(_ask_about(problems, place, workers, text))
+        except CudnnError as error:  # cuDNN may know the other architectures
+            if not names:
+                raise
+            rows.append({"file": str(place), "failed": str(error)})
     for row in rows:
         if as_json:
             print(json.dumps(row))

@@ -111,27 +111,17 @@ def groups(results: list[Comparison]) -> dict[str, list[Comparison]]:
 
 def summarize(results: list[Comparison]) -> list[ErrorSummary]:
     """The errors of every figure in every group."""
-    summaries = []
+    found = []
     for group, members in groups(results).items():
         for figure in FIGURES:
             errors = [error for member in members if (error := member.error(figure)) is not None]
-            if errors:
-                sizes = [abs(error) for error in errors]
-                summaries.append(
-                    ErrorSummary(
-                        group,
-                        figure,
-                        len(members),
-                        len(errors),
-                        sum(error == 0 for error in errors) / len(errors),
-                        quantile(sizes, 0.5),
-                        sum(sizes) / len(sizes),
-                        quantile(sizes, 0.9),
-                        quantile(sizes, 0.99),
-                        sum(error < 0 for error in errors) / len(errors),
-                    )
-                )
-    return summaries
+            if not errors:
+                continue
+            count, sizes = len(errors), [abs(error) for error in errors]
+            exact, mean, under = errors.count(0) / count, sum(sizes) / count, sum(error < 0 for error in errors) / count
+            median, p90, p99 = (quantile(sizes, share) for share in (0.5, 0.9, 0.99))
+            found.append(ErrorSummary(group, figure, len(members), count, exact, median, mean, p90, p99, under))
+    return found
 
 
 def bound(results: list[Comparison]) -> dict[str, float]:

@@ -263,22 +263,19 @@ def _header(header: dict[str, Any], place: str) -> dict[str, Any]:
             f"{place}: needed version {VERSION}; found {_shown(header.get('version'))}. Update: pip install -U ullage"
         )
     _only(header, {"format", "version", "gpu", "versions"}, {"driver", "cuda", "cudnn"}, place)
-    for name in ("driver", "cuda"):
-        if name in header:
-            _matches(header[name], _VERSION, name, place)
-    if "cudnn" in header:
-        _whole(header["cudnn"], 0, 10**7, "cudnn", place)
-    card = header["gpu"]
-    if not isinstance(card, dict) or not isinstance(header["versions"], dict):
-        raise BadContribution(f"{place}: needed gpu and versions as objects")
+    card, versions = header["gpu"], header["versions"]
+    if not isinstance(card, dict) or not isinstance(versions, dict):
+        raise BadContribution(f"{place}: gpu and versions must be objects")
     _only(card, {"name", "memory", "capability", "sms"}, set(), place)
+    _only(versions, {"torch"}, set(PACKAGES), place)
     _matches(card["name"], _GPU_NAME, "gpu.name", place)
     _matches(card["capability"], re.compile(r"[0-9]{1,2}\.[0-9]"), "gpu.capability", place)
+    numbered = {name: header[name] for name in ("driver", "cuda") if name in header}
+    for name, version in (numbered | {f"versions.{name}": version for name, version in versions.items()}).items():
+        _matches(version, _VERSION, name, place)
+    _whole(header.get("cudnn", 0), 0, 10**7, "cudnn", place)
     _whole(card["memory"], 256 * MIB, _MOST_MEMORY, "gpu.memory", place)
     _whole(card["sms"], 1, 10_000, "gpu.sms", place)
-    _only(header["versions"], {"torch"}, set(PACKAGES), place)
-    for name, version in header["versions"].items():
-        _matches(version, _VERSION, f"versions.{name}", place)
     return header
 
 

@@ -65,11 +65,6 @@ def _ask(problems: Sequence[ConvolutionProblem]) -> list[dict[str, Any]]:
     return rows
 
 
-def check(description: str | None = None) -> None:
-    """Raise `CudnnError` where cuDNN cannot be asked, before anything else is done."""
-    Cudnn(description)
-
-
 def architectures(text: str) -> list[str]:
     """The architectures that were asked for: "all", or names with commas."""
     names = list(ARCHITECTURE_CARDS) if text == "all" else text.split(",")
@@ -77,11 +72,6 @@ def architectures(text: str) -> list[str]:
         if name not in ARCHITECTURE_CARDS:
             raise UnknownName("architecture", name, list(ARCHITECTURE_CARDS))
     return names
-
-
-def own_description() -> dict[str, Any]:
-    """What cuDNN says of this machine's GPU; `CudnnError` where there is none."""
-    return Cudnn().description()
 
 
 def described(own: Mapping[str, Any], architecture: str) -> str:
