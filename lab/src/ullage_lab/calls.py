@@ -61,7 +61,7 @@ def unpacked(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value of a call stands for a tensor."""
+    """Return whether a value of a call stands for a tensor."""
     return isinstance(value, dict) and "shape" in value
 
 
@@ -91,7 +91,7 @@ def _length(tensor: dict[str, Any]) -> int:
 
 
 def operator_of(call: dict[str, Any]) -> Any:
-    """The operator itself; `AttributeError` where this PyTorch has none of that name."""
+    """Return the operator; raise `AttributeError` if this PyTorch has none of that name."""
     space, name, overload = call["operator"].split(".")
     return getattr(getattr(getattr(torch.ops, space), name), overload)
 
@@ -148,7 +148,7 @@ def _tensor(value: dict[str, Any], name: str, bound: int, device: str) -> torch.
 
 
 def _bound(call: dict[str, Any], name: str) -> Any:
-    """What integers of an argument are smaller than; for a list of tensors one number each."""
+    """Return the exclusive upper limit of the integers of an argument; for a list of tensors, one per tensor."""
     if name not in ("index", "indices", "target", "offsets"):
         return None
     operator, args = call["operator"].split(".")[1], call["args"]

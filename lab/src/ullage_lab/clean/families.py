@@ -25,7 +25,7 @@ _GENERATED = "ullage_lab.networks.generated:"
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """A family's name, and its kind: cnn, transformer, mlp, or "other" where nobody has said."""
+    """A family's name, and its kind: cnn, transformer, mlp, or "other" if unknown."""
 
     name: str
     kind: str

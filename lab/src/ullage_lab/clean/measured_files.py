@@ -1,4 +1,4 @@
-"""Reads files of measured runs and joins what belongs to one run: its memory and its utilisation."""
+"""Read files of measured runs and join the lines of one run: its memory and its utilisation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Dropped:
 
 @dataclass
 class CleaningReport:
-    """What became of every measured line: `read` = `kept` + `joined` (to a run that was kept) + dropped ones."""
+    """The fate of every measured line: `read` = `kept` + `joined` (to a run that was kept) + dropped ones."""
 
     files: list[str] = field(default_factory=list)
     read: int = 0
@@ -111,7 +111,7 @@ class CleaningReport:
 
 
 def trouble(line: Mapping[str, Any], card: int | None) -> tuple[str, str] | None:
-    """Why a measured line cannot be used, and the details; `card` is the GPU's memory in bytes where it is known.
+    """Return why a measured line cannot be used, with details; `card` is the GPU's memory in bytes, if known.
 
     >>> trouble({"oom": "CUDA out of memory", "tried": 3 << 30}, None)
     ('out of memory', 'at 3.00 GiB')
@@ -159,7 +159,7 @@ def too_little(allocated: int, parameters: int, precision: str, inference: bool 
 
 
 def process_memory(line: Mapping[str, Any]) -> int | None:
-    """What nvidia-smi would have shown at the peak.
+    """Return the memory that nvidia-smi would have shown at the peak.
 
     NVML is read once, after the last step; by then the allocator may hold less than it did at its peak, so that what
     lies beside its memory is taken from the end and what it reserved from the peak.
@@ -172,7 +172,7 @@ def process_memory(line: Mapping[str, Any]) -> int | None:
 
 
 def context(line: Mapping[str, Any]) -> int | None:
-    """What the process had beside PyTorch's memory after the last step: the CUDA context with all kernels loaded."""
+    """Return the process memory outside PyTorch after the last step: the CUDA context with all loaded kernels."""
     end, reserved = line.get("nvml_end"), line.get("end_reserved")
     if end is None or reserved is None:
         lent: int | None = line.get("lent_context")
@@ -181,7 +181,7 @@ def context(line: Mapping[str, Any]) -> int | None:
 
 
 def share(value: float | None) -> float | None:
-    """A share from 0 to 1; what cannot be one is unknown.
+    """Return a share from 0 to 1; an impossible one is unknown.
 
     >>> share(0.4), share(1.004), share(-1.0)
     (0.4, 1.0, None)
@@ -223,7 +223,7 @@ class MergedRun:
 
 
 def canonical(row: dict[str, Any]) -> str:
-    """The part of a line that says what was trained, as JSON; equal for equal runs.
+    """Return the part of a line that describes the training, as JSON; equal for equal runs.
 
     >>> canonical({"id": "a", "model": "mlp:x", "opt": "sgd", "batch": 2, "widths": [8, 4], "seq": None})
     '{"model":"mlp:x","batch":2,"opt":"sgd","widths":[8,4]}'
@@ -258,7 +258,7 @@ def read_measured(files: Sequence[Path], report: CleaningReport) -> list[MergedR
 
 
 def gpu_name(name: str | None) -> str | None:
-    """The catalogue's name of a GPU, or the name as it is where the catalogue has none.
+    """Return the catalogue's name of a GPU, or the given name if the catalogue has none.
 
     >>> gpu_name("NVIDIA H200"), gpu_name("Voodoo 2")
     ('H200', 'Voodoo 2')

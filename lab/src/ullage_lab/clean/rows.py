@@ -1,4 +1,4 @@
-"""From measured files to the rows of a data set: joins, checks, features, and an account of what was dropped."""
+"""From measured files to the rows of a data set: joins, checks, features, and an account of dropped lines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AT_ONCE = 16  # runs that a process is handed at a time
 
 
 def feature_rows(configurations: Sequence[str], processes: int | None = None) -> Iterator[dict[str, Any] | str]:
-    """For every configuration (as JSON), in their order, its columns; a text where the model does not run."""
+    """Return the columns of each configuration (as JSON), in order; a text if the model does not run."""
     if len(configurations) < FEW:
         yield from map(feature_row, configurations)
         return
@@ -47,7 +47,7 @@ def feature_rows(configurations: Sequence[str], processes: int | None = None) ->
 
 
 def _begin() -> None:
-    """What a process does first: one thread, and PyTorch's many objects out of the collector's way."""
+    """Set up a process: one thread, and PyTorch's many objects out of the collector's way."""
     import gc
 
     import torch
@@ -167,7 +167,7 @@ def _drop(run: MergedRun, reason: str, detail: str, report: CleaningReport) -> N
 
 
 def _utilization(run: MergedRun, report: CleaningReport) -> dict[str, Any]:
-    """What was read while the run was alone; figures that cannot be are unknown, and counted."""
+    """Return the readings of the run alone; impossible figures are unknown, and counted."""
     if run.utilization is None:
         return {}
     line = run.utilization.row

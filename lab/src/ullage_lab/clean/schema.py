@@ -1,4 +1,4 @@
-"""The columns of a data set's Parquet file, each with its type and what it says; see lab/docs/data.md."""
+"""The columns of a data set's Parquet file, each with its type and meaning; see lab/docs/data.md."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _readings(table: polars.DataFrame) -> dict[str, Any]:
 
 
 def _tenths(values: polars.Series) -> list[float] | None:
-    """What a tenth is below, what half is, and what a tenth is above."""
+    """Return the first decile, the median and the ninth decile."""
     ordered = sorted(values.to_list())
     return [ordered[(len(ordered) - 1) * part // 10] for part in (1, 5, 9)] if ordered else None
 
@@ -76,7 +76,7 @@ def _family(table: polars.DataFrame) -> dict[str, Any]:
 
 
 def _spread(values: polars.Series) -> dict[str, int] | None:
-    """Smallest, median and largest; `None` where nothing is known."""
+    """Return smallest, median and largest; `None` if there are no values."""
     if not len(values):
         return None
     ordered = sorted(values.to_list())
@@ -102,7 +102,7 @@ def _counted(values: list[Any]) -> dict[str, int]:
 
 
 def load_polars() -> Any:
-    """The package polars, or what to type where it is missing."""
+    """Return the package polars, or raise an error with the command that installs it."""
     try:
         import polars
     except ImportError:

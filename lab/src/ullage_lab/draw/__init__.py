@@ -1,4 +1,4 @@
-"""Draws what is worth measuring: models, runs, operator calls, convolutions.
+"""Draw models, runs, operator calls and convolutions to measure.
 
 In comes a seed and a count; out come lines of JSON. The same seed gives the same lines, a larger count more of them.
 """

@@ -36,7 +36,7 @@ _NOT_MEASURED = ("cuda.", "triton.")
 
 
 def drawn_runs(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """So many runs, in the form of a file of configurations, in random order."""
+    """Return N random runs in the form of a file of configurations."""
     chance = random.Random(f"rates {seed}")
     generated = round(count * _GENERATED)
     limits = DrawingLimits(memory=20 * GIB, seconds=0.06)
@@ -71,7 +71,7 @@ def followed(rows: Iterable[dict[str, Any]], gpu: str = "H200") -> Iterator[dict
 
 
 def chosen(steps: Sequence[dict[str, Any]], count: int, whole: int = 0, seed: int = 0) -> list[dict[str, Any]]:
-    """So many distinct calls, in an order of which every beginning is a fair sample.
+    """Return N distinct calls, ordered so that every beginning is a fair sample.
 
     Of the first `whole` steps all calls that run kernels are taken. The others are drawn evenly over operators, types
     and sizes: of an operator with many calls more than of one with few, by the root of their number.
@@ -121,7 +121,7 @@ def _spread(calls: list[dict[str, Any]], chance: random.Random) -> list[dict[str
 def drawn_calls(
     runs: int, seed: int = 0, most: int = MOST_CALLS, each: Each = lambda rows, _: rows
 ) -> list[dict[str, Any]]:
-    """The calls of so many drawn runs, at most so many; `each` may show how far it has come."""
+    """Return the calls of N drawn runs, up to a limit; `each` may report the progress."""
     found = each(followed(drawn_runs(runs, seed)), runs)
     return chosen([run["step"] for run in found if "step" in run], most, seed=seed)
 

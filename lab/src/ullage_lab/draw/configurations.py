@@ -62,7 +62,7 @@ _LARGE = ((2048, 20, 16), (2048, 24, 32), (2304, 26, 18), (2560, 28, 20), (3072,
 
 
 def draw(count: int, seed: int = 0, avoid: Collection[str] = ()) -> list[dict[str, Any]]:
-    """So many random runs, in the form of a file of configurations; `avoid` names models to leave out."""
+    """Return N random runs in the form of a file of configurations; `avoid` names models to leave out."""
     chance = random.Random(seed)
     makers = (_vision("tv"), _vision("timm"), draw_transformer, _perceptron)
     rows: list[dict[str, Any]] = []

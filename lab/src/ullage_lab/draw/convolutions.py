@@ -310,7 +310,7 @@ def arrange(counts: Counter[ConvolutionLayer], configurations: int) -> Iterator[
 
 
 def problems_of_models(seconds: float, configurations: int) -> list[ConvolutionProblem]:
-    """Return what layers of models give to cuDNN, collected for so long, in so many configurations."""
+    """Return the convolution problems of models' layers, collected for a limited time and number of configurations."""
     found = (problems_of(*one) for one in arrange(collect(seconds), configurations))
     return list(dict.fromkeys(problem for several in found for problem in several))
 

@@ -116,7 +116,8 @@ class Cost:
     flops: float = 0.0
 
     def memory(self, batch: int, optimizer: str, precision: str) -> int:
-        """Bytes of the training run: weights, gradients, optimizer states and what the backward pass needs.
+        """Return the bytes of the training run: weights, gradients, optimizer states and tensors kept for the backward
+        pass.
 
         >>> Cost(parameters=10, numbers=100).memory(2, "adam", "fp32")
         960
@@ -323,7 +324,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def ranges(family: str, file: Path | None = None) -> dict[str, Any]:
-    """The ranges of a family, with what the file's table of that name says instead."""
+    """Return the ranges of a family, with those of the file's table of that name in their place."""
     if family not in DEFAULTS:
         raise UnknownName("family", family, (*FAMILIES, "real"))
     known = dict(DEFAULTS[family])
@@ -412,7 +413,7 @@ _KEEP = 200
 
 @dataclass(frozen=True)
 class DrawingLimits:
-    """What a run may take at most: bytes of GPU memory and seconds a step, both as `Cost` counts them.
+    """Limits of a run: bytes of GPU memory and seconds per step, as `Cost` counts them.
 
     A step is to take `least_seconds` too: small runs wait for the host, and say little of the GPU.
     """
@@ -425,7 +426,7 @@ class DrawingLimits:
 def generate(
     family: str, count: int, seed: int, known: dict[str, Any] | None = None, limits: DrawingLimits | None = None
 ) -> Iterator[dict[str, Any]]:
-    """So many rows of a family, in the form of a file of configurations."""
+    """Return N rows of a family in the form of a file of configurations."""
     for number in range(count):
         yield draw(family, number, seed, known or DEFAULTS[family], limits or DrawingLimits())
 
@@ -603,7 +604,7 @@ _DRAWS = {"mlp": _mlp, "cnn": _cnn, "transformer": _transformer}
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What was drawn: how many of each form, optimizer and precision, and how many in each class of memory."""
+    """Return the number of drawn rows of each form, optimizer and precision, and in each class of memory."""
     needs = sorted(row["guess"] for row in rows)
     unit = CLASS.get(rows[0]["family"], 8 * GIB) if rows else None
     classes = Counter(row["guess"] // (unit or 1) for row in rows)

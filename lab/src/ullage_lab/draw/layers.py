@@ -84,7 +84,7 @@ def native(layer: ConvolutionLayer, kind: str, layout: str) -> bool:
 
 
 def problems_of(layer: ConvolutionLayer, batch: int, kind: str, layout: str) -> list[ConvolutionProblem]:
-    """Return what a layer's forward and backward calls give to cuDNN."""
+    """Return the cuDNN problems of a layer's forward and backward calls."""
     found: list[ConvolutionProblem] = []
 
     def ask(problem: ConvolutionProblem) -> Workspace:

@@ -144,7 +144,7 @@ _known: dict[str, Cost | None] = {}  # by what a cost depends on; `None` where t
 
 
 def counted(row: dict[str, Any]) -> Cost | None:
-    """What a run costs, by a forward pass on the meta device; `None` where the model cannot be made so."""
+    """Return the cost of a run, by a forward pass on the meta device; `None` if the model cannot be built."""
     asked = {**row, "batch": _COUNTED, "opt": "sgd", "precision": "fp32", "ckpt": False, "channels_last": False}
     key = json.dumps(asked, sort_keys=True)
     if key not in _known:

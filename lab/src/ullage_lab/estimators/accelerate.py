@@ -1,4 +1,4 @@
-"""`accelerate`: what `accelerate estimate-memory` prints for a model.
+"""`accelerate`: the figures of `accelerate estimate-memory` for a model.
 
 The size of weights and buffers by type, the largest layer, and training with Adam: four times the size in 32 bits; with
 16 bits the largest of weights (32 bits), gradients (1.5 times) and optimizer (twice), which the command takes one at a
@@ -27,7 +27,7 @@ SHARES = {"float32": 1, "float16": 2, "bfloat16": 2, "int8": 4, "int4": 8}
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A row of the command's table, in bytes; `training` is `None` where the command says N/A."""
+    """A row of the command's table, in bytes; `training` is `None` if the command prints N/A."""
 
     dtype: str
     largest_layer: int

@@ -1,4 +1,4 @@
-"""`deepspeed`: what DeepSpeed's own estimator says of the model states under ZeRO.
+"""`deepspeed`: the figures of DeepSpeed's own estimator for the model states under ZeRO.
 
 Weights, gradients and optimizer states of 16-bit training with Adam, a GPU and a node; no activations. Stages 2 and 3
 follow DeepSpeed's estimator, stages 0 and 1, for which it has none, the ZeRO paper (2 bytes of weights and 2 of

@@ -77,7 +77,7 @@ _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 @dataclass
 class NodeFeatures:
-    """What the network reads of one operator call, or of a tensor that was there before; sizes are bytes."""
+    """The network's input for one operator call, or for a tensor that existed before; sizes are bytes."""
 
     kind: int
     inputs: int = 0
@@ -146,7 +146,7 @@ class _StepRecorder(GraphRecorder):
         self._done = False
 
     def begin(self, module: nn.Module, inputs: Any) -> None:
-        """The outermost module is called for the first time: what it owns are the weights."""
+        """Record the weights at the first call of the outermost module."""
         if self.recording or self._done:
             return
         self.recording = True
@@ -158,7 +158,7 @@ class _StepRecorder(GraphRecorder):
         self.recording, self._done = False, True
 
     def measure_state(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """What the optimizer keeps on the GPU after its first step, and how it works through the weights."""
+        """Measure the optimizer's state on the GPU after its first step, and how it iterates over the weights."""
         kept = [leaf for leaf in tree_leaves(dict(optimizer.state)) if isinstance(leaf, torch.Tensor) and leaf.is_cuda]
         self.state = sum(tensor.untyped_storage().nbytes() for tensor in kept)
         self.fused = bool(optimizer.defaults.get("fused"))
@@ -310,7 +310,7 @@ class NodeEdgeEncoder(nn.Module):
     def forward(
         self, nodes: torch.Tensor, edges: torch.Tensor, ends: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Nodes and edges encoded anew."""
+        """Return nodes and edges with new encodings."""
         source, target = nodes[ends[0]], nodes[ends[1]]
         together = torch.cat([source, target, edges], dim=1)
         edges = edges + functional.leaky_relu(self.edge(together))
@@ -363,7 +363,7 @@ def _softmax_by_target(score: torch.Tensor, target: torch.Tensor, count: int) ->
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """What the network says: bytes of reserved memory, seconds a training step."""
+    """The network's prediction: bytes of reserved memory, seconds per training step."""
 
     peak_reserved: int
     step_seconds: float

@@ -45,7 +45,7 @@ class Operator:
 
     @property
     def new_results(self) -> tuple[int, ...]:
-        """The outputs that are no views of what the operator reads."""
+        """Return the outputs that are not views of the operator's inputs."""
         return tuple(number for number in self.results if number not in self.reads)
 
     @property

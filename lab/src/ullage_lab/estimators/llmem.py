@@ -39,7 +39,7 @@ _ADAM = ("adam", "adamw", "adam_fused", "adamw_fused")
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """What the formulas need of a model: the size of every weight, and its shape."""
+    """The inputs of the formulas: the size of every weight, and the model's shape."""
 
     weights: tuple[int, ...]
     layers: int
@@ -66,7 +66,7 @@ def parts_of(
 
 
 def _weight(size: int, dp: int, tp: int) -> int:
-    """A 16-bit weight: the shard that this GPU holds, and what it fetches from the others; gradients reuse it."""
+    """A 16-bit weight: this GPU's shard, and the part fetched from the others; gradients reuse it."""
     shard = 2 * size / tp
     return pages(shard / dp) + (pages(shard * (dp - 1) / dp) if dp > 1 else 0)
 
@@ -83,7 +83,7 @@ def _activations(decoder: Decoder, batch: int, length: int, tp: int, head_in_32_
 
 
 def decoder_of(model: nn.Module) -> Decoder:
-    """What the formulas need, from a transformers model; tied weights once."""
+    """Return the inputs of the formulas from a transformers model; tied weights count once."""
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     found = [getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "vocab_size")]

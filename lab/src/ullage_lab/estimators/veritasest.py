@@ -22,7 +22,7 @@ from ullage_lab.estimators.xmem import estimator as xmem
 
 
 def supports(request: JobRequest) -> str | None:
-    """What xMem supports, as far as it is a convolutional network.
+    """Return why a job is not supported, or `None`: xMem's reason, or a network without convolutions.
 
     >>> supports(JobRequest(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2)))
     'its paper covers convolutional networks; this model has no convolution'
@@ -58,7 +58,7 @@ def _layers(configuration: Model) -> tuple[bool, str | None]:
 
 
 def _built(configuration: Model) -> nn.Module:
-    """The model without its weights; with them where a model looks at values while it is built."""
+    """Build the model without its weights, or with them if the model reads values while it is built."""
     try:
         with torch.device("meta"):
             return build(configuration)

@@ -22,7 +22,7 @@ HIGHEST_ERROR = 100.0
 
 
 class Axis:
-    """A logarithmic axis from values to pixels; what lies beyond its ends is drawn at them.
+    """A logarithmic axis from values to pixels; values beyond its ends are drawn at them.
 
     >>> axis = Axis(1, 100, 0, 200)
     >>> axis(10), axis(1000), axis.ticks()
@@ -137,7 +137,7 @@ def time_against_error(standings: Sequence[Standing]) -> str:
 
 
 def _free(taken: list[tuple[float, float]], x: float, y: float) -> float:
-    """The nearest height at or above `y` where a label beside `x` covers no other."""
+    """Return the nearest height at or above `y` at which a label at `x` covers no other."""
     for step in range(20):
         for shifted in (y - 13 * step, y + 13 * step):
             if all(abs(x - other_x) > 120 or abs(shifted - other_y) >= 13 for other_x, other_y in taken):

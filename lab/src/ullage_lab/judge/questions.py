@@ -1,4 +1,4 @@
-"""Asks every estimator about every run; answers are kept in a file as they come, so that a stopped ranking goes on."""
+"""Run every estimator on every run; answers are appended to a file, so that an interrupted ranking continues."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Question:
 
 
 def questions(sets: Sequence[TruthSet], counts: Mapping[str, int | None]) -> list[Question]:
-    """All questions, run by run; `counts` names the estimators and how many runs each is asked about (`None`: all).
+    """Return all questions, run by run; `counts` gives the number of runs for each estimator (`None`: all).
 
     A run that is in several campaigns is asked about once.
     """
@@ -90,14 +90,14 @@ def answers(
 
 @cache
 def code_version() -> str:
-    """A short name of this very code: answers of another one may be kept in the same file, and are told apart."""
+    """Return a short name of this version of the code, which distinguishes its answers in a shared file."""
     packages = (Path(ullage.__file__).parent, Path(__file__).parents[1])
     sources = sorted(file for package in packages for file in package.rglob("*") if file.suffix in (".py", ".toml"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:8]
 
 
 def read_answers(file: Path) -> dict[str, Record]:
-    """The answers in a file by their keys; a last line that was cut off by a crash is asked for again."""
+    """Return the answers in a file by their keys; a last line cut off by a crash is skipped."""
     found = {}
     for row in rows_so_far(file):
         try:

@@ -39,7 +39,7 @@ REPLAY, RESERVED, PROCESS = "replay", "reserved", "process"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the protocol says of an estimate: bytes conserved, and by what round 2 was decided (`None`: it was not)."""
+    """The protocol's result for an estimate: bytes conserved, and the basis of round 2 (`None`: not decided)."""
 
     success: bool
     conserved: int
@@ -47,7 +47,7 @@ class Judgement:
 
 
 def judge(record: Record, run: MeasuredRun, card: GPU, variant: str = MENDED) -> Judgement | None:
-    """Both rounds for one estimate; `None` where there is no estimate or nothing to compare with.
+    """Return both rounds for one estimate; `None` without an estimate or a measured figure.
 
     >>> from ullage.hardware import gpu
     >>> run = MeasuredRun(id="r", row={}, family="MLPs", reserved=900 * 2**20, process=1700 * 2**20)
@@ -74,7 +74,7 @@ def judge(record: Record, run: MeasuredRun, card: GPU, variant: str = MENDED) ->
 
 
 def allocator_need(record: Record, card: GPU) -> int | None:
-    """What the estimator says PyTorch's allocator needs: its reserved memory, or its figure less a context."""
+    """Return the estimator's figure for PyTorch's allocator: its reserved memory, or its figure minus a context."""
     if record.figure is None:
         return None
     if record.kind != "process":
@@ -86,7 +86,7 @@ def allocator_need(record: Record, card: GPU) -> int | None:
 
 
 def bound_of(record: Record) -> Record | None:
-    """The estimator's upper bound as an estimate of its own; `None` where it gives none."""
+    """Return the estimator's upper bound as a separate estimate; `None` if it has none."""
     if record.upper is None or record.upper == record.figure:
         return None
     name = f"{record.estimator} (upper)"
@@ -95,7 +95,7 @@ def bound_of(record: Record) -> Record | None:
 
 
 def second_round(run: MeasuredRun, cap: int, card: GPU) -> tuple[bool, str] | None:
-    """Whether a run survives with its allocator limited to `cap`, and by what that was decided."""
+    """Return whether a run survives with its allocator limited to `cap`, and the basis of that decision."""
     if run.reserved is None:
         return None if run.process is None else (cap + (card.context or 0) >= run.process, PROCESS)
     if run.history is None:

@@ -1,4 +1,4 @@
-"""Measured runs as the ranking of estimators takes them: what was run, on which GPU, and what was seen there."""
+"""Measured runs for the ranking of estimators: the training, the GPU, and the measured figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAMILIES = {"hf": "transformers", "mlp": "MLPs"}
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
-    """One measured run; sizes are bytes, `None` where they were not measured.
+    """One measured run; sizes are bytes, `None` if not measured.
 
     `row` is the configuration (and whatever else its file says), `history` the file of its allocator's record. For a
     run that ran out of memory (`oom`) the figures are those of the attempt and are compared with nothing.
@@ -41,11 +41,11 @@ class MeasuredRun:
 
     @property
     def context(self) -> int | None:
-        """What the process took outside PyTorch's allocator."""
+        """Return the process memory outside PyTorch's allocator."""
         return None if self.process is None or self.reserved is None else self.process - self.reserved
 
     def truth(self, kind: str) -> int | None:
-        """The measured figure of a kind ("allocated", "reserved", "process"); the process's where no other is."""
+        """Return the measured figure of a kind ("allocated", "reserved", "process"); that of the process by default."""
         value: int | None = getattr(self, kind)
         return self.process if value is None and self.reserved is None else value
 
@@ -96,14 +96,14 @@ def measured_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def _of_dataset(row: dict[str, Any]) -> dict[str, Any]:
-    """A run with the keys of measured files. Where runs shared a process, none of them has one to compare with."""
+    """Return a run with the keys of measured files; runs of a shared process have no process figure."""
     process = None if row["context"] is None else row["process_memory"]
     figures = {"peak_alloc": row["peak_allocated"], "peak_reserved": row["peak_reserved"], "nvml_end": process}
     return {**json.loads(row["configuration"]), "id": row["id"], **figures}
 
 
 def run_of(row: dict[str, Any], number: int, folder: Path) -> MeasuredRun:
-    """The run of a line of a measured file; histories lie beside the file, in `folder`."""
+    """Return the run of a line of a measured file; histories are next to the file, in `folder`."""
     reserved, end = row.get("peak_reserved"), row.get("nvml_end")
     process = None
     if reserved is not None and end is not None:
@@ -123,7 +123,7 @@ def run_of(row: dict[str, Any], number: int, folder: Path) -> MeasuredRun:
 
 
 def family_of(model: str) -> str:
-    """Where a model comes from, as a heading.
+    """Return the source of a model, as a heading.
 
     >>> family_of("tv:resnet50"), family_of("hf:GPT2LMHeadModel"), family_of("mlp:x")
     ('torchvision', 'transformers', 'MLPs')
@@ -133,7 +133,7 @@ def family_of(model: str) -> str:
 
 
 def sample(runs: Sequence[MeasuredRun], count: int | None) -> list[MeasuredRun]:
-    """So many of the runs, always the same ones: a smaller sample is part of every larger one.
+    """Return N of the runs, always the same ones: a smaller sample is part of every larger one.
 
     >>> runs = [MeasuredRun(id=str(number), row={}, family="") for number in range(9)]
     >>> len(sample(runs, 4)), set(map(id, sample(runs, 2))) < set(map(id, sample(runs, 4)))
@@ -186,7 +186,7 @@ _WHOLE_GPU = "the truth is the whole GPU's memory.used, sampled once a second: e
 
 
 def read_a100(file: Path, gpu: str) -> list[TruthSet]:
-    """The runs of one of the published tables, told apart by their columns."""
+    """Read the runs of one of the published tables, distinguished by their columns."""
     try:
         with file.open(newline="") as lines:
             rows = list(csv.DictReader(lines))
@@ -291,7 +291,7 @@ _OF_THE_MODEL = ("name", "settings", "config")
 
 
 def identity(configuration: Model) -> dict[str, Any]:
-    """What makes two configurations the same run, however they were written down.
+    """Return a key that is equal for two notations of the same run.
 
     >>> one = identity(Model("tv:resnet18", batch_size=8, num_classes=1000))
     >>> one == identity(Model("torchvision:resnet18", batch_size=8))

@@ -36,7 +36,7 @@ LONGEST_REASON = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What an estimator answered about a run, as a line of a results file; sizes are bytes.
+    """An estimator's answer for a run, as a line of a results file; sizes are bytes.
 
     Exactly one of `figure`, `unsupported` and `failed` is set.
     """
@@ -64,7 +64,7 @@ class Record:
         return self.figure is not None
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as plain values, without what is not known."""
+        """Return the record as plain values, without unknown ones."""
         return {name: value for name, value in asdict(self).items() if value not in (None, ())}
 
 
@@ -95,7 +95,7 @@ def ask_apart(
 
 
 def ask_here(request: dict[str, Any]) -> dict[str, Any]:
-    """In the process: ask, and give what came as plain values."""
+    """Run the estimator in this process, and return its answer as plain values."""
     warnings.simplefilter("ignore")
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     limit_address_space(int(MEMORY_SHARE * machine_memory()[1]))  # a model too large for this machine fails by itself
@@ -112,7 +112,7 @@ def ask_here(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures(answer: Estimate) -> dict[str, Any]:
-    """What a record keeps of an estimate."""
+    """Return the figures of an estimate that a record keeps."""
     return {
         "figure": answer.figure,
         "kind": answer.figure_kind,

@@ -33,7 +33,7 @@ TURNS = 5  # children that have made their first step when the first of them is 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementSettings:
-    """How to measure. `utilization` reads each run alone, for `seconds`, so many times (`readings`)."""
+    """Settings of a measurement. `utilization` reads each run alone, for `seconds`, `readings` times."""
 
     out: Path
     at_once: int = 14
@@ -47,7 +47,7 @@ class MeasurementSettings:
 
     @property
     def kind(self) -> str:
-        """What a row of this plan says it is."""
+        """Return the kind that a row of this plan records."""
         return "utilization" if self.utilization else "memory"
 
 
@@ -65,7 +65,7 @@ def measure_rows(rows: Sequence[dict[str, Any]], plan: MeasurementSettings) -> t
 
 
 def checked_rows(rows: Sequence[dict[str, Any]], plan: MeasurementSettings) -> list[dict[str, Any]]:
-    """What children are told: rows with an id of their own, checked before anything runs."""
+    """Return the rows for the children, each with an id, checked before anything runs."""
     checked, seen = [], set()
     for number, row in enumerate(rows):
         if "header" in row:
@@ -107,7 +107,7 @@ def _measured(rows: list[dict[str, Any]], plan: MeasurementSettings) -> Rows:
 def _answers(
     runs: ParallelRuns, rows: list[dict[str, Any]], plan: MeasurementSettings
 ) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Rows with their answers; with bundles, what a bundle left undone gets a fresh process afterwards."""
+    """Yield rows with their answers; rows that a bundle did not reach get a fresh process afterwards."""
     if plan.together > 1 and not plan.utilization:
         from ullage_lab.measure.memory import bundle, prepare_bundle, run_bundle, untied
 
@@ -132,7 +132,7 @@ def _answers(
 
 
 def prepare_runs(plan: MeasurementSettings) -> tuple[ParallelRuns, dict[str, Any]]:
-    """How the runs of a plan are made, and what is known of the GPU. This process itself never touches CUDA."""
+    """Return the runs of a plan, and the facts about the GPU. This process itself never touches CUDA."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: forking wants one thread
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import torch
@@ -176,7 +176,7 @@ def prepare_runs(plan: MeasurementSettings) -> tuple[ParallelRuns, dict[str, Any
 
 
 def import_models(rows: Sequence[dict[str, Any]]) -> None:
-    """Import what models come from, once for all children. A package that is not there is an error of theirs."""
+    """Import the models' packages once for all children. A missing package is an error of its own runs."""
     names: dict[str, set[str]] = {}
     for configuration in map(Model.from_row, rows):
         names.setdefault(configuration.source, set()).add(configuration.short_name)
@@ -193,7 +193,7 @@ def import_models(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def look_at_gpu() -> dict[str, Any]:
-    """Name, memory and versions, asked by a child: a process that has asked CUDA itself cannot fork others."""
+    """Return name, memory and versions, read by a child: a process that has used CUDA cannot fork others."""
     from ullage_lab.measure.memory import describe_gpu
 
     kind = RunKind(prepare=lambda row: None, run=lambda prepared, pause: describe_gpu(), gpu_memory=lambda row: 0)
@@ -207,7 +207,7 @@ def look_at_gpu() -> dict[str, Any]:
 
 
 def need(order: dict[str, Any]) -> int:
-    """How much of the card a run may take, its context aside: what was counted, and some."""
+    """Return the memory of the card that a run may use without its context: the count, and an allowance."""
     counted: int | None = order.get("need")
     if counted is None:
         return UNKNOWN_NEED
@@ -216,7 +216,7 @@ def need(order: dict[str, Any]) -> int:
 
 
 def _host(order: dict[str, Any]) -> int:
-    """Weights on the CPU, a second time where they are cast, and a context's share."""
+    """Return the host memory of a run: the weights on the CPU, twice if they are cast, and a context's share."""
     return GIB + 6 * int(order.get("parameters") or 500_000_000)
 
 

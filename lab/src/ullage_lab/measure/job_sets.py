@@ -47,7 +47,7 @@ class Round:
 
 
 def rounds(sets: Sequence[JobSet], room: Mapping[str, int], total: int, residents: int = RESIDENTS) -> list[Round]:
-    """Sets in their order, a new round where the next one's jobs have no room beside those of the round.
+    """Return the sets in order, with a new round whenever the next set's jobs do not fit next to those of the round.
 
     >>> sets = [JobSet(id=name, jobs=tuple(name)) for name in ("ab", "aa", "c")]
     >>> [[one.id for one in part.sets] for part in rounds(sets, {"a": 4, "b": 4, "c": 4}, total=12)]
@@ -66,7 +66,7 @@ def rounds(sets: Sequence[JobSet], room: Mapping[str, int], total: int, resident
 
 
 def room(row: Row) -> int:
-    """What a job takes of the GPU: as measured where the row says so, else what was counted, and some."""
+    """Return the GPU memory of a job: as measured if the row has a figure, otherwise the count and an allowance."""
     reserved = row.get("peak_reserved")
     return need(row) + BASE if reserved is None else int(reserved) + BASE
 
@@ -94,7 +94,7 @@ def sets_in(rows: Sequence[Row]) -> list[JobSet]:
 
 
 def draw_sets(rows: Sequence[Row], count: int, seed: int, total: int = 130 * GIB) -> list[JobSet]:
-    """So many sets of these jobs: first one small, one medium and one large job, copied; then mostly pairs.
+    """Draw N sets of these jobs: first one small, one medium and one large job, copied; then mostly pairs.
 
     Jobs are small or large by the memory they take. The same seed draws the same sets of the same rows.
 

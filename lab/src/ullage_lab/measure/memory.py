@@ -1,4 +1,4 @@
-"""What a child of the fork server does to measure memory: a context of its own, a few steps of training, figures.
+"""Measure memory in a child of the fork server: a separate context, a few training steps, figures.
 
 The keys are those of `ullage measure`, so that the files go wherever those go.
 """
@@ -195,7 +195,7 @@ def run_memory(prepared: PreparedMemoryRun, pause: Callable[[], None] = lambda: 
 
 
 def out_of_memory(error: BaseException) -> dict[str, Any]:
-    """The message, and how large the process would have become: what it had reserved and what it asked for."""
+    """Return the message, and the memory that the process would have needed: reserved memory and the failed request."""
     text = str(error).splitlines()[0].split(" If reserved")[0][:300]
     found = _TRIED.search(text)
     asked = parse_bytes(found[1].replace(" ", "")) if found else None
@@ -292,7 +292,7 @@ def emptied() -> bool:
 
 
 def untied(order: Order, answer: dict[str, Any]) -> Iterator[tuple[Order, dict[str, Any] | None]]:
-    """Every row of a bundle with its answer, or with `None` where it has none."""
+    """Yield every row of a bundle with its answer, or with `None` if it has none."""
     answers = answer.get("answers", {})
     for row in order["rows"]:
         yield row, answers.get(row["id"])

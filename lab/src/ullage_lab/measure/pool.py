@@ -35,7 +35,7 @@ LOOK_AHEAD = 64  # of the children that wait, one that fits goes before one that
 
 @dataclass(frozen=True, kw_only=True)
 class RunKind:
-    """What the runs do, and what they take.
+    """The work of the runs, and their need.
 
     `prepare(row)` makes whatever a run needs; `run(prepared, pause)` gives the answer, and calls `pause()` where it is
     to wait for a turn, if children take turns (`turns` is how many wait before the first goes on; 0: none do).
@@ -86,13 +86,13 @@ class _Run:
         self.may_go_on = False
 
     def take(self, row: Row) -> None:
-        """Go on with another row. What the last one took is given back when this one is ready."""
+        """Continue with another row. The memory of the last one is freed when this one is ready."""
         self.row, self.in_company, self.is_told, self.may_go_on, self.turns = row, True, False, False, 0
         self.enter("preparing")
         self.child.go_on(json.dumps(row))
 
     def has_paused(self) -> bool:
-        """Whether it has come to a pause since it was last asked; each pause has a name of its own."""
+        """Return whether it has paused since the last call; each pause has its own name."""
         place = self.child.at or ""
         if not place.startswith("paused") or place == self.paused_at:
             return False
@@ -108,7 +108,7 @@ class _Run:
 
 
 class ParallelRuns:
-    """Runs at work: at most `at_once`, what they take of the GPU together at most `total`.
+    """Runs in progress: at most `at_once`, with at most `total` of the GPU together.
 
     `for row, answer in runs.work(rows)` gives each as it ends. A run that did not end well while others ran is tried
     again alone, once, after all the others; `retry(answer)` says which answers are such.
@@ -181,7 +181,7 @@ class ParallelRuns:
         run.child.go_on()
 
     def _give_leave(self) -> None:
-        """Let the first that fit run; one that needs more than there is runs when nobody else does."""
+        """Start the first runs that fit; one that needs more than the total runs alone."""
         for run in [] if self._is_still else self._in("ready")[:LOOK_AHEAD]:
             others = self._in("running", "paused", "reading", "answered", "ended")
             wanted = min(self.kind.gpu_memory(run.row), self.total)
@@ -193,7 +193,7 @@ class ParallelRuns:
             self._let(run, "running")
 
     def _give_turn(self) -> None:
-        """One that pauses goes on, of those with fewest turns; after all, those that have answered take rows or end."""
+        """Resume a paused run, fewest turns first; after all of them, finished runs take rows or end."""
         paused = self._in("paused")
         if self._in("reading") or not self.kind.turns:
             return

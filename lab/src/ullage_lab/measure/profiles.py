@@ -260,7 +260,7 @@ def _of_many(operator: Any) -> bool:
 
 
 def profiles(rows: Sequence[dict[str, Any]], seconds: float | None = None) -> Iterator[dict[str, Any]]:
-    """A row for each configuration; one that does not run has `failed`. Stops after so many seconds."""
+    """Yield a row for each configuration; one that does not run has `failed`. Stop after the given seconds."""
     end = None if seconds is None else time.monotonic() + seconds
     for row in rows:
         if end is not None and time.monotonic() > end:

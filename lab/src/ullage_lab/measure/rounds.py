@@ -54,7 +54,7 @@ class _Ready:
 def measured(
     calls: Sequence[dict[str, Any]], workers: int, seconds: float | None = None, answer: Answer | None = None
 ) -> Iterator[Row]:
-    """A row for each call that runs kernels, in no certain order; begins no round after so many seconds."""
+    """Yield a row for each call that runs kernels, in no particular order; begin no round after the given seconds."""
     end = None if seconds is None else time.monotonic() + seconds
     left = deque(call for call in calls if runs_kernels(call))
     with _shared_gpu():
@@ -68,7 +68,7 @@ def measured(
 
 
 def _round(team: list[_Worker], left: deque[dict[str, Any]]) -> Iterator[Row]:
-    """Each process takes calls of those that are `left`, gives back what it has no time for, and times the others."""
+    """Let each process take calls of those `left`, return those without time, and time the others."""
     given = [(worker, _chunk(left)) for worker in team]
     for worker, chunk in given:
         worker.send([packed(call) for call in chunk])
@@ -88,7 +88,7 @@ def _round(team: list[_Worker], left: deque[dict[str, Any]]) -> Iterator[Row]:
 
 @contextlib.contextmanager
 def _shared_gpu() -> Iterator[None]:
-    """MPS, where this machine has it, for processes that start meanwhile."""
+    """Provide MPS, if this machine has it, for processes that start meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         kept = dict(os.environ)
         try:
@@ -107,7 +107,7 @@ def _shared_gpu() -> Iterator[None]:
 
 
 def _chunk(left: deque[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As many of the first calls as fit into memory beside each other."""
+    """Return as many of the first calls as fit into memory together."""
     chunk: list[dict[str, Any]] = []
     taken = 0
     while left and len(chunk) < CALLS:
@@ -123,7 +123,7 @@ def _row(call: dict[str, Any]) -> Row:
 
 
 class _Worker:
-    """A process that is given calls, says when they are ready, and times them when it is told."""
+    """A process that receives calls, reports when they are ready, and times them on request."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -138,7 +138,7 @@ class _Worker:
             self._pipe.send(what)
 
     def receive(self) -> Any:
-        """What it says; `None` where it ended, or says nothing for too long."""
+        """Return the worker's message; `None` if it ended or sends nothing for too long."""
         try:
             return self._pipe.recv() if self._pipe.poll(_PATIENCE) else None
         except (EOFError, OSError):
@@ -160,7 +160,7 @@ class _Worker:
 
 
 def answering(pipe: Connection) -> None:
-    """Make ready and time what comes through a pipe, until it ends; says first how many calls are ready."""
+    """Prepare and time calls from a pipe until it ends; first report how many calls are ready."""
     from ullage_lab.calls import unpacked
 
     bench = _Bench()

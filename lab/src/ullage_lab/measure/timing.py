@@ -155,7 +155,7 @@ class CallTimer:
         return statistics.median(times) * 1e-3 / calls
 
     def _activity(self, run: Callable[[], Any], calls: int, seconds: float) -> dict[str, Any]:
-        """What the GPU's counters say while the call is repeated."""
+        """Return the GPU's counters while the call is repeated."""
         _repeat(run, seconds * calls, _LAG)
         with activity_between(self._uuid) as activity:
             begin = time.perf_counter()
@@ -202,7 +202,7 @@ def rounding(call: dict[str, Any]) -> Iterator[None]:
 
 
 def _repeat(run: Callable[[], Any], taken: float, seconds: float) -> int:
-    """Repeat what takes so long for so many seconds at least, and say how often."""
+    """Repeat a call of known duration for at least the given seconds, and return the number of repetitions."""
     torch.cuda.synchronize()
     begin, done = time.perf_counter(), 0
     while done <= round(seconds / taken) or time.perf_counter() - begin < seconds:
@@ -223,7 +223,7 @@ def argument_sets(call: dict[str, Any]) -> int:
 
 
 def captured(stream: Any, pool: Any, sets: Sequence[Any], calls: int) -> Any:
-    """A CUDA graph of so many calls."""
+    """Return a CUDA graph of N calls."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
@@ -237,7 +237,7 @@ def captured(stream: Any, pool: Any, sets: Sequence[Any], calls: int) -> Any:
 
 
 def loop(sets: Sequence[Any], calls: int) -> None:
-    """So many calls, the sets by turns."""
+    """Make N calls, with the sets of arguments in turn."""
     count = len(sets)
     for number in range(calls):
         operator, args, kwargs = sets[number % count]
@@ -280,7 +280,7 @@ def died_in(started: Path) -> dict[str, Any] | None:
 def measured(
     calls: Sequence[dict[str, Any]], every: int = EVERY, seconds: float | None = None, started: Path | None = None
 ) -> Iterator[dict[str, Any]]:
-    """A row for each call, with the GPU's counters for every so many (0: none); stops after so many seconds.
+    """Yield a row for each call, with the GPU's counters for every Nth (0: none); stop after the given seconds.
 
     `started` is a file that names the call at work, until all are measured: a call may end the process.
     """

@@ -56,7 +56,7 @@ FIGURES = ("gract", "smact", "smocc", "drama", "tensor", "power_w", "energy_j", 
 
 @dataclass(frozen=True, kw_only=True)
 class TogetherSettings:
-    """How to measure. `total` is what jobs may take of the GPU's memory together; all but a little if it is not given.
+    """Settings of a measurement. `total` is the jobs' limit of GPU memory together; nearly all of it by default.
 
     With `rounds`, jobs are read alone and together in turns, so many times, each for so many `seconds`; without, every
     job is read alone once, before all sets.
@@ -154,7 +154,7 @@ class Resident:
         self.child.go_on()
 
     def listen(self) -> None:
-        """Take what it said; one that has ended is lost."""
+        """Receive its message; a job that has ended is lost."""
         self.child.read()
         if self.child.is_silent or self.child.has_answered:
             self.lose()
@@ -183,7 +183,7 @@ def _run(prepared: Any, after_step: Callable[[], None]) -> None:
 
 
 def _memory_at_rest() -> dict[str, Any]:
-    """Wait for the GPU, and say what this process takes of its memory."""
+    """Wait for the GPU, and return the memory of this process on it."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return {}
@@ -218,7 +218,7 @@ class Company:
             job.lose("no longer needed")
 
     def read(self, names: Sequence[str], uuid: str) -> dict[str, Any]:
-        """What jobs do at the same time."""
+        """Read the jobs at the same time."""
         jobs = [self._jobs[name] for name in names]
         _all_there(jobs)
         before = {job.name: job.board.count for job in jobs}
@@ -247,7 +247,7 @@ class Company:
         }
 
     def memory(self, name: str) -> dict[str, Any]:
-        """What a job takes of the GPU's memory: PyTorch's allocator at most, and the process."""
+        """Return the GPU memory of a job: the maximum of PyTorch's allocator, and that of the process."""
         return self._jobs[name].child.so_far or {}
 
     def _until(self, jobs: Sequence[Resident], condition: Callable[[], bool]) -> None:
@@ -359,7 +359,7 @@ def _measured(jobs: Mapping[str, Row], left: Mapping[str, list[JobSet]], setting
 
 
 def prepare_here(jobs: Mapping[str, Row], left: Mapping[str, list[JobSet]]) -> dict[str, Any]:
-    """Import what jobs need, as every child will have it, and look at the GPU."""
+    """Import the jobs' packages for every child, and read the facts about the GPU."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: forking wants one thread
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import torch
@@ -409,7 +409,7 @@ def _mps(out: Path) -> MpsService:
 
 @contextmanager
 def _served(service: MpsService | None) -> Iterator[dict[str, str]]:
-    """What jobs must have in their environment, while the service runs."""
+    """Provide the jobs' environment while the service runs."""
     if service is None:
         yield {}
         return
@@ -449,7 +449,7 @@ def _one_round(
 
 
 def _in_turns(company: Company, one: JobSet, uuid: str, rounds: int) -> tuple[dict[str, Row], Row]:
-    """What each job of a set does alone, and what they do together, read in turns."""
+    """Read each job of a set alone and all of them together, in turns."""
     alone: dict[str, list[tuple[float, Row]]] = {name: [] for name in one.copies}
     together: list[tuple[float, Row]] = []
     for name in phases(list(alone), rounds):

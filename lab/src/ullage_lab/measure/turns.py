@@ -1,4 +1,4 @@
-"""Jobs that are read alone and together in turns, in the same processes: what makes one slower counts in both.
+"""Jobs that are read alone and together in turns, in the same processes, so that disturbances affect both.
 
 The host of a machine changes its speed, by a tenth from one minute to the next. So a job's time in company is compared
 with its times alone just before and just after.
@@ -18,7 +18,7 @@ _PER_JOB = ("step_s", "step_q1", "step_median", "step_q3")
 
 
 def phases(jobs: Sequence[str], rounds: int) -> list[str | None]:
-    """Who is read one after the other: each job alone, and after each of them all (`None`); the first once more.
+    """Return the order of the readings: each job alone, and after each of them all (`None`); the first once more.
 
     >>> phases("ab", 1)
     ['a', None, 'b', None, 'a']
@@ -28,7 +28,7 @@ def phases(jobs: Sequence[str], rounds: int) -> list[str | None]:
 
 
 def step_alone_at(moment: float, alone: Moments) -> float:
-    """A job's step alone at a moment: between what it was before and after, in proportion to how far these are.
+    """Return a job's step alone at a moment, interpolated between the readings before and after.
 
     >>> step_alone_at(3.0, [(1.0, 10.0), (5.0, 12.0)])
     11.0
@@ -54,7 +54,7 @@ def slowdowns(turns: Sequence[Mapping[str, Sequence[float]]]) -> list[float]:
 
 
 def joined(readings: Sequence[Row]) -> Row:
-    """Readings of the same jobs as one: the middle of their steps, and the means of what the GPU did meanwhile."""
+    """Merge readings of the same jobs: the median of their steps, and the means of the GPU's activity."""
     found: Row = {}
     for name, first in readings[0].items():
         values = [reading[name] for reading in readings if reading.get(name) is not None]

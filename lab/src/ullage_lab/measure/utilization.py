@@ -1,5 +1,4 @@
-"""What a child does to measure utilisation: train while no other process works on the GPU, warm up, then count over a
-stretch of time.
+"""Measure utilisation in a child: train while no other process works on the GPU, warm up, then count over a period.
 
 A first step, which loads kernels and takes the memory, is made while others make theirs; then the child pauses until it
 is its turn. CUDA is touched only with leave to run: the next models are made on the CPU while one is read. Weights
@@ -72,7 +71,7 @@ def prepare_utilization(order: dict[str, Any]) -> PreparedUtilizationRun:
 
 
 class Reading:
-    """Called after every step: warms up, counts for so many seconds, times the host, and so on; then ends the loop."""
+    """A reading, called after every step: it warms up, counts for some seconds, times the host, and ends the loop."""
 
     def __init__(
         self, seconds: float, uuid: str, pause: Callable[[], None], log: bool = False, readings: int = 1
@@ -143,7 +142,7 @@ class Reading:
         self._last_backward = ended
 
     def wait_for_gpu(self) -> None:
-        """Where a step itself waits for the GPU: that time is not the host's."""
+        """Record a wait of a step for the GPU: that time is not the host's."""
         if self.ended is not None:
             begin = time.perf_counter()
             torch.cuda.synchronize()
@@ -182,7 +181,7 @@ class Reading:
         self._begin_host_step()
 
     def figures(self) -> dict[str, Any]:
-        """What was read; `None` is unknown."""
+        """Return the figures of the reading; `None` is unknown."""
         if not self._done and self.ended is not None:
             self._done.append(self._read())
         return of_readings(self._done) if self._done else {}
@@ -214,7 +213,7 @@ class Reading:
         }
 
     def _host_figures(self) -> dict[str, Any]:
-        """What the host needs for a step, and of that for the forward pass and all before it, and the backward pass."""
+        """Return the host's time for a step, with its parts for the forward and the backward pass."""
         if not self._hosts:
             return {"host_s": None}
         parts = zip(*self._hosts, strict=True)
@@ -254,7 +253,7 @@ def _middle(several: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def passes_noted(reading: Reading) -> Iterator[None]:
-    """The reading is told of backward passes, and before a GradScaler waits for the GPU.
+    """Notify the reading of backward passes, and before a GradScaler waits for the GPU.
 
     That one asks the GPU whether gradients are finite.
     """
@@ -312,7 +311,7 @@ def run_utilization(prepared: PreparedUtilizationRun, pause: Callable[[], None] 
 
 
 def renew() -> None:
-    """Give back what a run took, so that the next one in this process finds an allocator as empty as a new one's."""
+    """Free the memory of a run, so that the next one in this process starts with an empty allocator."""
     global _is_renewed
     _is_renewed = True
     if not emptied():

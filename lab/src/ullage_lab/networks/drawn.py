@@ -34,7 +34,7 @@ def headed(body: nn.Module, channels: int, classes: int, dims: int = 2) -> nn.Mo
 
 
 class UNet(nn.Module):
-    """Down and up again, with the steps of the way down beside those up."""
+    """An encoder and a decoder, with skip connections between equal sizes."""
 
     def __init__(self, channels: int, widths: list[int], kernel: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class UNet(nn.Module):
 
 
 class Added(nn.Module):
-    """What a body adds to its input."""
+    """A body whose output is added to its input."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def large(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn
 
 
 class Joined(nn.Module):
-    """What several bodies make of an input, beside each other."""
+    """Several bodies on one input, with concatenated outputs."""
 
     def __init__(self, *bodies: nn.Module) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def dense(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn
 
 
 def branches(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
-    """Filters of several sizes beside each other, the larger ones behind fewer channels."""
+    """Parallel filters of several sizes, the larger ones after fewer channels."""
     parts: list[nn.Module] = [block(channels, widths[0], 3, stride=2)]
     have = widths[0]
     for width in widths:
@@ -171,7 +171,7 @@ def branches(channels: int, widths: list[int], kernel: int, num_classes: int) ->
 
 
 def atrous(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
-    """Dilated convolutions over two dimensions, beside each other at the end."""
+    """Dilated convolutions over two dimensions, in parallel at the end."""
     parts: list[nn.Module] = []
     for place, (inputs, outputs) in enumerate(zip([channels, *widths], widths, strict=False)):
         settings = {"stride": 2} if place < 2 else {"dilation": 2 ** (place - 1)}
@@ -240,7 +240,7 @@ def clips(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn
 
 
 class Pyramid(nn.Module):
-    """Maps of all sizes with the same channels, each with what the smaller ones say."""
+    """Maps of all sizes with the same channels, each with the information of the smaller ones."""
 
     def __init__(self, channels: int, widths: list[int], kernel: int) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ def pyramid(channels: int, widths: list[int], kernel: int, num_classes: int) -> 
 
 
 class Hourglass(nn.Module):
-    """Halved by pooling and doubled again, with a branch beside each half."""
+    """Halved by pooling and doubled again, with a branch at each half."""
 
     def __init__(self, width: int, depth: int, kernel: int) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ def hourglass(channels: int, widths: list[int], kernel: int, num_classes: int) -
 
 
 class Squeezed(nn.Module):
-    """Channels that are weighed by what all pixels say."""
+    """Channels that are weighted by all pixels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -365,7 +365,7 @@ def tried(family: str, num_classes: int, **settings: Any) -> nn.Module:
 
 
 class Normed(nn.Module):
-    """What a body adds to its input, after a norm."""
+    """A body on the normalized input, added to the input."""
 
     def __init__(self, width: int, body: nn.Module, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
@@ -470,13 +470,13 @@ class Crossed(nn.Module):
         self.inner = nn.Linear(width, width)
 
     def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The table, and what was made of it."""
+        """Return the table and its result."""
         first, last = pair
         return first, first * self.inner(last) + last
 
 
 class CrossedTable(nn.Module):
-    """Crossed layers beside a plain network."""
+    """Crossed layers in parallel with a plain network."""
 
     def __init__(self, features: int, width: int, depth: int, num_classes: int) -> None:
         super().__init__()

@@ -149,7 +149,7 @@ def _convolution(
 
 
 class Residual(nn.Module):
-    """Two convolutions and a way around them; a 1x1 convolution on that way where sizes change."""
+    """Two convolutions and a skip connection, with a 1x1 convolution if sizes change."""
 
     def __init__(
         self, inputs: int, outputs: int, kernels: Sequence[int], stride: int, act: str, batch_norm: bool, dropout: float
@@ -172,7 +172,7 @@ class Residual(nn.Module):
 
 
 class Dense(nn.Module):
-    """A convolution whose output stands beside its input."""
+    """A convolution whose output is concatenated with its input."""
 
     def __init__(self, inputs: int, growth: int, kernel: int, act: str, batch_norm: bool, dropout: float) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ def cnn(
 
 
 class TransformerBlock(nn.Module):
-    """Attention, attention to an encoder's states where there is one, and two projections, each with a way around."""
+    """Attention, optional cross-attention to an encoder's states, and two projections, with skip connections."""
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class _Mean(nn.Module):
 
 
 def rarer_runs(count: int, seed: int) -> list[dict[str, Any]]:
-    """So many runs of these models, in the form of a file of configurations."""
+    """Return N runs of these models in the form of a file of configurations."""
     chance = random.Random(f"rarer {seed}")
     rows: list[dict[str, Any]] = []
     for number in range(count):

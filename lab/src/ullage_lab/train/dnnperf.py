@@ -31,7 +31,7 @@ TIME_WEIGHT = 0.3  # step times are noisier than memory: they must not lead
 
 @dataclass
 class Sample:
-    """A graph with what was measured: logarithms of bytes and seconds."""
+    """A graph with its measurements: logarithms of bytes and seconds."""
 
     family: str
     graph: GraphTensors

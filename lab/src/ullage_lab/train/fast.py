@@ -1,4 +1,4 @@
-"""Training of `fast`: trees on what the closed formula leaves over, and a bound calibrated on unseen jobs."""
+"""Training of `fast`: trees on the residual of the closed formula, and a bound calibrated on unseen jobs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FastJobs:
 
     @property
     def target(self) -> Floats:
-        """What is learned: the logarithm of the factor that the formula is off by."""
+        """Return the target of the training: the logarithm of the formula's error factor."""
         return np.log(self.reserved / self.closed)
 
 
@@ -68,7 +68,7 @@ def jobs_of(generated: Sequence[Mapping[str, Any]], real: Sequence[Mapping[str, 
 def train_fast(
     jobs: FastJobs, *, gpu: str, seed: int = 1, begin: Callable[[str], None] | None = None
 ) -> tuple[Fast, Floats]:
-    """The trees, and what trees that had not seen a job's group say of it: [jobs, 2] logarithms, median and bound.
+    """Return the trees, and the predictions of trees without a job's group: [jobs, 2] logarithms, median and bound.
 
     The bound's shift is the conformal quantile of the jobs out of their folds; real models are fewer and harder than
     generated ones, so each kind gets its own and the larger one is taken.
@@ -98,7 +98,7 @@ def train_fast(
 
 
 def conformal(scores: Floats, share: float) -> float:
-    """The smallest shift that held for so many of the jobs, with the correction for a finite number of them.
+    """Return the smallest shift that held for the given share of jobs, with the correction for a finite number of them.
 
     >>> conformal(np.arange(1, 100) / 100, 0.9)
     0.9
@@ -126,7 +126,7 @@ def judged(jobs: FastJobs, unseen: Floats, part: npt.NDArray[np.bool_]) -> dict[
 
 
 def _group_folds(groups: Sequence[str], seed: int) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Folds that never split a group; which group goes where is drawn from the seed."""
+    """Return folds that never split a group; the seed draws the fold of each group."""
     names = sorted(set(groups))
     order = np.random.default_rng(seed).permutation(len(names))
     fold = {names[place]: int(number) % FOLDS for number, place in enumerate(order)}

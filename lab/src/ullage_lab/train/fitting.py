@@ -83,7 +83,7 @@ def fit_classes(
     seed: int,
     notify: Notify | None = None,
 ) -> Network:
-    """Teach a new network the classes of jobs; `rows` gives what it reads of some of them."""
+    """Train a new network on the classes of jobs; `rows` gives its inputs for some of them."""
     torch.set_num_threads(schedule.threads)
     parts = held_out(classes.tolist(), seed, STOP_SHARE)
     with torch.random.fork_rng(devices=[]), plain_products():

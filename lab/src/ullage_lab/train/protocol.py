@@ -53,7 +53,7 @@ class Examples:
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of what they were measured with, all that occur."""
+        """Return the versions of all packages in the measurements."""
         names = ("torch", "cuda", "cudnn", "driver")
         found = {name: sorted({str(row[name]) for row in self.rows if row.get(name)}) for name in names}
         return {name: ", ".join(values) for name, values in found.items() if values}
@@ -110,7 +110,7 @@ class Scores:
 
 
 def scored(true: Sequence[int] | npt.NDArray[np.int64], told: Sequence[int] | npt.NDArray[np.int64]) -> Scores:
-    """The scores of told bins against true ones."""
+    """Return the scores of predicted bins against true ones."""
     from sklearn.metrics import precision_recall_fscore_support
 
     truth, answer = np.asarray(true, dtype=np.int64), np.asarray(told, dtype=np.int64)
@@ -132,7 +132,7 @@ def scored(true: Sequence[int] | npt.NDArray[np.int64], told: Sequence[int] | np
 
 
 def confusion(true: Sequence[int], told: Sequence[int]) -> tuple[list[int], list[list[int]]]:
-    """The bins that occur, and how many rows of each (a line) were told to be in each (a column).
+    """Return the bins that occur, and the number of rows of each bin (a line) predicted in each bin (a column).
 
     >>> confusion([0, 0, 2], [0, 2, 2])
     ([0, 2], [[1, 1], [0, 1]])

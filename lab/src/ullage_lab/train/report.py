@@ -38,7 +38,7 @@ def projected(totals: npt.NDArray[np.float32], how: str, seed: int) -> Points:
 
 
 def sampled(rows: int, seed: int, most: int = MOST_POINTS) -> npt.NDArray[np.int64]:
-    """Which rows to draw: all, or so many of them."""
+    """Return the rows to draw: all, or a sample of N."""
     if rows <= most:
         return np.arange(rows)
     return np.sort(np.random.default_rng(seed).choice(rows, most, replace=False))
@@ -88,7 +88,7 @@ def _legend(names: list[int], shares: dict[int, float], width: int, left: int) -
 
 
 def confusion_picture(names: Sequence[int], counts: Sequence[Sequence[int]], width: int) -> str:
-    """The matrix with a cell a pair: rows are the true class, columns what was told; numbers where they can be read.
+    """Return the matrix: rows are true classes, columns predicted ones; numbers if they are legible.
 
     >>> confusion_picture([0, 1], [[5, 0], [1, 4]], 1 << 30).count("<rect")
     4

@@ -138,7 +138,7 @@ _DRAWN_AGAIN = 200
 
 
 def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[Reading, Utilization]:
-    """Jobs as they were measured alone; where one was read several times, the reading with the middle step.
+    """Return jobs as they were measured alone; of several readings, the one with the median step.
 
     Which kernels they have, how long each is beside the others, and how long their copies take is predicted: no counter
     tells it.
@@ -183,7 +183,7 @@ def predicted_alone(
 
 
 def sets_of(rows: Sequence[Row], alone: Jobs) -> list[MeasuredSet]:
-    """The sets of two jobs and more, against what their jobs did alone.
+    """Return the sets of two jobs and more, relative to their jobs alone.
 
     Of one that was read several times, the middle step of each job counts. One that was read in turns has its own
     slowdowns: each reading against the jobs alone just before and after.
@@ -268,7 +268,7 @@ def _idle_power(sets: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules) -
 
 
 def shared(one: MeasuredSet, alone: Jobs, rules: SharingRules | None = None) -> Sharing:
-    """What the model says of a set."""
+    """Return the model's prediction for a set."""
     return share_of([alone[reading] for reading in one.readings], H200, one.how, rules=rules)
 
 
@@ -278,13 +278,13 @@ def slowdowns(one: MeasuredSet, alone: Jobs, rules: SharingRules | None = None) 
 
 
 def save(rules: SharingRules, card: Mapping[str, Any], path: Path) -> None:
-    """Write the figures, and what they were fitted to."""
+    """Write the parameters and a description of the fitted data."""
     told = {name: float(f"{value:.4g}") for name, value in asdict(rules).items()}
     path.write_text(json.dumps({"rules": told, "card": card}, indent=2) + "\n")
 
 
 def card_of(files: Sequence[Path], sets: Sequence[MeasuredSet]) -> dict[str, Any]:
-    """What figures were fitted to."""
+    """Return a description of the data that the parameters were fitted to."""
     learn = [one for one in sets if not one.is_test]
     counts = {how: sum(one.how == how for one in learn) for how in HOWS}
     return {
@@ -300,7 +300,7 @@ def card_of(files: Sequence[Path], sets: Sequence[MeasuredSet]) -> dict[str, Any
 
 @dataclass(frozen=True, kw_only=True)
 class SharingLine:
-    """One figure on so many sets. `constant` is the same figure for a guess that does not look at the jobs.
+    """One figure on a number of sets. `constant` is the same figure for a guess that ignores the jobs.
 
     `inputs` are the jobs alone: as measured, or as predicted. `always_yes` is the share of right answers of who always
     says yes, `published` what others report for their own jobs.
@@ -436,7 +436,8 @@ def _power(
 def _regret(
     learn: Sequence[MeasuredSet], test: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules | None
 ) -> tuple[float, float]:
-    """For each job, of the sets that it was measured in, the one that is told to do most, or none of them.
+    """Return for each job, of the sets in which it was measured, the one with the highest predicted throughput, or
+    none.
 
     The share of the best one's throughput that is lost by that. The guess takes any of them.
     """

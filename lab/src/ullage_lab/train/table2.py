@@ -1,4 +1,4 @@
-"""The paper's Table 2 again: accuracy of each estimator on each family at each width of bins, beside the paper's."""
+"""The paper's Table 2 again: accuracy of each estimator on each family at each width of bins, next to the paper's."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def lines_of(
     test: Indices,
     trained: str,
 ) -> list[Table2Line]:
-    """The line of one network, in its own bins: none where the table has no such line."""
+    """Return the line of one network, in its own bins; none if the table has no such line."""
     jobs, memory = examples.part(test)
     took = seconds_a_job(network, examples)
     found = []
@@ -140,7 +140,7 @@ def retrained_lines(
 
 
 def _validation(card: ModelCard) -> float | None:
-    """The mean accuracy of the folds; `None` where the card does not have it."""
+    """Return the mean accuracy of the folds; `None` if the card has none."""
     folds: Sequence[float] = [one["accuracy"] for one in card.figures.get("validation", ())]
     return sum(folds) / len(folds) if folds else None
 

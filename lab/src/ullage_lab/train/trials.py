@@ -1,4 +1,4 @@
-"""Makes what the virtual GPU knows of `cudnn.benchmark` out of what cuDNN says of its plans (`ullage measure cudnn`).
+"""Make the virtual GPU's tables for `cudnn.benchmark` from cuDNN's plans (`ullage measure cudnn`).
 
     ullage lab train convolutions plans.jsonl --trials --out FOLDER --describe '{"gpu": "NVIDIA H200", ...}'
 
@@ -62,7 +62,7 @@ class LargestPlans(NamedTuple):
 
 
 def asked_problems(path: Path) -> dict[ConvolutionProblem, LargestPlans]:
-    """Every problem in a file of `ullage measure cudnn`, with what PyTorch would try of it."""
+    """Yield every problem in a file of `ullage measure cudnn`, with the plans that PyTorch would try."""
     return {
         problem: largest_plans([plan for plan in plans if plan.allowed(problem.kind)])
         for problem, plans in answers(path)
@@ -125,7 +125,7 @@ def nearest_formulas(part: Measured) -> list[Formula]:
 
 
 class TrialTrees(NamedTuple):
-    """The trees of one direction for what is tried, by their question, each with its formulas."""
+    """The trees of one direction for tried plans, by question, each with its formulas."""
 
     others: tuple[list[Any], list[Formula]]
     transform: tuple[list[Any], list[Formula]] | None  # none: no plan by Fourier transforms was asked for
@@ -155,7 +155,7 @@ def _questions(direction: str, grown: TrialTrees) -> Iterator[tuple[str, tuple[l
 def add_trees(
     found: Mapping[ConvolutionProblem, LargestPlans], out: Path, trees: int, leaves: int, say: Callable[[str], None]
 ) -> None:
-    """Grow more trees for both questions: they vote beside those in a folder."""
+    """Grow more trees for both questions, which vote together with those in a folder."""
     arrays = read_arrays(out / TRIAL_TREES)
     for direction, asked in by_direction(found):
         for name, grown in _questions(direction, _trees_of_trials(asked, trees, leaves)):
@@ -185,7 +185,7 @@ def _grow_for(rows: Any, formulas: Sequence[Formula], trees: int, leaves: int) -
 
 
 def _guess_trials(grown: TrialTrees, problems: Measured) -> list[tuple[int, int]]:
-    """The largest plan of each problem, and what it may be."""
+    """Return the largest plan of each problem, and its possible sizes."""
     rows = feature_rows(problems)
     found = guess(*grown.others, rows, problems.parts, by_median)
     transformed = [place for place, problem in enumerate(problems.problems) if transforms(problem)]
@@ -205,7 +205,7 @@ def write_fit(
     leaves: int,
     say: Callable[[str], None],
 ) -> None:
-    """Write the trees of what `cudnn.benchmark` tries into a folder, and a table of what they do not guess."""
+    """Write the trees for the plans that `cudnn.benchmark` tries into a folder, and a table of the wrong guesses."""
     out.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = {}
     tabled: dict[ConvolutionProblem, int] = {}

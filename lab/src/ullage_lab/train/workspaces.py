@@ -1,4 +1,4 @@
-"""Makes what the virtual GPU knows of cuDNN's workspaces out of cuDNN's answers: a table, and trees for all else.
+"""Make the virtual GPU's model of cuDNN's workspaces from cuDNN's answers: a table, and trees for all other problems.
 
     ullage lab train convolutions plans.jsonl --out FOLDER --describe '{"gpu": "NVIDIA H200", ...}'
 
@@ -80,7 +80,7 @@ Value = TypeVar("Value")
 
 
 class Measured(NamedTuple):
-    """The measured problems of one direction, and what their workspaces can be made of, in columns."""
+    """The measured problems of one direction, and the components of their workspaces, in columns."""
 
     problems: list[ConvolutionProblem]
     sizes: Any
@@ -125,7 +125,7 @@ def write_table(path: Path, found: Mapping[ConvolutionProblem, int], header: dic
 
 
 def _candidates(part: Measured, chosen: Any) -> Any:
-    """Every formula that gives a problem's size exactly, as a packed number; -1 where there is none."""
+    """Return every formula that gives a problem's size exactly, as a packed number; -1 if there is none."""
     parts = [part.parts[place] for place in chosen]
     sizes = part.sizes[chosen]
     tensors = [_columns([getattr(row, name) for row in parts], 4, _UNKNOWN) for name in ("source", "out", "weight")]
@@ -246,7 +246,7 @@ def sizes_by(formula: Formula, columns: dict[str, Any]) -> Any:
 
 
 def grow(rows: Any, labels: Sequence[int], count: int, leaves: int, seed: int = 0, most: int = 1 << 62) -> list[Any]:
-    """Decision trees on features, each on another sample of at most so many problems."""
+    """Grow decision trees on features, each on another sample of at most N problems."""
     classifier = importlib.import_module("sklearn.tree").DecisionTreeClassifier
     targets = np.array(labels)
     grown = []
@@ -266,7 +266,7 @@ def guess(
     parts: Sequence[Terms],
     choose: Callable[[list[tuple[Formula, float]], Terms], Workspace] = by_votes,
 ) -> list[Workspace]:
-    """What the trees say of problems with these features; `choose` makes one size of their votes."""
+    """Return the trees' guesses for problems with these features; `choose` makes one size of their votes."""
     votes: list[list[tuple[Formula, float]]] = [[] for _ in parts]
     for tree in grown:
         leaves: dict[int, list[tuple[Formula, float]]] = {}
@@ -353,7 +353,7 @@ def measured_part(rows: Iterable[tuple[ConvolutionProblem, int]]) -> Measured:
 
 
 def judge(grown: Sequence[Any], formulas: Sequence[Formula], part: Measured) -> dict[str, float]:
-    """How well trees do: exact, within 1 MiB, the sum of the errors beside the sum of the sizes, and the bound."""
+    """Return the trees' accuracy: exact, within 1 MiB, the sums of the errors and of the sizes, and the bound."""
     found = guess(grown, formulas, feature_rows(part), part.parts)
     guesses, larger = [one.size for one in found], [one.larger for one in found]
     errors = np.abs(np.array(guesses) - part.sizes)

@@ -1,4 +1,4 @@
-"""What is known of a training run before it runs: layers, sizes, optimizer, precision.
+"""Features of a training run that are known before it runs: layers, sizes, optimizer, precision.
 
 One forward pass on the meta device, which computes nothing: tens of milliseconds, whatever the model's size. A model
 that asks for values on the way runs on a virtual GPU instead. `layers` is a sequence of (type, activations a sample,

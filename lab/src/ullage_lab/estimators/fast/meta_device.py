@@ -1,4 +1,4 @@
-"""Attention and dropout on the meta device, with what CUDA's kernels keep for the backward pass.
+"""Attention and dropout on the meta device, with the tensors that CUDA's kernels keep for the backward pass.
 
 PyTorch takes both apart on the meta device: attention would keep all its scores, dropout a mask of numbers. For the
 time of a `with` these two functions keep what the fused kernels keep. Tensors elsewhere go the usual way.
@@ -37,7 +37,7 @@ class _Attention(torch.autograd.Function):
 
 @contextmanager
 def cheap_kernels(attended: Callable[[torch.Tensor], Any]) -> Iterator[None]:
-    """`attended` is called with the output of every attention, and with the scores where they are computed apart."""
+    """Call `attended` with the output of every attention, and with the scores if they are computed separately."""
     attention, dropout = functional.scaled_dot_product_attention, functional.dropout
     softmaxes: dict[Any, Any] = {
         place: place.softmax for place in (torch, torch.Tensor)
@@ -179,7 +179,7 @@ def shortcuts() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _kernels() -> dict[Any, Callable[..., Any]]:
-    """A kernel for each rule that PyTorch has a way of its own for, to go where the rule has no answer."""
+    """Return a kernel for each rule that replaces one of PyTorch, which runs if the rule has no answer."""
     from torch._decomp import global_decomposition_table
 
     tables = [global_decomposition_table[name] for name in ("meta", "post_autograd", "pre_autograd")]

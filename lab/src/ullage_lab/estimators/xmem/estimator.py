@@ -55,14 +55,14 @@ class TooLarge(UllageError, RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class CpuTraining:
-    """What to train: a configuration, or a function by module and name that takes a device."""
+    """The training: a configuration, or a function by module and name that takes a device."""
 
     configuration: Model | None = None
     function: tuple[str, str] | None = None
 
 
 def default_memory() -> int:
-    """Bytes of this machine's memory that the run may take if nobody says how many."""
+    """Return the bytes of this machine's memory that the run may use by default."""
     return int(machine_memory()[0] * _SHARE)
 
 
@@ -146,7 +146,7 @@ def profiled(train: Callable[[], Any]) -> CpuTrace:
 
 
 def _training(request: dict[str, Any]) -> Callable[[], Any]:
-    """What the request asks to train, as a function without arguments."""
+    """Return the requested training as a function without arguments."""
     if request["configuration"] is not None:
         from ullage.jobs.training import train
 

@@ -136,7 +136,7 @@ class Life:
 
 @dataclass
 class ReplayOutcome:
-    """What the replay gives: peaks, what was live at the peak of allocated memory, and the message if it ran out."""
+    """The result of the replay: peaks, live memory at the peak of allocated memory, and the message if it ran out."""
 
     peak_allocated: int
     peak_reserved: int
@@ -170,7 +170,7 @@ def orchestrate(trace: CpuTrace) -> list[Life]:
 
 
 def _batch_data(block: ProfiledBlock, trace: CpuTrace) -> list[Life]:
-    """Data that the loop keeps on the CPU is copied in every iteration; data made anew is followed as it is."""
+    """Return the lives of a batch: one per iteration if the loop keeps it on the CPU, as traced otherwise."""
     ends = [end for _, end in trace.steps]
     if block.end is not None and block.end < ends[-1]:
         return [Life(block.start, block.end, block.size, "activations")]

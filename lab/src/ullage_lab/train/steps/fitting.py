@@ -125,7 +125,7 @@ def fit(
 
 
 def _card(calls: Sequence[MeasuredCall], runs: Sequence[FollowedRun]) -> dict[str, Any]:
-    """What the rates were fitted to; the host's part is that of one machine."""
+    """Return a description of the data of the fit; the host's part is that of one machine."""
     hosts = of_one_host(runs)
     return {
         "gpu": measured_gpu().name,
@@ -138,7 +138,7 @@ def _card(calls: Sequence[MeasuredCall], runs: Sequence[FollowedRun]) -> dict[st
 
 
 def _usual_factors(calls: Sequence[MeasuredCall]) -> tuple[dict[str, float], float]:
-    """The middle factor of each operator over its least time, as a logarithm, drawn to that of all where it is rare."""
+    """Return each operator's median factor over its least time, as a logarithm, shrunk to that of all if it is rare."""
     factors: dict[str, list[float]] = {}
     for call in calls:
         least = call.work.least_time(measured_gpu())
@@ -192,7 +192,7 @@ def _shares(
     trees: int,
     read: tuple[Floats, Floats],
 ) -> tuple[float, Trees]:
-    """Where to start, and trees of a share.
+    """Return the initial value and the trees of a share.
 
     What they say, weighted by the `times` of calls with what passes before them, is the share of each run while its GPU
     works. `read` are the features of single calls, and their shares, which no prior is known for.
@@ -225,7 +225,7 @@ def _shares(
 
 
 def _root(grows: Callable[[float], float], low: float = -8.0, high: float = 8.0) -> float:
-    """Where a function that grows is zero, to a thousandth."""
+    """Return the root of an increasing function, to a thousandth."""
     while high - low > 1e-3:
         middle = (low + high) / 2
         low, high = (low, middle) if grows(middle) > 0 else (middle, high)

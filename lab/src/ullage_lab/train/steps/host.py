@@ -1,4 +1,4 @@
-"""The fit of what the host takes for a step, as `performance.timeline` puts it together with the GPU.
+"""The fit of the host's time for a step, as `performance.timeline` combines it with the GPU's.
 
 Runs of several machines are fitted at once: their hosts differ by one factor each. Where a run says what the host took
 until the backward pass and for it, each pass has an equation of its own.
@@ -50,7 +50,7 @@ def least_squares(parts: Floats, whole: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class _Runs:
-    """What is known of runs, one number each."""
+    """Facts about runs, one number each."""
 
     works: Sequence[StepWork]
     alone: Mapping[str, float]
@@ -79,7 +79,7 @@ class _Runs:
         return cls(works, alone, np.array(rows), where, step, gpu, host, copied, np.array(passes), on_gpu)
 
     def on_host(self, each: Floats) -> list[Floats]:
-        """What each launch of a step takes of the host, if columns take so long each."""
+        """Return the host's time for each launch of a step, with the given times of the columns."""
         found = _named(each, self.alone)
         return [work.launches.on_host(found["host"], found["host_calls"], work.host) for work in self.works]
 
@@ -91,7 +91,7 @@ def _columns(run: FollowedRun, which: str, alone: Mapping[str, float]) -> list[f
 
 
 def host_and_step(rates: Rates, runs: Sequence[FollowedRun], alone: Mapping[str, float] | None = None) -> Rates:
-    """What the host takes, how fast it copies, and how much longer the GPU takes: the figures with the least errors.
+    """Fit the host's time, its copy rate, and the factor of the GPU's time with the least errors.
 
     Where the GPU waits for the host, a step tells what the host takes. Otherwise only runs whose passes were timed
     count. The host is that of the machine with most runs. The rates know already what calls take on the GPU.

@@ -1,4 +1,4 @@
-"""How good the model of a job alone is, on families that the fit never saw, beside a guess that looks at nothing.
+"""Errors of the model of a job alone on families outside the fit, next to those of a constant guess.
 
 The guess is the median of the runs for fitting; for classes, the class that most of these have.
 """
@@ -28,7 +28,7 @@ AnyRun = TypeVar("AnyRun", bound=ReadRun)
 
 @dataclass(frozen=True, kw_only=True)
 class UtilizationLine:
-    """One figure on so many runs, beside the same figure for a constant guess.
+    """One figure on a number of runs, with the same figure for a constant guess.
 
     `unit` is "%" for errors and accuracies, "points" for shares in percent. `recall` is the share of the runs in the
     high class that were told to be there, `None` where none is.
@@ -46,7 +46,7 @@ class UtilizationLine:
 
 
 def predicted(rates: Rates, runs: Sequence[FollowedRun]) -> dict[str, Utilization]:
-    """What the rates say of each run."""
+    """Return the predictions of the rates for each run."""
     return {run.id: utilization_of_work(run.work, measured_gpu(), rates) for run in runs}
 
 
@@ -97,7 +97,7 @@ def host_speed(factors: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def host_factors(rates: Rates, runs: Sequence[FollowedRun]) -> list[tuple[float, float]]:
-    """What the host should take, and how many times longer it took, by each run in which the GPU waits for it."""
+    """Return the predicted host time and the factor of the measured one, for each run whose GPU waits for its host."""
     factors = []
     for run in runs:
         rest, told = run.step_s - run.work.copied / rates.copied, host_time(rates, run.work)

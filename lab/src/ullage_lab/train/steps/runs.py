@@ -1,4 +1,4 @@
-"""What the rates are fitted to: operator calls that were timed, and whole runs with the work of their step."""
+"""The data of the rates' fit: timed operator calls, and whole runs with the work of their step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ READ = ("step_seconds", "gract", "smact", "smocc", "drama", "power_w")
 
 @dataclass(frozen=True)
 class MeasuredCall:
-    """An operator call, and how many seconds the GPU works on it; `warps` is SMOCC over SMACT, where it is known."""
+    """An operator call, and the seconds that the GPU works on it; `warps` is SMOCC over SMACT, if known."""
 
     work: Work
     seconds: float
@@ -83,13 +83,13 @@ def read_calls(paths: Iterable[Path]) -> list[MeasuredCall]:
 
 
 def _warps(row: Mapping[str, Any]) -> float | None:
-    """SMOCC over SMACT: where counters were read too early, both are too low by the same factor."""
+    """Return SMOCC over SMACT: if counters were read too early, both are too low by the same factor."""
     read = row.get("activity", {})
     return min(1.0, read["smocc"] / read["smact"]) if read.get("smact", 0.0) > _LEAST_SMACT else None
 
 
 def calls_in_steps(profiles: Path, steps: Mapping[str, StepCalls]) -> list[MeasuredCall]:
-    """The calls of profiled steps (`ullage lab measure steps`), where both have as many calls of an operator.
+    """Return the calls of profiled steps (`ullage lab measure steps`), if both have as many calls of an operator.
 
     Steps of families for testing are left out.
     """
@@ -302,7 +302,7 @@ def follow(
 
 
 def _kept(file: Path) -> dict[str, StepCalls]:
-    """The steps of a file that more are added to; a file of somebody else is left as it is."""
+    """Return the steps of a file to which more are added; a file of another kind stays unchanged."""
     rows = rows_so_far(file)
     if any("id" not in row or "step" not in row for row in rows):
         raise InvalidValue(f"{file} is not a file of followed steps, and was left as it is: name another one")
