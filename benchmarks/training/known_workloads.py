@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from torch import Tensor, nn
 import ullage
 from ullage.estimation.asking import answer_request
 from ullage.jobs.job import request_of
-from ullage.manager.simulation.known import MEASURED_ON, KnownWorkload, published_workloads, with_step
+from ullage.manager.simulation.known import MEASURED_ON, KnownWorkload, published_workloads
+from ullage.performance.result import Utilization, waiting_w
 from ullage.units import MIB
 
 FILE = Path(__file__).parents[2] / "src" / "ullage" / "manager" / "simulation" / "data" / "known_workloads.json"
@@ -157,6 +158,25 @@ def memory(workload: KnownWorkload) -> dict[str, Any]:
         "predicted_step_s": rounded(found.utilization.step_s),
         "alone": {},
     }
+
+
+def with_step(found: Utilization, step_s: float) -> Utilization:
+    """Return the same job with a step of `step_s` seconds: a longer one waits for data, in a shorter one the GPU is
+    always busy."""
+    cut = min(1.0, step_s / found.gpu_s) if found.gpu_s else 1.0
+    share = found.step_s * cut / step_s
+    energy = found.energy_j * cut + (step_s - found.step_s * cut) * min(waiting_w(found.gpu), found.power_w)
+    shares = {name: min(1.0, share * getattr(found, name)) for name in ("smact", "smocc", "drama", "tensor")}
+    return replace(
+        found,
+        step_s=step_s,
+        gpu_s=found.gpu_s * cut,
+        host_s=min(found.host_s, step_s),
+        **shares,
+        energy_j=energy,
+        power_w=energy / step_s,
+        input_s=step_s if step_s > found.step_s else None,
+    )
 
 
 def alone(workload: KnownWorkload, gpu: str, predicted_s: float) -> dict[str, Any]:

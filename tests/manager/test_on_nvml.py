@@ -51,6 +51,14 @@ def test_a_mig_instance_takes_one_job_by_its_own_name(on):
     assert {here.call("logs", job=number)["text"].strip() for number in jobs} == {"MIG-1", "MIG-2"}
 
 
+def test_a_gpu_is_measured_over_the_busy_window_of_the_settings(on, monkeypatch):
+    spans, window = set(), Monitor.window
+    monkeypatch.setattr(Monitor, "window", lambda self, gpu, span=None: spans.add(span) or window(self, gpu, span))
+    here = on(FakeGpu(uuid="GPU-a"), placing={"busy_window": "4s"})
+    here.until(lambda: 4.0 in spans, "a reading")
+    assert spans == {None, 4.0}
+
+
 def test_memory_is_put_down_to_the_job_whose_process_has_it(on, monkeypatch):
     monkeypatch.setattr(daemon_module, "_CURVES_EVERY", 0.0)
     gpu = FakeGpu(uuid="GPU-a", total=81 * GIB, used=0)

@@ -4,13 +4,12 @@ import json
 import os
 import socket
 import stat
-import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ullage.errors import NoDaemon, NotAllowed, OtherVersion, UllageError
+from ullage.errors import NoDaemon, NotAllowed, UllageError
 from ullage.manager.client import Client
 from ullage.manager.identity import Caller, check_submitter
 from ullage.manager.transport import PROTOCOL, socket_file
@@ -184,36 +183,6 @@ def test_another_clients_version_is_refused_with_a_command(common):
     answer = raw(common, json.dumps(newer).encode() + b"\n")
     assert not answer["ok"] and "restart it" in answer["message"] and "\n" not in answer["message"]
     assert common.client.ping()["jobs"] == before
-
-
-def test_a_daemon_of_an_older_version_is_named_in_one_sentence(tmp_path, nursery):
-    """This is what a daemon of version 0.1 answers to a request that it cannot read."""
-    file = socket_file(tmp_path)
-    file.parent.mkdir()
-    heard = []
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(file))
-        listening.listen()
-
-        def answer():
-            for _ in range(2):
-                with listening.accept()[0] as line:
-                    heard.append(json.loads(line.recv(1 << 20)))
-                    said = {
-                        "ok": False,
-                        "error": "InvalidValue",
-                        "message": 'needed an object with a "verb"; found none',
-                    }
-                    line.sendall(json.dumps(said).encode() + b"\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(OtherVersion, match="restart it: systemctl restart ullage"):
-            Client(tmp_path).submit(["true"])
-        done = nursery.run(["queue"], os.environ | {"ULLAGE_HOME": str(tmp_path)}, "/", "")
-        thread.join(60)
-    assert done.returncode == 1 and done.stderr.startswith("ullage: the daemon is of an older version")
-    assert done.stderr.count("\n") == 1 and all("verb" not in request for request in heard), "it did nothing"
 
 
 def test_a_connection_that_was_closed_meanwhile_is_opened_again(served):

@@ -94,7 +94,7 @@ class RecoverySettings(_Part):
     @property
     def rules(self) -> RecoveryRules:
         """The same for `ullage.manager.placement`."""
-        return RecoveryRules(self.attempts, self.others, self.step, self.exclusive_after)
+        return RecoveryRules(**self.model_dump())
 
 
 class RunSettings(_Part):

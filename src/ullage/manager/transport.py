@@ -54,8 +54,6 @@ class SocketTransport:
         except BaseException:
             self.close()
             raise
-        if "protocol" not in answer:  # version 0.1, which understands no "order" and so has done nothing
-            raise OtherVersion(f"the daemon is of an older version than this command; {_RESTART}")
         if not answer.get("ok"):
             raise _error_of(str(answer.get("error")), str(answer.get("message")))
         return answer["result"]

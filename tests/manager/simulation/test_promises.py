@@ -1,14 +1,19 @@
 """What jobs are promised by estimators, and the known workloads that they say it of."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.manager.simulation.made_runs import utilization
 
 from ullage.errors import UllageError
-from ullage.manager.simulation.known import MEASURED_ON, known_workload, known_workloads, promise_of, with_step
+from ullage.manager.simulation.known import MEASURED_ON, known_workload, known_workloads, promise_of
 from ullage.manager.simulation.trace import JobKind
 from ullage.units import GIB
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "training"))
+from known_workloads import with_step  # noqa: E402
 
 SMALL = "resnet18 cifar100 b32"
 

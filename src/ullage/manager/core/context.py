@@ -35,7 +35,7 @@ class SlotReader:
     """Turns the monitor's readings into slots for placement and memory by attempt. A process belongs to an attempt by
     its cgroup's name or the token in its environment."""
 
-    def __init__(self, monitor: Monitor, busy_window: float = 10.0) -> None:
+    def __init__(self, monitor: Monitor, busy_window: float) -> None:
         self.monitor, self.busy_window = monitor, busy_window
         self._tokens: dict[Process, str | None] = {}
 

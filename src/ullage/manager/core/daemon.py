@@ -101,7 +101,7 @@ class Daemon:
             say=say,
             cards=cards,
             launcher=Launcher(folder, self._run / "wake.sock"),
-            slot_reader=SlotReader(monitor),
+            slot_reader=SlotReader(monitor, settings.placing.busy_window),
             sharing=sharing,
             ledger=Ledger(host=host_of(settings.host)),
             service=ServiceState(began=clock()),

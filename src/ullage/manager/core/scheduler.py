@@ -354,15 +354,8 @@ def rules_of(settings: ManagerSettings, virtual: bool) -> Rules:
     placing = settings.placing
     free = virtual or placing.smact_limit == "off"
     return Rules(
+        **placing.model_dump(exclude={"smact_limit", "busy_window", "min_speed"}),
         smact_limit=None if free else float(placing.smact_limit),
-        free_floor=placing.free_floor,
-        margin=placing.margin,
-        unknown=placing.unknown,
-        max_jobs_per_gpu=placing.max_jobs_per_gpu,
-        unmeasured=placing.unmeasured,
-        backfill=placing.backfill,
-        patience=placing.patience,
-        fresh_busy=placing.fresh_busy,
         busy_window=min(placing.busy_window, settings.monitoring.window),
         window=settings.monitoring.window,
         stale_after=max(30.0, 3 * settings.monitoring.interval),

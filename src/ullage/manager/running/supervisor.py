@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 if __name__ == "__main__":  # run as a file: Ullage itself is found from here, installed packages are not looked for
     sys.path.append(os.path.abspath(f"{__file__}/../../../.."))
 
+from ullage.manager.fault_injection import crash_point
 from ullage.manager.running.job_watch import LOOK, WATCHED, JobWatch
 from ullage.manager.running.output import OutputFile, OutputPump, OutputTaker
 from ullage.manager.running.process_tree import kill_cgroup, kill_tree, read_record, remove_cgroup
@@ -55,7 +56,7 @@ def main(folder: str) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    _crash_point("supervisor-locked")
+    crash_point("supervisor-locked")
     if any(os.path.exists(name) for name in (REVOKED, STARTED, EXIT)):
         return 0
     with open(ORDER) as file:
@@ -102,19 +103,19 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     for descriptor in {go_read, failure_write, *streams}:
         os.close(descriptor)
     pump.start()
-    _crash_point("supervisor-forked")
+    crash_point("supervisor-forked")
     cgroup = _join_cgroup(order.get("cgroup"), child)
     who = {"guardian": os.getppid(), "supervisor": parent, "job": child}
     pids = {f"{kind}_pid": pid for kind, pid in who.items()}
     since = {f"{kind}_start": int(stat_field(pid, 19) or 0) for kind, pid in who.items()}
     _write(STARTED, {**since, **pids, "cgroup": cgroup, "boot": boot_now(), "time": time.time()})
-    _crash_point("supervisor-recorded")
+    crash_point("supervisor-recorded")
     _poke(order)
     os.write(go, b"g")
     os.close(go)
     watch = JobWatch(order, child, began, partial(read_record, STOP), _named_for_checkpoint)
     status, usage = watch.wait()
-    _crash_point("supervisor-waited")
+    crash_point("supervisor-waited")
     _end_all(cgroup)
     code, number = _ending_of(status)
     pump.finish({"code": code, "signal": number})
@@ -331,11 +332,6 @@ def _poke(order: dict[str, Any]) -> None:
     with contextlib.suppress(OSError, KeyError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
         sender.sendto(order["token"].encode(), order["wake"])
-
-
-def _crash_point(name: str) -> None:
-    if os.environ.get("ULLAGE_CRASH_AT") == name:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

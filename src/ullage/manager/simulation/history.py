@@ -127,10 +127,10 @@ def _scenario(told: Mapping[str, Any], policy: str) -> Scenario:
     )
 
 
-def as_it_was(told: Mapping[str, Any], name: str = "history", startup_s: float = 0.0) -> SimulationResult:
+def as_it_was(told: Mapping[str, Any], startup_s: float = 0.0) -> SimulationResult:
     """Return the real outcome of the jobs of `trace_of_history` as a simulation's result. Times and energy were
     measured; activity is predicted, and so is power that was not measured."""
-    return _result(_History(told, startup_s), name)
+    return _result(_History(told, startup_s))
 
 
 class UnfinishedRun(NamedTuple):
@@ -144,10 +144,10 @@ class UnfinishedRun(NamedTuple):
 def as_it_is(told: Mapping[str, Any], now: float) -> UnfinishedRun:
     """Return the same with running jobs, up to `now`, and waiting jobs; both have the state "waiting"."""
     history = _History(told, 0.0, now)
-    return UnfinishedRun(_result(history, "history"), history.begin, history.notes)
+    return UnfinishedRun(_result(history), history.begin, history.notes)
 
 
-def _result(history: _History, name: str) -> SimulationResult:
+def _result(history: _History) -> SimulationResult:
     told = history.told
     jobs = [
         SimulatedJob(
@@ -166,7 +166,7 @@ def _result(history: _History, name: str) -> SimulationResult:
     whole = (history.end - history.begin) * len(series) or 1.0
     return SimulationResult(
         scenario=_scenario(told, told["policy"]).but(label="as it was"),
-        trace=name,
+        trace="history",
         jobs=jobs,
         gpus=series if len(series) <= MOST_SERIES else (),
         energy_j=sum(_sum(each, each.power_w) for each in series),

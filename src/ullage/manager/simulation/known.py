@@ -20,7 +20,7 @@ from ullage.estimation.asking import answer_request
 from ullage.estimation.estimators.registry import check_name
 from ullage.jobs.job import request_of
 from ullage.manager.simulation.trace import JobKind
-from ullage.performance.result import Utilization, waiting_w
+from ullage.performance.result import Utilization
 from ullage.units import MIB
 
 SIZES = ("light", "medium", "large")
@@ -83,25 +83,6 @@ def published_workloads() -> list[KnownWorkload]:
         for table in tables["workload"]
         for batch in table["batches"]
     ]
-
-
-def with_step(found: Utilization, step_s: float) -> Utilization:
-    """Return the same job with a step of `step_s` seconds: a longer one waits for data, in a shorter one the GPU is
-    always busy."""
-    cut = min(1.0, step_s / found.gpu_s) if found.gpu_s else 1.0
-    share = found.step_s * cut / step_s
-    energy = found.energy_j * cut + (step_s - found.step_s * cut) * min(waiting_w(found.gpu), found.power_w)
-    shares = {name: min(1.0, share * getattr(found, name)) for name in ("smact", "smocc", "drama", "tensor")}
-    return replace(
-        found,
-        step_s=step_s,
-        gpu_s=found.gpu_s * cut,
-        host_s=min(found.host_s, step_s),
-        **shares,
-        energy_j=energy,
-        power_w=energy / step_s,
-        input_s=step_s if step_s > found.step_s else None,
-    )
 
 
 def _published(table: Mapping[str, Any], batch: Mapping[str, Any], data: Mapping[str, Any]) -> KnownWorkload:

@@ -15,8 +15,6 @@ from ullage.manager.storage.job_store import JobStore
 SLICE = 0.02  # seconds of work after which others get their turn
 
 _Work = tuple[Callable[[], Any], "asyncio.Future[Any]"]
-Sliced = Generator[None, None, Any]
-"""Work that may take long: it yields between two jobs, wherever others may be answered, and returns its answer."""
 
 
 class GroupCommit:
