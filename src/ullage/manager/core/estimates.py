@@ -487,8 +487,8 @@ def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> Estimate
     """Read an answer, which comes from a process of the user and may be anything."""
     answer, reads = outcome.answer, outcome.reads
     if answer is None:
-        told = outcome.failure if outcome.reason == "error" else f"it {outcome.failure}"
-        return EstimateAnswer(None, _not_estimated(told), seconds)
+        reason = outcome.failure if outcome.reason == "error" else f"it {outcome.failure}"
+        return EstimateAnswer(None, _not_estimated(reason), seconds)
     if reads is not None and (reads.programs or not reads.whole or not reads.files):
         reads = None  # it followed from more than is known
     if "failed" in answer:

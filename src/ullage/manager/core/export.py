@@ -30,9 +30,9 @@ def trace(
     begin, end = times_asked(context, since, until)
     others: Others = "all" if caller.operator else context.settings.access.report
     jobs = [job for job in context.store.history.submitted_between(begin, end, there) if user in (None, job.user)]
-    seen = [job for job in jobs if others != "own" or job.user == caller.user]
-    told = _told(context.store, context.works, seen, lambda job: others == "all" or job.user == caller.user)
-    return {"since": begin, "until": end, **site(context), "all": others != "own", **told}
+    visible = [job for job in jobs if others != "own" or job.user == caller.user]
+    contents = _contents(context.store, context.works, visible, lambda job: others == "all" or job.user == caller.user)
+    return {"since": begin, "until": end, **site(context), "all": others != "own", **contents}
 
 
 def stored_trace(place: Path, since: float = 0.0, until: float | None = None) -> dict[str, Any]:
@@ -60,9 +60,9 @@ def _stored(store: JobStore, file: Path, since: float, until: float) -> dict[str
             f"{file} was written by an Ullage that did not keep the GPUs and rules with the jobs; "
             "start the daemon there once with this version, or ask the daemon itself: --from-history --save-history"
         )
-    seen = store.history.submitted_between(since, until, False)
-    told = _told(store, Works(store, there["sharing"]), seen, lambda job: True)
-    return {"since": since, "until": until, **there, "all": True, **told}
+    visible = store.history.submitted_between(since, until, False)
+    contents = _contents(store, Works(store, there["sharing"]), visible, lambda job: True)
+    return {"since": since, "until": until, **there, "all": True, **contents}
 
 
 def site(context: ManagerContext) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def site(context: ManagerContext) -> dict[str, Any]:
     }
 
 
-def _told(
+def _contents(
     store: JobStore, works: Works, jobs: Sequence[JobRecord], named: Callable[[JobRecord], bool]
 ) -> dict[str, Any]:
     """Return jobs and their workloads; jobs that are not `named` stay anonymous."""

@@ -91,11 +91,11 @@ class Notifier:
             for group, notifications in due.items():
                 if group not in self._busy:
                     task = self._busy[group] = asyncio.create_task(self._tell(notifications))
-                    task.add_done_callback(partial(self._told, group))
+                    task.add_done_callback(partial(self._free, group))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), _LOOK)
 
-    def _told(self, group: tuple[int, str], task: asyncio.Task[None]) -> None:
+    def _free(self, group: tuple[int, str], task: asyncio.Task[None]) -> None:
         self._busy.pop(group, None)
         if task.cancelled():
             return

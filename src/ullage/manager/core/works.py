@@ -26,12 +26,12 @@ _MOST_GROUPS = 200  # of kernels by their length
 _MOST_KNOWN = 100_000  # predictions in memory
 
 
-def read_utilization(told: Any, gpus: Iterable[str]) -> dict[str, dict[str, Any]]:
+def read_utilization(prediction: Any, gpus: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return an estimate's activity by GPU, ready for JSON. It comes from a process of the user, so invalid values are
     dropped."""
     found = {}
     for name in gpus:
-        values = told.get(name) if isinstance(told, dict) else None
+        values = prediction.get(name) if isinstance(prediction, dict) else None
         if isinstance(values, dict):
             try:
                 made = replace(Utilization.from_dict(values), gpu=name, notes=[])

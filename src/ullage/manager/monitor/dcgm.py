@@ -54,7 +54,7 @@ class DcgmSource:
         self._entities: dict[str, Entity] = {}
         self._child: subprocess.Popen[str] | None = None
         self._started = 0.0
-        self._said: str | None = None
+        self._message: str | None = None
         devices = base.devices()
         self._listed = {device.id for device in devices}
         self._find_entities(devices)
@@ -65,7 +65,7 @@ class DcgmSource:
         """Return the last output of a child that died."""
         if self._child is None or self._child.poll() is None:
             return None
-        return f"DCGM gives no activity: '{self._command} dmon' ended and said: {self._said or 'nothing'}"
+        return f"DCGM gives no activity: '{self._command} dmon' ended and said: {self._message or 'nothing'}"
 
     @property
     def rates(self) -> Mapping[str, float]:
@@ -129,9 +129,9 @@ class DcgmSource:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoGPUSource(f"DCGM's program {self._command!r} does not answer: {error}") from None
         if done.returncode != 0:
-            said = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["nothing"]
+            output = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["nothing"]
             raise NoGPUSource(
-                f"'{self._command} {' '.join(words)}' failed and said: {said[0]}. "
+                f"'{self._command} {' '.join(words)}' failed and said: {output[0]}. "
                 "Is its host engine running? Type: systemctl status nvidia-dcgm"
             )
         return done.stdout
@@ -160,7 +160,7 @@ class DcgmSource:
                 if row is not None:
                     self._rows[row[0]] = (time.monotonic(), row[1])
                 elif line.strip() and not line.startswith(("#", "ID")):
-                    self._said = line.strip()
+                    self._message = line.strip()
 
     def _start_again_if_dead(self) -> None:
         dead = self._child is not None and self._child.poll() is not None

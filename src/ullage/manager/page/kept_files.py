@@ -25,15 +25,15 @@ class KeptFiles:
             await self._keep(scope, receive, send)
 
     async def _keep(self, scope: Scope, receive: Receive, send: Send) -> None:
-        said: list[Message] = []
+        messages: list[Message] = []
 
-        async def told(message: Message) -> None:
-            said.append(message)
+        async def record(message: Message) -> None:
+            messages.append(message)
             await send(message)
 
-        await self._app(scope, receive, told)
-        if said[0]["status"] == 200 and (b"content-encoding", b"gzip") in said[0]["headers"]:
-            self._kept[scope["path"]] = said
+        await self._app(scope, receive, record)
+        if messages[0]["status"] == 200 and (b"content-encoding", b"gzip") in messages[0]["headers"]:
+            self._kept[scope["path"]] = messages
 
 
 def _is_file(scope: Scope) -> bool:

@@ -116,8 +116,8 @@ class Timeline:
             return
         began, last = time.monotonic(), self._last.value
         try:
-            told = await self._session.readings.trace(LASTS[last])
-            run = await asyncio.to_thread(_of_daemon, told)
+            history = await self._session.readings.trace(LASTS[last])
+            run = await asyncio.to_thread(_of_daemon, history)
         except UllageError as error:
             self._problem.set_text(plain(str(error)))
             self._next = time.monotonic() + _EVERY
@@ -276,14 +276,14 @@ def _term(name: str) -> Any:
         return words("dd")
 
 
-def _of_daemon(told: dict[str, Any]) -> TimelineRun:
-    now = float(told["until"])
-    found = as_it_is(told, now)
-    notes = [] if told["all"] else ["only your own jobs are shown"]
-    names = [f"GPU {name}" for name in place_names(told["gpus"]).values()]
-    first = max(float(told["since"]), found.begin if found.begin < now else now - 60.0)
+def _of_daemon(trace: dict[str, Any]) -> TimelineRun:
+    now = float(trace["until"])
+    found = as_it_is(trace, now)
+    notes = [] if trace["all"] else ["only your own jobs are shown"]
+    names = [f"GPU {name}" for name in place_names(trace["gpus"]).values()]
+    first = max(float(trace["since"]), found.begin if found.begin < now else now - 60.0)
     notes += [note for note in found.notes if "only your own" not in note]
-    parts = {job["id"]: reference(job) for job in told["jobs"] if job.get("array_id") is not None}
+    parts = {job["id"]: reference(job) for job in trace["jobs"] if job.get("array_id") is not None}
     return TimelineRun(found.result, found.begin, first, now, names, notes, parts)
 
 

@@ -111,7 +111,7 @@ class _Chooser:
         try:
             answer = self._function(view, tuple(gpus), now)
         except (Exception, SystemExit) as error:  # whatever it does, it must not end those who ask
-            raise PolicyFailed(self._name, job.id, _told(error)) from error
+            raise PolicyFailed(self._name, job.id, _error_text(error)) from error
         if answer is None:
             return []
         if isinstance(answer, GpuView) and request.gpus > 1:
@@ -131,7 +131,7 @@ def _view(job: Job, promise: int | None, exclusive: bool) -> Job:
     return replace(job, promise=promise, promises=(), true=None, exclusive=exclusive, queued=came(job))
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return the function's error in one line, with its place in the file."""
     text = " ".join(str(error).split())
     inside = error.__traceback__ and error.__traceback__.tb_next

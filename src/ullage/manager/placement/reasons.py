@@ -20,13 +20,13 @@ JobName = Callable[[int], str]
 
 @dataclass(frozen=True)
 class PassSummary:
-    """The end of a pass, from which reasons are made; `name` names a job. `told` caches reasons by request."""
+    """The end of a pass, from which reasons are made; `name` names a job. `cache` has reasons by request."""
 
     plan: PassPlan
     rules: Rules
     now: float
     name: JobName = field(default=str, compare=False, repr=False)
-    told: dict[object, str] = field(default_factory=dict, compare=False, repr=False)
+    cache: dict[object, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def keeper(self) -> int | None:
@@ -73,9 +73,9 @@ class Waiting(NamedTuple):
             asked.work,
             asked.min_speed,
         )
-        if alike not in end.told:
-            end.told[alike] = self._reason()
-        return end.told[alike]
+        if alike not in end.cache:
+            end.cache[alike] = self._reason()
+        return end.cache[alike]
 
     def _reason(self) -> str:
         request, end, job = self.request, self.at_the_end, self.asked

@@ -40,7 +40,7 @@ class JobWatch:
         self.sent: list[str] = []
         self.checkpoint_asked = self.checkpoint_unheard = self.leader_asked = False
         self.extended = 0.0
-        self._told: list[signal.Signals] = []  # what it was told to make it end
+        self._end_signals: list[signal.Signals] = []  # what it was told to make it end
         self._over: tuple[int, Any] | None = None  # how the first process ended
         self._grace = float(order.get("grace", 30.0))
         self._interactive = bool(order.get("interactive"))
@@ -62,8 +62,8 @@ class JobWatch:
             self._act()
             longest = _BETWEEN_SAMPLES if self._over or self.checkpoint_asked else LOOK
             pause = min([longest, *(when - time.monotonic() for when, _, _ in self._plan[:1])])
-            told = signal.sigtimedwait(WATCHED, max(pause, 0.0))
-            if told is not None and told.si_signo in (signal.SIGTERM, signal.SIGINT):
+            info = signal.sigtimedwait(WATCHED, max(pause, 0.0))
+            if info is not None and info.si_signo in (signal.SIGTERM, signal.SIGINT):
                 self._follow({"reason": "supervisor-stopped", "grace": self._grace})
         assert self._over is not None
         return self._over
@@ -77,12 +77,12 @@ class JobWatch:
                     break
                 if pid == self.child:
                     self._over = status, usage
-                    if self._told:
+                    if self._end_signals:
                         for left in (tree := descendants(os.getpid())):
                             signal_in(tree, left, signal.SIGTERM)  # those with a session of their own were not told
         except ChildProcessError:
             return True
-        return self._over is not None and (not self._told or signal.SIGKILL in self._told)
+        return self._over is not None and (not self._end_signals or signal.SIGKILL in self._end_signals)
 
     def _act(self) -> None:
         stop = self._stop_order()
@@ -102,7 +102,7 @@ class JobWatch:
                 self._tell(number)
 
     def _tell(self, number: signal.Signals) -> None:
-        self._told.append(number)
+        self._end_signals.append(number)
         self.sent.append(number.name)
         try:
             os.killpg(self.child, number)

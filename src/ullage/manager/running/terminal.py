@@ -73,12 +73,12 @@ class Terminal(OutputTaker):
         os.set_blocking(self._master, False)
         self._resize(window(24, 80))
         self._listening = self._listen()
-        self._told, self._wake = os.pipe()
+        self._end_pipe, self._wake = os.pipe()
         self._ended: bytes | None = None
         self._recent, self._typed = bytearray(), bytearray()
         self._clients: dict[int, _Client] = {}
         self._selector = selectors.DefaultSelector()
-        for source in (self._master, self._listening, self._told):
+        for source in (self._master, self._listening, self._end_pipe):
             self._selector.register(source, selectors.EVENT_READ)
 
     def _listen(self) -> socket.socket:

@@ -18,7 +18,7 @@ class SimulatedRun:
     """An attempt on cards since `placed`; once `started`, it has its memory and works. Alone it works at `pace`.
     `left` seconds of work were left at `at`, done at `speed`; `turn` counts changes of speed."""
 
-    asked: TraceJob
+    trace_job: TraceJob
     kind: int
     cards: list[SimulatedCard]
     promise: int

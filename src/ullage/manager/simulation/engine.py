@@ -124,9 +124,9 @@ class _Engine:
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self.order = itertools.count()
-        self.kept: dict[int, _Waiting] = {}
+        self.states: dict[int, _Waiting] = {}
         self.queue: dict[int, Job] = {}
-        self.asked: dict[int, TraceJob] = {}
+        self.trace_jobs: dict[int, TraceJob] = {}
         self.runs: dict[int, SimulatedRun] = {}
         self.hot: set[int] = set()  # cards on which readings still change
         self.wanted: float | None = None  # when the next pass is to be made
@@ -195,15 +195,15 @@ class _Engine:
     def _arrive(self, job: TraceJob) -> None:
         number = self.numbers[id(job.kind)]
         promise = self.promises[number]
-        self.kept[job.id] = _Waiting(promise, exclusive=False)
-        self.asked[job.id] = job
+        self.states[job.id] = _Waiting(promise, exclusive=False)
+        self.trace_jobs[job.id] = job
         self._enqueue(job, recovery=False)
 
     def _enqueue(self, job: TraceJob, recovery: bool) -> None:
-        number, kept = self.numbers[id(job.kind)], self.kept[job.id]
+        number, state = self.numbers[id(job.kind)], self.states[job.id]
         busy = self.busy[number]
-        exclusive = kept.exclusive or (kept.promise or 0) > self.largest  # no GPU has as much: a whole one, then
-        promise = kept.promise if kept.promise is None else min(kept.promise, self.largest)
+        exclusive = state.exclusive or (state.promise or 0) > self.largest  # no GPU has as much: a whole one, then
+        promise = state.promise if state.promise is None else min(state.promise, self.largest)
         self.queue[job.id] = Job(
             job.id,
             job.user,
@@ -218,14 +218,14 @@ class _Engine:
             work=None if busy is None else str(number),
             min_speed=0.0 if busy is None else self.scenario.min_speed,
             time_limit=job.time_limit,
-            queued=kept.queued,
+            queued=state.queued,
             part=part_of_gpu(promise, self.largest, exclusive, busy or 0.0),
         )
         self._want_pass(self.now)
 
     def _back(self, job: TraceJob) -> None:
         self.returning -= 1
-        self.kept[job.id].queued = self.now
+        self.states[job.id].queued = self.now
         self._enqueue(job, recovery=True)
 
     # A pass over the queue.
@@ -255,12 +255,14 @@ class _Engine:
             self._want_pass(self.now + max(self.reads_every, pause))
 
     def _start(self, number: int, slots: Sequence[str], promise: int, exclusive: bool) -> None:
-        job, asked = self.queue.pop(number), self.asked[number]
+        job, trace_job = self.queue.pop(number), self.trace_jobs[number]
         cards = [self.by_id[slot] for slot in slots]
         running = Running(job, tuple(slots), self.now)
-        kind = self.numbers[id(asked.kind)]
-        pace = self._pace(asked, cards[0])
-        run = SimulatedRun(asked, kind, cards, promise, exclusive, self.now, running, pace, asked.work_s, self.now)
+        kind = self.numbers[id(trace_job.kind)]
+        pace = self._pace(trace_job, cards[0])
+        run = SimulatedRun(
+            trace_job, kind, cards, promise, exclusive, self.now, running, pace, trace_job.work_s, self.now
+        )
         self.runs[number] = run
         for card in cards:
             card.count(self.now)
@@ -271,10 +273,10 @@ class _Engine:
         self.last = cards[-1].index
         if self.accounts is not None:
             self.accounts.hold(job.user, job.part * job.gpus, self.now)
-        own, usual = asked.kind.startup_s, self.world.startup_s
+        own, usual = trace_job.kind.startup_s, self.world.startup_s
         self._at(self.now + (usual if own is None or not usual else own), self._take_memory, run)
-        if asked.time_limit is not None:
-            self._at(self.now + asked.time_limit, self._finish, run, TIME_LIMIT, FAILED)
+        if trace_job.time_limit is not None:
+            self._at(self.now + trace_job.time_limit, self._finish, run, TIME_LIMIT, FAILED)
 
     def _forget(self, decision: Decision) -> None:
         """Forget a promise: placement sees only that the job is there, until it has taken its memory and the monitor
@@ -286,9 +288,9 @@ class _Engine:
 
     def _take_memory(self, run: SimulatedRun) -> None:
         """Take the job's memory, or fail if there is too little."""
-        if self.runs.get(run.asked.id) is not run:
+        if self.runs.get(run.trace_job.id) is not run:
             return
-        need = run.asked.kind.memory
+        need = run.trace_job.kind.memory
         room = min(card.spec.usable - self.world.fragmentation - card.used for card in run.cards)
         if all(not card.started for card in run.cards):
             room += self.world.fragmentation  # alone there are no pieces of others in its way
@@ -305,19 +307,19 @@ class _Engine:
 
     def _finish(self, run: SimulatedRun, cause: str, state: str, turn: int | None = None) -> None:
         """The job is over, if it still runs and its speed has not changed since that `turn`."""
-        if turn in (None, run.turn) and self.runs.get(run.asked.id) is run:
+        if turn in (None, run.turn) and self.runs.get(run.trace_job.id) is run:
             self._end(run, cause)
-            self._leave(run.asked.id, state)
+            self._leave(run.trace_job.id, state)
 
     def _leave(self, job: int, state: str) -> None:
-        self.kept[job].state = state
+        self.states[job].state = state
         self.over += 1
         if self.progress is not None and self.over % _TOLD_EVERY == 0:
             self.progress(self.over, len(self.trace.jobs))
 
     def _end(self, run: SimulatedRun, cause: str) -> None:
         """The attempt is over, and what it held is free."""
-        number = run.asked.id
+        number = run.trace_job.id
         del self.runs[number]
         self.ledger.release(number)
         for card in run.cards:
@@ -325,13 +327,13 @@ class _Engine:
             del card.runs[number], card.running[number]
             card.speeds.pop(number, None)
             if run.started is not None:
-                card.used -= run.asked.kind.memory
+                card.used -= run.trace_job.kind.memory
                 card.started.remove(run)
         self._settle(run.cards)
         for card in run.cards:
             self._read(card)
         gpus = tuple(card.index for card in run.cards)
-        self.kept[number].attempts.append(SimulatedAttempt(run.placed, self.now, gpus, run.promise, cause))
+        self.states[number].attempts.append(SimulatedAttempt(run.placed, self.now, gpus, run.promise, cause))
         if self.accounts is not None:
             self.accounts.hold(run.job.user, -run.job.part * run.job.gpus, self.now)
         if self.queue:
@@ -339,18 +341,18 @@ class _Engine:
 
     def _recover(self, run: SimulatedRun, kind: str, promise: int | None, used: int | None = None) -> None:
         """Another attempt, as placement's rules have it, or the end."""
-        kept, memory = self.kept[run.asked.id], kind == "memory"
-        before = kept.memory_failures if memory else kept.lost
-        failure = Failure("memory" if memory else "system", before, promise, used, None, kept.exclusive, run.exclusive)
+        state, memory = self.states[run.trace_job.id], kind == "memory"
+        before = state.memory_failures if memory else state.lost
+        failure = Failure("memory" if memory else "system", before, promise, used, None, state.exclusive, run.exclusive)
         found = after_failure(failure, self.largest, self.scenario.recovery)
-        kept.memory_failures += memory
-        kept.lost += not memory
+        state.memory_failures += memory
+        state.lost += not memory
         if not found.again:
-            self._leave(run.asked.id, FAILED)
+            self._leave(run.trace_job.id, FAILED)
             return
-        kept.promise, kept.exclusive = found.promise, found.exclusive
+        state.promise, state.exclusive = found.promise, found.exclusive
         self.returning += 1
-        self._at(self.now + self.world.retry_s, self._back, run.asked)
+        self._at(self.now + self.world.retry_s, self._back, run.trace_job)
 
     # GPUs.
 
@@ -364,7 +366,7 @@ class _Engine:
             else:
                 speeds = self.interference.true(card.spec.name, tuple([run.kind for run in started]))
             for run, speed in zip(started, speeds, strict=True):
-                number = run.asked.id
+                number = run.trace_job.id
                 card.speeds[number] = speed
                 hastened.pop(number, None)
                 hastened[number] = run
@@ -393,15 +395,15 @@ class _Engine:
         """The job goes on at the speed of the slowest of its cards."""
         run.left -= (self.now - run.at) * run.speed
         run.at = self.now
-        number = run.asked.id
+        number = run.trace_job.id
         run.speed = min([card.speeds.get(number, 1.0) for card in run.cards]) * run.pace
         run.turn += 1
         self._at(self.now + max(run.left, 0.0) / run.speed, self._finish, run, FINISHED, DONE, run.turn)
 
-    def _pace(self, asked: TraceJob, card: SimulatedCard) -> float:
+    def _pace(self, trace_job: TraceJob, card: SimulatedCard) -> float:
         """How much faster a job is on this kind of GPU than on the one for which its work was told."""
         reference, name = self.trace.gpu, card.whole.name
-        alone = asked.kind.alone
+        alone = trace_job.kind.alone
         if reference is None or reference == name or reference not in alone or name not in alone:
             return 1.0
         return alone[reference].step_s / alone[name].step_s
@@ -440,7 +442,7 @@ class _Engine:
             card.shown = used
             for number, run in card.runs.items():
                 taken = run.started is not None and run.started <= moment
-                self.ledger.observe(number, card.id, run.asked.kind.memory if taken else None)
+                self.ledger.observe(number, card.id, run.trace_job.kind.memory if taken else None)
         slot = self.gpus[card.index].slot.read_again(used, Activity(smact=smact, age=delay), busy_now)
         slot = replace(slot, lost=card.lost) if slot.lost != card.lost else slot
         self.ledger.see_again(slot)
@@ -465,7 +467,7 @@ class _Engine:
             card.lost = True
         for run in list({id(run): run for card in cards for run in card.runs.values()}.values()):
             self._end(run, GPU_LOST)
-            self._recover(run, "system", self.kept[run.asked.id].promise)
+            self._recover(run, "system", self.states[run.trace_job.id].promise)
         for card in cards:
             self._read(card)
         self._at(self.now + self.world.node_repair_s, self._repair, node)
@@ -488,8 +490,8 @@ class _Engine:
         found = [
             SimulatedJob(
                 *(job.id, job.kind.name, job.user, job.arrival, job.work_s, job.gpus),
-                self.kept[job.id].state,
-                tuple(self.kept[job.id].attempts),
+                self.states[job.id].state,
+                tuple(self.states[job.id].attempts),
             )
             for job in jobs
         ]

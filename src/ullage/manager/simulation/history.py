@@ -59,22 +59,22 @@ def read_history(path: Path) -> dict[str, Any]:
     """Read the result of `Client.trace()` from a file."""
     with opened(path) as file:
         try:
-            told = json.load(file)
+            data = json.load(file)
         except ValueError as error:
             raise InvalidValue(f"{path} is not JSON: {error}") from None
-    missing = [key for key in _KEYS if not isinstance(told, dict) or key not in told]
+    missing = [key for key in _KEYS if not isinstance(data, dict) or key not in data]
     if missing:
         raise InvalidValue(f"needed what a manager ran in {path}; found no {', '.join(missing)}")
-    return dict(told)
+    return dict(data)
 
 
-def write_history(told: dict[str, Any], path: Path) -> None:
+def write_history(data: dict[str, Any], path: Path) -> None:
     """Write the result of `Client.trace()` to a file; refuse to overwrite anything else."""
     check_target(path, "history", _begins_one)
-    write_file(path, json.dumps(told).encode())
+    write_file(path, json.dumps(data).encode())
 
 
-def trace_of_history(told: Mapping[str, Any], name: str = "history", startup_s: float = 0.0) -> JobTrace:
+def trace_of_history(data: Mapping[str, Any], name: str = "history", startup_s: float = 0.0) -> JobTrace:
     """Return the jobs of `Client.trace()` as a trace.
 
     A job arrives when it might have started: after its estimate or its release. Its work is its run time times its
@@ -82,7 +82,7 @@ def trace_of_history(told: Mapping[str, Any], name: str = "history", startup_s: 
     jobs, those that did nothing and those without a GPU are left out. Memory is as measured; the first promise is the
     estimate "promised". The first `startup_s` seconds of each attempt are start-up, not work.
     """
-    history = _History(told, startup_s)
+    history = _History(data, startup_s)
     jobs = [
         TraceJob(
             id=job["id"],
@@ -100,37 +100,37 @@ def trace_of_history(told: Mapping[str, Any], name: str = "history", startup_s: 
     return JobTrace(name, ordered, history.notes, history.names[0] if len(set(history.names)) == 1 else None)
 
 
-def scenario_of_history(told: Mapping[str, Any], policy: str | None = None) -> Scenario:
+def scenario_of_history(data: Mapping[str, Any], policy: str | None = None) -> Scenario:
     """Return a scenario of the manager: its GPUs, policy, rules, sharing and promises. `policy` replaces the
     manager's, and is required for a custom one: no code runs because a history names it."""
-    own = own_name(told["policy"])
+    own = own_name(data["policy"])
     if policy is None and own is not None:
         name = plain(own)
         raise InvalidValue(f"the manager's policy is {name}, a file of its own; name your copy: --policy {name}")
-    return _scenario(told, told["policy"] if policy is None else policy)
+    return _scenario(data, data["policy"] if policy is None else policy)
 
 
-def _scenario(told: Mapping[str, Any], policy: str) -> Scenario:
-    if not told["gpus"]:
+def _scenario(data: Mapping[str, Any], policy: str) -> Scenario:
+    if not data["gpus"]:
         raise InvalidValue("needed a manager that has GPUs; found none")
-    counts = Counter(gpu(each["name"]).name for each in told["gpus"])
+    counts = Counter(gpu(each["name"]).name for each in data["gpus"])
     return Scenario(
         gpus=", ".join(f"{count}x{name}" for name, count in counts.items()),
         policy=policy,
         estimator=PROMISED,
-        sharing=_HOWS[told["sharing"]],
-        min_speed=told["min_speed"],
-        rules=Rules(**told["rules"]),
+        sharing=_HOWS[data["sharing"]],
+        min_speed=data["min_speed"],
+        rules=Rules(**data["rules"]),
         world=World(
-            reading_s=told["reading_s"], monitor_delay_s=told["reading_s"] / 2, startup_s=0.0, interference_error=0.0
+            reading_s=data["reading_s"], monitor_delay_s=data["reading_s"] / 2, startup_s=0.0, interference_error=0.0
         ),
     )
 
 
-def as_it_was(told: Mapping[str, Any], startup_s: float = 0.0) -> SimulationResult:
+def as_it_was(data: Mapping[str, Any], startup_s: float = 0.0) -> SimulationResult:
     """Return the real outcome of the jobs of `trace_of_history` as a simulation's result. Times and energy were
     measured; activity is predicted, and so is power that was not measured."""
-    return _result(_History(told, startup_s))
+    return _result(_History(data, startup_s))
 
 
 class UnfinishedRun(NamedTuple):
@@ -141,14 +141,14 @@ class UnfinishedRun(NamedTuple):
     notes: list[str]
 
 
-def as_it_is(told: Mapping[str, Any], now: float) -> UnfinishedRun:
+def as_it_is(data: Mapping[str, Any], now: float) -> UnfinishedRun:
     """Return the same with running jobs, up to `now`, and waiting jobs; both have the state "waiting"."""
-    history = _History(told, 0.0, now)
+    history = _History(data, 0.0, now)
     return UnfinishedRun(_result(history), history.begin, history.notes)
 
 
 def _result(history: _History) -> SimulationResult:
-    told = history.told
+    data = history.data
     jobs = [
         SimulatedJob(
             job["id"],
@@ -165,7 +165,7 @@ def _result(history: _History) -> SimulationResult:
     series = history.series
     whole = (history.end - history.begin) * len(series) or 1.0
     return SimulationResult(
-        scenario=_scenario(told, told["policy"]).but(label="as it was"),
+        scenario=_scenario(data, data["policy"]).but(label="as it was"),
         trace="history",
         jobs=jobs,
         gpus=series if len(series) <= MOST_SERIES else (),
@@ -226,12 +226,12 @@ class _Company:
 class _History:
     """A manager's history, with numbers for GPUs and kinds for jobs."""
 
-    def __init__(self, told: Mapping[str, Any], startup_s: float, now: float | None = None) -> None:
-        self.told, self._startup_s, self._now = told, startup_s, now
-        self.numbers = {each["id"]: number for number, each in enumerate(told["gpus"])}
-        self.names = [gpu(each["name"]).name for each in told["gpus"]]
+    def __init__(self, data: Mapping[str, Any], startup_s: float, now: float | None = None) -> None:
+        self.data, self._startup_s, self._now = data, startup_s, now
+        self.numbers = {each["id"]: number for number, each in enumerate(data["gpus"])}
+        self.names = [gpu(each["name"]).name for each in data["gpus"]]
         self.left_out: Counter[str] = Counter()
-        counted = [job for job in told["jobs"] if self._counts(job)]
+        counted = [job for job in data["jobs"] if self._counts(job)]
         self.jobs = [job for job in counted if job["attempts"]]
         self.waiting = [job for job in counted if not job["attempts"]]
         self.attempts = {job["id"]: [self._attempt(job["id"], each) for each in job["attempts"]] for job in self.jobs}
@@ -240,7 +240,7 @@ class _History:
         self.end = max((each.end for each in self._all_attempts), default=self.begin) if now is None else now
         self.kinds = self._kinds()
         kinds = list({id(kind): kind for kind in self.kinds.values()}.values())
-        self._model = Interference(kinds, _HOWS[told["sharing"]])
+        self._model = Interference(kinds, _HOWS[data["sharing"]])
         self._first_doing: dict[str, int] = {}
         self._first_alike: dict[tuple[int, str], int] = {}
         self._speeds = defaultdict[tuple[int, int], list[tuple[float, float]]](list)  # by GPU and kind, from when on
@@ -272,19 +272,19 @@ class _History:
             return bool(job["attempts"])
         return any(each["cause"] in _WORK and each["started"] is not None for each in job["attempts"])
 
-    def _attempt(self, job: int, told: Mapping[str, Any]) -> _Attempt:
+    def _attempt(self, job: int, data: Mapping[str, Any]) -> _Attempt:
         """Return an attempt; its length is by the monotonic clock."""
-        end = float(self._now or 0.0 if told["ended"] is None else told["ended"])
-        begin = told["started"] or told["placed"] if told["elapsed"] is None else end - told["elapsed"]
+        end = float(self._now or 0.0 if data["ended"] is None else data["ended"])
+        begin = data["started"] or data["placed"] if data["elapsed"] is None else end - data["elapsed"]
         return _Attempt(
             job,
             min(float(begin), end),
             end,
-            tuple(self.numbers[slot] for slot in told["slots"]),
-            told["promise"],
-            told["used"],
-            told["energy"],
-            RUNNING if told["ended"] is None else str(told["cause"]),
+            tuple(self.numbers[slot] for slot in data["slots"]),
+            data["promise"],
+            data["used"],
+            data["energy"],
+            RUNNING if data["ended"] is None else str(data["cause"]),
         )
 
     def arrival(self, job: Mapping[str, Any]) -> float:
@@ -315,9 +315,9 @@ class _History:
             measured = [used for job in jobs if (used := self._used(job["id"])) is not None]
             memory = max(measured, default=promise)
             if memory is None:  # it had its GPU to itself and may have needed all of it
-                memory = min(self.told["gpus"][number]["total"] for number in self.attempts[jobs[0]["id"]][0].gpus)
-            told = self.told["works"].get(work, {})
-            alone = {gpu(name).name: Utilization.from_dict(each) for name, each in told.items()}
+                memory = min(self.data["gpus"][number]["total"] for number in self.attempts[jobs[0]["id"]][0].gpus)
+            data = self.data["works"].get(work, {})
+            alone = {gpu(name).name: Utilization.from_dict(each) for name, each in data.items()}
             kind = JobKind(jobs[0]["name"], int(memory), alone, {PROMISED: promise})
             found |= {job["id"]: kind for job in jobs}
         return found
@@ -329,7 +329,7 @@ class _History:
     def _follow(self, number: int, attempts: Sequence[_Attempt]) -> GpuSeries:
         """Follow a GPU over time. Work is added up by kinds with the same activity alone: there may be thousands of
         jobs at once."""
-        name, total = self.names[number], self.told["gpus"][number]["total"]
+        name, total = self.names[number], self.data["gpus"][number]["total"]
         here = [each for each in attempts if number in each.gpus]
         changes = sorted(
             [(each.begin, 1, each) for each in here]
@@ -412,7 +412,7 @@ class _History:
             f"of {unknown} jobs it is not known what they do: they are taken to keep a GPU busy all the time": unknown,
             f"the memory of {guessed} jobs was not measured: they are taken to use what they were promised": guessed,
             f"the energy of {estimated} attempts was not measured, and is predicted": estimated,
-            "only your own jobs are seen: those of others were beside them": not self.told["all"],
+            "only your own jobs are seen: those of others were beside them": not self.data["all"],
         }
         return found + [note for note, holds in assumed.items() if holds]
 

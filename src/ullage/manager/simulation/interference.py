@@ -31,7 +31,7 @@ class Interference:
         self.numbers = {id(kind): number for number, kind in enumerate(kinds)}
         self._alone: dict[tuple[str, int], Utilization] = {}
         self._predicted: dict[_Set, list[float]] = {}
-        self._told: dict[tuple[str, ...], Speeds | None] = {}
+        self._predictions: dict[tuple[str, ...], Speeds | None] = {}
         self._true: dict[_Set, list[float]] = {}
         self._together: dict[tuple[str, tuple[tuple[int, int], ...]], dict[int, float]] = {}
 
@@ -46,13 +46,13 @@ class Interference:
     def predict(self, works: Sequence[str], slot: Slot) -> Speeds | None:
         """Predict speeds for placement; workloads are numbers of kinds. None if one is unknown."""
         key = (slot.name, *works)
-        if key not in self._told:
+        if key not in self._predictions:
             numbers = [int(work) for work in works]
             known = all(slot.name in self.kinds[number].alone for number in numbers)
             there = tuple(sorted(numbers))
             speeds = dict(zip(there, self._shares(slot.name, there), strict=True)) if known else {}
-            _keep(self._told, key, Speeds([speeds[number] for number in numbers]) if known else None)
-        return self._told[key]
+            _keep(self._predictions, key, Speeds([speeds[number] for number in numbers]) if known else None)
+        return self._predictions[key]
 
     def true(self, name: str, there: tuple[int, ...]) -> list[float]:
         """Return the true speeds of kinds on a GPU, in the order of their numbers."""

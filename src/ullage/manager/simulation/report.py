@@ -174,13 +174,13 @@ def _jobs(run: SimulationResult) -> str:
         x, y = left + scale * (attempt.begin - begin), tops[gpu] + height * lane
         wide = max(1.0, scale * (attempt.end - attempt.begin))
         lasted, placed = format_duration(attempt.end - attempt.begin), format_duration(attempt.begin - begin)
-        told = f"job {job.id}, {job.kind}, {job.user}: {attempt.cause} after {lasted}, placed at {placed}"
+        label = f"job {job.id}, {job.kind}, {job.user}: {attempt.cause} after {lasted}, placed at {placed}"
         good = attempt.cause == FINISHED
         hue = sum((place + 1) * ord(letter) for place, letter in enumerate(job.kind)) * 47 % 360
         fill = f'fill="hsl({hue} 45% 55%)"' if good else 'class="failed"'
         parts.append(
             f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{height - 1}" {fill}>'
-            f"<title>{_words(told)}</title></rect>"
+            f"<title>{_words(label)}</title></rect>"
         )
         parts += [] if good else [f'<text class="failed" x="{x + wide + 1:.1f}" y="{y + 9}">×</text>']
     picture = f'<svg viewBox="0 0 {width} {tops[-1]}" role="img" aria-label="jobs over time">{"".join(parts)}</svg>'

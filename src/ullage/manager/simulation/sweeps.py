@@ -81,8 +81,8 @@ class Case:
     @property
     def key(self) -> str:
         """Return a key of the case, whatever its name."""
-        told = json.dumps([self.source.identity, replace(self.scenario, label=None).to_dict()], sort_keys=True)
-        return hashlib.sha256(told.encode()).hexdigest()[:24]
+        content = json.dumps([self.source.identity, replace(self.scenario, label=None).to_dict()], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True)

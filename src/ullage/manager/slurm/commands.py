@@ -115,14 +115,14 @@ def jobs(numbers: Sequence[int] = (), everybody: bool = True) -> list[SlurmJob]:
     words += [] if everybody else ["--me"]
     try:
         answer = json.loads(run(*words))
-        told, errors = answer["jobs"], answer.get("errors")
+        data, errors = answer["jobs"], answer.get("errors")
     except (ValueError, KeyError):
         raise SlurmFailed("squeue --json printed no JSON: Slurm 21.08 or newer is needed") from None
-    if errors and not told:  # it exits with 0 where nobody answers
+    if errors and not data:  # it exits with 0 where nobody answers
         raise SlurmFailed(
             f"squeue failed: {errors[0].get('description')}; does 'scontrol ping' say that slurmctld is up?"
         )
-    return [_job(each) for each in told if not numbers or _number(each["job_id"]) in numbers]
+    return [_job(each) for each in data if not numbers or _number(each["job_id"]) in numbers]
 
 
 def nodes() -> list[SlurmNode]:
@@ -210,49 +210,49 @@ def _node(line: str) -> SlurmNode:
     )
 
 
-def _job(told: dict[str, Any]) -> SlurmJob:
+def _job(data: dict[str, Any]) -> SlurmJob:
     return SlurmJob(
-        id=_number(told["job_id"]),
-        name=told.get("name") or "",
-        user=told.get("user_name") or "",
-        state=_state(told.get("job_state")),
-        reason=_first(told.get("state_reason")),
-        comment=_text(told.get("comment")),
-        nodes=told.get("nodes") or "",
-        requested=parse_gres(told.get("tres_per_node") or ""),
-        allocated=tuple(told.get("gres_detail") or ()),
-        restarts=_number(told.get("restart_cnt")),
-        requeue=bool(told.get("requeue")),
-        exit_code=_exit_code(told.get("exit_code")),
-        started=_number(told.get("start_time")),
-        ended=_number(told.get("end_time")),
-        array_job=_number(told.get("array_job_id")),
+        id=_number(data["job_id"]),
+        name=data.get("name") or "",
+        user=data.get("user_name") or "",
+        state=_state(data.get("job_state")),
+        reason=_first(data.get("state_reason")),
+        comment=_text(data.get("comment")),
+        nodes=data.get("nodes") or "",
+        requested=parse_gres(data.get("tres_per_node") or ""),
+        allocated=tuple(data.get("gres_detail") or ()),
+        restarts=_number(data.get("restart_cnt")),
+        requeue=bool(data.get("requeue")),
+        exit_code=_exit_code(data.get("exit_code")),
+        started=_number(data.get("start_time")),
+        ended=_number(data.get("end_time")),
+        array_job=_number(data.get("array_job_id")),
     )
 
 
 # Releases of Slurm differ: 22.05 writes 7, "RUNNING" and a wait status; later ones {"set": true, "number": 7},
 # ["RUNNING"] and {"return_code": ...}.
-def _number(told: Any) -> int:
-    return int((told.get("number") if isinstance(told, dict) else told) or 0)
+def _number(data: Any) -> int:
+    return int((data.get("number") if isinstance(data, dict) else data) or 0)
 
 
-def _state(told: Any) -> str:
+def _state(data: Any) -> str:
     """Return a job's state; `COMPLETING` while its epilogs run."""
-    return "COMPLETING" if "COMPLETING" in (told or ()) else _first(told)
+    return "COMPLETING" if "COMPLETING" in (data or ()) else _first(data)
 
 
-def _first(told: Any) -> str:
-    return str((told[0] if told else "") if isinstance(told, list) else told or "")
+def _first(data: Any) -> str:
+    return str((data[0] if data else "") if isinstance(data, list) else data or "")
 
 
-def _text(told: Any) -> str:
-    return str((told.get("job") if isinstance(told, dict) else told) or "")
+def _text(data: Any) -> str:
+    return str((data.get("job") if isinstance(data, dict) else data) or "")
 
 
-def _exit_code(told: Any) -> int:
+def _exit_code(data: Any) -> int:
     """Return the exit code as in a shell: 128 and more for a signal."""
-    if isinstance(told, dict):
-        number = _number((told.get("signal") or {}).get("id"))
-        return 128 + number if number else _number(told.get("return_code"))
-    status = int(told or 0)
+    if isinstance(data, dict):
+        number = _number((data.get("signal") or {}).get("id"))
+        return 128 + number if number else _number(data.get("return_code"))
+    status = int(data or 0)
     return 128 + (status & 0x7F) if status & 0x7F else status >> 8

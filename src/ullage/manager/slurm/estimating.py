@@ -73,18 +73,18 @@ def estimate_training(
     except OSError as error:
         return ScriptAnswer(None, failure=f"it cannot run in {training.folder}: {error.strerror}")
     if outcome.answer is None:
-        told = outcome.failure if outcome.reason == "error" else f"it {outcome.failure}"
-        return ScriptAnswer(None, failure=told, seconds=time.monotonic() - began)
+        reason = outcome.failure if outcome.reason == "error" else f"it {outcome.failure}"
+        return ScriptAnswer(None, failure=reason, seconds=time.monotonic() - began)
     _keep(file, outcome)
     return _answer(outcome.answer, gpu, time.monotonic() - began)
 
 
-def _answer(told: dict[str, Any], gpu: str, seconds: float, kept: bool = False) -> ScriptAnswer:
-    if "failed" in told:
-        return ScriptAnswer(None, failure=str(told["failed"]), seconds=seconds, kept=kept)
-    known = told.get("utilization", {}).get(gpu)
+def _answer(data: dict[str, Any], gpu: str, seconds: float, kept: bool = False) -> ScriptAnswer:
+    if "failed" in data:
+        return ScriptAnswer(None, failure=str(data["failed"]), seconds=seconds, kept=kept)
+    known = data.get("utilization", {}).get(gpu)
     utilization = None if known is None else Utilization.from_dict(known)
-    return ScriptAnswer(told["upper"], told["fits"], None, utilization, seconds, kept)
+    return ScriptAnswer(data["upper"], data["fits"], None, utilization, seconds, kept)
 
 
 def _kept_file(training: BatchTraining, gpu: str) -> Path:
@@ -105,9 +105,9 @@ def _kept_file(training: BatchTraining, gpu: str) -> Path:
 def _kept(file: Path, variables: dict[str, str]) -> dict[str, Any] | None:
     """The answer in a file, if everything that it follows from is as it was."""
     try:
-        told = json.loads(file.read_bytes())
-        reads = Reads.from_dict(told["reads"])
-        answer: dict[str, Any] = told["answer"]
+        data = json.loads(file.read_bytes())
+        reads = Reads.from_dict(data["reads"])
+        answer: dict[str, Any] = data["answer"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return answer if reads.same_variables(variables) and reads.same_files() else None

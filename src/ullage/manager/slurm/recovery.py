@@ -72,10 +72,10 @@ def what_next(
 
 def shard_size(job: SlurmJob, nodes: Sequence[SlurmNode]) -> int:
     """Bytes of a shard: all shards of a GPU are all of its memory, if the comment says which GPU; else 1 GiB."""
-    told = read_comment(job.comment) or {}
+    values = read_comment(job.comment) or {}
     per_gpu = max((node.shards_per_gpu for node in nodes), default=0)
     try:
-        return find_gpu(str(told["gpu"])).usable // per_gpu if per_gpu else GIB
+        return find_gpu(str(values["gpu"])).usable // per_gpu if per_gpu else GIB
     except (KeyError, UllageError):
         return GIB
 

@@ -104,11 +104,11 @@ class _Reader:
     def _follow_list(self, node: Any, state: ShellState) -> None:
         """`a && b`, `a || b`: programs are taken to do what they should."""
         left, operator, right = node.children[0], node.children[1].type, node.children[-1]
-        told = self._judged(left, state)
+        verdict = self._judged(left, state)
         wanted = operator == "&&"
-        if told is None:
+        if verdict is None:
             self._branches([lambda mine: self._statement(right, mine), lambda mine: None], state)
-        elif told is wanted:
+        elif verdict is wanted:
             self._statement(right, state)
 
     def _follow_compound_statement(self, node: Any, state: ShellState) -> None:
@@ -141,9 +141,9 @@ class _Reader:
         then = next(place for place, child in enumerate(children) if child.type == "then")
         later = [child for child in children[then + 1 :] if child.type in ("elif_clause", "else_clause")]
         body = [child for child in children[then + 1 :] if child not in later and child.type != "fi"]
-        told: bool | None = None
+        verdict: bool | None = None
         for condition in [child for child in children[1:then] if child.is_named]:
-            told = self._judged(condition, state, sure=True)
+            verdict = self._judged(condition, state, sure=True)
 
         def otherwise(mine: ShellState) -> None:
             if later and later[0].type == "elif_clause":
@@ -151,9 +151,9 @@ class _Reader:
             elif later:
                 self._all(later[0].children[1:], mine)
 
-        if told is None:
+        if verdict is None:
             self._branches([lambda mine: self._all(body, mine), otherwise], state)
-        elif told:
+        elif verdict:
             self._all(body, state)
         else:
             otherwise(state)
@@ -218,8 +218,8 @@ class _Reader:
         """Judge a condition; `None` if only the running script knows. Programs are assumed to succeed, unless one must
         be `sure`."""
         if node.type == "negated_command":
-            told = self._judged(node.children[-1], state, sure)
-            return None if told is None else not told
+            verdict = self._judged(node.children[-1], state, sure)
+            return None if verdict is None else not verdict
         if node.type == "test_command":
             return test(node, state)
         if node.type == "list":
@@ -332,15 +332,15 @@ class _Reader:
 
     def _external(self, words: list[str], line: int, state: ShellState) -> None:
         """A program; if it is a shell or a script of one, what that runs, by the launchers that are before it."""
-        told = launched(words)
-        before, program = words[: len(words) - len(told.words)], list(told.words)
-        inner = self._shell_script(program, state) if program and told.refusal is None else None
+        launch = launched(words)
+        before, program = words[: len(words) - len(launch.words)], list(launch.words)
+        inner = self._shell_script(program, state) if program and launch.refusal is None else None
         if inner is not None:
             text, arguments = inner
             apart = replace(state, arguments=tuple(arguments), functions={})
             apart.variables = {name: state.variables[name] for name in state.exported if name in state.variables}
-            apart.variables |= told.variables
-            apart.exported = {*state.exported, *told.variables}
+            apart.variables |= launch.variables
+            apart.exported = {*state.exported, *launch.variables}
             first = len(self.programs)
             self.read(text, apart)
             self.programs[first:] = [replace(each, words=(*before, *each.words)) for each in self.programs[first:]]

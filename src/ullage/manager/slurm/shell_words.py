@@ -182,8 +182,8 @@ def _expression(node: Any, state: ShellState) -> bool | None:
     if node.type == "unary_expression":
         operator = text_of(node.children[0])
         if operator == "!":
-            told = _expression(node.children[-1], state)
-            return None if told is None else not told
+            verdict = _expression(node.children[-1], state)
+            return None if verdict is None else not verdict
         word = single(node.children[-1], state)
         if isinstance(word, Unknown) or operator not in ("-z", "-n", *_FILE_TESTS):
             return None

@@ -162,8 +162,8 @@ def _plan(
             "kept": bool(answers) and all(each.kept for each in answers),
             "world_size": max((each.ranks.get("world_size", 1) for each in batch.trainings), default=1),
         }
-        told: dict[str, Any] = {"upper": need.upper, "gpu": need.kind.gpu.name, f"{sizing.name}s": sizing.count}
-        options["comment"] = write_comment(told, batch.options.get("comment", ""))
+        comment: dict[str, Any] = {"upper": need.upper, "gpu": need.kind.gpu.name, f"{sizing.name}s": sizing.count}
+        options["comment"] = write_comment(comment, batch.options.get("comment", ""))
     if request.nodes > 1 and sizing.name == "shard":
         notes.append(f"each of its {request.nodes} nodes is asked for {sizing.gres}")
     return SubmissionPlan(options, sizing, tuple(each.shown for each in batch.trainings), estimate, tuple(notes))
@@ -187,14 +187,14 @@ def plan_in_words(plan: SubmissionPlan) -> list[str]:
     return lines + [f"note: {note}" for note in plan.notes]
 
 
-def filter_answers(told: Mapping[str, Any], text: str = "") -> Iterator[tuple[str, str]]:
+def filter_answers(request: Mapping[str, Any], text: str = "") -> Iterator[tuple[str, str]]:
     """Answer `cli_filter.lua`: options to set, by name, and words to `say`. A job without GPUs and `#ULLAGE` lines is
     left alone.
 
-    `told` are sbatch's options, with the script and its arguments as `argv`; `text` is a script from standard input.
+    `request` are sbatch's options, with the script and its arguments as `argv`; `text` is a script from standard input.
     """
-    options = {name: str(value) for name, value in told.items() if name != "argv"}
-    words = [str(word) for word in told.get("argv", [])]
+    options = {name: str(value) for name, value in request.items() if name != "argv"}
+    words = [str(word) for word in request.get("argv", [])]
     if "wrap" in options:
         text = f"#!/bin/sh\n{options['wrap']}\n"
     elif words:

@@ -155,11 +155,11 @@ class Watcher:
             self._store.step(run, RELEASED)
 
     def _update(self, job: SlurmJob, run: RunRecord) -> None:
-        told = (read_comment(job.comment) or {}) | {"attempt": run.restarts + 2, "before": run.cause}
+        values = (read_comment(job.comment) or {}) | {"attempt": run.restarts + 2, "before": run.cause}
         count = re.search(r"shard:(?:\w+:)?(\d+)", run.next_gres or "")
-        told |= {"shards": int(count[1])} if count else {}
+        values |= {"shards": int(count[1])} if count else {}
         words = [f"Gres={run.next_gres}"] if run.next_gres != gres_text(job.requested) else []
-        comment = [f"Comment={write_comment(told, job.comment)}"] if read_comment(job.comment) is not None else []
+        comment = [f"Comment={write_comment(values, job.comment)}"] if read_comment(job.comment) is not None else []
         commands.run("scontrol", "update", f"JobId={job.id}", *words, f"StartTime={_SOON}", *comment)
 
     def _give_up(self, known: set[int]) -> None:

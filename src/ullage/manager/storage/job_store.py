@@ -418,11 +418,11 @@ class JobStore:
             self._works = {}
         self._works |= {work.id: work for work in works}
 
-    def keep_site(self, told: dict[str, Any]) -> None:
+    def keep_site(self, values: dict[str, Any]) -> None:
         """Keep what the daemon has and goes by."""
         with self.transaction():
             self._now.add("DELETE FROM site", ())
-            self._now.add("INSERT INTO site VALUES (?)", (json.dumps(told),))
+            self._now.add("INSERT INTO site VALUES (?)", (json.dumps(values),))
 
     def site(self) -> dict[str, Any] | None:
         """What the daemon had and went by when it last began; None where an earlier version kept nothing."""
