@@ -1,4 +1,4 @@
-"""`ullage lab data`: measured files become one data set, and what it holds."""
+"""`ullage lab data`: make one data set of measured files, and show its contents."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def _shares(counts: dict[str, int], rows: int) -> list[str]:
 
 
 def _classes(name: str, part: dict[str, Any]) -> Table:
-    """Bars for classes of 1 GiB, and the share of each class of 8 GiB beside its first."""
+    """Return bars for classes of 1 GiB, and the share of each class of 8 GiB next to its first."""
     table = _table(f"{name}: memory of the process, by classes of 1 and 8 GiB", "GiB>", "runs>", "", "8 GiB>")
     small, large = part["classes_1gib"], part["classes_8gib"]
     shown = dict(list(small.items())[:_MOST_CLASSES])

@@ -1,4 +1,4 @@
-"""`ullage lab draw`: lists of what is worth measuring. Needs no GPU."""
+"""`ullage lab draw`: lists of runs to measure. Needs no GPU."""
 
 from __future__ import annotations
 

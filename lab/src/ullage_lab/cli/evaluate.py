@@ -125,7 +125,7 @@ LEARNED_METHODS = ("gpumemnet", "gpuutilnet", "utilization")
 
 
 def evaluate_gpumemnet(data: list[Path], weights: Path | None, retrain: bool, as_json: bool) -> None:
-    """Judge both estimators on every family in the data, and print the lines beside the paper's."""
+    """Judge both estimators on every family in the data, and print the lines next to the paper's."""
     files = _data_files("gpumemnet", data)
     if weights is not None and not weights.is_dir():
         raise InvalidValue(
@@ -183,7 +183,7 @@ def _judged(
 
 
 def print_lines(lines: list[Table2Line]) -> None:
-    """The table, beside the paper's."""
+    """Print the table next to the paper's."""
     rows = [
         {
             "data": NAMES.get(line.family, line.family),
@@ -211,7 +211,7 @@ def print_lines(lines: list[Table2Line]) -> None:
 
 
 def evaluate_gpuutilnet(data: list[Path], weights: Path | None, retrain: bool, as_json: bool) -> None:
-    """Judge GPUUtilNet's networks on their held-out rows, and print the paper's Table 7 beside."""
+    """Judge GPUUtilNet's networks on their held-out rows, and print them next to the paper's Table 7."""
     from ullage.estimation.estimators.gpuutilnet import BINS, SHIPPED, load
     from ullage_lab.train import table7
     from ullage_lab.train.protocol import read_rows

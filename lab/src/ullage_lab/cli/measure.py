@@ -1,4 +1,4 @@
-"""`ullage lab measure`: what takes a GPU to know, in files that estimators learn from."""
+"""`ullage lab measure`: measurements on a GPU, in files that estimators learn from."""
 
 from __future__ import annotations
 

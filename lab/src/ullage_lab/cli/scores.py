@@ -1,4 +1,4 @@
-"""How good trained models are, as tables beside what was published and a guess that looks at nothing."""
+"""Scores of trained models, as tables next to published figures and a constant guess."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = {"mlp": "MLP", "cnn": "CNN", "transformer": "Transformer"}
 def print_rows(
     rows: Sequence[Mapping[str, str]], note: str = "", give_way: Sequence[str] = (), left: Sequence[str] = ()
 ) -> None:
-    """Print a table whose columns are the keys of its rows, and what they mean."""
+    """Print a table whose columns are the keys of its rows, and their meanings."""
     if rows:
         print(fitted(list(rows[0]), [list(row.values()) for row in rows], give_way=give_way, left=left))
     if note:
@@ -56,7 +56,7 @@ def print_table7(lines: list[Table7Line], as_json: bool) -> None:
 
 
 def print_utilization(lines: list[UtilizationLine], together: list[SharingLine], as_json: bool) -> None:
-    """The figures beside a constant guess, and what others have published."""
+    """Print the figures next to a constant guess and published ones."""
     if as_json:
         print(json.dumps({"alone": [asdict(one) for one in lines], "together": [asdict(one) for one in together]}))
         return
@@ -86,7 +86,7 @@ def print_utilization(lines: list[UtilizationLine], together: list[SharingLine],
 
 
 def print_sharing(lines: Sequence[SharingLine]) -> None:
-    """How good the model of sharing is, beside a guess that does not look at the jobs."""
+    """Print the errors of the model of sharing, next to those of a guess that ignores the jobs."""
     rows = [
         {
             "figure": line.figure,
