@@ -109,8 +109,8 @@ def sources(incomplete: str) -> list[str]:
 
 
 def measurable(incomplete: str) -> list[str]:
-    """What `ullage measure` takes: the words for other things than runs, scripts and lists of runs in this folder."""
-    words = [word for word in ("context", "cudnn", "rates", "together") if word.startswith(incomplete)]
+    """Complete the argument of `ullage measure`: its words, and scripts and lists of runs in this folder."""
+    words = [word for word in ("context", "cudnn") if word.startswith(incomplete)]
     return words + _files(incomplete, "py") + _files(incomplete, "jsonl")
 
 

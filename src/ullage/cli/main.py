@@ -74,40 +74,31 @@ def _tidy(command: Any, params: list[Any]) -> list[Any]:
 
 
 def _no_type(ctx: Any) -> None:
-    """What the help says of an argument's type: its name and its meaning say enough."""
+    """Show no type for an argument."""
 
 
 class PlainCommand(TyperCommand):
     """A command whose help is tidied."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters, as the help shows them."""
+        """Return the parameters, as the help shows them."""
         return _tidy(self, super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words after the command; a launcher's words are its own."""
         try:
-            return super().parse_args(ctx, with_launcher_apart(_path(ctx), args))
+            return super().parse_args(ctx, with_launcher_apart(ctx.info_name if ctx.parent else "", args))
         except Exception as error:
             if getattr(error, "ctx", ctx) is None:  # the parser does not say where an option lacks its value
                 error.ctx = ctx  # type: ignore[attr-defined]
             raise
 
 
-def _path(ctx: Any) -> str:
-    """The words that name a command, without the program's: "lab train fast"."""
-    words: list[str] = []
-    while ctx.parent is not None:
-        words.insert(0, ctx.info_name)
-        ctx = ctx.parent
-    return " ".join(words)
-
-
 class PlainGroup(TyperGroup):
     """A group of commands whose help is tidied."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters, as the help shows them."""
+        """Return the parameters, as the help shows them."""
         return _tidy(self, super().get_params(ctx))
 
 

@@ -16,10 +16,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ullage.cli.options import Json, option
+from ullage.cli.options import Json, option, parse_interval
 from ullage.errors import InvalidValue
 from ullage.text import plain
-from ullage.units import GIB, parse_duration
+from ullage.units import GIB
 
 if TYPE_CHECKING:
     from ullage.manager.monitor.readings import Source
@@ -52,9 +52,7 @@ def top(
     """
     from ullage.manager.monitor.sampling import Monitor
 
-    seconds = parse_duration(interval)
-    if not 0.1 <= seconds <= 3600:
-        raise InvalidValue(f"--interval must be from 0.1s to 1h, got {interval!r}")
+    seconds = parse_interval(interval)
     if once and (watch or count):
         raise InvalidValue("--once prints one reading; leave out --watch and --count, or --once")
     live = not as_json and not once and sys.stdout.isatty()
@@ -128,17 +126,11 @@ def _shown(as_json: bool, live: bool, silent: bool) -> Iterator[Callable[[dict[s
         yield lambda now: console.print(view(now, console.width, ascii_only=ascii_only))
 
 
-@contextlib.contextmanager
-def _recording(path: Path | None) -> Iterator[IO[str] | None]:
-    if path is None:
-        yield None
-        return
+def _recording(path: Path | None) -> contextlib.AbstractContextManager[IO[str] | None]:
     try:
-        file = path.open("a", encoding="utf-8")
+        return contextlib.nullcontext() if path is None else path.open("a", encoding="utf-8")
     except OSError as error:
         raise InvalidValue(f"--record must be a writable file, got {path}: {error.strerror}") from None
-    with file:
-        yield file
 
 
 @contextlib.contextmanager

@@ -255,6 +255,14 @@ _READ: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def parse_interval(text: str) -> float:
+    """Read the seconds between two readings."""
+    seconds = parse_duration(text)
+    if not 0.1 <= seconds <= 3600:
+        raise InvalidValue(f"--interval must be from 0.1s to 1h, got {text!r}")
+    return seconds
+
+
 def parse_setting(text: str) -> tuple[str, Any]:
     """A key and its value: JSON, or else a word.
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from ullage.cli import completion
-from ullage.cli.options import Json, Network, Timeout, argument, option
+from ullage.cli.options import Json, Network, Timeout, argument, option, parse_interval
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UllageError
 from ullage.text import plain
@@ -209,7 +209,7 @@ def watch(
         if once:
             watcher.look()
         else:
-            watcher.run(_seconds(interval), _ending())
+            watcher.run(parse_interval(interval), _ending())
 
 
 @slurm.command()
@@ -289,13 +289,6 @@ def _tell(plan: SubmissionPlan, where: TextIO | None = None) -> None:
 
     for line in plan_in_words(plan):
         print(plain(line), file=where)
-
-
-def _seconds(interval: str) -> float:
-    found = parse_duration(interval)
-    if not 0.1 <= found <= 3600:
-        raise InvalidValue(f"--interval must be from 0.1s to 1h, got {interval!r}")
-    return found
 
 
 def _ending() -> threading.Event:

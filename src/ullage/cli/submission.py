@@ -12,7 +12,7 @@ from ullage.cli.exit_codes import FAILED, INTERRUPTED
 from ullage.cli.job_options import RUN, given, job_options
 from ullage.cli.jobs import client, exit_code, print_json, tell, wait_for
 from ullage.cli.options import Json, argument, option, with_options
-from ullage.cli.terminal import sit_down, umask_now
+from ullage.cli.terminal import connect_terminal, umask_now
 from ullage.errors import InvalidValue, NoDaemon
 from ullage.jobs.job_files import JobSpec, make_job, read_job
 from ullage.manager.job_words import memory, trial_words
@@ -124,7 +124,7 @@ def _send(spec: JobSpec, wait: bool, patience: float, as_json: bool) -> None:
         for note in answer["notes"]:
             print(f"ullage: {plain(note)}", file=sys.stderr)
     if spec.interactive and not as_json:
-        raise typer.Exit(sit_down(manager, str(answer["jobs"][0]), cancel=True))
+        raise typer.Exit(connect_terminal(manager, str(answer["jobs"][0]), cancel=True))
     fails = _follow_estimate(manager, answer, None if wait else patience, as_json)
     if fails and wait:
         raise typer.Exit(FAILED)  # it would wait for ever

@@ -1,4 +1,4 @@
-"""`ullage attach`, and what `ullage submit --interactive` does: sit down at the terminal of a job."""
+"""`ullage attach`, and what `ullage submit --interactive` does: connect to the terminal of a job."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def attach(job: Annotated[str, argument("Job number or name.", "JOB", completion
 
       ullage attach 17
     """
-    raise typer.Exit(sit_down(client(), job))
+    raise typer.Exit(connect_terminal(client(), job))
 
 
-def sit_down(manager: Client, job: str, cancel: bool = False) -> int:
+def connect_terminal(manager: Client, job: str, cancel: bool = False) -> int:
     """Wait until a job runs, then connect this terminal to it; the exit code. Ctrl-C while it waits may cancel it."""
     try:
         found = _once_it_runs(manager, job)
@@ -59,7 +59,7 @@ def sit_down(manager: Client, job: str, cancel: bool = False) -> int:
         return int(found["exit_code"] or (found["state"] != "done"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         _connect(line, Path(found["socket"]), found["reference"])
-        return _Sitting(line, found["reference"]).until_the_end()
+        return _Session(line, found["reference"]).until_the_end()
 
 
 def _once_it_runs(manager: Client, job: str) -> dict[str, Any]:
@@ -83,12 +83,12 @@ def _connect(line: socket.socket, file: Path, job: str) -> None:
     try:
         line.connect(reachable(file))
     except PermissionError:
-        raise InvalidValue(f"the terminal of job {job} is its user's; only they and root can sit down at it") from None
+        raise InvalidValue(f"the terminal of job {job} is its user's; only they and root can connect to it") from None
     except OSError as error:
         raise InvalidValue(f"the terminal of job {job} cannot be reached: {error.strerror}") from None
 
 
-class _Sitting:
+class _Session:
     """One connection of this terminal to a job."""
 
     def __init__(self, line: socket.socket, job: str) -> None:

@@ -98,14 +98,6 @@ def _save_history(file: Path) -> int:
     return len(events)
 
 
-def _set_cap(cap: int) -> float:
-    """Allow the allocator so many bytes; PyTorch multiplies the fraction out again, so it is set a little above."""
-    total = torch.cuda.get_device_properties(0).total_memory
-    fraction = min(1.0, (cap + 512) / total)
-    torch.cuda.set_per_process_memory_fraction(fraction)
-    return fraction
-
-
 def _train(row: dict[str, Any], iterations: int, answer: dict[str, Any]) -> None:
     configuration = Model.from_row(row)
     after: list[list[int]] = []
@@ -168,22 +160,6 @@ def _run_script(path: str, args: list[str], module: bool) -> None:
     except SystemExit as error:
         if error.code not in (None, 0):
             raise RuntimeError(f"the script ended with exit code {error.code}") from None
-
-
-class _Steps:
-    """Counts the steps of every optimizer."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._hook = register_optimizer_step_post_hook(self._stepped)
-
-    def _stepped(self, *_: Any) -> None:
-        self.count += 1
-
-    def close(self) -> int:
-        """How many there were."""
-        self._hook.remove()
-        return self.count
 
 
 class _Peaks:
@@ -249,8 +225,10 @@ def measure_here(request: dict[str, Any]) -> dict[str, Any]:
         torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=_MOST_EVENTS)
     if request.get("cap"):
         answer["cap"] = request["cap"]
-        _set_cap(request["cap"])
-    steps = _Steps()
+        total = torch.cuda.get_device_properties(0).total_memory  # PyTorch multiplies the fraction out: a little more
+        torch.cuda.set_per_process_memory_fraction(min(1.0, (request["cap"] + 512) / total))
+    steps: list[Any] = []
+    hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: steps.append(None))
     try:
         if request.get("script"):
             with _at_most(request.get("stop_after")) as said:
@@ -261,11 +239,11 @@ def measure_here(request: dict[str, Any]) -> dict[str, Any]:
     except torch.OutOfMemoryError as error:
         answer["oom"] = str(error).split(" If reserved")[0]
     except Exception as error:
-        if not request.get("script") or not steps.count:
+        if not request.get("script") or not steps:
             raise
-        answer["broke_off"] = f"after {steps.count} steps: {type(error).__name__}: {error}"[:300]
+        answer["broke_off"] = f"after {len(steps)} steps: {type(error).__name__}: {error}"[:300]
     finally:
-        steps.close()
+        hook.remove()
     torch.cuda.synchronize()
     statistics = torch.cuda.memory_stats()
     current = {
