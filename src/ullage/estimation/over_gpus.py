@@ -53,17 +53,13 @@ def _shared(card: GPU, group: list[GPU], run_on: Callable[[GPU], Estimate]) -> E
     fewest = _roomiest(other for other in group if other.sms == min(sizes))
     most = _roomiest(other for other in group if other.sms == max(sizes))
     same = _roomiest(other for other in group if other.sms == card.sms)
-    if card.sms in (fewest.sms, most.sms) or not _alike(run_on(fewest), run_on(most)):
+    if card.sms in (fewest.sms, most.sms) or run_on(fewest).peaks != run_on(most).peaks:
         return _moved(run_on(same), same, card) if same.name != card.name else None
     return _moved(run_on(most), most, card)
 
 
 def _roomiest(cards: Iterable[GPU]) -> GPU:
     return max(cards, key=lambda card: card.usable)
-
-
-def _alike(one: Estimate, other: Estimate) -> bool:
-    return one.peaks == other.peaks
 
 
 def _moved(e: Estimate, ran_on: GPU, card: GPU) -> Estimate | None:

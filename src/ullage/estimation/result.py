@@ -288,7 +288,8 @@ class Estimate:
             return most
         parts = [] if self.measured else [f"not measured on {self.gpu}: rules for other GPUs"]
         parts += [self._guessed_words] if self._guessed_words else []
-        parts += [f"{name}: {listed(entries)}" for name, entries in self._assumptions if entries]
+        unsure = (("assumed", self.assumed), ("left out", self.left_out))
+        parts += [f"{name}: {listed(entries)}" for name, entries in unsure if entries]
         if any(entry["what"] == AT_THEIR_MAXIMUM for entry in self.assumed):
             parts.append("sizes that depend on data make the figure a bound, not what a run will take")
         if not parts:
@@ -298,21 +299,14 @@ class Estimate:
         return f"{most}: {'; '.join([*parts, *self._coverage])}"
 
     @property
-    def _assumptions(self) -> list[tuple[str, list[dict[str, Any]]]]:
-        return [("assumed", self.assumed), ("left out", self.left_out)]
-
-    @property
     def _guessed_words(self) -> str | None:
+        doubt = f", one may be {format_bytes(self.doubtful)} larger" if self.doubtful else ""
         if not self.guessed or not self.guessed["workspaces"]:
-            return f"the choice of some kernels is doubtful, {self._doubt}" if self.doubtful else None
+            return f"the choice of some kernels is doubtful{doubt}" if doubt else None
         share = self.guessed["bytes"] / max(1, self.guessed["of_bytes"])
         size = f"{share:.0%} of their bytes" if self.guessed["bytes"] else "to be empty"
         words = f"{self.guessed['workspaces']} of {self.guessed['of']} convolution workspaces were guessed"
-        return f"{words} ({size}{', ' + self._doubt if self.doubtful else ''}), as cuDNN {MEASURED_CUDNN} chooses"
-
-    @property
-    def _doubt(self) -> str:
-        return f"one may be {format_bytes(self.doubtful or 0)} larger"
+        return f"{words} ({size}{doubt}), as cuDNN {MEASURED_CUDNN} chooses"
 
     @property
     def _coverage(self) -> list[str]:

@@ -50,7 +50,7 @@ def main(entry: str, channel: str, told: str) -> None:
         from ullage.sandbox import recording
 
         recording.start(options["record"], own=options["redirect"])
-    answer(Channel(int(channel)), lambda: _imported(entry)(request))
+    answer(Channel(int(channel)), lambda: function_named(entry)(request))
 
 
 def answer(channel: Channel, work: Callable[[], dict[str, Any] | None]) -> None:
@@ -95,15 +95,11 @@ def end(code: int) -> None:
         os._exit(code)
 
 
-def _imported(entry: str) -> Callable[..., Any]:
-    with importing():
-        return function_named(entry)
-
-
 def function_named(entry: str) -> Callable[..., Any]:
     """Return the function that `MODULE:FUNCTION` names."""
     module, _, name = entry.partition(":")
-    found: Any = importlib.import_module(module)
+    with importing():
+        found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
     return found  # type: ignore[no-any-return]

@@ -23,7 +23,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from ullage.sandbox import boot, recording, redirection
 from ullage.sandbox.environment import environment, is_guest
@@ -181,23 +181,10 @@ def start(
         os.close(child_output)
         if pool is not None:
             pool.close()
-    guarded = None if private is None else _Guarded(folder, is_ours=not rights)
-    reads = None if noted is None else _ReadLog(noted, given)
-    return Child(process, answers, output, guarded=guarded, noted=reads, python=python)
-
-
-class _Guarded(NamedTuple):
-    """A child that has a guard, and the folder that the guard may have made for it, to be removed if it is ours."""
-
-    folder: str
-    is_ours: bool
-
-
-class _ReadLog(NamedTuple):
-    """Where a child notes what it reads, and the variables that it was given."""
-
-    file: io.FileIO
-    env: Mapping[str, str]
+    child = Child(process, answers, output, is_guarded=private is not None, python=python)
+    child.folder = folder if private is not None and not rights else None
+    child.noted = None if noted is None else (noted, given)
+    return child
 
 
 class Child:
@@ -209,12 +196,13 @@ class Child:
         answers: int,
         output: int,
         *,
-        guarded: _Guarded | None = None,
-        noted: _ReadLog | None = None,
+        is_guarded: bool = False,
         python: str | None = None,
     ) -> None:
         self.pid = process.pid
-        self._guarded, self._noted, self._python = guarded, noted, python
+        self._is_guarded, self._python = is_guarded, python
+        self.folder: str | None = None  # of its writes, to be removed at its end
+        self.noted: tuple[io.FileIO, Mapping[str, str]] | None = None  # the record of its reads, and its variables
         self._process, self._answers, self._output = process, answers, output
         self._messages, self._printed = Messages(), bytearray()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -261,23 +249,23 @@ class Child:
 
     def _noted_too_much(self) -> Exceeded | None:
         """Only a child that writes to its notes itself has so many of them."""
-        if self._noted is None or os.fstat(self._noted.file.fileno()).st_size <= _MOST_NOTED:
+        if self.noted is None or os.fstat(self.noted[0].fileno()).st_size <= _MOST_NOTED:
             return None
         return Exceeded("written", f"wrote more than {format_bytes(_MOST_NOTED)} about what it read")
 
     def _reads(self) -> Reads | None:
-        if self._noted is None:
+        if self.noted is None:
             return None
-        with self._noted.file as file:
-            return reads_of(file.fileno(), self._noted.env)
+        with self.noted[0] as file:
+            return reads_of(file.fileno(), self.noted[1])
 
     def _end(self) -> None:
         """End the process and its group. A guard ends its child first."""
-        if self._guarded is not None:
+        if self._is_guarded:
             end_guard(self._process)
         kill_group(self._process)
-        if self._guarded is not None and self._guarded.is_ours:
-            shutil.rmtree(self._guarded.folder, ignore_errors=True)
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _listen(self, selector: selectors.BaseSelector, show: Callable[[str], None] | None) -> None:
         """Read for a moment. A child with a closed channel is about to end; its worker processes may keep it open."""

@@ -59,12 +59,8 @@ def start_of(pid: int) -> int | None:
     fields = stat_fields(pid)
     if fields:
         return None if fields[0] in ("Z", "X", "x") else int(fields[19])
-    return None if os.path.exists("/proc/self/stat") and not _hidden(pid) else _start_without_proc(pid)
-
-
-def _hidden(pid: int) -> bool:
-    """Return whether /proc hides the process, as it may do for those of other users."""
-    return _may_signal(pid) is False
+    is_hidden = _may_signal(pid) is False  # /proc may hide the processes of other users
+    return None if os.path.exists("/proc/self/stat") and not is_hidden else _start_without_proc(pid)
 
 
 def _may_signal(pid: int) -> bool | None:

@@ -60,7 +60,7 @@ Total params: 54,410
 def fully_connected(width: int, depth: int) -> float:
     """The estimate for a network on MNIST, in GiB."""
     parameters = 785 * width + (depth - 1) * (width * width + width) + 10 * width + 10
-    return horus.memory(32, depth * width + 10, parameters) / 2**30
+    return sum(horus.formula(32, depth * width + 10, parameters).values()) / 2**30
 
 
 @pytest.mark.parametrize(("width", "depth"), FULLY_CONNECTED)
@@ -119,7 +119,7 @@ def test_a_file_is_read_through_the_public_face(tmp_path: Path) -> None:
     file = tmp_path / "net.txt"
     file.write_text(TORCHSUMMARY)
     found = ullage.estimate(file, batch_size=8, gpu="T4", estimator="horus")
-    assert found.figure == horus.memory(8, 32 * 26 * 26 + 10, 54_410, overhead=800 << 20)
+    assert found.figure == sum(horus.formula(8, 32 * 26 * 26 + 10, 54_410, overhead=800 << 20).values())
     with pytest.raises(InvalidValue, match="only batch_size counts"):
         request_of(file, {"batch_size": 8, "optimizer": "sgd"}, "horus")
     with pytest.raises(InvalidValue, match="a summary has no code"):

@@ -29,10 +29,14 @@ _COUNTED = re.compile(
 )
 
 
-def memory(batch: int, activations: int, parameters: int, gradients: int | None = None, overhead: int = 0) -> int:
-    """Return the result of the formula, in bytes."""
-    per_sample = activations + (parameters if gradients is None else gradients)
-    return BYTES * (batch * per_sample + parameters) + overhead
+def formula(batch: int, activations: int, parameters: int, overhead: int = 0) -> dict[str, int]:
+    """Return the terms of the formula, in bytes."""
+    return {
+        "parameters": BYTES * parameters,
+        "gradients": BYTES * batch * parameters,
+        "activations": BYTES * batch * activations,
+        "context": overhead,
+    }
 
 
 def activations(summary: LayerSummary) -> int:
@@ -61,17 +65,12 @@ def run(request: JobRequest, gpu: GPU) -> Estimate:
         summary = read_summary(request.summary.text)
         batch = request.summary.batch_size or summary.batch
         if batch is None:
-            raise InvalidValue("the summary does not tell the batch size: give it with --batch-size")
+            raise InvalidValue("the summary must have a batch size, or give it with --batch-size")
     else:
         assert request.model is not None
         summary = summarize(request.model, gpu)
         batch = request.model.batch_size
-    parts = {
-        "parameters": BYTES * summary.parameters,
-        "gradients": BYTES * batch * summary.parameters,
-        "activations": BYTES * batch * activations(summary),
-        "context": options["overhead_mib"] << 20,
-    }
+    parts = formula(batch, activations(summary), summary.parameters, options["overhead_mib"] << 20)
     notes = [
         "the figure is Horus's memory of the process; it knows nothing of optimizer, precision, allocator or kernels",
         f"overhead d = {options['overhead_mib']} MiB, as its evaluators take it; change it: --set horus.overhead_mib=0",

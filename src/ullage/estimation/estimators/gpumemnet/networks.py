@@ -267,7 +267,4 @@ def _facts(card: ModelCard) -> dict[str, Any]:
     return {"method": "gpumemnet", "totals": names_of(card.family), "token": token_size(card.family)}
 
 
-@functools.cache
-def trained(path: Path) -> tuple[GPUMemNet, ModelCard]:
-    """Call `load` once per process."""
-    return load(path)
+trained = functools.cache(load)
