@@ -132,7 +132,6 @@ def rights(uid: int, gid: int) -> dict[str, int | str]:
 
 
 def group_number(name: str) -> int:
-    """Return the number of a group."""
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:

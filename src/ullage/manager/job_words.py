@@ -14,7 +14,6 @@ _SHOWN = 5  # of many jobs
 
 
 def memory(size: int | None) -> str:
-    """Return a size in words."""
     return "unknown" if size is None else format_bytes(size)
 
 

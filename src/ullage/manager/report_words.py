@@ -46,7 +46,6 @@ def moment(text: str, now: float) -> float:
 
 
 def csv_of(found: dict[str, Any]) -> str:
-    """Return a report as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*found["by"], *FIGURES])

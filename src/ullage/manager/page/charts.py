@@ -54,6 +54,5 @@ def memory_figure(x: dict[str, Any], series: list[dict[str, Any]], **y: Any) -> 
 
 
 def memory_line(name: str, data: list[Any], colour: dict[str, str], area: bool = False, **more: Any) -> dict[str, Any]:
-    """Return a line or an area of a chart of memory."""
     line = {"name": name, "type": "line", "data": data, "showSymbol": False, "step": "end", **colour}
     return line | ({"areaStyle": {"opacity": 0.25}} if area else {}) | more

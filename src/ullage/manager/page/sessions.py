@@ -190,7 +190,6 @@ class Sessions:
         self._sessions[session.id] = session
 
     def end(self, session: Session) -> None:
-        """End a session."""
         self._sessions.pop(session.id, None)
         session.end()
         if self._kept is not None:

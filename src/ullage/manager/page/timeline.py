@@ -55,7 +55,6 @@ class TimelineRun:
     names: dict[int, str]  # of jobs that are not called by their numbers
 
     def name(self, job: SimulatedJob) -> str:
-        """Return the name of a job."""
         return self.names.get(job.id, str(job.id))
 
     def figures(self, span: tuple[float, float]) -> Figures:

@@ -52,7 +52,6 @@ class Ledger:
         self.see(slots)
 
     def copy(self) -> Ledger:
-        """Return a copy of the ledger."""
         other = Ledger(host=self.host)
         other._on_host = dict(self._on_host)
         other._slots = dict(self._slots)
@@ -121,11 +120,9 @@ class Ledger:
         return set(self._where).union(self._on_host)
 
     def holders(self, slot: str) -> tuple[int, ...]:
-        """Return the jobs on a slot."""
         return tuple(self._held.get(slot, ()))
 
     def exclusive(self, slot: str) -> int | None:
-        """Return the exclusive job of a slot, if it has one."""
         for job, held in self._held.get(slot, {}).items():
             if held.exclusive:
                 return job

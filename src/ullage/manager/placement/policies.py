@@ -81,7 +81,6 @@ def policies() -> tuple[str, ...]:
 
 
 def find_policy(name: str) -> Policy:
-    """Return the policy of a name."""
     if name not in POLICIES:
         listed = f"policies: {', '.join(POLICIES)}; " if nearest(name, POLICIES) else ""  # else they are listed anyway
         raise UnknownName("policy", name, POLICIES, hint=f"{listed}one of your own: FILE.py:FUNCTION")

@@ -178,7 +178,6 @@ class SlotRequest(NamedTuple):
     promises: tuple[int, ...] = ()
 
     def of_rank(self, rank: int) -> SlotRequest:
-        """Return the request of one rank."""
         return self._replace(promise=self.promises[rank]) if self.promises else self
 
     @property

@@ -29,7 +29,6 @@ class TimeSlicing:
         """No job will come any more."""
 
     def variables(self, spec: JobSpec, slots: Sequence[str]) -> dict[str, str]:
-        """Return its variables for a job."""
         return {}
 
 

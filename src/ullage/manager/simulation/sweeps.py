@@ -41,7 +41,6 @@ class TraceSource:
     drawn: tuple[tuple[str, Any], ...] = ()
 
     def read(self, seed: int) -> JobTrace:
-        """Return the trace of a seed."""
         if self.path is None:
             return generate_trace(seed=seed, mix=self.mix, **dict(self.drawn))
         return read_trace(self.path, format=self.format, limit=self.limit, mix=self.mix, seed=seed)

@@ -132,7 +132,6 @@ def nodes() -> list[SlurmNode]:
 
 
 def default_partition() -> str | None:
-    """Return the default partition."""
     return next((name[:-1] for name in run("sinfo", "--noheader", "--format=%P").split() if name.endswith("*")), None)
 
 

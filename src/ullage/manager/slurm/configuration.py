@@ -44,7 +44,6 @@ class NodeGroup:
 
     @property
     def shards(self) -> int:
-        """Of a node."""
         return self.count * self.shards_per_gpu
 
 

@@ -76,7 +76,6 @@ def parse(text: bytes) -> Any:
 
 
 def text_of(node: Any) -> str:
-    """Return the text of a node."""
     text: bytes = node.text
     return text.decode(errors="surrogateescape")
 

@@ -99,7 +99,6 @@ class JobHistory:
         return self._pairs("SELECT array_index, id FROM jobs WHERE array_id = ?", array)
 
     def states(self, numbers: Iterable[int]) -> dict[int, str]:
-        """The states of jobs."""
         return self._pairs(f"SELECT id, state FROM jobs WHERE id IN {_LISTED}", _listed(numbers))
 
     def not_done(self, array: int) -> tuple[int, str] | None:

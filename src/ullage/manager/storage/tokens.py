@@ -61,7 +61,6 @@ class TokenStore:
         return [each for each in list(self._by_hash.values()) if uid in (None, each.uid)]
 
     def one(self, number: int) -> TokenRecord:
-        """The token of that number."""
         for record in self.records():
             if record.id == number:
                 return record
