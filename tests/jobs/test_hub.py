@@ -64,7 +64,7 @@ def test_a_hub_name_loads_only_its_config_and_saved_dtype(hub):
     assert any("weights in bfloat16, the type in which org/tiny was saved" in note for note in found.notes)
     wide = ullage.estimate(ullage.Model("hf:org/tiny", dtype="float32", **SIZE), gpu="RTX-4090")
     assert wide.breakdown["parameters"] > 1.9 * found.breakdown["parameters"]
-    assert any("float32 as the options say, not bfloat16" in note for note in wide.notes)
+    assert any("float32 as requested; the config says bfloat16" in note for note in wide.notes)
     mixed = ullage.estimate(ullage.Model("hf:org/tiny", dtype="bfloat16", precision="amp_bf16", **SIZE), gpu="RTX-4090")
     assert mixed.breakdown["parameters"] == found.breakdown["parameters"]
 

@@ -104,7 +104,7 @@ def test_the_command_shows_what_happened_beside_what_would_have(common):
     shown = common.cli("simulate", "--from-history", "--policy", "exclusive,magm", "--gpus", "2xA100-40GB")
     lines = [line.split("  ")[0] for line in shown.splitlines()]
     assert lines[1:5] == ["as it was", "simulated as it was", "exclusive", "magm"]
-    assert "of 2 jobs it is not known what they do: they are taken to keep a GPU busy all the time" in shown
+    assert "of 2 jobs the work is unknown: each is assumed to keep a GPU busy all the time" in shown
     told = json.loads(common.cli("simulate", "--from-history", "--since", "1h", "--json"))
     real, again = (run["figures"] for run in told["runs"])
     assert (real["done"], again["done"]) == (2, 2) and told["notes"]

@@ -296,12 +296,12 @@ def test_experts_of_a_router_get_equal_shares_of_the_tokens(gpu):
         mask = chosen == expert
         assert mask.any() and len(mask.any(-1).nonzero()) == 15
     assert scores.topk(3, dim=0).indices.cpu().sort(0).values[:, :2].tolist() == [[0, 3], [1, 4], [2, 5]]
-    assert any("by turns" in note for note in gpu.notes)
+    assert any("in turn, equally" in note for note in gpu.notes)
 
 
 def test_choices_of_known_scores_are_followed(gpu):
     assert torch.tensor([0.1, 0.9, 0.4]).cuda().topk(2).indices.tolist() == [1, 2]
-    assert not any("by turns" in note for note in gpu.notes)
+    assert not any("in turn, equally" in note for note in gpu.notes)
 
 
 def test_parts_of_a_text_on_the_gpu_are_known(gpu):

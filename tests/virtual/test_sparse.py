@@ -143,7 +143,7 @@ def test_products_of_two_compressed_matrices(gpu):
         assert product.col_indices().dtype is torch.int32 and product.crow_indices().shape == (7,)
         assert product.to_sparse_coo()._nnz() == 6 and (product @ torch.ones(6, 2, device="cuda")).shape == (6, 2)
     assert not any("taken as all" in note for note in gpu.notes)
-    assert (unknown.t() @ known)._nnz() == 36 and any("taken as all 36 elements" in note for note in gpu.notes)
+    assert (unknown.t() @ known)._nnz() == 36 and any("assumed to have all 36 elements" in note for note in gpu.notes)
 
 
 def test_sparse_tensors_move_and_change_their_type(gpu):

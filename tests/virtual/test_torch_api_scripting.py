@@ -40,7 +40,7 @@ def test_a_traced_module_is_called_once_and_trains_as_python(tmp_path):
         torch.jit.freeze(torch.jit.script(model.eval())).save(str(tmp_path / "model.pt"))
         torch.jit.save(traced, str(tmp_path / "traced.pt"))
     assert model.out.weight.grad is not None
-    assert any("torch.jit.trace was left out" in note for note in gpu.notes)
+    assert any("torch.jit.trace was skipped" in note for note in gpu.notes)
 
 
 def test_tensorboard_draws_no_graph_and_keeps_training_mode(tmp_path):
@@ -111,6 +111,6 @@ def test_what_an_import_left_out_counts_in_later_runs(tmp_path, monkeypatch):
 
     first, again = (ullage.estimate(lambda: train("Doubled", "scripted_once"), gpu="H200") for _ in range(2))
     other = ullage.estimate(lambda: train("Linear", "torch.nn"), gpu="H200")
-    assert first.left_out and first.notes == ["torch.jit.script was left out: the Python code was followed"]
+    assert first.left_out and first.notes == ["torch.jit.script was skipped: the Python code ran instead"]
     assert (again.notes, again.left_out, again.upper) == (first.notes, first.left_out, first.upper)
     assert not other.left_out

@@ -81,7 +81,7 @@ def follow_function(function: Callable[[], Any], gpu: GPU, request: JobRequest) 
         out_of_memory = _watch(function, virtual, request)
         if out_of_memory is not None:
             virtual = VirtualGPU(gpu, request.allocator, limited=False)
-            virtual.note("memory", "ran out of memory; the figures are those of a card without limit")
+            virtual.note("memory", "ran out of memory; the figures assume a card without a memory limit")
             _watch(function, virtual, request)
         if answers is not None and answers.words:
             virtual.note("asked", answers.words)

@@ -62,7 +62,7 @@ def print_gpu_table(estimates: Sequence[Estimate], console: Console | None = Non
         console.print(note)
 
 
-_WITHOUT_LIMIT = "ran out of memory; the figures are those of a card without limit"
+_WITHOUT_LIMIT = "ran out of memory; the figures assume a card without a memory limit"
 
 
 def _usefulness(e: Estimate) -> tuple[bool, int, str]:

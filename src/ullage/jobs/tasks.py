@@ -76,7 +76,7 @@ class Detection(Task):
     def batch(self, size: int) -> tuple[Any, Any]:
         """Images of one size with a few boxes each, and masks and key points for models that train on them."""
         assume(
-            f"each image has {BOXES_AN_IMAGE} boxes; how many are found depends on data: the most possible are taken"
+            f"each image has {BOXES_AN_IMAGE} boxes; the number of detections depends on data: the maximum is assumed"
         )
         height, width = self.shape[-2:]
         return [torch.rand(*self.shape) for _ in range(size)], [self._target(height, width) for _ in range(size)]

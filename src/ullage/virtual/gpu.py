@@ -221,7 +221,7 @@ def follow_allocator_settings(gpu: GPUState) -> Callable[[], None]:
             try:
                 gpu.configure(AllocatorConfig.parse(os.fsdecode(args[1])))
             except AllocatorConfigError as error:
-                gpu.note("settings", f"{os.fsdecode(args[0])} was not understood: {error}")
+                gpu.note("settings", f"{os.fsdecode(args[0])} is not valid: {error}")
 
     sys.addaudithook(audit)  # which cannot be removed
     return watching.clear

@@ -36,13 +36,13 @@ assert "24564MiB" in smi("")
 train()
 """
     notes = run(follow, TRAIN + source)["estimate"]["notes"]
-    assert any("the NVIDIA driver was asked" in note for note in notes)
+    assert any("the NVIDIA driver was read" in note for note in notes)
 
 
 @pytest.mark.parametrize("words", ["os.system('nvidia-smi > /dev/null')", "subprocess.run(['nvidia-smi', '-L'])"])
 def test_it_is_noted_that_the_driver_was_asked(follow, words):
     notes, others = (run(follow, TRAIN + asks + "train()")["estimate"]["notes"] for asks in (words + "\n", ""))
-    assert any("the NVIDIA driver was asked" in note for note in notes)
+    assert any("the NVIDIA driver was read" in note for note in notes)
     assert not any("driver" in note for note in others)
 
 
@@ -87,7 +87,7 @@ one, = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
 assert (one.pid, one.usedGpuMemory) == (os.getpid(), total - free)
 """
     notes = run(follow, NVML + source)["estimate"]["notes"]
-    assert sum("the NVIDIA driver was asked" in note for note in notes) == 1
+    assert sum("the NVIDIA driver was read" in note for note in notes) == 1
 
 
 def test_nvml_names_the_card_and_refuses_what_it_has_not(follow):

@@ -71,7 +71,7 @@ def test_a_failure_over_assumed_values_after_training_is_a_note(follow):
     """A metric of NumPy's, say, that finds nothing to count. What fails without a value read is the script's bug."""
     answer = follow(HEAD + "train(1)\nbest = model.weight.sum().item()\nraise ValueError('no class found')")
     (note,) = [note for note in answer["estimate"]["notes"] if "failed" in note]
-    assert note.startswith("after 1 optimizer step the script failed, maybe for want of data (ValueError: no class")
+    assert note.startswith("after 1 optimizer step the script failed, perhaps because data was missing (ValueError")
     assert "what comes after the script failed" in [entry["what"] for entry in answer["estimate"]["left_out"]]
     assert follow(HEAD + "train(1)\nraise ValueError('no class found')")["status"] != "estimated"
 

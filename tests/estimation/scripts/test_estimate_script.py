@@ -154,7 +154,7 @@ def test_when_the_time_is_over_what_was_seen_is_the_answer(script):
     """The thread that answers reads what the script's own thread is changing at that moment."""
     estimate = estimate_script(script(BUSY.replace("sizes =", f"{LATER}\nsizes =")), timeout=40.0)
     assert estimate.steps == 5 and estimate.peak_allocated > 3 << 20
-    assert any("the time of 40 s was over after 5 optimizer steps: what comes later" in note for note in estimate.notes)
+    assert any("the time of 40 s ended after 5 optimizer steps: later code" in note for note in estimate.notes)
     cut = next(entry for entry in estimate.left_out if entry["what"] == "what comes after the time limit")
     assert cut["covered"] is False and cut["adds"] > 0
 
@@ -169,7 +169,7 @@ def test_an_estimate_without_training_says_nothing_about_fitting(script):
 def test_a_killed_process_answers_with_what_it_recorded(script):
     estimate = estimate_script(script(BUSY.replace("sizes =", "os.kill(os.getpid(), 9)\nsizes =")))
     assert estimate.steps >= 3 and estimate.peak_allocated > 3 << 20
-    assert any("was ended by SIGKILL (was memory short?): what comes later" in note for note in estimate.notes)
+    assert any("was ended by SIGKILL (was memory short?): later code" in note for note in estimate.notes)
     assert not all(part["covered"] for part in estimate.left_out)
 
 
@@ -178,7 +178,7 @@ def test_a_hang_in_compiled_code_answers_with_what_it_recorded(script, monkeypat
     monkeypatch.setattr(parent, "_PATIENCE", 5.0)
     hangs = "import ctypes; ctypes.PyDLL(None).sleep(600)"  # with Python's lock held: no other thread has a turn
     estimate = estimate_script(script(BUSY.replace("sizes =", f"{hangs}\nsizes =")), timeout=20.0)
-    assert any("took longer than 30 s: what comes later" in note for note in estimate.notes)
+    assert any("took longer than 30 s: later code" in note for note in estimate.notes)
 
 
 def test_a_script_that_dies_before_it_trains_fails(script):

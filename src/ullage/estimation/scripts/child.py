@@ -234,7 +234,7 @@ class ScriptRun:
             what = "".join(traceback.format_exception_only(error)).strip().splitlines()[0][:200]
             steps = self.watcher.steps
             after = "its training had settled" if settled else f"{steps} optimizer step{'s' if steps != 1 else ''}"
-            why = "" if settled else ", maybe for want of data"
+            why = "" if settled else ", perhaps because data was missing"
             self.card.note("failed", f"after {after} the script failed{why} ({what}): later parts are missing")
             self._cut_short = True
             self._give_estimate()
@@ -259,9 +259,7 @@ class ScriptRun:
         settled = "" if self.watcher.settled else ", before the requests repeated" if steps else " of training"
         now = time.monotonic()
         whose = "to follow it" if now > self.watcher.look_until else f"of {format_duration(self._request.timeout)}"
-        self.card.note(
-            "timeout", f"the time {whose} was over {reached}{settled}: what comes later is not in these figures"
-        )
+        self.card.note("timeout", f"the time {whose} ended {reached}{settled}: later code is not in these figures")
         self._give_estimate()
 
     def say_so_far(self) -> None:
@@ -309,7 +307,7 @@ class ScriptRun:
             self._give_failure({"kind": "no gpu", "commands": self.processes.commands})
             return
         if card.memory.out_of_memory is not None:
-            card.note("memory", "the script ran out of memory once or more, caught it and went on")
+            card.note("memory", "the script ran out of memory, caught the error and continued")
         self._give(self._answer())
 
     def _answer(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from ullage.virtual.torch_cuda.memory import memory_info
 DRIVER = "580.65.06"  # the first release with CUDA 13.0
 _DONE, _WRONG, _NOT_SUPPORTED, _TOO_SMALL = 0, 2, 3, 7  # NVML's return codes
 _USUAL_POWER = 300.0  # W, of cards that do not say it
-MADE_UP = "the NVIDIA driver was asked: names and memory are the virtual GPU's, other figures were made up"
+MADE_UP = "the NVIDIA driver was read: names and memory are the virtual GPU's, other figures are invented"
 
 
 def install_driver(gpu: GPUState, replacements: Replacements) -> None:

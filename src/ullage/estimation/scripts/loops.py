@@ -94,7 +94,7 @@ class LoopWatcher:
         if not self.settled or not period.is_due:
             return holds
         period.was_brought_forward = True
-        self.card.note("epochs", "what the script does every so many steps was brought forward")
+        self.card.note("epochs", "work that the script does every N steps ran early, so that it counts")
         return True
 
     def _is_differentiated(self) -> bool:
@@ -175,12 +175,12 @@ class Loop:
         if trained:
             enough = self._rounds >= LEAST_ROUNDS or took_long
             if watcher.leaving and trained >= watcher.least_steps and enough:
-                watcher.card.note("epochs", "after training had settled, loops that train were ended early")
+                watcher.card.note("epochs", "training loops were cut short once their memory use repeated")
                 return True
             return False
         gathers = watcher.passes() > self._first_pass  # gradients, for a step that is still to come
         if (watcher.settled or (took_long and not gathers)) and self._repeats():
-            watcher.card.note("epochs", "loops without training ended early, as soon as they repeated")
+            watcher.card.note("epochs", "loops that do not train were cut short once they repeated")
             return True
         return False
 

@@ -256,7 +256,7 @@ def _lift_limit(run: Run, answer: dict[str, Any]) -> Run | None:
     """Run again without a limit after running out of memory."""
     if answer["status"] != "failed" or answer.get("out_of_memory") is None:
         return None
-    again = run.anew(limited=False).with_note("ran out of memory; the figures are those of a card without limit")
+    again = run.anew(limited=False).with_note("ran out of memory; the figures assume a card without a memory limit")
     return dataclasses.replace(again, out_of_memory=answer["out_of_memory"])
 
 
@@ -336,7 +336,7 @@ def _seen_before(outcome: Outcome) -> dict[str, Any] | None:
         return None
     values = outcome.so_far["estimate"]
     entry = outcome.so_far.pop("interrupted")
-    values["notes"].append(f"the process {outcome.failure}: what comes later is not in these figures")
+    values["notes"].append(f"the process {outcome.failure}: later code is not in these figures")
     values["left_out"].append(entry)
     for bounds in (values, values.get("without_trials") or {"upper": 0}):
         bounds["upper"] += entry["adds"]

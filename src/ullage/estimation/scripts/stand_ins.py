@@ -96,7 +96,7 @@ def _open_or_fill(kind: Any, fill: Callable[[Any], str], note: Note, replacement
         try:
             begin(self, *args, **options)
         except (RuntimeError, OSError):  # not found, or not to be downloaded
-            note("data", f"{type(self).__name__} is not in {self.root}: {fill(self)} was made up")
+            note("data", f"{type(self).__name__} is not in {self.root}: {fill(self)} replaced it")
 
     replacements.put(kind, "__init__", __init__)
 
@@ -176,7 +176,7 @@ def _install_graphs(planetoid: ModuleType, note: Note, replacements: Replacement
         if all(map(os.path.exists, self.raw_paths)):
             process(self)
             return
-        note("data", f"{self.name} is not in {self.root}: a graph of its size was made up")
+        note("data", f"{self.name} is not in {self.root}: a synthetic graph of the same size replaced it")
         graph = _graph(*_PLANETOID[self.name.lower()])
         self.save([graph if self.pre_transform is None else self.pre_transform(graph)], self.processed_paths[0])
 

@@ -212,7 +212,7 @@ class LoaderWatcher:
             self._note("epochs", "an epoch without training was too long to be followed to its end")
             return True
         if self._repeats(epoch):
-            self._note("epochs", "epochs without training ended early, as soon as their batches repeated")
+            self._note("epochs", "epochs without training were cut short once their batches repeated")
             return True
         return False
 
@@ -444,7 +444,7 @@ class RunWatcher:
                 self._look_around()
         elif self.loops.leaving:
             if self.steps - self._left_at > MOST_STEPS_LEAVING or self._now() > self._look_until:
-                self._card.note("after", "training did not let itself be ended: what comes after it was not followed")
+                self._card.note("after", "training could not be cut short: the code after it did not run")
                 self._stop()
         elif self._has_looked_enough():
             self._leave()

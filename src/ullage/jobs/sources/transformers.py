@@ -143,7 +143,7 @@ def _choose_type(configuration: Model, config: Any) -> None:
         unsaid = "" if saved else "; its config does not say so"
         assume(f"weights in {types.weights}, the type in which {configuration.short_name} was saved{unsaid}")
     elif saved and types != Precision(types.meaning, saved):
-        assume(f"weights in {types.weights} as the options say, not {saved} as the config says")
+        assume(f"weights in {types.weights} as requested; the config says {saved}")
     config.dtype = types.weights if of_checkpoint else None
 
 
@@ -259,7 +259,7 @@ class TransformersTask(Task):
         out = model(**inputs, **targets)
         if self._has_loss and getattr(out, "loss", None) is not None:
             return out.loss
-        assume(f"{self._class} has no loss of its own: the mean of its first output was taken")
+        assume(f"{self._class} has no loss: the mean of its first output is used")
         return out[0].float().mean()
 
     def loss(self, out: Any, targets: Any) -> torch.Tensor:
@@ -313,7 +313,7 @@ class TransformersTask(Task):
         else:
             height, width = sides if isinstance(sides, list | tuple) else (sides or 224, sides or 224)
             shape = [channels, int(height), int(width)]
-            assume(f"input shape {','.join(map(str, shape))}: what {self._class} is made for")
+            assume(f"input shape {','.join(map(str, shape))}: the default of {self._class}")
         return torch.randn(size, *shape)
 
     def _audio(self, size: int) -> torch.Tensor:

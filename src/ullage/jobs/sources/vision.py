@@ -121,7 +121,7 @@ def timm_task(configuration: Model, model: nn.Module) -> Task:
 
 def _shape(configuration: Model, default: list[int]) -> list[int]:
     if configuration.input_shape is None:
-        assume(f"input shape {','.join(map(str, default))}: what {configuration.short_name} is made for")
+        assume(f"input shape {','.join(map(str, default))}: the default of {configuration.short_name}")
         return default
     if len(configuration.input_shape) != len(default):
         raise InvalidValue(

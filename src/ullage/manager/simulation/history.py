@@ -409,7 +409,7 @@ class _History:
         guessed = sum(self._used(job) is None for job in self.attempts)
         estimated = sum(each.energy is None and each.cause != RUNNING for each in self._all_attempts)
         assumed = {
-            f"of {unknown} jobs it is not known what they do: they are taken to keep a GPU busy all the time": unknown,
+            f"of {unknown} jobs the work is unknown: each is assumed to keep a GPU busy all the time": unknown,
             f"the memory of {guessed} jobs was not measured: they are taken to use what they were promised": guessed,
             f"the energy of {estimated} attempts was not measured, and is predicted": estimated,
             "only your own jobs are seen: those of others were beside them": not self.data["all"],

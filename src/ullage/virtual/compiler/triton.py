@@ -20,7 +20,7 @@ import torch
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.state import GPUState, gpus_in_use
 
-_PASSED_OVER = "Triton kernels were passed over; what they write to is counted, the values are not known: {names}"
+_PASSED_OVER = "Triton kernels did not run: the memory they write to counts, their values are unknown: {names}"
 _FIRST_TAKEN = (
     "Triton's autotuner took the first configuration; the 256 MiB that it takes to time kernels are counted: {names}"
 )

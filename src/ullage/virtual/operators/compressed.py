@@ -96,13 +96,13 @@ def products(gpu: GPUState, columns: Any, lengths: Any, size: tuple[int, int]) -
     most = size[0] * size[1]
     if columns is not None and lengths is not None:
         return min(most, int(lengths[columns].sum()))
-    gpu.note("products", f"a product of sparse matrices taken as all {most} elements")
+    gpu.note("products", f"a product of sparse matrices is assumed to have all {most} elements")
     return most
 
 
 def take_for_product(gpu: GPUState, count: int, products: int, rows: int) -> list[Any]:
     """The buffers that cusparseSpGEMM asks for, by a formula that was fitted."""
-    gpu.note("operators", "a product of two sparse matrices was counted with a formula for cuSPARSE's buffers")
+    gpu.note("operators", "buffers of a product of two sparse matrices follow a formula for cuSPARSE")
     return [gpu.memory.take(12 * count + 1079), gpu.memory.take(20 * products + 18 * rows + 4900)]
 
 

@@ -50,7 +50,7 @@ def _run_code(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
             raise
         gpu.refused = refused
         what = f"{type(error).__name__}: {error}".splitlines()[0][:100]
-        gpu.note("code", f"the code of {func} cannot run here ({what}): its fake was asked for its outputs")
+        gpu.note("code", f"the code of {func} cannot run here ({what}): its fake gave the outputs")
         return NotImplemented
 
 

@@ -77,14 +77,14 @@ def nonzero(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _most(gpu: GPUState, mask: torch.Tensor, size: torch.Size, what: str) -> int:
     """How many elements of a mask are true at most, which is what is assumed; `size` is that of the mask, expanded."""
     marks, count = gpu.values.marks(mask), size.numel()
-    told = gpu.assumed_sizes.known.get(_kind(what, size))
-    if told is not None:
-        gpu.note("shapes", f"{what} of {tuple(size)} taken as {told} elements, as a shape of the script said later")
-        return told
+    implied = gpu.assumed_sizes.known.get(_kind(what, size))
+    if implied is not None:
+        gpu.note("shapes", f"{what} of {tuple(size)} assumed to have {implied} elements, as a later shape implies")
+        return implied
     if marks is None or marks >= count or mask.shape != size:
-        gpu.note("shapes", f"{what} of {tuple(size)} taken as all {count} elements")
+        gpu.note("shapes", f"{what} of {tuple(size)} assumed to have all {count} elements")
         return count
-    gpu.note("shapes", f"{what} of {tuple(size)} taken as {marks} elements, as many as were written into zeros")
+    gpu.note("shapes", f"{what} of {tuple(size)} assumed to have {marks} elements, the number written into zeros")
     return marks
 
 
@@ -92,8 +92,8 @@ def _note_turns(gpu: GPUState, values: torch.Tensor, what: str) -> None:
     if gpu.values.is_supposed(values):
         gpu.note(
             "turns",
-            f"{what}: what scores without data choose (topk) was taken by turns, each as often as the others, and what "
-            "drawn numbers choose by other drawn numbers",
+            f"{what}: topk of scores without data is assumed to choose each in turn, equally often; choices by "
+            "random numbers use other random numbers",
         )
 
 
@@ -150,7 +150,7 @@ def unique(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     known = gpu.values.computed(func, args, kwargs)
     if known is not None:
         return tuple(gpu.values.tensor(value) for value in known)
-    gpu.note("shapes", f"unique of {tuple(source.shape)} taken as all different")
+    gpu.note("shapes", f"values in unique of {tuple(source.shape)} are assumed to be all different")
     count, memory = source.numel(), gpu.memory
     _sort_for_unique(gpu, source, with_places=len(args) > 2 and bool(args[2] or args[3:4] == (True,)))
     values = memory.tensor((count,), (1,), source.dtype, count * source.element_size())
@@ -178,7 +178,7 @@ def bincount(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         return gpu.values.tensor(known[0])
     minimum = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
     bins = minimum or source.numel()
-    gpu.note("unbounded shapes", f"bincount taken as {bins} bins")
+    gpu.note("unbounded shapes", f"bincount is assumed to have {bins} bins")
     return gpu.memory.tensor((bins,), (1,), torch.int64, bins * 8)
 
 
@@ -195,7 +195,7 @@ def padded_to_jagged(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: di
         rows = int(known.max())
     if rows is None:
         rows = padded.shape[:-1].numel()
-        gpu.note("shapes", f"a padded tensor of {tuple(padded.shape)} taken as without padding")
+        gpu.note("shapes", f"a padded tensor of {tuple(padded.shape)} is assumed to have no padding")
     width = padded.shape[-1]
     nbytes = rows * width * padded.element_size()
     values = gpu.memory.take(nbytes)
@@ -214,12 +214,12 @@ def repeat_interleave(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: d
     size = kwargs.get("output_size")
     if size is None:
         size = repeats.numel()
-        gpu.note("unbounded shapes", f"repeat_interleave of {repeats.numel()} repeats taken as one each")
+        gpu.note("unbounded shapes", f"each of {repeats.numel()} repeats of repeat_interleave is assumed to be one")
     return gpu.memory.tensor((size,), (1,), repeats.dtype, size * repeats.element_size())
 
 
 @gpu_handler("aten._nested_tensor_from_mask_left_aligned.default")
 def without_nested_tensors(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Whether an encoder may leave out padding in evaluation: its lengths are data, so all of it is followed."""
-    gpu.note("nested", "an encoder's padding was followed in full; in evaluation PyTorch may leave it out")
+    gpu.note("nested", "an encoder's padding counts in full; in evaluation PyTorch may skip it")
     return False

@@ -152,7 +152,7 @@ def lengths_of(gpu: GPUState, lengths: torch.Tensor, longest: int) -> list[int]:
     known = gpu.values.known(lengths)
     if known is not None:
         return [int(length) for length in known.tolist()]
-    gpu.note("shapes", f"{lengths.numel()} sequence lengths on the GPU taken as {longest} each")
+    gpu.note("shapes", f"{lengths.numel()} sequence lengths on the GPU are assumed to be {longest} each")
     return [longest] * lengths.numel()
 
 

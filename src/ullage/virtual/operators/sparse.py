@@ -39,7 +39,7 @@ def coalesce(gpu: GPUState, source: Any) -> Any:
     else:
         different = min(count, _rows(source))
         kept = None
-        gpu.note("shapes", f"coalescing a sparse tensor of {count} values taken as {different} different indices")
+        gpu.note("shapes", f"coalescing {count} sparse values is assumed to leave {different} different indices")
     flat.resize_((1, different))
     if kept is not None:
         gpu.values.set(flat, kept.unsqueeze(0))
@@ -341,7 +341,7 @@ def index_select(gpu: GPUState, source: Any, dim: int, index: Any) -> Any:
     known, asked = gpu.values.known(row), gpu.values.known(index)
     if known is None or asked is None:
         length = count * len(index) if gpu.values.known(index) is None else count
-        gpu.note("unbounded shapes", f"index_select of a sparse tensor taken as {length} elements")
+        gpu.note("unbounded shapes", f"index_select of a sparse tensor is assumed to have {length} elements")
     else:
         length = int((known.unsqueeze(0) == (asked % source.shape[dim]).unsqueeze(1)).sum())
     del total

@@ -156,7 +156,7 @@ def _nvml_answers(gpu: GPUState) -> dict[str, Any]:
 
     def plausible(name: str, value: int) -> Any:
         def answer(device: Any = None) -> int:
-            gpu.note("nvml", f"torch.cuda.{name}() asked for; a virtual GPU has no sensor, {value} was answered")
+            gpu.note("nvml", f"torch.cuda.{name}() was called; a virtual GPU has no sensor, so it returned {value}")
             return value
 
         return answer

@@ -94,7 +94,7 @@ class MemoryFunctions:
         if self._history is None:
             self._before_history, self._history = allocator.on_event, []
             allocator.on_event = self._record
-        self._gpu.note("history", "a memory history was recorded; it has no stack traces")
+        self._gpu.note("history", "a memory history was recorded without stack traces")
 
     def _record(self, action: int, address: int, size: int) -> None:
         if self._before_history is not None:

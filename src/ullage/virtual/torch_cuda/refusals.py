@@ -62,7 +62,7 @@ class _Extension(ModuleType):
             if name in _IN_PLACE and len(args) > 2 and isinstance(args[2], list | tuple):
                 tensors = [tensor for tensors in args[2] for tensor in tensors]
             elif len(tensors) > 1 and _throws_away(sys._getframe(1)):
-                self._gpu.note("operators", f"{what}, was passed over: it is taken to write what it is given")
+                self._gpu.note("operators", f"{what}, was skipped: it is assumed to write only to its arguments")
             else:
                 self._gpu.refuse(what, WRAP_IT)
             for tensor in tensors:
@@ -92,7 +92,7 @@ def _refuse_extensions(gpu: GPUState, replacements: Replacements, module: Module
         replacements.put(module, name, load)
 
 
-_SCRIPTING = "torch.jit.script was left out: the Python code was followed"
+_SCRIPTING = "torch.jit.script was skipped: the Python code ran instead"
 _left_out: dict[str, int] = {}  # by Python module: functions that were not compiled when it was imported
 
 
@@ -119,7 +119,7 @@ def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
 
     def trace(func: Any, example_inputs: Any = None, *args: Any, **options: Any) -> Any:
         """`torch.jit.trace`: calls what it is given once, as tracing does, and returns it."""
-        gpu.note("scripting", "torch.jit.trace was left out: the Python code was followed")
+        gpu.note("scripting", "torch.jit.trace was skipped: the Python code ran instead")
         inputs = () if example_inputs is None else example_inputs
         named = options.get("example_kwarg_inputs") or {}
         if _is_compiled(func) and not isinstance(inputs, torch.Tensor) and not inputs and not named:

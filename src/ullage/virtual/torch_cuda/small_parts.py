@@ -41,7 +41,7 @@ def install_targets(gpu: GPUState, replacements: Replacements) -> None:
     @functools.wraps(forward)
     def split_evenly(self: Any, input_: torch.Tensor, target_: torch.Tensor) -> Any:
         if is_unknown(target_):
-            gpu.note("values", "targets of an adaptive softmax have no data: each class was given the same share")
+            gpu.note("values", "targets of an adaptive softmax have no data: all classes are assumed equally frequent")
             spread = torch.arange(target_.numel(), device="cpu") * self.n_classes // max(1, target_.numel())
             target_ = gpu.values.tensor(spread.view(target_.shape).to(target_.dtype))
         return forward(self, input_, target_)

@@ -75,7 +75,7 @@ class AnyEvent(_Event):  # type: ignore[misc]
         if self._when is None or end_event._when is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         if gpus_in_use:
-            note = "the time between CUDA events was asked for; it is the host's, not a GPU's"
+            note = "the time between CUDA events was read; it is the host's time, not a GPU's"
             gpus_in_use[-1].note("time", note)
         return float(max(1e-3, (end_event._when - self._when) * 1e3))
 

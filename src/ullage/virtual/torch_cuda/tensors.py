@@ -316,7 +316,7 @@ def install_legacy_types(gpu: GPUState, replacements: Replacements) -> None:
             torch.Tensor.__new__ = make_default  # type: ignore[method-assign]
             replacements.on_undo(lambda: delattr(torch.Tensor, "__new__"))
         default[:] = [kind]
-        gpu.note("default type", "a default tensor type on CUDA was taken for a default device and a default dtype")
+        gpu.note("default type", "a default tensor type on CUDA was treated as a default device and dtype")
         if kind.dtype.is_floating_point:
             torch.set_default_dtype(kind.dtype)
         torch.set_default_device("cuda")

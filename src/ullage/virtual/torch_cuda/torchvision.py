@@ -98,7 +98,7 @@ def nms(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """
     boxes = args[0]
     count, memory = boxes.shape[0], gpu.memory
-    gpu.note("shapes", "non-maximum suppression was taken to keep every box")
+    gpu.note("shapes", "non-maximum suppression is assumed to keep every box")
     if count:
         words = -(-count // 64)
         sizes = (count * 8, boxes.numel() * boxes.element_size(), count * words * 8)

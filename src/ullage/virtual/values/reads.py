@@ -34,7 +34,7 @@ def equal(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     known = gpu.values.computed(func, args, kwargs)
     if known is not None:
         return known[0]
-    gpu.note("values", "torch.equal or allclose compared tensors without data: answered by their sizes")
+    gpu.note("values", "torch.equal or allclose compared tensors without data: the answer follows from their sizes")
     if func is torch.ops.aten.allclose.default:
         with gpu.mode:
             torch.isclose(*args[:2]).all()
@@ -61,7 +61,7 @@ def finite(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return NotImplemented
     if gpu.values.known(source) is not None:
         return NotImplemented
-    gpu.note("readings", "numbers were checked for infinities; they have no data, and passed")
+    gpu.note("readings", "a check for infinite values passed: the tensors have no data")
     size, stride = layout_of_copy(source, None)
     result = gpu.memory.tensor(size, stride, torch.bool, span_of_elements(size, stride))
     gpu.values.set(result, torch.ones((), dtype=torch.bool, device="cpu"))

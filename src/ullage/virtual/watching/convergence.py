@@ -78,7 +78,7 @@ class ConvergenceWatch:
             if self._unlike > MOST_UNLIKE:
                 return True
         if done >= self._most_steps:
-            self._gpu.note("repetition", f"the requests did not repeat within {done} optimizer steps; stopped there")
+            self._gpu.note("repetition", f"allocations did not repeat within {done} steps; Ullage stopped there")
             return True
         return False
 
@@ -90,7 +90,7 @@ class ConvergenceWatch:
             self._gpu.note(
                 "growth",
                 f"memory in use grows by {format_bytes(growth)} in each iteration: something keeps tensors of past "
-                f"iterations, and the longer it runs the more it needs (followed for {MOST_REPETITIONS} iterations)",
+                f"iterations, so a longer run needs more (measured over {MOST_REPETITIONS} iterations)",
             )
 
     def _period(self) -> int | None:

@@ -222,7 +222,7 @@ def estimate_by_cpu_run(name: str, request: JobRequest, gpu: GPU) -> Estimate:
     if foreign:
         notes.append(f"{foreign} allocations belong to no operator and were left out")
     if outcome.out_of_memory is not None:
-        notes.append("the replay ran out of memory; the figures are those of a card without limit")
+        notes.append("the replay ran out of memory; the figures assume a card without a memory limit")
     return answer(
         name,
         gpu,
