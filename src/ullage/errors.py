@@ -11,7 +11,7 @@
     ├── UnsupportedPlatform     this build of PyTorch or this system cannot host a virtual GPU
     ├── NestedGPUError          a virtual GPU is already in use in another thread
     ├── Overbooked              memory that is already promised cannot be promised again
-    ├── PolicyFailed            a policy of one's own raised an error or gave nonsense
+    ├── PolicyFailed            a custom policy raised an error or returned an invalid result
     ├── StoreDamaged            the manager's database cannot be trusted; carries how to restore it
     ├── DamagedRecord           a job's row in the database cannot be read; the others can
     ├── StoreFull               nothing could be written, so the request was not carried out
@@ -114,7 +114,7 @@ LABS = ("lightgbm", "polars", "sklearn", "ullage_lab")
 
 
 def distribution(package: str) -> str:
-    """What to install to have a package, as pip takes it."""
+    """Return the requirement that installs a package, for pip."""
     if package in LABS:
         return LAB
     return f"'ullage[{EXTRAS[package]}]'" if package in EXTRAS else package
@@ -185,7 +185,7 @@ class Overbooked(UllageError, RuntimeError):
 
 
 class PolicyFailed(UllageError, RuntimeError):
-    """A policy of one's own raised an error, or its answer cannot be followed; the job was not placed."""
+    """A custom policy raised an error or returned an invalid result; the job was not placed."""
 
     def __init__(self, policy: str, job: int, reason: str) -> None:
         super().__init__(f"the policy {policy} failed for job {job}: {reason}")
@@ -224,7 +224,7 @@ class NoDaemon(UllageError, ConnectionError):
 
 
 class OtherVersion(UllageError, RuntimeError):
-    """The daemon and whoever speaks to it are of versions that do not understand each other; nothing was done."""
+    """The versions of the daemon and of its client are incompatible; nothing was done."""
 
 
 class AlreadyServing(UllageError, RuntimeError):

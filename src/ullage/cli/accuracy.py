@@ -1,4 +1,4 @@
-"""`ullage evaluate`: estimates beside measured runs."""
+"""`ullage evaluate`: compare estimates with measured runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ullage contribute`: small trainings on somebody's card, in one file without private data."""
+"""`ullage contribute`: measure small training runs into one file without private data."""
 
 from __future__ import annotations
 

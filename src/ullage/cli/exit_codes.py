@@ -1,4 +1,4 @@
-"""What every command's exit code means; docs/reference/commands.md has the table."""
+"""Exit codes of all commands; docs/reference/commands.md has the table."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def _state(job: Job) -> str:
 
 
 def _time(job: Job) -> float:
-    """How long it has been as it is: waiting, or running."""
+    """Return how long the job has been waiting or running."""
     waits = job["alone"] is None and job["ended"] is None
     return float((job["waited"] if waits else job["ran"]) or 0.0)
 

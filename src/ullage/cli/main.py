@@ -160,7 +160,7 @@ app = typer.Typer(
 
 
 def all_commands() -> Any:
-    """The command line with every command loaded, for whoever walks over them."""
+    """Return the command line with every command loaded."""
     root: Any = typer.main.get_command(app)
     for name in root.list_commands(None):
         root.get_command(None, name)
@@ -168,7 +168,7 @@ def all_commands() -> Any:
 
 
 def typed(command: str, words: list[str]) -> dict[str, Any]:
-    """What the words after a command say, by the names of its parameters; what is not said is left out."""
+    """Return the parameters that the words after a command set, by name."""
     found: Any = _load(command)
     with found.make_context(command, words) as context:
         told = {name: context.get_parameter_source(name) for name in context.params}

@@ -56,7 +56,7 @@ def top(
     if once and (watch or count):
         raise InvalidValue("--once prints one reading; leave out --watch and --count, or --once")
     live = not as_json and not once and sys.stdout.isatty()
-    # Without a terminal there is nothing to redraw: one reading, unless somebody wants them all in a file.
+    # Without a terminal there is nothing to redraw: one reading, unless --record wants them all.
     endless = live or watch or (record is not None and not once)
     limit = count if count is not None else None if endless else 1
     with _recording(record) as file, contextlib.suppress(KeyboardInterrupt), _terminated_like_ctrl_c():

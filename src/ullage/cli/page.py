@@ -66,7 +66,7 @@ def page(
 
 
 def _alone(listen: str, lasts: float, scope: str, url: str | None) -> tuple[socket.socket, Sessions]:
-    """The socket and the sessions of a page that somebody has started."""
+    """Return the socket and the sessions of a page that a user started."""
     from ullage.manager.api.server import listen_at
     from ullage.manager.page.kept_sessions import KeptSessions
     from ullage.manager.page.questions import OwnEstimates

@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class Following:
-    """How far something is: `begin` a part of so many steps, say what one is `doing`, and `step` after each."""
+    """Progress: `begin` a part of N steps, describe a step with `doing`, and call `step` after each."""
 
     def __init__(self, bar: Progress | None) -> None:
         self.stopped = False

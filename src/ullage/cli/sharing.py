@@ -97,7 +97,7 @@ def share(
 
 
 def _target(text: str, pytorch: str | None, model: dict[str, Any]) -> JobRequest | Estimate:
-    """What a job's text stands for: an estimate that was written to a file, or something to estimate."""
+    """Return the estimate in the file that a job's text names, or else the request that it describes."""
     if text.endswith(".json"):
         return _read(Path(text))
     from ullage.cli.main import typed
@@ -121,7 +121,7 @@ def _target(text: str, pytorch: str | None, model: dict[str, Any]) -> JobRequest
 
 
 def _command(words: list[str], pytorch: str | None) -> JobRequest | None:
-    """What a command of Python runs, as it would be submitted; `None` if it is none."""
+    """Return the request of a Python command, or `None` if the words are not one."""
     from ullage.estimation.jobs.command import python_of, script_of
 
     found = None if words[0].endswith(".py") else script_of(words)

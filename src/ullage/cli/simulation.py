@@ -292,7 +292,7 @@ def _table(runs: Sequence[SimulationResult]) -> str:
 
 
 def _remarks(runs: Sequence[SimulationResult]) -> list[str]:
-    """What the table does not say and somebody should know."""
+    """Return notes about failed jobs and lost GPUs, which the table does not show."""
     told = []
     for run in runs:
         found, scenario = run.figures, run.scenario
@@ -349,7 +349,7 @@ def _sweep_remarks(rows: Sequence[SweepRow], seeds: int, changes: bool) -> list[
 
 
 def _target_words(answer: TargetAnswer, target: Target) -> str:
-    """How many GPUs are enough, in a sentence."""
+    """Return the number of GPUs that is enough, in a sentence."""
     from ullage.manager.simulation.measures import interval_text
 
     where = f"{plain(answer.name)} on {plain(answer.trace)}"

@@ -45,7 +45,7 @@ def aligned(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) 
 
 
 def text_width(text: str) -> int:
-    """How many columns of a terminal a text takes."""
+    """Return the width of a text in a terminal."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

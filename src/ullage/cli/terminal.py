@@ -63,7 +63,7 @@ def connect_terminal(manager: Client, job: str, cancel: bool = False) -> int:
 
 
 def _once_it_runs(manager: Client, job: str) -> dict[str, Any]:
-    """What there is to connect to; says why the job waits whenever that changes."""
+    """Wait until the job has a terminal; print why it waits whenever the reason changes."""
     said = None
     last = int(manager.ping()["last_event"])
     while True:
@@ -108,7 +108,7 @@ class _Session:
         return int(ended["code"] if ended["code"] is not None else 128 + (ended["signal"] or 0))
 
     def _pass_on(self, by_hand: bool) -> dict[str, Any] | None:
-        """How the job ended; `None` if its user left it."""
+        """Return the end of the job, or `None` if the user detached."""
         from ullage.manager.running.terminal import ENDED, PRINTED, frames
 
         arrived = bytearray()

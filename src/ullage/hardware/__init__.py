@@ -1,4 +1,4 @@
-"""What a GPU is: its specification, the catalogue from Pascal to Blackwell, your own cards, and this machine's.
+"""GPUs: the specification, the catalogue from Pascal to Blackwell, your own cards, and this machine's.
 
 `gpu("A100-40GB")` finds one by nearly any spelling, `gpus()` lists all, `local_gpus()` asks NVML.
 """

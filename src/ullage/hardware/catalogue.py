@@ -111,7 +111,7 @@ def _context(sms: int, threads: int, capability: tuple[int, int]) -> dict[str, A
 
 
 def defaults(compute_capability: tuple[int, int]) -> dict[str, Any]:
-    """What all GPUs of a compute capability have in common, as fields of `GPU`."""
+    """Return the common properties of all GPUs of a compute capability, as fields of `GPU`."""
     tables = catalogue_tables()
     generation = tables["generation"].get(generation_of(compute_capability), {})
     known = {key: value for key, value in generation.items() if not key.startswith(("reserved", "context_code"))}

@@ -1,4 +1,4 @@
-"""Looking GPUs up: by the names that people write, by a file of one's own, "local" for this machine's, or several."""
+"""GPU lookup by name, by a custom file, as "local" for this machine's GPU, or several at once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def default_gpu() -> str:
 
 
 def nobody_named(taken: str) -> str:
-    """What an answer says about a GPU that was taken by default.
+    """Return the note about a GPU that was used by default.
 
     >>> nobody_named("H200")
     'no GPU was named: H200 was taken; name another with --gpu NAME'
@@ -67,7 +67,7 @@ def own_files() -> dict[str, Path]:
     """The files in `$ULLAGE_HOME/gpus`, by their names in lower case."""
     try:
         return {path.stem.casefold(): path for path in sorted((home() / "gpus").glob("*.toml"))}
-    except PermissionError:  # somebody else's home, which a job of theirs was given
+    except PermissionError:  # another user's home, which their job was given
         return {}
 
 

@@ -1,4 +1,4 @@
-"""What a GPU is: one frozen record, the same for a card, a MIG instance and a card that only NVML knows."""
+"""Specification of a GPU: one frozen record, the same for a card, a MIG instance and a card that only NVML knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job is: workloads, configurations of training runs, job files, and the loop that trains a configuration.
+"""Descriptions of jobs: models, scripts, job files, and the loop that trains a model.
 
 The names below are loaded on first use, because the command line needs the words of its options without PyTorch.
 """

@@ -19,7 +19,7 @@ _Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
 class EstimateSpec(BaseModel):
-    """What is to be estimated: a `model` by name, a `script` as text with its `args`, or a `command` that runs one.
+    """A question: a `model` by name, a `script` as text with its `args`, or a `command` that runs one.
 
     `options` have the names of `ullage.estimate`'s; `batch_arg` among them is the argument of a script that sets its
     batch size, for advice. `gpu` is one name or several; without it the daemon's own GPUs are
@@ -83,5 +83,5 @@ class EstimateSpec(BaseModel):
         return self.venv is not None or self.conda is not None or "PATH" in self.env
 
     def said(self) -> dict[str, Any]:
-        """What was asked, ready for JSON; what was not said is left out."""
+        """Return the given values, ready for JSON."""
         return self.model_dump(mode="json", exclude_unset=True)

@@ -100,7 +100,7 @@ class Ranks:
 
     @property
     def spread(self) -> str | None:
-        """How a model by name is spread: as `parallel` says, a whole one on each rank where it says nothing."""
+        """The strategy of a model by name: `parallel`, or else a whole model on each rank."""
         return None if self.size is None else self.parallel or DDP
 
     @property

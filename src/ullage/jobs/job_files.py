@@ -1,4 +1,4 @@
-"""What a job is to the manager (`JobSpec`), and the files that describe one: TOML, and `.rad` files of RAD-RM."""
+"""Jobs for the manager (`JobSpec`), and job files: TOML, and `.rad` files of RAD-RM."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class JobSpec(BaseModel):
         return self.cwd
 
     def said(self) -> dict[str, Any]:
-        """What was asked for, ready for JSON; what was not said is left out."""
+        """Return the given values, ready for JSON."""
         said = self.model_dump(mode="json", exclude_unset=True)
         if self.after:
             said["after"] = [each.model_dump() for each in self.after]

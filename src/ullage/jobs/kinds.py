@@ -1,4 +1,4 @@
-"""What a source is: a model's name, a function, a script, or a summary of a model.
+"""Kinds of sources: a model's name, a function, a script, or a summary of a model.
 
 This imports nothing else, so that a name that is misspelt is told at once.
 """

@@ -24,7 +24,7 @@ from ullage.jobs.sources.hub import is_checkpoint, quantization_of, read_config,
 
 @dataclass(frozen=True)
 class Precision:
-    """How numbers are stored and multiplied; types are the names that PyTorch gives them."""
+    """Types of stored and multiplied numbers, by their names in PyTorch."""
 
     meaning: str
     weights: str = "float32"
@@ -276,7 +276,7 @@ class Model:
 
     @property
     def source(self) -> str:
-        """Where the model comes from: "torchvision", "timm", "hf", "mlp", or "own" for a factory."""
+        """The source of the model: "torchvision", "timm", "hf", "mlp", or "own" for a factory."""
         return PREFIXES.get(self.name.partition(":")[0], "own")
 
     @property
@@ -291,7 +291,7 @@ class Model:
 
     @property
     def types(self) -> Precision:
-        """What `precision` and `dtype` mean: the types of weights and arithmetic."""
+        """The types of weights and arithmetic, from `precision` and `dtype`."""
         return self._precision if self.dtype is None else replace(self._precision, weights=self.dtype)
 
     @property
@@ -355,7 +355,7 @@ def _check_positive(option: str, value: Any) -> None:
 
 
 def _suggestion(model: str) -> str:
-    """The models of that name, for somebody who left out where it comes from."""
+    """Suggest models of that name, for a name without its source."""
     from ullage.jobs.sources.names import model_names
 
     found = [f"{source}:{model}" for source in ("torchvision", "timm", "hf") if model in model_names(source)]

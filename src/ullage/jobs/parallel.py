@@ -1,4 +1,4 @@
-"""How a model by name is spread over the ranks of a job: by PyTorch's own DDP, FSDP2, tensor parallelism and pipelines.
+"""Strategies for a model by name over the ranks of a job: PyTorch's own DDP, FSDP2, tensor parallelism and pipelines.
 
 Nothing is imported from PyTorch before a model is spread, because shell completion needs the names at once.
 """
@@ -36,7 +36,7 @@ def check_parallel(name: str) -> str:
 
 
 def data_ranks(how: str, rank: Rank) -> int:
-    """How many ranks have samples of their own; the others share theirs."""
+    """Return the number of ranks with their own samples; the others share theirs."""
     return {TP: rank.nodes, PP: 1}.get(how, rank.world_size)
 
 

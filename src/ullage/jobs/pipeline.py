@@ -149,7 +149,7 @@ def _beside(body: nn.Module, path: list[str]) -> Iterator[tuple[nn.Module, str]]
 
 
 def _stand_in(name: str, child: nn.Module, stage: Stage) -> nn.Module | None:
-    """What is in the place of a part that another stage has; `None` where it stays, as parts without weights do."""
+    """Return the replacement of a part that another stage has; `None` keeps the part, as for parts without weights."""
     if next(child.parameters(), None) is None:
         return None
     embeds = any(isinstance(part, nn.Embedding) for part in child.modules())

@@ -1,4 +1,4 @@
-"""What a model is trained on: a batch of random inputs and targets, the forward pass, and the usual loss.
+"""Training tasks of models: a batch of random inputs and targets, the forward pass, and the usual loss.
 
 A task creates its batch on the CPU as a pair (inputs, targets). The training loop moves both to the GPU, one after the
 other, as most loops do. `forward` and `loss` are separate because the memory that a loop holds between them counts.

@@ -68,7 +68,7 @@ def _in_layout(model: nn.Module, configuration: Model) -> nn.Module:
 
 
 def _as_spread(configuration: Model, parallel: str) -> Model:
-    """What is left to the loop: FSDP2 casts weights as it gathers them, instead of autocast."""
+    """Return the configuration without autocast if FSDP2 casts weights as it gathers them."""
     ranks = torch.distributed.get_world_size()
     on_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     if configuration.types.autocast != "bfloat16" or not casts_itself(parallel, on_node, ranks):
@@ -77,7 +77,7 @@ def _as_spread(configuration: Model, parallel: str) -> Model:
 
 
 def _has_its_types(configuration: Model) -> bool:
-    """Whether a model was made in its types: saved weights, which keep what is in 32 bits, and adapters beside them."""
+    """Return whether a model already has its types, as saved weights and adapters do."""
     return configuration.lora is not None or configuration.source == "hf" and is_checkpoint(configuration.short_name)
 
 
@@ -200,8 +200,8 @@ def _infer(
 
 
 def _trainable(model: nn.Module) -> list[Any]:
-    """What is trained. Weights that are in pieces and whole ones are in groups of their own: optimizers take each group
-    at once, and no operator takes both."""
+    """Return the trained parameters. Sharded and whole weights are in separate groups, because an optimizer updates each
+    group at once and no operator takes both."""
     kinds: dict[bool, list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -1,4 +1,4 @@
-"""How far estimates are from measured runs: errors by figure, in all and by group."""
+"""Errors of estimates of measured runs, by figure and group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIGURES = ("allocated", "reserved", "process")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One measured run beside its estimate; sizes are bytes, `None` where nothing was estimated or measured."""
+    """A measured run and its estimate; sizes are bytes, `None` if not estimated or measured."""
 
     id: str
     model: str
@@ -35,7 +35,7 @@ class Comparison:
 
     @property
     def family(self) -> str:
-        """Where the model comes from: the part of its name before the colon; a factory of one's own is one itself."""
+        """The part of the model's name before the colon; a custom factory is a family of its own."""
         prefix = self.model.partition(":")[0]
         return self.model if "." in prefix else prefix
 
@@ -125,7 +125,7 @@ def summarize(results: list[Comparison]) -> list[ErrorSummary]:
 
 
 def bound(results: list[Comparison]) -> dict[str, float]:
-    """How often `upper` holds, and how far it lies above the truth in the median.
+    """Return the share of runs below `upper`, and its median distance above the truth.
 
     Where runs shared a process and only their reserved memory was measured, the truth is that and the context of the
     estimate.

@@ -1,4 +1,4 @@
-"""A file of small trainings that somebody measured on his card, for `ullage contribute` and `ullage evaluate`.
+"""A file of small training runs that a user measured, for `ullage contribute` and `ullage evaluate`.
 
 The file is JSON lines. The first describes the card and the versions, each other one training of a fixed list. It has
 no text of the machine: of the card its name, of everything else numbers and versions, each checked against a pattern
@@ -110,7 +110,7 @@ def header_of(gpu: GPU, driver: str | None, cuda: str | None, cudnn: int | None)
             found = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-        for version in (found, found.partition("+")[0]):  # somebody's own build may be called after him
+        for version in (found, found.partition("+")[0]):  # a custom build may carry a name
             if _VERSION.fullmatch(version):
                 versions[package] = version
                 break
@@ -297,7 +297,7 @@ def _run(run: dict[str, Any], memory: int, place: str) -> dict[str, Any]:
 
 
 def _plausible(run: dict[str, Any], place: str) -> None:
-    """What must be so on every card: PyTorch's allocator hands out multiples of 512 bytes from whole segments."""
+    """Refuse figures that no GPU gives: PyTorch's allocator hands out multiples of 512 bytes from whole segments."""
     end, peak = (run["end_alloc"], run["end_reserved"]), (run["peak_alloc"], run["peak_reserved"])
     wrong = [
         (not run["peak_alloc"], "nothing was allocated"),

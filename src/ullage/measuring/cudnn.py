@@ -30,7 +30,7 @@ _AT_ONCE = 32  # problems that a process is given
 
 
 def listed_problems(path: Path) -> list[ConvolutionProblem]:
-    """Those of a file, in its order: a line of JSON each, under `problem`."""
+    """Return the problems of a file, in its order: a line of JSON each, under `problem`."""
     try:
         return list(dict.fromkeys(ConvolutionProblem.of(row["problem"]) for row in read_rows(path)))
     except (KeyError, TypeError, ValueError) as error:
@@ -38,7 +38,7 @@ def listed_problems(path: Path) -> list[ConvolutionProblem]:
 
 
 def problems_of_script(path: Path, args: Sequence[str]) -> list[ConvolutionProblem]:
-    """What a training script gives to cuDNN, by following it as `estimate_script` does."""
+    """Return the convolutions of a training script, by following it as `estimate_script` does."""
     return [ConvolutionProblem.of(values) for values in convolutions_of_script(path, args)]
 
 

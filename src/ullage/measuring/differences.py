@@ -1,4 +1,4 @@
-"""Where a virtual run first asks for something else than the recorded one: the operator and the module that asked."""
+"""The first request in which a virtual run differs from a recorded one, with its operator and module."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def recorded_requests(file: Path) -> list[Request]:
 
 
 def virtual_requests(function: Callable[[], Any], gpu: str = "H200") -> list[Request]:
-    """What a function asks for on a virtual GPU, each with the operator, the module and the pass."""
+    """Return the requests of a function on a virtual GPU, each with its operator, module and pass."""
     asked: list[tuple[int, int, int]] = []
     sizes: dict[int, int] = {}
     card = VirtualGPU(find_gpu(gpu))

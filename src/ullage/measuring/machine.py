@@ -1,4 +1,4 @@
-"""What `ullage contribute` and `ullage measure context` need of a machine with a GPU: its description, and runs."""
+"""A machine with a GPU for `ullage contribute` and `ullage measure context`: its description, and runs."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def measure(
             for done in as_completed(waiting):
                 yield done.result()
         finally:
-            stop.set()  # whoever asked may have had enough: what runs is ended and the rest not begun
+            stop.set()  # if the caller stops early: end what runs, and do not begin the rest
             for task in waiting:
                 task.cancel()
 

@@ -74,12 +74,12 @@ _MOST_EVENTS = 10_000_000
 
 
 def process_memory() -> int | None:
-    """What NVML says this process takes on the GPU; `None` where NVML does not know it."""
+    """Return this process's GPU memory as NVML reports it; `None` if NVML does not know it."""
     return ProcessMemory(torch.cuda.get_device_properties(0).uuid).read()
 
 
 def _outside() -> int | None:
-    """What the process takes outside PyTorch's allocator."""
+    """Return the process's GPU memory outside PyTorch's allocator."""
     taken = process_memory()
     return None if taken is None else taken - torch.cuda.memory_reserved()
 

@@ -66,7 +66,7 @@ def weights_type(values: dict[str, Any]) -> str:
 
 
 def quantization_of(values: dict[str, Any], model: str) -> str | None:
-    """How the weights were quantized when they were saved: "nf4", "fp4" or "int8"; `None` if they were not.
+    """Return the quantization of saved weights: "nf4", "fp4" or "int8"; `None` if there is none.
 
     >>> quantization_of({"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}, "hf:x/y")
     'nf4'
@@ -92,7 +92,7 @@ def cached_ids() -> list[str]:
 
 
 def cache_folder() -> Path:
-    """Where the hub's library keeps what it downloads, by the variables that it reads, without importing it."""
+    """Return the cache folder of the hub's library, from the variables that it reads, without importing it."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(name):
             return Path(os.environ[name]).expanduser()
@@ -142,5 +142,5 @@ def _config_of(name: str) -> Path:
 
 
 def download_command(model: str, revision: str = "") -> str:
-    """What to type to have a config in the local cache."""
+    """Return the command that downloads a config into the local cache."""
     return f"hf download {model} {CONFIG}" + (f" --revision {revision}" if revision else "")

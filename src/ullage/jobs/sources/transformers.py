@@ -223,7 +223,7 @@ def is_transformers_model(model: nn.Module) -> bool:
 
 
 def _places(model: nn.Module) -> int | None:
-    """How many positions a model has if some of them are for padding, as in RoBERTa."""
+    """Return the number of positions of a model that reserves some for padding, as RoBERTa does."""
     for name, part in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(part, nn.Embedding) and part.padding_idx is not None:
             return part.num_embeddings - part.padding_idx - 1

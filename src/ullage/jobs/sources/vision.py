@@ -60,7 +60,7 @@ def torchvision_kind(name: str) -> str:
 
 
 def torchvision_task(configuration: Model, model: nn.Module) -> Task:
-    """What the model is trained on."""
+    """Return the task of a torchvision model."""
     name, kind = configuration.short_name, torchvision_kind(configuration.short_name)
     shape, classes = _KINDS[kind]
     if name == "inception_v3":
