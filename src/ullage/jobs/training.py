@@ -200,7 +200,7 @@ def _infer(
 
 
 def _trainable(model: nn.Module) -> list[Any]:
-    """Return the trained parameters. Sharded and whole weights are in separate groups, because an optimizer updates each
+    """Return the trained parameters. Sharded and whole weights are in separate groups: an optimizer updates each
     group at once and no operator takes both."""
     kinds: dict[bool, list[nn.Parameter]] = {}
     for parameter in model.parameters():
