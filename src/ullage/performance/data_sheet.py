@@ -6,8 +6,8 @@ were fitted together with others. To change one means to fit its model again.
 - *rates*: `performance/`, the time of a step on an idle host (`ullage train utilization`, single calls and runs, H200).
 - *launches*: `virtual/memory/launch_clock.py`, how far the GPU is behind its host. The times of all requests of 14
   trainings with FSDP1, alone on an H200 (benchmarks/results/many-ranks.md).
-- *choices*: `virtual/compiler/clock.py`, which of a few kernels Inductor takes. Nobody timed it: only what is far apart
-  is told apart.
+- *choices*: `virtual/compiler/inductor.py`, which of a few kernels Inductor selects. Not timed: only large differences
+  count.
 """
 
 import tomllib

@@ -232,7 +232,7 @@ def load(path: Path = SHIPPED) -> Rates:
     except InvalidValue:
         raise
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        told = str(error).splitlines() or [type(error).__name__]
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise InvalidValue(
-            f"needed rates in {path}: {told[0]}; 'ullage lab train utilization --out {path.name}' makes them"
+            f"needed rates in {path}: {reason}; 'ullage lab train utilization --out {path.name}' makes them"
         ) from None

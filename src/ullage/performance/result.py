@@ -212,8 +212,8 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-def _kernel_groups(told: Any) -> list[KernelGroup]:
-    groups = told if isinstance(told, list) else [told]
+def _kernel_groups(values: Any) -> list[KernelGroup]:
+    groups = values if isinstance(values, list) else [values]
     for group in groups:
         if not (isinstance(group, list | tuple) and len(group) == 3 and all(map(_is_number, group))):
             raise InvalidValue(f"this is no utilization: needed three numbers for a group of kernels; found {group!r}")

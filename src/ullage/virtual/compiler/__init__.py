@@ -1,4 +1,4 @@
-"""`torch.compile` on the virtual GPU: PyTorch's compiler runs as it is, and the kernels that it writes are left out.
+"""`torch.compile` on the virtual GPU: PyTorch's compiler runs unchanged, its generated kernels are skipped.
 
-`install.py` puts the parts in place: Dynamo, Inductor and its trees of CUDA graphs, or the eager code without Triton.
+`install.py` installs the parts: Dynamo, Inductor and its trees of CUDA graphs, or the eager code without Triton.
 """

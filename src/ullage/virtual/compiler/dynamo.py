@@ -1,9 +1,9 @@
-"""Dynamo on the virtual GPU: what traces a function is PyTorch's own, and must see nothing of Ullage.
+"""Dynamo on the virtual GPU: PyTorch's own tracing, which must not see Ullage.
 
-A compiled function is called in two parts. Dynamo traces it and hands graphs to a backend; the virtual GPU's mode is
-set aside for that, since shapes are all that is asked for. Then the compiled program runs, under the mode. The hooks by
-which the virtual GPU knows modules and optimizers belong to no program: Dynamo would trace them, or compile anew
-because they are there, so they are set aside while a compiled function runs.
+A compiled function runs in two parts. Dynamo traces it and passes graphs to a backend; the virtual GPU's mode is
+disabled for that, since only shapes are needed. Then the compiled program runs under the mode. The hooks by which the
+virtual GPU recognizes modules and optimizers belong to no program: Dynamo would trace them, or recompile because of
+them, so they are disabled while a compiled function runs.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def _forget_compiled() -> None:
-    """What was compiled for one card is not run on another: neither a real one's here, nor ours elsewhere.
+    """Drop code compiled for another card, real or virtual.
 
-    Where nothing was, Dynamo may still be imported, and to reset it would import all of Inductor.
+    If nothing was compiled, Dynamo may still be imported, and resetting it would import all of Inductor.
     """
     frames = sys.modules.get("torch._dynamo.convert_frame")
     if frames is not None and frames.input_codes.seen:
@@ -81,7 +81,7 @@ def _make_context(gpu: GPUState, replacements: Replacements, module: Any) -> Non
 
 
 def _lay_out_convolutions(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """A build without cuDNN knows nothing of its layouts, so Inductor would expect another result than it gets."""
+    """Report cuDNN's layouts, which a build without it lacks: Inductor would expect another result than it gets."""
     determine = torch._C._conv_determine_backend_memory_format
 
     def numbers(sizes: Any) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ def _set_hooks_aside(gpu: GPUState, replacements: Replacements, module: Any) -> 
 
 
 def _without_hooks() -> Callable[[], None]:
-    """Set the global hooks aside; returns what puts them back."""
+    """Disable the global hooks; return a function that restores them."""
     aside = [(hooks, dict(hooks)) for owner, names in _HOOKS for hooks in (getattr(owner, name) for name in names)]
     for hooks, _ in aside:
         hooks.clear()

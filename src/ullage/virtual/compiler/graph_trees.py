@@ -1,8 +1,8 @@
 """Inductor's trees of CUDA graphs on the virtual GPU: PyTorch's own code, over addresses of the allocator's blocks.
 
-Each graph is run once in the trees' private pool, recorded there at its second call and replayed from then on. Between
-recordings PyTorch puts the pool back into the state that it had after an earlier graph, and makes tensors anew over the
-addresses of that graph's outputs. What it asks of its C++ part for that is answered here.
+Each graph runs once in the trees' private pool, is recorded there at its second call and replayed from then on. Between
+recordings PyTorch restores the pool's state after an earlier graph, and makes tensors over the addresses of that
+graph's outputs. The functions of its C++ part for that are here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ullage.virtual.state import GPUState
 
 
 class GraphTrees:
-    """Storages at given addresses, and who holds the blocks of a pool that was put back."""
+    """Storages at given addresses, and the owners of a restored pool's blocks."""
 
     def __init__(self, gpu: GPUState) -> None:
         self._memory = gpu.memory
@@ -28,13 +28,13 @@ class GraphTrees:
         self._raw_delete: Any = torch._C._cuda_cudaCachingAllocator_raw_delete
 
     def storage_at(self, address: int, device: Any, nbytes: int) -> Any:
-        """A storage over memory that it does not own."""
+        """Return a storage over memory that it does not own."""
         storage = storage_of(tensor_without_data((nbytes,), (1,), torch.uint8))
         storage.ullage_address, storage.ullage_is_new = address, True
         return storage
 
     def tensor_over(self, metadata: dict[str, Any], storage: Any) -> torch.Tensor:
-        """A tensor with these sizes, strides and type over a storage."""
+        """Return a tensor with these sizes, strides and type over a storage."""
         size, stride, offset = metadata["size"], metadata["stride"], metadata["storage_offset"]
         if getattr(storage, "ullage_is_new", False):
             made = tensor_without_data(size, stride, metadata["dtype"])
@@ -46,7 +46,7 @@ class GraphTrees:
         return made
 
     def restore(self, device: int, state: Any, stale: Any = (), live: Any = ()) -> None:
-        """Put a pool back into a state; storages that are alive own their blocks again."""
+        """Restore a pool's state; live storages own their blocks again."""
         held = self._memory.restore_pool(state)
         for pointer in live:
             storage = torch.UntypedStorage._new_with_weak_ptr(pointer)
@@ -73,7 +73,7 @@ class GraphTrees:
             storage.ullage_address = address
 
     def at_addresses(self, tensors: Any, addresses: Any, places: Any) -> bool:
-        """Whether the tensors at some places lie where they did."""
+        """Check whether the tensors at these places have their old addresses."""
         return all(
             not isinstance(tensors[place], torch.Tensor) or tensors[place].data_ptr() == addresses[place]
             for place in places

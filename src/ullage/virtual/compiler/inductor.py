@@ -1,8 +1,8 @@
-"""Inductor on the virtual GPU: it writes the program that the real card would run; the kernels in it do nothing.
+"""Inductor on the virtual GPU: it writes the program of the real card; the kernels in it do nothing.
 
-The program allocates its buffers itself, calls PyTorch's operators for what has no kernel of its own, and launches
-Triton kernels for the rest. The first two are followed like anybody else's. A Triton kernel is written and never
-compiled. Where several configurations of one are to be tried, the memory that trying them takes is taken.
+The program allocates its buffers itself, calls PyTorch's operators that have no generated kernel, and launches Triton
+kernels for the rest. The first two are counted as usual. A Triton kernel is written and never compiled. If several
+configurations of one are tried, the memory of these trials is allocated.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch
 
+from ullage.hardware import GPU
+from ullage.performance.data_sheet import CHOICES_HOST_S, CHOICES_SHARE, CHOICES_UNKNOWN_TFLOPS
+from ullage.performance.work import bandwidth_of
 from ullage.units import MIB
-from ullage.virtual.call.plan import span_of_elements
+from ullage.virtual.call.plan import span_of_elements, tf32_for_products
 from ullage.virtual.call.replacements import Replacements
-from ullage.virtual.compiler.clock import UNKNOWN, Clock
 from ullage.virtual.state import GPUState
 
 _SETTINGS = {
@@ -64,7 +66,7 @@ def _empty_strided(gpu: GPUState) -> Any:
 
 
 def _configure(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """No processes that compile kernels, no artefacts of another run, and a folder of our own for what is written."""
+    """Disable compile processes and caches of other runs, and use a temporary folder for generated code."""
     for name, value in _SETTINGS.items():
         if hasattr(module, name):
             replacements.on_undo(functools.partial(setattr, module, name, getattr(module, name)))
@@ -91,7 +93,7 @@ def _forget_programs(gpu: GPUState, replacements: Replacements, module: Any) -> 
 
 
 def _fold_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """Constants are computed by operators while the program is compiled, where the mode is set aside."""
+    """Compute constants on the virtual GPU while the program is compiled and the mode is disabled."""
     fold = module.ConstantFolder.run
 
     def run(self: Any) -> Any:
@@ -102,12 +104,12 @@ def _fold_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) ->
 
 
 def _pad_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """Products whose sizes are odd are timed with and without padding, on matrices made for that."""
+    """Time products of odd sizes with and without padding, on temporary matrices."""
     replacements.put(module, "no_dispatch", lambda: _on_the_card(gpu))
 
 
 def _choose_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """`max-autotune` times the kernels that it can choose from, on matrices made for that."""
+    """Time the kernels that `max-autotune` can select, on temporary matrices."""
     kind = module.AlgorithmSelectorCache
     make = kind.make_benchmark_fn
 
@@ -125,7 +127,7 @@ def _choose_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) 
 
 
 def _fuse_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """Whether a kernel of `max-autotune` is fused with its neighbours is timed, too."""
+    """Time the fusion of `max-autotune` kernels with their neighbours."""
     kind = module.TritonScheduling
 
     def on_the_card(method: Any) -> Any:
@@ -143,13 +145,13 @@ def _fuse_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) ->
 
 @contextlib.contextmanager
 def _on_the_card(gpu: GPUState) -> Iterator[None]:
-    """A `with` inside which operators run on the virtual GPU, whatever the compiler's modes do with them outside."""
+    """Return a context in which operators run on the virtual GPU, regardless of the compiler's modes."""
     with _python_dispatch._disable_current_modes(), gpu.mode:
         yield
 
 
 class _Kernel:
-    """A kernel in one of its configurations, as the result of its compilation and as what launches it: nothing."""
+    """A kernel in one of its configurations, as compilation result and launcher, which does nothing."""
 
     n_spills = shared = 0
     store_cubin = False
@@ -164,11 +166,11 @@ class _Kernel:
     def __call__(self, *args: Any, **options: Any) -> None:
         """Launch it."""
         for clock in _clocks:
-            clock.seconds += UNKNOWN
+            clock.seconds += _KERNEL_S
 
 
 def _registers(loads: int) -> int:
-    """How many registers a thread of a compiled kernel has, about, by how many values it loads."""
+    """Return the approximate registers per thread of a compiled kernel, by the number of values it loads."""
     return 16 + 8 * loads
 
 
@@ -220,3 +222,63 @@ def _time_roughly(gpu: GPUState, replacements: Replacements, module: Any) -> Non
         return [milliseconds] if options.get("return_mode") == "all" else milliseconds
 
     replacements.put(kind or module.TritonBenchmarker, "benchmark_gpu", benchmark_gpu)
+
+
+# How long operators would take, roughly: Inductor times a few alternatives on the card and takes the faster one. Only
+# large differences count: a product on tensor cores with odd sizes runs at about half the speed, a copy runs at the
+# speed of the memory, and every launch has its price.
+
+_ODD_SIZES = 0.55  # of the speed of a product of even sizes, where a size is no multiple of 16 bytes
+_STRIDED = 2  # times as long takes a copy that is not contiguous
+_PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+_KERNEL_S = 1.0  # seconds of a kernel of Triton's: what PyTorch has itself is taken before it
+
+
+class Clock(_python_dispatch.TorchDispatchMode):
+    """Adds up the GPU time of the operators inside a `with` statement."""
+
+    def __init__(self, gpu: GPU) -> None:
+        super().__init__()
+        self._gpu = gpu
+        self.seconds = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.seconds += CHOICES_HOST_S + self._time(func, args, result)
+        return result
+
+    def _time(self, func: Any, args: Any, result: Any) -> float:
+        name = func._schema.name
+        if name in _PRODUCTS:
+            left, right = args[_PRODUCTS[name] : _PRODUCTS[name] + 2]
+            return self._product(left, right)
+        seconds = 0.0
+        for tensor in (*_tensors(args), *_tensors((result,))):
+            times = 1 if tensor.is_contiguous() else _STRIDED
+            seconds += times * tensor.numel() * tensor.element_size() / bandwidth_of(self._gpu)
+        return seconds
+
+    def _product(self, left: torch.Tensor, right: torch.Tensor) -> float:
+        rate = self._rate(left.dtype)
+        on_tensor_cores = left.dtype is not torch.float32 or tf32_for_products()
+        even = 16 // left.element_size()
+        if on_tensor_cores and any(size % even for size in (*left.shape[-2:], right.shape[-1])):
+            rate *= _ODD_SIZES
+        return 2 * left.numel() * right.shape[-1] / (1e12 * CHOICES_SHARE * rate)
+
+    def _rate(self, dtype: torch.dtype) -> float:
+        gpu = self._gpu
+        if dtype in (torch.float16, torch.bfloat16):
+            return gpu.bf16_tflops or gpu.fp16_tflops or CHOICES_UNKNOWN_TFLOPS
+        return (gpu.tf32_tflops if tf32_for_products() else gpu.fp32_tflops) or CHOICES_UNKNOWN_TFLOPS
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors(value)
+    return found

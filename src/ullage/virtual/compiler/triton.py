@@ -1,9 +1,9 @@
-"""Triton: its kernels are passed over, its driver answers as the virtual GPU.
+"""Triton: its kernels are skipped, its driver answers as the virtual GPU.
 
-A kernel of Triton writes to tensors that PyTorch has allocated before, so the memory is known without it. Everything
-around the launch runs: hooks, heuristics, grids, and the autotuner, with what it takes to time a kernel. Nothing is
-compiled. Triton asks the card through `triton.runtime.driver.active`, whose class stays the one of Triton; only its
-part in C, which needs libcuda, is replaced.
+A Triton kernel writes to tensors that PyTorch has allocated before, so the memory is known without it. Everything
+around the launch runs: hooks, heuristics, grids, and the autotuner, with the memory for timing a kernel. Nothing is
+compiled. Triton queries the card through `triton.runtime.driver.active`, whose class stays; only its C part, which
+needs libcuda, is replaced.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
 
 class _Utilities:
-    """In the place of `CudaUtils`: what Triton asks of libcuda."""
+    """A replacement for `CudaUtils`: Triton's queries of libcuda."""
 
     def __init__(self, gpu: GPUState, loads_threads: bool) -> None:
         self._gpu, self._loads_threads = gpu, loads_threads
@@ -72,7 +72,7 @@ class _Utilities:
 
 
 class _Launcher:
-    """In the place of `CudaLauncher`: launches nothing."""
+    """A replacement for `CudaLauncher`: launches nothing."""
 
     def __init__(self, src: Any, metadata: Any) -> None:
         self.global_scratch_size = self.profile_scratch_size = 0
@@ -110,7 +110,7 @@ def _release() -> tuple[int, int]:
 
 
 class _Kernel:
-    """What a launch returns: the compiled kernel, as far as it is known without a compiler."""
+    """The result of a launch: the compiled kernel, as far as it is known without a compiler."""
 
     def __init__(self, launch: Any, name: str, options: dict[str, Any]) -> None:
         self._launch, self.name = launch, name
@@ -153,7 +153,7 @@ def _install_launch(gpu: GPUState, replacements: Replacements, module: ModuleTyp
 
 
 def pass_over(gpu: GPUState, name: str, arguments: Any) -> None:
-    """A kernel that may have written to any of its arguments."""
+    """Skip a kernel that may have written to any of its arguments."""
     gpu.note_name("triton", _PASSED_OVER, name)
     arguments = tuple(arguments)
     gpu.calls.add_kernel(name, arguments)
@@ -163,7 +163,7 @@ def pass_over(gpu: GPUState, name: str, arguments: Any) -> None:
 
 
 def _take_scratch(gpu: GPUState, kernel: Any, programs: int) -> None:
-    """Ask `triton.set_allocator`'s function, if there is one, for the memory of the descriptors that a kernel makes."""
+    """Call `triton.set_allocator`'s function, if set, for the memory of the descriptors that a kernel makes."""
     made = kernel.src.count("make_tensor_descriptor(")
     if not made or not programs or gpu.spec.told_capability < _DESCRIPTORS_SINCE:
         return
@@ -177,7 +177,7 @@ def _take_scratch(gpu: GPUState, kernel: Any, programs: int) -> None:
 
 
 def _install_autotuner(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
-    """Every autotuner chooses anew on this GPU, and forgets its choice afterwards."""
+    """Let every autotuner choose again on this GPU, and drop its choice afterwards."""
     autotuner = module.Autotuner
     run = autotuner.run
     seen: set[int] = set()
@@ -200,7 +200,7 @@ def _install_autotuner(gpu: GPUState, replacements: Replacements, module: Module
 
 
 def _install_timing(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
-    """A function is timed at once: called as often as it takes to ask for the same memory as on a card."""
+    """Time a function at once, with as many calls as needed to request the same memory as on a card."""
 
     def flushed(fn: Any, forget: Any) -> None:
         fn()

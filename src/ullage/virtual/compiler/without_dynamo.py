@@ -1,9 +1,9 @@
-"""Keeps PyTorch's compiler from being loaded by code that only trains step by step.
+"""Keeps code that does not compile from importing PyTorch's compiler.
 
-Making an optimizer imports `torch._dynamo`, to tell the compiler what to leave alone, and so does torchvision, to ask
+Making an optimizer imports `torch._dynamo`, to exclude functions from compilation, and so does torchvision, to ask
 whether it could compile one function: a thousand modules, which take as long to import as PyTorch itself. Shape
-inference imports `sympy` and its neighbours, to ask whether a number is a symbol of the compiler's. Without a compiler
-at work there is nothing to leave alone, and a number is a number. Whoever asks for anything else gets the real module.
+inference imports `sympy` and others, to ask whether a number is a symbol of the compiler. Without a compiler there is
+nothing to exclude, and no number is a symbol. Any other access loads the real module.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OF_SYMBOLS = ("free_unbacked_symbols", "guarding_hint_or_throw", "has_guarding_
 
 
 class _StandIn(types.ModuleType):
-    """A module that has a few functions; any other question makes place for the real one and is asked of that."""
+    """A module with a few functions; any other access loads the real module."""
 
     def __init__(self, name: str, make_place: Callable[[], None], **functions: Any) -> None:
         super().__init__(name)
@@ -74,7 +74,7 @@ class _NoNumber:
 
 
 class _NoSymbols(_StandIn):
-    """PyTorch's type promotion asks whether a number is a symbol; it is told that none is."""
+    """PyTorch's type promotion asks whether a number is a symbol; none is."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "Basic" and sys._getframe(1).f_globals.get("__name__") == "torch._prims_common":
@@ -83,7 +83,7 @@ class _NoSymbols(_StandIn):
 
 
 class _NoCompiler:
-    """The stand-ins of the compiler, and the functions that were left alone meanwhile."""
+    """The stand-ins of the compiler, and the functions that were excluded meanwhile."""
 
     def __init__(self) -> None:
         self._left_alone: WeakSet[Any] = WeakSet()  # some hold tensors
@@ -103,7 +103,7 @@ class _NoCompiler:
                     setattr(parent, module.__name__.rpartition(".")[2], module)
 
     def remove(self) -> None:
-        """Make place for the real modules, which PyTorch's functions then ask again what to leave alone."""
+        """Restore the real modules, which PyTorch's functions then ask again which functions to exclude."""
         for parent, module in self._places:
             if sys.modules.get(module.__name__) is module:
                 del sys.modules[module.__name__]
@@ -122,7 +122,7 @@ class _NoCompiler:
         return function
 
     def _real_function(self, module: str, name: str) -> Callable[..., Any]:
-        """A function that loads the real one when it is called."""
+        """Return a function that loads the real one when called."""
 
         def call(*args: Any, **options: Any) -> Any:
             self.remove()
@@ -147,5 +147,5 @@ def _is_plain(value: Any) -> bool:
 
 
 def no_compiler() -> Callable[[], None]:
-    """Take the stand-ins, unless the compiler is loaded already; returns a function that ends this."""
+    """Install the stand-ins unless the compiler is loaded; return a function that removes them."""
     return (lambda: None) if DYNAMO in sys.modules else _NoCompiler().remove

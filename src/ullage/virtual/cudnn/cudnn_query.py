@@ -94,11 +94,11 @@ class CudnnAsker:
         self._line, theirs = channel_pair()
         number, ours = theirs.fileno(), self._python is None
         program = [sys.executable, "-P", "-m", "ullage.sandbox"] if ours else [str(self._python), boot.__file__]
-        told = {"parent": this_process(), "record": None, "redirect": None, "network": None}
+        settings = {"parent": this_process(), "record": None, "redirect": None, "network": None}
         env = environment(self._env, ours=ours) | {"CUDA_VISIBLE_DEVICES": self._uuid}
         try:
             with request_file({"line": number}) as file:
-                command = [*program, ENTRY, str(number), json.dumps(told)]
+                command = [*program, ENTRY, str(number), json.dumps(settings)]
                 self._process = start_process(command, file, subprocess.DEVNULL, env, [number], None)
         except OSError as error:
             raise CannotAsk(f"the process that asks did not start: {error.strerror}") from None

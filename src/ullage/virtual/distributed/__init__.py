@@ -1,4 +1,4 @@
-"""`torch.distributed` for one rank of many: groups, collectives, objects that are sent, and the order among ranks.
+"""`torch.distributed` for one rank of many: groups, collectives, objects, and the order of communication.
 
-No other rank runs: what it would answer is assumed to be what this one has.
+No other rank runs: its answers are assumed to equal this rank's.
 """

@@ -1,7 +1,7 @@
-"""Collective operators: every rank is taken to hold what this one holds, and nothing is sent.
+"""Collective operators: every rank is assumed to hold the same data as this one, and nothing is sent.
 
-So a sum over eight ranks is eight times the tensor, and what is gathered is eight times the same. What only another
-rank could know stays as it is, with a note.
+So a sum over eight ranks is eight times the tensor, and a gather is eight copies. Data that only another rank knows
+stays unchanged, with a note.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _LARGEST_MOVED = 1 << 20  # elements of a CPU tensor whose values are moved
 
 
 class Move(NamedTuple):
-    """A tensor that a collective writes: pieces of other tensors (each with its first and last element), one after
-    the other, times a factor."""
+    """A tensor that a collective writes: pieces of other tensors (each with its first and last element), concatenated,
+    times a factor."""
 
     target: torch.Tensor
     pieces: list[tuple[torch.Tensor, int, int]]
@@ -46,7 +46,7 @@ class Move(NamedTuple):
 
 @handler(*(f"c10d.{name}.default" for name in _NAMES))
 def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Give the outputs the values that they would have if all ranks were as this one; return work that is done."""
+    """Give the outputs the values they would have if all ranks were like this one; return finished work."""
     name = func._schema.name.split("::")[1]
     group, groups = _group_of(args), gpu.part(Groups)
     if group is None or groups is None:
@@ -92,7 +92,7 @@ def _operation(name: str) -> str | None:
 def _exchange(
     gpu: GPUState, groups: Groups, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], group: Any
 ) -> None:
-    """Note what ranks send each other, and who waits for it."""
+    """Record the data that ranks exchange, and who waits for it."""
     operation = _operation(name)
     if operation is None:
         return
@@ -107,7 +107,7 @@ def _exchange(
 
 
 def _flatten(gpu: GPUState, name: str, args: tuple[Any, ...]) -> None:
-    """NCCL gathers and scatters lists of tensors by way of one (ProcessGroupNCCL.cpp, `newLikeFlat`)."""
+    """Allocate the flat tensor by which NCCL gathers and scatters lists (ProcessGroupNCCL.cpp, `newLikeFlat`)."""
     lists = args[0] if name == "allgather_" else args[1] if name == "reduce_scatter_" else ()
     for each in lists:
         if len({tensor.numel() for tensor in each}) == 1 and (size := sum(tensor.nbytes for tensor in each)):
@@ -115,7 +115,7 @@ def _flatten(gpu: GPUState, name: str, args: tuple[Any, ...]) -> None:
 
 
 def move(gpu: GPUState, name: str, args: tuple[Any, ...], group: Any) -> None:
-    """Carry out the moves of a collective by its name in Ops.cpp."""
+    """Carry out a collective by its name in Ops.cpp."""
     root = next((value for value in args[1:] if type(value) is int), group.rank())
     if name in ("recv_", "recv_any_source_") or (name in ("broadcast_", "scatter_") and root != group.rank()):
         vote = vote_of_stages() if name == "recv_" else None
@@ -200,7 +200,7 @@ def _list(value: Any) -> list[torch.Tensor]:
 
 
 def _factor(args: tuple[Any, ...], size: int) -> int:
-    """How many times the tensor of one rank the reduction over all is."""
+    """Return the factor by which a reduction over all ranks scales the tensor of one."""
     for argument in args:
         if _is_boxed(argument, "ReduceOp"):
             known = "op" in argument._method_names()  # PyTorch before 2.9 does not say; sums are the most common
@@ -237,7 +237,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 @handler("_c10d_functional")
 def functional(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Allocate the output and do as the collective that stands behind the operator."""
+    """Allocate the output and run the collective behind the operator."""
     name = func._schema.name.split("::")[1]
     groups = gpu.part(Groups)
     if groups is None or not any(tensor.is_cuda for tensor in _tensors(args)):
@@ -270,7 +270,7 @@ def functional(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _are_activations(gpu: GPUState, tensors: list[torch.Tensor]) -> bool:
-    """Whether a DTensor exchanges them in the forward pass of a module: then the ranks work on the same samples."""
+    """Check for an exchange by a DTensor in a forward pass: then the ranks work on the same samples."""
     forward = gpu.calls.part == FORWARD and not in_backward()
     return forward and any(tensor.is_floating_point() for tensor in tensors)
 
@@ -333,7 +333,7 @@ def gradients_in_one(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: di
 
 @handler("fsdp")
 def sharding(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run what stands behind an operator of FSDP."""
+    """Run the code behind an operator of FSDP."""
     home = sys.modules["torch.distributed.fsdp._fully_shard._fsdp_collectives"]
     name = func._schema.name.split("::")[1]
     names = (f"{name}_cuda", f"_{name}_default", name)  # the plain one may be what calls the operator

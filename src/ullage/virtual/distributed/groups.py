@@ -1,7 +1,7 @@
-"""torch.distributed: this process is one rank of a world, which has as many as the script asks for.
+"""torch.distributed: this process is one rank of a world of any size.
 
-PyTorch's own DDP, FSDP and DTensor run. Any backend becomes PyTorch's fake one, under its own name; what collectives do
-is in `collectives.py`.
+PyTorch's own DDP, FSDP and DTensor run. Any backend becomes PyTorch's fake one, under its own name; `collectives.py`
+implements collectives.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
 
 class _ProcessGroupNCCL:
-    """What a build without CUDA lacks: scripts make options of it, and PyTorch asks whether a backend is one."""
+    """Options and a class that a build without CUDA lacks: scripts make options, and PyTorch checks backends."""
 
     class Options:
         """How a communicator is made; none of it changes what is sent."""
@@ -83,7 +83,7 @@ class _ProcessGroupNCCL:
 
 
 class Groups:
-    """The process groups of one virtual GPU, each with the backend that was asked for, and NCCL's communicators.
+    """The process groups of one virtual GPU, each with its requested backend, and NCCL's communicators.
 
     NCCL makes a communicator at the first collective of a group, or with the group itself if its device was named.
     """
@@ -106,8 +106,7 @@ class Groups:
         return bool(self._backends)
 
     def add(self, group: Any, backend: str, ranks: list[int], eager: bool) -> None:
-        """A group was made of these ranks, or of all; with a device, the communicators of all groups are made with
-        them."""
+        """Add a group of these ranks, or of all; with a device, all groups get their communicators at once."""
         if not self._backends and group.size() > 1:
             self._gpu.note("ranks", _ONE_OF_MANY.format(rank=group.rank(), size=group.size()))
         self.made += 1
@@ -121,7 +120,7 @@ class Groups:
         return self._backends.get(group.group_name, "nccl")
 
     def send_to_one(self, group: Any, peer: int | None = None) -> None:
-        """A rank sends something to another one, as the stages of a pipeline do; a tensor goes from GPU to GPU."""
+        """Record a message to one rank, as between pipeline stages; a tensor goes from GPU to GPU."""
         if group.size() > 1 and not self.apart:
             self.apart = torch.distributed.get_process_group_ranks(group)
         if group.size() > 1 and peer is not None:
@@ -132,7 +131,7 @@ class Groups:
             self._gpu.libraries.connect_to(peer, group.group_name, *self._place_of(group))
 
     def communicate(self, group: Any) -> None:
-        """The group's tensors on the GPU are about to be sent."""
+        """Prepare to send the group's GPU tensors."""
         if self.backend(group) != "nccl":
             self._gpu.libraries.need_beyond(SIDE_STREAMS)
         elif group.group_name not in self._communicators:
@@ -152,7 +151,7 @@ class Groups:
     # then the old buckets are there beside the new ones, too.
 
     def keep(self, tensors: list[torch.Tensor]) -> None:
-        """Keep what an asynchronous collective of DDP was given, until the watchdog has seen that it is done."""
+        """Keep the tensors of an asynchronous collective of DDP until the watchdog has seen its end."""
         memory = self._gpu.memory
         self._loaded = self._gpu.calls.operators
         self._kept.append((memory.clock, tensors))
@@ -162,7 +161,7 @@ class Groups:
         self._count()
 
     def let_go(self) -> None:
-        """A collective begins: drop what the watchdog has found, and note what it would hold if it came late."""
+        """Begin a collective: drop tensors that the watchdog has seen, and record those of a late watchdog."""
         memory = self._gpu.memory
         slow = self._gpu.calls.operators - self._loaded >= _KERNELS_OF_A_LOOK
         found = memory.clock if slow else memory.clock - _WATCHDOG
@@ -187,7 +186,7 @@ class Groups:
         peer: int = -1,
         of_activations: bool = False,
     ) -> int:
-        """A collective of so many bytes begins among several ranks, or with one `peer`; returns its number."""
+        """Begin a collective of this size among several ranks, or with one `peer`; return its number."""
         ranks, nodes = self._place_of(group)
         if name == "all_to_all":
             for peer in set(range(ranks)) - {group.rank()}:
@@ -201,14 +200,14 @@ class Groups:
         return int(given or max(map(len, self._ranks.values()), default=1))
 
     def _place_of(self, group: Any) -> tuple[int, int]:
-        """How many ranks a group has, and on how many machines."""
+        """Return the number of ranks of a group, and of their machines."""
         if group.size() == 1:
             return 1, 1
         ranks = self._ranks.get(group.group_name) or torch.distributed.get_process_group_ranks(group)
         return len(ranks), len({rank // self._ranks_per_node() for rank in ranks})
 
     def remove(self, group: Any) -> None:
-        """Forget a group, or all of them. What it took may come back, but its peak was there."""
+        """Remove a group, or all of them. Their memory may come back, but its peak remains."""
         names = list(self._backends) if group is None else [group.group_name]
         for name in names:
             self._backends.pop(name, None)
@@ -218,7 +217,7 @@ class Groups:
 
 
 def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
-    """What PyTorch's own `init_process_group` and `new_group` are built on, and what asks a group to wait."""
+    """Return replacements for the functions behind PyTorch's `init_process_group` and `new_group`, and for waits."""
     new, barrier, destroy = home._new_process_group_helper, home.barrier, home.destroy_process_group
     home_split = home.split_group
 
@@ -275,14 +274,14 @@ def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
 
 
 def _named(home: Any, backend: Any) -> Any:
-    """The backend for the GPU of what was asked for: `cuda:nccl,cpu:gloo` and nothing at all mean NCCL."""
+    """Return the GPU backend of a request: `cuda:nccl,cpu:gloo` and no name mean NCCL."""
     by_device = dict(part.split(":", 1) for part in str(backend).split(",") if ":" in part)
     name = by_device.get("cuda", next(iter(by_device.values()), str(backend)))
     return home.Backend("nccl" if name == "undefined" else name)
 
 
 def _place(url: str, rank: int, world_size: int) -> tuple[int, int]:
-    """The rank and the number of ranks, found and checked in PyTorch's order: argument, address, environment."""
+    """Return the rank and the number of ranks, read and checked in PyTorch's order: argument, address, environment."""
     query = {name: values[0] for name, values in parse_qs(urlparse(url).query).items()}
     found = {}
     for name, given in (("RANK", rank), ("WORLD_SIZE", world_size)):
@@ -299,7 +298,7 @@ def _place(url: str, rank: int, world_size: int) -> tuple[int, int]:
 
 
 def _wait(gpu: GPUState, groups: Groups) -> Any:
-    """`Work.wait`: the current stream goes on when the collective is done."""
+    """`Work.wait`: the current stream continues after the collective."""
     wait: Any = _c10d.Work.wait
 
     def call(work: Any, *args: Any, **options: Any) -> Any:
@@ -313,7 +312,7 @@ def _wait(gpu: GPUState, groups: Groups) -> Any:
 
 
 def _then(groups: Groups) -> Any:
-    """`Future.then`: what follows a collective runs in a stream of the pool (ATen/core/ivalue_inl.h)."""
+    """`Future.then`: code after a collective runs in a stream of the pool (ATen/core/ivalue_inl.h)."""
     then: Any = torch._C.Future.then
 
     def call(future: Any, callback: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Python objects that ranks send each other: they stay what they are, and take on the GPU what their bytes would.
+"""Python objects that ranks exchange: they stay unchanged and use as much GPU memory as their bytes.
 
-What is gathered from other ranks is like this rank's. What the first rank sends to all is known where it was followed
-before; else an object that comes from another rank stays as it was, with a note.
+Objects gathered from other ranks equal this rank's. Objects that the first rank sends to all are known if it was
+followed before; otherwise an object from another rank stays unchanged, with a note.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _MOST_KEPT = 4 * MIB  # bytes of objects that are told to other ranks
 
 
 class ObjectMessages:
-    """The objects that this rank sends (`sent`, by whom they are for) and those that the first rank sent, if it was
-    followed before (`received`). `waits` says that objects of another rank were asked for that nobody knows."""
+    """The objects that this rank sends (`sent`, by recipient) and those that the first rank sent, if it was followed
+    before (`received`). `waits` says that unknown objects of another rank were requested."""
 
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
@@ -81,8 +81,8 @@ class ObjectMessages:
 
 
 def _gradients_of_a_stage() -> Any:
-    """What the next stage of a pipeline says of the gradients that it sends back, if a stage asks for that
-    (`PipelineStage._recv_meta`): they look like what the stage gave to it."""
+    """Return the next pipeline stage's description of its gradients, if a stage requests it
+    (`PipelineStage._recv_meta`): they look like the stage's outputs."""
     asking = caller("_recv_meta")
     if asking is None or asking.f_locals["src_stage"] < asking.f_locals["self"].stage_index:
         return None
@@ -92,7 +92,7 @@ def _gradients_of_a_stage() -> Any:
 
 
 def vote_of_stages() -> torch.Tensor | None:
-    """What the other stages of a pipeline say, if a stage asks them whether all know their shapes: the same as this one
+    """Return the other stages' vote, if a pipeline stage asks whether all know their shapes: the same as this one's
     (`PipelineStage._warmup_forward_vote`, PyTorch 2.13)."""
     for name in ("_warmup_forward_vote", "_warmup_backward_result"):
         if (asking := caller(name)) is not None:
@@ -103,7 +103,7 @@ def vote_of_stages() -> torch.Tensor | None:
 
 
 def caller(name: str) -> Any:
-    """The frame of the function of this name that called us; `None` where none did."""
+    """Return the calling frame of this name, or `None`."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != name:
         frame = frame.f_back
@@ -111,7 +111,7 @@ def caller(name: str) -> Any:
 
 
 def object_collectives(gpu: GPUState, groups: Any, home: Any) -> dict[str, Any]:
-    """Stand-ins for the collectives of `torch.distributed` that send objects, by their names."""
+    """Return replacements for the collectives of `torch.distributed` on objects, by name."""
     messages: ObjectMessages = groups.messages
 
     def all_gather_object(object_list: list[Any], obj: Any, group: Any) -> None:
@@ -187,14 +187,14 @@ def _while_groups_stand(groups: Any, home: Any, here: Any) -> Any:
 
 
 def _gathered(obj: Any, group: Any) -> tuple[int, int, int]:
-    """Bytes on the GPU to gather an object: its own, those of all, and those of all once more in NCCL's one tensor."""
+    """Return the GPU bytes to gather an object: its own, those of all, and those of all again in NCCL's one tensor."""
     size = size_of(obj)
     return size, size * group.size(), size * group.size()
 
 
 @contextlib.contextmanager
 def _on_gpu(gpu: GPUState, groups: Any, group: Any, *sizes: int) -> Iterator[None]:
-    """Objects are tensors of bytes for a while: on the GPU with NCCL."""
+    """Hold objects as byte tensors for a while: on the GPU with NCCL."""
     taken = [gpu.memory.take(size) for size in sizes if size] if groups.backend(group) == "nccl" else []
     yield
     for span in reversed(taken):
@@ -202,7 +202,7 @@ def _on_gpu(gpu: GPUState, groups: Any, group: Any, *sizes: int) -> Iterator[Non
 
 
 def size_of(obj: Any) -> int:
-    """The bytes of an object as PyTorch sends it, with those of tensors on the virtual GPU; 0 if it cannot be sent."""
+    """Return the bytes of an object as PyTorch sends it, including GPU tensors; 0 if it cannot be sent."""
     packer = _Packer(written := io.BytesIO())
     try:
         packer.dump(obj)
@@ -226,7 +226,7 @@ class _Packer(pickle.Pickler):
 
 
 def _of_all_ranks(own: Any, rank: int, ranks: int) -> list[Any]:
-    """What each rank says; the others as this one, where it is not known to differ."""
+    """Return each rank's object; the others' equal this one's unless known to differ."""
     if (asking := caller("_map_param_key_to_optim_keys")) is not None:
         others = [_keys_of_sharded_states(asking)] * ranks
     elif caller("_init_from_local_shards") is not None and own is not None:
@@ -237,15 +237,15 @@ def _of_all_ranks(own: Any, rank: int, ranks: int) -> list[Any]:
 
 
 def _keys_of_sharded_states(asking: Any) -> Any:
-    """What other ranks say of the optimizer states that they hold, if FSDP asks (`_map_param_key_to_optim_keys`): all
-    ranks together hold a part of every parameter that is trained."""
+    """Return other ranks' optimizer states for FSDP (`_map_param_key_to_optim_keys`): all ranks together hold a part of
+    every trained parameter."""
     key = asking.f_globals["_OptimStateKey"]
     infos = asking.f_locals["fqn_to_fsdp_param_info"].items()
     return [key((name,), True) for name, info in infos if info.param_requires_grad[info.param_indices[name]]]
 
 
 def _shards_of(own: Any, further: int) -> Any:
-    """The pieces of a `ShardedTensor` that a rank so many further has: as large as this one's, side by side."""
+    """Return the pieces of a `ShardedTensor` of another rank: as large as this one's, side by side."""
     found = copy.deepcopy(own)
     for shard in found.shards_metadata:
         whole = zip(shard.shard_sizes, found.size, strict=True)
@@ -278,8 +278,7 @@ def install_zero_redundancy(gpu: GPUState, groups: Any, replacements: Replacemen
 
 
 def install_checkpoints(groups: Any, replacements: Replacements) -> None:
-    """`torch.distributed.checkpoint` asks all ranks what each of them writes. Here this rank writes its own part, and
-    knows of no other: pieces of tensors that are missing are no fault."""
+    """Let `torch.distributed.checkpoint` write this rank's part alone; missing pieces of tensors are no error."""
 
     def alone(module: Any) -> None:
         begin = module._DistWrapper.__init__
@@ -303,7 +302,7 @@ def install_checkpoints(groups: Any, replacements: Replacements) -> None:
 
 
 def _states_of(optimizer: Any, rank: int) -> dict[str, Any]:
-    """The states that another rank keeps: as this one's, with the shapes of its parameters."""
+    """Return the states of another rank: like this one's, with the shapes of its parameters."""
     own = optimizer.optim.state_dict()
     example: tuple[Any, Any] | None = next(iter(optimizer.optim.state.items()), None)
     states: dict[int, Any] = {}

@@ -1,9 +1,8 @@
-"""Collectives in the order of a step: what each begins after, and what waits for it.
+"""The order of collectives in a step: the calls that each can overlap, and those that wait for it.
 
-GPUs exchange data while they compute, as far as streams and events let them. So each collective is written down with
-how many calls it can begin earlier than it was made (`lead`), and each wait with how many collectives ago the one was
-made that it waits for (`back`). Both count from where they stand, so that steps stay alike. How long they take is in
-`performance/network.py`.
+GPUs exchange data while they compute, as far as streams and events allow. So each collective records how many calls
+earlier it can begin (`lead`), and each wait how many collectives ago its collective began (`back`). Both count from
+their place, so that steps stay equal. `performance/network.py` computes their times.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _REMEMBERED = 512
 
 
 class Reached(NamedTuple):
-    """How far a stream is: it is `after` so many calls of the default stream, and after collectives by their group."""
+    """The progress of a stream: it is `after` this many calls of the default stream, and after collectives by group."""
 
     after: int = 0
     seen: tuple[tuple[str, int], ...] = ()
@@ -31,7 +30,7 @@ class Reached(NamedTuple):
 
 
 class Communication:
-    """The collectives among more than one rank of one virtual GPU."""
+    """The collectives of one virtual GPU among several ranks."""
 
     def __init__(self, calls: OperatorCalls) -> None:
         self.count = 0  # of collectives that were begun
@@ -52,29 +51,29 @@ class Communication:
         return self.count
 
     def remember(self, spans: Iterable[Any], number: int) -> None:
-        """These allocations are what a collective writes."""
+        """Record the allocations that a collective writes."""
         for span in spans:
             if span is not None:
                 _remember(self._writing, span.index, number)
 
     def wait_for_tensors(self, stream: int, spans: Iterable[Any]) -> None:
-        """What a stream does from now on comes after the collectives that write these allocations."""
+        """Order the next work of a stream after the collectives that write these allocations."""
         for number in {self._writing.get(span.index, 0) for span in spans if span is not None}:
             self.wait_for(stream, number)
 
     def wait_for(self, stream: int, number: int) -> None:
-        """What a stream does from now on comes after a collective."""
+        """Order the next work of a stream after a collective."""
         group = self._group_of.get(number)
         if group is not None:
             self.wait(stream, Reached(0, ((group, number),)))
 
     def reached(self, stream: int) -> Reached:
-        """How far a stream is now."""
+        """Return the current progress of a stream."""
         found = self._streams.get(stream, Reached())
         return found._replace(after=self._calls.position) if stream == 0 else found
 
     def wait(self, stream: int, until: Reached) -> None:
-        """What a stream does from now on comes after what was reached elsewhere."""
+        """Order the next work of a stream after a point reached elsewhere."""
         before = self._streams.get(stream, Reached())
         after = self._streams[stream] = before.joined(until)
         if stream == 0 and after.seen != before.seen:
@@ -84,7 +83,7 @@ class Communication:
                     self._calls.add_values("collective.wait", back=self.count - number)
 
     def host_waits(self, stream: int | None) -> None:
-        """The host waits for a stream, or for all: what it calls next begins after that."""
+        """Let the host wait for a stream, or for all; its next calls begin after that."""
         for number in list(self._streams) if stream is None else [stream]:
             self.wait(0, self.reached(number))
 

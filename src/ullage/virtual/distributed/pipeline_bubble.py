@@ -1,4 +1,4 @@
-"""How long a rank waits in a schedule of `torch.distributed.pipelining`, by the order of work in it."""
+"""The idle time of a rank in a schedule of `torch.distributed.pipelining`, by its order of work."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _LENGTHS = {"F": 1, "I": 1, "W": 1, "B": 2}
 
 
 def bubble_of_schedule() -> float | None:
-    """What this rank waits for others in the schedule that is running, over its own time; `None` outside of one.
+    """Return this rank's idle time over its own in the running schedule; `None` outside of one.
 
-    GPipe and 1F1B do not run by an order, and have none that can be trusted: theirs follows from their messages.
+    GPipe and 1F1B have no order that can be trusted: their bubble follows from their messages.
     """
     running = caller("_step_microbatches")
     schedule: Any = None if running is None else running.f_locals.get("self")
@@ -25,7 +25,7 @@ def bubble_of_schedule() -> float | None:
 
 
 def _passes(actions: Sequence[Any]) -> Any:
-    """Each pass as its kind, its stage and its micro-batch; what is sent and gathered is left out."""
+    """Iterate over passes as kind, stage and micro-batch, without sends and gathers."""
     for action in actions:
         if action is None:
             continue
@@ -35,10 +35,10 @@ def _passes(actions: Sequence[Any]) -> Any:
 
 
 def bubble(order: Mapping[int, Sequence[tuple[str, int, int]]], rank: int) -> float | None:
-    """The time for which a rank has nothing to do, over that of its own passes; `None` if the order does not end.
+    """Return the idle time of a rank over that of its own passes; `None` if the order does not end.
 
-    A pass begins when its rank is free and what it needs is there: from the stage before, or for gradients from the
-    stage after. Stages are taken to be equal, and messages to take no time.
+    A pass begins when its rank is free and its inputs are there: from the stage before, or for gradients from the stage
+    after. Stages are assumed equal, and messages instant.
     """
     last = max((stage for passes in order.values() for _, stage, _ in passes), default=0)
     ends: dict[tuple[str, int, int], int] = {}

@@ -5,9 +5,9 @@ which run on nearly every GPU server, cast the last argument first; builds for 6
 where the casts lie in memory and in which order their gradients are made. If this machine's build casts the first
 argument first, autocast's operators are replaced by ones that cast the last argument first.
 
-The casts of weights are dropped when a thread leaves its outermost autocast (autocast_mode.cpp: the casts are those of
-the process, the depth is that of the thread). A GPU's backward pass has a thread of its own. So a checkpointed layer
-that is computed again in it drops them as it ends, even if the whole pass is inside of autocast.
+The casts of weights are dropped when a thread leaves its outermost autocast (autocast_mode.cpp: casts are those of the
+process, the depth that of the thread). A GPU's backward pass has its own thread. So a checkpointed layer that is
+recomputed in it drops them at its end, even if the whole pass is inside autocast.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def install() -> Callable[[], None]:
 
 
 def install_depth() -> Callable[[], None]:
-    """Let a backward pass have its own depth of autocast; returns what takes that away."""
+    """Give backward passes their own depth of autocast; return a function that undoes this."""
     autocast: Any = torch.amp.autocast_mode.autocast
     enter, leave = autocast.__enter__, autocast.__exit__
     depth = 0
@@ -131,7 +131,7 @@ _asked: bool | None = None
 
 
 def first_argument_is_cast_first() -> bool:
-    """Ask this build of PyTorch, once, with a small matrix product on the CPU under CPU autocast."""
+    """Check this build of PyTorch, once, with a small matrix product on the CPU under CPU autocast."""
     global _asked
     if _asked is None:
         watch = _Watch()

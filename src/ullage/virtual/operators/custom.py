@@ -1,9 +1,8 @@
 """Operators that are not PyTorch's own: those of a script, or of a package with compiled kernels.
 
-One that is written in Python (`torch.library.custom_op`, `triton_op`, `Library.impl`) is run as it is: what it
-allocates beside its outputs is counted, and the Triton kernels in it are passed over. Where its code needs more than
-a virtual GPU has, its registered fake says what it returns. That is also all that is known of an operator that is
-compiled.
+An operator written in Python (`torch.library.custom_op`, `triton_op`, `Library.impl`) runs unchanged: its allocations
+are counted, and its Triton kernels are skipped. If its code needs more than a virtual GPU has, its registered fake
+gives its outputs, as for a compiled operator.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def handler_of(func: Any) -> Handler | None:
 
 
 def _key_of_code(func: Any) -> str | None:
-    """The dispatch key for which Python code is registered that would run on a GPU."""
+    """Return the dispatch key with Python code that would run on a GPU."""
     name = func._schema.name.partition("::")[2]
     names = (f"{name}.{func._schema.overload_name}", name) if func._schema.overload_name else (name,)
     written: Any = torch.library._impls  # "namespace/operator/key" of each kernel in Python
@@ -71,7 +70,7 @@ def _has_fake(func: Any) -> bool:
 
 
 def without_fake(func: Any) -> UnsupportedOperation:
-    """The error for an operator of which nothing tells what it returns."""
+    """Return the error for an operator with unknown outputs."""
     if not is_custom(func):
         return UnsupportedOperation(
             f"the virtual GPU cannot follow {func}: PyTorch has no shape inference for it. Replace the operator."

@@ -1,4 +1,4 @@
-"""Operators whose output shape depends on data. Known values decide; otherwise a shape is assumed and noted."""
+"""Operators whose output shape depends on data: by known values, or by an assumed shape with a note."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _COUNT = 4  # bytes
 
 @gpu_handler("aten.nonzero.default")
 def nonzero(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Nonzero.cu: counted first, then written. Every element may be non-zero, or as many as were written into zeros."""
+    """Nonzero.cu: count first, then write. Every element may be nonzero, or as many as were written into zeros."""
     source = args[0]
     known = gpu.values.computed(func, args, kwargs)
     count = len(known[0]) if known is not None else _most(gpu, source, source.shape, "nonzero")
@@ -75,7 +75,7 @@ def nonzero(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _most(gpu: GPUState, mask: torch.Tensor, size: torch.Size, what: str) -> int:
-    """How many elements of a mask are true at most, which is what is assumed; `size` is that of the mask, expanded."""
+    """Return the assumed, largest number of true elements of a mask; `size` is that of the expanded mask."""
     marks, count = gpu.values.marks(mask), size.numel()
     implied = gpu.assumed_sizes.known.get(_kind(what, size))
     if implied is not None:
@@ -124,9 +124,9 @@ def masked_select(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def cut_as_asked(gpu: GPUState, source: torch.Tensor, asked: Sequence[int]) -> torch.Tensor | None:
-    """The beginning of a tensor whose first size was assumed, as long as a view of it needs; else `None`.
+    """Return the beginning of a tensor with an assumed first size, as long as a view of it needs; else `None`.
 
-    A script may know how many it selects, and say so by a shape: `x[mask].view(batch, 3, size, size)`.
+    A script may know how many elements it selects and show it in a shape: `x[mask].view(batch, 3, size, size)`.
     """
     if not gpu.assumed_sizes.is_assumed(source):
         return None
@@ -136,7 +136,7 @@ def cut_as_asked(gpu: GPUState, source: torch.Tensor, asked: Sequence[int]) -> t
         count *= source.numel() // count
     if not 0 < count < source.numel():
         return None
-    gpu.assumed_sizes.told(source, count // row)
+    gpu.assumed_sizes.note_length(source, count // row)
     with gpu.mode:
         return source[: count // row]
 
@@ -170,7 +170,7 @@ def _sort_for_unique(gpu: GPUState, source: torch.Tensor, with_places: bool) -> 
 
 @gpu_handler("aten.bincount.default")
 def bincount(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The largest value is not known: `minlength`, or one bin an element."""
+    """The largest value is unknown: `minlength`, or one bin per element."""
     source = args[0]
     known = gpu.values.computed(func, args, kwargs)
     if known is not None:

@@ -1,7 +1,7 @@
-"""Operators that PyTorch decomposes by what it was built with: linear layers, batch normalization, attention.
+"""Operators that PyTorch decomposes depending on its build: linear layers, batch normalization, attention.
 
-A CPU build would decompose them as if there were no cuDNN and no fused attention. While a virtual GPU is in use they
-are decomposed here, the way a CUDA build does it.
+A CPU build would decompose them without cuDNN and fused attention. While a virtual GPU is in use they are decomposed
+here as in a CUDA build.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class AttentionArguments(NamedTuple):
 def choose_attention_kernel(
     attention: AttentionArguments, capability: tuple[int, int], release: Release = MEASURED
 ) -> str:
-    """The kernel that a release takes on a GPU of this compute capability: "cudnn", "flash", "efficient" or "math"."""
+    """Return the kernel that a release selects on a GPU of this compute capability: "cudnn", "flash", "efficient" or
+    "math"."""
     able = {CUDNN: _cudnn, FLASH: _flash_serves, EFFICIENT: _efficient}
     for name in _order(capability, release):
         if name == MATH:
@@ -57,7 +58,7 @@ def choose_attention_kernel(
 
 
 def _order(capability: tuple[int, int], release: Release) -> list[str]:
-    """priority_order: the release's, unless somebody set an order of his own."""
+    """priority_order: the release's, unless the program set another."""
     written = [_CODES[int(code)] for code in torch._C._get_sdp_priority_order() if int(code) in _CODES]
     default = [FLASH, EFFICIENT, MATH, CUDNN]
     if release.prefers_cudnn_attention(capability) and written[:4] == default:
@@ -395,7 +396,7 @@ def transformer_encoder_layer(
 def _self_attention(
     x: Any, heads: int, qkv_weight: Any, qkv_bias: Any, proj_weight: Any, proj_bias: Any, mask: Any
 ) -> Any:
-    """attention.cu, native_multi_head_attention_cuda: fused attention where a kernel takes it, else by hand."""
+    """attention.cu, native_multi_head_attention_cuda: fused attention if a kernel supports it."""
     batch, length, size = x.shape
     head = size // heads
     split = x.view(batch, length, heads, head).transpose(1, 2)

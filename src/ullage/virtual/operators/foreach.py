@@ -17,7 +17,7 @@ from ullage.virtual.state import GPUState
 
 
 def is_list_operator(name: str) -> bool:
-    """Operators over lists of tensors, handled by `list_operator`."""
+    """Check for operators over lists of tensors, handled by `list_operator`."""
     return name.startswith(("aten._foreach_", "aten._fused_ada", "aten._fused_sgd", "aten._amp_foreach"))
 
 
@@ -57,7 +57,7 @@ def list_operator(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _written(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
-    """The tensors of the lists that the kernel writes to."""
+    """Return the tensors of the lists that the kernel writes."""
     places = [
         place
         for place, argument in enumerate(func._schema.arguments[: len(args)])

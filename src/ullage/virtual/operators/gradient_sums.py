@@ -1,9 +1,9 @@
-"""Sums of gradients that meet at one tensor: autograd adds the second into the first if nobody else holds the first.
+"""Sums of gradients that meet at one tensor: autograd adds the second into the first if nothing else holds the first.
 
-PyTorch never does so while a dispatch mode is in use (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace),
-so the sum arrives here as an addition out of place. It is told from other additions by its caller, the engine itself.
-That nobody else holds the first summand is told by its reference counts; what those are for a tensor that only the
-engine holds is measured once in a process.
+PyTorch never does so while a dispatch mode is in use (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace), so
+the sum arrives here as an addition out of place. Its caller, the engine itself, distinguishes it from other additions.
+Reference counts show whether something else holds the first summand; the counts of a tensor that only the engine holds
+are measured once in a process.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _alone: tuple[int, int] | None = None
 
 
 def called_by_engine(frames_up: int) -> bool:
-    """Whether the code so many frames up was called by autograd's engine and not by Python."""
+    """Check whether autograd's engine, not Python, called the code at this frame."""
     return torch._C._current_graph_task_id() != -1 and sys._getframe(frames_up + 1).f_code is _ENGINE
 
 
 def adds_in_place(args: tuple[Any, ...], frames_up: int) -> bool:
-    """Whether this call of `aten.add.Tensor` is the engine's and would be done in place on a real GPU."""
+    """Check whether this call of `aten.add.Tensor` is the engine's and would be in place on a real GPU."""
     global _alone
     if not called_by_engine(frames_up + 1):
         return False
@@ -47,7 +47,7 @@ def adds_in_place(args: tuple[Any, ...], frames_up: int) -> bool:
 
 
 def measure_reference_counts(run: Callable[[Callable[[], None]], None]) -> None:
-    """Measure the counts of a tensor that only the engine holds, once; `run` runs a function on a virtual GPU."""
+    """Measure the counts of a tensor that only the engine holds; `run` runs a function on a virtual GPU."""
     global _alone
     if _alone is not None:
         return

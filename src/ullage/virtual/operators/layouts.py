@@ -1,9 +1,9 @@
 """Tensors of other layouts than strided: sparse ones, by coordinates or compressed.
 
-A sparse tensor on the virtual GPU is PyTorch's own object over indices and values that lie on the virtual GPU. Most of
-its operators are written once in PyTorch, for CPU and CUDA alike, by operators on dense tensors. Those run as they are,
-under the CPU's name, and what they call is counted. Where CUDA has a kernel of its own, it is written out in
-`sparse.py` or `compressed.py` and registered with `own_kernel`.
+A sparse tensor on the virtual GPU is PyTorch's own object over indices and values on the virtual GPU. PyTorch writes
+most of its operators once, for CPU and CUDA alike, with operators on dense tensors. Those run unchanged under the CPU's
+name, and their calls are counted. CUDA's own kernels are written out in `sparse.py` or `compressed.py` and registered
+with `own_kernel`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _OWN_BY_ROWS: dict[str, OwnKernel] = {}
 
 
 def own_kernel(*names: str, compressed: bool = False) -> Callable[[OwnKernel], OwnKernel]:
-    """Register what an operator does on CUDA alone with sparse tensors, by coordinates or compressed.
+    """Register CUDA's own kernel of an operator on sparse tensors, by coordinates or compressed.
 
-    The function may return `NotImplemented` for what CUDA does as the CPU.
+    The function may return `NotImplemented` if CUDA does the same as the CPU.
     """
     return register(_OWN_BY_ROWS if compressed else _OWN_BY_COORDINATES, names)
 
@@ -42,7 +42,7 @@ _KEYS |= dict.fromkeys((torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, to
 
 
 def keys_of(values: Any) -> Any:
-    """The CPU's name for the layout of a call's tensors; `None` if all are strided."""
+    """Return the CPU's name for the layout of a call's tensors; `None` if all are strided."""
     for value in values:
         if isinstance(value, _Tensor):
             if value.layout is not _STRIDED and value.layout in _KEYS:
@@ -55,7 +55,7 @@ def keys_of(values: Any) -> Any:
 
 
 def follow(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], keys: Any) -> Any:
-    """Run an operator by PyTorch's own code for CPU and CUDA, or by what CUDA does in its place."""
+    """Run an operator by PyTorch's own code for CPU and CUDA, or by CUDA's own kernel."""
     own = (_OWN_BY_ROWS if keys is _BY_ROWS else _OWN_BY_COORDINATES).get(str(func))
     args = _with_tensors(func, args)
     with gpu.mode:
@@ -70,7 +70,7 @@ def follow(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _with_tensors(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments, with numbers that were given for tensors (`x * 2`) as tensors."""
+    """Return the arguments, with numbers given for tensors (`x * 2`) as tensors."""
     wanted = func._schema.arguments
     return tuple(
         torch.tensor(value, device="cpu")
@@ -182,7 +182,7 @@ def quantize(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def is_for_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a tensor of a call lies on the virtual GPU, or what it makes will."""
+    """Check whether a call's arguments or results are on the virtual GPU."""
     device = kwargs.get("device")
     return (device is not None and device.type == "cuda") or _has_gpu_tensor(args) or _has_gpu_tensor(kwargs.values())
 

@@ -1,7 +1,11 @@
-"""Matrix decompositions and solvers.
+"""Matrix decompositions and solvers, with the workspaces of cuSOLVER, cuBLAS and MAGMA.
 
-aten/src/ATen/native/BatchLinearAlgebra.cpp makes the copies, in the order of columns. What the libraries ask for is in
-`solvers.py`.
+aten/src/ATen/native/BatchLinearAlgebra.cpp makes the copies, in the order of columns, and
+aten/src/ATen/native/cuda/linalg/BatchLinearAlgebra.cpp selects the library. cuSOLVER's workspaces come from PyTorch's
+allocator; their sizes are formulas fitted to 2,200 calls on an H200. Those of `potrf` and `getrf` are a few kilobytes
+and approximate. cuBLAS needs arrays of pointers. MAGMA uses no memory of PyTorch's allocator.
+
+Not covered: builds without MAGMA, and another choice by `torch.backends.cuda.preferred_linalg_library`.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ullage.units import round_up
 from ullage.virtual.call.plan import (
     CUBLAS,
     Call,
@@ -24,21 +29,8 @@ from ullage.virtual.call.plan import (
     new,
     twin,
 )
-from ullage.virtual.operators.solvers import (
-    INFO,
-    add_check,
-    add_eigh,
-    add_factoring,
-    add_geqrf,
-    add_orgqr,
-    add_ormqr,
-    add_solving,
-    add_triangular,
-    geqrf_workspace,
-    orgqr_numbers,
-)
 
-_POINTER, _INDEX, _PIVOT = 8, 8, 4  # bytes
+_POINTER, _INDEX, _PIVOT, _INFO = 8, 8, 4, 4  # bytes; the last of an error code
 
 
 def _by_columns(size: Sequence[int], dtype: torch.dtype) -> New:
@@ -59,11 +51,129 @@ def _plan(steps: Steps, *outputs: Output) -> Plan:
     return steps.plan(*outputs, library=CUBLAS, note=_FITTED)
 
 
+# Requests of the libraries.
+
+
+def _add_check(steps: Steps, infos: int) -> None:
+    """_linalg_check_errors: whether any code is not zero; a single one is copied first."""
+    steps.temporary(1)
+    if infos == 1:
+        steps.temporary(1).free(-1)
+        steps.free(-2)
+    else:
+        steps.free(-1)
+
+
+def _add_triangular(steps: Steps, batch: int, columns: int) -> None:
+    """triangular_solve_kernel: few large ones one by one, small ones by pointers, the others by MAGMA."""
+    if (batch <= 8 and columns >= 64) or columns > 512:
+        return
+    steps.temporary(batch * _POINTER, batch * _POINTER).free(-1, -2)
+
+
+def _add_factoring(steps: Steps, batch: int, rows: int, columns: int) -> None:
+    """lu_factor: cuSOLVER for a single matrix, cuBLAS for few small ones, MAGMA for all others."""
+    if rows != columns or not (batch == 1 or rows <= 16 or (rows <= 128 and batch <= 16)):
+        return
+    if batch > 1 and rows < 512:
+        steps.temporary(batch * _POINTER).free(-1)
+        return
+    for _ in range(batch):
+        steps.temporary(256 * max(3, columns // 13)).free(-1)
+
+
+def _add_solving(steps: Steps, batch: int, rows: int, right: int, itemsize: int, adjoint: bool) -> None:
+    """lu_solve_kernel: cuBLAS or cuSOLVER for small matrices, two triangular ones for large."""
+    by_pointers = rows <= 16 if rows == right else rows <= 8
+    one_by_one = rows != right and (
+        (8 < rows <= 64 and batch <= 2 and (right <= 64 or adjoint or rows <= 32))
+        or (64 < rows <= 128 and batch <= 2 and right <= 2)
+    )
+    by_pointers = by_pointers or (
+        rows != right and ((8 < rows <= 64 and right <= 8) or (64 < rows <= 128 and right <= 2))
+    )
+    if one_by_one:
+        steps.temporary(_INFO).free(-1)
+    elif by_pointers:
+        steps.temporary(batch * _POINTER, batch * _POINTER).free(-1, -2)
+    else:
+        _solve_by_triangles(steps, batch, rows, rows * right * batch * itemsize, adjoint)
+
+
+def _solve_by_triangles(steps: Steps, batch: int, rows: int, size: int, adjoint: bool) -> None:
+    places = steps.take(rows * _INDEX)
+    if batch > 1:
+        single, places = places, steps.take(rows * batch * _INDEX)
+        steps.free(single)
+    if adjoint:
+        for _ in range(2):
+            _add_triangular(steps, batch, rows)
+        steps.temporary(size).free(-1)
+    else:
+        kept = [steps.take(taken) for taken in (rows * _INDEX, rows * batch * _INDEX, size)]
+        for _ in range(2):
+            _add_triangular(steps, batch, rows)
+        steps.free(*reversed(kept))
+    steps.free(places)
+
+
+def _add_geqrf(steps: Steps, batch: int, rows: int, columns: int, itemsize: int) -> None:
+    """geqrf_kernel: pointers for many small matrices, else cuSOLVER's workspace for one after another."""
+    if rows <= 256 and batch >= max(2, rows // 16):
+        steps.temporary(batch * _POINTER, batch * _POINTER).free(-1, -2)
+        return
+    _one_by_one(steps, batch, _geqrf_workspace(columns, itemsize) + 128)
+
+
+def _one_by_one(steps: Steps, batch: int, workspace: int) -> None:
+    """Take cuSOLVER's workspace for one matrix after another, next to an error code."""
+    info = steps.take(_INFO)
+    for _ in range(batch):
+        steps.temporary(workspace).free(-1)
+    steps.free(info)
+
+
+def _geqrf_workspace(columns: int, itemsize: int) -> int:
+    """Bytes for one matrix."""
+    return (512 + max(256, columns)) * 1024 * itemsize
+
+
+def _add_orgqr(steps: Steps, batch: int, rows: int, columns: int, reflectors: int, itemsize: int) -> None:
+    """orgqr_helper_cusolver: one matrix after another."""
+    if reflectors:
+        _one_by_one(steps, batch, _orgqr_numbers(rows, columns, reflectors) * itemsize)
+
+
+def _orgqr_numbers(rows: int, columns: int, reflectors: int) -> int:
+    """Numbers for one matrix."""
+    if reflectors == columns >= 100:
+        return 16640 + 384 * columns
+    return 33024 + round_up(rows * reflectors, 32)
+
+
+def _add_ormqr(steps: Steps, batch: int, rows: int, reflectors: int, right: int, itemsize: int) -> None:
+    """ormqr_cusolver: one matrix after another."""
+    numbers = 65792 + 256 * rows + rows * reflectors + reflectors**2 + 512 * right
+    _one_by_one(steps, batch, numbers * itemsize)
+
+
+def _add_eigh(steps: Steps, batch: int, length: int, dtype: torch.dtype) -> None:
+    """linalg_eigh_cusolver: Jacobi's method in single precision, else divide and conquer; small ones at once."""
+    numbers = 65611 + 768 * length + 3 * length**2
+    if batch > 1 and length <= 32:
+        steps.temporary(batch * numbers * dtype.itemsize).free(-1)
+        return
+    if dtype is torch.float32 and 32 <= length <= 512:
+        numbers = length**2 + 64 * length
+    for _ in range(batch):
+        steps.temporary(numbers * dtype.itemsize).free(-1)
+
+
 @kernel("aten._linalg_check_errors.default")
 def check_errors(call: Call) -> Plan:
     """BatchLinearAlgebra.cpp, _linalg_check_errors"""
     steps = Steps()
-    add_check(steps, call.args[0].numel())
+    _add_check(steps, call.args[0].numel())
     return steps.plan(None)
 
 
@@ -88,7 +198,7 @@ def cholesky_solve(call: Call) -> Plan:
     right, factor = call.args[:2]
     size = torch.broadcast_shapes(right.shape[:-2], factor.shape[:-2])
     steps, batch = Steps(), math.prod(size)
-    info = steps.take(INFO) if batch == 1 else None
+    info = steps.take(_INFO) if batch == 1 else None
     steps.output(0).temporary(math.prod([*size, *factor.shape[-2:]]) * factor.element_size()).free(-1)
     if info is not None:
         steps.free(info)
@@ -101,7 +211,7 @@ def cholesky_inverse(call: Call) -> Plan:
     source = call.args[0]
     steps = Steps().output(0).temporary(bytes_of(source))
     if _batch(source) == 1:
-        steps.temporary(INFO).free(-1)
+        steps.temporary(_INFO).free(-1)
     return _plan(steps, _by_columns(source.shape, source.dtype))
 
 
@@ -117,7 +227,7 @@ def lu_factor(call: Call) -> Plan:
     source = call.args[0]
     steps = Steps().output(0, 1, 2)
     if source.numel():
-        add_factoring(steps, _batch(source), *source.shape[-2:])
+        _add_factoring(steps, _batch(source), *source.shape[-2:])
     return _plan(steps, *_lu_outputs(source))
 
 
@@ -130,7 +240,7 @@ def lu(call: Call) -> Plan:
     if not source.numel():
         return plan
     together, swaps, codes = steps.take(factors.nbytes), steps.take(pivots.nbytes), steps.take(info.nbytes)
-    add_factoring(steps, batch, *source.shape[-2:])
+    _add_factoring(steps, batch, *source.shape[-2:])
     steps.free(together)
     rows = source.shape[-2]
     steps.temporary(rows * _INDEX)
@@ -156,7 +266,7 @@ def det(call: Call) -> Plan:
     steps = Steps().output(0, 1, 2)
     codes = steps.take(info.nbytes)
     if source.numel():
-        add_factoring(steps, batch, length, length)
+        _add_factoring(steps, batch, length, length)
         product = steps.take(batch * source.element_size())
         counts = _count_swaps(steps, batch, length)
         steps.free(counts, product)
@@ -174,7 +284,7 @@ def slogdet(call: Call) -> Plan:
     steps = Steps().output(0, 1, 2, 3)
     codes = steps.take(info.nbytes)
     if source.numel():
-        add_factoring(steps, batch, length, length)
+        _add_factoring(steps, batch, length, length)
         counts = _count_swaps(steps, batch, length)
         diagonal = batch * length
         steps.temporary(diagonal * source.element_size(), batch * source.element_size()).free(-1, -2, counts)
@@ -195,8 +305,8 @@ def inverse(call: Call) -> Plan:
     steps, batch, length = Steps().output(0, 1), _batch(source), source.shape[-1]
     if source.numel():
         copy, swaps = steps.take(factors.nbytes), steps.take(pivots.nbytes)
-        add_factoring(steps, batch, length, length)
-        add_solving(steps, batch, length, length, source.element_size(), adjoint=False)
+        _add_factoring(steps, batch, length, length)
+        _add_solving(steps, batch, length, length, source.element_size(), adjoint=False)
         steps.free(swaps, copy)
     return _plan(steps, factors, info)
 
@@ -211,10 +321,10 @@ def solve(call: Call) -> Plan:
     result = out if vector else _by_columns(out.size, out.dtype)
     steps, batch, length = Steps().output(0, 1, 2, 3), _batch(source), source.shape[-1]
     if source.numel() and right.numel():
-        add_factoring(steps, batch, length, length)
+        _add_factoring(steps, batch, length, length)
         columns = 1 if vector else right.shape[-1]
         batch = math.prod(out.size) // (length * columns)
-        add_solving(steps, batch, length, columns, source.element_size(), adjoint=not call.argument(2, "left", True))
+        _add_solving(steps, batch, length, columns, source.element_size(), adjoint=not call.argument(2, "left", True))
     return _plan(steps, result, factors, pivots, info)
 
 
@@ -230,7 +340,7 @@ def lu_solve(call: Call) -> Plan:
     copy = steps.take(0 if twin(factors).mT.is_contiguous() else bytes_of(factors))
     columns = right.shape[-1] if left else right.shape[-2]
     batch = math.prod(out.size) // (length * columns)
-    add_solving(steps, batch, length, columns, factors.element_size(), adjoint=adjoint == left)
+    _add_solving(steps, batch, length, columns, factors.element_size(), adjoint=adjoint == left)
     steps.free(copy)
     return _plan(steps, _by_columns(out.size, out.dtype) if left else out)
 
@@ -248,7 +358,7 @@ def solve_triangular(call: Call) -> Plan:
     result = new(out.size, out.dtype) if by_columns and factor.is_conj() else _by_columns(out.size, out.dtype)
     steps = Steps().output(0)
     copy = steps.take(0 if by_columns or factor.is_contiguous() else bytes_of(factor))
-    add_triangular(steps, math.prod(out.size[:-2]), factor.shape[-1])
+    _add_triangular(steps, math.prod(out.size[:-2]), factor.shape[-1])
     return steps.free(copy).plan(result, library=CUBLAS)
 
 
@@ -260,7 +370,7 @@ def triangular_solve(call: Call) -> Plan:
     outputs = [_by_columns([*size, *tensor.shape[-2:]], tensor.dtype) for tensor in (right, factor)]
     steps = Steps().output(0, 1)
     if right.numel():
-        add_triangular(steps, math.prod(size), factor.shape[-1])
+        _add_triangular(steps, math.prod(size), factor.shape[-1])
     return steps.plan(*outputs, library=CUBLAS)
 
 
@@ -275,10 +385,10 @@ def eigh(call: Call) -> Plan:
         steps.output(1, 0)
     else:
         steps.temporary(overwritten.nbytes).output(0, 1)
-    info = steps.take(batch * INFO)
+    info = steps.take(batch * _INFO)
     if source.numel():
-        add_eigh(steps, batch, source.shape[-1], source.dtype)
-        add_check(steps, batch)
+        _add_eigh(steps, batch, source.shape[-1], source.dtype)
+        _add_check(steps, batch)
     steps.free(info)
     return _plan(steps, values, overwritten if vectors else new((0,), source.dtype))
 
@@ -290,15 +400,15 @@ def svd(call: Call) -> Plan:
     batch, (rows, columns) = _batch(source), source.shape[-2:]
     itemsize, least = source.element_size(), min(source.shape[-2:])
     steps = Steps().output(0, 2, 1)
-    info = steps.take(batch * INFO)
+    info = steps.take(batch * _INFO)
     if source.numel():
         copy = steps.take(bytes_of(source))
         if rows == columns:
             workspace = (2 * rows**2 + 68 * rows + 2700 if rows > 32 else 992) * itemsize
         else:
-            workspace = geqrf_workspace(least, itemsize) + (columns > rows) * rows * columns * itemsize
+            workspace = _geqrf_workspace(least, itemsize) + (columns > rows) * rows * columns * itemsize
         steps.temporary(workspace).free(-1, copy)
-        add_check(steps, batch)
+        _add_check(steps, batch)
     return _plan(steps.free(info), *call.infer().outputs)
 
 
@@ -309,7 +419,7 @@ def geqrf(call: Call) -> Plan:
     rows, columns = source.shape[-2:]
     steps = Steps().output(0, 1)
     if source.numel():
-        add_geqrf(steps, _batch(source), rows, columns, source.element_size())
+        _add_geqrf(steps, _batch(source), rows, columns, source.element_size())
     tau = new((*source.shape[:-2], min(rows, columns)), source.dtype)
     return _plan(steps, _by_columns(source.shape, source.dtype), tau)
 
@@ -321,7 +431,7 @@ def householder_product(call: Call) -> Plan:
     steps = Steps().output(0)
     if source.numel():
         rows, columns = source.shape[-2:]
-        add_orgqr(steps, _batch(source), rows, columns, reflectors.shape[-1], source.element_size())
+        _add_orgqr(steps, _batch(source), rows, columns, reflectors.shape[-1], source.element_size())
     return _plan(steps, _by_columns(source.shape, source.dtype))
 
 
@@ -341,9 +451,9 @@ def qr(call: Call) -> Plan:
     steps = Steps().output(0, 1)
     copy = steps.take(bytes_of(source) if mode == "r" and rows > columns else 0)
     tau = steps.take(batch * least * itemsize)
-    add_geqrf(steps, batch, rows, columns, itemsize)
+    _add_geqrf(steps, batch, rows, columns, itemsize)
     if mode != "r":
-        add_orgqr(steps, batch, rows, rows if mode == "complete" else least, least, itemsize)
+        _add_orgqr(steps, batch, rows, rows if mode == "complete" else least, least, itemsize)
     return _plan(steps.free(tau, copy), *outputs)
 
 
@@ -364,21 +474,21 @@ def lstsq(call: Call) -> Plan:
         solution = New((*size, columns), whole.stride[:-1], dtype, whole.nbytes)
     residuals = new((*size, columns_right) if rows > columns else (0,), dtype.to_real())
     steps = Steps()
-    info = steps.take(batch * INFO)
+    info = steps.take(batch * _INFO)
     steps.output(0)
     copy, tau = steps.take(batch * rows * columns * itemsize), steps.take(batch * min(rows, columns) * itemsize)
     if rows >= columns:
-        add_geqrf(steps, batch, rows, columns, itemsize)
-        add_ormqr(steps, batch, rows, columns, columns_right, itemsize)
-        add_triangular(steps, batch, columns)
+        _add_geqrf(steps, batch, rows, columns, itemsize)
+        _add_ormqr(steps, batch, rows, columns, columns_right, itemsize)
+        _add_triangular(steps, batch, columns)
     else:
         turned = steps.take(batch * rows * columns * itemsize)
-        add_geqrf(steps, batch, columns, rows, itemsize)
-        add_triangular(steps, batch, rows)
-        add_ormqr(steps, batch, columns, rows, columns_right, itemsize)
+        _add_geqrf(steps, batch, columns, rows, itemsize)
+        _add_triangular(steps, batch, rows)
+        _add_ormqr(steps, batch, columns, rows, columns_right, itemsize)
         steps.free(turned)
     steps.free(tau).output(1, 2, 3).free(copy)
-    add_check(steps, batch)
+    _add_check(steps, batch)
     return _plan(steps.free(info), solution, residuals, new((0,), torch.int64), new((0,), dtype.to_real()))
 
 
@@ -401,16 +511,16 @@ def eig(call: Call) -> Plan:
     dtype = source.dtype if source.is_complex() else torch.complex64 if source.itemsize < 8 else torch.complex128
     values = new(tuple(source.shape[:-1]), dtype)
     vectors = new(tuple(source.shape), dtype)
-    numbers = orgqr_numbers(*[source.shape[-1]] * 3) if source.numel() else 0
+    numbers = _orgqr_numbers(*[source.shape[-1]] * 3) if source.numel() else 0
     steps, batch = Steps(), _batch(source)
     steps.temporary(bytes_of(source), source.numel(), source.numel(), source.numel()).free(-1, -2, -3, -4)
-    info = steps.take(batch * INFO)
+    info = steps.take(batch * _INFO)
     taken = [steps.take(vectors.nbytes), steps.take(values.nbytes)]
     work = [steps.take(bytes_of(source))]
     if not source.is_complex():
         work += [steps.take(values.nbytes), steps.take(bytes_of(source))]
     steps.temporary(numbers * source.element_size()).free(-1, *reversed(work))
     steps.output(*range(1 if values_only else 2)).free(*taken)
-    add_check(steps, batch)
+    _add_check(steps, batch)
     steps.free(info)
     return _plan(steps, *((values,) if values_only else (values, vectors)))

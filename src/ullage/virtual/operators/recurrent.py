@@ -1,4 +1,4 @@
-"""Recurrent networks and CTC losses: decomposed into cuDNN's operators, the way a CUDA build does it.
+"""Recurrent networks and CTC losses, decomposed into cuDNN's operators as in a CUDA build.
 
 Weights share one flat buffer, and lengths are needed as numbers. aten/src/ATen/native/cudnn/RNN.cpp (_cudnn_impl,
 try_get_weight_buf, get_dropout_state), aten/src/ATen/native/RNN.cpp, PackedSequence.cpp and LossCTC.cpp,
@@ -36,7 +36,7 @@ def _tensor(gpu: GPUState, size: Sequence[int], dtype: torch.dtype) -> torch.Ten
 
 
 def parts_of(buffer: torch.Tensor, weights: Sequence[torch.Tensor], stride: int) -> list[torch.Tensor]:
-    """The places of the weights in the flat buffer: all matrices, then all biases."""
+    """Return the places of the weights in the flat buffer: all matrices, then all biases."""
     biases = _biases(len(weights), stride)
     parts: list[Any] = [None] * len(weights)
     offset = 0
@@ -48,7 +48,8 @@ def parts_of(buffer: torch.Tensor, weights: Sequence[torch.Tensor], stride: int)
 
 
 def _biases(count: int, stride: int) -> list[int]:
-    """Each layer and direction has `stride` weights: two matrices, two biases if any, a projection if any."""
+    """Return the places of biases: a layer and direction has `stride` weights, two matrices, then any biases and
+    projection."""
     return [index for index in range(count) if stride >= 4 and index % stride in (2, 3)]
 
 
@@ -145,7 +146,7 @@ def pack_padded_sequence(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs
 
 
 def lengths_of(gpu: GPUState, lengths: torch.Tensor, longest: int) -> list[int]:
-    """Lengths as numbers; those on the GPU whose values nobody knows are taken as the longest possible."""
+    """Return lengths as numbers; unknown ones on the GPU are assumed to be the longest possible."""
     if not lengths.is_cuda:
         gpu.host.fill(lengths)
         return [int(length) for length in lengths.tolist()]
@@ -224,7 +225,7 @@ def install(gpu: GPUState, library: torch.library.Library) -> Callable[[], None]
 
 
 def under_inference_mode(front: Callable[..., Any]) -> Callable[..., Any]:
-    """Without autograd the operator arrives whole at the virtual GPU's mode."""
+    """Handle an operator that arrives whole, without autograd."""
 
     def handle(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not args[0].is_cuda:
@@ -236,7 +237,7 @@ def under_inference_mode(front: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Networks:
-    """The front ends of one virtual GPU, with the state of cuDNN's dropout, which stays once it is made."""
+    """The front ends of one virtual GPU, with cuDNN's dropout state, which stays once it is made."""
 
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
@@ -308,7 +309,7 @@ class _Networks:
         return (out, hy, cy) if mode == LSTM else (out, hy)
 
     def _state(self, dropout: float, train: bool) -> torch.Tensor | None:
-        """RNN.cpp, get_dropout_state: made at the first dropout, kept for ever."""
+        """RNN.cpp, get_dropout_state: made at the first dropout, kept forever."""
         if dropout > 0 and train and self._dropout_state is None:
             spec, memory = self._gpu.spec, self._gpu.memory
             memory.take_in_turn(8)
@@ -323,7 +324,7 @@ def _acceptable(source: Any) -> bool:
 
 
 def _flat_buffer(params: Sequence[Any], network: RecurrentNetwork, stride: int) -> torch.Tensor | None:
-    """RNN.cpp, try_get_weight_buf: the buffer behind the parameters, if they lie in it as cuDNN wants them."""
+    """RNN.cpp, try_get_weight_buf: the buffer behind the parameters, if they lie in it as cuDNN needs them."""
     storage = storage_of(params[0])
     count = network.parameters()
     if storage.nbytes() < count * params[0].element_size():

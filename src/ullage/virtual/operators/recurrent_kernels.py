@@ -46,7 +46,7 @@ def _aligned(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentNetwork:
-    """What decides the memory of a recurrent network: its shape and what it is applied to."""
+    """The shape of a recurrent network and of its input, which decide its memory."""
 
     mode: int
     inputs: int
@@ -68,7 +68,7 @@ class RecurrentNetwork:
         return self.layers > 1
 
     def matrices(self) -> int:
-        """Elements of all weight matrices."""
+        """Return the elements of all weight matrices."""
         out = self.projected or self.hidden
         total = 0
         for layer in range(self.layers):
@@ -77,11 +77,11 @@ class RecurrentNetwork:
         return total * self.directions
 
     def parameters(self) -> int:
-        """Elements of the flat buffer of weights: cuDNN has two biases for every gate, wanted or not."""
+        """Return the elements of the flat weight buffer: cuDNN has two biases for every gate, used or not."""
         return self.matrices() + 2 * _GATES[self.mode] * self.hidden * self.layers * self.directions
 
     def reserve(self) -> int:
-        """Bytes kept for the backward pass: gates, cells, what goes between layers, and masks of dropout."""
+        """Return the bytes kept for the backward pass: gates, cells, values between layers, and dropout masks."""
         unit = self.tokens * self.hidden * self.directions * self.dtype.itemsize
         gates = 6 if self.mode == GRU else _GATES[self.mode]
         size = _HEADER + _aligned(gates * unit * self.layers) + _aligned(unit * (self.layers - 1))
@@ -96,7 +96,7 @@ class RecurrentNetwork:
         return size
 
     def workspace(self, backward: bool = False) -> int:
-        """Bytes that every pass takes and gives back."""
+        """Return the bytes of a pass's workspace."""
         itemsize = self.dtype.itemsize
         elements = self._packed_elements() if self.packed else self._elements(backward)
         lengths = 0 if self.packed else _aligned(8 * self.batch)
@@ -135,7 +135,8 @@ class RecurrentNetwork:
         return self.batch % 8 == 0 and self.batch <= 128 and few
 
     def _elements(self, backward: bool) -> int:
-        """Small networks stay on the multiprocessors for all steps, which takes more room for the gates."""
+        """Return the workspace's elements; small networks stay on the multiprocessors for all steps and need more for
+        gates."""
         most = (192, 384) if not backward else (128, 256)
         small = self.hidden <= most[0 if self.mode in (LSTM, GRU) else 1]
         small = small and self.dtype is not torch.bfloat16 and not self.projected
@@ -193,7 +194,7 @@ class RecurrentNetwork:
 
 
 def network_of(call_args: Any, gpu: GPU, offset: int = 0) -> RecurrentNetwork:
-    """The network of a call of `_cudnn_rnn`; `offset` is how many more arguments `_cudnn_rnn_backward` has before."""
+    """Return the network of a call of `_cudnn_rnn`; `_cudnn_rnn_backward` has `offset` more arguments before."""
     source = call_args[0]
     mode, hidden, projected, layers, batch_first, dropout, train, both, sizes = call_args[6 + offset : 15 + offset]
     if len(sizes):

@@ -162,16 +162,10 @@ def _add_to_dense(gpu: GPUState, dense: Any, sparse: Any, alpha: Any, out: Any) 
     return out
 
 
-@own_kernel("aten.addmm.default")
-def addmm(gpu: GPUState, start: Any, first: Any, second: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """SparseCUDATensorMath.cu, addmm_sparse_dense_cuda."""
-    out = torch.empty(0, dtype=start.dtype, device=start.device)
-    return _multiply(gpu, out, start, first, second, beta)
-
-
-@own_kernel("aten.addmm.out")
-def addmm_out(gpu: GPUState, start: Any, first: Any, second: Any, *, beta: Any = 1, alpha: Any = 1, out: Any) -> Any:
-    """addmm_out_sparse_dense_cuda"""
+@own_kernel("aten.addmm.default", "aten.addmm.out")
+def addmm(gpu: GPUState, start: Any, first: Any, second: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Any:
+    """SparseCUDATensorMath.cu, addmm_sparse_dense_cuda and addmm_out_sparse_dense_cuda."""
+    out = torch.empty(0, dtype=start.dtype, device=start.device) if out is None else out
     return _multiply(gpu, out, start, first, second, beta)
 
 

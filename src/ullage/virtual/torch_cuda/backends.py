@@ -61,18 +61,18 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def _keep_switches(replacements: Replacements) -> None:
-    """What a program sets ends with it: the next one in this process finds what this one has found."""
+    """Restore switches that a program sets: the next one in this process finds the same settings."""
 
-    def keep(setter: str, *words: Any, told: str) -> None:
-        if hasattr(torch._C, told):
-            with suppress(RuntimeError):  # the older name of what was set by the newer one
-                value = getattr(torch._C, told)(*words)
+    def keep(setter: str, getter: str, *words: Any) -> None:
+        if hasattr(torch._C, getter):
+            with suppress(RuntimeError):  # the older name of a switch that was set by the newer one
+                value = getattr(torch._C, getter)(*words)
                 replacements.on_undo(lambda: getattr(torch._C, setter)(*words, value))
 
     for pair in _PRECISIONS:
-        keep("_set_fp32_precision_setter", *pair, told="_get_fp32_precision_getter")
+        keep("_set_fp32_precision_setter", "_get_fp32_precision_getter", *pair)
     for getter, setter in _SWITCHES.items():
-        keep(setter, told=getter)
+        keep(setter, getter)
     deterministic = torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
     replacements.on_undo(lambda: torch._C._set_deterministic_algorithms(deterministic[0], warn_only=deterministic[1]))
     for put_back, *before in (
@@ -85,7 +85,7 @@ def _keep_switches(replacements: Replacements) -> None:
 
 
 def _remember_preference(replacements: Replacements, library: str) -> None:
-    """`preferred_linalg_library("magma")`: a build without MAGMA refuses it, the virtual GPU remembers it."""
+    """`preferred_linalg_library("magma")`: a build without MAGMA refuses it, the virtual GPU stores it."""
     getter, setter = f"_get_{library}_preferred_backend", f"_set_{library}_preferred_backend"
     if not hasattr(torch._C, getter):
         return

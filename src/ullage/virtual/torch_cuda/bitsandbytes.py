@@ -1,8 +1,8 @@
 """bitsandbytes: its own code runs, up to the calls into its compiled library.
 
-The operators of bitsandbytes are Python functions that make their outputs and temporaries with PyTorch and then call
-CUDA kernels by address. The functions are run, so that what they take is known for every version of it and every GPU.
-The calls do nothing, because there is no memory behind the addresses.
+The operators of bitsandbytes are Python functions that make outputs and temporaries with PyTorch and then call CUDA
+kernels by address. The functions run, so their memory is known for every version and GPU. The calls do nothing, because
+there is no memory behind the addresses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MANAGED = "cget_managed_ptr"
 
 
 class _Library:
-    """In the place of the compiled library: every function is there, and returns nothing."""
+    """A replacement for the compiled library: every function exists and returns 0."""
 
     compiled_with_cuda = True
 
@@ -51,7 +51,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def _forget_the_last_gpu(module: ModuleType) -> None:
-    """What it has remembered by the number of a device may be of another virtual GPU."""
+    """Clear caches by device number, which may belong to another virtual GPU."""
     for value in vars(module).values():
         if hasattr(value, "cache_clear"):
             value.cache_clear()

@@ -26,7 +26,7 @@ _DEVICE_TYPE = 1  # c10/core/DeviceType.h: CUDA
 
 
 class _CudaDeviceProperties:
-    """What `torch.cuda.get_device_properties()` returns; for a figure not known, the one most cards share."""
+    """The result of `torch.cuda.get_device_properties()`; unknown figures are those of most cards."""
 
     def __init__(self, gpu: GPUState) -> None:
         spec = gpu.spec
@@ -89,7 +89,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def exchange_device(device: int) -> int:
-    """Make a device current; returns the one that was current before."""
+    """Make a device current and return the previous one."""
     if device < 0:
         return -1
     check_device(device)
@@ -97,7 +97,7 @@ def exchange_device(device: int) -> int:
 
 
 def maybe_exchange_device(device: int) -> int:
-    """The same under its other name: to the compiler these are two functions."""
+    """The same under its other name: for the compiler these are two functions."""
     return exchange_device(device)
 
 
@@ -152,7 +152,7 @@ def _runtime(gpu: GPUState) -> SimpleNamespace:
 
 
 def _nvml_answers(gpu: GPUState) -> dict[str, Any]:
-    """NVML knows no virtual GPU. Loops that log these figures must not fail, so they get one."""
+    """Return plausible NVML figures, which do not exist for a virtual GPU: loops that log them must not fail."""
 
     def plausible(name: str, value: int) -> Any:
         def answer(device: Any = None) -> int:
@@ -185,7 +185,7 @@ _NVTX = SimpleNamespace(
 
 
 def _forget_initialization(replacements: Replacements) -> None:
-    """PyTorch's C++ part remembers that torch.cuda was initialized; only the virtual GPU was."""
+    """Reset the initialization of torch.cuda in PyTorch's C++ part; only the virtual GPU was initialized."""
     if torch.cuda.is_initialized():
         return
     require = _set_requires_device_init()
@@ -215,7 +215,7 @@ _DTYPES = frozenset(
 
 
 def install_accelerator(gpu: GPUState, replacements: Replacements) -> None:
-    """Make "cuda" the accelerator. Its streams are in `streams.py`, its memory in `memory.py`."""
+    """Make "cuda" the accelerator. Streams are in `streams.py`, memory in `memory.py`."""
     functions: dict[str, Any] = {
         "_accelerator_getAccelerator": lambda: _CUDA,
         "_get_accelerator": lambda check=None: _CUDA,
@@ -239,7 +239,7 @@ def install_accelerator(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def install_data_parallel(gpu: GPUState, replacements: Replacements) -> None:
-    """Replace the C++ helpers of `torch.nn.DataParallel`, which a CPU build does not have."""
+    """Replace the C++ helpers of `torch.nn.DataParallel`, which a CPU build lacks."""
     replacements.put_all(
         torch._C,
         {

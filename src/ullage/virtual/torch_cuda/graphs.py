@@ -1,7 +1,7 @@
-"""CUDA graphs and `torch.cuda.MemPool`: what is captured runs once, its memory stays in a private pool.
+"""CUDA graphs and `torch.cuda.MemPool`: captured code runs once, its memory stays in a private pool.
 
-PyTorch's own Python code stays: `torch.cuda.graph`, `make_graphed_callables` and `use_mem_pool` ask for pools by the
-functions of `torch._C` that are replaced here. Replaying a graph asks for no memory.
+PyTorch's own Python code stays: `torch.cuda.graph`, `make_graphed_callables` and `use_mem_pool` get their pools from
+the functions of `torch._C` that are replaced here. Replaying a graph requests no memory.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class Graphs:
         return self.gpu.memory.allocator.private
 
     def register(self) -> None:
-        """With the first graph, the generator's seed and offset become tensors, on the stream that is current."""
+        """With the first graph, the generator's seed and offset become tensors on the current stream."""
         if not self._registered:
             self._generator_state = [self.gpu.memory.take(size, WORKSPACE) for size in _SEED_AND_OFFSET]
         self._registered += 1
 
     def unregister(self) -> None:
-        """With the last graph they go."""
+        """Free these tensors with the last graph."""
         self._registered -= 1
         if not self._registered:
             for taken in self._generator_state:
                 self.gpu.memory.give_back(taken)
 
     def in_this_thread(self, device: int, pool: PoolId) -> None:
-        """Send the requests of this thread to a pool; backward passes have a thread of their own."""
+        """Send the requests of this thread to a pool; backward passes have their own thread."""
         thread = thread_on_gpu()
         self.pools.begin(pool, lambda stream: thread_on_gpu() == thread)
 
@@ -69,7 +69,7 @@ class Graphs:
 
 
 def _graphs() -> Graphs:
-    """Those of the innermost GPU in use."""
+    """Return those of the innermost GPU in use."""
     graphs = gpus_in_use[-1].part(Graphs)
     assert graphs is not None
     return graphs
@@ -166,7 +166,7 @@ for _kind, _module in ((CUDAGraph, "torch.cuda.graphs"), (MemPool, "torch.cuda.m
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Replace graphs, pools, and what PyTorch's own code asks of them."""
+    """Replace graphs, pools, and the functions that PyTorch's own code calls for them."""
     graphs = Graphs(gpu)
     gpu.add_part(graphs)
     memory = gpu.memory

@@ -1,8 +1,8 @@
-"""Put every part of the API in place, and take it away again.
+"""Install every part of the API, and remove it again.
 
-PyTorch's own Python code stays in place wherever it can. What it asks of its C++ part is replaced
-(`torch._C._cuda_...`), so that a CPU build, a CUDA build and a machine with a GPU give the same answers. All
-replacements go into one list; leaving the `with` statement undoes them in reverse order.
+PyTorch's own Python code stays where possible. Its calls into the C++ part are replaced (`torch._C._cuda_...`), so a
+CPU build, a CUDA build and a machine with a GPU give the same answers. All replacements are in one list, which leaving
+the `with` statement undoes in reverse order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ullage.virtual.torch_cuda import (
 
 
 def install_compiler(gpu: GPUState, replacements: Replacements) -> None:
-    """Let `torch.compile` work on the virtual GPU; without Triton it runs the eager code."""
+    """Install `torch.compile` on the virtual GPU; without Triton it runs the eager code."""
     if importlib.util.find_spec("triton") is None:
         without_triton.install(gpu, replacements)
         return

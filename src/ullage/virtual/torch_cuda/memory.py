@@ -16,7 +16,7 @@ _ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segme
 
 
 class MemoryFunctions:
-    """What the memory functions of `torch._C` return."""
+    """The memory functions of `torch._C`."""
 
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
@@ -27,7 +27,7 @@ class MemoryFunctions:
         self._limit = 0
 
     def stats(self, device: int = 0) -> dict[str, Any]:
-        """The nested dictionary from which PyTorch makes `memory_stats()`."""
+        """Return the nested dictionary from which PyTorch makes `memory_stats()`."""
         nested: dict[str, Any] = {}
         memory = self._gpu.memory
         figures = memory.allocator.memory_stats()
@@ -70,7 +70,7 @@ class MemoryFunctions:
             self._gpu.memory.give_back(taken)
 
     def snapshot(self, pool: Any = None) -> dict[str, Any]:
-        """`torch.cuda.memory._snapshot()`: segments, blocks and the history if recorded; no stack traces."""
+        """`torch.cuda.memory._snapshot()`: segments, blocks and any recorded history; no stack traces."""
         segments: list[dict[str, Any]] = []
         for segment in self._gpu.memory.allocator.snapshot():
             blocks = [{**block, "frames": []} for block in segment["blocks"]]
@@ -109,7 +109,7 @@ class MemoryFunctions:
 
 
 def memory_info(gpu: GPUState) -> tuple[int, int]:
-    """Free and total bytes of the card, as `torch.cuda.mem_get_info()` gives them."""
+    """Return free and total bytes of the card, as `torch.cuda.mem_get_info()`."""
     return gpu.free_on_card(), gpu.memory.total
 
 

@@ -1,7 +1,7 @@
 """Random state: `torch.cuda.default_generators` and `torch.Generator(device="cuda")`.
 
-No numbers are drawn on the virtual GPU. A generator there is a seed and an offset, as CUDA's is. Operators want a
-generator of PyTorch's own type, so it is a CPU generator that says "cuda".
+No numbers are drawn on the virtual GPU. Its generators are a seed and an offset, as in CUDA. Operators need a generator
+of PyTorch's own type, so it is a CPU generator with the device "cuda".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRUNCATED = "_no_grad_trunc_normal_"  # of torch.nn.init
 
 
 class _Kind(type(_Generator)):  # type: ignore[misc]
-    """Every generator is a `torch.Generator`, also those made before."""
+    """Every generator is a `torch.Generator`, also earlier ones."""
 
     def __instancecheck__(cls, thing: Any) -> bool:
         return isinstance(thing, _Generator)
@@ -112,7 +112,8 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def _truncated_later(gpu: GPUState, draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`nn.init.trunc_normal_` draws again until no number is too large (PyTorch 2.13), which would fill the weights."""
+    """Defer `nn.init.trunc_normal_`, which draws until no number is too large (PyTorch 2.13) and would fill the
+    weights."""
 
     def draw_later(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if gpu.host.change_later(tensor, lambda view: draw(view, *args, **kwargs)):

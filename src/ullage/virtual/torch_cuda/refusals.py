@@ -1,4 +1,4 @@
-"""Refusals: what the virtual GPU cannot follow. What `torch.jit` would compile runs as Python code."""
+"""Code that the virtual GPU refuses. Code that `torch.jit` would compile runs as Python."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def _refuse_allocators(gpu: GPUState, replacements: Replacements) -> None:
 
 
 class _Extension(ModuleType):
-    """In the place of an extension that is compiled when it is loaded, and of the operators that it registers.
+    """A replacement for an extension that is compiled when it is loaded, and for the operators that it registers.
 
-    A function that is given tensors, and whose result is thrown away, writes to some of them: it is passed over. No
-    other can be called, but those whose work is known.
+    A function that gets tensors, and whose result is not used, writes to some of them: it is skipped. No other function
+    can be called, except known ones.
     """
 
     def __init__(self, gpu: GPUState, name: str) -> None:
@@ -72,13 +72,14 @@ class _Extension(ModuleType):
 
 
 def _throws_away(frame: FrameType) -> bool:
-    """Whether a function uses nothing of what the call that it is at returns."""
+    """Check whether a function ignores the result of its current call."""
     after = [step.opname for step in dis.get_instructions(frame.f_code) if step.offset > frame.f_lasti]
     return after[:1] == ["POP_TOP"]
 
 
 def _refuse_extensions(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
-    """Extensions are not compiled: code that only loads them goes on, as on a machine with a compiler for GPUs."""
+    """Skip the compilation of extensions: code that only loads them continues, as on a machine with a compiler for
+    GPUs."""
     for name in ("load", "load_inline"):
         original = getattr(module, name)
 
@@ -97,11 +98,11 @@ _left_out: dict[str, int] = {}  # by Python module: functions that were not comp
 
 
 def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
-    """Let `torch.jit.script` and `torch.jit.trace` return the Python function or module that they are given.
+    """Let `torch.jit.script` and `torch.jit.trace` return the given Python function or module.
 
-    The compiler reads the source of every function that is called, and cannot compile the replacements for PyTorch's
-    functions. The tracer records what is done with values, which are not there. What was compiled before the `with`
-    statement runs as it is.
+    The compiler reads the source of every called function, and cannot compile the replacements of PyTorch's functions.
+    The tracer records operations on values, which do not exist. Functions compiled before the `with` statement run
+    unchanged.
     """
     original = torch.jit.script
 
@@ -144,8 +145,7 @@ def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def _note_left_out_before(gpu: GPUState, replacements: Replacements) -> None:
-    """A module is imported once in a process, but what was left out then is left out of later runs, too: of those that
-    call a model of it."""
+    """Note functions of a module that an earlier run did not compile, when a model of the module is called."""
     left_out = dict(_left_out)
 
     def enter(module: Any, args: Any) -> None:
@@ -169,11 +169,11 @@ class _KindOfPlainModule(type):
 
 
 class _PlainModule(torch.nn.Module, metaclass=_KindOfPlainModule):
-    """In the place of `torch.jit.ScriptModule`: subclasses of it run as Python code."""
+    """A replacement for `torch.jit.ScriptModule`: its subclasses run as Python code."""
 
 
 def _as_compiled(obj: Any) -> Any:
-    """With the method `save` of compiled functions and modules."""
+    """Add the method `save` of compiled functions and modules."""
     if not hasattr(obj, "save"):
         with suppress(AttributeError, TypeError):  # a builtin function has no room for it
             object.__setattr__(obj, "save", _save_nothing)
@@ -181,7 +181,7 @@ def _as_compiled(obj: Any) -> Any:
 
 
 def _save_nothing(*args: Any, **options: Any) -> None:
-    """In place of the method `save` of compiled functions and modules."""
+    """A replacement for the method `save` of compiled functions and modules."""
 
 
 def _is_compiled(obj: Any) -> bool:
@@ -189,7 +189,7 @@ def _is_compiled(obj: Any) -> bool:
 
 
 def _pass_over_graphs(replacements: Replacements, writer: ModuleType) -> None:
-    """TensorBoard's picture of a model is a trace of it: the model is called, and nothing is drawn."""
+    """Call the model instead of tracing it for TensorBoard's picture; nothing is drawn."""
 
     def add_graph(self: Any, model: Any, input_to_model: Any = None, *args: Any, **options: Any) -> None:
         training = model.training

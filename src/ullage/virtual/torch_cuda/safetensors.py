@@ -1,8 +1,8 @@
 """safetensors, which reads and writes files outside PyTorch.
 
-A file that a script saves is written by `torch.save` instead, and can be read back. Of any other file the header is
-read, which says where each tensor lies. The values of a large one are read when somebody looks at them, so a checkpoint
-may be larger than this machine's memory, or have no values at all.
+`torch.save` writes the files that a script saves, so they can be read back. Of other files the header is read, which
+gives the place of each tensor. The values of a large one are read when they are needed, so a checkpoint may be larger
+than this machine's memory, or have no values at all.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import os
 import struct
 import zipfile
+from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -41,7 +42,7 @@ TYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 def install_safetensors(replacements: Replacements) -> None:
-    """Replace the functions of `safetensors` as soon as it is imported."""
+    """Replace the functions of `safetensors` at its import."""
     replacements.when_imported("safetensors.torch", lambda module: _functions(module, replacements))
     replacements.when_imported("safetensors", lambda module: _opening(module, replacements))
 
@@ -74,7 +75,7 @@ def _opening(module: ModuleType, replacements: Replacements) -> None:
 
 
 def _open(filename: Any, device: Any) -> _File | None:
-    """The file as a virtual GPU reads it; `None` if safetensors itself has to read it."""
+    """Return the file as a virtual GPU reads it; `None` if safetensors itself has to read it."""
     recording.note(filename)
     if not gpus_in_use or not os.path.isfile(filename):
         return None
@@ -89,7 +90,7 @@ def _open(filename: Any, device: Any) -> _File | None:
 
 
 def read_header(filename: Any) -> dict[str, Any]:
-    """What a file of safetensors says of its tensors: type, shape and place of each."""
+    """Return type, shape and place of each tensor in a safetensors file."""
     with open(filename, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > os.path.getsize(filename):
@@ -101,7 +102,7 @@ def read_header(filename: Any) -> dict[str, Any]:
 
 
 class _File:
-    """What `safe_open` returns."""
+    """The result of `safe_open`."""
 
     def __enter__(self) -> _File:
         return self
@@ -125,11 +126,12 @@ class _File:
         return {name: self.get_tensor(name) for name in (self.keys() if names is None else names)}
 
     def get_slice(self, name: str) -> Any:
-        return _Slice(self.get_tensor(name))
+        tensor = self.get_tensor(name)
+        return _Slice(tensor.__getitem__, list(tensor.shape), TYPE_NAMES.get(tensor.dtype, "F32"))
 
 
 class _Checkpoint(_File):
-    """A file that safetensors wrote, somewhere else."""
+    """A file written by safetensors."""
 
     def __init__(self, filename: Any, header: dict[str, Any], device: Any) -> None:
         self._filename, self._device = filename, device
@@ -151,14 +153,12 @@ class _Checkpoint(_File):
         return self._on_host(name).to(_place(self._device))
 
     def get_slice(self, name: str) -> Any:
-        return _CheckpointSlice(self, name)
+        entry = self._entries[name]
 
-    def entry(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._entries[name]
-        return found
+        def part(index: Any) -> torch.Tensor:
+            return self._on_host(name)[index].to(_place(self._device))
 
-    def part(self, name: str, index: Any) -> torch.Tensor:
-        return self._on_host(name)[index].to(_place(self._device))
+        return _Slice(part, list(entry["shape"]), str(entry["dtype"]))
 
     def _on_host(self, name: str) -> torch.Tensor:
         entry, gpu = self._entries[name], gpus_in_use[-1] if gpus_in_use else None
@@ -172,20 +172,6 @@ class _Checkpoint(_File):
             return torch.frombuffer(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
 
         return read() if gpu is None else gpu.host.read_later(torch.empty(shape, dtype=dtype, device="cpu"), read)
-
-
-class _CheckpointSlice:
-    def __init__(self, file: _Checkpoint, name: str) -> None:
-        self._file, self._name = file, name
-
-    def __getitem__(self, index: Any) -> torch.Tensor:
-        return self._file.part(self._name, index)
-
-    def get_shape(self) -> list[int]:
-        return list(self._file.entry(self._name)["shape"])
-
-    def get_dtype(self) -> str:
-        return str(self._file.entry(self._name)["dtype"])
 
 
 class _Written(_File):
@@ -206,17 +192,17 @@ class _Written(_File):
 
 
 class _Slice:
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
+    def __init__(self, part: Callable[[Any], torch.Tensor], shape: list[int], dtype: str) -> None:
+        self._part, self._shape, self._dtype = part, shape, dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        return self._tensor[index]
+        return self._part(index)
 
     def get_shape(self) -> list[int]:
-        return list(self._tensor.shape)
+        return self._shape
 
     def get_dtype(self) -> str:
-        return TYPE_NAMES.get(self._tensor.dtype, "F32")
+        return self._dtype
 
 
 def _place(device: Any) -> str:

@@ -1,8 +1,8 @@
 """torch.save and torch.load.
 
 Tensors of the virtual GPU have no data, so one element of each is saved, expanded to the right shape. The file says
-"cuda:0" and can be loaded anywhere. When a file is loaded, storages are read to the CPU, and those whose location maps
-to "cuda" become storages of the virtual GPU, shared where they were shared.
+"cuda:0" and can be loaded anywhere. Loading reads storages to the CPU; those whose location maps to "cuda" become
+storages of the virtual GPU, with the same sharing.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def _tag(storage: Any) -> str | None:
-    """The location that is written to the file."""
+    """Return the location that is written to the file."""
     location: str | None = getattr(storage, "ullage_location", None)
     return location
 
 
 def _restore(storage: Any, location: Any) -> Any:
-    """A storage that was read: mark it if it belongs on the GPU."""
+    """Mark a storage that was read if it belongs on the GPU."""
     place = location.decode() if isinstance(location, bytes) else str(location)
     if not place.startswith("cuda"):
         return None
@@ -59,7 +59,7 @@ def _storage_to_gpu(self: Any, device: Any = None, non_blocking: bool = False) -
 
 
 def rebuild_tensor(storage: Any, storage_offset: int, size: Any, stride: Any) -> torch.Tensor:
-    """A tensor over a storage that was read."""
+    """Return a tensor over a storage that was read."""
     untyped = storage._untyped_storage
     if not (gpus_in_use and getattr(untyped, "ullage_to_gpu", False)):
         tensor: torch.Tensor = _rebuild_original(storage, storage_offset, size, stride)
@@ -82,7 +82,7 @@ def rebuild_tensor(storage: Any, storage_offset: int, size: Any, stride: Any) ->
 
 
 def _reduce(self: torch.Tensor, proto: int) -> Any:
-    """How a tensor is pickled."""
+    """Pickle a tensor."""
     if self.layout is not torch.strided or not gpus_in_use:
         return _reduce_original(self, proto)
     gpu = gpus_in_use[-1]
@@ -102,7 +102,7 @@ def _reduce(self: torch.Tensor, proto: int) -> Any:
 
 
 def _reduce_on_host(gpu: GPUState, tensor: torch.Tensor, proto: int) -> Any:
-    """A CPU tensor that nobody has looked at (weights copied from the GPU, for one) is not filled to be saved."""
+    """Pickle a CPU tensor without filling it (weights copied from the GPU, for example)."""
     if not gpu.host.is_unfilled(tensor) or not tensor.numel():
         return _reduce_original(tensor, proto)
     function, args = _reduce_original(_one_element(tensor).expand(tensor.shape), proto)
@@ -111,7 +111,7 @@ def _reduce_on_host(gpu: GPUState, tensor: torch.Tensor, proto: int) -> Any:
 
 
 def _one_element(tensor: torch.Tensor) -> torch.Tensor:
-    """One element for a whole storage, so that tensors which share memory share it in the file too."""
+    """Return one element for a whole storage, so that tensors which share memory share it in the file too."""
     storage = storage_of(tensor)
     elements = storage.__dict__.setdefault("ullage_elements", {})
     element = elements.get(tensor.dtype)

@@ -19,7 +19,7 @@ _LARGEST_HEAD = 256  # of attention kernels for jagged tensors, which are made o
 
 
 def install_jiterator(gpu: GPUState, replacements: Replacements) -> None:
-    """`torch.cuda.jiterator`: nothing is compiled; the outputs have the size and type that the inputs give."""
+    """`torch.cuda.jiterator`: nothing is compiled; sizes and types of outputs follow from the inputs."""
 
     def call(self: Any, *tensors: torch.Tensor, **numbers: Any) -> Any:
         gpu.operator = f"jiterator.{self.kernel_name}"
@@ -31,10 +31,10 @@ def install_jiterator(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def install_targets(gpu: GPUState, replacements: Replacements) -> None:
-    """Give targets without data values where a loss splits them: each class gets the same share.
+    """Give unknown targets values when a loss splits them: each class gets the same share.
 
-    `AdaptiveLogSoftmaxWithLoss` computes each cluster of classes for its own rows, and refuses targets that do not add
-    up. Targets come from the CPU as a rule, and are known. Those that the GPU itself computed have no data.
+    `AdaptiveLogSoftmaxWithLoss` computes each cluster of classes for its own rows, and rejects targets that do not add
+    up. Targets usually come from the CPU and are known. Those that the GPU itself computed have no data.
     """
     forward = nn.AdaptiveLogSoftmaxWithLoss.forward
 

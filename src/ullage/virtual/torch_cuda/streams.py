@@ -1,8 +1,7 @@
 """Streams, events, and threads.
 
-The allocator keeps free blocks by stream and is told the current one. In CUDA the current stream belongs to a thread:
-as long as only one thread chooses streams, there is one current stream; when a second one does, it depends on the
-thread.
+The allocator keeps free blocks by stream and needs the current one. In CUDA the current stream belongs to a thread:
+while only one thread sets streams, there is one current stream; with a second one, it depends on the thread.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ class Streams:
         self._external: dict[int, int] = {}
 
     def new(self, priority: int) -> int:
-        """The number of a new stream. Each priority has 32, which are handed out in turn."""
+        """Return the number of a new stream. Each priority has 32, assigned in turn."""
         pool = 1 if priority < 0 else 0
         number = 1 + pool * _POOL + self._made[pool] % _POOL
         self._made[pool] += 1
@@ -152,7 +151,7 @@ class Streams:
 
 
 def _streams() -> Streams:
-    """Those of the innermost GPU in use."""
+    """Return those of the innermost GPU in use."""
     streams = gpus_in_use[-1].part(Streams)
     assert streams is not None
     return streams
@@ -333,7 +332,7 @@ class _ModeOfThread(GPUMode):
 
 
 def install_threads(gpu: GPUState, replacements: Replacements) -> None:
-    """Let `threading.Thread.start` give the new thread its mode."""
+    """Give each new thread its mode at `threading.Thread.start`."""
     original = threading.Thread.start
     left = threading.Event()
     replacements.on_undo(left.set)

@@ -1,8 +1,8 @@
 """Tensors outside of operators: construction, addresses, printing, copies, old type names, and access to data.
 
-A CPU tensor may not have been filled yet (see `host.py`). Whenever its data leaves without an operator, to NumPy, to
-another process or as a pointer, it is filled first. Each replacement ends by calling what it replaced, so that inside
-two nested `with` statements both fill what they know of.
+A CPU tensor may not be filled yet (see `deferred_cpu.py`). It is filled before its data leaves without an operator: to
+NumPy, to another process or as a pointer. Each replacement ends by calling the original, so that inside two nested
+`with` statements both fill their tensors.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _copying(gpu: GPUState) -> dict[str, Any]:
 
 
 def view_of(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
-    """Another tensor over the memory of `base`, made outside of an operator: no mode may see it."""
+    """Return another tensor over the memory of `base`, outside of operators: no mode may see it."""
     with torch._C._DisableTorchDispatch():
         return view_without_data(base, size, stride, offset)
 
@@ -207,7 +207,7 @@ def _formatter(original: Any) -> Callable[..., str]:
 
 
 def _leave_default_device(before: Any) -> None:
-    """A default device "cuda" that the code has set must not outlive the virtual GPU."""
+    """Reset a default device "cuda" that the code has set."""
     context = torch._GLOBAL_DEVICE_CONTEXT.__dict__.get("device_context")
     if context is not before and context is not None and context.device.type == "cuda":
         torch.set_default_device(None if before is None else before.device)
@@ -247,7 +247,7 @@ def new_tensor(self: torch.Tensor, data: Any, **options: Any) -> torch.Tensor:
 
 
 def _plain(data: Any) -> Any:
-    """Nested lists in which tensors of the GPU are replaced by their numbers."""
+    """Return nested lists with GPU tensors replaced by their numbers."""
     if isinstance(data, list | tuple) and any(isinstance(item, list | tuple | _Tensor) for item in data):
         return [item.tolist() if isinstance(item, _Tensor) and item.is_cuda else _plain(item) for item in data]
     return data

@@ -1,6 +1,6 @@
-"""Make `import torchvision` work where its compiled operators do not load.
+"""Make `import torchvision` work if its compiled operators do not load.
 
-The wheel for a CUDA build does not load beside a CPU build of PyTorch, and its import then fails ("operator
+The wheel for a CUDA build does not load with a CPU build of PyTorch, and its import then fails ("operator
 torchvision::nms does not exist"). Its operators are declared here without code. The virtual GPU needs only shapes, and
 torchvision registers its own shape functions and derivatives for them.
 """
@@ -53,7 +53,7 @@ _looked = False
 def make_torchvision_importable() -> None:
     """Declare torchvision's operators if it is installed, not imported yet and its own library does not load.
 
-    Looked at once in a process; torchvision itself is not imported.
+    This runs once in a process; torchvision itself is not imported.
     """
     global _looked
     if _looked:
@@ -75,7 +75,7 @@ def make_torchvision_importable() -> None:
 
 
 def _loads(folder: Path) -> bool:
-    """Whether torchvision's own library loads; it then has registered its operators, as its import would."""
+    """Check whether torchvision's own library loads, which registers its operators."""
     files = sorted(folder.glob("_C*.so")) or sorted(folder.glob("_C*.pyd"))
     try:
         for file in files[:1]:

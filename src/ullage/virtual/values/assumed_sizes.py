@@ -20,7 +20,7 @@ class AssumedSizes:
         self._made: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
         self._kinds: dict[int, tuple[str, int]] = {}
         self._assumed: Counter[str] = Counter()
-        self._told: Counter[str] = Counter()
+        self._noted: Counter[str] = Counter()
         self._counts: dict[str, int] = {}
         self.saved = 0  # bytes, most of one result, that would not have been taken
 
@@ -33,15 +33,15 @@ class AssumedSizes:
     def is_assumed(self, tensor: torch.Tensor) -> bool:
         return self._made.get(id(tensor)) is tensor
 
-    def told(self, tensor: torch.Tensor, count: int) -> None:
+    def note_length(self, tensor: torch.Tensor, count: int) -> None:
         """Record the length of such a tensor that a shape shows."""
         kind, place = self._kinds[id(tensor)]
         del self._made[id(tensor)]  # once is enough
-        self._told[kind] += 1
+        self._noted[kind] += 1
         self._counts[kind] = max(count, self._counts.get(kind, 0))
         row = tensor.shape[1:].numel() * tensor.element_size()
         self.saved = max(self.saved, (tensor.shape[0] - count) * (row + place))
 
     def learned(self) -> dict[str, int]:
         """Return the largest size of each kind whose results all became known."""
-        return {kind: count for kind, count in self._counts.items() if self._told[kind] == self._assumed[kind]}
+        return {kind: count for kind, count in self._counts.items() if self._noted[kind] == self._assumed[kind]}
