@@ -11,7 +11,7 @@ from tests.paths import ROOT
 
 import ullage
 from ullage.errors import InvalidValue
-from ullage.estimation.advice import Option
+from ullage.estimation.advice import Suggestion
 from ullage.estimation.result import Estimate
 from ullage.estimation.tables import print_gpu_table, print_report
 from ullage.estimation.words import BREAKDOWN_WORDS
@@ -84,10 +84,10 @@ def test_the_verdict_comes_first_and_everything_is_said():
 
 def test_a_job_that_does_not_fit_says_what_would_help():
     options = [
-        Option("mixed precision", example(gpu="T4", gpu_memory=16 * GIB, headroom=2 * GIB)),
-        Option("batch 3 for 8", example(gpu="T4", gpu_memory=15 * GIB - 1, headroom=GIB - 1)),
-        Option("checkpointing", too_large()),
-        Option("bf16", None, "no [bf16] here"),
+        Suggestion("mixed precision", example(gpu="T4", gpu_memory=16 * GIB, headroom=2 * GIB)),
+        Suggestion("batch 3 for 8", example(gpu="T4", gpu_memory=15 * GIB - 1, headroom=GIB - 1)),
+        Suggestion("checkpointing", too_large()),
+        Suggestion("bf16", None, "no [bf16] here"),
     ]
     text = printed(print_report, too_large(), options)
     assert "✗ DOES NOT FIT on T4: needs 14.0 of 8.00 GiB, 6.00 GiB too much" in text
@@ -135,7 +135,7 @@ def test_notes_that_differ_only_in_their_numbers_are_one_line():
 def test_phases_are_shown_when_there_are_several():
     assert "validation" not in printed(print_report, example(phases={"training": GIB}))
     text = printed(print_report, example(phases={"training": 2 * GIB, "validation": GIB, "after training": GIB}))
-    assert "validation" in text and "after training 1.00 GiB reserved at most" in text
+    assert "validation" in text and "after training 1.00 GiB reserved at most" in " ".join(text.split())
 
 
 def narrow(show, *args) -> list[str]:

@@ -41,7 +41,7 @@ from ullage.jobs.job import Script
 from ullage.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from ullage.estimation.advice import Option
+    from ullage.estimation.advice import Suggestion
     from ullage.estimation.result import Estimate
     from ullage.hardware import GPU
     from ullage.jobs import JobRequest, Model
@@ -293,7 +293,7 @@ def _one(
     if as_json:
         print(answer.to_json(timeline=False, layers=depth is not None))
         return
-    options: Sequence[Option] = ()
+    options: Sequence[Suggestion] = ()
     if wants_advice and not answer.fits and request.is_ullage:
         with errors.status("looking for what would make it fit ...") as status:
             options = _advice(request, card, answer, lambda text: status.update(f"estimating {text} ..."))
@@ -305,7 +305,7 @@ def _one(
         print_layers(answer, Console(), depth)
 
 
-def _advice(request: JobRequest, card: GPU, answer: Estimate, progress: Callable[[str], None]) -> Sequence[Option]:
+def _advice(request: JobRequest, card: GPU, answer: Estimate, progress: Callable[[str], None]) -> Sequence[Suggestion]:
     from ullage.estimation import advice
     from ullage.estimation.asking import answer_request
 

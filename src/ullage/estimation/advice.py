@@ -47,7 +47,7 @@ class Budget:
             lasts = format_duration(max(1.0, round(self._longest)))
             raise OutOfTime(f"not tried: an estimate takes {lasts}, and there was no time left for another")
 
-    def lasted(self, seconds: float) -> None:
+    def record_duration(self, seconds: float) -> None:
         """Record the duration of an estimate."""
         self._longest = max(self._longest, seconds)
 
@@ -60,13 +60,13 @@ class Budget:
             try:
                 return run(*args)
             finally:
-                self.lasted(time.monotonic() - began)
+                self.record_duration(time.monotonic() - began)
 
         return within
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class Suggestion:
     """A change with the estimate of the changed job; `failed` is the reason if there is none."""
 
     change: str
@@ -94,7 +94,7 @@ def options(
     run: Run,
     progress: Report | None = None,
     answer: Estimate | None = None,
-) -> list[Option]:
+) -> list[Suggestion]:
     """Return changes that would make a model fit on a GPU, each with its estimate, the smallest change first.
 
     `run` estimates one model on one GPU; it may raise `OutOfTime`. `progress` gets the change that is being estimated.
@@ -104,7 +104,7 @@ def options(
     return adviser.options(answer)
 
 
-def larger_gpu(run: Callable[[GPU], Estimate], answer: Estimate, progress: Report | None = None) -> Option | None:
+def larger_gpu(run: Callable[[GPU], Estimate], answer: Estimate, progress: Report | None = None) -> Suggestion | None:
     """Return the smallest GPU of the catalogue (no MIG slice) on which the job fits; `None` if there is none."""
     larger = [card for card in gpus() if not card.is_mig and card.usable > answer.gpu_memory]
     roomy = [card for card in larger if card.usable >= answer.peaks[0] + (card.context or 0)]
@@ -114,9 +114,9 @@ def larger_gpu(run: Callable[[GPU], Estimate], answer: Estimate, progress: Repor
         try:
             found = run(card)
         except OutOfTime as error:
-            return Option("a larger GPU", None, str(error))
+            return Suggestion("a larger GPU", None, str(error))
         if found.fits:
-            return Option(f"a larger GPU: {card.name}", found)
+            return Suggestion(f"a larger GPU: {card.name}", found)
     return None
 
 
@@ -126,7 +126,7 @@ class _Adviser:
     def __init__(self, job: Model, gpu: GPU, progress: Report, run: Run) -> None:
         self._job, self._gpu, self._progress, self._run = job, gpu, progress, run
 
-    def options(self, answer: Estimate | None) -> list[Option]:
+    def options(self, answer: Estimate | None) -> list[Suggestion]:
         answer = answer or self._estimate("as it is")
         changes = list(self._changes())
         found = [self._option(words, **change) for words, change in changes]
@@ -157,14 +157,14 @@ class _Adviser:
         self._progress(words)
         return self._run(replace(self._job, **change), self._gpu)
 
-    def _option(self, words: str, **change: Any) -> Option:
+    def _option(self, words: str, **change: Any) -> Suggestion:
         try:
-            return Option(words, self._estimate(words, **change))
+            return Suggestion(words, self._estimate(words, **change))
         except Exception as error:  # a model may refuse a change with any exception; the other changes still count
             text = str(error).strip().splitlines() or [type(error).__name__]
-            return Option(words, None, text[0])
+            return Suggestion(words, None, text[0])
 
-    def _largest_batch(self) -> Option | None:
+    def _largest_batch(self) -> Suggestion | None:
         """Find the largest smaller batch that fits, by halving."""
         low, high = 0, self._job.batch_size
         best: Estimate | None = None
@@ -178,10 +178,10 @@ class _Adviser:
                     high = middle
         except OutOfTime as error:
             if best is None:
-                return Option("a smaller batch", None, str(error))
-        return Option(f"batch {low} for {self._job.batch_size}", best) if best is not None else None
+                return Suggestion("a smaller batch", None, str(error))
+        return Suggestion(f"batch {low} for {self._job.batch_size}", best) if best is not None else None
 
-    def _accumulated(self, batch: Option) -> list[Option]:
+    def _accumulated(self, batch: Suggestion) -> list[Suggestion]:
         """Split the batch into equal parts with accumulated gradients, the largest part that fits."""
         whole, largest = self._job.batch_size, int(batch.change.split()[1])
         divisors = [part for part in range(largest, 0, -1) if whole % part == 0]
@@ -194,6 +194,6 @@ class _Adviser:
         return []
 
 
-def _helps(option: Option, answer: Estimate) -> bool:
+def _helps(option: Suggestion, answer: Estimate) -> bool:
     """Return whether a change that is not enough by itself saves enough to be listed."""
     return option.estimate is not None and option.estimate.figure < WORTH_NAMING * answer.figure

@@ -131,6 +131,6 @@ def _indented(shown: RenderableType) -> Padding:
 
 
 def _fact(name: str, text: str | Text) -> Table:
-    table = Table.grid(Column(width=max(14, len(name) + 1)), Column())
+    table = Table.grid(Column(width=max(16, len(name) + 1)), Column())
     table.add_row(Text(name, style="dim"), Text(text) if isinstance(text, str) else text)
     return table

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
 PROCESS = "process_memory"
-WORTH_SAYING = 0.01  # a share of the memory that is worth a remark
+MIN_REPORTED_SHARE = 0.01  # of the memory, for a remark
 # It goes up when a JSON key changes its meaning or goes away; new keys leave it (docs/reference/json.md).
 SCHEMA_VERSION = 1
 
@@ -252,7 +252,7 @@ class Estimate:
         if name == "workspace" and self.without_trials is not None:
             words = f"{words}, or tried by cudnn.benchmark"
         most = self.largest.get(name, 0)
-        much = most >= 2 * self.breakdown[name] and most - self.breakdown[name] >= WORTH_SAYING * self.figure
+        much = most >= 2 * self.breakdown[name] and most - self.breakdown[name] >= MIN_REPORTED_SHARE * self.figure
         return f"{words}; up to {format_bytes(most)} at other times" if much else words
 
     @property

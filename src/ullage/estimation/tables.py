@@ -17,13 +17,13 @@ from ullage.estimation.words import model_words
 from ullage.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from ullage.estimation.advice import Option
+    from ullage.estimation.advice import Suggestion
 
 _GAUGE = 6  # characters that show how full a GPU is
 DEPTH = 3  # levels of modules that a summary shows
 
 
-def print_report(estimate: Estimate, console: Console | None = None, options: Sequence[Option] = ()) -> None:
+def print_report(estimate: Estimate, console: Console | None = None, options: Sequence[Suggestion] = ()) -> None:
     """Print the report, and the changes that would make the job fit (`advice.options`)."""
     console = console or Console()
     console.print(estimate)
@@ -31,7 +31,7 @@ def print_report(estimate: Estimate, console: Console | None = None, options: Se
         print_options(options, console)
 
 
-def print_options(options: Sequence[Option], console: Console | None = None) -> None:
+def print_options(options: Sequence[Suggestion], console: Console | None = None) -> None:
     """Print the changes that would make the job fit, each with its estimate."""
     console = console or Console()
     table = Table(Column("", no_wrap=True), Column("change", overflow="fold"), Column("needs", justify="right"), "")

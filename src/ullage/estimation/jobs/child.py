@@ -171,7 +171,7 @@ def advise(
     from ullage.estimation import advice
     from ullage.estimation.asking import answer_request
 
-    found: list[advice.Option] = []
+    found: list[advice.Suggestion] = []
     budget = advice.Budget(seconds, longest=answer.seconds)
     if request.model is None:
         run = budget.timed(lambda gpu: answer_request(request, gpu))
@@ -198,7 +198,7 @@ def _largest(request: JobRequest, card: GPU, start: int | None, batch_arg: str |
     def note(count: int, number: int, answer: Estimate) -> None:
         if answer.fits:
             fitting.append(number)
-        budget.lasted(answer.seconds)
+        budget.record_duration(answer.seconds)
         budget.check()
 
     try:

@@ -73,7 +73,7 @@ class _Source:
         return FIRST_RECORD + (0 if self.longest is None else len(self.longest.records))
 
     @property
-    def is_longest_to_come(self) -> bool:
+    def largest_batch_pending(self) -> bool:
         """Whether the largest batch has not come between others and twice in a row."""
         return self.longest is not None and self.handed_out < self.longest_at + 5
 
@@ -139,10 +139,10 @@ class LoaderWatcher:
         return epoch is not None and epoch.is_over
 
     @property
-    def is_longest_to_come(self) -> bool:
+    def largest_batch_pending(self) -> bool:
         """Whether a training loader has not returned its largest batch often enough."""
         sources = map(self._sources.get, map(_key, self._training.values()))
-        return any(source is not None and source.is_longest_to_come for source in sources)
+        return any(source is not None and source.largest_batch_pending for source in sources)
 
     def about_longest(self) -> list[str]:
         """Describe the largest batches and their effect so far."""
@@ -440,7 +440,7 @@ class RunWatcher:
             if self.steps >= STEPS_WITHOUT_GPU:
                 self._stop()
         elif self._look_until is None:
-            if self._settling.is_settled(go_on=True, hold=self.loaders.is_longest_to_come):
+            if self._settling.is_settled(go_on=True, hold=self.loaders.largest_batch_pending):
                 self._look_around()
         elif self.loops.leaving:
             if self.steps - self._left_at > MOST_STEPS_LEAVING or self._now() > self._look_until:
