@@ -1,9 +1,9 @@
-"""What the cuDNN of this machine says about convolutions on its own card: the very version, the very card.
+"""Answers of this machine's cuDNN about convolutions on its own card: the exact version and card.
 
-For a card of this machine, "local", cuDNN is asked which plans it has for each convolution. That needs a real GPU, and
-an estimate has a virtual one, so another process asks (`backend.serve`). It is started by the first question, and
-answers are kept in the user's cache folder, in a file for each version of cuDNN and kind of card, in the form that
-`ullage measure cudnn` writes. Where it cannot be asked, the tables and trees answer, and a note says why.
+For a card of this machine, "local", cuDNN gives its plans for each convolution. That needs a real GPU, and an estimate
+has a virtual one, so another process asks (`backend.serve`). The first question starts it; answers are stored in the
+user's cache folder, in a file for each version of cuDNN and kind of card, in the form of `ullage measure cudnn`.
+Without access to cuDNN, tables and trees answer, and a note says why.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ Plans = tuple[CandidatePlan, ...]
 
 
 class CannotAsk(UllageError):
-    """Why cuDNN could not be asked."""
+    """The reason why cuDNN could not be asked."""
 
 
 class CudnnAsker:
-    """A process that asks cuDNN on one card of this machine; it is started by the first question.
+    """A process that asks cuDNN on one card of this machine; the first question starts it.
 
-    `python` is another Python than this one, whose cuDNN is asked, with the variables `env`.
+    `python` is another Python, whose cuDNN is asked, with the variables `env`.
     """
 
     def __init__(self, uuid: str, python: str | None = None, env: Mapping[str, str] | None = None) -> None:
@@ -107,7 +107,7 @@ class CudnnAsker:
         self.cudnn = int(self._hear("cudnn", _START))
 
     def _hear(self, name: str, seconds: float) -> Any:
-        """What the process says next under this name."""
+        """Return the process's next message under this name."""
         assert self._line is not None
         while select.select([self._line], [], [], seconds)[0]:
             said = self._line.receive()
@@ -125,7 +125,7 @@ def _plans(values: Any) -> Plans | None:
 
 
 def installed_cudnn() -> int | None:
-    """The version of the cuDNN that this Python's PyTorch is linked with, such as 91900; `None` if it has none."""
+    """Return the version of cuDNN of this Python's PyTorch, such as 91900; `None` without one."""
     if torch.version.cuda is None:
         return None
     library: Any = getattr(torch._C, "_cudnn", None)
@@ -137,9 +137,10 @@ def dotted(cudnn: int) -> str:
 
 
 class Answers:
-    """What cuDNN says about convolutions on a card: what is known already, and what an `asker` says.
+    """cuDNN's answers about convolutions on a card: known ones, and those of an `asker`.
 
-    Without an asker, `unanswered` gathers what was not known. `cudnn` is the version; by default that of this Python.
+    Without an asker, `unanswered` collects the unknown problems. `cudnn` is the version; by default that of this
+    Python.
     """
 
     def __init__(self, card: GPU, asker: CudnnAsker | None = None, cudnn: int | None = None) -> None:
@@ -151,7 +152,7 @@ class Answers:
 
     @property
     def cudnn(self) -> int | None:
-        """The version of cuDNN that these are answers of."""
+        """The version of cuDNN that gave these answers."""
         if self._cudnn is None:
             self._cudnn = installed_cudnn()
         return self._cudnn
@@ -162,7 +163,7 @@ class Answers:
         return cache() / "cudnn" / f"{kind}-{self.cudnn}.jsonl"
 
     def of(self, problem: ConvolutionProblem) -> Plans | None:
-        """The plans for a problem; `None` where they are not known and cuDNN could not be asked."""
+        """Return the plans for a problem; `None` if they are unknown and cuDNN could not be asked."""
         if self.cudnn is None:
             return None
         with self._lock:
@@ -176,7 +177,7 @@ class Answers:
             return known[problem] or None
 
     def find_out(self, problems: Sequence[ConvolutionProblem]) -> None:
-        """Ask about problems and remember the answers for another process; `failed` says why that could not be."""
+        """Ask about problems and store the answers for another process; `failed` is the reason of a failure."""
         with self._lock:
             known = self._remembered()
             unknown = [problem for problem in problems if problem not in known]
@@ -184,7 +185,7 @@ class Answers:
                 self.failed = self.failed or f"the answers cannot be kept in {self.path}"
 
     def _ask(self, problems: Sequence[ConvolutionProblem]) -> bool:
-        """Ask, and tell whether the answers were remembered."""
+        """Ask cuDNN, and return whether the answers were stored."""
         assert self._asker is not None and self._known is not None
         try:
             found = self._asker.ask(problems)
@@ -203,7 +204,7 @@ class Answers:
         return _append(self.path, "".join(json.dumps(row) + "\n" for row in rows))
 
     def learn(self, row: Mapping[str, Any]) -> None:
-        """Take an answer from a row of `ullage measure cudnn`."""
+        """Add an answer from a row of `ullage measure cudnn`."""
         self._remembered()[ConvolutionProblem.of(row["problem"])] = _plans(row.get("candidates"))
 
     def _remembered(self) -> dict[ConvolutionProblem, Plans | None]:
@@ -217,7 +218,7 @@ class Answers:
 
     @property
     def words(self) -> str | None:
-        """What a report says about the answers; `None` where there was no question."""
+        """The report's text about the answers; `None` without a question."""
         if self.cudnn is None:
             return None
         if self.failed:
@@ -228,7 +229,7 @@ class Answers:
 
 
 def _append(path: Path, text: str) -> bool:
-    """Add lines to a file; where that is refused, the next estimate asks again."""
+    """Add lines to a file; if that fails, the next estimate asks again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab", buffering=0) as file:
@@ -242,18 +243,18 @@ _in_use: list[Answers] = []
 
 
 def in_use(card: GPU) -> Answers | None:
-    """The answers to go by for a card."""
+    """Return the answers in use for a card."""
     return _in_use[-1] if _in_use and card.uuid is not None and _in_use[-1].card.uuid == card.uuid else None
 
 
 def may_ask(card: GPU) -> bool:
-    """Whether it is a card of this machine, which is not hidden from CUDA."""
+    """Check for a card of this machine that is not hidden from CUDA."""
     return card.uuid is not None and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
 
 
 @contextlib.contextmanager
 def used(answers: Answers) -> Iterator[Answers]:
-    """Inside, convolutions go by these answers."""
+    """Return a context in which convolutions use these answers."""
     _in_use.append(answers)
     try:
         yield answers
@@ -263,9 +264,9 @@ def used(answers: Answers) -> Iterator[Answers]:
 
 @contextlib.contextmanager
 def asking(card: GPU, cudnn: int | None = None, python: Interpreter | None = None) -> Iterator[Answers | None]:
-    """Inside, convolutions on a card of this machine are asked of its cuDNN, by one process for all of them.
+    """Return a context in which one process asks this machine's cuDNN about convolutions on a card.
 
-    `cudnn` is the version that is expected, by default that of this Python; `python` another Python that has it.
+    `cudnn` is the expected version, by default that of this Python; `python` another Python that has it.
     """
     before = in_use(card) if python is None else None
     if before is not None or not may_ask(card):
@@ -281,7 +282,7 @@ def asking(card: GPU, cudnn: int | None = None, python: Interpreter | None = Non
 
 
 def first(plans: Plans, problem: ConvolutionProblem, tf32: bool, deterministic: bool) -> Workspace | None:
-    """The workspace that PyTorch takes without `cudnn.benchmark`: that of the first plan which the switches allow."""
+    """Return the workspace that PyTorch takes without `cudnn.benchmark`: that of the first allowed plan."""
     for plan in plans:
         if plan.allowed(problem.kind, tf32, deterministic):
             return Workspace(plan.workspace, plan.workspace)
@@ -289,9 +290,10 @@ def first(plans: Plans, problem: ConvolutionProblem, tf32: bool, deterministic: 
 
 
 def trial(plans: Plans, problem: ConvolutionProblem, tf32: bool, deterministic: bool) -> Trial | None:
-    """What `cudnn.benchmark` tries: all of them. The fastest is one of those that are timed, and taken to be the first.
+    """Return the plans that `cudnn.benchmark` tries: all of them. The fastest is one of the timed ones, assumed to be
+    the first.
 
-    `torch.backends.cudnn.benchmark_limit` says how many are timed; 0 means all.
+    `torch.backends.cudnn.benchmark_limit` is the number of timed plans; 0 means all.
     """
     sizes = [plan.workspace for plan in plans if plan.allowed(problem.kind, tf32, deterministic)]
     if not sizes:

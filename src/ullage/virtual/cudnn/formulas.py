@@ -1,10 +1,10 @@
-"""What cuDNN's workspaces are made of, as formulas over the shapes of a convolution.
+"""Formulas for cuDNN's workspaces over the shapes of a convolution.
 
-cuDNN is closed source. Formulas were fitted to measured calls and to what cuDNN says of its plans
+cuDNN is closed source. Formulas were fitted to measured calls and to cuDNN's own answers about its plans
 (`ullage_lab.train.workspaces`). Almost every workspace is a sum of copies in another layout (NHWC for NCHW tensors,
-channels padded for tensor cores), partial results of a split sum, a constant, and what the method of a plan keeps
-beside them: Fourier or Winograd transforms, the parts of a strided gradient, or tiles of results in single precision.
-Which formula applies depends on the engine that cuDNN chooses; `workspaces.py` knows or guesses that.
+channels padded for tensor cores), partial results of a split sum, a constant, and buffers of the plan's method: Fourier
+or Winograd transforms, the parts of a strided gradient, or tiles of results in single precision. Which formula applies
+depends on the engine that cuDNN selects; `workspaces.py` knows or guesses it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LEAST_DOUBT = 0.02
 
 
 class ConvolutionProblem(NamedTuple):
-    """A convolution as cuDNN sees it: a transposed one is the data gradient of the one it transposes."""
+    """A convolution in cuDNN's terms: a transposed one is the data gradient of the one it transposes."""
 
     direction: str
     source: tuple[int, ...]
@@ -97,8 +97,8 @@ class CandidatePlan(NamedTuple):
 class Workspace(NamedTuple):
     """Bytes of a workspace: its likeliest `size`, and the `larger` one that is not unlikely.
 
-    `guessed` is false for a size that was measured. `surprise` says how far a guess may fail beyond that: bytes of
-    copies of all its tensors, times the share of the votes against it.
+    `guessed` is false for a measured size. `surprise` is the possible error of a guess beyond that: bytes of copies of
+    all its tensors, times the share of the votes against it.
     """
 
     size: int
@@ -108,10 +108,10 @@ class Workspace(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What `torch.backends.cudnn.benchmark` tries at the first call of a problem.
+    """The plans that `torch.backends.cudnn.benchmark` tries at the first call of a problem.
 
     `sizes` are the workspaces of cuDNN's plans, the largest first; that one may also be `larger`. `winner` is the
-    workspace of the plan that proves to be the fastest.
+    workspace of the fastest plan.
     """
 
     sizes: tuple[int, ...]
@@ -138,7 +138,7 @@ class Formula(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Bytes of what a workspace is made of; a tuple has a place for each padding."""
+    """Bytes of the possible parts of a workspace; a tuple has a place for each padding."""
 
     source: tuple[int, ...]
     out: tuple[int, ...]
@@ -161,7 +161,7 @@ SINGLES = 18  # copies of all tensors in single precision
 
 
 def evaluate(formula: Formula, parts: Terms) -> int:
-    """Bytes by a formula; a padding that a problem does not know is the last one it knows."""
+    """Return bytes by a formula; a padding that a problem does not have is the last one it has."""
     count = formula.partials if formula.partials >= 0 else -formula.partials * parts.batch
     size = formula.constant + formula.per_group * parts.groups + count * _padded(parts.partial, formula.partial)
     size += _padded(parts.source, formula.source) + parts.buffers[formula.buffer]
@@ -179,18 +179,17 @@ def _padded(sizes: tuple[int, ...], padding: int) -> int:
 
 
 def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
-    """The size with the most votes; different formulas may give the same size.
+    """Return the size with the most votes; different formulas may give the same size.
 
-    Votes for Fourier transforms of a problem that cuDNN has no such plan for do not count: trees know no limits.
+    Votes for Fourier transforms of a problem without such plans do not count: trees know no limits.
     """
     shares = shares_of_votes(votes, parts)
     return by_shares(shares, max(shares, key=lambda size: (shares[size], size), default=0), parts)
 
 
 def by_median(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
-    """The median of the votes. It is the size that most votes name, if there is one. Formulas that are near each other
-    share their votes, so a single one far off can have more than any of them.
-    """
+    """Return the median of the votes, the size with most votes if there is one. Similar formulas share their votes, so
+    a distant one can have more than any of them."""
     shares = shares_of_votes(votes, parts)
     left = sum(shares.values()) / 2
     size = 0
@@ -211,7 +210,7 @@ def shares_of_votes(votes: list[tuple[Formula, float]], parts: Terms) -> dict[in
 
 
 def by_shares(shares: dict[int, float], size: int, parts: Terms) -> Workspace:
-    """The `size` that was chosen among several, with what the others leave to doubt."""
+    """Return the chosen `size`, with the doubt that the other sizes leave."""
     if not shares:
         return Workspace(0, 0, guessed=True)
     total = sum(shares.values())
@@ -243,7 +242,7 @@ def terms(problem: ConvolutionProblem) -> Terms:
 
 
 def buffers(problem: ConvolutionProblem, parts: Terms) -> tuple[int, ...]:
-    """Bytes that the method of a plan keeps beside the copies of the tensors, by its place; 0 if it does not apply."""
+    """Return the bytes of each method's buffers, besides copies of the tensors; 0 if it does not apply."""
     copies = (sum(sizes[padding] for sizes in (parts.source, parts.out, parts.weight)) for padding in (PLAIN, PADDED))
     tiles = (tile_bytes(problem, width) for width in (32, 64, 128))
     fourier = transform_bytes(problem) if transforms(problem) else 0
@@ -258,15 +257,14 @@ def buffers(problem: ConvolutionProblem, parts: Terms) -> tuple[int, ...]:
 
 
 def packed_channels(inner: int, outer: int, groups: int) -> tuple[int, int]:
-    """Channels of a group, and of all groups, where groups are packed for tensor cores: a power of two of them, as many
-    inputs as outputs.
-    """
+    """Return the channels of a group, and of all groups, packed for tensor cores: a power of two, with as many inputs
+    as outputs."""
     common = max(4, 1 << (max(inner, outer) - 1).bit_length())
     return common, round_up(groups * common, 8)
 
 
 def _packed_copies(problem: ConvolutionProblem) -> tuple[int, int]:
-    """Copies of all groups, packed, with and without those of the filter."""
+    """Return packed copies of all groups, with and without those of the filter."""
     size = lengths(problem)
     if size.groups == 1:
         return 0, 0
@@ -279,7 +277,7 @@ GROUPS_AT_ONCE = 8
 
 
 def _copies_at_once(groups: int, parts: Terms) -> tuple[int, int]:
-    """Padded copies of as many groups as are computed at once, with and without those of the filter."""
+    """Return padded copies of the groups that are computed at once, with and without those of the filter."""
     if groups == 1:
         return 0, 0
     at_once = min(groups, GROUPS_AT_ONCE)
@@ -291,10 +289,10 @@ _SPARE = 16  # bytes beside copies, to align them
 
 
 def needed_copies(problem: ConvolutionProblem) -> int:
-    """Copies of those tensors that tensor cores cannot read or write in place.
+    """Return copies of the tensors that tensor cores cannot read or write in place.
 
-    They want channels last, in multiples of 16 bytes. A filter of one tap, and an image of one pixel, are the same in
-    both layouts. Filters are also padded where only one of their numbers of channels is no such multiple.
+    They need channels last, in multiples of 16 bytes. A filter of one tap, and an image of one pixel, are the same in
+    both layouts. Filters are also padded if only one of their channel numbers is no such multiple.
     """
     size, turned, elements = lengths(problem), not problem.channels_last, 0
     wider, taller = size.wide > size.inner, size.tall > size.outer
@@ -308,7 +306,7 @@ def needed_copies(problem: ConvolutionProblem) -> int:
 
 
 def tile_bytes(problem: ConvolutionProblem, width: int) -> int:
-    """The result in single precision, in tiles of 128 rows: of output channels for a forward pass."""
+    """Return the result in single precision, in tiles of 128 rows: of output channels for a forward pass."""
     if problem.direction == FILTER:
         return 0
     batch, channels, *lengths = problem.out if problem.direction == FORWARD else problem.source
@@ -321,9 +319,9 @@ _WINOGRAD_BATCH = 16  # of a multiple of so many samples
 
 
 def winograd_bytes(problem: ConvolutionProblem, other: bool = False) -> int:
-    """The workspace of plans by Winograd's transforms, of square filters with 3 or 5 taps along a side. In half
-    precision they take samples in multiples; `other` ones do so for 5 taps alone, and copy tensors with channels last.
-    """
+    """Return the workspace of plans with Winograd's transforms, for square filters with 3 or 5 taps along a side. In
+    half precision they use multiples of samples; `other` ones do so for 5 taps alone, and copy tensors with channels
+    last."""
     rows, columns = problem.weight[-2:]
     if len(problem.source) != 4 or rows != columns or rows not in _WINOGRAD_TILES:
         return 0
@@ -357,9 +355,8 @@ _PHASE_INPUTS, _PHASE_OUTPUTS = 2, 8  # channels of a group come in multiples of
 
 
 def padded_phase_bytes(problem: ConvolutionProblem) -> int:
-    """The same with channels in multiples, for as many groups as are computed at once. Pixels that no tap reaches are
-    left out, and the output is as long as a convolution without strides makes it.
-    """
+    """Return the same with channels in multiples, for the groups that are computed at once. Pixels that no tap reaches
+    are left out, and the output is as long as without strides."""
     if problem.direction != DATA or max(problem.stride) == 1:
         return 0
     groups, taps = problem.groups, _phases(problem)[1]
@@ -387,7 +384,7 @@ _SAMPLE_UNIT, _SAMPLE_COPIES = 32, 8  # channels, and how many sums a sample has
 
 
 def sample_bytes(problem: ConvolutionProblem) -> int:
-    """Gradients of a depthwise convolution's filter, several for each sample."""
+    """Return gradients of a depthwise convolution's filter, several for each sample."""
     channels = problem.weight[0]
     if problem.direction != FILTER or problem.groups == 1 or problem.weight[1] > 1 or channels != problem.groups:
         return 0
@@ -412,11 +409,11 @@ _LEAST_TRANSFORM, _LONGEST_TRANSFORM = 16, 256
 
 
 def transform_bytes(problem: ConvolutionProblem) -> int:
-    """The workspace of cuDNN's plans by Fourier transforms, by far the largest that `cudnn.benchmark` tries.
+    """Return the workspace of cuDNN's plans with Fourier transforms, by far the largest that `cudnn.benchmark` tries.
 
-    Forward and filter gradient transform whole images, of the next power of two in length, twice each: once in either
-    layout. Data gradients go tile by tile. A strided one is that of a filter with more channels. With channels last,
-    and for groups, tensors are copied first.
+    Forward and filter gradient transform whole images, padded to a power of two, twice each: once in either layout.
+    Data gradients go tile by tile. A strided one is that of a filter with more channels. With channels last, and for
+    groups, tensors are copied first.
     """
     if len(problem.source) != 4:
         return 0
@@ -458,7 +455,7 @@ def transform_bytes(problem: ConvolutionProblem) -> int:
 
 
 def transforms(problem: ConvolutionProblem) -> bool:
-    """Whether cuDNN has plans by Fourier transforms for such a problem at all; which it names is another question."""
+    """Check whether cuDNN has plans with Fourier transforms for such a problem, whether or not it selects them."""
     if len(problem.source) != 4 or problem.kind not in ("f32", "f16"):
         return False
     if problem.direction == DATA:

@@ -1,4 +1,4 @@
-"""What PyTorch asks of a convolution's tensors before it runs: their layouts, the size of the output, and who runs it.
+"""PyTorch's checks of a convolution's tensors: layouts, the size of the output, and the backend.
 
 aten/src/ATen/native/Convolution.cpp and ConvUtils.h.
 """
@@ -16,7 +16,7 @@ Capability = tuple[int, int]
 
 
 class Operand(NamedTuple):
-    """A tensor as far as its layout matters."""
+    """The layout of a tensor."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -52,7 +52,7 @@ def operand(tensor: torch.Tensor) -> Operand:
 
 
 def settings_of(arguments: Sequence[Any], dims: int) -> ConvolutionSettings:
-    """Settings from stride, padding, dilation, transposed, output_padding, groups; single numbers are spread."""
+    """Return settings from stride, padding, dilation, transposed, output_padding, groups; single numbers are spread."""
     stride, padding, dilation, transposed, output_padding, groups = arguments
 
     def spread(values: Sequence[int]) -> tuple[int, ...]:
@@ -93,12 +93,12 @@ def prefers_channels_last(first: Operand, second: Operand) -> bool:
 
 
 def strides_of(size: Sequence[int], channels_last: bool) -> tuple[int, ...]:
-    """Strides of a dense tensor in one of the two layouts."""
+    """Return the strides of a dense tensor in one of the two layouts."""
     return channels_last_strides(size) if channels_last else contiguous_strides(size)
 
 
 def copy_bytes(tensor: Operand, channels_last: bool) -> int:
-    """What `tensor.contiguous(format)` takes: nothing if it is laid out so already."""
+    """Return the bytes that `tensor.contiguous(format)` allocates; 0 if the layout fits."""
     size, stride = tensor.size, tensor.stride
     if channels_last:
         order = (0, *range(2, len(size)), 1)
@@ -107,7 +107,7 @@ def copy_bytes(tensor: Operand, channels_last: bool) -> int:
 
 
 def laid_out(tensor: Operand, channels_last: bool) -> Operand:
-    """The result of `tensor.contiguous(format)`."""
+    """Return the result of `tensor.contiguous(format)`."""
     if copy_bytes(tensor, channels_last) == 0:
         return tensor
     return tensor._replace(stride=strides_of(tensor.size, channels_last))

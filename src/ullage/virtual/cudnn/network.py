@@ -1,7 +1,7 @@
-"""A network that guesses which plan cuDNN names for a convolution.
+"""A network that guesses cuDNN's plan for a convolution.
 
-It was taught by cuDNN's own answers (`benchmarks/training/plan_network.py`). It knows a problem by `network_inputs` and
-gives every plan a probability. Needs NumPy. Only the H200 was asked.
+It was trained on cuDNN's own answers (`benchmarks/training/plan_network.py`). Its inputs are `network_inputs`; it gives
+every plan a probability. Needs NumPy. Only the H200 was asked.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def log2_or_zero(number: float) -> float:
 def network_inputs(
     row: Sequence[Any], direction: str, log2: Callable[[Any], Any] = log2_or_zero, least: Callable[..., Any] = min
 ) -> list[Any]:
-    """What the network is told of a row: logarithms of lengths, their divisors, how tiles fill the GPU.
+    """Return the network's inputs for a row: logarithms of lengths, their divisors, and how tiles fill the GPU.
 
-    With columns of many rows and NumPy's functions it gives columns. It uses operators alone that have both.
+    With columns of many rows and NumPy's functions it returns columns. It uses only operators that both have.
     """
     dims, kind, last, batch, inner, outer, groups = row[:7]
     s, k, t, p, d = (row[7 + 3 * i : 10 + 3 * i] for i in range(5))
@@ -129,7 +129,7 @@ class PlanNetwork:
     def plans(
         self, problem: ConvolutionProblem, least: float, tf32: bool = True, deterministic: bool = False
     ) -> list[tuple[EnginePlan, float]]:
-        """The plans that are allowed with a share of this at `least`, the likeliest first."""
+        """Return the allowed plans with at least this share, the likeliest first."""
         np, scores = self._np, self._scores(problem).copy()
         if deterministic or not tf32:
             scores[[not plan.allowed(problem.kind, tf32, deterministic) for plan in self.listed]] = -np.inf
@@ -141,8 +141,8 @@ class PlanNetwork:
         ]
 
     def _scores(self, problem: ConvolutionProblem) -> Any:
-        """The scores of all plans. Those of the last problem are kept: with a switch that rules plans out, it is asked
-        first whether the first plan is allowed, then which one is taken."""
+        """Return the scores of all plans. Those of the last problem are cached: with a switch that excludes plans, they
+        are needed twice."""
         if self._last is None or self._last[0] != problem:
             np = self._np
             inputs = network_inputs(row_of(problem), problem.direction)
@@ -155,8 +155,8 @@ class PlanNetwork:
 
 
 def _times(weights: Any, vector: Any) -> Any:
-    """A matrix times a vector, row by row: for the whole, BLAS would start threads, which wait for each other where all
-    cores are busy."""
+    """Multiply a matrix by a vector, row by row: for the whole, BLAS would start threads, which wait for each other on
+    a busy machine."""
     return (weights[:, None] @ vector)[:, 0]
 
 
@@ -178,7 +178,7 @@ def _from_half_bytes(values: dict[str, Any], name: str, np: Any) -> Any:
 
 @cache
 def read_network(path: Path, direction: str) -> PlanNetwork | None:
-    """The network of a direction in a file; `None` if there is no such file."""
+    """Return the network of a direction in a file, or `None` without such a file."""
     if not path.exists():
         return None
     np = needed_numpy()

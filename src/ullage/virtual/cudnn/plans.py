@@ -1,20 +1,19 @@
-"""What a plan of cuDNN for a convolution takes, and what the trees are told that say the rest.
+"""The workspace of a cuDNN plan for a convolution, and the inputs of the trees that determine the rest.
 
-A plan is an engine and its knobs: the tile of results that a block of threads computes, how many blocks form a cluster,
-into how many parts a sum is split. Which plan it is, a network guesses (`network.py`).
+A plan is an engine and its knobs: the tile of results that a block of threads computes, the number of blocks in a
+cluster, the number of parts of a split sum. A network guesses the plan (`network.py`).
 
-A plan's workspace is copies of tensors and a constant, which one it is decided by a small tree for each engine, and the
-partial sums of the kinds below:
+A plan's workspace is copies of tensors and a constant, selected by a small tree for each engine, and partial sums:
 
-- A persistent kernel gives whole waves of tiles to the clusters of the GPU. The tiles that are left over are split
-  among all clusters, each of which keeps its part in single precision; counters for a tree of additions come on top.
+- A persistent kernel gives whole waves of tiles to the clusters of the GPU. The remaining tiles are split among all
+  clusters, each of which keeps its part in single precision; counters for a tree of additions come on top.
 - A sliced kernel keeps buffers of each tile, of filters all slices but one, and counters.
 - A split kernel keeps each part of the filter's gradient, and a matrix product each part of its result.
-- An indexed kernel keeps a table for each group that it works on: where each product's factor lies, or counters; and
+- An indexed kernel keeps a table for each group that it works on: the place of each product's factor, or counters; and
   a filter's gradient in 16 bits in single precision, too.
 
-Into how many parts a sum is split is decided by a large tree for each engine. cuDNN seems to have such trees, too: they
-find it from the lengths as they are, and the worse the more numbers are made of these.
+A large tree for each engine decides the number of parts of a sum. cuDNN seems to have such trees, too: they find it
+from the plain lengths, and worse from numbers derived from these.
 
 Only the H200 was asked.
 """
@@ -77,14 +76,14 @@ class EnginePlan(NamedTuple):
     knobs: dict[int, int]
 
     def allowed(self, kind: str, tf32: bool = True, deterministic: bool = False) -> bool:
-        """Whether PyTorch takes such a plan, see `CandidatePlan.allowed`."""
+        """Check whether PyTorch accepts such a plan, see `CandidatePlan.allowed`."""
         if deterministic and self.engine in _NOT_DETERMINISTIC[self.direction]:
             return False
         return tf32 or kind != "f32" or self.engine in _WITHOUT_TENSOR_CORES[self.direction]
 
     @property
     def clusters(self) -> int:
-        """How many clusters of blocks the GPU runs at once."""
+        """The number of clusters of blocks that the GPU runs at once."""
         size = self.knobs.get(CLUSTER_ROWS, 1) * self.knobs.get(CLUSTER_COLUMNS, 1)
         return _CLUSTERS.get(size, MULTIPROCESSORS // size)
 
@@ -109,12 +108,12 @@ class Grid(NamedTuple):
 
     @property
     def most_parts(self) -> int:
-        """Into how many parts each tile that is left can be split."""
+        """The number of parts into which each remaining tile can be split."""
         return self.clusters // max(self.left, 1)
 
 
 def matrix(direction: str, inner: Any, outer: Any, samples: Any) -> tuple[Any, Any, Any]:
-    """The product of matrices that a convolution of one tap amounts to: rows, columns and depth."""
+    """Return the matrix product of a convolution of one tap: rows, columns and depth."""
     return {FORWARD: (samples, outer, inner), DATA: (samples, inner, outer), FILTER: (outer, inner, samples)}[direction]
 
 
@@ -127,13 +126,13 @@ PRODUCT_CONSTANT = 256
 
 
 def result_bytes(unit: int, high: Any, across: Any) -> Any:
-    """Bytes of one part of a product's result. Takes columns, too."""
+    """Return the bytes of one part of a product's result; also for columns."""
     rows, columns = _MULTIPLES.get(unit, (1, 1))
     return round_up(high, rows) * round_up(across, columns) * 4
 
 
 def product_bytes(unit: int, count: Any, high: Any, across: Any) -> Any:
-    """Bytes of what a product of so many rows and columns keeps. Takes columns, too."""
+    """Return the bytes that a product of these rows and columns keeps; also for columns."""
     if unit in (PIECES, KIBS):
         return count * (16, 1024)[unit]
     constant = 0 if unit in (BARE_RESULTS, TILED_64, TILED_128) else PRODUCT_CONSTANT
@@ -141,14 +140,13 @@ def product_bytes(unit: int, count: Any, high: Any, across: Any) -> Any:
 
 
 def parts_aimed_at(count: Any, depth: Any, unit: Any) -> Any:
-    """The parts that a sum of this depth is split into where so many were aimed at: all but the last are a multiple of
-    16 bytes long, which is `unit` numbers. Takes columns, too.
-    """
+    """Return the actual parts of a sum of this depth for an intended number: all but the last are a multiple of 16
+    bytes long, which is `unit` numbers. Also for columns."""
     return -(-depth // round_up(-(-depth // count), unit))
 
 
 def grid(plan: EnginePlan, size: Lengths, alone: bool = True) -> Grid:
-    """How a plan cuts a problem into tiles; an empty grid if it keeps no partial sums."""
+    """Return how a plan divides a problem into tiles; an empty grid if it keeps no partial sums."""
     direction, knobs = plan.direction, plan.knobs
     if plan.engine in PERSISTENT[direction]:
         rows, columns = _TILES.get(knobs[TILE], (0, 0))
@@ -207,7 +205,7 @@ def _sliced_tiles(plan: EnginePlan, size: Lengths, rows: int, columns: int) -> i
 
 
 def _packed_tiles(size: Lengths, rows: int, columns: int) -> int:
-    """Tiles of the filter's gradient of packed groups: a tile has several small groups, for each tap."""
+    """Return the tiles of the filter's gradient of packed groups: a tile has several small groups, for each tap."""
     common, channels = packed_channels(size.inner, size.outer, size.groups)
     if common < rows:
         return -(-channels // rows) * size.taps * max(1, rows // columns)
@@ -215,7 +213,7 @@ def _packed_tiles(size: Lengths, rows: int, columns: int) -> int:
 
 
 def partial_bytes(plan: EnginePlan, cut: Grid, parts: int) -> int:
-    """Bytes of the partial sums of a plan, and of their counters."""
+    """Return the bytes of a plan's partial sums and their counters."""
     if plan.engine in PRODUCT[plan.direction]:
         unit, count = divmod(parts, MOST_UNITS)
         return product_bytes(unit, count, cut.rows, cut.columns) if count else 0
@@ -233,9 +231,8 @@ def partial_bytes(plan: EnginePlan, cut: Grid, parts: int) -> int:
 
 
 def parts_by(plan: EnginePlan, cut: Grid, named: int) -> int:
-    """The parts of a sum by the number that a tree names: a sliced kernel that does not say has one buffer, and a
-    persistent one as many parts as the GPU has room for.
-    """
+    """Return the parts of a sum by a tree's number: a sliced kernel without one has one buffer, a persistent kernel as
+    many parts as the GPU has room for."""
     if plan.engine in PERSISTENT[plan.direction]:
         parts = cut.most_parts if named == AS_MANY_AS_FIT else named
         return parts if parts > 1 and 0 < cut.left * parts <= cut.clusters else 0
@@ -248,7 +245,7 @@ def parts_by(plan: EnginePlan, cut: Grid, named: int) -> int:
 
 
 def _additions(parts: int) -> int:
-    """The additions by which a tree adds so many parts, two at a time."""
+    """Return the number of additions by which a tree adds the parts, two at a time."""
     count = 0
     while parts > 1:
         parts = -(-parts // 2)
@@ -257,8 +254,8 @@ def _additions(parts: int) -> int:
 
 
 def product_inputs(row: Sequence[Any], direction: str) -> list[Any]:
-    """What the trees are told that say what a product of matrices keeps: the lengths, how tiles cover the result, and
-    what the lengths are multiples of. Takes columns, too."""
+    """Return the inputs of the trees for a matrix product: lengths, tiles over the result, and divisors of the lengths.
+    Also for columns."""
     kind, last, batch, inner, outer = row[1:6]
     pixels = row[7] * row[8] * row[9]
     samples = batch * pixels
@@ -277,7 +274,7 @@ def output_length(source: Any, taps: Any, stride: Any, padding: Any, dilation: A
 
 
 def fallback(direction: str) -> EnginePlan:
-    """The plan that PyTorch tries first where cuDNN's heuristics name none."""
+    """Return the plan that PyTorch tries first if cuDNN's heuristics name none."""
     return EnginePlan(direction, 1, {TILE: 4})
 
 
@@ -302,9 +299,8 @@ def tree_inputs(problem: ConvolutionProblem, plan: EnginePlan, size: Lengths, cu
 
 
 def row_of(problem: ConvolutionProblem) -> list[int]:
-    """A problem as a row of whole numbers: dimensions, type, channels last, batch, channels and outputs of a group,
-    groups; then three each of: source, filter, stride, padding, dilation.
-    """
+    """Return a problem as a row of whole numbers: dimensions, type, channels last, batch, channels and outputs of a
+    group, groups; then three each of: source, filter, stride, padding, dilation."""
     flat, groups = len(problem.source) == 4, problem.groups
     one, none = ((1,), (0,)) if flat else ((), ())
     source, taps = one + problem.source[2:], one + problem.weight[2:]

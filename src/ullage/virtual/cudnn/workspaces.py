@@ -1,12 +1,12 @@
-"""The workspace that cuDNN takes for a convolution, looked up or guessed.
+"""The workspace of cuDNN for a convolution, looked up or guessed.
 
-What a workspace can be is a formula (`formulas.py`). Which formula applies depends on the plan that cuDNN chooses, and
-that on the architecture. For the H200 a table of measured calls has the answer, and a network guesses the plan of what
-is not in it (`network.py`). Decision trees guess for every other architecture that cuDNN could be asked about, one file
-of them for each (`ullage measure cudnn`).
+The possible workspaces are formulas (`formulas.py`). Which formula applies depends on cuDNN's plan, and that on the
+architecture. For the H200 a table of measured calls has the answer, and a network guesses the plan of other calls
+(`network.py`). Decision trees guess for every other architecture that cuDNN could be asked about, one file for each
+(`ullage measure cudnn`).
 
-The number of multiprocessors changes answers for sm_90 alone. A table for another GPU (`convolution_table*.gz`) put
-into `data/` serves the GPUs that its header names.
+The number of multiprocessors changes answers for sm_90 alone. A table for another GPU (`convolution_table*.gz`) in
+`data/` serves the GPUs that its header names.
 """
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ ASKED = ((7, 5), (8, 0), (8, 6), (8, 9), MEASURED_CAPABILITY, (12, 0))  # cuDNN 
 
 
 def trees_of(capability: tuple[int, int] | None) -> str:
-    """The file of the trees for an architecture; for one that cuDNN was not asked about, those of the H200, which has
-    some only where somebody has grown them: it is shipped with a network.
-    """
+    """Return the file of the trees for an architecture. One that cuDNN was not asked about has those of the H200, which
+    exist only if grown: it is shipped with a network."""
     major, minor = capability if capability in ASKED else MEASURED_CAPABILITY
     return f"convolution_trees-cudnn{MEASURED_CUDNN}-sm_{major}{minor}.xz"
 
@@ -97,14 +96,14 @@ class WorkspaceTrees(NamedTuple):
 
 
 def hash_of(problem: ConvolutionProblem) -> int:
-    """A hash that stays the same from run to run."""
+    """Return a hash that is stable between runs."""
     text = repr(tuple(problem)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> (64 - HASH_BITS)
 
 
 @cache
 def tables(folder: Path, kind: str = "convolution") -> dict[tuple[tuple[int, ...], int], Path]:
-    """The tables in a folder by compute capability and number of multiprocessors; only their headers are read."""
+    """Return the tables in a folder by compute capability and number of multiprocessors; read only headers."""
     found = {}
     for path in sorted(folder.glob(f"{kind}_table*.gz")):
         header = read_header(path)
@@ -127,7 +126,7 @@ def measured(
     multiprocessors: int | None,
     kind: str = "convolution",
 ) -> int | None:
-    """The measured workspace of this very problem on this kind of GPU; of `kind` "trial", the largest plan's."""
+    """Return the measured workspace of this problem on this kind of GPU; of `kind` "trial", the largest plan's."""
     if not use_table or capability is None or multiprocessors is None:
         return None
     path = tables(DATA_FOLDER, kind).get((tuple(capability), multiprocessors))
@@ -141,9 +140,9 @@ def measured(
 
 
 def features(problem: ConvolutionProblem) -> list[int]:
-    """Whole numbers that cuDNN's choice may turn on: sizes, alignment, and the matrix product that a call amounts to.
+    """Return whole numbers that may decide cuDNN's choice: sizes, alignment, and the matrix product of a call.
 
-    Trees name a feature by its place, so names may change and places may not.
+    Trees use a feature's place, so names may change and places may not.
     """
     source, out, weight, size = problem.source, problem.out, problem.weight, lengths(problem)
     batch, inner, outer, groups, item = size.batch, size.inner, size.outer, size.groups, size.item
@@ -228,13 +227,13 @@ def features(problem: ConvolutionProblem) -> list[int]:
 
 
 def _multiple(number: int) -> int:
-    """The largest power of two, up to 16, of which the number is a multiple."""
+    """Return the largest power of two, up to 16, that divides the number."""
     return min(number & -number, 16)
 
 
 @cache
 def trees(path: Path) -> dict[str, WorkspaceTrees]:
-    """Read the trees in a file, by what they are for: a direction, and for trials one of their two questions."""
+    """Read the trees in a file by purpose: a direction, and for trials one of their two questions."""
     if not path.exists():
         return {}
     found, np, file = {}, needed_numpy(), read_arrays(path)
@@ -262,7 +261,7 @@ def votes(problem: ConvolutionProblem, file: str, question: str = "") -> list[tu
 
 
 def _walked(grown: WorkspaceTrees, values: Sequence[int]) -> dict[int, float]:
-    """The labels in the leaves that values lead to, with their shares."""
+    """Return the labels in the leaves that values reach, with their shares."""
     feature, threshold, right = grown.feature, grown.threshold, grown.right
     found: dict[int, float] = {}
     for node in grown.roots:
@@ -277,8 +276,8 @@ def _walked(grown: WorkspaceTrees, values: Sequence[int]) -> dict[int, float]:
 def sizes_by_plans(
     problem: ConvolutionProblem, parts: Terms, tf32: bool = True, deterministic: bool = False
 ) -> list[tuple[int, float]] | None:
-    """The workspaces of the plans that the network thinks likely, with their shares; `None` without a network. The
-    first is that of the likeliest plan."""
+    """Return the workspaces of the plans that the network considers likely, with their shares; `None` without a
+    network. The first is that of the likeliest plan."""
     network = read_network(DATA_FOLDER / PLAN_NETWORK, problem.direction)
     if network is None:
         return None
@@ -307,7 +306,7 @@ def _parts(
     size: Lengths,
     cut: plans.Grid,
 ) -> list[tuple[int, float]]:
-    """Into how many parts a plan splits its sums, each number with its share."""
+    """Return the numbers of parts into which a plan may split its sums, with their shares."""
     if grown is None:
         return [(plans.parts_by(plan, cut, 0), 1.0)]
     if plan.engine in plans.PERSISTENT[problem.direction]:
@@ -330,8 +329,8 @@ def _largest_first(shares: dict[int, float]) -> list[tuple[int, float]]:
 def guess(
     problem: ConvolutionProblem, capability: tuple[int, int] | None, tf32: bool = True, deterministic: bool = False
 ) -> Workspace:
-    """The workspace of a problem that was not measured, on an architecture: by the network, or else by trees, which
-    know of no plan that is ruled out."""
+    """Guess the workspace of a problem on an architecture: by the network, or else by trees, which do not know excluded
+    plans."""
     parts = terms(problem)
     if capability not in ASKED or capability == MEASURED_CAPABILITY:
         named = sizes_by_plans(problem, parts, tf32, deterministic)
@@ -346,7 +345,7 @@ def _first_is_allowed(problem: ConvolutionProblem, tf32: bool, deterministic: bo
 
 
 def _in_all(named: list[tuple[int, float]]) -> dict[int, float]:
-    """Shares by size, which add up to 1."""
+    """Return shares by size that add up to 1."""
     total, shares = sum(share for _, share in named), dict[int, float]()
     for size, share in named:
         shares[size] = shares.get(size, 0.0) + share / total
@@ -361,15 +360,15 @@ def workspace(
     tf32: bool = True,
     deterministic: bool = False,
 ) -> Workspace:
-    """The workspace of a problem: measured for this kind of GPU, or else guessed.
+    """Return the workspace of a problem: measured for this kind of GPU, or else guessed.
 
-    The first plan was measured. Where that is likely to be ruled out by `allow_tf32=False` or `deterministic=True`,
-    the workspace is guessed, too.
+    The first plan was measured. If `allow_tf32=False` or `deterministic=True` probably excludes it, the workspace is
+    guessed, too.
 
-    Architectures differ for every second problem. Where cuDNN was not asked about one, the larger size allows for
+    Architectures differ for every second problem. For one that cuDNN was not asked about, the larger size allows for
     copies of all tensors in another layout.
 
-    Not covered: double precision, which runs without tensor cores and is taken to need none.
+    Not covered: double precision, which runs without tensor cores and is assumed to need none.
     """
     if problem.kind not in ITEM_BYTES:
         # Double precision was not measured. A bound allows for copies of all tensors.
@@ -390,7 +389,7 @@ _SMALL_FILTER = 3  # pixels along a side
 def _but_transforms(
     problem: ConvolutionProblem, parts: Terms, first: Workspace, tf32: bool, deterministic: bool
 ) -> Workspace:
-    """The first plan, or the likeliest other one if that is by Fourier transforms. Such a plan moves many times the
+    """Return the first plan, or the likeliest other one if it uses Fourier transforms. Such a plan moves many times the
     tensors, whatever the filter. The others have more to compute with larger filters."""
     by_transforms = parts.buffers[FOURIER]
     if max(problem.weight[2:]) > _SMALL_FILTER or not by_transforms or not _near(first.size, by_transforms):
@@ -401,7 +400,7 @@ def _but_transforms(
 
 
 def _near(size: int, other: int) -> bool:
-    """Whether two sizes are those of one plan: its filters may be copied, too."""
+    """Check whether two sizes belong to one plan: its filters may be copied, too."""
     return abs(size - other) <= 0.01 * other
 
 
@@ -413,13 +412,13 @@ def trial(
     tf32: bool,
     deterministic: bool,
 ) -> Trial:
-    """What `cudnn.benchmark` tries for a problem: asked of cuDNN for this kind of GPU, or else what the trees say.
+    """Return the plans that `cudnn.benchmark` tries for a problem: by cuDNN for this kind of GPU, or else by the trees.
 
-    The fastest plan is taken to be the one that cuDNN names first: so it was, as far as memory goes, for 83 % of the
-    problems that were run. One by Fourier transforms never was, of 57, where filters have at most 3x3 pixels. The
-    bound allows for one that copies all tensors.
+    The fastest plan is assumed to be cuDNN's first: so it was, in memory, for 83 % of the problems that were run. One
+    with Fourier transforms never was, of 57, with filters of at most 3x3 pixels. The bound allows for one that copies
+    all tensors.
 
-    Not covered: that `allow_tf32=False` and `deterministic=True` rule out the largest plan, which they seldom do.
+    Not covered: that `allow_tf32=False` and `deterministic=True` exclude the largest plan, which is rare.
     """
     first = workspace(problem, capability, multiprocessors, tf32, deterministic)
     if problem.kind not in ITEM_BYTES:
