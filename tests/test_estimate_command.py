@@ -105,7 +105,7 @@ MISTAKES = [
     ("estimate torchvision:resnet50 --input-shape 3,abc", "must be whole numbers such as 3,224,224"),
     ("estimate torchvision:resnet50 --input-shape 224,224", "needs an input shape of 3 numbers"),
     ("estimate torchvision:resnet50 --input-shape 1,64,64", "to have 3 channels, but got 1"),
-    ("estimate torchvision:resnet50 --batch-size 0", "batch_size needs a whole number of at least 1"),
+    ("estimate torchvision:resnet50 --batch-size 0", "batch_size must be a whole number of at least 1"),
     ("estimate torchvision:resnet50 --optimizer adamm", "did you mean 'adam'"),
     ("estimate torchvision:resnet50 --precision fp8", "one of fp32, tf32"),
     ("estimate torchvision:resnet50 --set attention=flsh", "did you mean 'flash'"),

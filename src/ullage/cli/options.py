@@ -101,9 +101,6 @@ Scope = Annotated[
 START_FORMS = "2026-11-20T08:00, 22:00 or now+2h"
 MOMENT_FORMS = "2026-11-01, 2026-11-01T08:00, or how long ago (7d, 12h)"
 Seed = Annotated[int, option("Random seed.", "N", min=0)]
-Timeout = Annotated[
-    str | None, option("Give up on a script after this long, such as 90s or 10m.", "TIME", default="5m")
-]
 Pytorch = Annotated[
     str | None,
     option(
@@ -192,7 +189,7 @@ RANK_OPTIONS = options_of(Ranks, "size", "nodes", "follow", panel=RANKS)
 NETWORK_OPTIONS = options_of(Ranks, "interconnect", panel=RANKS)
 SPREAD_OPTIONS = options_of(Ranks, "parallel", panel=RANKS)
 TRAINING_OPTIONS = options_of(Training, panel=LENGTH)
-Network = SCRIPT_OPTIONS["network"][0]
+Network, Timeout = SCRIPT_OPTIONS["network"][0], FOLLOW_OPTIONS["timeout"][0]
 
 
 def with_options(*shared: Options | type) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -213,12 +213,9 @@ class Model:
         self._check_source()
         self._put_in_one_form()
         check_optimizer(self.optimizer)
-        if self.precision is not None and self.precision not in PRECISIONS:
-            raise UnknownName("precision", self.precision, PRECISIONS, hint="one of " + ", ".join(PRECISIONS))
-        if self.attention is not None and self.attention not in ATTENTIONS:
-            raise UnknownName("attention", self.attention, ATTENTIONS, hint="one of " + ", ".join(ATTENTIONS))
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise UnknownName("dtype", self.dtype, DTYPES, hint="one of " + ", ".join(DTYPES))
+        _check_name("precision", self.precision, PRECISIONS)
+        _check_name("attention", self.attention, ATTENTIONS)
+        _check_name("dtype", self.dtype, DTYPES)
         if self.dtype is not None and self._precision.weights not in ("float32", self.dtype):
             raise InvalidValue(f"precision {self.precision} has its own type of weights: leave out dtype {self.dtype}")
         self._check_adapters()
@@ -264,8 +261,7 @@ class Model:
             raise InvalidValue("LoRA targets need a rank: add --lora 16 (in Python: lora=16)")
         if self.quantize is None:
             return
-        if self.quantize not in QUANTIZATIONS:
-            raise UnknownName("quantization", self.quantize, QUANTIZATIONS, hint="one of " + ", ".join(QUANTIZATIONS))
+        _check_name("quantization", self.quantize, QUANTIZATIONS)
         if self.source != "hf":
             raise InvalidValue(f"{self.name} cannot be quantized: that is for models of transformers, hf:ORG/NAME")
         if self.lora is None and not self.inference:
@@ -349,9 +345,14 @@ class Model:
         return ", ".join(words)
 
 
+def _check_name(kind: str, name: str | None, valid: Mapping[str, Any]) -> None:
+    if name is not None and name not in valid:
+        raise UnknownName(kind, name, valid, hint="one of " + ", ".join(valid))
+
+
 def _check_positive(option: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidValue(f"{option} needs a whole number of at least 1; found {value!r}")
+        raise InvalidValue(f"{option} must be a whole number of at least 1, got {value!r}")
 
 
 def _suggestion(model: str) -> str:
