@@ -25,7 +25,7 @@ def test_a_model_is_built_outside_a_virtual_gpu():
     [
         ({"name": "resnet18", "batch_size": 1}, "did you mean torchvision:resnet18"),
         ({"name": "mlp:x", "batch_size": 1}, "'widths'"),
-        ({"name": "tv:resnet18", "batch_size": 0}, "batch_size needs a whole number"),
+        ({"name": "tv:resnet18", "batch_size": 0}, "batch_size must be a whole number"),
         ({"name": "tv:resnet18", "batch_size": 1, "input_shape": [3, -1, 3]}, "input_shape"),
         (
             {"name": "mlp:x", "batch_size": 1, "settings": {"widths": [2, 2]}, "optimizer": "adamm"},
