@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(READY)
 	$(BIN)/python examples/first_estimate.py
 
-test: $(READY) ruff sizes
+test: $(READY) ruff sizes words
 	$(MAKE) --no-print-directory -j 2 types test-quick
 
 test-quick: $(READY)
@@ -84,9 +84,10 @@ types: $(READY)
 sizes: $(READY)
 	$(BIN)/python tests/sizes.py
 
-# Refused words and names; `make test` has it as a test.
+# Refused words and names, which `make test` checks as well, and spelling.
 words: $(READY)
 	$(BIN)/python tests/words.py
+	$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md tests/README.md docs lab/docs src lab/src benchmarks examples
 
 docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
