@@ -77,7 +77,7 @@ def test_a_running_ranking_shows_its_answers_without_new_ones(truth, tmp_path, c
     ("values", "text"),
     [
         ({"estimators": "no-such-one"}, "no estimator named"),
-        ({"estimators": ""}, "needed 'all' or names"),
+        ({"estimators": ""}, "must be 'all' or names"),
         ({"sample": ["some"]}, "needed a number such as 300"),
         ({"sample": ["xmem=3"]}, "not among the estimators"),
         ({"report": Path("/no/such/folder/out.html")}, "cannot write"),

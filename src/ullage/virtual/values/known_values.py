@@ -400,4 +400,4 @@ def _over(twin: _Tensor, tensor: _Tensor) -> _Tensor:
 
 def _asked(tensor: torch.Tensor, what: str) -> str:
     kind = str(tensor.dtype).removeprefix("torch.")
-    return f"{what} of {kind} tensors were read; the tensors have no data, so plausible values were assumed"
+    return f"read {what} of {kind} tensors, which have no data: plausible values are assumed"
