@@ -88,10 +88,17 @@ def submit_jobs(client: Client) -> None:
         memory = int(promise * 2**30)
         client.submit_spec(JobSpec(command=command, cwd="/tmp", memory=memory, name=name, env=env, **more))
 
-    for name, promise, takes in (
-        ("resnet50-imagenet", 18, 15.2), ("bert-base-mrpc", 12.5, 11), ("vit-large", 22, 20.8), ("unet-cells", 9, 7.5),
-        ("gpt2-lora", 16, 13.1), ("whisper-small", 5, 6.2), ("resnet18-cifar", 3, 2.1), ("llama-3b-sft", 34, 30),
-    ):  # fmt: skip
+    single = (
+        ("resnet50-imagenet", 18, 15.2),
+        ("bert-base-mrpc", 12.5, 11),
+        ("vit-large", 22, 20.8),
+        ("unet-cells", 9, 7.5),
+        ("gpt2-lora", 16, 13.1),
+        ("whisper-small", 5, 6.2),
+        ("resnet18-cifar", 3, 2.1),
+        ("llama-3b-sft", 34, 30),
+    )
+    for name, promise, takes in single:
         submit(name, promise, takes)
     submit("sweep", 14, 9, array="1-12")
     submit("gpt2-medium-ddp", 30, 10, gpus=2)

@@ -100,9 +100,13 @@ def slurm_stage(busy: bool = False) -> Iterator[tuple[Path, dict[str, str]]]:
         (work / ".venv").symlink_to(sys.prefix)
         (work / "etc").symlink_to(etc)
         cluster = PrivateSlurm(
-            etc, nodes=1 if busy else 3, gpus=group.count, shards_per_gpu=group.shards_per_gpu, gpu_type=group.type,
+            etc,
+            nodes=1 if busy else 3,
+            gpus=group.count,
+            shards_per_gpu=group.shards_per_gpu,
+            gpu_type=group.type,
             more="\n".join(lines),
-        )  # fmt: skip
+        )
         stack.enter_context(cluster)
         variables = {**cluster.environment, "ULLAGE_HOME": f"{place}/home"}
         if busy:
