@@ -394,6 +394,23 @@ def test_exactness_is_that_of_one_command():
     )
 
 
+@pytest.mark.slow
+@for_each([page for page in [*PAGES, ROOT / "README.md"] if "<!-- record -->" in page.read_text()], name=named)
+def test_recorded_commands_print_the_same_again(page, monkeypatch):
+    """Times differ from run to run, and widths of columns with them. Blocks on a Slurm cluster stay as they are."""
+    monkeypatch.syspath_prepend(str(DOCS))
+    recording = importlib.import_module("record")
+    text = page.read_text().replace("<!-- record on ", "<!-- on ")
+    again = recording.record(text)
+    assert [*lines_without_times(again)] == [*lines_without_times(text)]
+
+
+def lines_without_times(text: str):
+    """Yield each line of a page with its seconds and runs of blanks taken out."""
+    for line in text.splitlines():
+        yield " ".join(re.sub(r"\b[\d.]+ m?s\b", "TIME", line).split())
+
+
 def test_every_promise_of_the_security_page_has_its_test():
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", read(DOCS / "security.md"))
     assert len(named) > 30

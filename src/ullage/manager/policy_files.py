@@ -44,7 +44,7 @@ def load_policy(reference: str, guarded: bool = False) -> Policy:
 
 
 def own_name(reference: str) -> str | None:
-    """What a policy from a file is called, wherever the file is; None for one that comes with Ullage.
+    """Return the name of a policy from a file, without its folder; None for a policy of Ullage.
 
     >>> own_name("/etc/ullage/my_policy.py:choose"), own_name("magm")
     ('my_policy.py:choose', None)

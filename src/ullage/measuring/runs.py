@@ -102,7 +102,7 @@ class GpuMemory:
         self._changed = threading.Condition()
 
     def take(self, need: int) -> int:
-        """Wait until that much is free; one that needs more than the card has gets it to itself."""
+        """Wait until that much memory is free; a run that needs more than the card has runs alone."""
         need = min(need, self._total)
         with self._changed:
             self._changed.wait_for(lambda: self._free >= need)

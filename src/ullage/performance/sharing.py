@@ -267,7 +267,7 @@ def _together(jobs: Sequence[Utilization], found: Sequence[SharedJob], way: str)
 
 @functools.cache
 def load(path: Path = SHIPPED) -> SharingRules:
-    """The figures in a file that `ullage lab train sharing` wrote."""
+    """Read the figures from a file that `ullage lab train sharing` wrote."""
     try:
         values = json.loads(path.read_text())["rules"]
         return SharingRules(**{spec.name: float(values[spec.name]) for spec in fields(SharingRules)})

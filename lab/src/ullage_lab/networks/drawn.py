@@ -545,7 +545,7 @@ def image_generator(channels: int, width: int, depth: int, num_classes: int) -> 
 
 
 def crossed(features: int, width: int, depth: int, num_classes: int) -> nn.Module:
-    """A deep and cross network."""
+    """Build a deep and cross network."""
     return CrossedTable(features, width, depth, num_classes)
 
 

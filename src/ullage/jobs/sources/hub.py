@@ -29,7 +29,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether what follows `hf:` names trained weights, on the hub or in a folder, rather than a class."""
+    """Return whether a name after `hf:` means trained weights, on the hub or in a folder, and not a class."""
     return is_hub_id(name) or "/" in name or "\\" in name or name in (".", "..")
 
 

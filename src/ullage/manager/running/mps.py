@@ -20,13 +20,13 @@ class TimeSlicing:
     lost_at: float | None = None  # by the monotonic clock, when the service was last found lost
 
     def start(self) -> None:
-        """Make it ready for the first job."""
+        """Prepare for the first job."""
 
     def watch(self) -> None:
-        """Look after it; called again and again."""
+        """Check the service; called again and again."""
 
     def stop(self) -> None:
-        """No job will come any more."""
+        """Stop the service after the last job."""
 
     def variables(self, spec: JobSpec, slots: Sequence[str]) -> dict[str, str]:
         return {}

@@ -207,7 +207,7 @@ class JobStore:
         return found
 
     def job(self, number: int) -> JobRecord:
-        """The job of that number, over or not."""
+        """Return the job with a number, whether it is over or not."""
         return self.several([number])[0]
 
     def name_of(self, number: int) -> str:

@@ -127,7 +127,7 @@ class _Kernel:
         return lambda *args, **options: self._launch(*args, grid=grid)
 
     def run(self, *args: Any, **options: Any) -> None:
-        """A launch by the parts of a kernel."""
+        """Launch a kernel by its parts."""
         self._launch(grid=args[:3])
 
 

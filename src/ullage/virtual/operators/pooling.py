@@ -32,7 +32,7 @@ def _stand_in(output: Output) -> int:
 
 @kernel("aten.adaptive_max_pool2d.default")
 def adaptive_max(call: Call) -> Plan:
-    """AdaptiveMaxPooling2d.cu: contiguous stand-ins for outputs in another layout, then a contiguous input."""
+    """AdaptiveMaxPooling2d.cu: contiguous copies of outputs in another layout, then a contiguous input."""
     outputs = call.infer().outputs
     return Steps().output(0, 1).temporary(*map(_stand_in, outputs)).copies(call.args[0]).plan(*outputs)
 

@@ -99,7 +99,7 @@ def closed_bytes(parts: Mapping[str, float]) -> float:
 
 
 def vector_of(row: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], float]:
-    """The features in the order of NAMES, and the closed formula in bytes."""
+    """Return the features in the order of NAMES, and the closed formula's bytes."""
     parts = parts_of(row)
     closed = closed_bytes(parts)
     name, fused = optimizer_of(row)
