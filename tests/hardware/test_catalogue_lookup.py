@@ -86,7 +86,7 @@ def test_the_advice_for_a_card_has_no_mig_instances() -> None:
 
 
 def test_something_else_than_a_name() -> None:
-    with pytest.raises(InvalidValue, match="name of a GPU"):
+    with pytest.raises(InvalidValue, match="a GPU must be a name"):
         gpu(4090)  # type: ignore[arg-type]
 
 

@@ -175,7 +175,7 @@ def test_the_same_seed_draws_the_same_readable_runs():
 
 
 def test_an_id_that_comes_twice_is_refused():
-    with pytest.raises(InvalidValue, match="an id of its own"):
+    with pytest.raises(InvalidValue, match="a unique id"):
         read_runs([ROW, ROW], 5, None)
 
 

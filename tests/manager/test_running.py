@@ -156,7 +156,7 @@ def test_a_job_finds_its_venv_variables_folder_and_mask(common):
         assert (common.work / "made").stat().st_mode & 0o777 == 0o600
         (common.work / "made").unlink()
     gone = common.wait(common.submit(["tool"], env=own, conda="/no/such/environment"))
-    assert "needed a conda environment" in gone["detail"]
+    assert "there is no conda environment" in gone["detail"]
     assert [attempt["cause"] for attempt in gone["attempts"]] == ["failed by itself"]
 
 
