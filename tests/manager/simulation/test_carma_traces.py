@@ -58,7 +58,7 @@ def test_jobs_of_one_model_and_batch_share_a_kind(tmp_path: Path) -> None:
 
 def test_a_bad_cell_is_named_by_file_line_and_column(tmp_path: Path) -> None:
     path = written(tmp_path, RESNET, VGG.replace(",21000,", ",many,"))
-    with pytest.raises(InvalidValue, match=r"trace\.csv, line 3: needed a number in mem_mib; found 'many'"):
+    with pytest.raises(InvalidValue, match=r"trace\.csv, line 3: mem_mib must be a number, got 'many'"):
         read_trace(path)
 
 

@@ -109,7 +109,7 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(UllageError, match="is there already"):
         write_trace(generate_trace(2), path)
     assert path.read_text() == "mine"
-    with pytest.raises(UllageError, match=r"ends in \.csv, \.json"):
+    with pytest.raises(UllageError, match=r"must end in \.csv, \.json"):
         write_trace(generate_trace(2), tmp_path / "trace.txt")
 
 
@@ -121,24 +121,24 @@ HEAD = "arrival,kind,memory,gpus,work_s\n"
     [
         ("arrival,gpu,work_s\n", r"line 1: there is no column 'gpu'; did you mean gpus\?"),
         (HEAD + "0,resnet50 b65,,1,5\n", "line 2: no known workload named 'resnet50 b65'; did you mean"),
-        (HEAD + "0,,,1,5\n", "line 2: needed kind or memory; both are empty"),
-        (HEAD + "0,,nan,1,5\n", "line 2: needed kind or memory; both are empty"),
-        (HEAD + "nan,,2GiB,1,5\n", "line 2: needed arrival; found 'nan'"),
-        (HEAD + ",,2GiB,1,5\n", "line 2: needed arrival; it is empty"),
-        (HEAD + "0,,2GiB,1,nan\n", "^[^:]*jobs.csv, line 2: needed work_s; found 'nan'"),
+        (HEAD + "0,,,1,5\n", "line 2: kind or memory must have a value, but both are empty"),
+        (HEAD + "0,,nan,1,5\n", "line 2: kind or memory must have a value, but both are empty"),
+        (HEAD + "nan,,2GiB,1,5\n", "line 2: arrival must have a value, got 'nan'"),
+        (HEAD + ",,2GiB,1,5\n", "line 2: arrival must have a value, but it is empty"),
+        (HEAD + "0,,2GiB,1,nan\n", "^[^:]*jobs.csv, line 2: work_s must have a value, got 'nan'"),
         (HEAD + "0,,2GiB,1,5\n1,,2 pints,1,5\n", "line 3: memory: needed a size such as 512MiB"),
-        (HEAD + "soon,,2GiB,1,5\n", "line 2: needed a number of seconds or a time .* in arrival; found 'soon'"),
-        (HEAD + "0,,2GiB,1.5,5\n", "line 2: needed a whole number in gpus; found '1.5'"),
-        (HEAD + "0,,2GiB,0,5\n", "line 2: needed an arrival and a work of 0 s or more and 1 GPU or more"),
-        (HEAD + "-1,,2GiB,1,5\n", "line 2: needed an arrival"),
-        (HEAD + "0,,2GiB,1,5\n2026-01-01T00:00:00,,2GiB,1,5\n", "line 3: needed arrivals that are all seconds"),
-        (HEAD + "inf,,2GiB,1,5\n", "line 2: needed a number of seconds or a time"),
-        ("id," + HEAD + "4,0,,2GiB,1,5\n4,1,,2GiB,1,5\n", "line 3: needed a number of its own in id; another"),
+        (HEAD + "soon,,2GiB,1,5\n", "line 2: arrival must be a number of seconds or a time .*, got 'soon'"),
+        (HEAD + "0,,2GiB,1.5,5\n", "line 2: gpus must be a whole number, got '1.5'"),
+        (HEAD + "0,,2GiB,0,5\n", "line 2: job 1 must have arrival >= 0, work_s >= 0 and gpus >= 1, got"),
+        (HEAD + "-1,,2GiB,1,5\n", "line 2: job 1 must have arrival >= 0"),
+        (HEAD + "0,,2GiB,1,5\n2026-01-01T00:00:00,,2GiB,1,5\n", "line 3: arrivals must all be seconds"),
+        (HEAD + "inf,,2GiB,1,5\n", "line 2: arrival must be a number of seconds or a time"),
+        ("id," + HEAD + "4,0,,2GiB,1,5\n4,1,,2GiB,1,5\n", "line 3: id must be a unique number, but another"),
         (HEAD, "has no jobs"),
-        ("", "jobs.csv is empty; needed a trace of jobs"),
+        ("", "jobs.csv must be a trace of jobs .*, but it is empty"),
         ("a,b\n1,2\n", "in no known form of traces; name it with --trace-format .* ullage: Ullage's own form"),
         ('{"jobs": [{"arrival": 0, "work_s": 1, "gpu": 2, "memory": 1}]}', "job 1: there is no 'gpu'"),
-        ('{"arrival": 0, "work_s": 1}', "needed a list of jobs"),
+        ('{"arrival": 0, "work_s": 1}', "must be a list of jobs"),
         ('[{"arrival": 0, "work_s":', "line 1: not JSON"),
         ('{"ullage_trace": 1, "kinds": {"a": {}}, "jobs": []}', "the kind 'a' is not one: 'memory' is missing"),
     ],
@@ -153,7 +153,7 @@ def test_files_that_cannot_be_read_are_one_message(tmp_path: Path) -> None:
         ("no.csv", None, "cannot read .*no.csv: No such file"),
         ("bad.csv.gz", b"not packed", "is not a gzip file, or it is damaged"),
         ("cut.csv.gz", gzip.compress(HEAD.encode())[:-9], "is not a gzip file, or it is damaged"),
-        ("b.csv", b"\xff\xfe\x00", "is not text"),
+        ("b.csv", b"\xff\xfe\x00", "but it is not text"),
     ]:
         if content is not None:
             (tmp_path / name).write_bytes(content)
@@ -161,5 +161,5 @@ def test_files_that_cannot_be_read_are_one_message(tmp_path: Path) -> None:
             read_trace(tmp_path / name)
     with pytest.raises(UllageError, match="no form of traces named 'phily'"):
         read_trace(tmp_path / "x", format="phily")
-    with pytest.raises(UllageError, match="is a folder: needed"):
+    with pytest.raises(UllageError, match="is a folder: there must be one of"):
         read_trace(tmp_path)

@@ -68,7 +68,7 @@ def test_an_estimator_missing_in_the_trace_runs_and_is_cached() -> None:
 def test_of_a_job_that_nobody_knows_no_estimator_can_be_asked() -> None:
     kind = JobKind("mine", GIB, estimates={"horus": GIB})
     with pytest.raises(
-        UllageError, match="needed an estimate by fast for jobs like mine; .* of oracle .*, none, horus"
+        UllageError, match="the trace has no estimate by fast for jobs like mine.* of oracle .*, none, horus"
     ):
         promise_of(kind, "fast")
     with pytest.raises(UllageError, match="no estimator named 'hours'"):

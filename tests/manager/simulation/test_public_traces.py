@@ -108,7 +108,7 @@ def test_alibaba_2020_without_the_table_of_jobs_or_of_tasks(tmp_path: Path) -> N
     assert said(trace, "without pai_job_table.csv")
     pai(tmp_path)
     (tmp_path / "pai_task_table.csv").unlink()
-    with pytest.raises(UllageError, match="needed pai_task_table.csv beside"):
+    with pytest.raises(UllageError, match="pai_task_table.csv must be next to"):
         read_trace(tmp_path / "pai_job_table.csv")
 
 
@@ -154,15 +154,15 @@ def test_a_limit_takes_the_first_jobs_before_workloads_are_given(tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("log.csv", HELIOS + "1,u,v,two,1,1,X,2020-06-09 18:41:01,,,5,0\n", "line 2: needed a number in gpu_num"),
-        ("log.csv", HELIOS + "1,u,v,2,1,1,X,yesterday,,,5,0\n", "line 2: needed a number of seconds or a time"),
+        ("log.csv", HELIOS + "1,u,v,two,1,1,X,2020-06-09 18:41:01,,,5,0\n", "line 2: gpu_num must be a number"),
+        ("log.csv", HELIOS + "1,u,v,2,1,1,X,yesterday,,,5,0\n", "line 2: submit_time must be a number of seconds"),
         ("log.csv", HELIOS + "1,u,v,0,1,1,X,2020-06-09 18:41:01,,,5,0\n", "has no jobs on GPUs"),
-        ("log", '[{"attempts": [], "submitted_time": "soon"}]', "job 1: needed a job as Philly's"),
+        ("log", '[{"attempts": [], "submitted_time": "soon"}]', "job 1: the job must be as in Philly's"),
         (
             "log",
             '[{"attempts": [{"start_time": "2017-10-07 01:12:00", "end_time": "2017-10-07 01:12:00"}], '
             '"submitted_time": ""}]',
-            "job 1: needed detail; it is not there",
+            "job 1: detail must be there, but it is not",
         ),
     ],
 )
@@ -176,5 +176,5 @@ def test_errors_say_where(tmp_path: Path, name: str, text: str, words: str) -> N
 def test_a_named_form_is_taken_at_its_word(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(UllageError, match="line 1: needed the column user; found a, b"):
+    with pytest.raises(UllageError, match="line 1: the columns must include user, got a, b"):
         read_trace(path, format="helios")

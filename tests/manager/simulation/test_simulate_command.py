@@ -92,7 +92,7 @@ def test_unknown_memory_is_told(typed, trace):
         (("--gpus", "8..4xT4"), "must be a range such as 4..16xA100-40GB"),
         (("--gpus", "T4", "--policy", "magn"), "did you mean 'magm'"),
         (("--gpus", "T4", "--estimator", "hors"), "did you mean 'horus'"),
-        (("--gpus", "T4", "--sharing", "mpx"), "needed a way of sharing"),
+        (("--gpus", "T4", "--sharing", "mpx"), "the way of sharing must be one of"),
         (("--gpus", "T4", "--disable", "gravity"), "no part of the simulated world named 'gravity'"),
         (("--gpus", "T4", "--label", "a", "--label", "b"), "--label must be given once per run (1:"),
         (("--gpus", "T4", "--smact-limit", "x"), "a share must be a number such as 0.8"),

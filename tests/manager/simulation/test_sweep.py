@@ -92,7 +92,7 @@ def test_a_target_is_a_figure_and_a_limit():
     assert not Target.parse("waiting<=1h").met(None)
     with pytest.raises(UnknownName, match="did you mean 'waiting'"):
         Target.parse("waitin<=10m")
-    with pytest.raises(InvalidValue, match="needed a target such as"):
+    with pytest.raises(InvalidValue, match="a target must be a condition such as"):
         Target.parse("waiting")
     with pytest.raises(InvalidValue, match="needed an energy such as 500kJ"):
         Target.parse("energy<=much")
@@ -163,7 +163,7 @@ def test_seeds_without_chance_are_told(typed, tmp_path):
     ("words", "code", "said"),
     [
         ((*DRAW, "T4", "--seeds", 2, "--save", "runs.json"), 2, "--save and --seeds exclude each other"),
-        ((*DRAW, "T4", "--target", "much"), 2, "needed a target such as"),
+        ((*DRAW, "T4", "--target", "much"), 2, "a target must be a condition such as"),
         ((*DRAW, "T4", "--policy", "magn"), 2, "did you mean 'magm'"),
         ((*DRAW, "T4", "--load", 0), 2, "--load must be a number above 0 such as 0.8, got 0"),
         ((*DRAW, "T4", "--load", "inf"), 2, "--load must be a number above 0 such as 0.8, got inf"),

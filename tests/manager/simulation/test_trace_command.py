@@ -46,7 +46,7 @@ def test_a_trace_of_another_form_is_converted(typed, tmp_path):
         ((), "trace needs either a file or --generate N"),
         (("jobs.csv", "--generate", 5), "trace needs either a file or --generate N"),
         (("--generate", 5, "--tail", "short", "--out", "x.csv"), "short"),
-        (("--generate", 5, "--out", "x.txt"), "needed a name that ends in .csv"),
+        (("--generate", 5, "--out", "x.txt"), "the file name must end in .csv"),
         (("--generate", 5, "--mix", "hevy", "--out", "x.csv"), "did you mean 'heavy'"),
     ],
 )

@@ -39,9 +39,9 @@ def shares_of(mix: Mix) -> Mapping[str, float]:
         if name not in SIZES and name not in known_workloads():
             raise UnknownName("known workload", name, [*SIZES, *known_workloads()])
         if not 0 <= share < math.inf:
-            raise InvalidValue(f"needed a share of 0 or more; {name} has {share}")
+            raise InvalidValue(f"the share of {name} must be 0 or more, got {share}")
     if not any(mix.values()):
-        raise InvalidValue("needed a mix of workloads with a share above 0; found none")
+        raise InvalidValue("a mix of workloads must have a share above 0, got none")
     return {name: share / sum(mix.values()) for name, share in mix.items()}
 
 

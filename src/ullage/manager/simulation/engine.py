@@ -97,7 +97,7 @@ class _Engine:
         self.trace, self.scenario, self.world, self.progress = trace, scenario, scenario.world, progress
         way = scenario.sharing.partition(":")[0]
         if way not in _WAYS:
-            raise InvalidValue(f"needed a way of sharing: {', '.join(_WAYS)}; found {scenario.sharing!r}")
+            raise InvalidValue(f"the way of sharing must be one of {', '.join(_WAYS)}, got {scenario.sharing!r}")
         self.policy = policy
         self.cards = cards_of(scenario.gpus, scenario.sharing, self.world.node_gpus, MOST_SERIES)
         self.by_id = {card.id: card for card in self.cards}

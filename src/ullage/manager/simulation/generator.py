@@ -161,4 +161,4 @@ def _check(jobs: int, **given: Any) -> None:
     }
     for name, (value, holds, needed) in needs.items():
         if not holds or value == math.inf:
-            raise InvalidValue(f"{name}: needed {needed}; found {value!r}")
+            raise InvalidValue(f"{name} must be {needed}, got {value!r}")

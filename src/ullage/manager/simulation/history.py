@@ -64,7 +64,7 @@ def read_history(path: Path) -> dict[str, Any]:
             raise InvalidValue(f"{path} is not JSON: {error}") from None
     missing = [key for key in _KEYS if not isinstance(data, dict) or key not in data]
     if missing:
-        raise InvalidValue(f"needed what a manager ran in {path}; found no {', '.join(missing)}")
+        raise InvalidValue(f"{path} must be the history of a daemon, but has no {', '.join(missing)}")
     return dict(data)
 
 
@@ -112,7 +112,7 @@ def scenario_of_history(data: Mapping[str, Any], policy: str | None = None) -> S
 
 def _scenario(data: Mapping[str, Any], policy: str) -> Scenario:
     if not data["gpus"]:
-        raise InvalidValue("needed a manager that has GPUs; found none")
+        raise InvalidValue("the daemon must have GPUs, got none")
     counts = Counter(gpu(each["name"]).name for each in data["gpus"])
     return Scenario(
         gpus=", ".join(f"{count}x{name}" for name, count in counts.items()),

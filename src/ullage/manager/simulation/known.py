@@ -132,7 +132,7 @@ def promise_of(kind: JobKind, estimator: str) -> int | None:
     known = known_workloads().get(kind.name)
     if known is None or "model" not in known.training:
         found = ", ".join(["oracle (true memory)", "none", *kind.estimates])
-        needed = f"needed an estimate by {estimator} for jobs like {kind.name}; the trace has none"
+        needed = f"the trace has no estimate by {estimator} for jobs like {kind.name}"
         raise InvalidValue(f"{needed}: name another estimator, of {found}")
     return _answer(kind.name, estimator)
 

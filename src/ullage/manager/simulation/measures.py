@@ -76,7 +76,7 @@ class Measure:
             return float(text.removesuffix("%") if percent else text) * (0.01 if percent else 1.0)
         except ValueError:
             example = "80%" if self.unit == "share" else "2"
-            raise InvalidValue(f"{self.name}: needed a number such as {example}; found {text!r}") from None
+            raise InvalidValue(f"{self.name} must be a number such as {example}, got {text!r}") from None
 
 
 MEASURES = {
@@ -117,7 +117,7 @@ class Target:
         """Parse a typed target."""
         match = _TARGET.fullmatch(text)
         if match is None:
-            raise InvalidValue(f"needed a target such as 'waiting<=10m' or 'ooms<=0'; found {text!r}")
+            raise InvalidValue(f"a target must be a condition such as 'waiting<=10m' or 'ooms<=0', got {text!r}")
         if match[1] not in MEASURES:
             raise UnknownName("figure", match[1], MEASURES, hint="figures: " + ", ".join(MEASURES))
         measure = MEASURES[match[1]]

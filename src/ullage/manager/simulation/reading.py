@@ -38,7 +38,7 @@ def read_trace(
     if format is not None and format not in FORMATS:
         raise UnknownName("form of traces", format, FORMATS)
     if limit is not None and limit < 1:
-        raise InvalidValue(f"limit: needed 1 or more; found {limit}")
+        raise InvalidValue(f"limit must be 1 or more, got {limit}")
     file = _file_in(path, format) if path.is_dir() else path
     form = FORMATS[format] if format else _recognised(file)
     trace = form.read(file, Assignment(mix, seed, limit))
@@ -53,14 +53,14 @@ def _file_in(folder: Path, format: str | None) -> Path:
         for packed in ("", ".gz", ".xz"):
             if (folder / (name + packed)).is_file():
                 return folder / (name + packed)
-    needed = f"one of {', '.join(names)}" if names else "a file"
-    raise InvalidValue(f"{folder} is a folder: needed {needed} in it")
+    needed = f"there must be one of {', '.join(names)}" if names else "name a file"
+    raise InvalidValue(f"{folder} is a folder: {needed} in it")
 
 
 def _recognised(path: Path) -> TraceFormat:
     text = head(path)
     if not text.strip():
-        raise InvalidValue(f"{path} is empty; needed a trace of jobs (CSV or JSON)")
+        raise InvalidValue(f"{path} must be a trace of jobs (CSV or JSON), but it is empty")
     for form in FORMATS.values():
         if form.recognises(text):
             return form

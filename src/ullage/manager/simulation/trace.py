@@ -29,7 +29,7 @@ class JobKind:
 
     def __post_init__(self) -> None:
         if self.memory < 0:
-            raise InvalidValue(f"needed memory of 0 bytes or more; {self.name} has {self.memory}")
+            raise InvalidValue(f"the memory of {self.name} must be 0 bytes or more, got {self.memory}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class TraceJob:
     def __post_init__(self) -> None:
         if not (0 <= self.arrival < math.inf and 0 <= self.work_s < math.inf and self.gpus >= 1):
             found = f"arrival {self.arrival}, work_s {self.work_s}, gpus {self.gpus}"
-            raise InvalidValue(f"needed an arrival and a work of 0 s or more and 1 GPU or more; job {self.id}: {found}")
+            raise InvalidValue(f"job {self.id} must have arrival >= 0, work_s >= 0 and gpus >= 1, got {found}")
 
 
 @dataclass(frozen=True)

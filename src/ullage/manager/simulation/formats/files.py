@@ -34,7 +34,7 @@ def opened(path: Path) -> Iterator[IO[str]]:
     except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError):
         raise InvalidValue(f"{path} is not {_PACKED[path.suffix]} file, or it is damaged") from None
     except UnicodeDecodeError:
-        raise InvalidValue(f"{path} is not text; needed a trace of jobs (CSV or JSON)") from None
+        raise InvalidValue(f"{path} must be a trace of jobs (CSV or JSON), but it is not text") from None
     except csv.Error as error:
         raise InvalidValue(f"{path} is not CSV: {error}") from None
     except OSError as error:
@@ -91,7 +91,7 @@ class TraceRow:
         if value.casefold() not in _ABSENT:
             return value
         if default is None:
-            raise self.wrong(f"needed {column}; {f'found {value!r}' if value else 'it is empty'}")
+            raise self.wrong(f"{column} must have a value, {f'got {value!r}' if value else 'but it is empty'}")
         return default
 
     def has(self, column: str) -> bool:
@@ -106,13 +106,13 @@ class TraceRow:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise self.wrong(f"needed a number in {column}; found {text!r}")
+            raise self.wrong(f"{column} must be a number, got {text!r}")
         return value
 
     def whole(self, column: str, default: int | None = None) -> int:
         value = self.number(column, default)
         if value != int(value):
-            raise self.wrong(f"needed a whole number in {column}; found {self.text(column)!r}")
+            raise self.wrong(f"{column} must be a whole number, got {self.text(column)!r}")
         return int(value)
 
     def bytes(self, column: str) -> int:
@@ -137,7 +137,7 @@ class TraceRow:
                 value = math.nan
         if not math.isfinite(value):
             needed = "a number of seconds or a time such as 2026-03-01T08:00:00"
-            raise self.wrong(f"needed {needed} in {column}; found {text!r}")
+            raise self.wrong(f"{column} must be {needed}, got {text!r}")
         return value
 
     def mebibytes(self, column: str) -> int | None:
@@ -172,7 +172,7 @@ def table(path: Path, needed: Iterable[str], columns: Sequence[str] | None = Non
         missing = [name for name in needed if name not in names]
         if missing:
             found = ", ".join(names) or "an empty file"
-            raise InvalidValue(f"{path}, line 1: needed the column {missing[0]}; found {found}")
+            raise InvalidValue(f"{path}, line 1: the columns must include {missing[0]}, got {found}")
         places = {name: place for place, name in enumerate(names)}
         for row in rows:
             if row:

@@ -44,7 +44,7 @@ def write_trace(trace: JobTrace, path: str | Path) -> None:
     suffixes = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
     lines = {".csv": _csv_lines, ".json": _json_lines}.get(suffixes[0] if suffixes else "")
     if lines is None:
-        raise InvalidValue(f"needed a name that ends in .csv, .json, .csv.gz or .json.gz; found {path.name!r}")
+        raise InvalidValue(f"the file name must end in .csv, .json, .csv.gz or .json.gz, got {path.name!r}")
     opener = gzip.open if path.suffix == ".gz" else open
     made = False
     try:
@@ -84,11 +84,11 @@ def _jobs(rows: Iterable[tuple[TraceRow, JobKind]]) -> list[TraceJob]:
     dated = None
     for row, kind in rows:
         if dated not in (None, row.is_dated("arrival")):
-            raise row.wrong("needed arrivals that are all seconds, or all dates and times; found both")
+            raise row.wrong("arrivals must all be seconds, or all be dates and times, got both")
         dated = row.is_dated("arrival")
         job = _job(row, len(jobs) + 1, kind)
         if job.id in seen:
-            raise row.wrong(f"needed a number of its own in id; another job has {job.id}")
+            raise row.wrong(f"id must be a unique number, but another job has {job.id}")
         seen.add(job.id)
         jobs.append(job)
     if not dated:
@@ -120,7 +120,7 @@ def _kind(row: TraceRow, estimators: Mapping[str, str], kinds: dict[tuple[object
     if found is None:
         name = row.text("kind", "")
         if not name and not row.has("memory"):
-            raise row.wrong("needed kind or memory; both are empty")
+            raise row.wrong("kind or memory must have a value, but both are empty")
         if not row.has("memory"):
             try:
                 known = known_workload(name).kind
@@ -201,7 +201,7 @@ def _read_json(path: Path) -> JobTrace:
             raise InvalidValue(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
     found = {"jobs": found} if isinstance(found, list) else found
     if not isinstance(found.get("jobs"), list) or not isinstance(found.get("kinds", {}), dict):
-        raise InvalidValue(f'{path}: needed a list of jobs, or an object with "jobs", a list, and "kinds", an object')
+        raise InvalidValue(f'{path} must be a list of jobs, or an object with "jobs", a list, and "kinds", an object')
     kinds = {name: _kind_from(path, name, values) for name, values in found.get("kinds", {}).items()}
     jobs = _jobs(_row_from(path, number, values, kinds) for number, values in enumerate(found["jobs"], 1))
     return JobTrace(str(found.get("name", path.name)), jobs, [str(note) for note in found.get("notes", [])])
@@ -220,7 +220,7 @@ def _kind_from(path: Path, name: str, values: Any) -> JobKind:
 def _row_from(path: Path, number: int, values: Any, kinds: dict[str, JobKind]) -> tuple[TraceRow, JobKind]:
     where = f"{path}, job {number}"
     if not isinstance(values, dict):
-        raise InvalidValue(f"{where}: needed an object; found {values!r}")
+        raise InvalidValue(f"{where}: a job must be an object, got {values!r}")
     cells = {name: "" if value is None else str(value) for name, value in values.items()}
     unknown = [name for name in cells if name not in COLUMNS]
     if unknown:

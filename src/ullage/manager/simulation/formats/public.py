@@ -32,7 +32,7 @@ def _read_philly(path: Path, assignment: Assignment) -> JobTrace:
         except json.JSONDecodeError as error:
             raise InvalidValue(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
     if not isinstance(found, list):
-        raise InvalidValue(f"{path}: needed a list of jobs; found {type(found).__name__}")
+        raise InvalidValue(f"{path} must be a list of jobs, got {type(found).__name__}")
     jobs = [_philly_job(f"{path}, job {number}", values) for number, values in enumerate(found, 1)]
     kept = [job for job in jobs if job.gpus > 0 and job.run_s > 0]
     note = "a job's work is the sum of its attempts' run times, on the most GPUs that one of them had"
@@ -51,9 +51,9 @@ def _philly_job(where: str, values: Any) -> PublicJob:
         gpus = max((sum(len(server["gpus"]) for server in attempt["detail"]) for attempt in attempts), default=0)
         return PublicJob(seconds_of(values["submitted_time"]), run_s, gpus, str(values.get("user") or "user"))
     except KeyError as error:
-        raise InvalidValue(f"{where}: needed {error.args[0]}; it is not there") from None
+        raise InvalidValue(f"{where}: {error.args[0]} must be there, but it is not") from None
     except (TypeError, ValueError, AttributeError) as error:
-        raise InvalidValue(f"{where}: needed a job as Philly's cluster_job_log has them; {error}") from None
+        raise InvalidValue(f"{where}: the job must be as in Philly's cluster_job_log; {error}") from None
 
 
 _HELIOS = ("user", "gpu_num", "submit_time", "duration")
@@ -110,7 +110,7 @@ def _read_pai(path: Path, assignment: Assignment) -> JobTrace:
     together."""
     tasks, jobs = _beside(path, _TASKS), _beside(path, _JOBS)
     if tasks is None:
-        raise InvalidValue(f"needed {_TASKS}.csv beside {path}, which says how many GPUs jobs need")
+        raise InvalidValue(f"{_TASKS}.csv must be next to {path}; it says how many GPUs jobs need")
     spans: dict[str, list[float]] = {}  # GPUs, begin, end
     names = set()
     for row in table(tasks, _PAI[_TASKS], _columns(tasks, _TASKS)):
