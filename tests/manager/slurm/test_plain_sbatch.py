@@ -117,9 +117,9 @@ def test_a_broken_ullage_holds_no_job_up(site, project):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--gres=shard:40"], "needed at most 39 shards, which is a whole GPU; the job asks for 40"),
-        (["--gres=shard:a100-40gb:72"], "needed at most 39 shards"),
-        (["--gres=gpu:5"], "needed at most 4 GPUs on a node; the job asks for 5"),
+        (["--gres=shard:40"], "a job can ask for at most 39 shards, which is a whole GPU, got 40"),
+        (["--gres=shard:a100-40gb:72"], "a job can ask for at most 39 shards"),
+        (["--gres=gpu:5"], "a job can ask for at most 4 GPUs on a node, got 5"),
         (["--gres=shard:2", '--comment=ullage:{"upper":99999999999}'], "it needs up to 93.1 GiB on one GPU"),
     ],
 )
@@ -198,7 +198,7 @@ def test_units_of_systemd_are_well_formed(tmp_path, monkeypatch, capsys):
         done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
         assert done.returncode == 0 and "ullage-slurm" not in done.stderr, done.stderr
     code, _, errors = ullage("slurm", "configure", "n1=4xA100-40GB", "--systemd", "shared")
-    assert code == 2 and "needed the path of a folder that all nodes share" in errors
+    assert code == 2 and "--systemd must be the path of a folder that all nodes share" in errors
 
 
 @pytest.mark.parametrize("wrong", ["n1", "n1=", "n1=4xNothing", "n1=2xH200,T4", "a b=H200"])

@@ -77,7 +77,7 @@ def read_file(path: str) -> str:
     file = Path(path)
     if not file.is_file():
         found = "it is a folder" if file.is_dir() else "there is no such file"
-        raise InvalidValue(f"needed a batch script; found {path!r}: {found}")
+        raise InvalidValue(f"{path!r} must be a batch script, but {found}")
     try:
         with file.open("rb") as source:
             content = source.read(_LARGEST + 1)
@@ -85,7 +85,7 @@ def read_file(path: str) -> str:
         raise InvalidValue(f"{path} cannot be read: {error.strerror}") from None
     if not content.startswith(b"#!") or len(content) > _LARGEST or b"\0" in content:
         raise InvalidValue(
-            f"needed a batch script, whose first line begins with #! and that has less than 4 MiB; {path} is none"
+            f"{path} must be a batch script, whose first line begins with #! and that has less than 4 MiB"
         )
     return content.decode(errors="surrogateescape")
 
@@ -257,9 +257,9 @@ def _hint(name: str, value: str) -> dict[str, object]:
         except ValueError:
             speed = 0.0
         if not 0 < speed <= 1:
-            raise InvalidValue(f"min-speed: needed a share such as 0.8; found {value!r}")
+            raise InvalidValue(f"min-speed must be a share such as 0.8, got {value!r}")
         return {"min_speed": speed}
     known = ["gpu", "memory", "exclusive", "no-estimate", "network", "min-speed"]
     if name in known:
-        raise InvalidValue(f"{name}: found {value!r}, which it does not take")
+        raise InvalidValue(f"{name} cannot be {value!r}")
     raise UnknownName("hint", name, known)

@@ -56,10 +56,10 @@ def node_group(text: str) -> NodeGroup:
     """
     nodes, equals, cards = text.partition("=")
     if not equals or not re.fullmatch(r"[\w.\[\],-]+", nodes):
-        raise InvalidValue(f"needed nodes and their GPUs, such as 'n[1-3]=4xA100-40GB'; found {text!r}")
+        raise InvalidValue(f"nodes must be given with their GPUs, such as 'n[1-3]=4xA100-40GB', got {text!r}")
     found = gpu_list(cards)
     if len(set(found)) != 1:
-        raise InvalidValue(f"needed GPUs of one kind on a node, such as 4xA100-40GB; found {cards!r}")
+        raise InvalidValue(f"the GPUs of a node must be of one kind, such as 4xA100-40GB, got {cards!r}")
     return NodeGroup(nodes, len(found), found[0])
 
 
@@ -68,7 +68,7 @@ def this_node() -> NodeGroup:
     found = local_gpus()
     if not found:
         raise InvalidValue(
-            "needed the nodes and their GPUs, such as 'n[1-3]=4xA100-40GB'; found none in the command, and no GPU on "
+            "nodes must be given with their GPUs, such as 'n[1-3]=4xA100-40GB', got none in the command, and no GPU on "
             "this machine"
         )
     return NodeGroup(socket.gethostname().partition(".")[0], len(found), found[0])
@@ -119,9 +119,9 @@ def files(
     """All files of a site by name. `slurm.conf.ullage` and `gres.conf.ullage` have lines for the site's own files. With
     `systemd`, a folder that all nodes share, there is a unit for the watcher."""
     if sharing not in HOWS:
-        raise InvalidValue(f"--sharing: needed {' or '.join(HOWS)}; found {sharing!r}")
+        raise InvalidValue(f"--sharing must be {' or '.join(HOWS)}, got {sharing!r}")
     if systemd is not None and not re.fullmatch(r"/[^\s\"'\\$]*", systemd):
-        raise InvalidValue(f"--systemd: needed the path of a folder that all nodes share; found {systemd!r}")
+        raise InvalidValue(f"--systemd must be the path of a folder that all nodes share, got {systemd!r}")
     by_type = {each.type: each.shards_per_gpu for each in groups}
     most = {"": max(by_type.values()), **by_type}
     largest = max((each.gpu for each in groups), key=lambda card: card.usable)

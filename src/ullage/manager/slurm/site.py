@@ -72,9 +72,9 @@ def read_site_file(path: Path | None = None) -> SiteFile:
         raise InvalidValue(f"{path} cannot be read: {error}") from None
     gpus, sharing = values.pop("gpus", {}), values.pop("sharing", "timeslice")
     if values or not isinstance(gpus, dict) or not all(isinstance(name, str) for name in gpus.values()):
-        raise InvalidValue(f'{path}: needed [gpus] with lines such as a100 = "A100-40GB", and sharing')
+        raise InvalidValue(f'{path} must have [gpus] with lines such as a100 = "A100-40GB", and sharing')
     if sharing not in HOWS:
-        raise InvalidValue(f"{path}: sharing: needed {' or '.join(HOWS)}; found {sharing!r}")
+        raise InvalidValue(f"{path}: sharing must be {' or '.join(HOWS)}, got {sharing!r}")
     return SiteFile({name.casefold(): str(gpu) for name, gpu in gpus.items()}, sharing)
 
 
@@ -101,12 +101,12 @@ def read_site(partition: str | None = None, gpu_type: str | None = None, gpu: st
     found = [node for node in nodes if names is None or set(names) & set(node.partitions)]
     if not found:
         where = f"the partition {wanted}" if names and nodes else "this cluster"
-        raise SlurmFailed(f"needed nodes with GPUs; {where} has none (sinfo --Format=nodelist,gres shows them)")
+        raise SlurmFailed(f"{where} has no nodes with GPUs (sinfo --Format=nodelist,gres shows them)")
     own = read_site_file()
     kinds = _kinds(found, gpu_type, find_gpu(gpu) if gpu else None, own)
     if not kinds:
         types = ", ".join(sorted({node.gpu_type or "without a type" for node in found}))
-        raise InvalidValue(f"needed a GPU {gpu or gpu_type}; found GPUs of these types: {types}")
+        raise InvalidValue(f"there is no GPU {gpu or gpu_type}; there are GPUs of these types: {types}")
     return Site(tuple(kinds), own.sharing, commands.version())
 
 
@@ -138,6 +138,6 @@ def _named(name: str | None, shards: int, own: SiteFile, taken: GPU | None) -> G
             return taken
         called = "without a type" if name is None else f"that Slurm calls {name!r}"
         raise InvalidValue(
-            f"needed to know which GPUs those are {called}; name one with '#ULLAGE gpu=NAME' or --gpu NAME, "
+            f"cannot tell which GPUs those {called} are; name one with '#ULLAGE gpu=NAME' or --gpu NAME, "
             f"or for all users in {SITE_FILE} beside slurm.conf, which 'ullage slurm configure' writes"
         ) from None

@@ -61,7 +61,7 @@ def plan_words(words: Sequence[str], text: str | None = None, **more: Any) -> Su
     elif given.rest:
         text = read_file(given.rest[0])
     elif text is None:
-        raise InvalidValue("needed a batch script, such as job.sh, or --wrap COMMAND; found none")
+        raise InvalidValue("a batch script such as job.sh, or --wrap COMMAND, must be given, got neither")
     return plan_job(text, given.values, arguments, **more)
 
 

@@ -14,10 +14,10 @@ local function problem_of(job)
          local count = tonumber(string.match(plain, "[:=](%d+)$") or "1")
          local most = SHARDS[string.lower(kind)] or SHARDS[""]
          if name == "shard" and count > most then
-            return string.format("needed at most %d shards, which is a whole GPU; the job asks for %d", most, count)
+            return string.format("a job can ask for at most %d shards, which is a whole GPU, got %d", most, count)
          end
          if name == "gpu" and asked == job.tres_per_node and count > GPUS then
-            return string.format("needed at most %d GPUs on a node; the job asks for %d", GPUS, count)
+            return string.format("a job can ask for at most %d GPUs on a node, got %d", GPUS, count)
          end
       end
    end
