@@ -39,7 +39,7 @@ def test_a_file_may_import_neighbours_and_define_anything(tmp_path: Path) -> Non
     [
         (GOOD, "chose", UnknownName, "did you mean 'choose'?"),
         ("x = 1\n", "x", UnknownName, "no function in"),
-        ("def choose(job):\n    return None\n", "choose", InvalidValue, "needed choose(job, gpus, now) in"),
+        ("def choose(job):\n    return None\n", "choose", InvalidValue, "must be choose(job, gpus, now)"),
         ("def choose(:\n", "choose", InvalidValue, "SyntaxError"),
         ("import no_such_package\n", "choose", InvalidValue, "ModuleNotFoundError: No module named 'no_such_package'"),
         ("raise SystemExit(3)\n", "choose", InvalidValue, "SystemExit: 3"),
@@ -54,7 +54,7 @@ def test_what_is_wrong_is_one_message(
 
 
 def test_a_file_that_is_not_there_and_a_name_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValue, match=r"no file /no/such.py; needed a Python file with the function choose"):
+    with pytest.raises(InvalidValue, match=r"no file /no/such.py; it must be a Python file with the function choose"):
         load_policy("/no/such.py:choose")
     with pytest.raises(UnknownName, match=r"did you mean 'magm'\?.*one of your own: FILE.py:FUNCTION"):
         load_policy("magn")

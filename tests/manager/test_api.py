@@ -81,7 +81,7 @@ def test_a_token_is_needed_and_is_kept_from_others(api):
     file = api.home.folder / "run/api-token"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE((api.home.folder / "manager/api-secret").stat().st_mode) == 0o600
-    assert "found none" in problem(requests.get(api.url + "/v1/ping", timeout=60), 401)
+    assert "got none" in problem(requests.get(api.url + "/v1/ping", timeout=60), 401)
     user, signature = api.token.split("-")[1:]
     changed = api.token[:-1] + ("0" if api.token[-1] != "0" else "1")
     for token in ("x", "", "ullage_", "ullage_x", changed, f"ullage-{int(user) + 1}-{signature}"):
@@ -143,7 +143,7 @@ def test_gpus_are_drained_and_resumed(api):
     api.home.until(lambda: api.client.gpus()[0]["drained"], "the GPU to be drained")
     assert api.client.gpus()[0]["drain_reason"] == "dust"
     assert api.client.resume(0) == {"gpu": first["id"], "index": 0, "drained": False, "text": ""}
-    with pytest.raises(InvalidValue, match="needed a GPU by index or UUID"):
+    with pytest.raises(InvalidValue, match="the GPU must be named by index or UUID"):
         api.client.drain("none")
 
 
@@ -180,9 +180,9 @@ def test_metrics_can_be_read_and_unknown_is_left_out(api):
     ("body", "status", "said"),
     [
         (b"", 422, "needed a body; found none"),
-        (b"{", 422, "needed a body of JSON"),
+        (b"{", 422, "the body must be JSON"),
         (b"[]", 422, ""),
-        (b"\xff\xfe", 422, "needed a body of JSON"),
+        (b"\xff\xfe", 422, "the body must be JSON"),
         (b"[" * 100_000, 400, ""),
         (b'{"job": {"cwd": "/"}}', 422, "needed a job.command; found none"),
         (b'{"job": {"comand": ["a"], "cwd": "/"}}', 422, "there is no 'job.comand'; did you mean 'command'?"),
@@ -193,7 +193,7 @@ def test_metrics_can_be_read_and_unknown_is_left_out(api):
         (b'{"job": {"command": ["a"], "cwd": "/", "memory": 1e308}}', 422, "job.memory: "),
         (b'{"job": {"command": ["a"], "cwd": "/", "after": [{"job": 999999}]}}', 404, "no job 999999"),
         (b'{"job": {"command": ["a"], "cwd": "/"}, "key": "short"}', 422, "key: string should have at least 8"),
-        (b'{"job": {"command": ["' + b"a" * (5 << 20) + b'"], "cwd": "/"}}', 413, "needed a request of at most"),
+        (b'{"job": {"command": ["' + b"a" * (5 << 20) + b'"], "cwd": "/"}}', 413, "a request must have at most"),
     ],
 )
 def test_a_bad_submission_gets_one_message(api, body, status, said):
@@ -231,8 +231,8 @@ def test_paths_and_jobs_that_are_not_there(api):
 
 def test_its_description_is_complete_and_needs_a_token(api):
     for path in ("/openapi.json", "/docs", "/redoc", "/nothing", "/v1/jobs"):
-        assert "found none" in problem(requests.get(api.url + path, timeout=60), 401)
-    assert "found none" in problem(requests.post(api.url + "/v1/jobs", data=b"x" * (5 << 20), timeout=60), 401)
+        assert "got none" in problem(requests.get(api.url + path, timeout=60), 401)
+    assert "got none" in problem(requests.post(api.url + "/v1/jobs", data=b"x" * (5 << 20), timeout=60), 401)
     paths = api.get("/openapi.json").json()["paths"]
     assert {verb.path for verb in VERBS.values() if verb.path} <= set(paths)
     assert all("security" in operation for path in paths.values() for operation in path.values())
@@ -427,7 +427,7 @@ def test_tokens_on_the_command_line(api):
         "admin", "token", "create", "--scope", "all", code=2
     )
     assert "no token 999" in home.cli("admin", "token", "revoke", "999", code=2)
-    assert "found no 'nobody at all'" in home.cli("admin", "token", "create", "--user", "nobody at all", code=2)
+    assert "no user 'nobody at all'" in home.cli("admin", "token", "create", "--user", "nobody at all", code=2)
 
 
 def crowd(api, number, sent):
@@ -520,7 +520,7 @@ def test_it_listens_on_loopback_and_says_what_it_cannot(api):
     places = {"80": ("127.0.0.1", 80), "localhost:1": ("localhost", 1), "[::1]:2": ("::1", 2)}
     assert {text: parse_listen(text) for text in places} == places
     for text in ("", "x", "1:2:3", "99999", "a b:1"):
-        with pytest.raises(InvalidValue, match="needed a port such as 8600"):
+        with pytest.raises(InvalidValue, match="--api must be a port such as 8600"):
             parse_listen(text)
     other = api.home.folder.parent / "other"
     command = [sys.executable, "-m", "ullage", "serve", "--virtual", "T4", "--api", str(urlsplit(api.url).port)]
@@ -550,9 +550,9 @@ def test_the_command_line_does_not_load_the_api():
 
 
 def test_a_client_needs_a_url_and_a_token():
-    with pytest.raises(InvalidValue, match="both a url and a token"):
+    with pytest.raises(InvalidValue, match="url and token must both be given"):
         ullage.manager.Client(url="http://127.0.0.1:1")
-    with pytest.raises(InvalidValue, match="needed a URL such as"):
+    with pytest.raises(InvalidValue, match="the API must be a URL such as"):
         ullage.manager.Client(url="ftp://x", token="t")
     with pytest.raises(NoDaemon):
         ullage.manager.Client(url="http://127.0.0.1:1", token="t").queue()

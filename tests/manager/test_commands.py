@@ -83,7 +83,7 @@ def test_a_held_job_waits_for_its_release(common):
     assert common.job(number)["state"] == "held"
     assert common.cli("edit", "--release", str(number)) == f"job {number} is released\n"
     assert common.wait(number)["state"] == "done"
-    assert "cannot release: needed a job that is held" in common.cli("edit", "--release", str(number), code=1)
+    assert "cannot release: the job must be held" in common.cli("edit", "--release", str(number), code=1)
 
 
 def test_jobs_are_held_cancelled_and_waited_for_by_command(common):
@@ -165,7 +165,7 @@ def test_a_drained_gpu_gets_no_job_until_it_is_resumed(common):
     assert "dust" in common.cli("queue", "--show-gpus")
     common.cli("admin", "resume", "0")
     common.until(lambda: not common.client.call("gpus")[0]["drained"], "the GPU to be there again")
-    assert "needed a GPU by index or UUID; found '9'" in common.cli("admin", "drain", "9", code=2)
+    assert "the GPU must be named by index or UUID, got '9'" in common.cli("admin", "drain", "9", code=2)
 
 
 def test_logs_follow_a_job_to_its_end(common):

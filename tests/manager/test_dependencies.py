@@ -74,7 +74,7 @@ def test_a_name_means_the_jobs_of_that_name_that_are_not_over(common):
         ("99999_2", "no job 99999_2"),
         ("no such name", "no job 'no such name'"),
         ("99999_{index}", "only a job of an array has an index: 99999_{index} needs --array too"),
-        ("x{index}", "needed an array before {index}, such as 12_{index}; found 'x{index}'"),
+        ("x{index}", "{index} must follow an array, such as 12_{index}, got 'x{index}'"),
         ("", "needed jobs such as 17"),
     ],
 )

@@ -101,13 +101,13 @@ def test_a_drain_ends_by_itself(make_here):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"gpu": 7}, "needed a GPU by index or UUID; found '7'"),
-        ({"users": ["nobody-at-all"]}, "needed a user of this system; found no 'nobody-at-all'"),
-        ({"groups": ["no-such-group"]}, "needed a group of this system; found no 'no-such-group'"),
-        ({"until": 1000.0}, "needed a time that is not over"),
-        ({"begin": 1000.0, "until": 2000.0}, "needed a time that is not over"),
-        ({"begin": 4e9, "until": 4e9}, "needed a time that is not over"),
-        ({"until": 9e9}, "of at most 366 days"),
+        ({"gpu": 7}, "the GPU must be named by index or UUID, got '7'"),
+        ({"users": ["nobody-at-all"]}, "this system has no user 'nobody-at-all'"),
+        ({"groups": ["no-such-group"]}, "this system has no group 'no-such-group'"),
+        ({"until": 1000.0}, "a drain must not be over"),
+        ({"begin": 1000.0, "until": 2000.0}, "a drain must not be over"),
+        ({"begin": 4e9, "until": 4e9}, "a drain must not be over"),
+        ({"until": 9e9}, "must last at most 366 days"),
     ],
 )
 def test_what_makes_no_sense_is_refused(common, asked, message):

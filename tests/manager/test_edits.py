@@ -67,12 +67,12 @@ def test_what_runs_or_is_over_is_not_edited(common):
     common.wait(number, "running")
     said = common.cli("edit", str(number), "--priority", "3", code=1)
     assert said == (
-        f"ullage: job {number}: cannot edit: needed a job that waits; found one that is running; "
+        f"ullage: job {number}: cannot edit: the job must be waiting, but it is running; "
         f"'ullage edit --requeue --hold {number}' stops it first\n"
     )
     common.client.cancel(number)
     common.wait(number)
-    assert "found one that is cancelled\n" in common.cli("edit", str(number), "--priority", "3", code=1)
+    assert "must be waiting, but it is cancelled\n" in common.cli("edit", str(number), "--priority", "3", code=1)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_runs_or_is_over_is_not_edited(common):
         ({"retries": 2, "requeue": False}, "requeue: a job that is never started twice cannot have retries too"),
         ({"prioritty": 3}, "cannot edit 'prioritty'; did you mean 'priority'?"),
         ({"command": ["rm"]}, "cannot edit 'command'; there are name, "),
-        ({}, "needed something to change: name, "),
+        ({}, "an edit must change at least one of name, "),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_changes(common, changes, said):
@@ -164,7 +164,7 @@ def test_a_job_that_is_over_can_be_given_more_memory(common):
     assert "the largest GPU has" in common.cli("edit", "--requeue", str(number), "--memory", "1TiB", code=1)
     running = common.submit(proceed="proceed")
     common.wait(running, "running")
-    assert "needed a job that is over" in common.cli("edit", "--requeue", str(running), "--memory", "6GiB", code=1)
+    assert "the job must be over" in common.cli("edit", "--requeue", str(running), "--memory", "6GiB", code=1)
     common.go()
 
 

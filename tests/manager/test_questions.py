@@ -116,11 +116,11 @@ def test_a_question_outlives_the_daemon_that_it_was_put_to(asked):
     [
         ({"gpu": "T4"}, "needs one of model, script and command, got none"),
         ({"model": "x", "script": "y"}, "got model and script"),
-        ({"model": "x", "gpu": "/etc/shadow.toml"}, "found the path"),
+        ({"model": "x", "gpu": "/etc/shadow.toml"}, "got the path"),
         ({"model": "x", "gpu": "H20O"}, "did you mean 'H20'"),
         ({"model": "x", "estimator": "nobody's"}, "estimator"),
         ({"model": "x", "options": {"gpu": "T4"}}, "gpu cannot be one of them"),
-        ({"command": ["make", "train"]}, "runs a script"),
+        ({"command": ["make", "train"]}, "must run a script"),
         ({"script": "x", "cwd": "here"}, "absolute path"),
         ({"modle": "x"}, "did you mean 'model'"),
     ],

@@ -225,9 +225,9 @@ def test_a_narrow_terminal_gets_whole_words_and_fewer_columns():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--by", "usr"], "needed one or more of user, day, name and gpu, each once; found 'usr'"),
-        (["--since", "soon"], "2026-11-01T08:00, or 7d for seven days ago; found 'soon'"),
-        (["--since", "1h", "--until", "2h"], "needed a time to report from that is before the one to report until"),
+        (["--by", "usr"], "by must be one or more of user, day, name and gpu, each once, got 'usr'"),
+        (["--since", "soon"], "2026-11-01T08:00, or 7d for seven days ago, got 'soon'"),
+        (["--since", "1h", "--until", "2h"], "the time to report from must be before the time to report until"),
         (["--csv", "--json"], "--csv and --json exclude each other"),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_request_that_is_too_long_is_refused(common):
 
 
 def test_a_request_without_an_end_is_refused(common):
-    assert "a line that ends" in raw(common, b'{"order": "ping"}')["message"]
+    assert "must end before the connection does" in raw(common, b'{"order": "ping"}')["message"]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_what_ran_can_be_simulated_again(make_here):
     was, again = ullage.manager.simulation.replay(told, policy="exclusive", gpus="2xH200")
     assert was.figures == real.figures and again.figures.done == 2
     assert (again.scenario.policy, again.scenario.gpus, again.scenario.estimator) == ("exclusive", "2xH200", "promised")
-    with pytest.raises(InvalidValue, match="before the one to report until"):
+    with pytest.raises(InvalidValue, match="before the time to report until"):
         here.call("trace", since=2.0, until=1.0)
     assert here.call("trace", since=0.0, until=told["since"])["jobs"] == []
     later = max(here.job(job)["ended"] for job in jobs) + 0.001
@@ -71,7 +71,7 @@ def test_a_stopped_daemons_database_gives_the_same_trace(make_here, tmp_path):
         assert found == told
     assert {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in folder.glob("state.db*")} == before
     assert stored_trace(folder, until=told["since"])["jobs"] == []
-    with pytest.raises(InvalidValue, match="needed the database of a daemon, state.db"):
+    with pytest.raises(InvalidValue, match="must be the database of a daemon, state.db"):
         stored_trace(tmp_path / "nothing")
     with contextlib.closing(sqlite3.connect(folder / "state.db")) as older, older:
         older.execute("DELETE FROM site")
@@ -124,4 +124,4 @@ def test_the_command_shows_what_happened_beside_what_would_have(common):
     stored = json.loads(common.cli("simulate", "--from-history", "--database", str(database), "--json"))
     assert [run["figures"]["total_s"] for run in stored["runs"]] == pytest.approx([real["total_s"], again["total_s"]])
     assert "--database works only with --from-history" in common.cli("simulate", "x.csv", "--database", "x", code=2)
-    assert "found 'soon'" in common.cli("simulate", "--from-history", "--since", "soon", code=2)
+    assert "got 'soon'" in common.cli("simulate", "--from-history", "--since", "soon", code=2)

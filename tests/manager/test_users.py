@@ -177,7 +177,7 @@ def test_a_user_has_limits_and_an_operator_has_none(make_home):
         return as_user(home, "submit", job=job, key=f"{key} with more letters")
 
     try:
-        assert "a priority of at most 10; found 11" in submit("a", priority=11)["refused"]
+        assert "a priority of at most 10, got 11" in submit("a", priority=11)["refused"]
         assert "asks for 3 GPUs; nobody may use 2 at a time" in submit("b", gpus=3)["refused"]
         assert "asks for 6 more; 5 at a time are the limit" in submit("c", array="1-6")["refused"]
         assert "50 KB are the limit" in submit("f", env={"A": "x" * 50_000})["refused"].replace("48.8 KiB", "50 KB")

@@ -47,7 +47,7 @@ class Client:
         timeout: float = 60.0,
     ) -> None:
         if (url is None) != (token is None):
-            raise InvalidValue("needed both a url and a token for the API, or neither for the daemon's socket")
+            raise InvalidValue("url and token must both be given for the API, or neither for the daemon's socket")
         self._transport: Transport
         if url is not None and token is not None:
             self._transport = HttpTransport(url, token, timeout)
@@ -187,7 +187,7 @@ class Client:
         """Everything about one job."""
         found = self.jobs(job)
         if len(found) != 1:
-            raise InvalidValue(f"needed one job; {job} means {len(found)}")
+            raise InvalidValue(f"{job} must name one job, got {len(found)}")
         return dict(found[0])
 
     def logs(self, job: int | str, stream: str = "stdout", attempt: int | None = None) -> str:
@@ -254,7 +254,7 @@ class Client:
         """The job once it is over. Raises `TimeoutError` if that takes longer than `timeout` seconds."""
         found = self.wait_all([job], timeout)
         if len(found) != 1:
-            raise InvalidValue(f"needed one job; {job} means {len(found)}")
+            raise InvalidValue(f"{job} must name one job, got {len(found)}")
         return found[0]
 
     def wait_all(self, jobs: Sequence[int | str], timeout: float | None = None) -> list[dict[str, Any]]:

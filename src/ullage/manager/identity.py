@@ -71,7 +71,7 @@ def number_of_user(name: str) -> int:
     try:
         return pwd.getpwnam(name).pw_uid
     except (KeyError, ValueError):
-        raise InvalidValue(f"needed a user of this system; found no {name[:80]!r}") from None
+        raise InvalidValue(f"this system has no user {name[:80]!r}") from None
 
 
 def is_operator(uid: int, user: str, operators: list[str]) -> bool:
@@ -114,14 +114,14 @@ def check_submitter(caller: Caller) -> None:
     if os.getuid() != 0:
         if caller.uid != os.getuid():
             raise NotAllowed(
-                f"this daemon runs as {user_name(os.getuid())} and runs only that user's jobs; found {caller.user}. "
+                f"this daemon runs as {user_name(os.getuid())} and runs only that user's jobs, not {caller.user}'s. "
                 "Start one of your own with `ullage serve`, or have root start one for all"
             )
     else:
         try:
             pwd.getpwuid(caller.uid)
         except (KeyError, OverflowError):
-            raise NotAllowed(f"needed a user whom this system knows; found the number {caller.uid}") from None
+            raise NotAllowed(f"this system has no user with the number {caller.uid}") from None
 
 
 def rights(uid: int, gid: int) -> dict[str, int | str]:
@@ -135,7 +135,7 @@ def group_number(name: str) -> int:
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
-        raise NotAllowed(f"needed a group of this system for the socket; found no {name!r}") from None
+        raise NotAllowed(f"this system has no group {name!r} for the socket") from None
 
 
 SECRET, TOKEN_FILE = "api-secret", "api-token"

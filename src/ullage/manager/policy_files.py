@@ -23,12 +23,12 @@ def load_policy(reference: str, guarded: bool = False) -> Policy:
     change it."""
     place, _, name = reference.rpartition(":")
     if reference.endswith(_SUFFIX):
-        raise InvalidValue(f"needed the function, too: {reference}:choose")
+        raise InvalidValue(f"the function must be given, too: {reference}:choose")
     if not place.endswith(_SUFFIX):
         return find_policy(reference)
     file = Path(place).expanduser()
     if not file.is_file():
-        raise InvalidValue(f"no file {file}; needed a Python file with the function {name} (job, gpus, now)")
+        raise InvalidValue(f"no file {file}; it must be a Python file with the function {name} (job, gpus, now)")
     if guarded:
         _guard(file.resolve())
     module = _module(file)
@@ -39,7 +39,7 @@ def load_policy(reference: str, guarded: bool = False) -> Policy:
     try:
         inspect.signature(function).bind("job", "gpus", "now")
     except TypeError as error:
-        raise InvalidValue(f"needed {name}(job, gpus, now) in {file}: {error}") from None
+        raise InvalidValue(f"the function in {file} must be {name}(job, gpus, now): {error}") from None
     return own_policy(str(own_name(reference)), function)
 
 

@@ -48,7 +48,7 @@ class SocketTransport:
             request["wait"] = wait
         line = json.dumps(request).encode() + b"\n"
         if len(line) > LARGEST_REQUEST:
-            raise InvalidValue(f"needed a request of at most {LARGEST_REQUEST} bytes; found {len(line)}")
+            raise InvalidValue(f"a request must have at most {LARGEST_REQUEST} bytes, got {len(line)}")
         try:
             answer = self._exchange(line, wait)
         except BaseException:
@@ -122,7 +122,7 @@ class HttpTransport:
     def __init__(self, url: str, token: str, timeout: float) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or not token.isprintable():
-            raise InvalidValue(f"needed a URL such as http://127.0.0.1:8600 and a token; found {url[:80]!r}")
+            raise InvalidValue(f"the API must be a URL such as http://127.0.0.1:8600 and a token, got {url[:80]!r}")
         self._parts, self._token, self._timeout = parts, token.strip(), timeout
         self._understood = False
 
@@ -199,7 +199,7 @@ def reachable(file: Path) -> str:
     short = os.path.relpath(text)
     if len(os.fsencode(short)) <= _LONGEST_PATH:
         return short
-    raise InvalidValue(f"needed a shorter ULLAGE_HOME: a socket's path has {_LONGEST_PATH} bytes at most; {text}")
+    raise InvalidValue(f"ULLAGE_HOME must be shorter: a socket's path has {_LONGEST_PATH} bytes at most, got {text}")
 
 
 def _error_of(kind: str, message: str) -> UllageError:

@@ -123,5 +123,7 @@ def test_a_page_that_cannot_be_is_one_sentence(home, tmp_path):
     home.stop()
     settings = tmp_path / "settings.toml"
     settings.write_text('[page]\nlisten = "0"\nuser = "no such user"\n')
-    assert "found no 'no such user'" in home.cli("serve", *home.options, "--settings", str(settings), code=2)
-    assert "--page: needed a port" in home.cli("serve", *home.options, "--page", "here", code=2)
+    assert "this system has no user 'no such user' for the page" in home.cli(
+        "serve", *home.options, "--settings", str(settings), code=2
+    )
+    assert "--page must be a port" in home.cli("serve", *home.options, "--page", "here", code=2)

@@ -148,7 +148,7 @@ def test_a_trait_that_does_not_exist_is_refused() -> None:
 
     choose.backfill = True  # type: ignore[attr-defined]
     with pytest.raises(
-        InvalidValue, match="needed True or False for oracle, alone, backfills, predicts; mine.py:choose"
+        InvalidValue, match="mine.py:choose must have True or False for oracle, alone, backfills, predicts, got "
     ):
         own_policy("mine.py:choose", choose)
 
@@ -163,9 +163,9 @@ def test_a_job_that_it_lets_wait_keeps_no_gpu_from_others() -> None:
 WRONG: dict[str, Callable[..., Any]] = {
     "ZeroDivisionError: division by zero (line ": lambda job, gpus, now: 1 / 0,
     "SystemExit: 3 (line ": lambda job, gpus, now: exec("raise SystemExit(3)"),
-    "it gave 0; needed one of the GPUs that it was given, a list of them, each once, or None": lambda job, gpus, now: 0,
-    "it gave [GpuView(index=0": lambda job, gpus, now: [gpus[0], gpus[0]],
-    "it gave one GPU; the job asks for 2, so needed a list of them": lambda job, gpus, now: gpus[0],
+    "return one of the GPUs that it was given, a list of them, each once, or None, got 0": lambda job, gpus, now: 0,
+    "each once, or None, got [GpuView(index=0": lambda job, gpus, now: [gpus[0], gpus[0]],
+    "it must return a list of GPUs because the job asks for 2, got one GPU": lambda job, gpus, now: gpus[0],
 }
 
 
@@ -174,7 +174,8 @@ def test_a_failing_or_nonsensical_function_is_one_message(message: str) -> None:
     policy = own_policy("mine.py:choose", WRONG[message])
     with pytest.raises(PolicyFailed) as raised:
         passed(policy, [job(9, gpus=2)], slots(0, 0))
-    assert str(raised.value).startswith(f"the policy mine.py:choose failed for job 9: {message}")
+    said = str(raised.value)
+    assert said.startswith("the policy mine.py:choose failed for job 9: ") and message in said
 
 
 def test_one_who_must_go_on_places_the_others_and_is_told() -> None:

@@ -346,5 +346,5 @@ def test_a_name_cannot_be_registered_twice() -> None:
     ],
 )
 def test_rules_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(InvalidValue, match=f"needed {next(iter(wrong))}"):
+    with pytest.raises(InvalidValue, match=f"{next(iter(wrong))} must be"):
         Rules(**wrong)  # type: ignore[arg-type]

@@ -23,8 +23,8 @@ LARGEST_BODY = 4 << 20
 LONGEST_HEAD, LONGEST_BODY = 15.0, 60.0  # seconds until the headers and until the body of a request must have come
 MOST_CONNECTIONS, MOST_REQUESTS = 256, 192  # requests of others than operators, at a time
 NO_TOKEN = (
-    "needed the header 'Authorization: Bearer TOKEN' with a token of this daemon (run/api-token in its home, or one "
-    "from `ullage admin token create`); found "
+    "the header Authorization must be 'Bearer TOKEN' with a token of this daemon (run/api-token in its home, or one "
+    "from `ullage admin token create`), got "
 )
 HEALTH = "/health"
 Whose = Callable[[str], Caller | None]
@@ -88,11 +88,11 @@ class BodyLimit:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, f"needed the whole request within {LONGEST_BODY:.0f} s") from None
+                raise HTTPException(408, f"the whole request must arrive within {LONGEST_BODY:.0f} s") from None
             size += len(message.get("body", b""))
             whole = not message.get("more_body", False)
             if size > LARGEST_BODY:
-                raise HTTPException(413, f"needed a request of at most {LARGEST_BODY} bytes; found a longer one")
+                raise HTTPException(413, f"a request must have at most {LARGEST_BODY} bytes, got more")
             return message
 
         await self._app(scope, counted, send)

@@ -52,7 +52,7 @@ _STATUS: tuple[tuple[type[UllageError], int], ...] = (
     (StoreFull, 507),
     (NoDaemon, 503),
 )
-_PATHS = "needed a path and a method of this API (GET /openapi.json lists them); found another"
+_PATHS = "this API has no such path and method (GET /openapi.json lists them)"
 
 
 def say_problems(app: FastAPI, say: Callable[[str], None]) -> None:
@@ -86,7 +86,7 @@ def _said(error: RequestValidationError, kind: type[BaseModel]) -> str:
     """Return the first problem of a request."""
     found = error.errors()
     if any(each["type"] == "json_invalid" for each in found):
-        return "needed a body of JSON; found something else"
+        return "the body must be JSON, got something else"
     return first_problem(found, kind, skip=1)
 
 

@@ -108,7 +108,7 @@ def parse_listen(text: str, option: str = "--api") -> tuple[str, int]:
     """
     match = re.fullmatch(r"(?:(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):)?([0-9]{1,5})", text.strip())
     if match is None or int(match[2]) > 65535:
-        raise InvalidValue(f"{option}: needed a port such as 8600, or 127.0.0.1:8600; found {text[:80]!r}")
+        raise InvalidValue(f"{option} must be a port such as 8600, or 127.0.0.1:8600, got {text[:80]!r}")
     return (match[1] or DEFAULT_HOST).strip("[]"), int(match[2])
 
 

@@ -121,10 +121,10 @@ class SocketServer:
                 line = await reader.readuntil(b"\n")
         except asyncio.IncompleteReadError as error:
             if error.partial.strip():
-                await _send(writer, failure(InvalidValue("needed a line that ends; the connection ended first")))
+                await _send(writer, failure(InvalidValue("a request's line must end before the connection does")))
             return False
         except asyncio.LimitOverrunError:
-            message = f"needed a request of at most {LARGEST_REQUEST} bytes; found a longer one"
+            message = f"a request must have at most {LARGEST_REQUEST} bytes, got more"
             await _send(writer, failure(InvalidValue(message)))
             await _discard(reader)
             return False
@@ -167,14 +167,14 @@ def parse(line: bytes) -> tuple[str, dict[str, Any], float]:
     try:
         request = json.loads(line)
     except (ValueError, RecursionError):
-        raise InvalidValue("needed a line of JSON; found something else") from None
+        raise InvalidValue("a request must be a line of JSON, got something else") from None
     if isinstance(request, dict) and ("order" in request or "verb" in request):
         check_protocol(request.get("protocol"))
     if not isinstance(request, dict) or not isinstance(request.get("order"), str):
-        raise InvalidValue('needed an object with an "order"; found none')
+        raise InvalidValue('a request must be an object with an "order", got none')
     arguments, wait = request.get("arguments", {}), request.get("wait", 0.0)
     if not isinstance(arguments, dict) or not isinstance(wait, int | float) or not 0 <= wait < 1e9:
-        raise InvalidValue('needed "arguments" as an object and "wait" as seconds')
+        raise InvalidValue('"arguments" must be an object, and "wait" must be seconds')
     return request["order"], arguments, min(float(wait), _LONGEST_WAIT)
 
 

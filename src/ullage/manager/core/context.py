@@ -49,7 +49,7 @@ class SlotReader:
         found = next((device for device in devices if str(gpu) in (str(device.index), device.id)), None)
         if found is None:
             there = ", ".join(f"{device.index} ({device.id})" for device in devices[:16])
-            raise InvalidValue(f"needed a GPU by index or UUID; found {str(gpu)[:80]!r}. There are: {there}")
+            raise InvalidValue(f"the GPU must be named by index or UUID, got {str(gpu)[:80]!r}. There are: {there}")
         return found
 
     def look(

@@ -30,7 +30,7 @@ class Dependencies:
         common = [need for each in after if INDEX not in str(each.job) for need in self._needs(caller, each)]
         alike = [(each, self._elements(each, array)) for each in after if INDEX in str(each.job)]
         if len(common) + len(alike) > MOST_DEPENDENCIES:
-            raise InvalidValue(f"needed at most {MOST_DEPENDENCIES} jobs to wait for; found {len(common) + len(alike)}")
+            raise InvalidValue(f"a job can wait for at most {MOST_DEPENDENCIES} jobs, got {len(common) + len(alike)}")
 
         def of(index: int | None) -> tuple[Need, ...]:
             needs = list(common)
@@ -46,7 +46,7 @@ class Dependencies:
         """Return the jobs of the array that `12_{index}` names, by index."""
         match = _ARRAY.fullmatch(str(each.job))
         if match is None or match[2] != INDEX:
-            raise InvalidValue(f"needed an array before {INDEX}, such as 12_{INDEX}; found {str(each.job)[:80]!r}")
+            raise InvalidValue(f"{INDEX} must follow an array, such as 12_{INDEX}, got {str(each.job)[:80]!r}")
         if not array:
             raise InvalidValue(f"only a job of an array has an index: {each.job} needs --array too")
         found = self._store.history.indices(int(match[1]))

@@ -77,7 +77,7 @@ def check_drain(new: Drain, others: Iterable[Drain], now: float) -> None:
         _known("group", name, grp.getgrnam)
     if new.until is not None and (new.until <= now or not 0 < new.until - new.begin <= LONGEST):
         found = f"{format_moment(new.begin)} to {format_moment(new.until)}"
-        raise InvalidValue(f"needed a time that is not over, of at most {LONGEST / 86400:.0f} days; found {found}")
+        raise InvalidValue(f"a drain must not be over and must last at most {LONGEST / 86400:.0f} days, got {found}")
     for other in others:
         if other.begin < (new.until or LAST_MOMENT) and new.begin < (other.until or LAST_MOMENT):
             raise InvalidValue(f"this GPU {other.text} already; 'ullage admin resume --all' takes that back")
@@ -87,7 +87,7 @@ def _known(what: str, name: str, find: Callable[[str], object]) -> None:
     try:
         find(name)
     except KeyError:
-        raise InvalidValue(f"needed a {what} of this system; found no {name[:80]!r}") from None
+        raise InvalidValue(f"this system has no {what} {name[:80]!r}") from None
 
 
 def _groups(user: str, gid: int) -> set[str]:

@@ -58,7 +58,7 @@ class JobEditor:
                 advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(EDITABLE)}"
                 raise InvalidValue(f"cannot edit {name[:80]!r}; {advice}")
         if not changes:
-            raise InvalidValue(f"needed something to change: {', '.join(EDITABLE)}")
+            raise InvalidValue(f"an edit must change at least one of {', '.join(EDITABLE)}")
         specs: dict[int | None, _Terms] = {}  # jobs of an array share one, and so they stay
         edited: list[JobRecord] = []
         self._store.afterwards(partial(self._done, "edited", edited))
@@ -66,7 +66,7 @@ class JobEditor:
         def edit(job: JobRecord) -> str:
             if job.state not in WAITING:
                 stop = f"; 'ullage edit --requeue --hold {job.id}' stops it first" if job.state.is_live else ""
-                raise InvalidValue(f"cannot edit: needed a job that waits; found one that is {job.state}{stop}")
+                raise InvalidValue(f"cannot edit: the job must be waiting, but it is {job.state}{stop}")
             if job.spec_id not in specs:
                 spec = self._edited(job, changes)
                 given = {} if "priority" in changes else {"priority": 0}  # one that an operator gave it stays
@@ -123,7 +123,7 @@ class JobEditor:
             if job.asked("requeue") is False:
                 raise InvalidValue("cannot requeue: it asked never to be started twice (--no-requeue); submit it anew")
             if not job.state.is_over and memory is not None:
-                raise InvalidValue(f"cannot requeue with other memory: needed a job that is over; this is {job.state}")
+                raise InvalidValue(f"cannot requeue with other memory: the job must be over, but it is {job.state}")
             if not job.state.is_over:
                 return self._stop_and_requeue(caller, job, hold)
             self._intake.check_room(caller, 1)

@@ -41,7 +41,7 @@ def stored_trace(place: Path, since: float = 0.0, until: float | None = None) ->
     files = (place, place / FILE, place / "manager" / FILE)
     file = next((each for each in files if each.is_file()), None)
     if file is None:
-        raise InvalidValue(f"needed the database of a daemon, {FILE}, or a folder that has it; found none in {place}")
+        raise InvalidValue(f"{place} must be the database of a daemon, {FILE}, or a folder that has it, got neither")
     with tempfile.TemporaryDirectory(prefix="ullage-") as name:
         try:
             shutil.copyfile(file, Path(name) / FILE)

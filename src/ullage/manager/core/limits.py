@@ -24,7 +24,7 @@ class UserLimits:
             return
         if spec.priority > self._limits.max_priority:
             raise NotAllowed(
-                f"{caller.user} may ask for a priority of at most {self._limits.max_priority}; found {spec.priority}. "
+                f"{caller.user} may ask for a priority of at most {self._limits.max_priority}, got {spec.priority}. "
                 "Operators may give a higher one (limits.max_priority in the settings)"
             )
         if self._limits.gpus is not None and spec.gpus > self._limits.gpus:

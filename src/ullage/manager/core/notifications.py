@@ -35,7 +35,7 @@ Commit = Callable[[Callable[[], Any]], Awaitable[Any]]
 def check_notifications(spec: JobSpec, settings: NotifySettings) -> None:
     """Refuse a job's command at its end if the site allows none."""
     if spec.on_end is not None and not settings.commands:
-        raise InvalidValue("needed no command at the end: this site runs none (notify.commands in the settings)")
+        raise InvalidValue("cannot run a command at a job's end: this site runs none (notify.commands in the settings)")
 
 
 def facts_of(job: JobRecord) -> dict[str, Any]:

@@ -280,7 +280,7 @@ class Orders:
         )
         if chosen is None:
             if attempt is not None:
-                raise InvalidValue(f"job {record.reference} has {len(attempts)} attempts; found no number {attempt}")
+                raise InvalidValue(f"job {record.reference} has no attempt {attempt}; it has {len(attempts)} attempts")
             return {"job": number, "attempt": None, "offset": 0, "text": "", "over": record.state.is_over, "file": None}
         file = self._context.attempt_folder(chosen) / _OUTPUTS[stream]
         if tail is not None:
@@ -513,7 +513,7 @@ class Orders:
     def _one(self, caller: Caller, reference: str | int) -> int:
         found = self.resolve(caller, reference)
         if len(found) > 1:
-            raise InvalidValue(f"needed one job; {reference} means {len(found)} ({found[0]} to {found[-1]})")
+            raise InvalidValue(f"{reference} must name one job, got {len(found)} ({found[0]} to {found[-1]})")
         return found[0]
 
     def _each(
@@ -521,7 +521,7 @@ class Orders:
     ) -> Answers[list[dict[str, Any]]]:
         """Do the same to several jobs; a refusal for one does not stop the others."""
         if not jobs:
-            raise InvalidValue(f"needed the jobs to {doing}, by number or name")
+            raise InvalidValue(f"the jobs to {doing} must be given, by number or name")
         numbers = list(dict.fromkeys(number for one in jobs for number in self.resolve(caller, one)))
         records: list[JobRecord] = []
         for first in range(0, len(numbers), _AT_A_TIME):

@@ -79,7 +79,7 @@ class Questions:
             find(spec.estimator)  # which says what there is
         gpus = known_gpus(spec) or self._own_gpus()
         if not questions_about(spec):
-            raise InvalidValue("needed a command that runs a script or a module with Python; found none")
+            raise InvalidValue("the command must run a script or a module with Python, but it runs none")
         question = {**spec.said(), "gpu": gpus}
         id, asked, who = secrets.token_hex(16), self._context.clock(), (caller.uid, caller.gid, caller.user)
         record = QuestionRecord(id=id, uid=who[0], gid=who[1], user=who[2], asked=asked, question=question)
@@ -139,7 +139,7 @@ class Questions:
             bound = min(worst.bound, worst.gpu_memory) if worst.fits else worst.bound
             return int(bound), read_utilization(known, list(known)), plain(note)
         except (InvalidValue, TypeError, ValueError):
-            raise InvalidValue(f"needed an estimate that has an answer; {id[:80]} has none") from None
+            raise InvalidValue(f"the estimate must have an answer, but {id[:80]} has none") from None
 
     def resume(self) -> None:
         """After a restart, repeat open questions."""
@@ -232,5 +232,5 @@ def known_gpus(spec: EstimateSpec) -> list[str]:
 def _known(name: str) -> str:
     """Return a GPU's name. The daemon opens no path that a user names."""
     if os.sep in name or name.strip().endswith(".toml"):
-        raise InvalidValue(f"needed the name of a GPU ('ullage gpus' lists them); found the path {name[:80]!r}")
+        raise InvalidValue(f"the GPU must be given by name ('ullage gpus' lists them), got the path {name[:80]!r}")
     return find_gpu(name).name

@@ -123,7 +123,7 @@ def times_asked(context: ManagerContext, since: float | None, until: float | Non
     now = context.clock()
     begin, end = now - _WEEK if since is None else since, now if until is None else min(until, now)
     if not 0 <= begin <= end:
-        raise InvalidValue("needed a time to report from that is before the one to report until, and not to come")
+        raise InvalidValue("the time to report from must be before the time to report until, and not in the future")
     return begin, end
 
 
@@ -184,11 +184,11 @@ def check_by(by: Sequence[str]) -> tuple[str, ...]:
 
     >>> check_by(["usr"])
     Traceback (most recent call last):
-    ullage.errors.InvalidValue: needed one or more of user, day, name and gpu, each once; found 'usr'
+    ullage.errors.InvalidValue: by must be one or more of user, day, name and gpu, each once, got 'usr'
     """
     if not by or len(set(by)) < len(by) or not set(by) <= set(BY):
         found = ", ".join(map(repr, by))[:80] or "none"
-        raise InvalidValue(f"needed one or more of user, day, name and gpu, each once; found {found}")
+        raise InvalidValue(f"by must be one or more of user, day, name and gpu, each once, got {found}")
     return tuple(by)
 
 

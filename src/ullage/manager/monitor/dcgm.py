@@ -125,7 +125,7 @@ class DcgmSource:
         try:
             done = subprocess.run([self._command, *words], capture_output=True, text=True, timeout=_PATIENCE)
         except FileNotFoundError:
-            raise NoGPUSource(f"needed DCGM's program {self._command!r}; it is not installed") from None
+            raise NoGPUSource(f"DCGM's program {self._command!r} must be installed, but it is not") from None
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoGPUSource(f"DCGM's program {self._command!r} does not answer: {error}") from None
         if done.returncode != 0:

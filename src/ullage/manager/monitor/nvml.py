@@ -268,7 +268,7 @@ class NVMLValues:
         return self._asking.ask(name, self.handle, *args)
 
 
-INSTALL = "needed the package nvidia-ml-py to ask NVML; type: pip install nvidia-ml-py"
+INSTALL = "the package nvidia-ml-py must be installed to ask NVML; type: pip install nvidia-ml-py"
 
 
 _LISTS = (
@@ -297,7 +297,7 @@ class NvmlSource:
             self._nvml.nvmlInit()
         except self._nvml.NVMLError as error:
             raise NoGPUSource(
-                f"needed an NVIDIA driver; NVML says: {error}. 'nvidia-smi' shows whether the driver is there"
+                f"NVML must have an NVIDIA driver, but says: {error}. 'nvidia-smi' shows whether the driver is there"
             ) from None
         self._asking, self.rates = Asking(self._nvml, clock), {**RATES, **(rates or {})}
         self._known: dict[str, NVMLValues] = {}

@@ -90,7 +90,7 @@ class Monitor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not 0.05 <= interval <= window:
-            raise InvalidValue(f"needed an interval from 0.05 s to the window's {window:g} s; found {interval:g} s")
+            raise InvalidValue(f"interval must be from 0.05 s to the window's {window:g} s, got {interval:g} s")
         self.source, self.interval, self.seconds = source, interval, window
         self.failures = 0
         self.last_error: str | None = None

@@ -128,11 +128,11 @@ class EstimateForm:
             except ValueError as error:
                 raise InvalidValue(f"the arguments cannot be read: {error}") from None
             if not (self.script.value or "").strip():
-                raise InvalidValue("needed a script: choose a file, or paste its text")
+                raise InvalidValue("a script must be given: choose a file, or paste its text")
             options = _given(self._script)
             return {"script": self.script.value, "args": args, "options": options, **self._gpu, **_given(self._places)}
         if not (self.model.value or "").strip():
-            raise InvalidValue("needed the name of a model, such as torchvision:resnet50")
+            raise InvalidValue("the name of a model must be given, such as torchvision:resnet50")
         options = _given(self._model)
         if "input_shape" in options:
             options["input_shape"] = parse_shape(options["input_shape"], "the shape of a sample")
@@ -213,7 +213,7 @@ def _config(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise InvalidValue(f"the config is no JSON: {error}") from None
     if not isinstance(found, dict):
-        raise InvalidValue('needed a config with names and values, such as {"n_layer": 12}; found something else')
+        raise InvalidValue('the config must be names and values, such as {"n_layer": 12}, got something else')
     return found
 
 

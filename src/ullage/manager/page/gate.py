@@ -73,7 +73,7 @@ class PageGate:
         """Return the gate's own answer, or `None` if the page answers."""
         method, path = request.method, request.url.path
         if method not in ("GET", "HEAD", "POST"):
-            return _plain("needed GET or POST", 405)
+            return _plain("the method must be GET or POST", 405)
         if method == "POST" and not same_origin(request.headers):
             return _plain("this request comes from another site", 403)
         if path == "/health":

@@ -69,9 +69,9 @@ class JobForm:
         except ValueError as error:
             raise InvalidValue(f"the command cannot be read: {error}") from None
         if not given["command"]:
-            raise InvalidValue("needed a command, such as python train.py")
+            raise InvalidValue("a command must be given, such as python train.py")
         if "cwd" not in given:
-            raise InvalidValue("needed the folder on the server that the command runs in")
+            raise InvalidValue("the folder on the server that the command runs in must be given")
         return make_job(given, "the job").said()
 
 

@@ -66,7 +66,7 @@ class TimelineRun:
         try:
             return datetime.datetime.fromisoformat(text.strip()).timestamp()
         except (ValueError, OverflowError, OSError):
-            raise InvalidValue(f"needed a time such as {_moment(self.first)}; found {text[:40]!r}") from None
+            raise InvalidValue(f"the value must be a time such as {_moment(self.first)}, got {text[:40]!r}") from None
 
 
 def show_timeline(session: Session) -> None:

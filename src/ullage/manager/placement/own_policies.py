@@ -77,7 +77,7 @@ def own_policy(name: str, function: Choice) -> Policy:
     for trait, value in given.items():
         if trait not in TRAITS or not isinstance(value, bool):
             valid = ", ".join(TRAITS)
-            raise InvalidValue(f"needed True or False for {valid}; {name} has the attribute {trait} = {value!r}")
+            raise InvalidValue(f"{name} must have True or False for {valid}, got {trait} = {value!r}")
     summary = (function.__doc__ or "").strip().partition("\n")[0] or "a policy of one's own"
     traits = TRAITS | given
     return Policy(name, summary, by_index, choose=_Chooser(name, function, traits["predicts"]), **traits)
@@ -115,14 +115,14 @@ class _Chooser:
         if answer is None:
             return []
         if isinstance(answer, GpuView) and request.gpus > 1:
-            reason = f"it gave one GPU; the job asks for {request.gpus}, so needed a list of them"
+            reason = f"it must return a list of GPUs because the job asks for {request.gpus}, got one GPU"
             raise PolicyFailed(self._name, job.id, reason)
         by_view = {id(view): gpu for view, gpu in zip(gpus, suited, strict=True)}
         chosen = list(answer) if isinstance(answer, list | tuple) else [answer]
         found = [by_view.pop(id(each), None) for each in chosen]
         if None in found:
             wanted = "one of the GPUs that it was given, a list of them, each once, or None"
-            raise PolicyFailed(self._name, job.id, f"it gave {repr(answer)[:200]}; needed {wanted}")
+            raise PolicyFailed(self._name, job.id, f"it must return {wanted}, got {repr(answer)[:200]}")
         return [gpu for gpu in found if gpu is not None]
 
 

@@ -103,7 +103,7 @@ class Rules:
     def __post_init__(self) -> None:
         for name, valid in (("unknown", ("exclusive", "floor")), ("unmeasured", ("alone", "never"))):
             if getattr(self, name) not in valid:
-                raise InvalidValue(f"needed {name} = {' or '.join(map(repr, valid))}; found {getattr(self, name)!r}")
+                raise InvalidValue(f"{name} must be {' or '.join(map(repr, valid))}, got {getattr(self, name)!r}")
         for name in (
             "margin",
             "idle_memory",
@@ -115,10 +115,10 @@ class Rules:
             "stale_after",
         ):
             if not (getattr(self, name) or 0) >= 0:
-                raise InvalidValue(f"needed {name} of 0 or more; found {getattr(self, name)}")
+                raise InvalidValue(f"{name} must be 0 or more, got {getattr(self, name)}")
         for name in ("window", "busy_window", "turn", "ageing", "max_jobs_per_gpu"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise InvalidValue(f"needed {name} above 0; found {getattr(self, name)}")
+                raise InvalidValue(f"{name} must be above 0, got {getattr(self, name)}")
 
     def side_by_side(self, jobs: Sequence[Job], slot: Slot) -> SideBySide:
         """Predict jobs that share a slot.

@@ -141,15 +141,15 @@ class Job:
             raise InvalidValue(f"a job cannot have fewer than no GPUs; job {self.id} asks for {self.gpus}")
         if self.promises and (len(self.promises) != self.gpus or max(self.promises) != self.promise):
             raise InvalidValue(
-                f"needed a promise for each of {self.gpus} GPUs, the largest of them {self.promise}; job {self.id} has "
-                f"{self.promises}"
+                f"job {self.id} must have a promise for each of {self.gpus} GPUs, the largest of them {self.promise}, "
+                f"got {self.promises}"
             )
         if min(self.host) < 0:
             raise InvalidValue(f"cores and host memory cannot be negative; job {self.id} asks for {tuple(self.host)}")
         if min(self.promise or 0, self.true or 0, *self.promises) < 0:
             raise InvalidValue(f"memory cannot be negative; job {self.id} asks for {self.promise} (true: {self.true})")
         if self.min_speed is not None and not 0 <= self.min_speed <= 1:
-            raise InvalidValue(f"needed a min_speed from 0 to 1; job {self.id} has {self.min_speed}")
+            raise InvalidValue(f"the min_speed of job {self.id} must be from 0 to 1, got {self.min_speed}")
         if not self.share > 0:
             raise InvalidValue(f"a share must be above 0; job {self.id} of {self.user} has {self.share}")
 

@@ -152,7 +152,7 @@ def _rights(user: str | None, say: Callable[[str], None]) -> dict[str, Any]:
     try:
         found = pwd.getpwnam(user)
     except KeyError:
-        raise InvalidValue(f"needed a user of this system for the page; found no {user!r}") from None
+        raise InvalidValue(f"this system has no user {user!r} for the page") from None
     return _rights_of(found)
 
 

@@ -102,12 +102,12 @@ def check_transition(name: str, before: State, after: State) -> None:
 
     >>> check_transition("place", State.DONE, State.STARTING)
     Traceback (most recent call last):
-    ullage.errors.InvalidValue: cannot place: needed a job that is queued; found one that is done
+    ullage.errors.InvalidValue: cannot place: the job must be queued, but it is done
     """
     sources, targets = TRANSITIONS[name]
     if before not in sources or after not in targets:
         needed = " or ".join(sorted(sources))
-        raise InvalidValue(f"cannot {name}: needed a job that is {needed}; found one that is {before}")
+        raise InvalidValue(f"cannot {name}: the job must be {needed}, but it is {before}")
 
 
 class Need(NamedTuple):
