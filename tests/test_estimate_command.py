@@ -47,7 +47,7 @@ def test_how_long_a_training_takes_and_what_it_costs(type_in, tmp_path):
     assert "100 ms" in out and "0.00 EUR" in out and "no price is known for L4" in out
     for options, said in (
         (["--epochs", "2"], "give samples (--samples N)"),
-        (["--prices", "prices.toml"], "needed how long to train"),
+        (["--prices", "prices.toml"], "prices need the length of the training"),
         (["--epochs", "2", "--estimator", "accelerate"], "--epochs is for Ullage's own estimate"),
     ):
         code, _, err = type_in(*words, "-g", "T4", *options)
@@ -100,10 +100,10 @@ MISTAKES = [
     ("estimate hf:GPT2LMHeadModel --input-shape 3,32,32", "use --sequence-length"),
     ("estimate hf:DetrForObjectDetection", "write a training function"),
     ("estimate torchvison:resnet50", "did you mean 'torchvision'"),
-    ("estimate torchvision:", "needed torchvision:NAME"),
+    ("estimate torchvision:", "model must be torchvision:NAME"),
     ("estimate torchvision:resnet50 --sequence-length 12", "use --input-shape"),
     ("estimate torchvision:resnet50 --input-shape 3,abc", "must be whole numbers such as 3,224,224"),
-    ("estimate torchvision:resnet50 --input-shape 224,224", "needs an input shape of 3 numbers"),
+    ("estimate torchvision:resnet50 --input-shape 224,224", "input shape must have 3 numbers"),
     ("estimate torchvision:resnet50 --input-shape 1,64,64", "to have 3 channels, but got 1"),
     ("estimate torchvision:resnet50 --batch-size 0", "batch_size must be a whole number of at least 1"),
     ("estimate torchvision:resnet50 --optimizer adamm", "did you mean 'adam'"),
@@ -122,10 +122,10 @@ MISTAKES = [
     ("estimate mine.py:model", "needs the shape of its input"),
     ("estimate mine.py:broken", "raised OSError: the weights are not there"),
     ("estimate mine.py:modle", "did you mean 'model'"),
-    ("estimate nothing.py:model", "no file nothing.py"),
+    ("estimate nothing.py:model", "there is no file nothing.py"),
     ("estimate no.such.module:model", "no module named"),
     ("estimate mine.py --batch-size 3", "'batch_size' is an option for a model"),
-    ("estimate mine.py --timeout soon", "needed a duration"),
+    ("estimate mine.py --timeout soon", "duration must look like"),
     ("max-batch mine.py", "--batch-arg"),
     ("max-batch torchvision:resnet50 --maximize batch", "did you mean 'batch-size'"),
 ]

@@ -83,7 +83,7 @@ class UnknownName(UllageError, LookupError):
 
 
 class InvalidValue(UllageError, ValueError):
-    """A value that is not valid; the text says what was needed and what was found."""
+    """A value that is not valid; the text says what it must be and what it was."""
 
 
 class ModelLacks(InvalidValue):

@@ -27,7 +27,7 @@ def parse_bytes(text: str | int) -> int:
     """
     if isinstance(text, int):
         return text
-    return round(_parse(text, _BYTE_FACTORS, "a size such as 512MiB, 40GB or 1.5GiB"))
+    return round(_parse(text, _BYTE_FACTORS, "size must look like 512MiB, 40GB or 1.5GiB"))
 
 
 def format_bytes(count: int | None) -> str:
@@ -54,7 +54,7 @@ def parse_duration(text: str | float) -> float:
     """
     if isinstance(text, int | float):
         return float(text)
-    return _parse(text, _SECOND_FACTORS, "a duration such as 90s, 15m or 1.5h")
+    return _parse(text, _SECOND_FACTORS, "duration must look like 90s, 15m or 1.5h")
 
 
 def format_duration(seconds: float | None) -> str:
@@ -82,7 +82,7 @@ def parse_energy(text: str) -> float:
     >>> parse_energy("30MJ"), parse_energy("2kWh")
     (30000000.0, 7200000.0)
     """
-    return _parse(text, _JOULE_FACTORS, "an energy such as 500kJ, 30MJ or 2kWh")
+    return _parse(text, _JOULE_FACTORS, "energy must look like 500kJ, 30MJ or 2kWh")
 
 
 def energy_unit(joules: float) -> tuple[float, str]:
@@ -125,12 +125,12 @@ def last_power_of_two(number: int) -> int:
     return 1 << (max(number, 1).bit_length() - 1)
 
 
-def _parse(text: str, factors: dict[str, float] | dict[str, int], needed: str) -> float:
+def _parse(text: str, factors: dict[str, float] | dict[str, int], rule: str) -> float:
     match = _NUMBER_AND_UNIT.fullmatch(text)
     factor = factors.get(match[2].casefold()) if match else None
     if match is None or factor is None:
-        raise InvalidValue(f"needed {needed}; found {text!r}")
+        raise InvalidValue(f"{rule}, got {text!r}")
     value = float(match[1]) * factor
     if not math.isfinite(value):
-        raise InvalidValue(f"needed {needed}; found {text[:20]!r}..., which is not a finite number")
+        raise InvalidValue(f"{rule}, got {text[:20]!r}..., which is not a finite number")
     return value

@@ -225,7 +225,7 @@ def test_a_file_that_holds_no_rates_is_one_clear_error(tmp_path, content):
     path = tmp_path / "rates.safetensors"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InvalidValue, match="needed rates in .*ullage lab train utilization"):
+    with pytest.raises(InvalidValue, match="cannot read the rates in .*ullage lab train utilization"):
         load(path)
 
 
@@ -327,7 +327,7 @@ def test_another_machine_is_judged_by_the_speed_of_its_own_host(followed, timed)
         assert utilization_of_work(run.work, H200, rates).step_s < 0.75 * run.step_s
     with pytest.raises(InvalidValue, match="families for the fit"):
         judging.on_host(rates, test)
-    with pytest.raises(InvalidValue, match="needed 5 runs that wait for their host"):
+    with pytest.raises(InvalidValue, match="at least 5 runs must wait for their host"):
         judging.on_host(rates, learn[:2])
 
 
@@ -366,7 +366,7 @@ def test_a_file_of_something_else_is_refused_and_unchanged(followed, tmp_path, n
 
 
 def test_too_few_runs_are_told(timed):
-    with pytest.raises(InvalidValue, match="needed at least 10 runs"):
+    with pytest.raises(InvalidValue, match="fitting needs at least 10 runs"):
         fitting.fit(timed, [])
 
 

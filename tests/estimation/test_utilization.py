@@ -201,11 +201,11 @@ def test_the_users_own_prices_are_found(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[hour]\nT4 = "cheap"\n', "T4: needed a price of at least 0; found 'cheap'"),
-        ("[hour]\nT4 = -1\n", "T4: needed a price of at least 0"),
+        ('[hour]\nT4 = "cheap"\n', "T4: price must be at least 0, got 'cheap'"),
+        ("[hour]\nT4 = -1\n", "T4: price must be at least 0"),
         ("[hour]\nT44 = 1\n", "T4"),
-        ("hour = 3\n", r"needed a table \[hour\]"),
-        ("[hours]\nT4 = 1\n", r"needed currency, kwh and \[hour\]; found 'hours'"),
+        ("hour = 3\n", r"must have a table \[hour\]"),
+        ("[hours]\nT4 = 1\n", r"keys must be currency, kwh and \[hour\], got 'hours'"),
         ("[hour\n", "cannot read the prices in"),
     ],
 )
@@ -221,8 +221,8 @@ def test_a_file_of_prices_that_makes_no_sense_is_refused(tmp_path, text, said):
     [
         ({"epochs": 3}, r"samples an epoch has is not known: give samples \(--samples N\)"),
         ({"epochs": 3, "total_steps": 5}, "either total_steps, or epochs and samples"),
-        ({"samples": 0}, "samples: needed a number above zero"),
-        ({"prices": "prices.toml"}, "prices: needed how long to train"),
+        ({"samples": 0}, "samples must be a number above zero"),
+        ({"prices": "prices.toml"}, "prices need the length of the training"),
         ({"samples": 10, "prices": "nowhere.toml"}, "cannot read the prices in nowhere.toml: No such file"),
     ],
 )

@@ -53,7 +53,7 @@ def test_without_a_base_the_generation_fills_in(card_file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("base = ", "needed TOML"),
+        ("base = ", "must be valid TOML"),
         ('base = "A100-40"', "base: no GPU named 'A100-40'; did you mean 'A100-40GB'"),
         ('base = "a100"', "can be any of"),
         ("base = 7", "base must be the name of a GPU"),
@@ -71,8 +71,8 @@ def test_without_a_base_the_generation_fills_in(card_file: Path) -> None:
         ('base = "H200"\naliases = "x"', "aliases must be a list of texts"),
         ('base = "H200"\nname = 7', "name must be text"),
         ('base = "H200"\n[memory]\nmib = 7', "memory must be bytes"),
-        ('memory = "20GiB"', "needed compute_capability, or base"),
-        ('compute_capability = "8.0"', "needed memory, or base"),
+        ('memory = "20GiB"', "has neither compute_capability nor base"),
+        ('compute_capability = "8.0"', "has neither memory nor base"),
     ],
 )
 def test_a_mistake_is_said_with_its_file(card_file: Path, text: str, said: str) -> None:

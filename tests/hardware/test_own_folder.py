@@ -33,12 +33,12 @@ def test_a_file_in_the_folder_is_found_by_its_name(folder):
 def test_a_broken_file_is_named_and_hides_no_other_gpu(folder):
     (folder / "broken.toml").write_text("memory = ")
     assert gpu("H200").name == "H200"
-    with pytest.raises(InvalidValue, match=r"broken\.toml: needed TOML"):
+    with pytest.raises(InvalidValue, match=r"broken\.toml must be valid TOML"):
         gpu("broken")
     with pytest.raises(InvalidValue, match=r"broken\.toml"):
         own_gpus()
     (folder / "broken.toml").write_text("sms = 10\n")
-    with pytest.raises(InvalidValue, match=r"broken\.toml: needed memory, or base"):
+    with pytest.raises(InvalidValue, match=r"broken\.toml has neither memory nor base"):
         gpu("broken")
 
 
@@ -55,10 +55,10 @@ def test_without_a_folder_nothing_is_missed(tmp_path, monkeypatch):
 def test_the_local_gpu(monkeypatch):
     monkeypatch.setattr(lookup, "local_gpus", lambda: [gpu("H200"), gpu("T4")])
     assert [gpu(name).name for name in ("local", "Local:0", "local:1")] == ["H200", "H200", "T4"]
-    with pytest.raises(InvalidValue, match="needed GPU 2 of this machine; NVML found 2"):
+    with pytest.raises(InvalidValue, match="this machine has no GPU 2; NVML finds 2"):
         gpu("local:2")
     monkeypatch.setattr(lookup, "local_gpus", list)
-    with pytest.raises(InvalidValue, match="NVML found none.*pip install nvidia-ml-py"):
+    with pytest.raises(InvalidValue, match="NVML finds none.*pip install nvidia-ml-py"):
         gpu("local")
 
 

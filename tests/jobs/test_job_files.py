@@ -125,40 +125,43 @@ def test_a_command_in_one_line_is_split_and_no_shell_is_involved(write):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "FILE: needed a command; found none"),
-        ("command = []", "FILE, line 1: command: list should have at least 1 item after validation, not 0; found []"),
-        ("command = ''", "FILE, line 1: command: list should have at least 1 item after validation, not 0; found []"),
-        ('command = "python \'x"', "FILE, line 1: command: needed a command whose quotes match; "),
+        ("", "FILE: command is missing"),
+        ("command = []", "FILE, line 1: command: list should have at least 1 item after validation, not 0, got []"),
+        ("command = ''", "FILE, line 1: command: list should have at least 1 item after validation, not 0, got []"),
+        ('command = "python \'x"', "FILE, line 1: command: quotes in a command must match, got "),
         ('command = ["a\\u0000"]', "FILE, line 1: command.0: "),
         ("command = 'a'\n\nmemry = 3", "FILE, line 3: there is no 'memry'; did you mean 'memory'?"),
-        ("command = 'a'\nmemory = 'much'", "FILE, line 2: memory: needed a size such as 512MiB, 40GB or 1.5GiB; found"),
-        (f"command = 'a'\nmemory = '{'9' * 400}'", "FILE, line 2: memory: needed a size such as 512MiB, "),
-        ("command = 'a'\nmemory = 0", "FILE, line 2: memory: input should be greater than 0; found 0"),
-        ("command = 'a'\ngpus = true\n", "FILE, line 2: gpus: needed a number; found true"),
+        ("command = 'a'\nmemory = 'much'", "FILE, line 2: memory: size must look like 512MiB, 40GB or 1.5GiB, got"),
+        (f"command = 'a'\nmemory = '{'9' * 400}'", "FILE, line 2: memory: size must look like 512MiB, "),
+        ("command = 'a'\nmemory = 0", "FILE, line 2: memory: input should be greater than 0, got 0"),
+        ("command = 'a'\ngpus = true\n", "FILE, line 2: gpus: value must be a number, got true"),
         ("command = 'a'\ngpus = 2.5", "FILE, line 2: gpus: "),
         ("command = 'a'\ntime_limit = nan", "FILE, line 2: time_limit: "),
-        ("command = 'a'\narray = '5-1'", "FILE, line 2: array: needed indices such as 1-20, 0-10:2 or 1,5,7; found"),
-        ("command = 'a'\narray = '0-999999999'", "FILE, line 2: array: needed at most 10000 indices; found more in"),
-        ("command = 'a'\narray = [1, 1]", "FILE, line 2: array: needed different indices"),
+        ("command = 'a'\narray = '5-1'", "FILE, line 2: array: indices must look like 1-20, 0-10:2 or 1,5,7, got"),
+        (
+            "command = 'a'\narray = '0-999999999'",
+            "FILE, line 2: array: number of indices must be at most 10000, got more in",
+        ),
+        ("command = 'a'\narray = [1, 1]", "FILE, line 2: array: indices must be different numbers"),
         (
             "command = 'a'\nafter = [1.5]",
-            "FILE, line 2: after.0: needed jobs such as 17, 12_3, 12_all, a name, ok:17 or any:17; found '1.5'",
+            "FILE, line 2: after.0: job must be given as 17, 12_3, 12_all, a name, ok:17 or any:17, got '1.5'",
         ),
-        ("command = 'a'\nthrottle = 2", "FILE: throttle: needed an array whose jobs it limits; found none"),
-        ("command = 'a'\narray = '1-3%0'", "FILE: throttle: input should be greater than or equal to 1; found '0'"),
-        ("command = 'a'\nbegin = 'soon'", "FILE, line 2: begin: needed a time such as 2026-11-20T08:00, 22:00 or now"),
+        ("command = 'a'\nthrottle = 2", "FILE: throttle: the job has no array to limit"),
+        ("command = 'a'\narray = '1-3%0'", "FILE: throttle: input should be greater than or equal to 1, got '0'"),
+        ("command = 'a'\nbegin = 'soon'", "FILE, line 2: begin: time must look like 2026-11-20T08:00, 22:00 or now"),
         ("command = 'a'\nretries = 1\nrequeue = false", "FILE: requeue: a job that is never started twice cannot"),
-        ("command = 'a'\nafter = 0", "FILE, line 2: after.0: needed jobs such as 17"),
+        ("command = 'a'\nafter = 0", "FILE, line 2: after.0: job must be given as 17"),
         ("command = 'a'\npolicy = 'magm'", "FILE, line 2: policy must be exclusive or collocation, got 'magm'"),
         ("command = 'a'\nnotes = ['x']", "FILE, line 2: there is no 'notes'"),
         ("command = 'a'\nname = ''", "FILE, line 2: name: "),
-        ("command = 'a'\n[env]\n'A=B' = 'c'", "FILE, line 2: env: needed names of variables, without ="),
-        ("command = 'a'\nvenv = 'v'\nconda = 'c'", "FILE: needed a venv or a conda environment; found both"),
-        ("command = 'a'\ncommand = 'b'", "FILE: needed TOML; Cannot overwrite a value (at the end, line 2)"),
-        ("command =", "FILE: needed TOML; Invalid value (at the end, line 1)"),
-        ("x = " + "[" * 5000, "FILE: needed TOML; "),
-        ("x = " + "9" * 5000, "FILE: needed TOML; "),
-        (b"command = 'a'\nname = '\xff'", "FILE, line 2: needed text in UTF-8; found the byte 0xff"),
+        ("command = 'a'\n[env]\n'A=B' = 'c'", "FILE, line 2: env: names of variables must not be empty or contain ="),
+        ("command = 'a'\nvenv = 'v'\nconda = 'c'", "FILE: environment must be a venv or a conda environment, got both"),
+        ("command = 'a'\ncommand = 'b'", "FILE must be valid TOML: Cannot overwrite a value (at the end, line 2)"),
+        ("command =", "FILE must be valid TOML: Invalid value (at the end, line 1)"),
+        ("x = " + "[" * 5000, "FILE must be valid TOML: "),
+        ("x = " + "9" * 5000, "FILE must be valid TOML: "),
+        (b"command = 'a'\nname = '\xff'", "FILE, line 2: text must be UTF-8, got the byte 0xff"),
         (b"#" * (LARGEST_FILE + 1), "a job file must have at most 256 KiB, got more in FILE"),
     ],
 )
@@ -171,7 +174,7 @@ def test_what_is_no_job_file(tmp_path, write):
     assert "must end in .toml or .rad" in message(write("job.yaml", "command: a"))
     (tmp_path / "folder.rad").mkdir()
     assert "is a folder" in message(tmp_path / "folder.rad")
-    with pytest.raises(InvalidValue, match=r"needed a job file|cannot be read"):
+    with pytest.raises(InvalidValue, match=r"must be a job file|cannot be read"):
         read_job("nul\x00.toml")
 
 
@@ -213,19 +216,19 @@ def test_the_positional_form(write, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "FILE: needed the command to run"),
-        ("# only\n\nconda activate tf", "FILE: needed the command to run after the environment; found none"),
-        ("conda activate tf\nmodel: x", "FILE, line 2: needed the command to run"),
+        ("", "FILE: the command to run"),
+        ("# only\n\nconda activate tf", "FILE: the command to run after the environment is missing"),
+        ("conda activate tf\nmodel: x", "FILE, line 2: the command to run"),
         ("python a\nmodle: x.txt", "FILE, line 2: there is no 'modle'; did you mean 'model'?"),
-        ("python a\ngpus: 2\nx.txt", "FILE, line 3: needed a line such as 'gpus: 2'; found 'x.txt'"),
+        ("python a\ngpus: 2\nx.txt", "FILE, line 3: line must look like 'gpus: 2', got 'x.txt'"),
         ("python a\ngpus: 2\n\ngpus: 3", "FILE, line 4: gpus is there twice; it is in line 2 too"),
         ("python a\ngpus: many", "FILE, line 2: gpus: "),
         ("python a\npolicy: exclusive/ collocation\npolicy: exclusive", "FILE, line 3: policy is there twice"),
         ("python a\nx\ndata\nmany", "FILE, line 4: batch_size: "),
         ("python a\nx\ndata\n1\nfirst", "FILE, line 5: policy must be exclusive or collocation, got 'first'"),
-        ("python a\n" + "x\n" * 12, "FILE, line 11: needed at most 9 lines after the command"),
-        ("python 'a", "FILE, line 1: command: needed a command whose quotes match"),
-        (b"python a\n\xfe", "FILE, line 2: needed text in UTF-8"),
+        ("python a\n" + "x\n" * 12, "FILE, line 11: at most 9 lines can follow the command"),
+        ("python 'a", "FILE, line 1: command: quotes in a command must match"),
+        (b"python a\n\xfe", "FILE, line 2: text must be UTF-8"),
     ],
 )
 def test_a_bad_rad_file_gets_one_message_with_its_line(write, content, said):

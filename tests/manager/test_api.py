@@ -179,15 +179,15 @@ def test_metrics_can_be_read_and_unknown_is_left_out(api):
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        (b"", 422, "needed a body; found none"),
+        (b"", 422, "body is missing"),
         (b"{", 422, "the body must be JSON"),
         (b"[]", 422, ""),
         (b"\xff\xfe", 422, "the body must be JSON"),
         (b"[" * 100_000, 400, ""),
-        (b'{"job": {"cwd": "/"}}', 422, "needed a job.command; found none"),
+        (b'{"job": {"cwd": "/"}}', 422, "job.command is missing"),
         (b'{"job": {"comand": ["a"], "cwd": "/"}}', 422, "there is no 'job.comand'; did you mean 'command'?"),
         (b'{"job": {"command": [], "cwd": "/"}}', 422, "job.command: list should have at least 1 item"),
-        (b'{"job": {"command": ["a"], "cwd": "x"}}', 422, "job.cwd: needed an absolute path; found 'x'"),
+        (b'{"job": {"command": ["a"], "cwd": "x"}}', 422, "job.cwd: path must be absolute, got 'x'"),
         (b'{"job": {"command": ["\\ud800"], "cwd": "/"}}', 422, "job.command.0: "),
         (b'{"job": {"command": ["a"], "cwd": "/", "gpus": 99}}', 400, "the job asks for 99 GPUs; there are 2"),
         (b'{"job": {"command": ["a"], "cwd": "/", "memory": 1e308}}', 422, "job.memory: "),
@@ -423,7 +423,7 @@ def test_tokens_on_the_command_line(api):
     assert "my laptop" in listed and "\x1b" not in listed and made["token"] not in listed
     assert home.cli("admin", "token", "revoke", str(made["id"])) == f"token {made['id']} of {made['user']} is revoked\n"
     assert "revoked 20" in home.cli("admin", "token", "list")
-    assert "scope: input should be 'read', 'submit' or 'operate'; found 'all'" in home.cli(
+    assert "scope: input should be 'read', 'submit' or 'operate', got 'all'" in home.cli(
         "admin", "token", "create", "--scope", "all", code=2
     )
     assert "no token 999" in home.cli("admin", "token", "revoke", "999", code=2)

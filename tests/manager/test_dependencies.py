@@ -75,7 +75,7 @@ def test_a_name_means_the_jobs_of_that_name_that_are_not_over(common):
         ("no such name", "no job 'no such name'"),
         ("99999_{index}", "only a job of an array has an index: 99999_{index} needs --array too"),
         ("x{index}", "{index} must follow an array, such as 12_{index}, got 'x{index}'"),
-        ("", "needed jobs such as 17"),
+        ("", "job must be given as 17"),
     ],
 )
 def test_what_is_not_there_is_refused_in_one_line(common, after, said):

@@ -81,7 +81,7 @@ def test_what_runs_or_is_over_is_not_edited(common):
         ({"gpus": 3}, "the job asks for 3 GPUs; there are 2"),
         ({"memory": "900GiB"}, "the job asks for 900 GiB of GPU memory; the largest GPU has"),
         ({"priority": 10**6}, "priority: input should be less than or equal to 1000"),
-        ({"time_limit": "soon"}, "time_limit: needed a duration such as"),
+        ({"time_limit": "soon"}, "time_limit: duration must look like"),
         ({"after": ["nobody"]}, "no job 'nobody'"),
         ({"throttle": 3}, "throttle: only an array has one"),
         ({"retries": 2, "requeue": False}, "requeue: a job that is never started twice cannot have retries too"),

@@ -78,7 +78,7 @@ def test_what_can_never_be_is_refused_at_once(host):
     said = host.cli("submit", "--cores", "5", "--memory", "1GiB", "--", "true", code=2)
     assert said == "ullage: the job asks for 5 cores; jobs have 4 cores and 8.00 GiB of host memory here\n"
     said = host.cli("submit", "--gpus", "0", "--memory", "1GiB", "--", "true", code=2)
-    assert "needed gpus of 1 or more for memory; found 0" in said
+    assert "gpus must be 1 or more for memory, got 0" in said
 
 
 def test_jobs_without_host_needs_are_promised_the_defaults(home):

@@ -99,7 +99,7 @@ def test_a_file_of_ones_own_can_be_followed(common):
 def test_unwritable_files_are_named_and_bad_patterns_refused(common):
     job = common.wait(common.script("true", output="/no/such/folder/x"))
     assert job["detail"] == "cannot write to /no/such/folder/x: No such file or directory" and job["state"] == "failed"
-    assert "found '%q'" in common.cli("submit", "--output", "%q", "--", "true", code=2)
+    assert "got '%q'" in common.cli("submit", "--output", "%q", "--", "true", code=2)
 
 
 def test_a_job_makes_root_write_through_no_link(shared, tmp_path_factory):  # noqa: F811

@@ -109,13 +109,13 @@ def test_a_request_without_an_end_is_refused(common):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"command": []}, "the job: command: list should have at least 1 item after validation, not 0; found []"),
-        ({"cwd": "here"}, "the job: cwd: needed an absolute path; found 'here'"),
+        ({"command": []}, "the job: command: list should have at least 1 item after validation, not 0, got []"),
+        ({"cwd": "here"}, "the job: cwd: path must be absolute, got 'here'"),
         ({"gpu": 1}, "the job: there is no 'gpu'; did you mean 'gpus'?"),
-        ({"env": {"A=B": "x"}}, "the job: env: needed names of variables, without =; found 'A=B'"),
-        ({"array": [1, 1]}, "the job: array: needed different indices from 0 to 1000000000"),
+        ({"env": {"A=B": "x"}}, "the job: env: names of variables must not be empty or contain =, got 'A=B'"),
+        ({"array": [1, 1]}, "the job: array: indices must be different numbers from 0 to 1000000000"),
         ({"cwd": None}, "the job must have a cwd, the folder to run in, got none"),
-        ({"venv": "/v", "conda": "c"}, "the job: needed a venv or a conda environment; found both"),
+        ({"venv": "/v", "conda": "c"}, "the job: environment must be a venv or a conda environment, got both"),
         ({"estimator": "horuss"}, "no estimator named 'horuss'; did you mean 'horus'?"),
     ],
 )

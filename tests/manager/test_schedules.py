@@ -94,7 +94,7 @@ def test_start_times_are_given_as_people_write_them(common):
     assert "  begin      " in common.cli("status", "later")
     common.cli("cancel", "later")
     said = common.cli("submit", "--begin", "soon", "--", "true", code=2)
-    assert said == "ullage: the job: begin: needed a time such as 2026-11-20T08:00, 22:00 or now+2h; found 'soon'\n"
+    assert said == "ullage: the job: begin: time must look like 2026-11-20T08:00, 22:00 or now+2h, got 'soon'\n"
 
 
 @pytest.mark.parametrize("throttle", [1, 2])

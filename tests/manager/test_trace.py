@@ -98,7 +98,7 @@ def test_a_user_sees_jobs_of_others_only_if_the_site_allows(make_here):
 def test_the_command_shows_what_happened_beside_what_would_have(common):
     """One daemon and one set of jobs for all that the command does."""
     nothing = common.cli("simulate", "--from-history", code=2)
-    assert "needed jobs that ran on a GPU and are over; found none since" in nothing
+    assert "no jobs that ran on a GPU have ended since" in nothing
     common.wait(common.script("sleep 0.5", name="first"))
     common.wait(common.script("sleep 0.5", name="second"))
     shown = common.cli("simulate", "--from-history", "--policy", "exclusive,magm", "--gpus", "2xA100-40GB")

@@ -54,7 +54,7 @@ def raises(request):
 
 
 def refuses(request):
-    raise InvalidValue("needed a batch of at least 1")
+    raise InvalidValue("batch must be at least 1")
 
 
 def not_plain(request):

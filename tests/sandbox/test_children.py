@@ -35,7 +35,7 @@ def test_the_answer_is_the_return_value_and_not_the_output(child, request):
     ("name", "failure", "reason"),
     [
         ("raises", "ValueError: no such layer", "error"),
-        ("refuses", "needed a batch of at least 1", "error"),
+        ("refuses", "batch must be at least 1", "error"),
         ("not_plain", "a message must consist of plain values (text, numbers, lists): Object of type object", "error"),
         ("no_such_function", "AttributeError: module 'children' has no attribute 'no_such_function'", "error"),
         ("leaves", "ended without an answer, with exit code 3: no such file", "died"),

@@ -146,7 +146,7 @@ def test_answers_of_another_cudnn_release_are_ignored(machine: Machine) -> None:
     machine.says(cudnn=92000, plans=PLANS)
     found = ullage.estimate(odd, gpu=CARD)
     assert found.guessed is not None and found.guessed["workspaces"] == 3
-    assert any("needed cuDNN 91900; the process that asks has 92000" in note for note in found.notes)
+    assert any("cuDNN must be 91900, got 92000 in the process that asks" in note for note in found.notes)
 
 
 def test_nobody_asks_about_a_kind_of_gpu_or_a_hidden_card(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

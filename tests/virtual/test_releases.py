@@ -80,7 +80,7 @@ def test_another_release_than_the_installed_one_can_be_followed(monkeypatch):
     monkeypatch.setenv("ULLAGE_PYTORCH", "2.8")
     assert followed("2.13.0", True).name == followed("2.13.0", False).name == "2.8"
     monkeypatch.setenv("ULLAGE_PYTORCH", "2.5")
-    with pytest.raises(ullage.UllageError, match="one of 2.6, 2.7, .*found '2.5'"):
+    with pytest.raises(ullage.UllageError, match="one of 2.6, 2.7, .*got '2.5'"):
         followed("2.13.0", True)
 
 

@@ -204,12 +204,12 @@ def test_what_cuda_visible_devices_shows(cards):
 
 
 def test_messages_for_what_is_no_card(tmp_path, cards):
-    with pytest.raises(InvalidValue, match="has none"):
+    with pytest.raises(InvalidValue, match="it has none"):
         Cards.open(tmp_path)
     path = cards.cards[0].path
     whole = path.read_bytes()
     path.write_bytes(b"nothing")
-    with pytest.raises(InvalidValue, match="is none, or damaged"):
+    with pytest.raises(InvalidValue, match="is not the file of a virtual card, or is damaged"):
         Cards.open(cards.folder)
     path.write_bytes(whole[:256] + b"x" * 64)
     with pytest.raises(InvalidValue, match="line 2 of the virtual card .* is damaged"):
@@ -217,7 +217,7 @@ def test_messages_for_what_is_no_card(tmp_path, cards):
     path.unlink()
     with pytest.raises(InvalidValue, match="cannot be opened: No such file"):
         cards.cards[0].processes()
-    with pytest.raises(InvalidValue, match="none has the UUID"):
+    with pytest.raises(InvalidValue, match="has no card with the UUID"):
         cards.card("GPU-0")
     assert cards.card(cards.cards[1].uuid) is cards.cards[1]
 

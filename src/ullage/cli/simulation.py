@@ -255,7 +255,7 @@ def _replay(
     if not jobs.jobs:
         left_out = "".join(f"; {note}" for note in jobs.notes)
         since = format_moment(told["since"])
-        raise InvalidValue(f"needed jobs that ran on a GPU and are over; found none since {since}{left_out}")
+        raise InvalidValue(f"no jobs that ran on a GPU have ended since {since}{left_out}")
     scenarios = [] if others else [base.but(label="simulated as it was")]
     if choices:
         scenarios += labelled(variants(base, choices), labels)

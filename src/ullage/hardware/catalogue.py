@@ -83,7 +83,7 @@ def gpu_from_table(name: str, table: Table, where: str, base: GPU | None = None)
         return _inherited(name, given, base, where)
     for key in ("memory", "compute_capability"):
         if key not in given:
-            raise InvalidValue(f"{where}: needed {key}, or base = the name of a GPU; found neither")
+            raise InvalidValue(f"{where} has neither {key} nor base = the name of a GPU")
     capability = given["compute_capability"]
     common = {"device_name": name, "source": where, **defaults(capability)}
     sms, threads = given.get("sms"), given.get("max_threads_per_sm", common.get("max_threads_per_sm"))
@@ -146,9 +146,9 @@ def read_own_gpu(path: Path, named: Callable[[str], GPU]) -> GPU:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise InvalidValue(f"{path}: needed a TOML file that describes a GPU; found: {reason}") from None
+        raise InvalidValue(f"{path} must be a TOML file that describes a GPU: {reason}") from None
     except tomllib.TOMLDecodeError as error:
-        raise InvalidValue(f"{path}: needed TOML; found a mistake: {error}") from None
+        raise InvalidValue(f"{path} must be valid TOML: {error}") from None
     base = _base(table.pop("base"), named, path) if "base" in table else None
     name = _value("name", table.get("name", path.stem), str(path))
     return gpu_from_table(name, table, str(path), base)

@@ -104,7 +104,7 @@ def _local(index: int) -> GPU:
     found = local_gpus()
     if index >= len(found):
         raise InvalidValue(
-            f"needed GPU {index} of this machine; NVML found {len(found) or 'none'}. "
+            f"this machine has no GPU {index}; NVML finds {len(found) or 'none'}. "
             "Give a name instead ('ullage gpus' lists them), or type: pip install nvidia-ml-py"
         )
     return found[index]

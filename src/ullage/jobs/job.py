@@ -228,7 +228,7 @@ class JobRequest:
         if self.model is not None:
             return self.model.to_row()
         if self.script is None:
-            raise InvalidValue(f"needed a model's name or a script; this is a {self.kind}")
+            raise InvalidValue(f"the job must be a model's name or a script, got a {self.kind}")
         script = self.script
         run = {name: value for name, value in vars(script).items() if name not in ("path", "args", "show_output")}
         run |= {name: getattr(self.ranks, field) for name, field in _OF_RANKS.items()}

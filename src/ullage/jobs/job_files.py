@@ -119,20 +119,20 @@ class JobSpec(BaseModel):
         try:
             return shlex.split(value)
         except ValueError as error:
-            raise ValueError(f"needed a command whose quotes match; found {value[:80]!r} ({error})") from None
+            raise ValueError(f"quotes in a command must match, got {value[:80]!r} ({error})") from None
 
     @field_validator("command")
     @classmethod
     def _not_empty(cls, words: list[str]) -> list[str]:
         if not words[0] or sum(map(len, words)) > LONGEST_COMMAND:
-            raise ValueError(f"needed a program and its arguments, at most {LONGEST_COMMAND} characters")
+            raise ValueError(f"value must be a program and its arguments, at most {LONGEST_COMMAND} characters")
         return words
 
     @field_validator("cwd", "venv")
     @classmethod
     def _absolute(cls, path: str | None) -> str | None:
         if path is not None and not os.path.isabs(path):
-            raise ValueError(f"needed an absolute path; found {path[:80]!r}")
+            raise ValueError(f"path must be absolute, got {path[:80]!r}")
         return path
 
     @field_validator("output", "error")
@@ -140,7 +140,9 @@ class JobSpec(BaseModel):
     def _patterns(cls, path: str | None) -> str | None:
         for match in re.finditer(r"%(.?)", path or ""):
             if match[1] not in OUTPUT_PATTERNS:
-                raise ValueError(f"needed a path with {OUTPUT_HELP}; found {match[0]!r} in {str(path)[:80]!r}")
+                raise ValueError(
+                    f"pattern in a path must be one of {OUTPUT_HELP}, got {match[0]!r} in {str(path)[:80]!r}"
+                )
         return path
 
     @field_validator("env", mode="before")
@@ -156,9 +158,9 @@ class JobSpec(BaseModel):
     def _variables(cls, env: dict[str, str]) -> dict[str, str]:
         for name in env:
             if not name or "=" in name:
-                raise ValueError(f"needed names of variables, without =; found {name[:80]!r}")
+                raise ValueError(f"names of variables must not be empty or contain =, got {name[:80]!r}")
         if sum(len(name) + len(value) for name, value in env.items()) > LARGEST_ENVIRONMENT:
-            raise ValueError(f"needed an environment of at most {LARGEST_ENVIRONMENT} characters")
+            raise ValueError(f"environment must have at most {LARGEST_ENVIRONMENT} characters")
         return env
 
     @model_validator(mode="before")
@@ -179,7 +181,7 @@ class JobSpec(BaseModel):
     @classmethod
     def _different(cls, array: list[int] | None) -> list[int] | None:
         if array is not None and (len(set(array)) < len(array) or min(array) < 0 or max(array) > LARGEST_INDEX):
-            raise ValueError(f"needed different indices from 0 to {LARGEST_INDEX}")
+            raise ValueError(f"indices must be different numbers from 0 to {LARGEST_INDEX}")
         return array
 
     @field_validator("after", mode="before")
@@ -193,15 +195,15 @@ class JobSpec(BaseModel):
         if found := [name for name in others if getattr(self, name)]:
             raise ValueError(f"interactive: a job at a terminal cannot have {found[0]} too")
         if self.venv and self.conda:
-            raise ValueError("needed a venv or a conda environment; found both")
+            raise ValueError("environment must be a venv or a conda environment, got both")
         if self.throttle is not None and self.array is None:
-            raise ValueError("throttle: needed an array whose jobs it limits; found none")
+            raise ValueError("throttle: the job has no array to limit")
         if not self.requeue and (self.retries or self.resumable):
             other = "retries" if self.retries else "resumable"
             raise ValueError(f"requeue: a job that is never started twice cannot have {other} too")
         if self.gpus == 0 and (self.memory is not None or self.exclusive):
             asked = "exclusive" if self.memory is None else "memory"
-            raise ValueError(f"needed gpus of 1 or more for {asked}; found 0")
+            raise ValueError(f"gpus must be 1 or more for {asked}, got 0")
         return self
 
     @property
@@ -304,7 +306,7 @@ def read_rad(text: str, path: str) -> FileValues:
         entries.append((lines.pop(0)[0], *environment))
     if not lines or _keyed(lines[0][1]):
         where = f"{path}, line {lines[0][0]}" if lines else path
-        raise InvalidValue(f"{where}: needed the command to run after the environment; found none")
+        raise InvalidValue(f"{where}: the command to run after the environment is missing")
     number, command = lines.pop(0)
     entries.append((number, "command", command))
     is_keyed = bool(lines and _keyed(lines[0][1]))
@@ -344,7 +346,7 @@ def _keyed_entries(lines: list[tuple[int, str]], path: str) -> Iterator[tuple[in
     for number, line in lines:
         keyed = _keyed(line)
         if keyed is None:
-            raise InvalidValue(f"{path}, line {number}: needed a line such as 'gpus: 2'; found {line[:80]!r}")
+            raise InvalidValue(f"{path}, line {number}: line must look like 'gpus: 2', got {line[:80]!r}")
         name, value = keyed
         if name not in KEYS:
             near = nearest(name, KEYS)
@@ -357,8 +359,8 @@ def _keyed_entries(lines: list[tuple[int, str]], path: str) -> Iterator[tuple[in
 def _positional_entries(lines: list[tuple[int, str]], path: str) -> Iterator[tuple[int, str, str]]:
     if len(lines) > len(POSITIONS):
         raise InvalidValue(
-            f"{path}, line {lines[len(POSITIONS)][0]}: needed at most {len(POSITIONS)} lines after the command "
-            f"({', '.join(POSITIONS)}); found {len(lines)}"
+            f"{path}, line {lines[len(POSITIONS)][0]}: at most {len(POSITIONS)} lines can follow the command "
+            f"({', '.join(POSITIONS)}), got {len(lines)}"
         )
     return ((number, name, value) for name, (number, value) in zip(POSITIONS, lines, strict=False))
 
@@ -414,7 +416,7 @@ def _text(file: Path) -> str:
     try:
         if not file.is_file():
             found = "is a folder" if file.is_dir() else "is not there" if not file.exists() else "is no plain file"
-            raise InvalidValue(f"needed a job file; {file} {found}")
+            raise InvalidValue(f"{file} must be a job file; it {found}")
         with file.open("rb") as source:
             content = source.read(LARGEST_FILE + 1)
     except (OSError, ValueError) as error:
@@ -428,7 +430,7 @@ def _text(file: Path) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         byte = f"{content[error.start]:#04x}"
-        raise InvalidValue(f"{file}, line {line}: needed text in UTF-8; found the byte {byte}") from None
+        raise InvalidValue(f"{file}, line {line}: text must be UTF-8, got the byte {byte}") from None
 
 
 def _read_toml(text: str, path: str) -> FileValues:
@@ -437,7 +439,7 @@ def _read_toml(text: str, path: str) -> FileValues:
     except (RecursionError, ValueError) as error:  # ValueError: TOMLDecodeError, numbers of thousands of digits
         last = text.rstrip().count("\n") + 1
         said = str(error)[:200].replace("at end of document", f"at the end, line {last}")
-        raise InvalidValue(f"{path}: needed TOML; {said}") from None
+        raise InvalidValue(f"{path} must be valid TOML: {said}") from None
     if (policy := values.pop("policy", None)) is not None:
         line = _line_of(text, "policy")
         values["exclusive"] = _is_exclusive(policy, f"{path}, line {line}" if line else path)

@@ -23,8 +23,8 @@ def kind_of(source: Any, module: bool = False) -> str:
         return FUNCTION
     if not isinstance(source, str | Path) or not str(source):
         raise InvalidValue(
-            "needed a model's name such as torchvision:resnet50, a function that trains on 'cuda', or the path of a "
-            f"script; found {source!r}"
+            "source must be a model's name such as torchvision:resnet50, a function that trains on 'cuda', or the path "
+            f"of a script, got {source!r}"
         )
     name = str(source)
     if module:

@@ -228,7 +228,7 @@ class Model:
     def _check_source(self) -> None:
         if not isinstance(self.name, str) or not self.short_name or not self.name.partition(":")[0]:
             raise InvalidValue(
-                f"needed {'; '.join(SOURCES.values())}. Found {self.name!r}" + _suggestion(str(self.name))
+                f"model must be {'; '.join(SOURCES.values())}. Got {self.name!r}" + _suggestion(str(self.name))
             )
         if self.source == "mlp" and "widths" not in self.settings:
             raise InvalidValue(f"{self.name} needs 'widths'")
@@ -377,7 +377,7 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
     except OSError as error:
         raise InvalidValue(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise InvalidValue(f"{file} is not text; needed a file of JSON objects, one per line") from None
+        raise InvalidValue(f"{file} must be a text file of JSON objects, one per line") from None
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue

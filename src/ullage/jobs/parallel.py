@@ -124,7 +124,7 @@ def _split(model: Any, mesh: Any, configuration: Model) -> nn.Module:
         found = f"a plan with {', '.join(unknown)}" if unknown else "none"
         raise ModelLacks(
             f"{configuration.name}: tensor parallelism needs a plan that comes with the model (tp_plan of "
-            f"transformers); found {found}"
+            f"transformers), got {found}"
         )
     _check_heads(model, mesh.size())
     return parallelize_module(model, mesh, {name: styles[str(style)]() for name, style in wanted.items()})
@@ -135,4 +135,4 @@ def _check_heads(model: Any, ranks: int) -> None:
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, name, None)
         if isinstance(heads, int) and heads % ranks:
-            raise InvalidValue(f"tensor parallelism over {ranks} GPUs needs {name} that it divides; found {heads}")
+            raise InvalidValue(f"{name} must be divisible by {ranks} for tensor parallelism, got {heads}")

@@ -27,7 +27,7 @@ def microbatches(samples: int, stages: int) -> int:
     """
     even = [count for count in range(stages, samples + 1) if samples % count == 0]
     if not even:
-        raise InvalidValue(f"a pipeline of {stages} stages needs as many samples in a step; found {samples}")
+        raise InvalidValue(f"a pipeline of {stages} stages needs at least {stages} samples in a step, got {samples}")
     return max((count for count in even if count <= _MOST_IN_A_STAGE * stages), default=even[0])
 
 
@@ -78,7 +78,7 @@ def cut(model: Any, task: Task, number: int, stages: int, configuration: Model) 
     blocks = body.get_submodule(path)
     assert isinstance(blocks, nn.ModuleList)
     if len(blocks) < stages:
-        raise InvalidValue(f"{stages} stages of a pipeline need as many layers; found {len(blocks)}")
+        raise InvalidValue(f"a pipeline of {stages} stages needs at least {stages} layers, got {len(blocks)}")
     own = layers_of_stages(len(blocks), stages)[number]
     tied = getattr(inner.config, "tie_word_embeddings", False) and 0 < number == stages - 1
     cast = configuration.types.autocast
@@ -136,7 +136,7 @@ def _path_to_blocks(body: nn.Module, configuration: Model) -> str:
         if not any(name.startswith(f"{other}.") for other in lists)
     }
     if not outer:
-        raise ModelLacks(f"{configuration.name}: stages need a list of layers (nn.ModuleList); found none")
+        raise ModelLacks(f"{configuration.name} has no list of layers (nn.ModuleList) to divide into stages")
     found: str = max(outer, key=lambda name: outer[name])
     return found
 

@@ -43,9 +43,7 @@ class Dependency(BaseModel):
         if not isinstance(value, Mapping) and colon and kind in ("ok", "any"):
             given, text = {"kind": kind}, rest.strip()
         if not _REFERENCE.fullmatch(text) or re.fullmatch(r"-?\d+", text) and not 1 <= int(text[:30]) < 10**18:
-            raise ValueError(
-                f"needed jobs such as 17, 12_3, 12_all, a name, ok:17 or any:17; found {str(value)[:80]!r}"
-            )
+            raise ValueError(f"job must be given as 17, 12_3, 12_all, a name, ok:17 or any:17, got {str(value)[:80]!r}")
         return {**given, "job": int(text) if text.isascii() and text.isdigit() else text}
 
 
@@ -56,10 +54,10 @@ def parse_array(text: str) -> list[int]:
         match = re.fullmatch(r"\s*([0-9]{1,10})(?:-([0-9]{1,10})(?::([0-9]{1,10}))?)?\s*", part)
         step = int(match[3] or 1) if match else 0
         if match is None or step < 1 or match[2] and int(match[2]) < int(match[1]):
-            raise InvalidValue(f"needed indices such as 1-20, 0-10:2 or 1,5,7; found {text[:80]!r}")
+            raise InvalidValue(f"indices must look like 1-20, 0-10:2 or 1,5,7, got {text[:80]!r}")
         found += range(int(match[1]), int(match[2] or match[1]) + 1, step)[: LONGEST_ARRAY + 1]
         if len(found) > LONGEST_ARRAY:
-            raise InvalidValue(f"needed at most {LONGEST_ARRAY} indices; found more in {text[:80]!r}")
+            raise InvalidValue(f"number of indices must be at most {LONGEST_ARRAY}, got more in {text[:80]!r}")
     return found
 
 
@@ -76,8 +74,7 @@ def parse_start(value: Any, now: float) -> float:
             return _next(datetime.time.fromisoformat(text.zfill(5) if len(text) < 6 else text), now)
         return datetime.datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
-        needed = "a time such as 2026-11-20T08:00, 22:00 or now+2h"
-        raise InvalidValue(f"needed {needed}; found {text[:80]!r}") from None
+        raise InvalidValue(f"time must look like 2026-11-20T08:00, 22:00 or now+2h, got {text[:80]!r}") from None
 
 
 def _next(clock_time: datetime.time, now: float) -> float:

@@ -144,6 +144,6 @@ def _main_output(out: Any) -> torch.Tensor:
     if isinstance(out, torch.Tensor) and (out.is_floating_point() or out.is_complex()):
         return out
     raise InvalidValue(
-        f"the model returned {type(out).__name__}; needed a tensor of numbers, or a dictionary or tuple with one, to "
-        "compute a loss from. Write a training function and estimate that: ullage.estimate(train, gpu=...)"
+        "the model's output must be a tensor of numbers, or a dictionary or tuple with one, to compute a loss from, "
+        f"got {type(out).__name__}. Write a training function and estimate that: ullage.estimate(train, gpu=...)"
     )

@@ -15,7 +15,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 def _number(value: Any) -> Any:
     if isinstance(value, bool):
-        raise ValueError(f"needed a number; found {str(value).lower()}")
+        raise ValueError(f"value must be a number, got {str(value).lower()}")
     return value
 
 
@@ -29,7 +29,7 @@ Seconds = Annotated[float, BeforeValidator(lambda value: parse_duration(value) i
 def checked(kind: type[Model], values: Any, what: str) -> Model:
     """The values as a model, or one message that names the first thing that is wrong."""
     if not isinstance(values, Mapping):
-        raise InvalidValue(f"{what}: needed a table of names and values; found {type(values).__name__}")
+        raise InvalidValue(f"{what} must be a table of names and values, got {type(values).__name__}")
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
@@ -49,12 +49,12 @@ def first_problem(found: Iterable[Any], kind: type[BaseModel], skip: int = 0) ->
         near = nearest(str(first["loc"][-1])[:80], _names(kind, first["loc"][skip:-1]))
         return f"there is no {place!r}" + (f"; did you mean {near[0]!r}?" if near else "")
     if first["type"] == "missing":
-        return f"needed a {place}; found none"
+        return f"{place} is missing"
     if first["type"] == "value_error":
         return f"{place}: {text}" if place else text
     given = repr(first.get("input"))
     given = given if len(given) <= 80 else given[:77] + "..."
-    return f"{place}: {text[:1].lower()}{text[1:]}; found {given}"
+    return f"{place}: {text[:1].lower()}{text[1:]}, got {given}"
 
 
 def _names(kind: type[BaseModel], path: Iterable[int | str]) -> list[str]:

@@ -205,10 +205,10 @@ def read(path: Path) -> Contribution:
     try:
         size = path.stat().st_size
         if not path.is_file() or size > MOST_BYTES:
-            raise BadContribution(f"{path}: needed a file of at most {MOST_BYTES} bytes; found {size}")
+            raise BadContribution(f"{path} must be a file of at most {MOST_BYTES} bytes, got {size}")
         content = path.read_bytes()
     except OSError as error:
-        raise BadContribution(f"{path}: needed a file that 'ullage contribute' wrote; {error.strerror}") from None
+        raise BadContribution(f"{path} must be a file that 'ullage contribute' wrote: {error.strerror}") from None
     return check(content, str(path))
 
 
@@ -218,7 +218,7 @@ def check(content: bytes, where: str = "the contribution") -> Contribution:
     if lines and not lines[-1]:
         lines.pop()
     if not lines or len(lines) > MOST_LINES:
-        raise BadContribution(f"{where}: needed 1 to {MOST_LINES} lines; found {len(lines)}")
+        raise BadContribution(f"{where} must have 1 to {MOST_LINES} lines, got {len(lines)}")
     header = _header(_object(lines[0], f"{where}, line 1"), f"{where}, line 1")
     runs: dict[str, dict[str, Any]] = {}
     for number, text in enumerate(lines[1:], start=2):
@@ -226,7 +226,7 @@ def check(content: bytes, where: str = "the contribution") -> Contribution:
         run = _object(text, place)
         name = run.pop("id", None)
         if not isinstance(name, str) or name not in TRAININGS:
-            raise BadContribution(f"{place}: needed the id of a training of version {VERSION}; found {_shown(name)}")
+            raise BadContribution(f"{place}: id must be that of a training of version {VERSION}, got {_shown(name)}")
         if name in runs:
             raise BadContribution(f"{place}: {name} is there twice")
         runs[name] = _run(run, header["gpu"]["memory"], place)
@@ -243,24 +243,24 @@ def _object(text: bytes, place: str) -> dict[str, Any]:
         return dict(found)
 
     if len(text) > LONGEST_LINE:
-        raise BadContribution(f"{place}: needed a line of at most {LONGEST_LINE} bytes; found {len(text)}")
+        raise BadContribution(f"{place} must have at most {LONGEST_LINE} bytes, got {len(text)}")
     try:
         value = json.loads(text.decode("utf-8"), parse_constant=refuse, object_pairs_hook=pairs)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, ValueError) as error:
         if isinstance(error, BadContribution):
             raise
-        raise BadContribution(f"{place}: needed a JSON object; found something else") from None
+        raise BadContribution(f"{place} must be a JSON object") from None
     if not isinstance(value, dict):
-        raise BadContribution(f"{place}: needed a JSON object; found something else")
+        raise BadContribution(f"{place} must be a JSON object")
     return value
 
 
 def _header(header: dict[str, Any], place: str) -> dict[str, Any]:
     if header.get("format") != FORMAT:
-        raise BadContribution(f"{place}: needed the format {FORMAT}")
+        raise BadContribution(f"{place}: format must be {FORMAT}")
     if header.get("version") != VERSION:
         raise BadContribution(
-            f"{place}: needed version {VERSION}; found {_shown(header.get('version'))}. Update: pip install -U ullage"
+            f"{place}: version must be {VERSION}, got {_shown(header.get('version'))}. Update: pip install -U ullage"
         )
     _only(header, {"format", "version", "gpu", "versions"}, {"driver", "cuda", "cudnn"}, place)
     card, versions = header["gpu"], header["versions"]
@@ -283,7 +283,7 @@ def _run(run: dict[str, Any], memory: int, place: str) -> dict[str, Any]:
     if "failed" in run:
         _only(run, {"failed"}, set(), place)
         if run["failed"] not in (OUT_OF_MEMORY, NOT_INSTALLED, FAILED):
-            raise BadContribution(f"{place}: failed: needed {OUT_OF_MEMORY}, {NOT_INSTALLED} or {FAILED}")
+            raise BadContribution(f"{place}: failed must be {OUT_OF_MEMORY}, {NOT_INSTALLED} or {FAILED}")
         return run
     _only(run, {*_SIZES, *_COUNTS, "step_s"}, set(_OPTIONAL_SIZES), place)
     for name in (*_SIZES, *(size for size in _OPTIONAL_SIZES if size in run)):
@@ -291,7 +291,7 @@ def _run(run: dict[str, Any], memory: int, place: str) -> dict[str, Any]:
     for name, most in _COUNTS.items():
         _whole(run[name], 0, most, name, place)
     if isinstance(run["step_s"], bool) or not isinstance(run["step_s"], int | float) or not 0 <= run["step_s"] < 3600:
-        raise BadContribution(f"{place}: step_s: needed seconds below an hour; found {_shown(run['step_s'])}")
+        raise BadContribution(f"{place}: step_s must be seconds below an hour, got {_shown(run['step_s'])}")
     _plausible(run, place)
     return run
 
@@ -316,19 +316,19 @@ def _plausible(run: dict[str, Any], place: str) -> None:
 def _only(value: dict[str, Any], needed: set[str], allowed: set[str], place: str) -> None:
     missing, unknown = needed - value.keys(), value.keys() - needed - allowed
     if missing:
-        raise BadContribution(f"{place}: needed {', '.join(sorted(missing))}; it is not there")
+        raise BadContribution(f"{place} has no {', '.join(sorted(missing))}")
     if unknown:
         raise BadContribution(f"{place}: unknown key {_shown(min(unknown))}")
 
 
 def _matches(value: Any, pattern: re.Pattern[str], name: str, place: str) -> None:
     if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise BadContribution(f"{place}: {name}: found {_shown(value)}, which is not of its form")
+        raise BadContribution(f"{place}: {name} is invalid: {_shown(value)}")
 
 
 def _whole(value: Any, least: int, most: int, name: str, place: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise BadContribution(f"{place}: {name}: needed a whole number from {least} to {most}; found {_shown(value)}")
+        raise BadContribution(f"{place}: {name} must be a whole number from {least} to {most}, got {_shown(value)}")
 
 
 def _shown(value: Any) -> str:

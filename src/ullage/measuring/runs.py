@@ -182,7 +182,7 @@ def local_gpu(nvml: Any = None) -> GPU:
     found = local_gpus(nvml)
     if not found:
         raise UllageError(
-            "needed an NVIDIA GPU to measure on; NVML finds none on this machine. "
+            "cannot measure: NVML finds no NVIDIA GPU on this machine. "
             "'ullage estimate' and 'ullage evaluate' need no GPU."
         )
     return found[0]

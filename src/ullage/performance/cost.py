@@ -41,10 +41,12 @@ class Prices:
         """Prices from `currency`, `kwh`, and the table `hour` by the names of GPUs."""
         for name in values:
             if name not in ("currency", "kwh", "hour"):
-                raise InvalidValue(f"{source}: needed currency, kwh and [hour]; found {name!r}")
+                raise InvalidValue(f"{source}: keys must be currency, kwh and [hour], got {name!r}")
         by_name = values.get("hour", {})
         if not isinstance(by_name, Mapping) or not by_name and values.get("kwh") is None:
-            raise InvalidValue(f'{source}: needed a table [hour] with lines such as "A100-40GB" = 1.50, or kwh = 0.30')
+            raise InvalidValue(
+                f'{source} must have a table [hour] with lines such as "A100-40GB" = 1.50, or kwh = 0.30'
+            )
         hour = {find_gpu(name).name: _price(price, f"{source}: {name}") for name, price in by_name.items()}
         kwh = None if values.get("kwh") is None else _price(values["kwh"], f"{source}: kwh")
         return cls(hour=hour, kwh=kwh, currency=str(values.get("currency", "")), source=source)
@@ -77,7 +79,7 @@ def usual_prices() -> Path | None:
 
 def _price(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise InvalidValue(f"{name}: needed a price of at least 0; found {value!r}")
+        raise InvalidValue(f"{name}: price must be at least 0, got {value!r}")
     return float(value)
 
 
@@ -114,11 +116,11 @@ class Training:
         for spec in fields(self):
             value = getattr(self, spec.name)
             if spec.name != "prices" and value is not None and not 0 < value < math.inf:
-                raise InvalidValue(f"{spec.name}: needed a number above zero; found {value}")
+                raise InvalidValue(f"{spec.name} must be a number above zero, got {value}")
         if self.total_steps is not None and (self.epochs is not None or self.samples is not None):
-            raise InvalidValue("needed either total_steps, or epochs and samples; found both")
+            raise InvalidValue("length of the training must be either total_steps, or epochs and samples, got both")
         if self.prices is not None and not self.has_length:
-            raise InvalidValue("prices: needed how long to train: epochs, samples or total_steps")
+            raise InvalidValue("prices need the length of the training: epochs, samples or total_steps")
         object.__setattr__(self, "prices", self._known_prices())
 
     def _known_prices(self) -> Prices | None:

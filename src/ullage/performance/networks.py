@@ -115,7 +115,9 @@ def interconnect_of(gpu: GPU, named: str | None = None) -> Interconnect:
         if network.between_machines:
             between, adapters = network, count
         elif count is not None:
-            raise InvalidValue(f"interconnect: a number of adapters is for networks between machines; found {word!r}")
+            raise InvalidValue(
+                f"interconnect: only a network between machines can have a number of adapters, got {word!r}"
+            )
         else:
             inside = network
     return Interconnect(inside, between or NETWORKS[_BETWEEN.get(inside.name, "eth-100")], adapters)
@@ -127,8 +129,8 @@ def check_interconnect(named: str) -> str:
     kinds = [_read(word)[1].between_machines for word in words]
     if not words or len(words) > 2 or len(set(kinds)) < len(kinds):
         raise InvalidValue(
-            "interconnect: needed a network inside a machine, one between machines, or both, such as nvlink4,ib-ndr; "
-            f"found {named!r}"
+            "interconnect must be a network inside a machine, one between machines, or both, such as "
+            f"'nvlink4,ib-ndr', got {named!r}"
         )
     return named
 
@@ -140,7 +142,7 @@ def _read(word: str) -> tuple[int | None, Network]:
     if name not in NETWORKS:
         raise UnknownName("network", name, NETWORKS, hint="one of " + ", ".join(NETWORKS))
     if times[1] is not None and int(times[1]) < 1:
-        raise InvalidValue(f"interconnect: needed at least one adapter; found {word!r}")
+        raise InvalidValue(f"interconnect: number of adapters must be at least 1, got {word!r}")
     return (None if times[1] is None else int(times[1])), NETWORKS[name]
 
 

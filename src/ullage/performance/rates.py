@@ -234,5 +234,5 @@ def load(path: Path = SHIPPED) -> Rates:
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise InvalidValue(
-            f"needed rates in {path}: {reason}; 'ullage lab train utilization --out {path.name}' makes them"
+            f"cannot read the rates in {path}: {reason}; 'ullage lab train utilization --out {path.name}' makes them"
         ) from None

@@ -204,7 +204,7 @@ class Utilization:
         for spec in fields(cls):
             value, optional = known.get(spec.name, 0), spec.default is None
             if str(spec.type).startswith(("int", "float")) and not (_is_number(value) or optional and value is None):
-                raise InvalidValue(f"this is no utilization: needed a number as {spec.name}; found {value!r}")
+                raise InvalidValue(f"this is no utilization: {spec.name} must be a number, got {value!r}")
         return cls(**known | {"kernel_groups": _kernel_groups(known.get("kernel_groups", []))})
 
 
@@ -216,7 +216,7 @@ def _kernel_groups(values: Any) -> list[KernelGroup]:
     groups = values if isinstance(values, list) else [values]
     for group in groups:
         if not (isinstance(group, list | tuple) and len(group) == 3 and all(map(_is_number, group))):
-            raise InvalidValue(f"this is no utilization: needed three numbers for a group of kernels; found {group!r}")
+            raise InvalidValue(f"this is no utilization: a group of kernels must be three numbers, got {group!r}")
     return [KernelGroup(*group) for group in groups]
 
 

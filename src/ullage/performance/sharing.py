@@ -143,9 +143,9 @@ def share_of(
     if way not in HOWS or wanted and way != "mig":
         raise UnknownName("way of sharing", how, HOWS)
     if not jobs:
-        raise InvalidValue("needed jobs that share a GPU; found none")
+        raise InvalidValue("jobs that share a GPU must be one or more, got none")
     if memory is not None and len(memory) != len(jobs):
-        raise InvalidValue(f"needed the memory of {len(jobs)} jobs; found {len(memory)} figures")
+        raise InvalidValue(f"memory must have {len(jobs)} figures, one for each job, got {len(memory)}")
     rules = rules or load()
     needs: Sequence[int | None] = [None] * len(jobs) if memory is None else memory
     part = instance_of(gpu, len(jobs), wanted) if way == "mig" else None
@@ -200,18 +200,18 @@ def instance_of(gpu: GPU, count: int, wanted: str) -> GPU:
     """The MIG instance of the `wanted` name ("2g.35gb"), or the largest of which the GPU has so many."""
     known = {_profile(part): part for part in profiles(gpu)}
     if not known:
-        raise InvalidValue(f"{gpu.name} has no MIG instances; needed a GPU that has, or another way: mps, timeslice")
+        raise InvalidValue(f"{gpu.name} has no MIG instances; choose a GPU that has, or another way: mps, timeslice")
     if wanted and wanted not in known:
         raise UnknownName(f"MIG instance of {gpu.name}", wanted, known)
     enough = [part for part in known.values() if (part.mig_instances or 0) >= count]
     if wanted:
         part = known[wanted]
         if part not in enough:
-            raise InvalidValue(f"{gpu.name} has {part.mig_instances} instances {wanted}; needed {count}, one a job")
+            raise InvalidValue(f"{gpu.name} has {part.mig_instances} instances {wanted}; {count} jobs need one each")
         return part
     if not enough:
         most = max(part.mig_instances or 0 for part in known.values())
-        raise InvalidValue(f"{gpu.name} has at most {most} MIG instances; needed {count}, one for each job")
+        raise InvalidValue(f"{gpu.name} has at most {most} MIG instances; {count} jobs need one each")
     return enough[-1]
 
 
@@ -273,5 +273,6 @@ def load(path: Path = SHIPPED) -> SharingRules:
         return SharingRules(**{spec.name: float(values[spec.name]) for spec in fields(SharingRules)})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidValue(
-            f"needed the figures of sharing in {path}: {error}; 'ullage lab train sharing --out {path.name}' makes them"
+            f"cannot read the figures of sharing in {path}: {error}; "
+            f"'ullage lab train sharing --out {path.name}' makes them"
         ) from None

@@ -81,7 +81,7 @@ class Trees:
     def from_lists(cls, trees: list[list[dict[str, Any]]]) -> Trees:
         """Trees from lists of nodes, the root first; a leaf has a "value", another node a "feature" and so on."""
         if not trees:
-            raise InvalidValue("needed one tree at least")
+            raise InvalidValue("trees must be a list of at least one tree")
         nodes = max(len(tree) for tree in trees)
         shape = (len(trees), nodes)
         feature, left, right = (np.zeros(shape, dtype=np.int32) for _ in range(3))

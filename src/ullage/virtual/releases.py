@@ -121,7 +121,7 @@ def release_of(version: str) -> Release:
     wanted = tuple(int(part) for part in version.split(".")[:2])
     known = [release for release in RELEASES if release.version <= wanted]
     if not known:
-        raise UnsupportedPlatform(f"needed PyTorch {RELEASES[0].name} or newer; found {version}")
+        raise UnsupportedPlatform(f"PyTorch must be {RELEASES[0].name} or newer, got {version}")
     return known[-1]
 
 
@@ -143,7 +143,7 @@ def named(name: str) -> Release:
         if release.name == name:
             return release
     names = ", ".join(release.name for release in RELEASES)
-    raise InvalidValue(f"needed a release of PyTorch (--pytorch, {VARIABLE}), one of {names}; found {name!r}")
+    raise InvalidValue(f"release of PyTorch (--pytorch, {VARIABLE}) must be one of {names}, got {name!r}")
 
 
 def as_measured() -> None:

@@ -180,9 +180,9 @@ def _read_until(master: int, wanted: bytes) -> bytes:
     ("words", "said"),
     [
         (("--interval", "1ms"), "--interval must be from 0.1s to 1h, got '1ms'"),
-        (("--interval", "often"), "a duration such as"),
+        (("--interval", "often"), "duration must look like"),
         (("--once", "--watch"), "--once prints one reading"),
-        (("--cards", "/no/such/folder"), "needed a folder of virtual cards"),
+        (("--cards", "/no/such/folder"), "must be a folder of virtual cards"),
         (
             ("--cards", "/no/such/folder", "--record", "/no/such/file"),
             "must be a writable file, got /no/such/file",

@@ -126,7 +126,7 @@ HEAD = "arrival,kind,memory,gpus,work_s\n"
         (HEAD + "nan,,2GiB,1,5\n", "line 2: arrival must have a value, got 'nan'"),
         (HEAD + ",,2GiB,1,5\n", "line 2: arrival must have a value, but it is empty"),
         (HEAD + "0,,2GiB,1,nan\n", "^[^:]*jobs.csv, line 2: work_s must have a value, got 'nan'"),
-        (HEAD + "0,,2GiB,1,5\n1,,2 pints,1,5\n", "line 3: memory: needed a size such as 512MiB"),
+        (HEAD + "0,,2GiB,1,5\n1,,2 pints,1,5\n", "line 3: memory: size must look like 512MiB"),
         (HEAD + "soon,,2GiB,1,5\n", "line 2: arrival must be a number of seconds or a time .*, got 'soon'"),
         (HEAD + "0,,2GiB,1.5,5\n", "line 2: gpus must be a whole number, got '1.5'"),
         (HEAD + "0,,2GiB,0,5\n", "line 2: job 1 must have arrival >= 0, work_s >= 0 and gpus >= 1, got"),

@@ -94,7 +94,7 @@ def test_a_target_is_a_figure_and_a_limit():
         Target.parse("waitin<=10m")
     with pytest.raises(InvalidValue, match="a target must be a condition such as"):
         Target.parse("waiting")
-    with pytest.raises(InvalidValue, match="needed an energy such as 500kJ"):
+    with pytest.raises(InvalidValue, match="energy must look like 500kJ"):
         Target.parse("energy<=much")
 
 

@@ -49,7 +49,7 @@ def add_lora(model: nn.Module, configuration: Model) -> nn.Module:
     elif len(linear) > 1:
         targets, where = linear[:-1], "every linear layer but the last"
     else:
-        raise InvalidValue("LoRA adapters need a model with linear layers before its last one; found none")
+        raise InvalidValue("LoRA adapters need linear layers before the last one; the model has none")
     if configuration.quantize is not None:
         assume("prepared by peft's prepare_model_for_kbit_training: weights that are not quantized are in 32 bits")
         model = peft.prepare_model_for_kbit_training(

@@ -82,7 +82,7 @@ def _module(place: str) -> ModuleType:
 
 def _module_of_file(file: Path) -> ModuleType:
     if not file.is_file():
-        raise InvalidValue(f"no file {file}; needed a Python file with the factory")
+        raise InvalidValue(f"the factory must be in a Python file; there is no file {file}")
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None  # a name that ends in .py always has one
     module = importlib.util.module_from_spec(spec)

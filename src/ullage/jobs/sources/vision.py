@@ -125,8 +125,8 @@ def _shape(configuration: Model, default: list[int]) -> list[int]:
         return default
     if len(configuration.input_shape) != len(default):
         raise InvalidValue(
-            f"{configuration.name} needs an input shape of {len(default)} numbers such as "
-            f"{','.join(map(str, default))}; found {','.join(map(str, configuration.input_shape))}"
+            f"{configuration.name}: input shape must have {len(default)} numbers such as "
+            f"{','.join(map(str, default))}, got {','.join(map(str, configuration.input_shape))}"
         )
     return list(configuration.input_shape)
 

@@ -47,7 +47,7 @@ class Cudnn:
 
     def __init__(self, description: str | None = None) -> None:
         if current() is not None or not torch.cuda.is_available():
-            raise CudnnError("needed a machine with an NVIDIA GPU to ask cuDNN; PyTorch finds none")
+            raise CudnnError("cannot ask cuDNN: PyTorch finds no NVIDIA GPU on this machine")
         one = torch.zeros(1, 1, 1, 1, device="cuda")
         torch.conv2d(one, one)  # loads the library
         self._library = _loaded_library()
@@ -216,7 +216,7 @@ def _loaded_library() -> ctypes.CDLL:
             library = ctypes.CDLL(path)
             if hasattr(library, "cudnnBackendCreateDescriptor") and hasattr(library, "cudnnCreate"):
                 return library
-    raise CudnnError("needed a PyTorch that uses cuDNN; this one has not loaded it")
+    raise CudnnError("cannot ask cuDNN: this PyTorch has not loaded it")
 
 
 def serve(request: dict[str, Any]) -> None:

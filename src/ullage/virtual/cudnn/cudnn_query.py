@@ -190,7 +190,7 @@ class Answers:
         try:
             found = self._asker.ask(problems)
             if self._asker.cudnn != self.cudnn:
-                raise CannotAsk(f"needed cuDNN {self.cudnn}; the process that asks has {self._asker.cudnn}")
+                raise CannotAsk(f"cuDNN must be {self.cudnn}, got {self._asker.cudnn} in the process that asks")
         except CannotAsk as error:
             self.failed = str(error)
             return False

@@ -68,7 +68,7 @@ class Card:
     def take(self, size: int, process: Process | None = None) -> bool:
         """Take bytes for this process; false if the card does not have so many, and then nothing is taken."""
         if size < 0:
-            raise InvalidValue(f"needed a size of 0 bytes or more; found {size}")
+            raise InvalidValue(f"size must be 0 bytes or more, got {size}")
         with _locked(self.path) as file:
             table = _without_dead(file, _read_table(file, self.path))
             if sum(taken for _, taken in table.values()) + size > self.total:
@@ -82,7 +82,7 @@ class Card:
             table = _without_dead(file, _read_table(file, self.path))
             held = sum(taken for other, taken in table.values() if other == owner)
             if not 0 <= size <= held:
-                raise InvalidValue(f"needed at most the {held} bytes that process {owner.pid} holds; found {size}")
+                raise InvalidValue(f"size must be at most the {held} bytes that process {owner.pid} holds, got {size}")
             _change(file, table, owner, -size)
 
     def _drop_dead(self) -> None:
@@ -100,13 +100,13 @@ class Cards:
         hold, and missing ones are added; other ones than asked for are an error."""
         specs = gpu_list(gpus)
         if len(specs) > MOST_CARDS:
-            raise InvalidValue(f"needed at most {MOST_CARDS} virtual cards; found {len(specs)}")
+            raise InvalidValue(f"number of virtual cards must be at most {MOST_CARDS}, got {len(specs)}")
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         there = [card.name for card in cls.open(place).cards] if _files(place) else []
         if there != [spec.name for spec in specs[: len(there)]]:
             raise InvalidValue(
-                f"needed {gpus}; {place} already has other virtual cards ({', '.join(there)}). "
+                f"{place} already has other virtual cards than {gpus} ({', '.join(there)}). "
                 "Name the same ones, another folder, or remove that one."
             )
         for index, spec in enumerate(specs[len(there) :], len(there)):
@@ -120,14 +120,14 @@ class Cards:
         place = Path(folder)
         files = _files(place)
         if not files:
-            raise InvalidValue(f"needed a folder of virtual cards; {place} has none")
+            raise InvalidValue(f"{place} must be a folder of virtual cards; it has none")
         return cls(place, sorted((_read_card(file) for file in files), key=lambda card: card.index))
 
     def card(self, uuid: str) -> Card:
         for card in self.cards:
             if card.uuid == uuid:
                 return card
-        raise InvalidValue(f"needed a card of {self.folder}; none has the UUID {uuid!r}")
+        raise InvalidValue(f"{self.folder} has no card with the UUID {uuid!r}")
 
     def visible(self, text: str | None) -> list[Card]:
         """The cards that `CUDA_VISIBLE_DEVICES` makes visible, in its order, read the way CUDA reads it.
@@ -177,7 +177,7 @@ def _files(folder: Path) -> list[Path]:
 def _write_new(path: Path, about: dict[str, Any]) -> None:
     header = json.dumps(about).encode().ljust(_HEADER - 1) + b"\n"
     if len(header) > _HEADER:
-        raise InvalidValue(f"needed a shorter name for a virtual card; found {about['name']!r}")
+        raise InvalidValue(f"name of a virtual card must be shorter, got {about['name']!r}")
     made = path.with_name(f"new-{path.name}-{os.getpid()}")
     try:
         made.write_bytes(header + _EMPTY * _SPARE)
@@ -195,7 +195,7 @@ def _read_card(path: Path) -> Card:
             about = json.loads(os.pread(file, _HEADER, 0))
             card = Card(str(about["uuid"]), int(about["index"]), str(about["name"]), int(about["total"]), path)
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidValue(f"needed the file of a virtual card; {path} is none, or damaged: {error!r}") from error
+            raise InvalidValue(f"{path} is not the file of a virtual card, or is damaged: {error!r}") from error
     return card
 
 
