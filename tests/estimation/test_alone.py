@@ -299,7 +299,7 @@ def test_the_fit_finds_what_the_runs_were_made_of(followed, timed):
     lines = {(line.figure, line.runs): line for line in judging.lines_of(rates, learn, test)}
     line = lines["time on the GPU, median error", "all"]
     assert line.count == len(test) and line.value < 0.1 < line.constant
-    with pytest.raises(InvalidValue, match="runs for fitting and runs for testing"):
+    with pytest.raises(InvalidValue, match="some for fitting and some for testing"):
         judging.lines_of(rates, learn, [])
 
 
@@ -325,7 +325,7 @@ def test_another_machine_is_judged_by_the_speed_of_its_own_host(followed, timed)
     for run in waiting:
         assert utilization_of_work(run.work, H200, there).step_s == pytest.approx(run.step_s, rel=0.3)
         assert utilization_of_work(run.work, H200, rates).step_s < 0.75 * run.step_s
-    with pytest.raises(InvalidValue, match="families for the fit"):
+    with pytest.raises(InvalidValue, match="runs must be of families"):
         judging.on_host(rates, test)
     with pytest.raises(InvalidValue, match="at least 5 runs must wait for their host"):
         judging.on_host(rates, learn[:2])

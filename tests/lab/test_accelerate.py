@@ -57,7 +57,7 @@ def test_a_type_without_training_is_refused() -> None:
         ullage.estimate(
             ullage.Model("torchvision:resnet18", settings={"accelerate.dtype": "int8"}), estimator="accelerate"
         )
-    with pytest.raises(InvalidValue, match="needed one of"):
+    with pytest.raises(InvalidValue, match="dtype must be one of"):
         ullage.estimate(
             ullage.Model("torchvision:resnet18", settings={"accelerate.dtype": "fp12"}), estimator="accelerate"
         )

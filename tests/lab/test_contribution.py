@@ -197,7 +197,7 @@ def test_estimates_are_scored_on_a_file(tmp_path, capsys, monkeypatch):
     assert code == 0 and json.loads(out)
     path.write_text(json.dumps(HEADER | {"version": 99}) + "\n")
     code, out, err = run("evaluate", "--truth", path)
-    assert code == 2 and "needed version" in err and "Traceback" not in err
+    assert code == 2 and "version must be" in err and "Traceback" not in err
 
 
 def test_a_file_is_shown_in_full(tmp_path, capsys, monkeypatch):
@@ -214,7 +214,7 @@ def test_without_a_gpu_it_says_what_is_needed_and_writes_nothing(tmp_path, capsy
     run = commands.typed_in(monkeypatch, capsys)
     for words in (["contribute", "--yes"], ["measure", "context"]):
         code, _, err = run(*words)
-        assert code == 1 and "needed an NVIDIA GPU" in err and "Traceback" not in err
+        assert code == 1 and "finds no NVIDIA GPU" in err and "Traceback" not in err
     assert not list(Path().iterdir())
 
 

@@ -149,7 +149,7 @@ def test_the_train_command_says_what_is_missing(tmp_path: Path) -> None:
     assert isinstance(failed, InvalidValue) and "peak_reserved" in str(failed)
     one_family = write_runs(tmp_path / "one.jsonl.gz", ["mlp:x"])
     failed = train(one_family, tmp_path / "w").exception
-    assert isinstance(failed, InvalidValue) and "two model families" in str(failed)
+    assert isinstance(failed, InvalidValue) and "model families and folds must be two or more, got 1 " in str(failed)
 
 
 def test_the_shipped_weights_answer_with_what_they_know() -> None:
@@ -162,5 +162,5 @@ def test_the_shipped_weights_answer_with_what_they_know() -> None:
 
 
 def test_weights_that_are_not_there_are_one_message(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValue, match="needed the weights of dnnperf"):
+    with pytest.raises(InvalidValue, match="cannot read the weights of dnnperf"):
         estimator.network(tmp_path / "none.safetensors")

@@ -112,10 +112,10 @@ def test_weights_come_back_and_the_estimator_uses_them(trained, tmp_path) -> Non
 def test_a_broken_file_is_one_clear_message(content: bytes, tmp_path) -> None:
     file = tmp_path / "fast.safetensors"
     file.write_bytes(content)
-    with pytest.raises(InvalidValue, match="needed the trees of fast in .* 'ullage lab train fast"):
+    with pytest.raises(InvalidValue, match="cannot read the trees of fast in .* 'ullage lab train fast"):
         load(file)
 
 
 def test_too_few_rows_are_refused() -> None:
-    with pytest.raises(InvalidValue, match="needed at least 20 measured rows"):
+    with pytest.raises(InvalidValue, match="training fast needs at least 20 measured rows"):
         jobs_of(rows(3), [])

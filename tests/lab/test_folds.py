@@ -49,7 +49,7 @@ def test_rare_classes_are_joined() -> None:
 
 
 def test_too_few_rows_are_refused() -> None:
-    with pytest.raises(InvalidValue, match="needed at least 12 rows"):
+    with pytest.raises(InvalidValue, match="need at least 12 rows"):
         held_out([0] * 5, seed=1)
 
 

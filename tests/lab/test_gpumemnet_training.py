@@ -64,5 +64,5 @@ def test_training_stops_when_the_loss_no_longer_falls(examples: Examples) -> Non
 
 
 def test_rows_of_two_families_are_refused() -> None:
-    with pytest.raises(InvalidValue, match="needed rows of one family; found cnn, mlp"):
+    with pytest.raises(InvalidValue, match="rows must be of one family, got cnn, mlp"):
         examples_of([*rows(3), *rows(3, family="cnn")])

@@ -184,7 +184,7 @@ def test_an_id_that_comes_twice_is_refused():
     [
         (["measure"], 2, "Missing argument"),
         (["measure", "nowhere.jsonl"], 2, "no such file"),
-        (["measure", "runs.jsonl"], 1, "needed an NVIDIA GPU"),
+        (["measure", "runs.jsonl"], 1, "finds no NVIDIA GPU"),
         (["lab", "draw", "models", "--avoid", "nowhere.jsonl"], 2, "cannot read nowhere.jsonl"),
     ],
 )

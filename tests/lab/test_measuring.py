@@ -127,7 +127,7 @@ def test_raw_logs_lie_in_a_folder_a_configuration(tmp_path: Path, monkeypatch: p
 
 def test_rows_are_checked_before_anything_runs(tmp_path: Path) -> None:
     row = next(generate("mlp", 1, 0))
-    with pytest.raises(InvalidValue, match="an id of its own"):
+    with pytest.raises(InvalidValue, match="a unique id"):
         measure_rows([row, row], MeasurementSettings(out=tmp_path / "x"))
     with pytest.raises(InvalidValue, match="batch_size"):
         measure_rows([row | {"batch": 0}], MeasurementSettings(out=tmp_path / "x"))
@@ -139,7 +139,7 @@ def test_without_a_gpu_the_command_says_what_it_needs(tmp_path: Path, monkeypatc
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = command("lab", "measure", "dataset", file, "--out", tmp_path / "out.jsonl")
     assert done.returncode == 1
-    assert "needed an NVIDIA GPU to measure on" in done.stderr and "Traceback" not in done.stderr
+    assert "cannot measure: PyTorch finds no NVIDIA GPU" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out.jsonl").exists()
 
 

@@ -78,7 +78,7 @@ def test_a_running_ranking_shows_its_answers_without_new_ones(truth, tmp_path, c
     [
         ({"estimators": "no-such-one"}, "no estimator named"),
         ({"estimators": ""}, "must be 'all' or names"),
-        ({"sample": ["some"]}, "needed a number such as 300"),
+        ({"sample": ["some"]}, "--sample must be a number such as 300"),
         ({"sample": ["xmem=3"]}, "not among the estimators"),
         ({"report": Path("/no/such/folder/out.html")}, "cannot write"),
         ({"truth": Path("/no/such/file.csv")}, "cannot read"),

@@ -200,7 +200,7 @@ def test_casts_of_autocast_are_separate_from_their_operator() -> None:
 
 def test_without_a_gpu_one_line_reports_it_before_any_run(tmp_path: Path) -> None:
     ran = run("lab", "measure", "calls", "--out", tmp_path / "rates.jsonl")
-    assert ran.returncode != 0 and "needed a GPU" in ran.stderr and "Traceback" not in ran.stderr
+    assert ran.returncode != 0 and "PyTorch finds no GPU" in ran.stderr and "Traceback" not in ran.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -131,7 +131,7 @@ def test_train_writes_weights_and_a_page_and_evaluate_reads_them(data, tmp_path)
     [
         (
             ("lab", "train", "gpumemnet", "--data", "/no/such.parquet", "--family", "mlp", "--out", "x.safetensors"),
-            "cannot read",
+            "must be a Parquet file",
         ),
         (
             ("lab", "train", "gpumemnet", "--data", "DATA", "--family", "cnn", "--out", "x.safetensors"),
@@ -153,8 +153,11 @@ def test_train_writes_weights_and_a_page_and_evaluate_reads_them(data, tmp_path)
             ("lab", "train", "gpumemnet", "--data", "DATA", "--family", "mlp", "--out", "x", "--bin", "1"),
             "at least 1 MiB",
         ),
-        (("lab", "evaluate", "horus"), "needed gpumemnet, gpuutilnet or utilization"),
-        (("lab", "evaluate", "gpumemnet", "--data", "DATA", "--weights", "/no/such/folder"), "needed a folder"),
+        (("lab", "evaluate", "horus"), "must be gpumemnet, gpuutilnet or utilization"),
+        (
+            ("lab", "evaluate", "gpumemnet", "--data", "DATA", "--weights", "/no/such/folder"),
+            "--weights must be a folder",
+        ),
     ],
 )
 def test_an_error_is_one_line(words, text, data) -> None:

@@ -25,4 +25,4 @@ def step_of(request: JobRequest, gpu: str | GPU = "H200") -> StepCalls:
         return StepCalls(**follow_model(request.model, spec, request).calls.step())
     if request.function is not None:
         return StepCalls(**follow_function(request.function, spec, request)[0].calls.step())
-    raise InvalidValue("a summary has no code to follow; needed a model's name, a function or a script")
+    raise InvalidValue("a summary has no code to follow; give a model's name, a function or a script")

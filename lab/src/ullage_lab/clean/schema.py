@@ -117,7 +117,7 @@ def read_parquet(file: Path, columns: Sequence[str] | None = None) -> polars.Dat
         table: polars.DataFrame = pl.read_parquet(file, columns=columns)
     except (OSError, pl.exceptions.PolarsError) as error:
         told = (str(error).splitlines() or [""])[0].removesuffix(f": {file}")
-        raise InvalidValue(f"needed a Parquet file of 'ullage lab data clean'; cannot read {file}: {told}") from None
+        raise InvalidValue(f"{file} must be a Parquet file of 'ullage lab data clean': {told}") from None
     return table
 
 

@@ -67,7 +67,7 @@ def problems(
     from ullage_lab.draw.convolutions import problems_of_models, random_problems
 
     if not random and models is None:
-        raise InvalidValue("needed --random N or --models TIME")
+        raise InvalidValue("give --random N or --models TIME")
     of_models = [] if models is None else problems_of_models(parse_duration(models), configurations)
     for problem in [*of_models, *random_problems(random, seed)]:
         print(json.dumps({"problem": problem}))

@@ -95,7 +95,7 @@ def evaluate(
         _learned(what, data or [], weights, retrain, plan.resume, plan.as_json)
         return
     if plan.truth is None:
-        raise typer.BadParameter("needed a file of measured runs, or a method", param_hint="--truth")
+        raise typer.BadParameter("give a file of measured runs, or a method", param_hint="--truth")
     as_measured()
     rank_estimators(plan)
 
@@ -106,7 +106,7 @@ def _learned(
     if what not in LEARNED_METHODS:
         *known, last = LEARNED_METHODS
         raise InvalidValue(
-            f"needed {', '.join(known)} or {last} after 'evaluate'; found {what!r} (--truth takes a file of runs)"
+            f"name after 'evaluate' must be {', '.join(known)} or {last}, got {what!r} (--truth takes a file of runs)"
         )
     if what == "gpuutilnet":
         evaluate_gpuutilnet(data, weights, retrain, as_json)
@@ -129,7 +129,7 @@ def evaluate_gpumemnet(data: list[Path], weights: Path | None, retrain: bool, as
     files = _data_files("gpumemnet", data)
     if weights is not None and not weights.is_dir():
         raise InvalidValue(
-            f"--weights: needed a folder of files that 'ullage lab train gpumemnet' wrote; found {weights}"
+            f"--weights must be a folder of files that 'ullage lab train gpumemnet' wrote, got {weights}"
         )
     lines: list[Table2Line] = []
     with following(f"reading {files[0].name}", stoppable=True) as going:
@@ -146,7 +146,7 @@ def evaluate_gpumemnet(data: list[Path], weights: Path | None, retrain: bool, as
 def _data_files(method: str, given: list[Path]) -> list[Path]:
     if not given and not SHIPPED_DATA.is_file():
         raise InvalidValue(
-            "needed --data: a Parquet file of 'ullage lab data clean', or the authors' table "
+            "give --data: a Parquet file of 'ullage lab data clean', or the authors' table "
             f"(ullage evaluate {method} --data FILE); the project's own is in its source, benchmarks/data"
         )
     return given or [SHIPPED_DATA]

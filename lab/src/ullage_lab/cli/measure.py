@@ -208,7 +208,7 @@ def _check_gpu() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise UllageError("needed a GPU to measure on; PyTorch finds none. --dry-run prints what would be measured")
+        raise UllageError("cannot measure: PyTorch finds no GPU. --dry-run prints what would be measured")
 
 
 def _machine() -> dict[str, Any]:

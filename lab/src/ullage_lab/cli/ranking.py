@@ -107,7 +107,7 @@ def sample_counts(names: list[str], samples: list[str]) -> dict[str, int | None]
         name, equals, number = text.rpartition("=")
         if not number.strip().isdigit() or not int(number):
             raise InvalidValue(
-                f"--sample: needed a number such as 300, or an estimator's such as xmem=40; found {text!r}"
+                f"--sample must be a number such as 300, or an estimator's such as xmem=40, got {text!r}"
             )
         if equals and name not in counts:
             raise InvalidValue(f"--sample: {name!r} is not among the estimators that are ranked: {', '.join(names)}")

@@ -81,7 +81,7 @@ def gpumemnet(
         check_file(file)
     width = parse_bytes(bin) if bin is not None else networks.WIDTHS[family, architecture][0] * GIB
     if width < 1 << 20:
-        raise InvalidValue(f"--bin: needed a class of at least 1 MiB; found {bin}")
+        raise InvalidValue(f"--bin must be a class of at least 1 MiB, got {bin}")
     planned = SCHEDULES[architecture]
     with following(f"reading {data.name}") as going:
         examples = examples_of(read_rows(data, family))
@@ -386,9 +386,9 @@ def convolutions(
     if add and (out is None or not trials or held_out):
         raise InvalidValue("--add needs --trials and --out")
     if add and out is not None and not (out / TRIAL_TREES).is_file():
-        raise InvalidValue(f"--add needs a folder with {TRIAL_TREES}, as --trials without --add writes it; found {out}")
+        raise InvalidValue(f"--add needs a folder with {TRIAL_TREES}, as --trials without --add writes it, got {out}")
     if not held_out and (out is None or (described is None and not add)):
-        raise InvalidValue("needed --out and --describe, or --held-out")
+        raise InvalidValue("give --out and --describe, or --held-out")
     found: dict[Any, Any] = {}
     for path in measured:
         if not path.is_file():
@@ -410,7 +410,7 @@ def _described(text: str | None) -> dict[str, Any] | None:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise InvalidValue(f"--describe: needed JSON; {error}") from None
+        raise InvalidValue(f"--describe must be JSON: {error}") from None
     if not isinstance(value, dict):
-        raise InvalidValue('--describe: needed a JSON object, such as \'{"gpu": "NVIDIA H200"}\'')
+        raise InvalidValue('--describe must be a JSON object, such as \'{"gpu": "NVIDIA H200"}\'')
     return value

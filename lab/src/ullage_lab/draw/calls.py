@@ -137,7 +137,5 @@ def listed_calls(path: Path) -> list[dict[str, Any]]:
     rows = (row.get("call", row) for row in read_rows(path))
     calls = [unpacked(row) for row in rows if "operator" in row and "tensors" in row]
     if not calls:
-        raise InvalidValue(
-            f"needed operator calls, as 'ullage lab measure calls --dry-run' prints them; {path} has none"
-        )
+        raise InvalidValue(f"{path} has no operator calls, as 'ullage lab measure calls --dry-run' prints them")
     return calls

@@ -349,7 +349,7 @@ def _table(file: Path, family: str) -> dict[str, Any]:
             raise UnknownName(f"table in {file}", name, FAMILIES)
     table = content.get(family, {})
     if not isinstance(table, dict):
-        raise InvalidValue(f"{file}: needed a table [{family}]; found {table!r}")
+        raise InvalidValue(f"{file}: {family} must be a table [{family}], got {table!r}")
     return table
 
 
@@ -360,30 +360,30 @@ def _read(where: str, name: str, value: Any, default: Any) -> Any:
         return _choice(where, name, value, default)
     if len(default) == 1:
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-            raise InvalidValue(f"{where}: needed a share from 0 to 1; found {value!r}")
+            raise InvalidValue(f"{where} must be a share from 0 to 1, got {value!r}")
         return (float(value),)
     whole = isinstance(default[0], int)
     numbers = isinstance(value, list) and len(value) == 2
     if not numbers or any(isinstance(end, bool) or not isinstance(end, int if whole else int | float) for end in value):
         kind = "whole numbers" if whole else "numbers"
-        raise InvalidValue(f"{where}: needed two {kind}, [from, to]; found {value!r}")
+        raise InvalidValue(f"{where} must be two {kind}, [from, to], got {value!r}")
     low, high = value
     if low > high or low < (1 if whole else 0) or (name == "dropout" and high >= 1):
-        raise InvalidValue(f"{where}: needed a range of positive numbers, the smaller one first; found {value!r}")
+        raise InvalidValue(f"{where} must be a range of positive numbers, the smaller one first, got {value!r}")
     return (low, high) if whole else (float(low), float(high))
 
 
 def _choice(where: str, name: str, value: Any, default: list[Any]) -> list[Any]:
     if not isinstance(value, list) or not value:
-        raise InvalidValue(f"{where}: needed a list of one or more; found {value!r}")
+        raise InvalidValue(f"{where} must be a list of one or more, got {value!r}")
     for one in value:
         if isinstance(default[0], str):
             if one not in default:
                 raise UnknownName(f"{name} ({where})", str(one), default)
         elif not isinstance(one, int) or isinstance(one, bool) or one < 1:
-            raise InvalidValue(f"{where}: needed whole numbers of at least 1; found {one!r}")
+            raise InvalidValue(f"{where} must be whole numbers of at least 1, got {one!r}")
         elif name == "kernel" and one % 2 == 0:
-            raise InvalidValue(f"{where}: needed odd sizes of filters, which keep the image's size; found {one!r}")
+            raise InvalidValue(f"{where} must be odd sizes of filters, which keep the image's size, got {one!r}")
     return value
 
 
@@ -392,12 +392,12 @@ def _weights(where: str, name: str, value: Any) -> dict[str, float]:
     if isinstance(value, list):
         value = {str(one): 1.0 for one in value}
     if not isinstance(value, dict) or not value:
-        raise InvalidValue(f"{where}: needed a list or a table of names and weights; found {value!r}")
+        raise InvalidValue(f"{where} must be a list or a table of names and weights, got {value!r}")
     for one, weight in value.items():
         if one not in known:
             raise UnknownName(f"{name} ({where})", one, known)
         if not isinstance(weight, int | float) or isinstance(weight, bool) or weight <= 0:
-            raise InvalidValue(f"{where}: needed a weight above 0 for {one}; found {weight!r}")
+            raise InvalidValue(f"{where}: weight of {one} must be above 0, got {weight!r}")
     return value
 
 

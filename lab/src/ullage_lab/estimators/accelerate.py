@@ -38,7 +38,7 @@ class Sizes:
 def sizes(model: nn.Module, dtype: str = "float32") -> Sizes:
     """The row for one type."""
     if dtype not in SHARES:
-        raise InvalidValue(f"needed one of {', '.join(SHARES)}; found {dtype!r}")
+        raise InvalidValue(f"dtype must be one of {', '.join(SHARES)}, got {dtype!r}")
     held = {id(tensor): tensor.numel() * 4 for tensor in [*model.parameters(), *model.buffers()] if _counts(tensor)}
     total = sum(held.values()) + sum(tensor.nbytes for tensor in model.buffers() if not _counts(tensor))
     training = {"float32": 4 * total, "float16": 2 * total, "bfloat16": 2 * total}.get(dtype)

@@ -101,9 +101,9 @@ def _stage_3(
 
 def _check(stage: int, gpus: int, nodes: int, offload: bool, offload_params: bool) -> int:
     if stage not in (0, 1, 2, 3):
-        raise InvalidValue(f"ZeRO has the stages 0, 1, 2 and 3; found {stage!r}")
+        raise InvalidValue(f"stage of ZeRO must be 0, 1, 2 or 3, got {stage!r}")
     if gpus < 1 or nodes < 1:
-        raise InvalidValue(f"needed at least one GPU and one node; found {gpus} and {nodes}")
+        raise InvalidValue(f"GPUs and nodes must be at least 1, got {gpus} and {nodes}")
     if offload and stage < 2:
         raise InvalidValue("DeepSpeed's estimator offloads with stages 2 and 3 only")
     if offload_params and not (offload and stage == 3):

@@ -387,7 +387,7 @@ def network(path: Path = WEIGHTS) -> tuple[GraphNetwork, dict[str, Any]]:
             card = json.loads(file.metadata()["card"])
             made.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     except (OSError, RuntimeError, KeyError, TypeError) as error:
-        raise InvalidValue(f"needed the weights of dnnperf in {path}: {error}") from None
+        raise InvalidValue(f"cannot read the weights of dnnperf in {path}: {error}") from None
     return made.eval(), card
 
 

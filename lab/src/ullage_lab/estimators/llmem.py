@@ -57,7 +57,7 @@ def parts_of(
 ) -> dict[str, int]:
     """Bytes on one of dp · tp GPUs without the context; `batch` is that of one GPU."""
     if dp < 1 or tp < 1:
-        raise InvalidValue(f"needed at least one GPU for dp and tp; found {dp} and {tp}")
+        raise InvalidValue(f"dp and tp must be at least 1, got {dp} and {tp}")
     return {
         "parameters": sum(_weight(size, dp, tp) for size in decoder.weights),
         "optimizer": sum(3 * pages(4 * size / (dp * tp)) for size in decoder.weights),

@@ -104,7 +104,7 @@ def read_answers(file: Path) -> dict[str, Record]:
             values: dict[str, Any] = {name: row[name] for name in row.keys() & _FIELDS}
             found[str(row["key"])] = Record(**values | {"notes": tuple(row.get("notes", ()))})
         except (KeyError, TypeError):
-            raise InvalidValue(f"{file} holds no answers of estimators; needed a file that --resume wrote") from None
+            raise InvalidValue(f"{file} must be a file that --resume wrote; it has no answers of estimators") from None
     return found
 
 

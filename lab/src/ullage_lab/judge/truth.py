@@ -198,8 +198,8 @@ def read_a100(file: Path, gpu: str) -> list[TruthSet]:
     if {"model", "batch_size", "actual_max_mib"} <= columns:
         return [_timm(rows, gpu)]
     raise InvalidValue(
-        f"{file} is no table of measured runs that is known: needed the columns of realworld_a100.csv or "
-        f"faketensor_timm_a100.csv; found {', '.join(sorted(columns)) or 'none'}"
+        f"{file} must be a table of measured runs with the columns of realworld_a100.csv or "
+        f"faketensor_timm_a100.csv, got {', '.join(sorted(columns)) or 'none'}"
     )
 
 

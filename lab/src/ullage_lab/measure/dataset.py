@@ -72,7 +72,7 @@ def checked_rows(rows: Sequence[dict[str, Any]], plan: MeasurementSettings) -> l
             continue
         name = str(row.get("id") or f"r{number:05d}")
         if name in seen or "/" in name:
-            raise InvalidValue(f"needed an id of its own for every run, without '/'; found {name!r} twice or bad")
+            raise InvalidValue(f"each run must have a unique id without '/', got {name!r}")
         seen.add(name)
         Model.from_row(row)
         extra: dict[str, Any] = {"iterations": plan.iterations}
@@ -200,7 +200,7 @@ def look_at_gpu() -> dict[str, Any]:
     answer = next(found for _, found in ParallelRuns(kind, total=GIB, at_once=1, timeout=120).work([{}]))
     if "failed" in answer:
         raise UllageError(
-            f"needed an NVIDIA GPU to measure on; PyTorch finds none here: {answer['failed']}. "
+            f"cannot measure: PyTorch finds no NVIDIA GPU here: {answer['failed']}. "
             "'ullage lab draw dataset' and 'ullage lab data clean' need no GPU."
         )
     return answer

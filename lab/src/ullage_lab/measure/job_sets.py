@@ -88,7 +88,7 @@ def sets_in(rows: Sequence[Row]) -> list[JobSet]:
             continue
         jobs = row.get("jobs")
         if not isinstance(jobs, list) or not jobs:
-            raise InvalidValue(f"the set {row['set']}: needed 'jobs', a list of ids; found {jobs!r}")
+            raise InvalidValue(f"the set {row['set']}: 'jobs' must be a list of ids, got {jobs!r}")
         found.append(JobSet(id=str(row["set"]), jobs=tuple(map(str, jobs))))
     return found
 

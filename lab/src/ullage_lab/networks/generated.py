@@ -202,7 +202,7 @@ def cnn(
     `filters` are what each convolution adds, and a 1x1 convolution halves the channels before the image is halved.
     """
     if down_by not in ("max", "avg", "stride"):
-        raise InvalidValue(f"needed max, avg or stride to halve images by; found {down_by!r}")
+        raise InvalidValue(f"down_by must be max, avg or stride, to halve images by, got {down_by!r}")
     pool = {"max": nn.MaxPool2d, "avg": nn.AvgPool2d}.get(down_by)
     layers: list[nn.Module] = []
     width, place = channels, 0
@@ -334,11 +334,11 @@ def transformer(
     the place of linear layers.
     """
     if kind not in ("encoder", "decoder", "hybrid"):
-        raise InvalidValue(f"needed encoder, decoder or hybrid as the kind of a transformer; found {kind!r}")
+        raise InvalidValue(f"kind of a transformer must be encoder, decoder or hybrid, got {kind!r}")
     if head not in ("classes", "words"):
-        raise InvalidValue(f"needed classes or words as the head of a transformer; found {head!r}")
+        raise InvalidValue(f"head of a transformer must be classes or words, got {head!r}")
     if size % heads:
-        raise InvalidValue(f"needed a size that {heads} heads divide; found {size}")
+        raise InvalidValue(f"size must be divisible by its {heads} heads, got {size}")
     block = {"size": size, "heads": heads, "middle": middle, "dropout": dropout, "act": act, "norm_first": norm_first}
     return Transformer(
         kind, vocabulary, length, layers, num_classes, head, **block, conv1d=conv1d, fused=fused, eager=eager

@@ -110,7 +110,7 @@ def cross_validate(
     """The errors on families that were not trained on; `seen` is called after each fold."""
     families = sorted({sample.family for sample in found})
     if len(families) < 2 or folds < 2:
-        raise InvalidValue(f"needed runs of two model families or more, and two folds; found {len(families)}, {folds}")
+        raise InvalidValue(f"model families and folds must be two or more, got {len(families)} and {folds}")
     fold_of = {name: place % folds for place, name in enumerate(families)}
     met: list[tuple[float, float]] = []
     for fold in range(folds):

@@ -53,7 +53,7 @@ def jobs_of(generated: Sequence[Mapping[str, Any]], real: Sequence[Mapping[str, 
     """Jobs from rows of data sets, and from rows of real models with their `group`."""
     rows = [row for row in (*generated, *real) if row.get("peak_reserved")]
     if len(rows) < 4 * FOLDS:
-        raise InvalidValue(f"needed at least {4 * FOLDS} measured rows to train fast on; found {len(rows)}")
+        raise InvalidValue(f"training fast needs at least {4 * FOLDS} measured rows, got {len(rows)}")
     made = [vector_of(row) for row in rows]
     return FastJobs(
         np.stack([features for features, _ in made]),

@@ -69,7 +69,7 @@ def fit(
     arguments give equal weights.
     """
     if len(jobs) < 12:
-        raise InvalidValue(f"needed at least 12 rows to train on; found {len(jobs)}")
+        raise InvalidValue(f"training needs at least 12 rows, got {len(jobs)}")
     seen = jobs if card.estimator == "transformer" else jobs.alone()
     classes = classes_of(memory, card.bin, card.bins)
     return fit_classes(lambda: build_gpumemnet(card), seen.rows, classes, schedule, seed, notify)

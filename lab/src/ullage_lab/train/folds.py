@@ -46,7 +46,7 @@ def held_out(classes: Sequence[int], seed: int, share: float = TEST_SHARE) -> tu
     from sklearn.model_selection import train_test_split
 
     if len(classes) < 4 * FOLDS:
-        raise InvalidValue(f"needed at least {4 * FOLDS} rows to train and test on; found {len(classes)}")
+        raise InvalidValue(f"training and testing need at least {4 * FOLDS} rows, got {len(classes)}")
     every = np.arange(len(classes))
     learn, test = train_test_split(every, test_size=share, random_state=seed, stratify=strata(classes, 2 * FOLDS + 1))
     return np.sort(learn), np.sort(test)

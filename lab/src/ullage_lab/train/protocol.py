@@ -48,7 +48,7 @@ class Examples:
         """The GPU that they were measured on; examples of several are refused."""
         names = sorted({str(row.get("gpu") or "unknown") for row in self.rows})
         if len(names) > 1:
-            raise InvalidValue(f"needed rows of one GPU; found {', '.join(names)}")
+            raise InvalidValue(f"rows must be of one GPU, got {', '.join(names)}")
         return names[0]
 
     @property
@@ -67,7 +67,7 @@ def examples_of(rows: Sequence[Mapping[str, Any]]) -> Examples:
     memory = np.array([row[TARGET] for row in measured], dtype=np.float64)
     families = sorted({str(row["family"]) for row in measured})
     if len(families) > 1:
-        raise InvalidValue(f"needed rows of one family; found {', '.join(families)}")
+        raise InvalidValue(f"rows must be of one family, got {', '.join(families)}")
     jobs = jobs_of([summary_of_row(row) for row in measured], families[0])
     return Examples(measured, jobs, memory, [key_of(row) for row in measured])
 

@@ -114,7 +114,7 @@ def write_table(path: Path, found: Mapping[ConvolutionProblem, int], header: dic
     sizes = np.array([size for _, size in rows], dtype=np.uint64)
     steps = np.diff(hashes, prepend=np.uint64(0))
     if steps.max() >= 2**32:
-        raise InvalidValue(f"needed more problems to write a table; found {len(rows)} different convolutions")
+        raise InvalidValue(f"a table needs more problems, got {len(rows)} different convolutions")
     columns: dict[str, Any] = {
         "header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
         "steps": steps.astype(np.uint32),

@@ -162,7 +162,7 @@ def load(path: Path) -> Fast:
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, json.JSONDecodeError) as error:
         told = str(error).splitlines() or [type(error).__name__]
         raise InvalidValue(
-            f"needed the trees of fast in {path}: {told[0]}; 'ullage lab train fast --out {path.name}' makes them"
+            f"cannot read the trees of fast in {path}: {told[0]}; 'ullage lab train fast --out {path.name}' makes them"
         ) from None
 
 

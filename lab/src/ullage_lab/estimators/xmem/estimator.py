@@ -199,7 +199,7 @@ def limits_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     unknown = sorted(set(options) - {"timeout", "memory"})
     if unknown:
-        raise InvalidValue(f"needed timeout or memory (of the run on the CPU); found {unknown[0]!r}")
+        raise InvalidValue(f"option must be timeout or memory (of the run on the CPU), got {unknown[0]!r}")
     memory = options.get("memory")
     return {
         "timeout": parse_duration(options.get("timeout", TIMEOUT)),

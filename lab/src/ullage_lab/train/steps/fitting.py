@@ -88,7 +88,7 @@ def fit(
     `on_host` says what the host takes for a call of an operator by itself (`runs.calls_on_host`).
     """
     if len(runs) < 10:
-        raise InvalidValue(f"needed at least 10 runs to fit; found {len(runs)}")
+        raise InvalidValue(f"fitting needs at least 10 runs, got {len(runs)}")
     operators, usual = _usual_factors(calls)
     empty = Trees.from_lists([[{"value": 0.0}]])
     rates = Rates(

@@ -99,7 +99,7 @@ def host_and_step(rates: Rates, runs: Sequence[FollowedRun], alone: Mapping[str,
     read = [run for run in runs if run.host_s]
     least = sum(map(len, HOST_PARTS.values()))
     if len(read) < least:
-        raise InvalidValue(f"needed at least {least} runs with the host's time; found {len(read)}")
+        raise InvalidValue(f"fitting the host needs at least {least} runs with the host's time, got {len(read)}")
     alone = alone or {"forward": 1e-5, "backward": 1e-5}
     known = _Runs.of(rates, read, alone, of_one_host(read)[0].machine)
     chosen = [several[len(several) // 2] for several in _SETTINGS]

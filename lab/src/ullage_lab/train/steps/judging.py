@@ -67,10 +67,12 @@ def on_host(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
     if runs and runs[0].machine == rates.card.get("machine"):
         return rates
     if any(run.is_test for run in runs):
-        raise InvalidValue("needed runs of families for the fit to learn how fast a host is")
+        raise InvalidValue("runs must be of families, for the fit to learn how fast a host is")
     factors = host_factors(rates, [run for run in runs if not run.compiled])
     if len(factors) < _LEAST_HOST:
-        raise InvalidValue(f"needed {_LEAST_HOST} runs that wait for their host, to learn its speed: {len(factors)} do")
+        raise InvalidValue(
+            f"at least {_LEAST_HOST} runs must wait for their host, to learn its speed, got {len(factors)}"
+        )
     return rates.with_host(*host_speed(factors))
 
 
@@ -110,7 +112,9 @@ def host_factors(rates: Rates, runs: Sequence[FollowedRun]) -> list[tuple[float,
 def lines_of(rates: Rates, learn: Sequence[ReadRun], test: Sequence[FollowedRun]) -> list[UtilizationLine]:
     """All figures on runs for testing; `learn` are the runs for fitting, which the constant guess is taken from."""
     if not learn or not test:
-        raise InvalidValue("needed runs for fitting and runs for testing, of the machine whose host the rates know")
+        raise InvalidValue(
+            "runs must include some for fitting and some for testing, of the machine whose host the rates know"
+        )
     told = predicted(rates, test)
     found = _times("step time", learn, test, told, lambda run: run.step_s, lambda one: one.step_s, NEUSIGHT)
     found += _times("time on the GPU", learn, test, told, lambda run: run.gpu_s, lambda one: one.gpu_s)

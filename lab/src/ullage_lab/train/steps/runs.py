@@ -78,7 +78,7 @@ def read_calls(paths: Iterable[Path]) -> list[MeasuredCall]:
                 if work.kind != "transfer":
                     found[row["id"]] = MeasuredCall(work, 1e-6 * (row["gpu_us"] + shorter), _warps(row))
     if not found:
-        raise InvalidValue(f"needed operator calls with times in {', '.join(map(str, paths))}: found none")
+        raise InvalidValue(f"there are no operator calls with times in {', '.join(map(str, paths))}")
     return list(found.values())
 
 
@@ -247,7 +247,7 @@ def read_alone(rows: Sequence[Mapping[str, Any]]) -> list[ReadRun]:
             )
         )
     if not found:
-        raise InvalidValue("needed rows that 'ullage lab measure dataset --utilization' read: found none")
+        raise InvalidValue("there are no rows that 'ullage lab measure dataset --utilization' read")
     return found
 
 
