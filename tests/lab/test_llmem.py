@@ -86,5 +86,5 @@ def test_what_it_does_not_support_is_said(options: dict[str, object], reason: st
 
 
 def test_no_gpu_at_all_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="at least one GPU"):
+    with pytest.raises(InvalidValue, match="dp and tp must be at least 1"):
         llmem.parts_of(OPT, 4, 512, dp=0)
