@@ -38,6 +38,7 @@ OTHERS = [
     *sorted([*ROOT.glob("src/ullage/**/data/*.md"), *ROOT.glob("lab/src/**/data/*.md")]),  # about shipped weights
 ]
 EVERYTHING = PAGES + OTHERS
+RECORDED = [page for page in [*PAGES, ROOT / "README.md"] if "<!-- record -->" in page.read_text()]
 
 BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>\w+) -->\n)?(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
@@ -395,7 +396,7 @@ def test_exactness_is_that_of_one_command():
 
 
 @pytest.mark.slow
-@for_each([page for page in [*PAGES, ROOT / "README.md"] if "<!-- record -->" in page.read_text()], name=named)
+@pytest.mark.parametrize("page", RECORDED, ids=named)
 def test_recorded_commands_print_the_same_again(page, monkeypatch):
     """Times differ from run to run, and widths of columns with them. Blocks on a Slurm cluster stay as they are."""
     monkeypatch.syspath_prepend(str(DOCS))
