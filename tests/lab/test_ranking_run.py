@@ -169,7 +169,7 @@ def test_the_timm_table(tmp_path):
 def test_another_table_is_refused(tmp_path):
     file = tmp_path / "other.csv"
     file.write_text("a,b\n1,2\n")
-    with pytest.raises(InvalidValue, match="found a, b"):
+    with pytest.raises(InvalidValue, match="got a, b"):
         read_truth(file)
 
 

@@ -121,7 +121,7 @@ def test_a_question_outlives_the_daemon_that_it_was_put_to(asked):
         ({"model": "x", "estimator": "nobody's"}, "estimator"),
         ({"model": "x", "options": {"gpu": "T4"}}, "gpu cannot be one of them"),
         ({"command": ["make", "train"]}, "must run a script"),
-        ({"script": "x", "cwd": "here"}, "absolute path"),
+        ({"script": "x", "cwd": "here"}, "path must be absolute"),
         ({"modle": "x"}, "did you mean 'model'"),
     ],
 )

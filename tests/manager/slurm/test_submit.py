@@ -156,7 +156,7 @@ def test_the_cluster_says_how_large_a_shard_is(slurm):
     assert (kind.type, kind.gpu.name, kind.shards, kind.per_node) == ("fake", "A100-40GB", 40, 4)
     assert kind.shards_for(kind.gpu.usable) == 40 and kind.shards_for(1) == 1
     (slurm.folder / "ullage.toml").unlink()
-    with pytest.raises(InvalidValue, match="calls 'fake'; name one with '#ULLAGE gpu=NAME'"):
+    with pytest.raises(InvalidValue, match="type 'fake' are; name it with '#ULLAGE gpu=NAME'"):
         read_site()
     assert read_site(gpu="H100-80GB").kinds[0].gpu.name == "H100-80GB"
 

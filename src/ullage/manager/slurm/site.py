@@ -15,7 +15,7 @@ from ullage.manager.slurm import commands
 from ullage.manager.slurm.commands import SlurmNode
 from ullage.units import GIB
 
-SITE_FILE = "ullage.toml"  # beside slurm.conf
+SITE_FILE = "ullage.toml"  # next to slurm.conf
 HOWS = ("mps", "timeslice")
 _COUNTS_GPUS = (23, 11, 5)  # "Fix issue where you could have a gpu allocated as well as a shard on that gpu", it says
 
@@ -55,7 +55,7 @@ class Site:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """What `ullage.toml` beside slurm.conf says: GPUs by Slurm's types, and how jobs share one."""
+    """What `ullage.toml` next to slurm.conf says: GPUs by Slurm's types, and how jobs share one."""
 
     gpus: dict[str, str]
     sharing: str = "timeslice"
@@ -136,8 +136,8 @@ def _named(name: str | None, shards: int, own: SiteFile, taken: GPU | None) -> G
             return as_large[0]
         if taken is not None:
             return taken
-        called = "without a type" if name is None else f"that Slurm calls {name!r}"
+        called = "GPUs without a type" if name is None else f"GPUs of the type {name!r}"
         raise InvalidValue(
-            f"cannot tell which GPUs those {called} are; name one with '#ULLAGE gpu=NAME' or --gpu NAME, "
-            f"or for all users in {SITE_FILE} beside slurm.conf, which 'ullage slurm configure' writes"
+            f"cannot tell which model Slurm's {called} are; name it with '#ULLAGE gpu=NAME' or --gpu NAME, "
+            f"or for all users in {SITE_FILE} next to slurm.conf, which 'ullage slurm configure' writes"
         ) from None
