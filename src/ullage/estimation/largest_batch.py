@@ -227,7 +227,7 @@ def search(
 ) -> MaxBatch:
     """Find the largest number for a request; `start` is the first size to try, or the shape that has it last."""
     if what not in WHAT:
-        raise UnknownName("thing to search for", what, WHAT)
+        raise UnknownName("size to search for", what, WHAT)
     begin = time.perf_counter()
     _, usual, step = WHAT[what]
     card = find_gpu(gpu or default_gpu())

@@ -41,8 +41,8 @@ def moment(text: str, now: float) -> float:
         try:
             return datetime.datetime.fromisoformat(text).timestamp()
         except (ValueError, OverflowError, OSError):
-            needed = "a time such as 2026-11-01, 2026-11-01T08:00, or 7d for seven days ago"
-            raise InvalidValue(f"the value must be {needed}, got {text[:80]!r}") from None
+            forms = "2026-11-01, 2026-11-01T08:00, or 7d for seven days ago"
+            raise InvalidValue(f"a time must look like {forms}, got {text[:80]!r}") from None
 
 
 def csv_of(found: dict[str, Any]) -> str:

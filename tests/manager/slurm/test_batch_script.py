@@ -1,5 +1,6 @@
 """What is read from batch scripts: the training, its words, its folder and its environment; and what is not known."""
 
+import datetime
 import os
 import shlex
 import subprocess
@@ -307,3 +308,11 @@ X={run} Y='a[$(touch {mark})]'
 """
     read_batch("#!/bin/bash\n" + text, str(tmp_path), dict(os.environ))
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("clock", ["date -d @0 +%Y", "date $SET +%Y", "date --version", "date +%N"])
+def test_a_date_is_formatted_and_the_clock_never_set(clock):
+    """`date` sets the clock with other arguments than +FORMAT, also those that a variable holds."""
+    (known, unknown), _ = programs_of(f"SET='-d @0'\nshow $(date +%Y)\nshow $({clock})\n", {}, "/")
+    assert known.words[1] == str(datetime.date.today().year) and not isinstance(known.words[1], Unknown)
+    assert isinstance(unknown.words[1], Unknown)

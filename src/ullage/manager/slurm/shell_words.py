@@ -28,8 +28,10 @@ class Unknown(str):
 _FILE_TESTS = {"-f": os.path.isfile, "-d": os.path.isdir} | dict.fromkeys(("-e", "-r", "-s", "-x"), os.path.exists)
 Value = str | tuple[str, ...]  # of a variable; a tuple is an array
 
-_PRINTING = ("basename", "date", "dirname", "readlink", "realpath", "seq", "whoami")  # programs that only print
-_HARMLESS = re.compile(rf"(?:pwd|hostname|whoami|(?:echo|{'|'.join(_PRINTING)})\s.*)", re.S)
+_PRINTING = ("basename", "dirname", "readlink", "realpath", "seq", "whoami")  # programs that only print
+_HARMLESS = re.compile(rf"(?:pwd|hostname|whoami|(?:date|echo|{'|'.join(_PRINTING)})\s.*)", re.S)
+# Bash formats the date itself: the program of that name can set the clock. Anything else is a command that is not found.
+_DATE = 'date() { case "$#$1" in *%N*) date-of-now ;; 1+*) printf "%(${1#+})T" -1 ;; *) date-of-now ;; esac; }'
 _PLAIN = re.compile(r"[\w./:=,@%+-]+")  # text that Bash leaves as it is
 _SECONDS, _KIB = 5.0, 400_000  # time and memory for one expansion
 _OWN = b"_ullage_"  # before the names of variables, so that none is one of Bash's own
@@ -143,7 +145,7 @@ def _confined() -> str:
     found = {name: shutil.which(name, path=os.defpath) for name in _PRINTING}
     known = [f"hash -p {path} {name}" for name, path in found.items() if path is not None]
     limits = f"ulimit -v {_KIB}; shopt -s extglob; enable -n kill; hostname() {{ echo $HOSTNAME; }}"
-    return "\n".join([limits, "PATH=/nonexistent", *known, "set -r"])
+    return "\n".join([limits, _DATE, "PATH=/nonexistent", *known, "set -r"])
 
 
 def _printed(script: bytes, names: set[str], state: ShellState) -> list[str]:
@@ -179,18 +181,18 @@ def _expression(node: Any, state: ShellState) -> bool | None:
     if node.type == "parenthesized_expression":
         return test(node, state)
     if node.type == "unary_expression":
-        operator = text_of(node.children[0])
-        if operator == "!":
+        sign = text_of(node.children[0])
+        if sign == "!":
             verdict = _expression(node.children[-1], state)
             return None if verdict is None else not verdict
         word = single(node.children[-1], state)
-        if isinstance(word, Unknown) or operator not in ("-z", "-n", *_FILE_TESTS):
+        if isinstance(word, Unknown) or sign not in ("-z", "-n", *_FILE_TESTS):
             return None
-        if operator in ("-z", "-n"):
-            return bool(word) is (operator == "-n")
+        if sign in ("-z", "-n"):
+            return bool(word) is (sign == "-n")
         if state.folder is None and not os.path.isabs(word):
             return None
-        return _FILE_TESTS[operator](os.path.join(state.folder or "/", word))
+        return _FILE_TESTS[sign](os.path.join(state.folder or "/", word))
     if node.type == "binary_expression" and len(node.children) == 3:
         return _comparison(node, state)
     if node.type in ("word", "string", "raw_string", "simple_expansion", "expansion", "concatenation", "number"):
