@@ -100,7 +100,7 @@ def named(page):
     ("what", "found", "least"),
     [
         ("links", lambda page: LINK.findall(prose(page)), 300),
-        ("commands in blocks", lambda page: [*command_lines(page)], 350),
+        ("commands in blocks", lambda page: [*command_lines(page)], 390),
         ("commands in the text", lambda page: INLINE.findall(" ".join(prose(page).split())), 200),
         ("files of the repository", lambda page: NAMED_FILE.findall(prose(page)), 100),
         ("extras", lambda page: NAMED_EXTRA.findall(page.read_text()), 8),

@@ -54,6 +54,16 @@ def test_both_ways_agree_at_any_time(seed, half_life):
         accounts.hold(user, gpus, when)
 
 
+def test_years_do_not_make_the_numbers_too_large():
+    accounts = UsageAccounts(HOUR)
+    accounts.hold("ada", 1.0, now=0.0)
+    for year in range(1, 4):
+        accounts.hold("bob", 1.0, now=year * 365 * DAY)
+        accounts.hold("bob", -1.0, now=year * 365 * DAY + 60.0)
+    used = accounts.usage(3 * 365 * DAY + 60.0)
+    assert used == pytest.approx({"ada": held(1.0, 1e9, HOUR), "bob": 60.0}, rel=0.01)
+
+
 def test_a_charge_that_comes_late_has_faded():
     account = Account(0.0, at=0.0).charged(100.0, at=2 * HOUR, half_life=HOUR).charged(100.0, at=HOUR, half_life=HOUR)
     assert account == Account(150.0, at=2 * HOUR)

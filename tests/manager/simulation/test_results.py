@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from ullage.manager.simulation.trace import JobTrace
 KEPT = Path(__file__).parent / "data" / "results.json"
 WIDE = {1: 0.80, 2: 0.08, 4: 0.07, 8: 0.05}
 SMALL = "8xA100-40GB"
-FIGURES = ("done", "ooms", "lost", "total_s", "completion_s", "energy_j", "smact", "fairness")
 
 
 def runs() -> Iterator[tuple[str, JobTrace, Scenario]]:
@@ -56,7 +55,7 @@ def runs() -> Iterator[tuple[str, JobTrace, Scenario]]:
 def figures(trace: JobTrace, scenario: Scenario) -> dict[str, Any]:
     """What a run gives, in numbers that change with every decision."""
     result = simulate(trace, scenario)
-    found = {name: getattr(result.figures, name) for name in FIGURES}
+    found = {name: value for name, value in asdict(result.figures).items() if isinstance(value, int | float)}
     begins = [attempt.begin for job in result.jobs for attempt in job.attempts]
     return {**found, "passes": result.passes, "attempts": len(begins), "begins": sum(begins)}
 
