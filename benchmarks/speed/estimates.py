@@ -67,8 +67,12 @@ MODELS = ("torchvision:resnet50", "timm:vit_small_patch16_224")
 SIZES = (1_000, 3_000, 10_000)  # operators
 LAYERS, RANKS = 12, (1, 64)
 SETTINGS = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "vocab_size"),
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
 )
 SMALL = dict(zip(SETTINGS, (1024, 4096, LAYERS, 16, 8, 32000), strict=True))
 LARGE = dict(zip(SETTINGS, (8192, 28672, 80, 64, 8, 128256), strict=True))

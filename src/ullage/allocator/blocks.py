@@ -62,8 +62,17 @@ class Block:
     """
 
     __slots__ = (
-        *("address", "size", "stream", "segment_id", "pool", "state", "requested"),
-        *("prev", "next", "key", "born"),
+        "address",
+        "size",
+        "stream",
+        "segment_id",
+        "pool",
+        "state",
+        "requested",
+        "prev",
+        "next",
+        "key",
+        "born",
     )
 
     def __init__(

@@ -15,10 +15,18 @@ ENVIRONMENT_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 # Options that PyTorch knows and that move no byte on the device: pinned host memory, locks, CUDA graphs.
 OPTIONS_WITHOUT_EFFECT = (
-    *("release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "pinned_use_cuda_host_register"),
-    *("pinned_use_hip_host_register", "pinned_num_register_threads", "pinned_use_background_threads"),
-    *("pinned_reserve_segment_size_mb", "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"),
-    *("pinned_free_catch_all", "graph_capture_record_stream_reuse", "throw_on_cudamalloc_oom"),
+    "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
+    "pinned_num_register_threads",
+    "pinned_use_background_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_max_round_threshold_mb",
+    "pinned_max_cached_size_mb",
+    "pinned_free_catch_all",
+    "graph_capture_record_stream_reuse",
+    "throw_on_cudamalloc_oom",
 )
 
 NO_ROUNDUP = (0,) * ROUNDUP_INTERVALS

@@ -63,10 +63,14 @@ class Counters:
             self.num_device_alloc += 1
             pool.reserved_in += change
             pool.segments_in += segments
-            self.peak_reserved = max(self.peak_reserved, self.reserved)
-            pool.peak_reserved = max(pool.peak_reserved, pool.reserved)
-            self.peak_segments = max(self.peak_segments, self.segments)
-            pool.peak_segments = max(pool.peak_segments, pool.segments)
+            if self.reserved > self.peak_reserved:
+                self.peak_reserved = self.reserved
+            if pool.reserved > pool.peak_reserved:
+                pool.peak_reserved = pool.reserved
+            if self.segments > self.peak_segments:
+                self.peak_segments = self.segments
+            if pool.segments > pool.peak_segments:
+                pool.peak_segments = pool.segments
         else:
             self.num_device_free += 1
 
@@ -78,12 +82,16 @@ class Counters:
         pool.inactive_bytes += size
         if count > 0:
             pool.inactive_count_in += count
-            self.peak_inactive_count = max(self.peak_inactive_count, self.inactive_count)
-            pool.peak_inactive_count = max(pool.peak_inactive_count, pool.inactive_count)
+            if self.inactive_count > self.peak_inactive_count:
+                self.peak_inactive_count = self.inactive_count
+            if pool.inactive_count > pool.peak_inactive_count:
+                pool.peak_inactive_count = pool.inactive_count
         if size > 0:
             pool.inactive_bytes_in += size
-            self.peak_inactive_bytes = max(self.peak_inactive_bytes, self.inactive_bytes)
-            pool.peak_inactive_bytes = max(pool.peak_inactive_bytes, pool.inactive_bytes)
+            if self.inactive_bytes > self.peak_inactive_bytes:
+                self.peak_inactive_bytes = self.inactive_bytes
+            if pool.inactive_bytes > pool.peak_inactive_bytes:
+                pool.peak_inactive_bytes = pool.inactive_bytes
 
     def reset_peak_stats(self) -> None:
         for one in (self, *self.pools):

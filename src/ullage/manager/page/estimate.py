@@ -31,8 +31,21 @@ _LARGEST_SCRIPT = 128 << 10  # bytes; a browser sends it in one message
 _SOURCES = ("torchvision", "timm", "hf")
 # GPUs that a question is asked about beside the chosen one: few of each kind, so that the table answers in time.
 _OTHERS = (
-    *("T4", "L4", "A10G", "V100-16GB", "RTX-3090", "RTX-4090", "RTX-5090", "A30", "A40", "L40S"),
-    *("A100-40GB", "A100-80GB", "H100-80GB", "H200", "B200"),
+    "T4",
+    "L4",
+    "A10G",
+    "V100-16GB",
+    "RTX-3090",
+    "RTX-4090",
+    "RTX-5090",
+    "A30",
+    "A40",
+    "L40S",
+    "A100-40GB",
+    "A100-80GB",
+    "H100-80GB",
+    "H200",
+    "B200",
 )
 _BATCH_ARGUMENT = re.compile(r"--[\w-]*batch[-_]?size\b")  # as scripts call theirs
 # The file is read in the browser: it goes into the text field, and its name is only shown.

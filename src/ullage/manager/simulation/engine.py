@@ -489,7 +489,12 @@ class _Engine:
             card.changed(self.now, self.horizon)
         found = [
             SimulatedJob(
-                *(job.id, job.kind.name, job.user, job.arrival, job.work_s, job.gpus),
+                job.id,
+                job.kind.name,
+                job.user,
+                job.arrival,
+                job.work_s,
+                job.gpus,
                 self.states[job.id].state,
                 tuple(self.states[job.id].attempts),
             )

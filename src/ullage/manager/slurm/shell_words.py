@@ -30,7 +30,7 @@ Value = str | tuple[str, ...]  # of a variable; a tuple is an array
 
 _PRINTING = ("basename", "dirname", "readlink", "realpath", "seq", "whoami")  # programs that only print
 _HARMLESS = re.compile(rf"(?:pwd|hostname|whoami|(?:date|echo|{'|'.join(_PRINTING)})\s.*)", re.S)
-# Bash formats the date itself: the program of that name can set the clock. Anything else is a command that is not found.
+# Bash formats the date: the program of that name can set the clock. Other arguments name a command that is not there.
 _DATE = 'date() { case "$#$1" in *%N*) date-of-now ;; 1+*) printf "%(${1#+})T" -1 ;; *) date-of-now ;; esac; }'
 _PLAIN = re.compile(r"[\w./:=,@%+-]+")  # text that Bash leaves as it is
 _SECONDS, _KIB = 5.0, 400_000  # time and memory for one expansion

@@ -77,7 +77,15 @@ _Generator = torch._C.Generator  # torch.Generator is another class while a virt
 # Operators whose output shape depends on the value of a float argument; for all others the value is left out of the
 # key, so that a changing learning rate does not make a new entry at every step.
 _FLOATS_MATTER = (
-    *("arange", "linspace", "logspace", "range", "upsample", "interpolate", "dropout", "attention", "scalar"),
+    "arange",
+    "linspace",
+    "logspace",
+    "range",
+    "upsample",
+    "interpolate",
+    "dropout",
+    "attention",
+    "scalar",
     "pow.Tensor_Scalar",  # its kernel depends on the value
 )
 
@@ -431,8 +439,21 @@ def _is_small(output: Output) -> bool:
 
 
 _MAY_MIX_DEVICES = (
-    *("_like", ".new_", "copy", "device_put", "index", "where", "lift", "clamp", "_foreach", "_fused", "_amp"),
-    *("attention", "dropout", "ctc", "rnn"),
+    "_like",
+    ".new_",
+    "copy",
+    "device_put",
+    "index",
+    "where",
+    "lift",
+    "clamp",
+    "_foreach",
+    "_fused",
+    "_amp",
+    "attention",
+    "dropout",
+    "ctc",
+    "rnn",
 )
 
 

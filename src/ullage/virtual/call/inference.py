@@ -93,8 +93,21 @@ def argument_at(place: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 _WITH_NUMBER = ("add", "mul", "div", "lerp")
 _WITH_TENSOR = ("add", "sub", "mul", "div")
 _OF_ONE_OVERLOAD = (
-    *("addcmul", "addcdiv", "clamp", "clamp_min", "neg", "exp", "sqrt", "rsqrt", "tanh", "sigmoid", "relu", "silu"),
-    *("hardswish", "hardsigmoid", "leaky_relu"),
+    "addcmul",
+    "addcdiv",
+    "clamp",
+    "clamp_min",
+    "neg",
+    "exp",
+    "sqrt",
+    "rsqrt",
+    "tanh",
+    "sigmoid",
+    "relu",
+    "silu",
+    "hardswish",
+    "hardsigmoid",
+    "leaky_relu",
 )
 _GRADIENTS = ("tanh", "sigmoid", "threshold", "gelu", "silu", "hardswish", "hardsigmoid")
 
@@ -108,7 +121,9 @@ def _named(ending: str) -> set[str]:
 _ELEMENTWISE = {
     *_named(""),
     *(f"aten.{name}_backward.default" for name in _GRADIENTS),
-    *("aten.pow.Tensor_Scalar", "aten.log.default", "aten.gelu.default"),
+    "aten.pow.Tensor_Scalar",
+    "aten.log.default",
+    "aten.gelu.default",
 }
 _IN_PLACE = {*_named("_"), "aten.pow_.Scalar"}
 # Operators that reduce dimensions to one element each, with the place of the dimensions among the arguments.

@@ -22,10 +22,29 @@ from ullage.virtual.call.native import GPUMode, in_backward
 
 # aten/src/ATen/autocast_mode.h, AT_FORALL_LOWER_PRECISION_FP: those that take several tensors.
 _OPERATORS = (
-    *("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv"),
-    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input"),
-    *("convolution", "_convolution", "prelu", "scaled_dot_product_attention"),
-    *("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
+    "linear",
+    "matmul",
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "addbmm",
+    "addmv",
+    "mv",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d.input",
+    "conv_transpose3d.input",
+    "convolution",
+    "_convolution",
+    "prelu",
+    "scaled_dot_product_attention",
+    "lstm_cell",
+    "gru_cell",
+    "rnn_tanh_cell",
+    "rnn_relu_cell",
 )
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 

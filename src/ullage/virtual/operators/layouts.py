@@ -89,7 +89,8 @@ _COMPRESSED_MAKERS = (
     "aten.sparse_compressed_tensor.comp_plain_value_size",
 )
 _FROM_DENSE = (
-    *("aten._to_sparse.default", "aten._to_sparse.sparse_dim"),
+    "aten._to_sparse.default",
+    "aten._to_sparse.sparse_dim",
     *(f"aten._to_sparse_{layout}.default" for layout in _COMPRESSED),
 )
 

@@ -41,14 +41,37 @@ _PURE = {
     "bitsandbytes": "bitsandbytes",
 }
 _COMPILED = (
-    *("flash_attn", "flash_attn_interface", "flash_attn_3", "flashinfer", "sageattention", "xformers"),
-    *("apex", "fused_layer_norm_cuda", "transformer_engine", "cut_cross_entropy", "deepspeed"),
-    *("causal_conv1d", "mamba_ssm"),
+    "flash_attn",
+    "flash_attn_interface",
+    "flash_attn_3",
+    "flashinfer",
+    "sageattention",
+    "xformers",
+    "apex",
+    "fused_layer_norm_cuda",
+    "transformer_engine",
+    "cut_cross_entropy",
+    "deepspeed",
+    "causal_conv1d",
+    "mamba_ssm",
 )
 _OTHER_NAMES = {"flash_linear_attention": "fla", "fla_core": "fla"}  # of distributions
 _NONE_BY_THEMSELVES = (
-    *("torch", "torchvision", "torchaudio", "torchao", "lightning", "pytorch_lightning", "accelerate", "deepspeed"),
-    *("timm", "peft", "diffusers", "sentence_transformers", "datasets", "kernels", "bitsandbytes"),
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "torchao",
+    "lightning",
+    "pytorch_lightning",
+    "accelerate",
+    "deepspeed",
+    "timm",
+    "peft",
+    "diffusers",
+    "sentence_transformers",
+    "datasets",
+    "kernels",
+    "bitsandbytes",
 )
 # What these take without being told; all else they ask for is for those who choose it. Other libraries may take any.
 _BY_THEMSELVES: dict[str, tuple[str, ...]] = {

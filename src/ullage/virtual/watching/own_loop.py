@@ -30,7 +30,16 @@ from ullage.virtual.watching.step_calls import OPTIMIZER, OUTSIDE, PASSES, Opera
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "ullage")
 # Optimizers whose third step is like the second.
 OPTIMIZERS = (
-    *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"),
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
     "SGD",
 )
 

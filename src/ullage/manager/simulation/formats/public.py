@@ -92,8 +92,16 @@ def _read_pods(path: Path, assignment: Assignment) -> JobTrace:
 _TASKS, _JOBS = "pai_task_table", "pai_job_table"
 _PAI = {  # the columns, as the .header files have them; the tables have no first line of names
     _TASKS: [
-        *("job_name", "task_name", "inst_num", "status", "start_time", "end_time"),
-        *("plan_cpu", "plan_mem", "plan_gpu", "gpu_type"),
+        "job_name",
+        "task_name",
+        "inst_num",
+        "status",
+        "start_time",
+        "end_time",
+        "plan_cpu",
+        "plan_mem",
+        "plan_gpu",
+        "gpu_type",
     ],
     _JOBS: ["job_name", "inst_id", "user", "status", "start_time", "end_time"],
 }
