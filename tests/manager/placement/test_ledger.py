@@ -158,6 +158,17 @@ def test_an_adopted_job_is_entered_even_without_room() -> None:
     assert (ledger.free("a"), ledger.committed("a"), ledger.slots(2)) == (0, 140, {"a": 50})
 
 
+def test_a_revised_promise_lets_others_in_or_keeps_them_out() -> None:
+    ledger = Ledger([slot()])
+    ledger.promise(1, {"a": 100}, exclusive=True)
+    ledger.observe(1, "a", 30)
+    ledger.revise(1, {"a": 20}, exclusive=False)
+    assert ledger.free("a") == 70, "what it uses counts, not the smaller promise"
+    ledger.promise(2, {"a": 60})
+    ledger.revise(2, {"a": 90}, exclusive=False)
+    assert (ledger.free("a"), ledger.committed("a")) == (0, 120)
+
+
 def test_a_copy_goes_its_own_way() -> None:
     ledger = Ledger([slot()])
     ledger.promise(1, {"a": 10})

@@ -92,6 +92,12 @@ class Ledger:
             self._where.setdefault(job, set()).add(slot)
             self.last = slot
 
+    def revise(self, job: int, memory: Mapping[str, int], exclusive: bool) -> None:
+        """Replace a job's promise on its slots, even without room for it; its measured use stays."""
+        for slot, promise in memory.items():
+            held = self._held[slot][job]
+            held.promise, held.exclusive = promise, exclusive
+
     def release(self, job: int) -> bool:
         """Release all promises of a job; return whether it held any."""
         on_host = self._on_host.pop(job, None) is not None
