@@ -18,8 +18,8 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from ullage.manager.client import Client
 from ullage.jobs.job_files import JobSpec
+from ullage.manager.client import Client
 
 IMAGES = Path(__file__).resolve().parent / "images"
 COLOURS = 128  # of a picture: few colours make small files

@@ -1,17 +1,18 @@
-"""A trace of real training jobs through the manager, under several policies: makespan, waiting, energy, crashes.
+"""Traces of real training jobs through the manager, under several policies: makespan, waiting, energy, crashes.
 
-    python benchmarks/gpu/manager_trace.py [--runs exclusive,magm,ullage,magm+mps,ullage+mps] [--jobs 44] [--mean-gap 2]
-    python benchmarks/gpu/manager_trace.py --overbook --runs magm    # large jobs, no estimator, no conditions: recovery
-    python benchmarks/gpu/manager_trace.py --estimates-first --kinds resnet50,gpt2  # begins with all estimates
-    python benchmarks/gpu/manager_trace.py --kept benchmarks/data/h200_trace.jsonl  # what earlier runs gave
-    python benchmarks/gpu/manager_trace.py --virtual 1xA100-40GB --steps 0.02 --jobs 6 --runs exclusive,ullage
+    python benchmarks/gpu/manager_trace.py --trace small-heavy --runs magm,magm/10s,ullage
+    python benchmarks/gpu/manager_trace.py --trace overbooked --runs magm       # recovery has to help
+    python benchmarks/gpu/manager_trace.py --list                               # the traces
+    python benchmarks/gpu/manager_trace.py --kept benchmarks/data/h200_trace.jsonl  # figures of earlier runs
+    python benchmarks/gpu/manager_trace.py --trace small-light --jobs 4 --steps 0.02 --virtual 1xA100-40GB
 
-Jobs are of the kinds that RAD-RM was evaluated on (image classifiers on CIFAR and ImageNet sizes, language models, a
-segmentation network), shortened to seconds; they arrive at random moments, the same for every run. A daemon of its own
-is started for each run. Energy is the GPU's own counter over the makespan.
+Jobs are of the kinds that RAD-RM was evaluated on (image classifiers on CIFAR and ImageNet sizes, language models),
+shortened to seconds. They load data, validate and save as real ones do (`trace_job.py`), and arrive at random moments,
+the same for every run. `POLICY/10s` sets the window of measured activity to ten seconds, and `POLICY+mps` shares by
+MPS. Each run has a daemon of its own. Energy is the GPU's own counter over the makespan.
 
 A record has each job with its attempts, in seconds after the first arrival: when it came, might start, was placed,
-began and ended, its promise and what it used, and what the job itself told of its steps. `works` is what was predicted
+began and ended, its promise and what it used, and the times that the job itself printed. `works` is what was predicted
 of the jobs on a GPU, and `estimates` how long each estimate took.
 """
 
@@ -31,8 +32,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,12 @@ from ullage.manager.client import Client
 HERE = Path(__file__).resolve().parent
 JOB = HERE / "trace_job.py"
 STATE = "manager/state.db"  # in a home
-CIFAR = ("--input-shape", "3,32,32")
+CIFAR = ("--side", "32")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of job; `steps` is what takes about ten seconds on an H200 alone."""
+    """A kind of job; `steps` take about ten seconds on an H200 alone."""
 
     name: str
     model: str
@@ -57,57 +57,71 @@ class Kind:
     weight: int = 1
 
 
-KINDS = (
+SMALL = (
     Kind("resnet18_cifar", "torchvision:resnet18", 128, 900, CIFAR, 4),
     Kind("resnet34_cifar", "torchvision:resnet34", 128, 600, CIFAR, 3),
     Kind("mobilenet_cifar", "torchvision:mobilenet_v2", 128, 500, CIFAR, 3),
     Kind("efficientnet_cifar", "torchvision:efficientnet_b0", 128, 350, CIFAR, 3),
     Kind("resnet50", "torchvision:resnet50", 64, 110, (), 3),
-    Kind("mobilenet", "torchvision:mobilenet_v2", 64, 200, (), 3),
-    Kind("efficientnet", "torchvision:efficientnet_b0", 64, 150, (), 2),
+    Kind("mobilenet", "torchvision:mobilenet_v2", 64, 120, ("--wait", "0.02"), 3),
+    Kind("efficientnet", "torchvision:efficientnet_b0", 64, 120, (), 2),
     Kind("inception", "torchvision:inception_v3", 32, 120, (), 1),
     Kind("vgg16", "torchvision:vgg16", 64, 70, (), 1),
     Kind("densenet", "torchvision:densenet121", 32, 110, (), 1),
-    Kind("xception", "timm:legacy_xception", 32, 80, (), 1),
-    Kind("bert_base", "hf:BertForMaskedLM", 16, 60, ("--sequence-length", "256"), 2),
-    Kind("gpt2", "hf:GPT2LMHeadModel", 8, 60, ("--sequence-length", "512", "--precision", "amp_bf16"), 2),
-    Kind("bert_large_batch", "hf:BertForMaskedLM", 64, 25, ("--sequence-length", "256"), 1),
+    Kind("xception", "timm:legacy_xception", 32, 80, ("--wait", "0.05"), 1),
+    Kind("bert_base", "hf:BertForMaskedLM", 16, 60, (), 2),
+    Kind("gpt2", "hf:GPT2LMHeadModel", 8, 60, ("--length", "512", "--amp"), 2),
+    Kind("bert_large_batch", "hf:BertForMaskedLM", 64, 25, (), 1),
 )
 LARGE = (  # 19 to 35 GiB each: a few at once fill the card
     Kind("resnet50_256", "torchvision:resnet50", 256, 60),
     Kind("vgg16_256", "torchvision:vgg16", 256, 35),
     Kind("densenet_128", "torchvision:densenet121", 128, 60),
-    Kind("mobilenet_256", "torchvision:mobilenet_v2", 256, 90),
+    Kind("mobilenet_256", "torchvision:mobilenet_v2", 256, 60),
     Kind("efficientnet_256", "torchvision:efficientnet_b0", 256, 60),
-    Kind("bert_128", "hf:BertForMaskedLM", 128, 18, ("--sequence-length", "256")),
-    Kind("gpt2_32", "hf:GPT2LMHeadModel", 32, 30, ("--sequence-length", "512")),
+    Kind("bert_128", "hf:BertForMaskedLM", 128, 18),
+    Kind("gpt2_32", "hf:GPT2LMHeadModel", 32, 30, ("--length", "512")),
 )
-SETTINGS = """
-[monitoring]
-window = "10s"  # jobs are seconds long here, not hours
-
-[placing]
-fresh_busy = 0.2
-smact_limit = {limit}
-unknown = "{unknown}"
-{floor}
-
-[estimating]
-at_once = 8
-per_user = 8
-timeout = "2m"
-"""
 
 
-def trace(kinds: Sequence[Kind], count: int, gap: float, seed: int) -> list[tuple[float, Kind]]:
+@dataclass(frozen=True)
+class Trace:
+    """Jobs of some kinds, `gap` seconds apart on average, with a share of each kind's `steps`. `estimated`: their
+    estimates were made before. `overbooks`: no estimator and no conditions."""
+
+    kinds: tuple[Kind, ...]
+    jobs: int
+    gap: float
+    steps: float
+    seed: int
+    estimated: bool = False
+    overbooks: bool = False
+
+
+TRACES = {
+    "trial": Trace(SMALL, 12, 1.0, 0.7, 11, estimated=True),  # the one on which variants of a policy are compared
+    "small-heavy": Trace(SMALL, 12, 0.5, 0.5, 21),
+    "small-light": Trace(SMALL, 8, 5.0, 0.5, 22),
+    "small-known": Trace(SMALL, 14, 1.0, 0.5, 23, estimated=True),
+    "long-heavy": Trace(SMALL, 7, 1.0, 2.0, 24),
+    "long-known": Trace(SMALL, 7, 4.0, 2.0, 25, estimated=True),
+    "large-heavy": Trace(LARGE, 8, 1.0, 0.7, 26),
+    "large-known": Trace(LARGE, 8, 2.0, 0.7, 27, estimated=True),
+    "overbooked": Trace(LARGE, 10, 0.4, 0.4, 28, overbooks=True),
+}
+ESTIMATING = {"at_once": "8", "per_user": "8", "timeout": '"2m"'}
+OVERBOOKING = {"smact_limit": '"off"', "unknown": '"floor"', "free_floor": '"1GiB"'}
+
+
+def arrivals(trace: Trace) -> list[tuple[float, Kind]]:
     """Arrival times in seconds and kinds; the same for the same seed."""
-    draw = random.Random(seed)
-    bag = [kind for kind in kinds for _ in range(kind.weight)]
-    moment, found = 0.0, []
-    for _ in range(count):
-        found.append((moment, draw.choice(bag)))
-        moment += draw.expovariate(1 / gap)
-    return found
+    draw = random.Random(trace.seed)
+    bag = [kind for kind in trace.kinds for _ in range(kind.weight)]
+    moment, jobs = 0.0, []
+    for _ in range(trace.jobs):
+        jobs.append((moment, draw.choice(bag)))
+        moment += draw.expovariate(1 / trace.gap)
+    return jobs
 
 
 class Energy:
@@ -128,21 +142,32 @@ class Energy:
         return None if self._handle is None else self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000
 
 
-def serve(home: Path, run: str, virtual: str | None, overbook: bool) -> subprocess.Popen[bytes]:
-    """A daemon that answers, with the run's policy and way of sharing."""
-    policy, _, sharing = run.partition("+")
-    settings = home / "site.toml"
-    settings.write_text(
-        SETTINGS.format(
-            limit='"off"' if overbook or virtual else 0.8,
-            unknown="floor" if overbook else "exclusive",
-            floor='free_floor = "1GiB"' if overbook else "",
-        )
+def settings(run: str, trace: Trace, virtual: str | None) -> str:
+    """The settings of a run: `POLICY/placing.gain=0.1` changes one."""
+    tables = {"monitoring": {}, "placing": {}, "estimating": dict(ESTIMATING)}
+    if trace.overbooks:
+        tables["placing"] |= OVERBOOKING
+    elif virtual:
+        tables["placing"]["smact_limit"] = '"off"'
+    for change in run.partition("+")[0].split("/")[1:]:
+        place, _, value = change.partition("=")
+        table, _, name = place.partition(".")
+        tables[table][name] = value if value.replace(".", "").isdigit() else f'"{value}"'
+    return "\n".join(
+        line for table, values in tables.items() for line in (f"[{table}]", *(f"{k} = {v}" for k, v in values.items()))
     )
-    command = [sys.executable, "-m", "ullage", "serve", "--policy", policy, "--settings", str(settings)]
+
+
+def serve(home: Path, run: str, trace: Trace, virtual: str | None) -> subprocess.Popen[bytes]:
+    """A daemon that answers, with the run's policy and way of sharing."""
+    place, _, sharing = run.partition("+")
+    policy = place.partition("/")[0]
+    site = home / "site.toml"
+    site.write_text(settings(run, trace, virtual))
+    command = [sys.executable, "-m", "ullage", "serve", "--policy", policy, "--settings", str(site)]
     command += ["--sharing", "mps"] if sharing == "mps" else []
     command += ["--virtual", virtual] if virtual else []
-    command += ["--estimator", "none"] if overbook or policy == "exclusive" else []
+    command += ["--estimator", "none"] if trace.overbooks or policy == "exclusive" else []
     log = (home / "daemon.log").open("wb")
     daemon = subprocess.Popen(command, env={**os.environ, "ULLAGE_HOME": str(home)}, stderr=log, stdout=log)
     while True:
@@ -157,8 +182,9 @@ def serve(home: Path, run: str, virtual: str | None, overbook: bool) -> subproce
 
 
 def words(kind: Kind, share: float) -> list[str]:
-    steps = max(1, round(kind.steps * share))
-    return [sys.executable, str(JOB), kind.model, "--batch-size", str(kind.batch), "--steps", str(steps), *kind.more]
+    steps = max(2, round(kind.steps * share / 2))  # in each of two epochs
+    more = ["--steps", str(steps), "--validate", str(steps // 5), "--save", *kind.more]
+    return [sys.executable, str(JOB), kind.model, "--batch-size", str(kind.batch), *more]
 
 
 def play(client: Client, jobs: list[tuple[float, Kind]], share: float, exclusive: bool) -> list[int]:
@@ -176,17 +202,18 @@ def tell(job: dict[str, Any], client: Client) -> None:
     print(client.logs(job["id"], "stderr")[-1000:], file=sys.stderr)
 
 
-def estimate(kinds: Sequence[Kind], options: argparse.Namespace, home: Path) -> dict[str, float]:
-    """Have jobs of these kinds estimated and nothing run; how long each took. The home's database keeps the answers."""
-    daemon = serve(home, "ullage", options.virtual, overbook=False)
+def estimate(trace: Trace, options: argparse.Namespace, home: Path) -> dict[str, float]:
+    """Have the jobs of a trace estimated and nothing run; how long each took. The home's database keeps the answers."""
+    daemon = serve(home, "ullage", trace, options.virtual)
     began, seconds = time.monotonic(), {}
     try:
         with Client(home) as client:
-            numbers = [client.submit(words(kind, options.steps), name=kind.name, hold=True)[0] for kind in kinds]
-            for kind, number in zip(kinds, numbers, strict=True):
+            kinds = dict.fromkeys(kind for _, kind in arrivals(trace))
+            numbers = {kind: client.submit(words(kind, trace.steps), name=kind.name, hold=True)[0] for kind in kinds}
+            for kind, number in numbers.items():
                 client.wait_for_estimate(number, timeout=options.patience)
                 seconds[kind.name] = time.monotonic() - began
-            client.cancel(*numbers)
+            client.cancel(*numbers.values())
     finally:
         daemon.terminate()
         daemon.wait(60)
@@ -199,6 +226,7 @@ def detail(found: list[dict[str, Any]], client: Client, begin: float) -> list[di
     might = {event["job"]: event["time"] for event in client.events() if event["kind"] == "queued"}
     names = ("placed", "started", "ended")
     told_names = ("began", "imported", "first_step", "last_step")
+    stretches = ("evaluated", "saved")
     jobs = []
     for job in found:
         attempts = [
@@ -211,6 +239,7 @@ def detail(found: list[dict[str, Any]], client: Client, begin: float) -> list[di
         with contextlib.suppress(ValueError, IndexError):
             told = json.loads(client.logs(job["id"]).splitlines()[-1])
             told |= {name: told[name] - begin for name in told_names if name in told}
+            told |= {name: [[each - begin for each in pair] for pair in told[name]] for name in stretches}
         jobs.append(
             {
                 "name": job["name"],
@@ -244,20 +273,18 @@ def in_database(home: Path) -> dict[str, Any]:
     return {"works": works, "estimates": estimates}
 
 
-def one_run(
-    run: str, options: argparse.Namespace, jobs: list[tuple[float, Kind]], estimated: Path | None
-) -> dict[str, Any]:
+def one_run(name: str, trace: Trace, run: str, options: argparse.Namespace, estimated: Path | None) -> dict[str, Any]:
     """Play the trace; what became of it. `estimated` is a home whose estimates are there from the start."""
-    energy = Energy()
+    energy, jobs = Energy(), arrivals(trace)
     with tempfile.TemporaryDirectory(prefix="ullage-trace-") as folder:
         if estimated is not None:
             Path(folder, STATE).parent.mkdir()
             shutil.copy(estimated / STATE, Path(folder, STATE))
-        daemon = serve(Path(folder), run, options.virtual, options.overbook)
+        daemon = serve(Path(folder), run, trace, options.virtual)
         try:
             with Client(folder) as client:
                 before, begin, moment = energy.joules(), time.monotonic(), time.time()
-                numbers = play(client, jobs, options.steps, exclusive=run.startswith("exclusive"))
+                numbers = play(client, jobs, trace.steps, exclusive=run.startswith("exclusive"))
                 found = [client.wait(number, timeout=options.patience) for number in numbers]
                 makespan, after = time.monotonic() - begin, energy.joules()
                 for job in found:
@@ -272,6 +299,7 @@ def one_run(
         known = in_database(Path(folder))
     causes = Counter(attempt["cause"] for job in found for attempt in job["attempts"])
     return {
+        "trace": name,
         "run": run,
         "jobs": len(jobs),
         "done": sum(job["state"] == "done" for job in found),
@@ -283,9 +311,10 @@ def one_run(
         "out_of_memory": causes["out of GPU memory"],
         "attempts": sum(causes.values()),
         "causes": dict(causes),
-        "seed": options.seed,
-        "mean_gap": options.mean_gap,
-        "steps": options.steps,
+        "seed": trace.seed,
+        "mean_gap": trace.gap,
+        "steps": trace.steps,
+        "estimated": trace.estimated,
         "arrivals": [round(moment, 3) for moment, _ in jobs],
         "each": each,
         **known,
@@ -305,43 +334,61 @@ def line(found: dict[str, Any], first: dict[str, Any]) -> str:
     )
 
 
+def print_kept(path: Path) -> None:
+    records = [json.loads(text) for text in path.read_text().splitlines()]
+    for trace in dict.fromkeys(record.get("trace") for record in records):
+        if trace is not None:
+            print(f"{trace}:")
+        same = [record for record in records if record.get("trace") == trace]
+        for record in same:
+            print(line(record, same[0]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", default="exclusive,magm,ullage,magm+mps,ullage+mps")
-    parser.add_argument("--jobs", type=int, default=44)
-    parser.add_argument("--kinds", help="only these kinds of jobs, by name")
-    parser.add_argument("--estimates-first", action="store_true", help="make all estimates before the runs")
-    parser.add_argument("--mean-gap", type=float, default=2.0, help="seconds between arrivals")
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--steps", type=float, default=1.0, help="share of each kind's steps")
+    parser.add_argument("--trace", default="small-heavy", help="names of traces, separated by commas")
+    parser.add_argument("--runs", default="exclusive,magm,magm/monitoring.window=10s,ullage")
+    parser.add_argument("--list", action="store_true", help="print the traces")
+    parser.add_argument("--jobs", type=int, help="another number of jobs than the trace has")
+    parser.add_argument("--steps", type=float, help="another share of each kind's steps")
+    parser.add_argument("--seed", type=int, help="another seed")
     parser.add_argument("--patience", type=float, default=900.0, help="seconds that a job may take in all")
     parser.add_argument("--virtual", help="virtual GPUs instead of real ones, such as 1xA100-40GB")
-    parser.add_argument("--overbook", action="store_true", help="no estimator, no conditions: recovery has to help")
     parser.add_argument("--out", type=Path, help="append the figures as JSON lines")
     parser.add_argument("--kept", type=Path, help="print the figures of such a file")
     options = parser.parse_args()
-    if options.kept is not None and not options.kept.is_file():
-        parser.error(f"needed a file of figures that --out wrote; there is no {options.kept}")
-    if options.kept is not None:
-        kept = [json.loads(text) for text in options.kept.read_text().splitlines()]
-        for found in kept:
-            print(line(found, kept[0]))
+    if options.list:
+        for name, trace in TRACES.items():
+            print(f"{name}: {', '.join(f'{each.name} {getattr(trace, each.name)}' for each in fields(trace)[1:])}")
         return
-    wanted = options.kinds.split(",") if options.kinds else None
-    kinds = [kind for kind in (LARGE if options.overbook else KINDS) if wanted is None or kind.name in wanted]
+    if options.kept is not None and not options.kept.is_file():
+        parser.error(f"--kept must name a file that --out wrote, but {options.kept} does not exist")
+    if options.kept is not None:
+        print_kept(options.kept)
+        return
+    names = options.trace.split(",")
+    if unknown := [name for name in names if name not in TRACES]:
+        parser.error(f"--trace must name one of {', '.join(TRACES)}, got {unknown[0]}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
-    jobs = trace(kinds, options.jobs, options.mean_gap, options.seed)
+    changes = {name: getattr(options, name) for name in ("jobs", "steps", "seed")}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    for name in names:
+        play_trace(name, replace(TRACES[name], **changes), options)
+
+
+def play_trace(name: str, trace: Trace, options: argparse.Namespace) -> None:
     first: dict[str, Any] | None = None
     with tempfile.TemporaryDirectory(prefix="ullage-estimates-") as folder:
-        if options.estimates_first:
-            print(f"estimates: {estimate(kinds, options, Path(folder))}", flush=True)
+        print(f"{name}, seed {trace.seed}:", flush=True)
+        if trace.estimated:
+            print(f"estimates: {estimate(trace, options, Path(folder))}", flush=True)
         for run in options.runs.split(","):
-            found = one_run(run, options, jobs, Path(folder) if options.estimates_first else None)
-            first = first or found
-            print(line(found, first), flush=True)
+            record = one_run(name, trace, run, options, Path(folder) if trace.estimated else None)
+            first = first or record
+            print(line(record, first), flush=True)
             if options.out is not None:
                 with options.out.open("a") as file:
-                    file.write(json.dumps(found) + "\n")
+                    file.write(json.dumps(record) + "\n")
 
 
 if __name__ == "__main__":

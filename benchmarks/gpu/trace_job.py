@@ -1,9 +1,10 @@
-"""One job of `manager_trace.py`: trains a model for a number of steps with data from the host, as scripts do.
+"""One job of `manager_trace.py`: a training script as people write them, with data loading, validation and checkpoints.
 
-    python benchmarks/gpu/trace_job.py torchvision:resnet50 --batch-size 64 --steps 100
+    python benchmarks/gpu/trace_job.py torchvision:resnet50 --batch-size 64 --steps 50 --epochs 2 --validate 10 --save
 
-It prints one JSON object: the seconds since 1970 at which Python had begun, PyTorch was there, the GPU had the first
-step behind it, and the last one; and the most memory that PyTorch held.
+It prints one JSON object with seconds since 1970: when Python `began`, when PyTorch was `imported`, when the GPU had
+finished the `first_step` and the `last_step`, and [begin, end] of each validation (`evaluated`) and checkpoint
+(`saved`). `steps` counts all steps, and `reserved` is the most memory that PyTorch held.
 """
 
 from __future__ import annotations
@@ -12,42 +13,109 @@ import time
 
 BEGAN = time.time()
 
-import argparse  # noqa: E402  the time before PyTorch is imported is told too
+import argparse  # noqa: E402  the time before PyTorch is imported is measured too
 import json  # noqa: E402
+import tempfile  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
-from ullage.jobs import Model, train  # noqa: E402
+
+def image_model(name: str) -> nn.Module:
+    source, _, short = name.partition(":")
+    if source == "timm":
+        import timm
+
+        return timm.create_model(short)
+    import torchvision
+
+    more = {"aux_logits": False, "init_weights": False} if short == "inception_v3" else {}
+    return getattr(torchvision.models, short)(**more)
+
+
+def language_model(name: str) -> nn.Module:
+    import transformers
+
+    kind = getattr(transformers, name)
+    return kind(kind.config_class())
+
+
+class Samples(Dataset):
+    """Random samples; reading a batch takes `wait` seconds, as a slow disk would."""
+
+    def __init__(self, count: int, shape: list[int], words: int | None, wait: float) -> None:
+        self.count, self.shape, self.words, self.wait = count, shape, words, wait
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitems__(self, places: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        time.sleep(self.wait)
+        if self.words is not None:
+            texts = torch.randint(self.words, (len(places), *self.shape))
+            return list(zip(texts, texts, strict=True))
+        return list(zip(torch.randn(len(places), *self.shape), torch.randint(10, (len(places),)), strict=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--batch-size", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--input-shape", type=lambda text: [int(side) for side in text.split(",")])
-    parser.add_argument("--sequence-length", type=int)
-    parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--optimizer", default="adam")
+    parser.add_argument("--steps", type=int, required=True, help="of an epoch")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--validate", type=int, default=0, help="batches after each epoch")
+    parser.add_argument("--save", action="store_true", help="a checkpoint after each epoch")
+    parser.add_argument("--wait", type=float, default=0.0, help="seconds to read a batch")
+    parser.add_argument("--side", type=int, default=224)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--amp", action="store_true")
     options = parser.parse_args()
-    configuration = Model(
-        options.model,
-        batch_size=options.batch_size,
-        input_shape=options.input_shape,
-        sequence_length=options.sequence_length,
-        precision=options.precision,
-        optimizer=options.optimizer,
-    )
-    told: dict[str, float] = {"began": BEGAN, "imported": time.time(), "steps": 0}
+    times: dict[str, object] = {"began": BEGAN, "imported": time.time(), "evaluated": [], "saved": []}
 
-    def after_iteration() -> None:
-        told["steps"] += 1
-        if told["steps"] in (1, options.steps):
-            torch.cuda.synchronize()
-            told["first_step" if told["steps"] == 1 else "last_step"] = time.time()
+    source, _, short = options.model.partition(":")
+    is_text = source == "hf"
+    model = (language_model(short) if is_text else image_model(options.model)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    shape = [options.length] if is_text else [3, options.side, options.side]
+    words = model.config.vocab_size if is_text else None
+    trained = Samples(options.steps * options.batch_size, shape, words, options.wait)
+    validated = Samples(options.validate * options.batch_size, shape, words, options.wait)
+    batches = DataLoader(trained, batch_size=options.batch_size, shuffle=True)
 
-    train(configuration, options.steps, after_iteration=after_iteration)
-    print(json.dumps({**told, "reserved": torch.cuda.max_memory_reserved()}))
+    def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=options.amp):
+            if is_text:
+                return model(input_ids=inputs, labels=targets).loss
+            return F.cross_entropy(model(inputs), targets)
+
+    steps = 0
+    for _ in range(options.epochs):
+        model.train()
+        for inputs, targets in batches:
+            loss = loss_of(inputs.cuda(), targets.cuda())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            steps += 1
+            if steps in (1, options.steps * options.epochs):
+                torch.cuda.synchronize()
+                times["first_step" if steps == 1 else "last_step"] = time.time()
+        if options.validate:
+            model.eval()
+            begin, total = time.time(), 0.0
+            with torch.no_grad():
+                for inputs, targets in DataLoader(validated, batch_size=options.batch_size):
+                    total += loss_of(inputs.cuda(), targets.cuda()).item()
+            times["evaluated"].append([begin, time.time()])
+        if options.save:
+            begin = time.time()
+            with tempfile.TemporaryDirectory() as folder:
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, Path(folder, "last.pt"))
+            times["saved"].append([begin, time.time()])
+    print(json.dumps({**times, "steps": steps, "reserved": torch.cuda.max_memory_reserved()}))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Holder(NamedTuple):
 class Gpu(NamedTuple):
     """A slot during a pass. `position` counts slots by index, `free` bytes are not promised, and `others` are used by
     foreign processes. `load` is the SM activity over the monitor's window, `busy_now` over the last ten seconds, each
-    with that of young jobs; None is unknown."""
+    with that of young jobs; `busy_soon` is expected when a job that starts now has begun to work. None is unknown."""
 
     slot: Slot
     position: int
@@ -33,6 +33,7 @@ class Gpu(NamedTuple):
     exclusive: bool
     load: float | None
     busy_now: float | None
+    busy_soon: float | None
 
     @property
     def jobs(self) -> list[Job]:
@@ -84,6 +85,7 @@ class Gpu(NamedTuple):
             exclusive=self.exclusive or exclusive,
             load=unknown if self.load is None else self.load + expected,
             busy_now=unknown if self.busy_now is None else self.busy_now + expected,
+            busy_soon=None if self.busy_soon is None else self.busy_soon + expected,
         )
 
     def ready_at(self, request: SlotRequest, suits: bool, now: float) -> float:
@@ -118,7 +120,7 @@ def gpu_of(slot: Slot, position: int, ledger: Ledger, here: Mapping[int, Running
         for job, memory in counted.items()
     )
     free = max(slot.total - others - sum(counted.values()), 0)
-    gpu = Gpu(slot, position, free, others, holders, exclusive, None, None)
+    gpu = Gpu(slot, position, free, others, holders, exclusive, None, None, None)
     # If SM activity is not measured, that of the whole GPU counts, which is never below it.
     activity = slot.activity
     mean = activity.smact if activity.smact is not None else activity.gract
@@ -126,7 +128,8 @@ def gpu_of(slot: Slot, position: int, ledger: Ledger, here: Mapping[int, Running
         mean = None
     recent = mean if slot.busy_now is None else slot.busy_now
     load = _expected(gpu, mean, rules.window, rules, now)
-    return gpu._replace(load=load, busy_now=_expected(gpu, recent, rules.busy_window, rules, now))
+    busy_now, busy_soon = _expected(gpu, recent, rules.busy_window, rules, now), _expected_soon(gpu, recent, rules, now)
+    return gpu._replace(load=load, busy_now=busy_now, busy_soon=busy_soon)
 
 
 def _expected(gpu: Gpu, measured: float | None, window: float, rules: Rules, now: float) -> float | None:
@@ -139,9 +142,23 @@ def _expected(gpu: Gpu, measured: float | None, window: float, rules: Rules, now
     unseen = 0.0
     for job, since, _ in gpu.holders:
         if now - since < window:
-            busy = rules.fresh_busy if job is None or job.busy is None else job.busy
-            unseen += (1 - max((now - since) / window, 0.0)) * busy
+            unseen += (1 - max((now - since) / window, 0.0)) * rules.busy_of(job)
     return measured + unseen
+
+
+def _expected_soon(gpu: Gpu, measured: float | None, rules: Rules, now: float) -> float | None:
+    """Return the SM activity to expect once a job that starts now has begun to work, as long from now as the window.
+
+    By then young jobs work, too, and some of the older ones have ended: a job of unknown length that has run for a time
+    ends within as much time again in one case of two.
+    """
+    if measured is None or gpu.others > rules.idle_memory or not gpu.holders:
+        return None
+    ages = [max(now - each.since, 0.0) for each in gpu.holders]
+    old = [age for age in ages if age >= rules.busy_window]
+    left = sum(age / (age + rules.busy_window) for age in old) / max(len(old), 1)
+    young = [each for each, age in zip(gpu.holders, ages, strict=True) if age < rules.busy_window]
+    return measured * left + sum(rules.busy_of(each.job) for each in young)
 
 
 class HostLeft(NamedTuple):

@@ -246,6 +246,8 @@ def is_busy(gpu: Gpu, policy: Policy, rules: Rules) -> bool:
         # Unknown activity is no reason to leave a GPU empty that has hardly any memory in use (or of which none is
         # measured: `unmeasured` has decided about that), but it is one not to add a second job.
         return not gpu.is_idle(rules)
+    if policy.predicts and gpu.busy_soon is not None:
+        activity = min(activity, gpu.busy_soon)
     return activity > rules.smact_limit
 
 

@@ -120,6 +120,10 @@ class Rules:
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise InvalidValue(f"{name} must be above 0, got {getattr(self, name)}")
 
+    def busy_of(self, job: Job | None) -> float:
+        """Return the SM activity to expect of a job, predicted or by the rule."""
+        return self.fresh_busy if job is None or job.busy is None else job.busy
+
     def side_by_side(self, jobs: Sequence[Job], slot: Slot) -> SideBySide:
         """Predict jobs that share a slot.
 
