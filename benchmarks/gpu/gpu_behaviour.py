@@ -262,8 +262,7 @@ def trainings(card: Card, kinds: Sequence[Kind], share: float, more: Mapping[str
         try:
             told = json.loads(job.stdout.read())
             told = {
-                name: round(value - began, 3) if value > 1e9 and name != "reserved" else value
-                for name, value in told.items()
+                name: round(value - began, 3) if isinstance(value, float) else value for name, value in told.items()
             }
         except ValueError:
             told = {"failed": job.wait()}

@@ -57,14 +57,14 @@ class Kind:
     weight: int = 1
 
 
-SMALL = (
+KINDS = (
     Kind("resnet18_cifar", "torchvision:resnet18", 128, 900, CIFAR, 4),
     Kind("resnet34_cifar", "torchvision:resnet34", 128, 600, CIFAR, 3),
     Kind("mobilenet_cifar", "torchvision:mobilenet_v2", 128, 500, CIFAR, 3),
     Kind("efficientnet_cifar", "torchvision:efficientnet_b0", 128, 350, CIFAR, 3),
     Kind("resnet50", "torchvision:resnet50", 64, 110, (), 3),
-    Kind("mobilenet", "torchvision:mobilenet_v2", 64, 120, ("--wait", "0.02"), 3),
-    Kind("efficientnet", "torchvision:efficientnet_b0", 64, 120, (), 2),
+    Kind("mobilenet", "torchvision:mobilenet_v2", 64, 200, ("--wait", "0.02"), 3),
+    Kind("efficientnet", "torchvision:efficientnet_b0", 64, 150, (), 2),
     Kind("inception", "torchvision:inception_v3", 32, 120, (), 1),
     Kind("vgg16", "torchvision:vgg16", 64, 70, (), 1),
     Kind("densenet", "torchvision:densenet121", 32, 110, (), 1),
@@ -77,7 +77,7 @@ LARGE = (  # 19 to 35 GiB each: a few at once fill the card
     Kind("resnet50_256", "torchvision:resnet50", 256, 60),
     Kind("vgg16_256", "torchvision:vgg16", 256, 35),
     Kind("densenet_128", "torchvision:densenet121", 128, 60),
-    Kind("mobilenet_256", "torchvision:mobilenet_v2", 256, 60),
+    Kind("mobilenet_256", "torchvision:mobilenet_v2", 256, 90),
     Kind("efficientnet_256", "torchvision:efficientnet_b0", 256, 60),
     Kind("bert_128", "hf:BertForMaskedLM", 128, 18),
     Kind("gpt2_32", "hf:GPT2LMHeadModel", 32, 30, ("--length", "512")),
@@ -99,12 +99,12 @@ class Trace:
 
 
 TRACES = {
-    "trial": Trace(SMALL, 12, 1.0, 0.7, 11, estimated=True),  # the one on which variants of a policy are compared
-    "small-heavy": Trace(SMALL, 12, 0.5, 0.5, 21),
-    "small-light": Trace(SMALL, 8, 5.0, 0.5, 22),
-    "small-known": Trace(SMALL, 14, 1.0, 0.5, 23, estimated=True),
-    "long-heavy": Trace(SMALL, 7, 1.0, 2.0, 24),
-    "long-known": Trace(SMALL, 7, 4.0, 2.0, 25, estimated=True),
+    "trial": Trace(KINDS, 12, 1.0, 0.7, 11, estimated=True),  # the one on which variants of a policy are compared
+    "small-heavy": Trace(KINDS, 12, 0.5, 0.5, 21),
+    "small-light": Trace(KINDS, 8, 5.0, 0.5, 22),
+    "small-known": Trace(KINDS, 14, 1.0, 0.5, 23, estimated=True),
+    "long-heavy": Trace(KINDS, 7, 1.0, 2.0, 24),
+    "long-known": Trace(KINDS, 7, 4.0, 2.0, 25, estimated=True),
     "large-heavy": Trace(LARGE, 8, 1.0, 0.7, 26),
     "large-known": Trace(LARGE, 8, 2.0, 0.7, 27, estimated=True),
     "overbooked": Trace(LARGE, 10, 0.4, 0.4, 28, overbooks=True),

@@ -20,7 +20,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manager_trace import KINDS, trace
+from manager_trace import KINDS, Trace, arrivals
 from ullage.hardware import gpu as find_gpu
 from ullage.manager.placement import Rules
 from ullage.manager.simulation.engine import simulate
@@ -80,7 +80,9 @@ class Recorded:
         each = self.runs[0]["each"]
         played = [job["name"] if isinstance(job, dict) else job[0] for job in each]
         kinds = [kind for kind in KINDS if not self.estimated or kind.name in TIMED]
-        found = [(moment, kind.name) for moment, kind in trace(kinds, self.jobs, self.gap, seed=7)]
+        found = [
+            (moment, kind.name) for moment, kind in arrivals(Trace(tuple(kinds), self.jobs, self.gap, self.steps, 7))
+        ]
         assert [name for _, name in found] == played, f"{self.name} was not played with this seed"
         return found
 

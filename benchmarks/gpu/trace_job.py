@@ -40,24 +40,24 @@ def language_model(name: str) -> nn.Module:
     import transformers
 
     kind = getattr(transformers, name)
-    return kind(kind.config_class())
+    with torch.device("cuda"):  # random weights are made there, as saved ones would be loaded
+        return kind(kind.config_class())
 
 
 class Samples(Dataset):
-    """Random samples; reading a batch takes `wait` seconds, as a slow disk would."""
+    """Samples in memory; reading a batch takes `wait` seconds, as a slow disk would."""
 
-    def __init__(self, count: int, shape: list[int], words: int | None, wait: float) -> None:
-        self.count, self.shape, self.words, self.wait = count, shape, words, wait
+    def __init__(self, batches: int, batch_size: int, shape: list[int], words: int | None, wait: float) -> None:
+        self.batches, self.wait = batches, wait
+        self.inputs = torch.randn(batch_size, *shape) if words is None else torch.randint(words, (batch_size, *shape))
+        self.targets = torch.randint(10, (batch_size,)) if words is None else self.inputs
 
     def __len__(self) -> int:
-        return self.count
+        return self.batches
 
-    def __getitems__(self, places: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
         time.sleep(self.wait)
-        if self.words is not None:
-            texts = torch.randint(self.words, (len(places), *self.shape))
-            return list(zip(texts, texts, strict=True))
-        return list(zip(torch.randn(len(places), *self.shape), torch.randint(10, (len(places),)), strict=True))
+        return self.inputs, self.targets
 
 
 def main() -> None:
@@ -81,9 +81,9 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     shape = [options.length] if is_text else [3, options.side, options.side]
     words = model.config.vocab_size if is_text else None
-    trained = Samples(options.steps * options.batch_size, shape, words, options.wait)
-    validated = Samples(options.validate * options.batch_size, shape, words, options.wait)
-    batches = DataLoader(trained, batch_size=options.batch_size, shuffle=True)
+    sizes = options.batch_size, shape, words, options.wait
+    batches = DataLoader(Samples(options.steps, *sizes), batch_size=None, shuffle=True)
+    validation = DataLoader(Samples(options.validate, *sizes), batch_size=None)
 
     def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=options.amp):
@@ -107,13 +107,13 @@ def main() -> None:
             model.eval()
             begin, total = time.time(), 0.0
             with torch.no_grad():
-                for inputs, targets in DataLoader(validated, batch_size=options.batch_size):
+                for inputs, targets in validation:
                     total += loss_of(inputs.cuda(), targets.cuda()).item()
             times["evaluated"].append([begin, time.time()])
         if options.save:
             begin = time.time()
             with tempfile.TemporaryDirectory() as folder:
-                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, Path(folder, "last.pt"))
+                torch.save(model.state_dict(), Path(folder, "last.pt"))
             times["saved"].append([begin, time.time()])
     print(json.dumps({**times, "steps": steps, "reserved": torch.cuda.max_memory_reserved()}))
 
