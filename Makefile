@@ -56,6 +56,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/speed/simulator.py decisions
 	$(BIN)/python benchmarks/speed/simulator.py trace
 	$(BIN)/python benchmarks/speed/manager.py submit
+	$(BIN)/python benchmarks/speed/manager.py starts
 	$(BIN)/python benchmarks/speed/manager.py orders
 	$(BIN)/python benchmarks/speed/manager.py estimates
 	$(BIN)/python benchmarks/speed/page_speed.py

@@ -24,7 +24,7 @@ HEAD = '<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" ma
 ESTIMATE = (
     "From code to an estimate: a virtual GPU, the plans of operator calls, the allocator's model and the step time"
 )
-MANAGER = "A job from its submission to its end: database, estimate, placement, attempt, supervisor, exit record"
+MANAGER = "A job from its submission to its end: database, placement, estimate, attempt, supervisor, exit record"
 
 
 @dataclass(frozen=True)
@@ -126,20 +126,22 @@ def manager() -> str:
     """Return the way of a job through the manager."""
     submit = Box(0, 16, 76, "ullage submit", ("command, folder,", "environment"), "user")
     stored = Box(1, 16, 76, "Database", ("committed before", "the answer"), "daemon")
-    estimated = Box(2, 16, 76, "Estimate", ("in the user's sandbox;", "upper bound = promise"), "user")
-    placement = Box(3, 16, 76, "Queue, placement", ("policy, ledger, readings:", "which job, which GPU"), "daemon")
-    attempt = Box(4, 16, 76, "Attempt", ("promise and attempt", "are committed"), "daemon")
-    supervisor = Box(4, 172, 76, "Supervisor", ("holds the lock; limits,", "signals, output"))
-    job = Box(3, 172, 76, "Job", ("on its GPU,", "with its user's rights"), "user")
-    record = Box(2, 172, 76, "Exit record", ("exit.json, synced, also", "without a daemon"))
-    cause = Box(1, 172, 76, "End and cause", ("are committed; the", "promise is released"), "daemon")
-    over = Box(0, 172, 76, "Over", ("history, usage,", "notifications"), "daemon")
-    way = [submit, stored, estimated, placement, attempt, supervisor, job, record, cause, over]
-    arrows = [across(*pair) for pair in zip(way, way[1:], strict=False) if pair != (attempt, supervisor)]
-    start, y, end = cause.left + BOX / 2, 132, placement.left + BOX / 2
-    retry = f'<text x="{start + 10:g}" y="{y - 8}">retry, with more memory if it ran out</text>'
-    retry += f'<path class="arrow" d="M{start:g} {cause.top}V{y}H{end:g}V92" marker-end="url(#head)"/>'
-    return picture(MANAGER, 264, [*(box.draw() for box in way), *arrows, along(attempt, supervisor), retry])
+    placement = Box(2, 16, 76, "Queue, placement", ("policy, ledger, readings:", "which job, which GPU"), "daemon")
+    attempt = Box(3, 16, 76, "Attempt", ("promise and attempt", "are committed"), "daemon")
+    supervisor = Box(4, 16, 76, "Supervisor", ("holds the lock; limits,", "signals, output"))
+    job = Box(4, 172, 76, "Job", ("on its GPU,", "with its user's rights"), "user")
+    record = Box(3, 172, 76, "Exit record", ("exit.json, synced, also", "without a daemon"))
+    cause = Box(2, 172, 76, "End and cause", ("are committed; the", "promise is released"), "daemon")
+    over = Box(1, 172, 76, "Over", ("history, usage,", "notifications"), "daemon")
+    estimated = Box(0, 172, 76, "Estimate", ("in the user's sandbox;", "upper bound = promise"), "user")
+    way = [submit, stored, placement, attempt, supervisor, job, record, cause, over]
+    arrows = [across(*pair) for pair in zip(way, way[1:], strict=False) if pair != (supervisor, job)]
+    arrows += [along(supervisor, job), along(submit, estimated), along(cause, placement)]
+    start, y, end = estimated.left + 0.75 * BOX, 132, placement.left + 0.25 * BOX
+    promise = f'<text x="{start + 10:g}" y="{y - 8}">the promise, while the job waits or runs</text>'
+    promise += f'<path class="arrow" d="M{start:g} {estimated.top}V{y}H{end:g}V92" marker-end="url(#head)"/>'
+    retry = f'<text x="{cause.left + BOX / 2 + 10:g}" y="{y + 4}">retry, with more memory if it ran out</text>'
+    return picture(MANAGER, 264, [*(box.draw() for box in [*way, estimated]), *arrows, promise, retry])
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
-"""How soon the daemon answers: submissions, orders for an array of 10,000 jobs, and estimates that hold up the queue.
+"""How soon the daemon answers: submissions, starts, orders for an array of 10,000 jobs, and estimates.
 
     python benchmarks/speed/manager.py submit [--jobs 300] [--queued 2000]
+    python benchmarks/speed/manager.py starts [--jobs 30]
     python benchmarks/speed/manager.py orders [--jobs 10000] [--kilobytes 4]
     python benchmarks/speed/manager.py estimates [--elements 20] [--each] [--against CHECKOUT]
 
@@ -9,13 +10,16 @@ Each starts a daemon of its own on virtual GPUs in a temporary home.
 `submit` measures from the request to the acknowledgement, which is on disk by then: submissions one after the other,
 and from eight submitters at once, while jobs run.
 
+`starts` submits jobs of known memory one after the other to idle GPUs, and measures from the request until the job's
+own first command runs, by the clock of this machine.
+
 `orders` submits an array to a daemon with 1,000 other jobs, and gives orders for it. A second process pings the daemon
 all the time: it prints how long each order takes, and how long the longest ping waits meanwhile.
 
 `estimates` submits an array of one script with `--seed {index}`. As root, a job of another user (nobody) is submitted
-after it. It prints after how many seconds the last element, and the other user's job, might start. With `--each` every
-element is estimated, none speaks for others, and the estimates a second are printed. `--against` does the same with
-the daemon of another checkout, in turns.
+after it. It prints after how many seconds the last element, and the other user's job, have their estimates. With
+`--each` every element is estimated, none speaks for others, and the estimates a second are printed. `--against` does
+the same with the daemon of another checkout, in turns.
 """
 
 from __future__ import annotations
@@ -152,6 +156,28 @@ def report(what: str, times: list[float]) -> None:
     )
 
 
+def starts(home: Path, jobs: int) -> None:
+    """Print how long jobs take from their submission to their start."""
+    client, marks = Client(home), home / "starts"
+    marks.mkdir()
+    spans: dict[str, list[float]] = {"known to the client": [], "known to the daemon": [], "begun": []}
+    for number in range(jobs):
+        mark = marks / str(number)
+        words = ["/bin/sh", "-c", f"date +%s.%N > {mark}.new && mv {mark}.new {mark}; sleep 0.5"]
+        spec = JobSpec.model_validate({"command": words, "cwd": "/tmp", "memory": 1 << 30, "env": dict(os.environ)})
+        asked = time.time()
+        [job] = client.submit_spec(spec)["jobs"]
+        spans["known to the client"].append(time.time() - asked)
+        while client.status(job)["state"] in ("queued", "starting"):
+            time.sleep(0.002)
+        spans["known to the daemon"].append(time.time() - asked)
+        client.wait(job)
+        spans["begun"].append(float(mark.read_text()) - asked)
+    for what, times in spans.items():
+        times.sort()
+        print(f"{what}: median {statistics.median(times):.3f} s, the longest of {jobs} {times[-1]:.3f} s")
+
+
 class Pings:
     """Somebody else, who asks all the time whether the daemon is there."""
 
@@ -241,27 +267,27 @@ def job(home: Path, command: list[str], **more: Any) -> dict[str, Any]:
 
 
 def wait_for(home: Path, elements: int, each: bool) -> None:
-    """Print when the last of the jobs might start."""
+    """Print when the last of the jobs has its estimate."""
     client = Client(home)
     waiting: dict[int, str] = {}
-    array = JobSpec.model_validate(job(home, ["--seed", "{index}"], array=list(range(1, elements + 1)), hold=each))
+    array = JobSpec.model_validate(job(home, ["--seed", "{index}"], array=list(range(1, elements + 1)), hold=True))
     began = time.monotonic()
     for number in client.submit_spec(array)["jobs"]:
         waiting[number] = f"the array of {elements}"
     if os.geteuid() == 0 and not each:
-        words = [sys.executable, "-c", AS_OTHER, OTHER, str(home), json.dumps(job(home, ["--seed", "0"]))]
+        words = [sys.executable, "-c", AS_OTHER, OTHER, str(home), json.dumps(job(home, ["--seed", "0"], hold=True))]
         waiting[int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)] = f"the job of {OTHER}"
     last: dict[str, float] = {}
     while waiting:
         for number, what in list(waiting.items()):
             found = client.status(number)
-            if found["estimate"] if each else found["state"] != "estimating":
+            if found["estimate"] is not None:
                 del waiting[number]
                 last[what] = time.monotonic() - began
         time.sleep(0.2)
     for what, seconds in last.items():
         rate = f": {elements / seconds:.2f} estimates a second, two at once" if each else ""
-        print(f"{what}: the last one might start after {seconds:.0f} s{rate}", flush=True)
+        print(f"{what}: the last estimate was there after {seconds:.0f} s{rate}", flush=True)
     print(f"promises: {sorted({str(each['promise']) for each in client.call('history', limit=1000)})}")
     client.call("cancel", jobs=[each["id"] for each in client.call("queue")]) if client.call("queue") else None
 
@@ -272,10 +298,12 @@ def main() -> None:
     part = parts.add_parser("submit", help="how long a submission takes")
     part.add_argument("--jobs", type=int, default=300)
     part.add_argument("--queued", type=int, default=2000)
+    part = parts.add_parser("starts", help="how long a job takes to its start")
+    part.add_argument("--jobs", type=int, default=30)
     part = parts.add_parser("orders", help="orders for a large array, and who waits meanwhile")
     part.add_argument("--jobs", type=int, default=10_000)
     part.add_argument("--kilobytes", type=int, default=4, help="the size of the environment")
-    part = parts.add_parser("estimates", help="how long estimates hold up the queue")
+    part = parts.add_parser("estimates", help="how long estimates take")
     part.add_argument("--elements", type=int, default=20)
     part.add_argument("--each", action="store_true", help="estimate every element")
     part.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout to compare with")
@@ -286,6 +314,8 @@ def main() -> None:
     with daemon("--estimator", "none") as home:
         if options.what == "submit":
             submit(home, options.jobs, options.queued)
+        elif options.what == "starts":
+            starts(home, options.jobs)
         else:
             orders(home, options.jobs, options.kilobytes)
 

@@ -169,7 +169,7 @@ def test_metrics_can_be_read_and_unknown_is_left_out(api):
     api.client.wait(job, timeout=60)
     families = {family.name: family for family in text_string_to_metric_families(api.get("/metrics").text)}
     states = {sample.labels["state"]: sample.value for sample in families["ullage_jobs"].samples}
-    assert states["done"] >= 1 and states["running"] == 0 and len(states) == 9
+    assert states["done"] >= 1 and states["running"] == 0 and len(states) == 8
     assert {sample.labels["cause"] for sample in families["ullage_attempts"].samples} >= {"finished"}
     assert len(families["ullage_gpu_memory_total_bytes"].samples) == 2
     assert not families["ullage_gpu_activity_ratio"].samples

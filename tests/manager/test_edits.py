@@ -348,7 +348,7 @@ def test_a_dry_run_says_where_jobs_start_and_who_stands_behind(common):
 
 def test_a_dry_run_of_what_would_be_estimated_says_so(common):
     said = common.cli("submit", "--dry-run", "--estimator", "ullage", "--", "python", "train.py")
-    assert said.startswith("would wait: its memory is estimated first; 'ullage estimate' shows how much")
+    assert said.startswith("would start now on GPU 0, alone\npromise unknown (not estimated yet)")
 
 
 @pytest.mark.slow

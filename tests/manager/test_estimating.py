@@ -101,16 +101,16 @@ def test_a_cancelled_jobs_estimate_is_killed_and_others_restart(home):
     home.options = ["--virtual", "1xA100-40GB"]
     home.start()
     (home.work / "train.py").write_text("import time; time.sleep(1000)")
-    job = {"command": [sys.executable, "train.py"], "memory": None, "env": home.environment()}
+    job = {"command": [sys.executable, "train.py"], "memory": None, "env": home.environment(), "hold": True}
     number, other = home.submit(**job), home.submit(**job)
     home.until(lambda: children(home.process.pid), "the process of the estimate")
-    assert home.job(number)["reason"].startswith("is being estimated, for ")
-    assert home.job(other)["reason"] == "waits for the estimate of another job that runs the same"
+    assert home.job(number)["estimating"].startswith("is being estimated, for ")
+    assert home.job(other)["estimating"] == "waits for the estimate of another job that runs the same"
     home.client.call("cancel", jobs=[other])
     home.kill()
     home.start()
     home.until(lambda: children(home.process.pid), "the process of the estimate, again")
-    assert home.job(number)["state"] == "estimating"
+    assert home.job(number)["estimating"].startswith("is being estimated, for ")
     home.client.call("cancel", jobs=[number])
     home.until(lambda: not children(home.process.pid), "the process to be gone")
 
@@ -244,7 +244,7 @@ def test_users_take_turns(tmp_path):
 
 def test_one_user_leaves_room_for_another():
     async def run():
-        estimates = Estimates(EstimateSettings(at_once=3, per_user=2), lambda *answer: None)
+        estimates = Estimates(EstimateSettings(at_once=3, per_user=2), lambda *answer: None, idle=lambda: True)
         for number in range(4):
             estimates.want(number, user_asks(number, 1))
         assert "being estimated" in estimates.standing(1) and estimates.standing(9) is None
@@ -560,7 +560,7 @@ def test_cancelled_sample_jobs_of_an_array_are_replaced(make_here, monkeypatch):
 
 def test_a_script_failing_by_itself_is_held_until_released(make_here, monkeypatch):
     Answers(monkeypatch, lambda: "train.py fails: ValueError: no such layer (line 3 of train.py)")
-    here = make_here()
+    here = make_here(estimating={"wait": True})
     job = {"command": ["python", "train.py"], "cwd": "/", "memory": None, "estimator": "ullage"}
     number = here.call("submit", job=job, key="a job that fails")["jobs"][0]
     here.until(lambda: here.job(number)["state"] == "held", "the job to be held")
@@ -588,11 +588,11 @@ def test_a_site_may_start_what_fails_when_it_is_estimated(make_here, monkeypatch
 
 def test_a_bug_is_told_by_the_command_that_submits_it(make_here, monkeypatch, nursery, tmp_path):
     Answers(monkeypatch, lambda: "train.py fails: ValueError: no such layer")
-    make_here()
+    make_here(estimating={"wait": True})
     words = ["--estimator", "ullage", "--", "python", "train.py"]
     variables = os.environ | {"ULLAGE_HOME": str(tmp_path)}
     done = nursery.run(["submit", "--estimate-wait", "60s", *words], variables, str(tmp_path), "")
-    assert done.returncode == 0 and "job 1: estimating" in done.stdout
+    assert done.returncode == 0 and "job 1: queued; its memory is being estimated" in done.stdout
     assert done.stderr.startswith("ullage: job 1 is held: train.py fails: ValueError: no such layer"), done.stderr
     waited = nursery.run(["submit", "--wait", *words], variables, str(tmp_path), "")
     assert waited.returncode == 1 and "is held" in waited.stderr

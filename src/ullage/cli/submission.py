@@ -46,8 +46,9 @@ def submit(
 ) -> None:
     """Submit a command, job file or script.
 
-    Ullage estimates the job's memory and starts it when a GPU has that much to promise. If the script fails during
-    estimation, Ullage holds the job and prints the error. With --dry-run, --estimate-wait estimates it first.
+    Ullage starts the job when a GPU has as much memory to promise as it needs, or an idle GPU as long as that is not
+    known, and estimates its memory meanwhile. If the script of a waiting job fails during estimation, Ullage holds the
+    job and prints the error. With --dry-run, --estimate-wait estimates it first.
 
     With --interactive (-i), the command gets this terminal when it runs. Ctrl-C removes it from the queue, Ctrl-]
     detaches, and 'ullage attach' reconnects. Without a command, it is your shell, on a GPU of its own unless --memory
@@ -139,7 +140,7 @@ def _send(spec: JobSpec, wait: bool, patience: float, as_json: bool) -> None:
 
 def _follow_estimate(manager: Client, answer: dict[str, Any], patience: float | None, as_json: bool) -> bool:
     """Wait a while for the estimate and say what it is; whether the job is held because its script fails."""
-    if answer["estimate"] is not None or patience == 0:
+    if answer["estimating"] is None or patience == 0:
         return False
     number = answer["jobs"][0]
     from rich.console import Console
@@ -152,7 +153,7 @@ def _follow_estimate(manager: Client, answer: dict[str, Any], patience: float | 
     except KeyboardInterrupt:
         print(f"ullage: job {number} stays in the queue; type: ullage status {number}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
-    answer |= {name: found[name] for name in ("state", "estimate", "promise")}
+    answer |= {name: found[name] for name in ("state", "estimate", "estimating", "promise")}
     fails = found["state"] == "held" and found["detail"] is not None
     if not as_json:
         print(
@@ -165,10 +166,11 @@ def _follow_estimate(manager: Client, answer: dict[str, Any], patience: float | 
 def _sentence(answer: dict[str, Any]) -> str:
     jobs = answer["jobs"]
     who = f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {jobs[0]} to {jobs[-1]} (array {answer['array']})"
+    estimating = "; its memory is being estimated" if answer["estimating"] else ""
     if answer["estimate"] is None:
-        return f"{who}: {answer['state']}, the promise is being estimated"
+        return f"{who}: {answer['state']}{estimating}"
     promise = "" if answer["promise"] == 0 else f", promise {memory(answer['promise'])}"  # without a GPU there is none
-    return f"{who}: {answer['state']}{promise} ({answer['estimate']})"
+    return f"{who}: {answer['state']}{promise} ({answer['estimate']}){estimating}"
 
 
 def _environment(base: dict[str, str], of_file: dict[str, str], given: list[str]) -> dict[str, str]:

@@ -289,13 +289,11 @@ class Client:
         last = int(self.ping()["last_event"])
         while True:
             found = self.status(job)
-            if found["estimate"] is not None or found["state"] in _OVER:
+            if found["estimating"] is None or found["state"] in _OVER:
                 return found
             left = _EVENT_WAIT if deadline is None else deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError(
-                    f"waited {timeout:g} s: job {reference(found)} {found['reason'] or 'has no estimate yet'}"
-                )
+                raise TimeoutError(f"waited {timeout:g} s: the memory of job {reference(found)} {found['estimating']}")
             last = self._wait_for_event(last, min(left, _EVENT_WAIT))
 
     def _wait_for_event(self, since: int, wait: float) -> int:

@@ -41,6 +41,8 @@ POINTS = (
     "adopt-begun",
     "adopt-revoked",
 )
+# While the promise of a job that runs changes: it shrinks, or it grows.
+REVISION_POINTS = ("revise-before-commit", "revised")
 # The same inside the process that watches one job; there it is that process which ends.
 SUPERVISOR_POINTS = ("supervisor-locked", "supervisor-forked", "supervisor-recorded", "supervisor-waited")
 

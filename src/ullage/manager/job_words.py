@@ -49,14 +49,17 @@ def why(job: Job) -> str:
     if job["ended"] is not None:
         cause, more = job["cause"] or "", job["detail"] or ""
         return cause if job["state"] == "done" or more in ("", cause) else f"{cause}: {more}" if cause else more
+    estimating = f"its memory {job['estimating']}" if job["estimating"] else ""
     if job["alone"] is None:  # it has no live attempt
-        return ("again, " if job["recovery"] else "") + (job["reason"] or "")
+        again = "again, " if job["recovery"] else ""
+        return again + "; ".join(filter(None, (job["reason"], estimating)))
     places = ", ".join(f"GPU {place}" for place in job["places"])
     over = f"USES {memory(job['used'])}, MORE THAN PROMISED" if job["over_promise"] else ""
     where = f"on {places}" if places else "without a GPU"
     if (job.get("speed") or 1.0) < FULL_SPEED:
         where += f" at {job['speed']:.0%} of its speed"
-    return ", ".join(filter(None, (over, where, "alone" if job["alone"] else "", host_share(job))))
+    words = ", ".join(filter(None, (over, where, "alone" if job["alone"] else "", host_share(job))))
+    return "; ".join(filter(None, (words, job["reason"], estimating)))
 
 
 def host_share(job: Job) -> str:
@@ -99,6 +102,7 @@ def facts(job: Job) -> dict[str, str]:
         found |= {"command": shlex.join(job["command"]), "folder": job["cwd"]}
     alone = ", alone" if job["exclusive"] else ""
     where = f"{promised(job)} on {job['gpus']} GPU{'s' if job['gpus'] > 1 else ''}{alone}"
+    estimating = f"its memory {job['estimating']}" if job["estimating"] else ""
     often = f"up to {job['retries']} times after failures of its own" if job.get("retries") else ""
     spans = [f"waited {format_duration(job['waited'])}", f"ran {format_duration(job['ran'])}"]
     spans += [] if job["completion"] is None else [f"{format_duration(job['completion'])} in all"]
@@ -106,13 +110,13 @@ def facts(job: Job) -> dict[str, str]:
         "user": f"{job['user']}, priority {job['priority']}",
         "promise": where if job["gpus"] else "no GPU",
         "host": host_share(job),
-        "estimate": job["estimate"] or "under way",
+        "estimate": "; ".join(filter(None, (job["estimate"], estimating))) or "given up, since the job ended",
         "expected": _expected(job) if job.get("utilization") else "",
         "after": ", ".join(job.get("after") or ()),
         "array": f"at most {job['throttle']} of its jobs run at once" if job.get("throttle") else "",
         "begin": f"not before {exact_moment(job['begin'])}" if job.get("begin") else "",
         "again": often or ("never" if job.get("requeue") is False else ""),
-        "waits": job["reason"] or "",
+        "waits" if job["alone"] is None else "attention": job["reason"] or "",
         "time": f"submitted {exact_moment(job['submitted'])}; {', '.join(spans)}",
     }
     return {name: text for name, text in found.items() if text}

@@ -66,11 +66,14 @@ class MonitorSettings(_Part):
 class EstimateSettings(_Part):
     """Which estimator is used for submitted jobs, how many estimates are made at once, and the limits of each.
 
-    Without `at_once` as many as there are cores and memory for; without `per_user` half of them for one user.
+    Only as many are begun as cores are idle, and one at least. Without `at_once` as many at most as there are cores
+    and memory for; without `per_user` half of them for one user.
     `array_samples` elements of an array are estimated first, and speak for the rest if they agree; with 0 each is.
+    With `wait`, no job is placed before its estimate is there.
     """
 
     estimator: str = "ullage"
+    wait: bool = False
     timeout: Seconds = Field(default=300.0, gt=0)
     memory: Bytes = Field(default=8 * GIB, gt=0)
     processes: int = Field(default=512, ge=1)

@@ -38,7 +38,7 @@ _NO_FILES = ("/proc/", "/sys/", "/dev/")
 _MODULES = (".py", ".so", ".pyc", ".dist-info", ".egg-info", ".egg-link")
 _LIBRARY = os.path.dirname(os.__file__)
 _IMPORTING = ("<frozen importlib", f"{_LIBRARY}/importlib/", f"{_LIBRARY}/pkgutil.py")
-_OF_A_SESSION = re.compile(
+OF_A_SESSION = re.compile(
     r"_|PWD|OLDPWD|SHLVL|TERM|COLUMNS|LINES|WINDOWID|(SSH|DBUS|XDG_SESSION|TMUX|STY|INVOCATION|JOURNAL)_?.*"
 )
 
@@ -193,7 +193,7 @@ def reads_of(descriptor: int, env: Mapping[str, str]) -> Reads:
 
 def _counts(name: str, all_variables: bool) -> bool:
     """Return whether a variable counts that the run did not read by name."""
-    return bool(_ALWAYS.fullmatch(name) or all_variables and not _OF_A_SESSION.fullmatch(name))
+    return bool(_ALWAYS.fullmatch(name) or all_variables and not OF_A_SESSION.fullmatch(name))
 
 
 def matters_at_start(name: str) -> bool:

@@ -26,7 +26,8 @@ class SubmissionAnswer(_Answer):
     jobs: list[int]
     array: int | None
     state: State
-    estimate: str | None = Field(description="where the promise comes from; null while it is being estimated")
+    estimate: str | None = Field(description="where the promise comes from; null if nothing is known yet")
+    estimating: str | None = Field(description="what becomes of the estimate that is to come; null if none is")
     promise: int | None = Field(description="bytes on each GPU; null if unknown")
 
 
@@ -41,7 +42,7 @@ class TrialAnswer(_Answer):
     reason: str | None = Field(description="why the first of the others would wait")
     ahead: list[int] = Field(description="the jobs before it in the queue that wait too")
     behind: list[int] = Field(description="the jobs behind it in the queue, if it would wait")
-    estimate: str | None = Field(description="where the promise comes from; null if it would be estimated first")
+    estimate: str | None = Field(description="where the promise comes from; null if nothing is known yet")
     promise: int | None = Field(description="bytes on each GPU; null if unknown")
 
 
@@ -70,6 +71,7 @@ class JobAnswer(_Answer):
     promise: int | None = Field(description="bytes on each GPU, promised now or at the start; null if unknown")
     promises: list[int] = Field(description="bytes on each GPU, rank by rank, if these differ; else empty")
     used: int | None = Field(description="bytes that it uses now, the most on one GPU")
+    estimating: str | None = Field(description="what becomes of the estimate that is to come; null if none is")
     submitted: float
     started: float | None
     ended: float | None
@@ -82,7 +84,7 @@ class JobAnswer(_Answer):
     speed: float | None = Field(description="the share of its speed alone that is expected where it runs")
     min_speed: float | None = Field(description="the share of its speed alone that it is to keep beside others")
     over_promise: bool = Field(description="whether it uses more now than it was promised")
-    reason: str | None = Field(description="why it waits")
+    reason: str | None = Field(description="why it waits, or what threatens it while it runs")
 
 
 class RowAnswer(JobAnswer):

@@ -20,6 +20,7 @@ from ullage.manager.core.ends import (
 )
 from ullage.manager.core.usage import MemoryCurve
 from ullage.manager.core.watchdog import MOST_CRASHES
+from ullage.manager.core.works import run_key
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.placement import HostShare
 from ullage.manager.placement.recovery import RetryDecision
@@ -56,7 +57,7 @@ class AttemptTracker:
         with context.store.transaction():
             job = context.store.update(job, crashes=job.crashes + 1)
             context.store.event("daemon ended", job, f"while it dealt with this job ({job.crashes} in a row)")
-            if job.crashes >= MOST_CRASHES and job.state in (State.ESTIMATING, State.QUEUED):
+            if job.crashes >= MOST_CRASHES and job.state is State.QUEUED:
                 context.store.move(job, "hold", State.HELD, _poison(job), detail=_poison(job))
         context.say(f"the daemon before this one ended while it dealt with job {job.reference}")
 
@@ -207,6 +208,8 @@ class AttemptTracker:
             "exit_code": record.get("code"),
         }
         over = {"ended": record.get("time", context.clock())}
+        if ended.cause is Cause.FINISHED and used is not None:
+            context.store.keep_run(run_key(job.uid, job.request), used, float(record.get("elapsed") or 0.0))
         if ended.cause in _FINAL:
             context.store.move(job, "end", _FINAL[ended.cause], ended.detail, detail=ended.detail, **over, **common)
             return

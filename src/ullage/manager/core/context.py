@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -207,6 +207,13 @@ class ManagerContext:
     def checkpoint_lead(self, own: float | None) -> float:
         """Return how long before its end a job is asked for a checkpoint."""
         return self.settings.fairness.checkpoint_lead if own is None else own
+
+    def gpu_part(self, memory: Mapping[str, int], exclusive: bool) -> float:
+        """Return the number of GPUs given away, each by the part of its memory that is promised."""
+        if exclusive:
+            return float(len(memory))
+        totals = {slot.id: slot.total for slot in self.slots if slot.id in memory}
+        return sum(min(1.0, memory[slot] / total) for slot, total in totals.items() if total)
 
     def attempt_folder(self, attempt: AttemptRecord) -> Path:
         return self.launcher.folder(attempt.job, attempt.number)

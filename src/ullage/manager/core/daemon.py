@@ -110,7 +110,7 @@ class Daemon:
         cgroups = Cgroups(wanted=settings.running.cgroup)
         self.attempts = AttemptTracker(self.context)
         self.intake = Intake(self.context)
-        self.scheduler = Scheduler(self.context, cgroups)
+        self.scheduler = Scheduler(self.context, cgroups, self.intake.awaits_estimate)
         self.guard = RunningJobGuard(self.context, self.attempts, self.scheduler.makes_room)
         self._monitor, self._watchdog = monitor, Watchdog()
         self._group_commit = GroupCommit(self.context.store)

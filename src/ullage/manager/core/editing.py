@@ -96,10 +96,8 @@ class JobEditor:
         values = {name: getattr(spec, name) for name in ("priority", "exclusive") if name in changes}
         if "name" in changes:
             values["name"] = spec.title
-        state = job.state
         if not _OF_PROMISE.isdisjoint(changes) or bool(spec.gpus) != bool(job.spec["gpus"]):
-            state, promised = self._intake.promised(job, spec, held=state is State.HELD)
-            values |= promised | {"exclusive": spec.exclusive}
+            values |= self._intake.promised(job, spec) | {"exclusive": spec.exclusive}
         elif spec.gpus != job.spec["gpus"]:
             values["promises"] = ()  # those were of other ranks
         if "after" in changes:
@@ -107,7 +105,7 @@ class JobEditor:
         if "throttle" in changes and job.array_id is not None:
             self._store.throttle(job.array_id, spec.throttle)
         text = f"{', '.join(sorted(changes))}, by {caller.user}"
-        return self._store.move(job, "edit", state, text, spec=terms.kept, **values)
+        return self._store.move(job, "edit", job.state, text, spec=terms.kept, **values)
 
     def requeueing(
         self, caller: Caller, hold: bool, env: Mapping[str, str] | None, memory: int | None = None
@@ -146,14 +144,13 @@ class JobEditor:
         for need in needs:
             if self._dependencies.is_over(need) and (failed := self._dependencies.failed(need)):
                 raise InvalidValue(f"cannot requeue: {failed}; requeue that first")
-        state, promised = self._intake.promised(job, spec, held=hold)
         changed = {} if kept is None else {"spec": kept}
         if needs:
             self._store.wait_for(job.id, needs)
         return self._store.move(
             job,
             "requeue",
-            state,
+            State.HELD if hold else State.QUEUED,
             f"by {caller.user}",
             exclusive=spec.exclusive,
             submitted=self._context.clock(),
@@ -169,7 +166,7 @@ class JobEditor:
             own_failures=0,
             crashes=0,
             **changed,
-            **promised,
+            **self._intake.promised(job, spec),
         )
 
     def _stop_and_requeue(self, caller: Caller, job: JobRecord, hold: bool) -> str:

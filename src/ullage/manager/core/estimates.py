@@ -8,9 +8,11 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -21,6 +23,7 @@ from ullage.estimation.jobs.command import script_of
 from ullage.estimation.words import BREAKDOWN_WORDS
 from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.works import read_utilization
+from ullage.manager.monitor.host import IdleCores
 from ullage.manager.settings import EstimateSettings
 from ullage.sandbox.environment import environment
 from ullage.sandbox.guard import Sandbox
@@ -102,6 +105,7 @@ _COMPARE = "ullage.sandbox.recording:first_that_holds"
 _COMPARE_LIMITS = Limits(seconds=30.0, memory=GIB)
 _COMPARED_AT_ONCE = 4
 _MOST_KNOWN = 1000  # Pythons
+_LAST = 20  # estimates
 _WARM_AT_LEAST = 2  # processes that wait with PyTorch loaded, each about a quarter of a gigabyte
 _LONGEST_ANSWER, _LONGEST_WHOLE, _LONGEST_NOTE = 1 << 20, 16 << 20, 400  # bytes, bytes, characters
 _LARGEST_BOUND = 1 << 50  # bytes
@@ -185,6 +189,9 @@ class EstimateRequest:
         return hashlib.sha256(json.dumps([self.key, sorted(self.env.items())]).encode()).hexdigest()
 
 
+Turn = Literal["first", "in turn", "never"]
+"""When an estimate is made: before all others, in its turn, or never, since its jobs will have ended before."""
+
 Done = Callable[[Sequence[int | str], EstimateRequest, EstimateAnswer], None]
 """Is told who wanted an estimate (jobs by number, questions by id), what it was, and the answer."""
 
@@ -202,20 +209,32 @@ class _Work:
     leader: _Work | None = None
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether a job waits for it or for one of its followers."""
-        return bool(self.jobs) or any(follower.jobs for follower in self.followers)
+    def wanted_by(self) -> list[int | str]:
+        """Return all who wait for it or for one of its followers."""
+        return [job for work in (self, *self.followers) for job in work.jobs]
 
 
 class Estimates:
     """Makes estimates; `done` gets each answer in the event loop's thread.
 
-    A request is compared with cached answers, then waits for its turn. The user with the fewest estimates under way is
-    next, then the one served longest ago; nobody has more than `per_user` under way.
+    A request is compared with cached answers, then waits for its turn. Those are first whose `turn` says so. Then the
+    user with the fewest estimates under way is next, then the one served longest ago; nobody has more than `per_user`
+    under way. One is made at any time, more only while a core is `idle`. `wake` is called when a request that was
+    compared has to be estimated after all.
     """
 
-    def __init__(self, rules: EstimateSettings, done: Done) -> None:
-        self._rules, self._done = rules, done
+    def __init__(
+        self,
+        rules: EstimateSettings,
+        done: Done,
+        turn: Callable[[Collection[int | str]], Turn] = lambda jobs: "in turn",
+        wake: Callable[[], None] = lambda: None,
+        idle: Callable[[], bool] | None = None,
+    ) -> None:
+        self._rules, self._done, self._turn, self._wake = rules, done, turn, wake
+        self._cores = IdleCores()
+        self._idle = idle or self._cores.take
+        self._took: deque[float] = deque(maxlen=_LAST)  # seconds of the last estimates
         self.at_once, self.per_user = estimates_at_once(rules)
         self._of_job: dict[int | str, _Work] = {}
         self._open: dict[str, _Work] = {}  # by identity: those that have not begun, which another job may join
@@ -275,7 +294,7 @@ class Estimates:
                 continue
             del work.jobs[job]
             for each in (work, work.leader):
-                if each is not None and not each.is_wanted:
+                if each is not None and not each.wanted_by:
                     self._end(each)
 
     def _end(self, work: _Work) -> None:
@@ -298,18 +317,40 @@ class Estimates:
             return "is being compared with earlier estimates"
         if work not in self._waiting.get(work.request.uid, {}):
             return "waits for the estimate of another job that runs the same"
+        if self._turn(work.wanted_by) == "never":
+            return "is not estimated, since the job will have ended before"
         if self._order is None:
             self._order = {each: place for place, each in enumerate(self._in_order(), 1)}
         return f"waits to be estimated, as number {self._order[work]} of {len(self._order)}"
 
+    def is_compared(self, job: int | str) -> bool:
+        """Whether it is being found out if a cached answer holds."""
+        return self._of_job.get(job) in self._comparing
+
+    @property
+    def usual_seconds(self) -> float:
+        """Return how long an estimate took of late; 0 if there was none."""
+        return statistics.median(self._took) if self._took else 0.0
+
     def _in_order(self) -> list[_Work]:
         """Return all waiting estimates in the order in which they would begin."""
         places = [
-            (self._under_way(user) + place, self._served.get(user, 0), work)
+            (self._turn(work.wanted_by) != "first", self._under_way(user) + place, self._served.get(user, 0), work)
             for user, works in self._waiting.items()
             for place, work in enumerate(works)
         ]
-        return [work for *_, work in sorted(places, key=lambda each: each[:2])]
+        return [work for *_, work in sorted(places, key=lambda each: each[:3])]
+
+    def _next(self) -> _Work | None:
+        """Return the estimate to begin now, if there is one."""
+        if len(self._running) >= self.at_once or not any(self._waiting.values()):
+            return None
+        for work in self._in_order():
+            turn = self._turn(work.wanted_by)
+            has_room = turn == "first" or self._under_way(work.request.uid) < self.per_user
+            if turn != "never" and has_room:
+                return work if self._idle() or not self._running else None
+        return None
 
     def _under_way(self, user: int) -> int:
         return sum(work.request.uid == user for work in self._running)
@@ -350,22 +391,25 @@ class Estimates:
             pass  # it is estimated anew, and what is wrong is told then
         finally:
             self._comparing.pop(work, None)
-        if not work.is_wanted:
+        if not work.wanted_by:
             self._leave(work)
         elif type(held) is not int or not 0 <= held < len(request.kept):
             work.request = replace(request, kept=())
             self._admit(work)
+            self._wake()
         else:
             self._answer(work, replace(request.kept[held], kept=True))
         self._begin()
 
+    def proceed(self) -> None:
+        """Begin what may begin now; to be called every second or so."""
+        self._cores.look()
+        self._order = None
+        self._begin()
+
     def _begin(self) -> None:
-        while len(self._running) < self.at_once:
-            free = [user for user, works in self._waiting.items() if works and self._under_way(user) < self.per_user]
-            if not free:
-                return
-            user = min(free, key=lambda each: (self._under_way(each), self._served.get(each, 0)))
-            work = next(iter(self._waiting[user]))
+        while (work := self._next()) is not None:
+            user = work.request.uid
             del self._waiting[user][work]
             self._begun += 1
             self._served[user], self._order = self._begun, None
@@ -377,11 +421,12 @@ class Estimates:
         began = time.monotonic()
         try:
             answer = _read(await self._ask(work), work.request, time.monotonic() - began)
+            self._took.append(time.monotonic() - began)
         except Exception as error:  # no process can be made, say: a job must not wait for ever
             answer = EstimateAnswer(None, _not_estimated(error_text(error)))
         finally:
             self._running.pop(work, None)
-        if work.is_wanted:
+        if work.wanted_by:
             self._answer(work, answer)
         else:
             self._leave(work)

@@ -1,4 +1,5 @@
-"""Takes jobs in, with a promise that is requested, cached, or to be estimated.
+"""Takes jobs in, with a promise that is requested, or measured in earlier runs; requests estimates, and revises the
+promises of jobs that wait or run by them.
 
 Of an array, a few evenly spread jobs are estimated, with the first and the last, since needs that grow with the index
 are largest at an end. If they agree and read the same files, they speak for the others.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial
@@ -24,6 +26,7 @@ from ullage.manager.core.estimates import (
     EstimateAnswer,
     EstimateRequest,
     Estimates,
+    Turn,
     key_of,
     questions_of,
 )
@@ -32,9 +35,10 @@ from ullage.manager.core.limits import UserLimits
 from ullage.manager.core.notifications import check_notifications
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import Caller, rights
+from ullage.manager.placement import by_slot
 from ullage.manager.running.environment import estimate_environment
 from ullage.manager.storage.job_store import JobStore
-from ullage.manager.storage.records import WAITING, JobRecord, Need, State, new_job
+from ullage.manager.storage.records import AttemptRecord, JobRecord, Need, State, new_job
 from ullage.units import format_bytes
 
 NOBODY = "none"
@@ -49,8 +53,8 @@ class InitialPromise(NamedTuple):
     """The promise of a new job on each GPU, in bytes, before any attempt."""
 
     promise: int | None  # None: unknown, or not estimated yet
-    note: str | None  # where it comes from; None while it is being estimated
-    estimate_key: str | None = None  # by which the estimate is kept
+    note: str | None  # where it comes from; None if nothing is known before the estimate
+    estimate_key: str | None = None  # by which the estimate that is to come will be kept
 
 
 class Intake:
@@ -63,7 +67,7 @@ class Intake:
         self._backlog: dict[int, deque[int]] = {}  # jobs of each user whose estimates are not asked for yet
         self._samples: dict[int, ArraySamples] = {}  # of each element that waits for what a few of its array say
         self.limits = UserLimits(context)
-        self.estimates = Estimates(context.settings.estimating, self.answered)
+        self.estimates = Estimates(context.settings.estimating, self.answered, self._turn, context.service.wake)
 
     @property
     def _store(self) -> JobStore:
@@ -93,8 +97,14 @@ class Intake:
             command = tuple(each.command)
             if command not in promises:
                 promises[command] = self._initial_promise(caller.uid, each)
-            state, promised = _promised(promises[command], spec.hold)
-            own = {"part": part, "array_index": index, "name": each.title, "state": state, **promised}
+            state = State.HELD if spec.hold else State.QUEUED
+            own = {
+                "part": part,
+                "array_index": index,
+                "name": each.title,
+                "state": state,
+                **_promised(promises[command]),
+            }
             parts.append((own, needs(index)))
             yield
         return parts
@@ -159,9 +169,9 @@ class Intake:
         asked = spec.model_dump(exclude={"array", "throttle", "after", "hold"})
         return {"asked": asked, "gpus": spec.gpus, "time_limit": spec.time_limit, "limits": limits}
 
-    def promised(self, job: JobRecord, spec: JobSpec, held: bool) -> tuple[State, dict[str, Any]]:
-        """Return the state and the promise of a waiting job."""
-        return _promised(self._initial_promise(job.uid, _of_index(spec, job.array_index)), held)
+    def promised(self, job: JobRecord, spec: JobSpec) -> dict[str, Any]:
+        """Return the promise of a waiting job, by the names of its record."""
+        return _promised(self._initial_promise(job.uid, _of_index(spec, job.array_index)))
 
     def _initial_promise(self, uid: int, spec: JobSpec) -> InitialPromise:
         if spec.gpus == 0:
@@ -170,12 +180,17 @@ class Intake:
             return InitialPromise(spec.memory, "as its submitter says")
         estimator = self._estimator(spec)
         if estimator == NOBODY:
-            return InitialPromise(
+            known = InitialPromise(
                 None, f"not estimated: {'its submitter' if spec.estimator else 'this site'} wants none"
             )
-        if not questions_of(spec):
-            return InitialPromise(None, "not estimated: no Python script or model in it (--memory tells how much)")
-        return InitialPromise(None, None, key_of(spec, uid, estimator, self._gpus()))
+        elif not questions_of(spec):
+            known = InitialPromise(None, "not estimated: no Python script or model in it (--memory tells how much)")
+        else:
+            known = InitialPromise(None, None, key_of(spec, uid, estimator, self._gpus()))
+        earlier = self._context.works.earlier_runs(uid, spec.model_dump())
+        if earlier is None or earlier.promise > self._context.largest:  # it takes nearly all of a GPU
+            return known
+        return known._replace(promise=earlier.promise, note=earlier.note)
 
     def _gpus(self) -> list[str]:
         return sorted({device.name for device in self._context.slot_reader.devices()})
@@ -255,11 +270,42 @@ class Intake:
         return found
 
     def standing(self, job: JobRecord) -> str | None:
-        """Return the progress of a job's estimate in words, if there is one."""
+        """Return the progress of a job's estimate in words after "its memory", if there is one."""
         found = self.estimates.standing(job.id)
         if found is None and job.id in self._samples:
             found = self._samples[job.id].standing()
         return found
+
+    def awaits_estimate(self, job: JobRecord) -> str | None:
+        """Return why a job must not start yet if its estimate comes first."""
+        if job.estimate_key is None:
+            return None
+        if self._context.settings.estimating.wait:
+            return "starts after its estimate"
+        return "has just come" if self.estimates.is_compared(job.id) else None
+
+    def _turn(self, wanted_by: Collection[int | str]) -> Turn:
+        """A job that holds a GPU alone because its need is unknown blocks the most; if all will have ended before the
+        answer, there is no use in it."""
+        ends = []
+        for number in wanted_by:
+            attempt = self._store.attempts.get(number) if isinstance(number, int) else None
+            if attempt is None:
+                return "in turn"
+            job = self._store.job(attempt.job)
+            if job.promise is None and attempt.exclusive:
+                return "first"
+            ends.append(self._expected_end(job, attempt))
+        is_late = ends and max(ends) < self._context.clock() + self.estimates.usual_seconds
+        return "never" if is_late else "in turn"
+
+    def _expected_end(self, job: JobRecord, attempt: AttemptRecord) -> float:
+        """Return when a job will have ended, by its time limit and by earlier runs; infinite if that is unknown, as for
+        one that already runs longer than those."""
+        limit, earlier = job.spec["time_limit"], self._context.works.earlier_runs(job.uid, job.request)
+        began = attempt.started or attempt.placed
+        ends = [began + span for span in (limit, earlier and earlier.elapsed) if span is not None]
+        return min([end for end in ends if end > self._context.clock()], default=math.inf)
 
     def _estimator(self, spec: JobSpec) -> str:
         return spec.estimator or self._context.settings.estimating.estimator
@@ -284,6 +330,7 @@ class Intake:
         for job in gone:
             self._tell_array(job, None)
         self._ask_more()
+        self.estimates.proceed()
         try:
             while self._late:
                 await commit(self._late[0])
@@ -328,9 +375,16 @@ class Intake:
         crash_point("estimated-before-commit")
 
     def _write_one(self, job: JobRecord, answer: EstimateAnswer) -> None:
-        found: dict[str, Any] = {"promise": answer.upper, "estimate_note": answer.text}
-        if len(answer.by_rank) == job.spec["gpus"]:  # else it is not known which rank runs on which GPU
-            found["promises"] = answer.by_rank
+        found: dict[str, Any] = {"estimate_key": None, "estimate_note": answer.text}
+        if answer.upper is None:
+            if job.estimate_note is not None:
+                found["estimate_note"] = f"{job.estimate_note}; {answer.text}"
+        elif job.memory_failures:
+            found["promise"] = max(answer.upper, job.promise or 0)  # with less it ran out of memory
+        else:
+            found["promise"] = answer.upper
+            if len(answer.by_rank) == job.spec["gpus"]:  # else it is not known which rank runs on which GPU
+                found["promises"] = answer.by_rank
         if answer.breakdown:
             found["breakdown"] = json.dumps(answer.breakdown)
         if answer.utilization:
@@ -338,25 +392,54 @@ class Intake:
         holds = answer.own_failure and self._holds(job)
         if holds:
             found["detail"] = answer.note.removeprefix(NOT_ESTIMATED)
-        if job.state is State.ESTIMATING:
-            self._store.move(job, "estimated", State.HELD if holds else State.QUEUED, answer.text, **found)
-        else:
-            self._store.update(job, **found)
+        if holds and job.state is State.QUEUED:
+            self._store.move(job, "hold", State.HELD, answer.text, **found)
+            return
+        job = self._store.update(job, **found)
+        self._store.event("estimated", job, answer.text)
+        if answer.upper is not None and job.state.is_live:
+            self._revise(job, self._store.live_attempt(job.id))
+
+    def _revise(self, job: JobRecord, attempt: AttemptRecord) -> None:
+        """Promise a job that is alive what its estimate says, at least what it uses now. A job that is alone because
+        its need was unknown is shared from now on, if it needs no more than it has."""
+        if not attempt.slots or job.exclusive or self._context.policy.alone:
+            return
+        used = self._context.used.get(attempt.token, {})
+        needs = by_slot(attempt.slots, job.promise, job.promises)
+        memory = {slot: max(need, used.get(slot, 0)) for slot, need in needs.items()}
+        if attempt.exclusive and any(memory[slot] > room for slot, room in attempt.memory.items()):
+            return
+        sizes = tuple(memory.values())
+        self._store.revise(
+            attempt,
+            promise=max(sizes),
+            promises=sizes if len(set(sizes)) > 1 else (),
+            exclusive=False,
+            gpu_part=self._context.gpu_part(memory, exclusive=False),
+        )
+        before = "a GPU alone" if attempt.exclusive else format_bytes(attempt.promise or 0)
+        self._store.event("promised", job, f"{format_bytes(max(sizes))} instead of {before}", attempt.number)
+        self._store.afterwards(partial(self._revised, job.id, memory))
+        crash_point("revise-before-commit")
+
+    def _revised(self, job: int, memory: Mapping[str, int]) -> None:
+        crash_point("revised")
+        self._context.ledger.revise(job, memory, exclusive=False)
 
     def _holds(self, job: JobRecord) -> bool:
         """Whether to hold a job whose script fails during the estimate. A script that may have lacked a second GPU or
-        the output of other jobs is not held."""
-        may_be_right = job.spec["gpus"] != 1 or bool(self._store.dependencies.get(job.id))
+        the output of other jobs is not held, nor one that runs."""
+        may_be_right = job.spec["gpus"] != 1 or bool(self._store.dependencies.get(job.id)) or job.state.is_live
         return self._context.settings.estimating.failed == "hold" and not may_be_right
 
 
 def _needs_estimate(job: JobRecord | None) -> TypeGuard[JobRecord]:
-    return job is not None and job.state in WAITING and job.estimate_note is None and job.estimate_key is not None
+    return job is not None and job.estimate_key is not None and not job.state.is_over
 
 
-def _promised(initial: InitialPromise, held: bool) -> tuple[State, dict[str, Any]]:
-    state = State.HELD if held else State.ESTIMATING if initial.note is None else State.QUEUED
-    return state, {
+def _promised(initial: InitialPromise) -> dict[str, Any]:
+    return {
         "estimate_key": initial.estimate_key,
         "estimate_note": initial.note,
         "promise": initial.promise,

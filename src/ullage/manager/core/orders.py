@@ -153,6 +153,7 @@ class Orders:
             "array": made[0].array_id,
             "state": made[0].state.value,
             "estimate": made[0].estimate_note,
+            "estimating": self._views.estimating(made[0]),
             "promise": made[0].promise,
             "notes": notes,
         }
@@ -350,8 +351,7 @@ class Orders:
         """Let held jobs go on."""
 
         def release(job: JobRecord) -> str:
-            known = job.estimate_note is not None
-            self._store.move(job, "release", State.QUEUED if known else State.ESTIMATING, detail=None)
+            self._store.move(job, "release", State.QUEUED, detail=None)
             return "is released"
 
         return self._each(caller, jobs, "release", release)

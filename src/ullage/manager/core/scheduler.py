@@ -34,10 +34,13 @@ _SLICE = 0.02  # seconds of work after which others get their turn
 
 
 class Scheduler:
-    """Decides which waiting jobs start now, promises them memory, and starts them."""
+    """Decides which waiting jobs start now, promises them memory, and starts them. `awaits_estimate` tells why a job
+    must not start before its estimate, or `None`."""
 
-    def __init__(self, context: ManagerContext, cgroups: Cgroups) -> None:
-        self._context, self._cgroups = context, cgroups
+    def __init__(
+        self, context: ManagerContext, cgroups: Cgroups, awaits_estimate: Callable[[JobRecord], str | None]
+    ) -> None:
+        self._context, self._cgroups, self._awaits_estimate = context, cgroups, awaits_estimate
         self._dependencies = Dependencies(context.store)
         self._rules = replace(rules_of(context.settings, context.cards is not None), predict=context.works.predict)
         self._policy = forgiving(context.policy, self._policy_failed)
@@ -152,6 +155,8 @@ class Scheduler:
                 context.reasons[number] = f"starts at {format_moment(begin)} at the earliest"
             elif pause > 0:
                 context.reasons[number] = f"is tried again in {pause:.0f} s"
+            elif (why := self._awaits_estimate(job)) is not None:
+                context.reasons[number] = why
             else:
                 self._ready[number] = self._as_placement(job)
                 return
@@ -281,7 +286,7 @@ class Scheduler:
             placed=context.clock(),
             cores=decision.host.cores,
             host_promise=decision.host.memory,
-            gpu_part=self._part(decision),
+            gpu_part=context.gpu_part(decision.memory, decision.exclusive),
             waited=waited(self._as_placement(job), context.clock()),
             promises=decision.promises,
         )
@@ -291,14 +296,6 @@ class Scheduler:
         context.store.place(job, attempt, "; ".join(filter(None, (places, decision.host.text))))
         context.reasons.pop(job.id, None)
         return job, attempt
-
-    def _part(self, decision: Decision) -> float:
-        """Return the number of GPUs given away, each by the part of its memory that is promised."""
-        if decision.exclusive:
-            return float(len(decision.slots))
-        memory = decision.memory
-        totals = {slot.id: slot.total for slot in self._context.slots if slot.id in memory}
-        return sum(min(1.0, memory[slot] / total) for slot, total in totals.items() if total)
 
     def start(self, job: JobRecord, attempt: AttemptRecord) -> None:
         """Start a promised attempt, unless its job was cancelled meanwhile."""

@@ -63,7 +63,7 @@ class Trials:
                 return f"would be cancelled: {failed}"
         if job.state is State.HELD:
             return "it is held until 'ullage edit --release'"
-        if job.state is State.ESTIMATING:
+        if job.estimate_key is not None and self._context.settings.estimating.wait:
             return _TO_ESTIMATE
         if waits:
             return waits_for(waits, self._context.store.name_of)

@@ -16,6 +16,7 @@ from ullage.manager.identity import Caller
 from ullage.manager.monitor.readings import GPUReading
 from ullage.manager.placement import HostShare, Ledger, Slot
 from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
+from ullage.units import format_bytes
 
 HIDDEN = "only its owner and operators see this"
 _OF_REQUEST = [
@@ -37,9 +38,10 @@ _OF_REQUEST = [
     "on_end",
 ]
 
+_TO_BE_ESTIMATED = "waits to be estimated"
+
 # Why a job waits, for states in which placement was not asked.
 _REASONS = {
-    State.ESTIMATING: "waits to be estimated",
     State.HELD: "is held; 'ullage edit --release' lets it go",
     State.QUEUED: "has just come",
 }
@@ -116,7 +118,8 @@ def folded(jobs: Iterable[JobRecord]) -> list[list[JobRecord]]:
     rows: dict[tuple[object, ...], list[JobRecord]] = {}
     for job in jobs:
         alike = job.array_id is not None and job.state in WAITING
-        key = (job.array_id, job.state, job.priority, job.recovery) if alike else (job.id,)
+        is_estimated = job.estimate_key is None
+        key = (job.array_id, job.state, job.priority, job.recovery, is_estimated) if alike else (job.id,)
         rows.setdefault(key, []).append(job)
     return list(rows.values())
 
@@ -169,6 +172,7 @@ class JobViews:
             "alone": attempt.exclusive if attempt else None,
             "promise": attempt.promise if attempt else job.promise,
             "used": used,
+            "estimating": self.estimating(job),
             "promises": list(attempt.promises if attempt else job.promises),
             "over_promise": attempt is not None and self._is_over_promise(attempt, held or {}),
             "cores": share.cores,
@@ -197,13 +201,30 @@ class JobViews:
         promised, tolerance = attempt.memory, self._context.settings.running.tolerance
         return any(used > promised.get(slot, 0) + tolerance for slot, used in held.items())
 
+    def estimating(self, job: JobRecord) -> str | None:
+        """Return the progress of the estimate that is to come, in words after "its memory"; `None` if there is none."""
+        if job.estimate_key is None or job.state.is_over:
+            return None
+        with contextlib.suppress(KeyError, RuntimeError):  # what is under way may change while it is looked at
+            return self._intake.standing(job) or _TO_BE_ESTIMATED
+        return _TO_BE_ESTIMATED
+
     def _reason(self, job: JobRecord, mine: bool) -> str | None:
-        """Return why a job waits, if more is known than its state."""
+        """Return why a job waits, if more is known than its state, or what threatens it while it runs."""
         if job.state is State.QUEUED:
             return self._context.reason(job.id)
-        if job.state is State.ESTIMATING:
-            with contextlib.suppress(KeyError, RuntimeError):  # what is under way may change while it is looked at
-                return self._intake.standing(job)
         if job.state is State.HELD and job.detail and mine:
             return f"is held: {job.detail}; 'ullage edit --release' starts it all the same"
+        return self._overbooked(job) if job.state.is_live else None
+
+    def _overbooked(self, job: JobRecord) -> str | None:
+        """Return that a promise has grown beyond the room of a GPU where the job runs."""
+        ledger = self._context.ledger
+        for slot in self._context.slots:
+            lacking = ledger.promised(slot.id) - slot.total
+            if lacking > 0 and job.id in ledger.holders(slot.id):
+                return (
+                    f"GPU {slot.index} has {format_bytes(lacking)} less than its jobs are promised, since an estimate "
+                    "came while its job ran; nothing is stopped, and a job that runs out of memory is tried again"
+                )
         return None

@@ -1,7 +1,7 @@
-"""Workloads: the predicted activity of jobs on GPUs, and their speeds side by side.
+"""Workloads: the predicted activity of jobs on GPUs, and their speeds side by side; and what earlier runs took.
 
 Jobs of one user with the same script in the same folder and the same prediction share a workload, such as those of an
-array.
+array. Jobs repeat an earlier run if user, command, folder, environment and number of GPUs are the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.hardware import gpu as find_gpu
@@ -19,11 +19,40 @@ from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import AttemptRecord, WorkRecord
 from ullage.performance.result import Utilization
 from ullage.performance.sharing import share_of
+from ullage.sandbox.recording import OF_A_SESSION
+from ullage.units import format_bytes
 
 _HOW = {"mps": "mps", "time-slicing": "timeslice"}
 _LONGEST_STEP, _LARGEST, _MOST_WATTS = 86400.0, 1e24, 1e5
 _MOST_GROUPS = 200  # of kernels by their length
 _MOST_KNOWN = 100_000  # predictions in memory
+_MARGIN, _LEAST_MARGIN = 0.1, 512 << 20  # of what earlier runs took, and bytes: memory is measured now and then only
+
+
+class EarlierRuns(NamedTuple):
+    """What the last runs of the same command took: how many there were, the most bytes on one GPU, and the longest."""
+
+    runs: int
+    used: int
+    elapsed: float
+
+    @property
+    def promise(self) -> int:
+        """Return the memory to promise another run."""
+        return self.used + max(int(self.used * _MARGIN), _LEAST_MARGIN)
+
+    @property
+    def note(self) -> str:
+        """Return where that promise comes from."""
+        where = "an earlier run" if self.runs == 1 else f"the largest of {self.runs} earlier runs"
+        return f"measured: {format_bytes(self.used)} in {where}, plus {format_bytes(self.promise - self.used)}"
+
+
+def run_key(uid: int, request: Mapping[str, Any]) -> str:
+    """Return the key of all runs that take as much as this one; variables of a terminal session do not matter."""
+    env = {name: value for name, value in (request["env"] or {}).items() if not OF_A_SESSION.fullmatch(name)}
+    known = [uid, env, *(request[name] for name in ("command", "cwd", "venv", "conda", "gpus"))]
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
 def read_utilization(prediction: Any, gpus: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -66,6 +95,13 @@ class Works:
         self._store, self._how = store, _HOW[sharing]
         self._alone: dict[tuple[str, str], Utilization] = {}  # by work and GPU
         self._together: dict[tuple[str, ...], Speeds | None] = {}  # by the GPU and the works
+
+    def earlier_runs(self, uid: int, request: Mapping[str, Any]) -> EarlierRuns | None:
+        """Return what the last runs of a request took; `None` if there were none."""
+        found = self._store.runs(run_key(uid, request))
+        if not found:
+            return None
+        return EarlierRuns(len(found), max(used for used, _ in found), max(elapsed for _, elapsed in found))
 
     def keep(self, uid: int, run: Sequence[str | None], predicted: dict[str, dict[str, Any]]) -> str | None:
         """Store a prediction, and return the id of its workload. Arguments and variables do not matter if the

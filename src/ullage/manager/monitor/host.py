@@ -15,6 +15,7 @@ import psutil
 from ullage.sandbox.process_identity import children, descendants
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_IDLE = 0.7  # of a core: no core of a machine is wholly idle
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,33 @@ class LoadSince:
         stolen = max(0.0, spent.get("steal", 0.0)) / everything
         idle = (spent["idle"] + spent.get("iowait", 0.0)) / everything
         return max(0.0, 1 - idle - stolen) * (os.cpu_count() or 1), stolen
+
+
+class IdleCores:
+    """The processor cores that nobody uses, by a reading that is renewed after a second; `take` counts one as used.
+
+    >>> IdleCores(cores=0).take()
+    False
+    """
+
+    def __init__(self, cores: int | None = None) -> None:
+        self._cores = usable_cores() if cores is None else cores
+        self._load, self._since, self._left = LoadSince(), time.monotonic(), float(self._cores)
+
+    def look(self) -> None:
+        """Read the load since the last reading, if that is a second old."""
+        now = time.monotonic()
+        if now - self._since >= 1.0:
+            busy, _ = self._load.read()
+            self._load, self._since = LoadSince(), now
+            self._left = min(self._cores, (os.cpu_count() or 1) - busy)
+
+    def take(self) -> bool:
+        """Return whether a core is idle, and count it as used."""
+        self.look()
+        is_idle = self._left >= _IDLE
+        self._left -= is_idle
+        return is_idle
 
 
 def _limits(name: str, cgroups: Path) -> list[str]:

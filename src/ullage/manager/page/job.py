@@ -25,8 +25,8 @@ _EVERY = 5.0  # seconds between two questions about the memory over time
 _STREAMS = {"output": "stdout", "errors": "stderr"}
 # By order: in which states it makes sense, and what to ask before; "" asks nothing.
 _ORDERS = {
-    "cancel": (("estimating", "queued", "held", "starting", "running"), "Cancel this job? If it runs, it is stopped."),
-    "hold": (("estimating", "queued"), ""),
+    "cancel": (("queued", "held", "starting", "running"), "Cancel this job? If it runs, it is stopped."),
+    "hold": (("queued",), ""),
     "release": (("held",), ""),
     "requeue": (("running", "done", "failed", "cancelled"), "Put this job into the queue again, from its beginning?"),
 }

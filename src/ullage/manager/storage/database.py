@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, StoreDamaged, StoreFull
-from ullage.manager.storage.schema import TABLES, VERSION
+from ullage.manager.storage.schema import MIGRATIONS, TABLES, VERSION
 
 FILE, BACKUPS, JOBS = "state.db", "backups", "jobs"
 LOGS = ("-wal", "-shm")  # what SQLite keeps beside the file
@@ -88,7 +88,7 @@ class Database:
             is_empty = reader.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
         if found != "ok":
             raise self._damaged(found.splitlines()[-1])
-        if version != VERSION and not is_empty:
+        if version not in (VERSION, *MIGRATIONS) and not is_empty:
             raise StoreDamaged(
                 f"{self.file} is no database of this version of Ullage (its version {version}, this one reads "
                 f"{VERSION}); nothing was changed. Install the version that wrote it, or begin anew: "
@@ -96,8 +96,10 @@ class Database:
             )
 
     def _make_tables(self) -> None:
-        if self._connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-            self._connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if version != VERSION:
+            script = MIGRATIONS.get(version, TABLES)
+            self._connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {VERSION}; COMMIT;")
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:

@@ -40,7 +40,7 @@ EndNote = tuple[str, dict[str, Any], dict[str, Any]]
 """By what the end of a job is told, where to, and the facts."""
 
 _LARGEST_ANSWER = 1 << 20  # bytes of an estimate with what it followed from, packed
-_ESTIMATES_OF_KEY, _ESTIMATE_KEPT = 5, 90 * 86400.0  # how many, and seconds
+_KEPT_OF_KEY, _KEPT_FOR = 5, 90 * 86400.0  # estimates and runs: how many of one key, and seconds
 _MOST_WORKS = 10_000  # in memory
 _EVENTS = {
     "retry": "retry",
@@ -347,6 +347,11 @@ class JobStore:
         """The attempt that may have a live process."""
         return self._pending.attempts.get(number) or self.attempts[number]
 
+    def revise(self, attempt: AttemptRecord, **promise: Any) -> AttemptRecord:
+        """Give an attempt that is alive another promise."""
+        with self.transaction():
+            return self._now.change_attempt(attempt, promise)
+
     def run(self, attempt: AttemptRecord, started: float) -> None:
         """The process was seen alive."""
         with self.transaction():
@@ -386,12 +391,31 @@ class JobStore:
             self._now.add(
                 "DELETE FROM estimates WHERE made < ? OR key = ? AND id NOT IN "
                 "(SELECT id FROM estimates WHERE key = ? ORDER BY made DESC LIMIT ?)",
-                (now - _ESTIMATE_KEPT, key, key, _ESTIMATES_OF_KEY),
+                (now - _KEPT_FOR, key, key, _KEPT_OF_KEY),
             )
             self._now.add(
                 "DELETE FROM works WHERE changed < ? AND id NOT IN "
                 "(SELECT work FROM jobs WHERE work IS NOT NULL AND ended IS NULL)",
-                (now - _ESTIMATE_KEPT,),
+                (now - _KEPT_FOR,),
+            )
+
+    def runs(self, key: str) -> list[tuple[int, float]]:
+        """What the last runs with that key took: the most bytes on one GPU, and seconds."""
+        rows = self._database.rows(
+            "SELECT used, elapsed FROM runs WHERE key = ? AND ended >= ?", (key, self._clock() - _KEPT_FOR)
+        )
+        return [(row["used"], row["elapsed"]) for row in rows]
+
+    def keep_run(self, key: str, used: int, elapsed: float) -> None:
+        """Keep what a run took."""
+        with self.transaction():
+            self._now.add(
+                "INSERT INTO runs (key, used, elapsed, ended) VALUES (?, ?, ?, ?)", (key, used, elapsed, self._clock())
+            )
+            self._now.add(
+                "DELETE FROM runs WHERE ended < ? OR key = ? AND id NOT IN "
+                "(SELECT id FROM runs WHERE key = ? ORDER BY id DESC LIMIT ?)",
+                (self._clock() - _KEPT_FOR, key, key, _KEPT_OF_KEY),
             )
 
     def keep_curve(self, job: int, number: int, step: float, values: Sequence[int | None]) -> None:

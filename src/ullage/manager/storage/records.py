@@ -1,10 +1,11 @@
 """A job and an attempt as they stand in the database, the states of a job, and why attempts end.
 
-    submit ─► estimating ─► queued ─► starting ─► running ─► done
-                │  ▲         │ ▲        │           │ ├───► failed
-              hold release   │ └─retry──┴───────────┤ └───► cancelled
-                ▼  │         │                      ▼
-               held ◄────────┘                   stopping ─► cancelled, failed, or queued again
+    submit ─► queued ─► starting ─► running ─► done
+               │ ▲  ▲        │           │ ├───► failed
+               │ │  └─retry──┴───────────┤ └───► cancelled
+            hold release                 ▼
+               ▼ │                    stopping ─► cancelled, failed, or queued again
+               held
 
 What is over can be put into the queue again (requeue).
 
@@ -30,7 +31,6 @@ from ullage.units import format_moment
 class State(StrEnum):
     """The state of a job."""
 
-    ESTIMATING = "estimating"
     QUEUED = "queued"
     HELD = "held"
     STARTING = "starting"
@@ -53,7 +53,7 @@ class State(StrEnum):
 
 OVER = frozenset({State.DONE, State.FAILED, State.CANCELLED})
 LIVE = frozenset({State.STARTING, State.RUNNING, State.STOPPING})
-WAITING = frozenset({State.ESTIMATING, State.QUEUED, State.HELD})
+WAITING = frozenset({State.QUEUED, State.HELD})
 
 
 class Cause(StrEnum):
@@ -83,9 +83,8 @@ INFRASTRUCTURE = frozenset(
 MEMORY = frozenset({Cause.GPU_MEMORY, Cause.HOST_MEMORY, Cause.OVER_PROMISE})
 
 TRANSITIONS: dict[str, tuple[frozenset[State], frozenset[State]]] = {
-    "estimated": (frozenset({State.ESTIMATING}), frozenset({State.QUEUED, State.HELD})),
-    "hold": (frozenset({State.ESTIMATING, State.QUEUED}), frozenset({State.HELD})),
-    "release": (frozenset({State.HELD}), frozenset({State.ESTIMATING, State.QUEUED})),
+    "hold": (frozenset({State.QUEUED}), frozenset({State.HELD})),
+    "release": (frozenset({State.HELD}), frozenset({State.QUEUED})),
     "place": (frozenset({State.QUEUED}), frozenset({State.STARTING})),
     "run": (frozenset({State.STARTING}), frozenset({State.RUNNING})),
     "stop": (frozenset({State.STARTING, State.RUNNING, State.STOPPING}), frozenset({State.STOPPING})),
@@ -130,7 +129,8 @@ class Need(NamedTuple):
 class JobRecord:
     """A job; unknown is `None`. `spec` is the request, shared by an array; `request` is the job's own. `work` is its
     workload's id, `breakdown` (JSON) the parts of its estimate in bytes. `promises` are those of ranks that differ;
-    `promise` is the largest."""
+    `promise` is the largest, and `estimate_note` says where it comes from. As long as an estimate is to come,
+    `estimate_key` is set."""
 
     id: int
     submission: str

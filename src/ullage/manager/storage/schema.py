@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-VERSION = 23  # one more when a table changes; a database of another version is refused
+VERSION = 24  # one more when a table changes; a database of a version that cannot be migrated is refused
 
-TABLES = """
+_RUNS = """
+CREATE TABLE runs (                       -- what the last runs of a command took
+    id INTEGER PRIMARY KEY,
+    key TEXT NOT NULL,                    -- of the user, the command, and where and on how many GPUs it ran
+    used INTEGER NOT NULL,                -- the most bytes that it held on one GPU
+    elapsed REAL NOT NULL, ended REAL NOT NULL
+);
+CREATE INDEX runs_by_key ON runs (key);
+CREATE INDEX runs_by_age ON runs (ended);
+"""
+
+# What brings a database of an older version to the next one, by the older version.
+MIGRATIONS = {
+    23: f"""
+{_RUNS}
+UPDATE jobs SET estimate_key = NULL WHERE estimate_note IS NOT NULL;
+UPDATE jobs SET state = 'queued' WHERE state = 'estimating';
+"""
+}
+
+TABLES = (
+    """
 CREATE TABLE specs (
     id INTEGER PRIMARY KEY,
     content TEXT NOT NULL                 -- what was asked for, as JSON; the jobs of an array share it
@@ -20,7 +41,7 @@ CREATE TABLE jobs (
     priority INTEGER NOT NULL,
     array_id INTEGER, array_index INTEGER,
     spec_id INTEGER REFERENCES specs (id),
-    estimate_key TEXT,
+    estimate_key TEXT,                    -- by which the estimate that is to come will be kept; NULL if none is
     estimate_note TEXT,                   -- who said how much it needs, or why nobody could
     breakdown TEXT,                       -- of the estimate: bytes by part, as JSON; unknown is NULL
     work TEXT,
@@ -138,6 +159,8 @@ CREATE TABLE tokens (                     -- of the API, each for one user
 );
 CREATE TABLE site (told TEXT NOT NULL);   -- the GPUs, policy and rules of the daemon, as JSON; one row
 """
+    + _RUNS
+)
 
 # The variables of a job may be secret and are not kept longer than the job needs them; their names are.
 DROP_ENVIRONMENT = """

@@ -1,0 +1,315 @@
+"""Jobs start by the best number at hand, and their promises follow when the estimate comes."""
+
+import asyncio
+import signal
+import sqlite3
+import sys
+import threading
+
+import pytest
+from tests.manager.test_estimating import user_asks
+from tests.manager.test_kills import Keeper, ask
+
+from ullage.manager.core.estimates import Estimates
+from ullage.manager.fault_injection import REVISION_POINTS
+from ullage.manager.settings import EstimateSettings
+from ullage.sandbox.parent import Outcome
+
+GIB = 1 << 30
+# Takes memory of its card, without the time that PyTorch takes to import.
+TAKE = """
+import os, sys, time
+from ullage.virtual.shared_card.cards import Cards
+with open("attempts.log", "a") as log:
+    print("start", os.environ["ULLAGE_JOB_ID"], file=log, flush=True)
+assert Cards.open(os.environ["ULLAGE_CARDS"]).card(os.environ["CUDA_VISIBLE_DEVICES"]).take(int(sys.argv[1]) << 30)
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.02)
+"""
+
+
+class LateAnswers:
+    """Stands in for the processes of estimates; by the first argument, each answers when the test says so."""
+
+    def __init__(self, monkeypatch):
+        self.asked, self._answers, self._changed = [], {}, threading.Condition()
+        monkeypatch.setattr("ullage.manager.core.estimates.run", self._run)
+
+    def _run(self, entry, request, *, stop, **more):
+        name = request["questions"][0]["args"][0]
+        with self._changed:
+            self.asked.append(name)
+            while name not in self._answers and not stop.is_set():
+                self._changed.wait(0.05)
+        found = self._answers.get(name, "it was given up")
+        if isinstance(found, str):
+            return Outcome(answer={"failed": found, "own": "fails" in found})
+        return Outcome(answer={"upper": found, "figure": found, "fits": True, "gpu": "A100-40GB"})
+
+    def give(self, name, answer):
+        with self._changed:
+            self._answers[name] = answer
+            self._changed.notify_all()
+
+
+@pytest.fixture
+def late(monkeypatch):
+    return LateAnswers(monkeypatch)
+
+
+def train(here, gigabytes, until="proceed", **more):
+    """Submit a script that takes memory and waits for a file."""
+    (here.folder / "work/train.py").write_text(TAKE)
+    job = {"command": [sys.executable, "train.py", str(gigabytes), until], "memory": None, "estimator": "ullage"}
+    return here.submit("", **job | more)
+
+
+def running(here, number):
+    here.until(lambda: here.job(number)["state"] == "running", f"job {number} to run")
+
+
+def test_a_job_starts_alone_until_its_estimate_comes(make_here, late):
+    here = make_here()
+    first = train(here, 2)
+    running(here, first)
+    job = here.job(first)
+    assert job["alone"] and job["estimate"] is None and job["estimating"].startswith("is being estimated, for ")
+    second = here.submit("true", memory=4 * GIB)
+    here.until(lambda: "belongs to one job alone" in (here.job(second)["reason"] or ""), "the second to wait")
+    late.give("2", 5 * GIB)
+    assert here.until_over(second)["state"] == "done"
+    job = here.job(first)
+    assert (job["state"], job["alone"], job["promise"], job["estimating"]) == ("running", False, 5 * GIB, None)
+    assert job["estimate"] == "estimated by ullage for A100-40GB"
+
+
+def test_a_promise_does_not_fall_below_what_is_used(make_here, late):
+    here = make_here()
+    number = train(here, 3)
+    here.until(lambda: here.job(number)["used"] == 3 * GIB, "its memory to be seen")
+    late.give("3", GIB)
+    here.until(lambda: here.job(number)["estimating"] is None, "its estimate")
+    assert (here.job(number)["promise"], here.job(number)["alone"]) == (3 * GIB, False)
+
+
+def test_a_larger_estimate_than_the_gpu_leaves_a_job_alone(make_here, late):
+    here = make_here()
+    number = train(here, 1)
+    running(here, number)
+    late.give("1", 60 * GIB)
+    here.until(lambda: here.job(number)["estimating"] is None, "its estimate")
+    assert here.job(number)["alone"] and here.job(number)["promise"] < 60 * GIB
+
+
+def test_a_failed_estimate_stops_no_job_that_runs(make_here, late):
+    here = make_here()
+    number = train(here, 1)
+    running(here, number)
+    late.give("1", "train.py fails: ValueError")
+    here.until(lambda: here.job(number)["estimating"] is None, "its estimate")
+    job = here.job(number)
+    assert (job["state"], job["alone"]) == ("running", True)
+    assert job["estimate"] == "not estimated: train.py fails: ValueError"
+
+
+def test_earlier_runs_tell_what_to_promise(make_here):
+    here = make_here()
+    first = train(here, 3, estimator="none")
+    here.until(lambda: here.job(first)["used"] == 3 * GIB, "its memory to be seen")
+    assert here.job(first)["alone"]
+    (here.folder / "work/proceed").touch()
+    here.until_over(first)
+    (here.folder / "work/proceed").unlink()
+    again, other = train(here, 3, estimator="none"), train(here, 4, estimator="none")
+    running(here, again)
+    job = here.job(again)
+    assert (job["alone"], job["promise"]) == (False, 3 * GIB + (512 << 20))
+    assert job["estimate"] == "measured: 3.00 GiB in an earlier run, plus 512 MiB"
+    assert here.job(other)["estimate"] == "not estimated: its submitter wants none", "another command"
+
+
+def test_a_promise_that_outgrows_its_gpu_stops_nobody(make_here, late):
+    here = make_here()
+    first = train(here, 3, estimator="none")
+    here.until(lambda: here.job(first)["used"] == 3 * GIB, "its memory to be seen")
+    (here.folder / "work/proceed").touch()
+    here.until_over(first)
+    (here.folder / "work/proceed").unlink()
+    again, beside = train(here, 3), here.submit("while [ ! -e proceed ]; do sleep 0.05; done", memory=30 * GIB)
+    for number in (again, beside):
+        running(here, number)
+    late.give("3", 20 * GIB)
+    here.until(lambda: here.job(again)["estimating"] is None, "its estimate")
+    third = here.submit("true", memory=GIB)
+    here.until(lambda: "GPU 0 has the most free, 0 B" in (here.job(third)["reason"] or ""), "the third to wait")
+    for number in (again, beside):
+        assert here.job(number)["state"] == "running"
+        assert "less than its jobs are promised, since an estimate came while its job ran" in here.job(number)["reason"]
+    (here.folder / "work/proceed").touch()
+    assert {here.until_over(number)["state"] for number in (again, beside, third)} == {"done"}
+
+
+def test_a_site_may_have_estimates_first(make_here, late):
+    here = make_here(estimating={"wait": True})
+    number = train(here, 1)
+    dry = here.call("dry_run", job={"command": ["python", "train.py", "1"], "cwd": "/", "estimator": "ullage"})
+    assert dry["reason"].startswith("its memory is estimated first")
+    here.until(lambda: here.job(number)["reason"] == "starts after its estimate", "the reason")
+    assert here.job(number)["state"] == "queued"
+    late.give("1", 2 * GIB)
+    running(here, number)
+    assert not here.job(number)["alone"] and here.job(number)["promise"] == 2 * GIB
+
+
+def test_an_estimate_ends_with_its_job(make_here, late):
+    here = make_here()
+    number = train(here, 1)
+    here.until(lambda: late.asked and here.job(number)["state"] == "running", "its estimate to begin")
+    (here.folder / "work/proceed").touch()
+    assert here.until_over(number)["state"] == "done"
+    here.until(lambda: not here.daemon.intake.estimates.wanted, "its estimate to be given up")
+
+
+def in_order(requests, turns, idle=lambda: True, **rules):
+    """Who gets an answer, in that order; `turns` says when each job's estimate is made."""
+    answered = []
+
+    async def run():
+        def turn(jobs):
+            return turns.get(next(iter(jobs)), "in turn")
+
+        estimates = Estimates(
+            EstimateSettings(**rules), lambda jobs, request, answer: answered.extend(jobs), turn, idle=idle
+        )
+        for number, request in enumerate(requests, 1):
+            estimates.want(number, request)
+        under_way = [number for number in estimates.wanted if "is being" in estimates.standing(number)]
+        while set(estimates.wanted) - {number for number, turn in turns.items() if turn == "never"}:
+            await asyncio.sleep(0.01)
+        told = [estimates.standing(number) for number in estimates.wanted]
+        await estimates.close()
+        return under_way, told
+
+    return (answered, *asyncio.run(run()))
+
+
+def test_what_blocks_a_gpu_is_estimated_first():
+    requests = [user_asks(number, 1) for number in range(4)]
+    answered, _, told = in_order(requests, {4: "first", 2: "never"}, at_once=1)
+    assert answered == [1, 4, 3]
+    assert told == ["is not estimated, since the job will have ended before"]
+
+
+def test_only_one_estimate_is_made_while_no_core_is_idle():
+    requests = [user_asks(number, 1) for number in range(3)]
+    answered, under_way, _ = in_order(requests, {}, idle=lambda: False, at_once=3)
+    assert (under_way, answered) == ([1], [1, 2, 3])
+    assert in_order(requests, {}, idle=lambda: True, at_once=2, per_user=2)[1] == [1, 2]
+
+
+def test_no_estimate_begins_that_would_come_too_late(make_here, late):
+    here = make_here(estimating={"at_once": 1})
+    blocked = train(here, 1)
+    running(here, blocked)
+    here.daemon.intake.estimates._took.append(3600.0)
+    turn = here.daemon.intake._turn
+    assert turn([blocked]) == "first" and turn(["a question"]) == turn([]) == "in turn"
+    late.give("1", 2 * GIB)
+    here.until(lambda: here.job(blocked)["estimating"] is None, "its estimate")
+    assert turn([blocked]) == "in turn", "nobody knows when it ends"
+    limited = here.submit("while [ ! -e proceed ]; do sleep 0.05; done", time_limit=600.0)
+    running(here, limited)
+    assert turn([limited]) == "never" and turn([limited, blocked]) == "in turn"
+
+
+def test_a_database_with_jobs_in_estimation_is_migrated(home):
+    home.options = ["--virtual", "1xA100-40GB"]
+    home.start()
+    numbers = [home.submit(hold=True), home.submit(hold=True)]
+    home.kill()
+    database = sqlite3.connect(home.folder / "manager/state.db")
+    with database:
+        database.execute("UPDATE jobs SET state = 'estimating', estimate_note = NULL WHERE id = ?", numbers[:1])
+        database.execute("UPDATE jobs SET estimate_key = 'made before' WHERE id = ?", numbers[1:])
+        database.execute("DROP TABLE runs")
+        database.execute("PRAGMA user_version = 23")
+    database.close()
+    home.start()
+    assert home.wait(numbers[0])["state"] == "done"
+    assert home.job(numbers[1])["estimating"] is None, "its estimate was there"
+
+
+# Answers in Ullage's place, once the test has written what.
+PLANT = """
+import os, sys, time
+if "ullage.sandbox" in sys.orig_argv:
+    figure = ""
+    while not figure.endswith("\\n"):
+        time.sleep(0.02)
+        figure = open(os.path.join(os.path.dirname(__file__), "answer")).read()
+    channel = int(sys.orig_argv[sys.orig_argv.index("ullage.sandbox") + 2])
+    os.write(channel, b'{"answer": {"upper": %d, "fits": true, "gpu": "A100-40GB"}}\\n' % int(figure))
+    os._exit(0)
+"""
+CHANGES = {"shrinks": 4 * GIB, "grows": 30 * GIB}
+
+
+def measure(home, jobs):
+    """Run jobs once, so that what they take is known."""
+    home.start()
+    numbers = [home.submit(**job, estimator="none") for job in jobs]
+    home.until(lambda: all(home.job(number)["used"] for number in numbers), "their memory to be seen")
+    home.go()
+    for number in numbers:
+        home.wait(number)
+    (home.work / "proceed").unlink()
+    (home.work / "attempts.log").unlink()
+    home.kill()
+
+
+def jobs_of(home, numbers):
+    return [ask(home, "status", job=number)[0] for number in numbers]
+
+
+def all_are(home, numbers, state):
+    home.until(lambda: {job["state"] for job in jobs_of(home, numbers)} == {state}, f"all to be {state}")
+
+
+@pytest.mark.parametrize(
+    ("change", "point"),
+    [
+        pytest.param(change, point, marks=[] if (change, point) == ("shrinks", "revised") else pytest.mark.slow)
+        for change in CHANGES
+        for point in REVISION_POINTS
+    ],
+)
+def test_a_kill_while_a_promise_changes_loses_nothing(home, change, point):
+    home.options = ["--virtual", "2xA100-40GB"]
+    (home.work / "train.py").write_text(TAKE)
+    (home.work / "sitecustomize.py").write_text(PLANT)
+    (answer := home.work / "answer").touch()
+    env = home.environment()
+    env["PYTHONPATH"] = f"{home.work}:{env['PYTHONPATH']}"
+    commands = [[sys.executable, "train.py", size, "proceed"] for size in "12"]
+    jobs = [{"command": command, "memory": None, "env": env} for command in commands]
+    if change == "grows":
+        measure(home, jobs)
+    with Keeper(home, [point, point]) as keeper:
+        revised = [home.submit(**job) for job in jobs]
+        all_are(home, revised, "running")
+        beside = [home.submit(proceed="proceed", memory=20 * GIB) for _ in revised]
+        if change == "grows":
+            all_are(home, beside, "running")
+        answer.write_text(f"{CHANGES[change]}\n")
+        home.until(lambda: len(keeper.ends) == 2, f"the daemon to end at {point} twice")
+        home.until(lambda: not any(job["estimating"] for job in jobs_of(home, revised)), "the estimates")
+        all_are(home, beside, "running")
+        assert [gpu["promised"] for gpu in ask(home, "gpus")] == [CHANGES[change] + 20 * GIB] * 2
+        home.go()
+        all_are(home, revised + beside, "done")
+        ended = jobs_of(home, revised + beside)
+    assert keeper.ends == [-signal.SIGKILL] * 2
+    assert [len(job["attempts"]) for job in ended] == [1] * 4
+    assert [job["attempts"][0]["promise"] for job in ended[:2]] == [CHANGES[change]] * 2
+    starts = sorted(line.split()[1] for line in home.log() if line.startswith("start"))
+    assert starts == sorted(map(str, revised + beside)) and not any(line.startswith("twice") for line in home.log())
