@@ -354,15 +354,16 @@ def measure_billions() -> None:
 
 def recorded(path: Path) -> Calls:
     from ullage.allocator import History
+    from ullage.allocator.blocks import ALLOC, FREE_COMPLETED
 
     calls: Calls = []
     slots: dict[int, int] = {}
-    for event in History.load(path).events():
-        if event.name == "alloc":
-            slots[event.addr] = len(calls)
-            calls.append((event.size, len(calls)))
-        elif event.name == "free_completed":
-            calls.append((0, slots.pop(event.addr)))
+    for action, address, size in zip(*History.load(path), strict=True):
+        if action == ALLOC:
+            slots[address] = len(calls)
+            calls.append((size, len(calls)))
+        elif action == FREE_COMPLETED:
+            calls.append((0, slots.pop(address)))
     return calls
 
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from ullage.performance.rates import SHARES, Rates
 from ullage.performance.step import StepCalls
-from ullage.performance.trees import Trees
 from ullage_lab.train.protocol import read_rows
 from ullage_lab.train.steps import fitting, runs
+from ullage_lab.train.trees import from_lists
 
 DATA = Path(__file__).parents[1] / "data"
 PROFILES = DATA / "steps_h200.jsonl.xz"
@@ -55,7 +55,7 @@ def key(work: object) -> str:
 def grown(calls: Sequence[runs.MeasuredCall], learn: Sequence[runs.FollowedRun], trees: int) -> Rates:
     """Rates that know times alone."""
     operators, usual = fitting._usual_factors(calls)
-    empty = Trees.from_lists([[{"value": 0.0}]])
+    empty = from_lists([[{"value": 0.0}]])
     rates = Rates(
         time=empty,
         shares=dict.fromkeys(SHARES, empty),

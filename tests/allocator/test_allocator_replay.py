@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-
-from ullage.allocator import History, replay
+from tests.allocator.replaying import History, replay
 
 HAND_COMPUTED = sorted((Path(__file__).parent / "histories").glob("*.json"))
 

@@ -61,9 +61,9 @@ def test_arrays_say_what_lightgbm_says() -> None:
     target = features[:, 0] * 2 + np.abs(features[:, 1])
     options = {"objective": "quantile", "alpha": 0.5, "verbosity": -1, "num_leaves": 15}
     booster = lightgbm.train(options, lightgbm.Dataset(features, target), num_boost_round=20)
-    from ullage.performance.trees import Trees
+    from ullage_lab.train.trees import from_lightgbm
 
-    trees = Trees.from_lightgbm(booster)
+    trees = from_lightgbm(booster)
     assert [trees.sum(line) for line in features[:50]] == pytest.approx(booster.predict(features[:50]).tolist())
     assert trees.sums(features).tolist() == pytest.approx(booster.predict(features).tolist())
     assert trees.sums(features[:0]).tolist() == []

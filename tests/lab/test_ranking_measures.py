@@ -3,14 +3,26 @@
 import dataclasses
 
 import pytest
+from tests.allocator.replaying import History, replay
 
-from ullage.allocator import CachingAllocator, History, replay, survives
+from ullage.allocator import CachingAllocator
 from ullage.hardware import gpu
 from ullage.jobs import Model
 from ullage.units import GIB, MIB
 from ullage_lab.judge import standings
 from ullage_lab.judge.page import _time_axis
-from ullage_lab.judge.standings import MENDED, OWN, PROCESS, PUBLISHED, Errors, error, judge, rank, shared_runs
+from ullage_lab.judge.standings import (
+    MENDED,
+    OWN,
+    PROCESS,
+    PUBLISHED,
+    Errors,
+    error,
+    judge,
+    rank,
+    shared_runs,
+    survives,
+)
 from ullage_lab.judge.truth import MeasuredRun, TruthSet, matching, sample
 from ullage_lab.judge.worker import Record
 

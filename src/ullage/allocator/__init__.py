@@ -12,8 +12,8 @@ from ullage.allocator.blocks import NO_LIMIT, Block
 from ullage.allocator.caching import CachingAllocator, OutOfMemory, format_size
 from ullage.allocator.checkpoints import PoolState, Restored, checkpoint, restore
 from ullage.allocator.config import AllocatorConfig, AllocatorConfigError
+from ullage.allocator.history import History
 from ullage.allocator.private_pools import PoolId
-from ullage.allocator.replay import AllocatorEvent, History, ReplayDifference, ReplayResult, replay, survives
 from ullage.allocator.request_log import RequestLog
 from ullage.allocator.statistics import BlockInfo, SegmentInfo
 
@@ -24,19 +24,14 @@ __all__ = [
     "Block",
     "BlockInfo",
     "CachingAllocator",
-    "ReplayDifference",
-    "AllocatorEvent",
     "History",
     "OutOfMemory",
     "PoolId",
     "PoolState",
     "Restored",
     "format_size",
-    "ReplayResult",
     "RequestLog",
     "SegmentInfo",
     "checkpoint",
-    "replay",
     "restore",
-    "survives",
 ]

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ullage.errors import InvalidValue
-
 Floats = npt.NDArray[np.float64]
 _AT_ONCE = 64  # rows
 _LEVELS = 3  # after which those that are at a leaf are set aside
@@ -73,28 +71,6 @@ class Trees:
         reached[places] = node
         return np.asarray(value.take(reached).reshape(len(rows), trees).sum(axis=1))
 
-    @classmethod
-    def from_lightgbm(cls, booster: Any) -> Trees:
-        return cls.from_lists([_nodes(tree["tree_structure"]) for tree in booster.dump_model()["tree_info"]])
-
-    @classmethod
-    def from_lists(cls, trees: list[list[dict[str, Any]]]) -> Trees:
-        """Trees from lists of nodes, the root first; a leaf has a "value", another node a "feature" and so on."""
-        if not trees:
-            raise InvalidValue("trees must be a list of at least one tree")
-        nodes = max(len(tree) for tree in trees)
-        shape = (len(trees), nodes)
-        feature, left, right = (np.zeros(shape, dtype=np.int32) for _ in range(3))
-        threshold, value = np.zeros(shape), np.zeros(shape)
-        for row, tree in enumerate(trees):
-            for place, node in enumerate(tree):
-                feature[row, place] = node.get("feature", 0)
-                threshold[row, place] = node.get("threshold", 0.0)
-                left[row, place] = node.get("left", place)
-                right[row, place] = node.get("right", place)
-                value[row, place] = node.get("value", 0.0)
-        return cls(feature, threshold, left, right, value, max(_depth(tree, 0) for tree in trees))
-
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
         links = {"feature": self.feature, "left": self.left, "right": self.right}
         return {
@@ -110,28 +86,3 @@ class Trees:
         feature, threshold, left, right, value, depth = (arrays[f"{prefix}.{name}"] for name in _ARRAYS)
         links = [array.astype(np.int32) for array in (feature, left, right)]
         return cls(links[0], threshold.astype(np.float64), links[1], links[2], value.astype(np.float64), int(depth[0]))
-
-
-def _depth(tree: list[dict[str, Any]], place: int) -> int:
-    node = tree[place]
-    if "left" not in node:
-        return 0
-    return 1 + max(_depth(tree, node["left"]), _depth(tree, node["right"]))
-
-
-def _nodes(root: dict[str, Any]) -> list[dict[str, Any]]:
-    """LightGBM's nested tree as a list, the root first."""
-    nodes: list[dict[str, Any]] = []
-
-    def add(node: dict[str, Any]) -> int:
-        place = len(nodes)
-        nodes.append({})
-        if "leaf_value" in node:
-            nodes[place] = {"value": node["leaf_value"]}
-            return place
-        found = {"feature": node["split_feature"], "threshold": node["threshold"]}
-        nodes[place] = found | {"left": add(node["left_child"]), "right": add(node["right_child"])}
-        return place
-
-    add(root)
-    return nodes

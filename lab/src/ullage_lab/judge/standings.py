@@ -24,7 +24,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ullage.allocator import History, survives
+from ullage.allocator import CachingAllocator, History, OutOfMemory, RequestLog
+from ullage.allocator.blocks import ALLOC, FREE_COMPLETED, SEGMENT_FREE
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
 from ullage.measuring.accuracy import quantile
@@ -115,6 +116,32 @@ def _survives(file: Path, cap: int) -> bool:
 @lru_cache(maxsize=4)
 def _history(file: Path) -> History:
     return History.load(file)
+
+
+def survives(history: History, cap: int) -> bool:
+    """Return whether the requests of a history can all be served with `cap` bytes of segments.
+
+    As on the card, cached segments are given back and the request is tried again before it fails, so a run may survive
+    a cap below what it reserved without one.
+
+    Not covered: a program that itself does something else when memory is short.
+    """
+    if cap <= 0:
+        return ALLOC not in history.action
+    log, numbers, emptied = RequestLog(), dict[int, int](), False
+    for action, address, size in zip(history.action, history.addr, history.size, strict=True):
+        if action == ALLOC:
+            numbers[address] = log.ask(size)
+        elif action == FREE_COMPLETED and address in numbers:
+            log.free(numbers.pop(address))
+        elif action == SEGMENT_FREE and not emptied:
+            log.empty_cache()  # a run of them is one call
+        emptied = action == SEGMENT_FREE
+    try:
+        log.play(CachingAllocator(cap), [])
+    except OutOfMemory:
+        return False
+    return True
 
 
 OWN, PROCESS = "own", "process"

@@ -23,6 +23,7 @@ from ullage_lab.estimators.fast.rows import row_of
 from ullage_lab.judge.questions import Question
 from ullage_lab.judge.truth import MeasuredRun, read_truth
 from ullage_lab.judge.worker import Record
+from ullage_lab.train.trees import from_lightgbm
 
 Floats = npt.NDArray[np.float64]
 HIGH, SURE, FOLDS = 0.98, 0.99, 5
@@ -157,7 +158,7 @@ def _grow(features: Floats, target: Floats, kind: str, seed: int) -> Trees:
     }
     data = lightgbm.Dataset(features, target, feature_name=[f"f{place}" for place in range(len(NAMES))])
     booster = lightgbm.train(options, data, num_boost_round=_TREES[kind])
-    return Trees.from_lightgbm(booster)
+    return from_lightgbm(booster)
 
 
 # Real models that were measured (`ullage measure`), as rows to learn from: features by name, grouped by family.

@@ -28,6 +28,7 @@ from ullage.performance.trees import Trees
 from ullage.performance.work import Work
 from ullage_lab.train.steps.host import host_and_step, least_squares, of_one_host
 from ullage_lab.train.steps.runs import FollowedRun, MeasuredCall
+from ullage_lab.train.trees import from_lightgbm, from_lists
 
 GAP = 1e-6  # seconds between two kernels, within what counts as work
 # The same before large kernels of libraries. Timed over and over, their code is in the cache; in a step it is not.
@@ -90,7 +91,7 @@ def fit(
     if len(runs) < 10:
         raise InvalidValue(f"fitting needs at least 10 runs, got {len(runs)}")
     operators, usual = _usual_factors(calls)
-    empty = Trees.from_lists([[{"value": 0.0}]])
+    empty = from_lists([[{"value": 0.0}]])
     rates = Rates(
         time=empty,
         shares=dict.fromkeys(SHARES, empty),
@@ -254,7 +255,7 @@ def _grow(
         "num_threads": 1,
     }
     data = lightgbm.Dataset(rows, np.zeros(len(rows)), params={"verbosity": -1})
-    return Trees.from_lightgbm(lightgbm.train(options, data, num_boost_round=trees))
+    return from_lightgbm(lightgbm.train(options, data, num_boost_round=trees))
 
 
 def _power(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:

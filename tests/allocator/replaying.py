@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ullage.allocator.blocks import ALLOC, FREE_COMPLETED, NO_LIMIT, SEGMENT_ALLOC, SEGMENT_FREE, Block
-from ullage.allocator.caching import CachingAllocator, OutOfMemory
+from ullage.allocator.caching import CachingAllocator
 from ullage.allocator.config import AllocatorConfig
 
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free")
@@ -180,35 +180,3 @@ def _first_difference(
     return ReplayDifference(
         index, expected[index] if index < len(expected) else None, done[index] if index < len(done) else None
     )
-
-
-# Whether a recorded run would survive with less memory: its requests, made anew on an allocator of that size.
-
-
-def survives(history: History, cap: int) -> bool:
-    """Whether the requests of a history can all be served with `cap` bytes of segments.
-
-    As on the card, cached segments are given back and the request is tried again before it fails, so a run may survive
-    a cap below what it reserved without one.
-
-    Not covered: a program that itself does something else when memory is short.
-    """
-    if cap <= 0:
-        return ALLOC not in history.action
-    allocator = CachingAllocator(cap, history.config)
-    live: dict[int, Block] = {}
-    emptied = False
-    try:
-        for action, address, size in zip(history.action, history.addr, history.size, strict=True):
-            if action == ALLOC:
-                live[address] = allocator.malloc(size)
-            elif action == FREE_COMPLETED:
-                block = live.pop(address, None)
-                if block is not None:
-                    allocator.free(block)
-            elif action == SEGMENT_FREE and not emptied:
-                allocator.empty_cache()  # a run of them is one call
-            emptied = action == SEGMENT_FREE
-    except OutOfMemory:
-        return False
-    return True

@@ -1,0 +1,25 @@
+"""A recorded history of PyTorch's allocator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+
+class History(NamedTuple):
+    """What an allocator did, in three lists of one length: actions (`blocks.ALLOC` and the others), addresses, sizes.
+
+    Sizes are as requested, those of segments as taken.
+    """
+
+    action: list[int]
+    addr: list[int]
+    size: list[int]
+
+    @classmethod
+    def load(cls, path: Path) -> History:
+        """Read a history from an `.npz` file with these arrays; needs NumPy."""
+        import numpy
+
+        with numpy.load(path) as arrays:
+            return cls(*(arrays[name].astype("int64").tolist() for name in cls._fields))
