@@ -6,8 +6,6 @@ of CUDA graphs in `private_pools.py`, reports in `statistics.py`. Callers report
 streams have finished.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Replaying a graph allocates nothing. So before the next graph is recorded, the p
 had after the last recorded graph on the path.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from ullage.allocator.blocks import SMALL_SIZE, Block, FreeList, blocks_from

@@ -1,12 +1,10 @@
 """The allocator's settings: `PYTORCH_ALLOC_CONF`, parsed and checked the way PyTorch does it."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from ullage.allocator.blocks import LARGE_BUFFER, MIN_LARGE_ALLOC, ROUNDUP_INTERVALS, UNLIMITED
 from ullage.units import MIB
@@ -81,7 +79,7 @@ class AllocatorConfig:
                 )
 
     @classmethod
-    def parse(cls, text: str) -> AllocatorConfig:
+    def parse(cls, text: str) -> Self:
         """Read the value of PYTORCH_ALLOC_CONF.
 
         Options that leave device memory as it is are accepted and forgotten; ``backend:cudaMallocAsync``
@@ -100,7 +98,7 @@ class AllocatorConfig:
         return cls(**values)
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> AllocatorConfig:
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
         environment = os.environ if environment is None else environment
         for name in ENVIRONMENT_NAMES:
             if name in environment:

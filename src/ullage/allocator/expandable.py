@@ -4,8 +4,6 @@ A page has 2 MiB in the small pool and 20 MiB (`large_segment_size`) in the larg
 keeps the block with the lower address; see `blocks.py`.
 """
 
-from __future__ import annotations
-
 from ullage.allocator.blocks import (
     EXPANDABLE_EXTRA_DIVISOR,
     FREE,

@@ -1,9 +1,7 @@
 """A recorded history of PyTorch's allocator."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 
 class History(NamedTuple):
@@ -17,7 +15,7 @@ class History(NamedTuple):
     size: list[int]
 
     @classmethod
-    def load(cls, path: Path) -> History:
+    def load(cls, path: Path) -> Self:
         """Read a history from an `.npz` file with these arrays; needs NumPy."""
         import numpy
 

@@ -4,8 +4,6 @@ A private pool has free blocks of its own for each stream. So a stream of a priv
 above the stream's. The lane of a stream outside private pools is the stream's number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

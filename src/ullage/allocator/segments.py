@@ -1,7 +1,5 @@
 """Segments: the memory that the allocator holds, and the driver that it comes from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final, Protocol
 

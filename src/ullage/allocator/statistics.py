@@ -1,7 +1,5 @@
 """`torch.cuda.memory_stats()` and `torch.cuda.memory_snapshot()`, computed from the allocator's counters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Final, TypedDict

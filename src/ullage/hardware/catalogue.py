@@ -3,8 +3,6 @@
 Looking a GPU up by name is in `lookup.py`.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """The GPUs of this machine, through NVML."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from dataclasses import replace

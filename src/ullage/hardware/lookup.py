@@ -1,7 +1,5 @@
 """GPU lookup by name, by a custom file, as "local" for this machine's GPU, or several at once."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """NVIDIA's Multi-Process Service: a control daemon in folders of its own, so that no other one is disturbed."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

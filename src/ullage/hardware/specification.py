@@ -1,7 +1,5 @@
 """Specification of a GPU: one frozen record, the same for a card, a MIG instance and a card that only NVML knows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 # What a card is taken for that does not say: the H200, on which kernels were measured.

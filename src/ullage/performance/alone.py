@@ -1,11 +1,9 @@
 """Step time and GPU activity of a job that has a GPU to itself."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -43,7 +41,7 @@ class StepWork:
     interconnect: str | None = None
 
     @classmethod
-    def of(cls, step: StepCalls) -> StepWork:
+    def of(cls, step: StepCalls) -> Self:
         waits = copied = 0
         works: list[Work] = []
         counts, places = [], {}

@@ -14,11 +14,10 @@ point, found from below. So another job makes no job faster, except by a fifth o
 jobs that close gaps. Nothing here imports PyTorch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from ullage.performance.data_sheet import KERNELS
 from ullage.performance.result import FILLS, KernelGroup, Utilization
@@ -124,7 +123,7 @@ class _Kernels:
     busy: float = 0.0
 
     @classmethod
-    def of(cls, job: Utilization) -> _Kernels:
+    def of(cls, job: Utilization) -> Self:
         gpu_s = _gpu_s(job)
         if not gpu_s:
             return cls([])

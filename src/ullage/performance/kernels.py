@@ -5,8 +5,6 @@ separate kernels. Optimizer calls on lists use one kernel per group of tensors t
 are in `data/kernels-h200.toml`. Nothing here imports PyTorch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

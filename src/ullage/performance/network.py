@@ -6,13 +6,11 @@ of the operation (doc/PERFORMANCE.md of nccl-tests). It begins when the calling 
 the same group is done. The GPU computes until it needs the result.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +44,7 @@ class Collective(NamedTuple):
     activations: int = 0
 
     @classmethod
-    def of(cls, call: Mapping[str, Any]) -> Collective:
+    def of(cls, call: Mapping[str, Any]) -> Self:
         values = {name: call["kwargs"][name] for name in cls._fields[1:] if name in call["kwargs"]}
         return cls(str(call["operator"]).partition(".")[2], **values)
 
@@ -114,7 +112,7 @@ class Pipeline(NamedTuple):
         return (self.stages - 1) / self.microbatches
 
     @classmethod
-    def of(cls, sent: Mapping[Collective, int]) -> Pipeline | None:
+    def of(cls, sent: Mapping[Collective, int]) -> Self | None:
         """Return the pipeline that the messages of a step show: gradients come back from where activations went. In a
         ring, as of attention, they do not."""
         to, back = ({one.peer for one in sent if one.operation == way} for way in ("send", "recv"))
@@ -138,7 +136,7 @@ class Exchange:
     bubble: float | None = None
 
     @classmethod
-    def of(cls, step: StepCalls) -> Exchange | None:
+    def of(cls, step: StepCalls) -> Self | None:
         special = {number for number, call in enumerate(step.calls) if call["operator"].startswith(f"{SPACE}.")}
         if not special:
             return None

@@ -5,8 +5,6 @@ GB/s for 100 Gbit/s), not those of data sheets. Latencies are those of a step of
 collective itself (src/graph/tuning.cc).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -8,15 +8,13 @@ time: SMACT, SMOCC, DRAMA and tensor activity. `ullage lab train utilization` ma
 On another GPU a call takes its least time there, and as much beyond it in seconds. Nobody measured that.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -149,7 +147,7 @@ class Rates:
     host_power: float = 0.0
     gaps: Mapping[str, float] = field(default_factory=dict)
 
-    def with_host(self, factor: float, power: float = 0.0) -> Rates:
+    def with_host(self, factor: float, power: float = 0.0) -> Self:
         """Return the same rates with another host, `factor` times slower for a step of EVEN_S; see `uneven`."""
         parts, calls = ({name: factor * one for name, one in all_.items()} for all_ in (self.host, self.host_calls))
         return replace(self, host=parts, host_calls=calls, host_power=power)

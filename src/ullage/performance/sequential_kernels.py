@@ -6,8 +6,6 @@ SM busy. `im2col` launches a kernel for each sample (`Im2Col.cu`). A batch norm 
 (`Normalization.cuh`): of few channels, most SMs have none. Nothing here imports PyTorch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple

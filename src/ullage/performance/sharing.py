@@ -5,14 +5,12 @@
 Jobs are given as they are alone. `ullage.performance.contention` has the model. Nothing here imports PyTorch.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import GPU, gpus
@@ -108,7 +106,7 @@ class Sharing:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Sharing:
+    def from_dict(cls, values: dict[str, Any]) -> Self:
         """Read what `to_dict` gave; keys of later versions are ignored."""
         known = {spec.name: values[spec.name] for spec in fields(cls) if spec.name in values}
         missing = [spec.name for spec in fields(cls) if spec.default is MISSING and spec.name not in known]

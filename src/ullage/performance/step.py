@@ -1,7 +1,5 @@
 """The operator calls of a training step. Nothing here imports PyTorch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field

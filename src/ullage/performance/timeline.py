@@ -6,12 +6,10 @@ nothing left over from before. A host that never waits runs ahead, and the longe
 imports PyTorch.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +43,7 @@ class Launches:
     order: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, launches: Mapping[int, Launch], order: Sequence[int]) -> Launches:
+    def of(cls, launches: Mapping[int, Launch], order: Sequence[int]) -> Self:
         """Those calls of an order that are launches; the order repeats, and the last wait comes last."""
         places = np.full(max(launches, default=-1) + 2, -1, dtype=np.int64)
         places[list(launches)] = np.arange(len(launches))

@@ -1,10 +1,8 @@
 """Regression trees as plain arrays, all walked at once: what LightGBM has learned, without LightGBM."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +80,7 @@ class Trees:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, Any], prefix: str) -> Trees:
+    def from_arrays(cls, arrays: dict[str, Any], prefix: str) -> Self:
         feature, threshold, left, right, value, depth = (arrays[f"{prefix}.{name}"] for name in _ARRAYS)
         links = [array.astype(np.int32) for array in (feature, left, right)]
         return cls(links[0], threshold.astype(np.float64), links[1], links[2], value.astype(np.float64), int(depth[0]))

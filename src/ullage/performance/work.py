@@ -4,8 +4,6 @@ From the shapes of the arguments alone; `virtual/watching/step_calls.py` says ho
 imports PyTorch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

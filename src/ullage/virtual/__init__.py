@@ -3,8 +3,6 @@
 Names are loaded on first use, because programs that never import PyTorch use `ullage.virtual.shared_card.cards`.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """`VirtualGPU`, and the `with` statement that makes it the machine's "cuda"."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys
@@ -9,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -125,7 +123,7 @@ class VirtualGPU(GPUState):
         self.progress.loop = OwnLoop(self.memory, self.calls, self.origins, self._notes, model, optimizer)
         return self.progress.loop
 
-    def __enter__(self) -> VirtualGPU:
+    def __enter__(self) -> Self:
         if not _in_use.acquire(blocking=False):
             raise NestedGPUError(
                 "another thread is using a virtual GPU; needed: one thread at a time in a process. "

@@ -5,8 +5,6 @@ compiled code for a card of each kind (`tests/virtual/test_releases.py` asks it 
 those of 2.11 in all of them. `ULLAGE_PYTORCH=2.13` selects the release to follow.
 """
 
-from __future__ import annotations
-
 import os
 from typing import NamedTuple
 

@@ -23,8 +23,6 @@ Assumptions and parts left out widen the bound by their kind, `NOTE_MEANINGS`:
 - Numbers with a fraction that the code reads, such as a loss. They are only printed or compared, never sizes: nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ The requests of a call depend only on the shapes, types and layouts of its argum
 made once and cached, so a repeated call costs microseconds.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

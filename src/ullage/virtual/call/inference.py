@@ -5,8 +5,6 @@ that shares an input's storage is a view of it. The most common operators on ten
 test compares them with PyTorch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -12,8 +12,6 @@ raised.
 Not covered: Windows (other names for the same symbols).
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -8,11 +8,9 @@ rule allocates its outputs in order and nothing else.
     def sum_over_dimensions(call: Call) -> Plan: ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 
@@ -135,12 +133,12 @@ class Steps:
         self._numbers: list[int | None] = []  # of the temporaries in the plan, `None` for one of no bytes
         self._in_plan = 0
 
-    def output(self, *places: int) -> Steps:
+    def output(self, *places: int) -> Self:
         """Allocate these outputs now."""
         self.steps.extend((OUTPUT, place) for place in places)
         return self
 
-    def temporary(self, *sizes: int) -> Steps:
+    def temporary(self, *sizes: int) -> Self:
         """Allocate temporaries of these sizes now; they are numbered from 0."""
         for size in sizes:
             self._numbers.append(self._in_plan if size else None)
@@ -149,16 +147,16 @@ class Steps:
                 self._in_plan += 1
         return self
 
-    def copies(self, *tensors: torch.Tensor | None, layout: torch.memory_format = torch.contiguous_format) -> Steps:
+    def copies(self, *tensors: torch.Tensor | None, layout: torch.memory_format = torch.contiguous_format) -> Self:
         """Copy the tensors that do not have this layout."""
         return self.temporary(*(copy_size(tensor, layout) for tensor in tensors))
 
-    def or_larger(self, size: int) -> Steps:
+    def or_larger(self, size: int) -> Self:
         """Note that a temporary of this size may come next."""
         self.steps.append((MAY_BE_LARGER, size))
         return self
 
-    def trial(self, place: int) -> Steps:
+    def trial(self, place: int) -> Self:
         """Run a convolution whose plans are tried at its first call."""
         self.steps.append((TRIAL, place))
         return self
@@ -168,7 +166,7 @@ class Steps:
         self.temporary(size)
         return len(self._numbers) - 1
 
-    def free(self, *places: int) -> Steps:
+    def free(self, *places: int) -> Self:
         """Free these temporaries now; -1 is the last one."""
         for place in places:
             number = self._numbers[place]

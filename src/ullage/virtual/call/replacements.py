@@ -1,7 +1,5 @@
 """Temporary replacements of attributes, also in modules that are imported later."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import sys

@@ -6,8 +6,6 @@ virtual GPU recognizes modules and optimizers belong to no program: Dynamo would
 them, so they are disabled while a compiled function runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -5,8 +5,6 @@ recordings PyTorch restores the pool's state after an earlier graph, and makes t
 graph's outputs. The functions of its C++ part for that are here.
 """
 
-from __future__ import annotations
-
 from typing import Any
 from weakref import WeakValueDictionary
 

@@ -6,8 +6,6 @@ compiled. Triton queries the card through `triton.runtime.driver.active`, whose 
 needs libcuda, is replaced.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

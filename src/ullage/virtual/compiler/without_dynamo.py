@@ -6,8 +6,6 @@ inference imports `sympy` and others, to ask whether a number is a symbol of the
 nothing to exclude, and no number is a symbol. Any other access loads the real module.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.machinery
 import sys

@@ -1,7 +1,5 @@
 """torch.compile without Triton: Inductor cannot write its kernels then, so the eager code runs, which is noted."""
 
-from __future__ import annotations
-
 import functools
 from types import ModuleType
 from typing import Any

@@ -4,8 +4,6 @@ A line of JSON names the arrays, their types and shapes. Their bytes follow, for
 numbers, then all second bytes, and so on: the higher ones of neighbours are alike. Needs NumPy.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -9,8 +9,6 @@ cuDNN's licence is for machines with NVIDIA's GPUs. So a question is only asked 
 it can be asked about another GPU, too, by a description of that GPU.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ copies and outputs. cuda/DepthwiseConv2d.cu and DepthwiseConv3d.cu are PyTorch's
 cuDNN's workspace comes from `workspaces.py`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -6,8 +6,6 @@ user's cache folder, in a file for each version of cuDNN and kind of card, in th
 Without access to cuDNN, tables and trees answer, and a note says why.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

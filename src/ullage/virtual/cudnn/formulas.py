@@ -7,11 +7,9 @@ or Winograd transforms, the parts of a strided gradient, or tiles of results in 
 depends on the engine that cuDNN selects; `workspaces.py` knows or guesses it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ullage.units import round_up
 
@@ -44,7 +42,7 @@ class ConvolutionProblem(NamedTuple):
     channels_last: bool
 
     @classmethod
-    def of(cls, values: Sequence[Any]) -> ConvolutionProblem:
+    def of(cls, values: Sequence[Any]) -> Self:
         return cls._make(tuple(value) if isinstance(value, list) else value for value in values)
 
 

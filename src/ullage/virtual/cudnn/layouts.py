@@ -3,10 +3,8 @@
 aten/src/ATen/native/Convolution.cpp and ConvUtils.h.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -40,7 +38,7 @@ class ConvolutionSettings(NamedTuple):
     output_padding: tuple[int, ...]
     groups: int
 
-    def viewed_as_2d(self) -> ConvolutionSettings:
+    def viewed_as_2d(self) -> Self:
         """ConvParams::view1d_as_2d."""
         stride, padding, dilation = (1, *self.stride), (0, *self.padding), (1, *self.dilation)
         output_padding = (0, *self.output_padding)

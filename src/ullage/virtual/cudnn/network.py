@@ -4,8 +4,6 @@ It was trained on cuDNN's own answers (`benchmarks/training/plan_network.py`). I
 every plan a probability. Needs NumPy. Only the H200 was asked.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

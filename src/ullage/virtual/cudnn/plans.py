@@ -18,8 +18,6 @@ from the plain lengths, and worse from numbers derived from these.
 Only the H200 was asked.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path

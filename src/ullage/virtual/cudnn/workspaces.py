@@ -9,8 +9,6 @@ The number of multiprocessors changes answers for sm_90 alone. A table for anoth
 `data/` serves the GPUs that its header names.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from functools import cache, lru_cache

@@ -4,8 +4,6 @@ So a sum over eight ranks is eight times the tensor, and a gather is eight copie
 stays unchanged, with a note.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple

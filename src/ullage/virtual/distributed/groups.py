@@ -4,8 +4,6 @@ PyTorch's own DDP, FSDP and DTensor run. Any backend becomes PyTorch's fake one,
 implements collectives.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

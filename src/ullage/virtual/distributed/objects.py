@@ -4,8 +4,6 @@ Objects gathered from other ranks equal this rank's. Objects that the first rank
 followed before; otherwise an object from another rank stays unchanged, with a note.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import inspect

@@ -1,7 +1,5 @@
 """The idle time of a rank in a schedule of `torch.distributed.pipelining`, by its order of work."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which of a machine's ranks this process is, and how many there are: each has a GPU."""
 
-from __future__ import annotations
-
 import os
 
 # For launchers that do not say it in torchrun's words.

@@ -1,7 +1,5 @@
 """Allocations of the virtual GPU: purpose, lifetime, and totals over a run."""
 
-from __future__ import annotations
-
 import weakref
 from bisect import bisect_left
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ virtual GPU does not need them, so a model of billions of parameters is built in
 One difference from PyTorch remains: random numbers are drawn late, so a seed gives other values.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import sys

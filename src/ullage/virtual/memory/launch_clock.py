@@ -5,8 +5,6 @@ slower than its host falls behind until the host waits: because the script does,
 Only code that shares memory between streams needs this (`Tensor.record_stream`).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -6,8 +6,6 @@ from the allocator: one per handle and stream, with a handle for each thread tha
 the release of PyTorch (`releases.py`).
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping

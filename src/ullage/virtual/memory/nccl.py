@@ -17,8 +17,6 @@ are what NCCL prints on machines with eight equal GPUs. On four A100 with NVLink
 and 688 for four (https://github.com/NVIDIA/nccl/issues/964): between `size` and `size + more`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A block lives as long as its storage. PyTorch keeps the Python object of a stora
 weak reference to it reports when the memory is freed, in any thread.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence

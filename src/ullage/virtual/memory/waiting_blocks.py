@@ -1,7 +1,5 @@
 """Freed blocks that other streams may still use (`Tensor.record_stream`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple

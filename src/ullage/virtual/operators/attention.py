@@ -1,7 +1,5 @@
 """Fused attention: outputs, what is saved for the backward pass, and temporaries."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

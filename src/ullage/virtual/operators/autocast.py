@@ -10,8 +10,6 @@ process, the depth that of the thread). A GPU's backward pass has its own thread
 recomputed in it drops them at its end, even if the whole pass is inside autocast.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

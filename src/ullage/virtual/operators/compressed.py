@@ -3,8 +3,6 @@
 aten/src/ATen/native/sparse/cuda/SparseBlas.cpp, SparseBlasImpl.cpp, aten/src/ATen/native/TensorConversions.cpp
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Copies: between CPU and GPU, to another type or layout, and into pinned memory."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

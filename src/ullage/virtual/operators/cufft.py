@@ -8,8 +8,6 @@ after another, the largest workspace serves all. `data/cufft_lengths.npz` has th
 (`benchmarks/training/cufft_workspaces.py`).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import zipfile

@@ -5,8 +5,6 @@ are counted, and its Triton kernels are skipped. If its code needs more than a v
 gives its outputs, as for a compiled operator.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Operators whose output shape depends on data: by known values, or by an assumed shape with a note."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A CPU build would decompose them without cuDNN and fused attention. While a virt
 here as in a CUDA build.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ Kernels that work in place take no memory of their own (aten/src/ATen/native/cud
 allocate one output for each tensor, in order.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

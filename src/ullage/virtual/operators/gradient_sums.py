@@ -6,8 +6,6 @@ Reference counts show whether something else holds the first summand; the counts
 are measured once in a process.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

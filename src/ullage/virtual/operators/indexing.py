@@ -4,8 +4,6 @@ aten/src/ATen/native/TensorAdvancedIndexing.cpp, aten/src/ATen/native/cuda/Index
 EmbeddingBackwardKernel.cu, aten/src/ATen/native/Embedding.cpp
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -6,8 +6,6 @@ name, and their calls are counted. CUDA's own kernels are written out in `sparse
 with `own_kernel`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -8,8 +8,6 @@ and approximate. cuBLAS needs arrays of pointers. MAGMA uses no memory of PyTorc
 Not covered: builds without MAGMA, and another choice by `torch.backends.cuda.preferred_linalg_library`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

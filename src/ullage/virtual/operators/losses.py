@@ -5,8 +5,6 @@ aten/src/ATen/native/Loss.cpp, aten/src/ATen/native/cuda/Loss.cu, MultiMarginLos
 NLLLoss2d.cu, LossCTC.cu
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

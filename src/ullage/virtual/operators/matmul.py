@@ -1,7 +1,5 @@
 """Matrix products. The workspace belongs to cuBLAS, which keeps it: see `virtual/memory/libraries.py`."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -4,8 +4,6 @@ aten/src/ATen/native/cuda/layer_norm_kernel.cu, group_norm_kernel.cu, Normalizat
 aten/src/ATen/native/cudnn/BatchNorm.cpp
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ aten/src/ATen/native/cuda/AdaptiveMaxPooling2d.cu, UpSampleNearest2d.cu, UpSampl
 UpSampleTrilinear3d.cu, and aten/src/ATen/native/cudnn/GridSampler.cpp. Rules of copies alone: `regular.py`.
 """
 
-from __future__ import annotations
-
 import torch
 
 from ullage.virtual.call.plan import (

@@ -5,8 +5,6 @@ try_get_weight_buf, get_dropout_state), aten/src/ATen/native/RNN.cpp, PackedSequ
 aten/src/ATen/cudnn/AutocastRNN.cpp
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ other calls, drawn at random, 254 are exact in every size; mostly the workspace 
 for 349, within 1 % for 434 and within 10 % for 565 of them (`benchmarks/accuracy/operators.py compare-recurrent`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

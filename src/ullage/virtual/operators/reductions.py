@@ -5,8 +5,6 @@ work on one output. aten/src/ATen/TensorIterator.cpp decides in which order it s
 step by step. The operators are in aten/src/ATen/native/ReduceOps.cpp and aten/src/ATen/native/cuda/Reduce*Kernel.cu.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

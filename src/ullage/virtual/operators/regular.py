@@ -4,8 +4,6 @@ A row says what is taken, in this order: copies of arguments that are not laid o
 outputs, copies of further arguments, and temporaries. Everything but the outputs is freed at the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

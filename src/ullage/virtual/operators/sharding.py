@@ -3,8 +3,6 @@
 aten/src/ATen/native/cuda/TensorShape.cu
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -9,8 +9,6 @@ Not covered: sorts of 1- and 2-byte keys before compute capability 9.0, which us
 of the newer one is used), and the retuned tiles of compute capability 10.0.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 aten/src/ATen/native/sparse/cuda/SparseCUDATensor.cu, SparseCUDATensorMath.cu, SparseBlasLegacy.cpp
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

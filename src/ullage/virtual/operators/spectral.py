@@ -3,8 +3,6 @@
 cuFFT's workspaces are taken from PyTorch's allocator for each transform; how large they are is in `cufft.py`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Tensors over memory that is already there: `detach`, `set_`, `resize_`, and shapes changed in place."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

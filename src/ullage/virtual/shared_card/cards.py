@@ -8,8 +8,6 @@ tells it from a later process with the same pid.
 PyTorch is not imported here, so a daemon or a monitor can watch cards cheaply.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -19,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu_list
@@ -95,7 +93,7 @@ class Cards:
         self.folder, self.cards = folder, list(cards)
 
     @classmethod
-    def create(cls, folder: str | os.PathLike[str], gpus: str) -> Cards:
+    def create(cls, folder: str | os.PathLike[str], gpus: str) -> Self:
         """Make the cards that `gpus` names (`"4xA100-40GB"`). Those that are there already are kept, with what jobs
         hold, and missing ones are added; other ones than asked for are an error."""
         specs = gpu_list(gpus)
@@ -115,7 +113,7 @@ class Cards:
         return cls.open(place)
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str]) -> Cards:
+    def open(cls, folder: str | os.PathLike[str]) -> Self:
         """The cards of a folder that `create` made, by index."""
         place = Path(folder)
         files = _files(place)

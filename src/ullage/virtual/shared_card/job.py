@@ -4,8 +4,6 @@
 process sees, as it does for CUDA. The process uses the first of them, or the one of its rank.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

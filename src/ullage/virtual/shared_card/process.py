@@ -4,8 +4,6 @@ As on a real card, the context is taken at the first allocation; a process that 
 forked child does not own what its parent took. It cannot use CUDA if its parent did; otherwise it starts afresh.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

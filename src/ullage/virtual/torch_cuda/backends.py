@@ -1,7 +1,5 @@
 """torch.backends.cuda and torch.backends.cudnn: both are available, and their switches work."""
 
-from __future__ import annotations
-
 import functools
 from contextlib import suppress
 from typing import Any

@@ -5,8 +5,6 @@ kernels by address. The functions run, so their memory is known for every versio
 there is no memory behind the addresses.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from types import ModuleType

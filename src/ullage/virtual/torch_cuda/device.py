@@ -1,7 +1,5 @@
 """The device of torch.cuda: its properties, NVML, the CUDA runtime, NVTX, torch.accelerator and DataParallel."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import uuid

@@ -4,8 +4,6 @@ PyTorch's own Python code stays: `torch.cuda.graph`, `make_graphed_callables` an
 the functions of `torch._C` that are replaced here. Replaying a graph requests no memory.
 """
 
-from __future__ import annotations
-
 import itertools
 from array import array
 from typing import Any

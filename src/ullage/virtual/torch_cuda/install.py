@@ -5,8 +5,6 @@ CPU build, a CUDA build and a machine with a GPU give the same answers. All repl
 the `with` statement undoes in reverse order.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """torch.cuda's memory functions, answered by the model of the allocator."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

@@ -4,10 +4,8 @@ No numbers are drawn on the virtual GPU. Its generators are a seed and an offset
 of PyTorch's own type, so it is a CPU generator with the device "cuda".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -49,7 +47,7 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
     def device(self) -> torch.device:
         return torch.device("cuda", 0)
 
-    def manual_seed(self, seed: int) -> CudaGenerator:
+    def manual_seed(self, seed: int) -> Self:
         super().manual_seed(seed)
         self._seed, self._offset = seed & _MASK, 0
         return self
@@ -66,7 +64,7 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
         state = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
         return torch.tensor(list(state), dtype=torch.uint8, device="cpu")
 
-    def set_state(self, state: torch.Tensor) -> CudaGenerator:
+    def set_state(self, state: torch.Tensor) -> Self:
         if state.dtype is not torch.uint8 or state.device.type != "cpu":
             raise TypeError("RNG state must be a torch.ByteTensor")
         if state.numel() != _STATE_BYTES:
@@ -74,7 +72,7 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
         content = bytes(state.tolist())
         return self._set(int.from_bytes(content[:8], "little"), int.from_bytes(content[8:], "little"))
 
-    def _set(self, seed: int, offset: int) -> CudaGenerator:
+    def _set(self, seed: int, offset: int) -> Self:
         super().manual_seed((seed + offset) & _MASK)
         self._seed, self._offset = seed, offset
         return self
@@ -85,13 +83,13 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
     def set_offset(self, offset: int) -> None:
         self._offset = offset
 
-    def clone_state(self) -> CudaGenerator:
+    def clone_state(self) -> Self:
         return CudaGenerator()._set(self._seed, self._offset)  # without a tensor: the compiler's would be fakes
 
-    def graphsafe_get_state(self) -> CudaGenerator:
+    def graphsafe_get_state(self) -> Self:
         return self.clone_state()
 
-    def graphsafe_set_state(self, state: CudaGenerator) -> CudaGenerator:
+    def graphsafe_set_state(self, state: Self) -> Self:
         return self._set(state._seed, state._offset)
 
     def __reduce__(self) -> Any:

@@ -1,7 +1,5 @@
 """Code that the virtual GPU refuses. Code that `torch.jit` would compile runs as Python."""
 
-from __future__ import annotations
-
 import dis
 import inspect
 import sys

@@ -5,8 +5,6 @@ Tensors of the virtual GPU have no data, so one element of each is saved, expand
 storages of the virtual GPU, with the same sharing.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Small parts: `torch.cuda.jiterator`, targets of an adaptive softmax, and nested tensors."""
 
-from __future__ import annotations
-
 import functools
 from types import ModuleType
 from typing import Any

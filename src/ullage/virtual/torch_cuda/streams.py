@@ -4,8 +4,6 @@ The allocator keeps free blocks by stream and needs the current one. In CUDA the
 while only one thread sets streams, there is one current stream; with a second one, it depends on the thread.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import threading

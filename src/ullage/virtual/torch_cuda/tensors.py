@@ -5,8 +5,6 @@ NumPy, to another process or as a pointer. Each replacement ends by calling the 
 `with` statements both fill their tensors.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 from collections.abc import Callable

@@ -5,8 +5,6 @@ torchvision::nms does not exist"). Its operators are declared here without code.
 torchvision registers its own shape functions and derivatives for them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ A script may know how many elements it selects and show it in a shape: `x[mask].
 largest size has been allocated. So these sizes are kept for another run of the script.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from weakref import WeakValueDictionary
 

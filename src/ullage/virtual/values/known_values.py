@@ -13,8 +13,6 @@ Masks of any size often are zeros into which ones are written at unknown places.
 elements that are not zero: these are the marks of the memory.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

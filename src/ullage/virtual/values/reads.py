@@ -3,8 +3,6 @@
 `values/known_values.py` keeps the known values.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

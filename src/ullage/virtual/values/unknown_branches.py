@@ -4,8 +4,6 @@ A script that is estimated is one that runs. If `assert x.isfinite().all()` or `
 flag, one of the two branches can only raise, so the flag has the other value.
 """
 
-from __future__ import annotations
-
 import dis
 import functools
 import os

@@ -4,8 +4,6 @@ From then on only the allocator's free blocks can still be split further. So the
 on the allocator alone until its reserved memory stops growing. That takes milliseconds, and the loop can stop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ullage.allocator import RequestLog

@@ -9,8 +9,6 @@ Every failed import, `importlib.util.find_spec` and `importlib.metadata.version`
 code made it, or a library that selects by itself, in a file whose code then allocated GPU memory.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.abc
 import re

@@ -4,8 +4,6 @@ A model is a module that is called from outside of any other one. It is read at 
 optimizer step, when freezing is done.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Iterator, Mapping

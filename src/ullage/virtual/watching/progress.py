@@ -3,8 +3,6 @@
 Optimizer hooks also show the purpose of memory: at each step parameters, gradients and optimizer state are known.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any

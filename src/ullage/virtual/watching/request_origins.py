@@ -7,8 +7,6 @@ pass was running at that number.
 No module is kept alive: memory that a program drops must be freed as on a real GPU.
 """
 
-from __future__ import annotations
-
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, MutableMapping

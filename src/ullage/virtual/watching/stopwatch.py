@@ -1,7 +1,5 @@
 """Seconds spent in an activity, also while it runs."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator
