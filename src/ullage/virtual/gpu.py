@@ -20,13 +20,12 @@ from ullage.hardware import gpu as find_gpu
 from ullage.virtual.call.dispatch import VirtualMode
 from ullage.virtual.call.native import backward_in_calling_thread, cuda_stand_in
 from ullage.virtual.memory.allocations import origin_at, timeline
-from ullage.virtual.operators import autocast, decompositions
 from ullage.virtual.operators.gradient_sums import measure_reference_counts
 from ullage.virtual.releases import note_on
 from ullage.virtual.shared_card.process import SharedCard
 from ullage.virtual.state import GPUState, gpus_in_use
 from ullage.virtual.torch_cuda.install import install_torch_api
-from ullage.virtual.upper_bound import UNMEASURED_SHARE, watch_autocast
+from ullage.virtual.upper_bound import UNMEASURED_SHARE
 from ullage.virtual.watching.own_loop import OwnLoop
 from ullage.virtual.watching.progress import Progress
 from ullage.virtual.watching.request_origins import RequestOrigin, RequestOrigins
@@ -136,15 +135,14 @@ class VirtualGPU(GPUState):
                 restore(cuda_stand_in().remove)
                 cuda_stand_in().install()
             gpus_in_use.append(self)
-            restore(lambda: gpus_in_use.remove(self))
+            restore(gpus_in_use.remove, self)
             self._restore.enter_context(backward_in_calling_thread())
-            restore(_lift_only_cpu_tensors())
-            restore(_spare_the_collector())
+            # `torch.tensor(..., device="cuda")` copies to the GPU by an operator that the mode sees.
+            restore(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+            torch._C._set_only_lift_cpu_tensors(True)
+            restore(gc.unfreeze)
+            gc.freeze()  # scanning live objects repeatedly would double a run's time
             restore(install_torch_api(self))
-            restore(decompositions.install(self))
-            restore(autocast.install())
-            restore(autocast.install_depth())
-            restore(watch_autocast(self.uncertainty))
             if self.memory.keeps_history:
                 restore(self.progress.install())
                 restore(self.origins.install())
@@ -167,19 +165,6 @@ class VirtualGPU(GPUState):
             self.memory.closed = True
         finally:
             _in_use.release()
-
-
-def _lift_only_cpu_tensors() -> Callable[[], None]:
-    """Let `torch.tensor(..., device="cuda")` copy to the GPU by an operator that the mode sees."""
-    before = torch._C._only_lift_cpu_tensors()
-    torch._C._set_only_lift_cpu_tensors(True)
-    return lambda: torch._C._set_only_lift_cpu_tensors(before)
-
-
-def _spare_the_collector() -> Callable[[], None]:
-    """Keep the garbage collector from scanning live objects repeatedly, which would double a run's time."""
-    gc.freeze()
-    return gc.unfreeze
 
 
 def _run_once(gpu: VirtualGPU, function: Callable[[], None]) -> None:

@@ -32,8 +32,6 @@ from ullage.virtual.watching.step_calls import OperatorCalls
 from ullage.virtual.watching.stopwatch import Stopwatch
 
 _NAMES_SHOWN = 8  # of those that a note lists
-
-
 _Part = TypeVar("_Part")
 
 gpus_in_use: list[GPUState] = []  # those whose `with` statement is running, the innermost last
@@ -167,6 +165,10 @@ class GPUState:
             del self._notes[key]
         self.note(kind, text)
 
+    def refusing(self, what: str, advice: str) -> Callable[..., NoReturn]:
+        """Return a function that refuses all its calls."""
+        return lambda *args, **options: self.refuse(what, advice)
+
     def refuse(self, what: str, advice: str) -> NoReturn:
         """Raise `UnsupportedOperation` for something that the virtual GPU cannot follow."""
         self.refused = f"the virtual GPU cannot follow {what}: {advice}"
@@ -205,6 +207,13 @@ class GPUState:
 
     def pinned(self, tensor: torch.Tensor) -> bool:
         return not tensor.is_cuda and getattr(storage_of(tensor), "ullage_pinned", False)
+
+
+def part_in_use(kind: type[_Part]) -> _Part:
+    """Return a part of the innermost GPU in use."""
+    part = gpus_in_use[-1].part(kind)
+    assert part is not None
+    return part
 
 
 def _few(names: list[str]) -> str:

@@ -23,10 +23,8 @@ Assumptions and parts left out widen the bound by their kind, `NOTE_MEANINGS`:
 - Numbers with a fraction that the code reads, such as a loss. They are only printed or compared, never sizes: nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-import torch
 
 from ullage.text import AFTER_THE_TIME
 from ullage.virtual.cudnn.formulas import ConvolutionProblem, Workspace
@@ -162,21 +160,3 @@ def meanings_of(
             entry = {"what": meaning.what, "count": 0, "covered": meaning.covered, "adds": added[meaning.adds]}
             found.setdefault(meaning.what, entry)["count"] += count
     return list(found.values())
-
-
-def watch_autocast(uncertainty: Uncertainty) -> Callable[[], None]:
-    """Record the use of autocast for the GPU; return a function that ends the watch."""
-    autocast: Any = torch.amp.autocast_mode.autocast
-    enter = autocast.__enter__
-
-    def __enter__(self: Any) -> Any:
-        if self.device == "cuda" and self._enabled:
-            uncertainty.autocast_used = True
-        return enter(self)
-
-    autocast.__enter__ = __enter__
-
-    def restore() -> None:
-        autocast.__enter__ = enter
-
-    return restore

@@ -1,9 +1,11 @@
 """Temporary replacements of attributes, also in modules that are imported later."""
 
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +17,7 @@ class Replacements:
     """A list of replacements that `undo` restores in reverse order."""
 
     def __init__(self) -> None:
-        self._undo: list[tuple[Any, str, Any] | Callable[[], None]] = []
+        self._undo: list[tuple[Any, str, Any] | Callable[[], Any]] = []
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute of a module or class; `undo` removes one that did not exist."""
@@ -31,6 +33,23 @@ class Replacements:
         if hasattr(owner, name):
             self.put(owner, name, value)
 
+    def put_item(self, table: MutableMapping[str, Any], key: str, value: Any) -> None:
+        """Set an item of a mapping; `undo` removes one that did not exist."""
+        before = table.get(key, _MISSING)
+        table[key] = value
+        self.on_undo(lambda: table.pop(key) if before is _MISSING else table.__setitem__(key, before))
+
+    def put_inside(self, owner: Any, name: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        """Let a function run inside of a context."""
+        original = vars(owner)[name]
+
+        @functools.wraps(original)
+        def call(*args: Any, **options: Any) -> Any:
+            with context():
+                return original(*args, **options)
+
+        self.put(owner, name, call)
+
     def put_class(self, homes: Sequence[Any], name: str, kind: Any) -> None:
         """Replace a class, also for code that imported it before."""
         original = getattr(homes[0], name)
@@ -39,7 +58,7 @@ class Replacements:
         for home in homes:
             self.put(home, name, kind)
 
-    def on_undo(self, action: Callable[[], None]) -> None:
+    def on_undo(self, action: Callable[[], Any]) -> None:
         """Add an action for `undo`, at its place among the others."""
         self._undo.append(action)
 

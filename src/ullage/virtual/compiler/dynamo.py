@@ -184,16 +184,8 @@ def _compile_under_the_mode(gpu: GPUState, replacements: Replacements, module: A
 
 def _check_under_the_mode(gpu: GPUState, replacements: Replacements, module: Any) -> None:
     """Up to PyTorch 2.9 a guard knows whether there is a mode: made without ours, it would fail at every call."""
-    if release_of(torch.__version__).version > (2, 9):
-        return
-    make = module.CheckFunctionManager.__init__
-
-    @functools.wraps(make)
-    def __init__(self: Any, *args: Any, **options: Any) -> None:
-        with gpu.mode:
-            make(self, *args, **options)
-
-    replacements.put(module.CheckFunctionManager, "__init__", __init__)
+    if release_of(torch.__version__).version <= (2, 9):
+        replacements.put_inside(module.CheckFunctionManager, "__init__", lambda: gpu.mode)
 
 
 def _note_graphs_that_fail(gpu: GPUState, replacements: Replacements, module: Any) -> None:
@@ -246,14 +238,12 @@ def _forget_device(gpu: GPUState, replacements: Replacements, module: Any) -> No
             function = value.__func__ if isinstance(value, staticmethod) else value
             if getattr(function, "__module__", None) == module.__name__:
                 continue  # its own
-            found: Any
+            present: Any = getattr(torch.cuda, name, None) or getattr(torch.cuda, f"_{name}", None)
             if name == "get_raw_stream":
-                found = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-            else:
-                found = getattr(torch.cuda, name, None) or getattr(torch.cuda, f"_{name}", None)
-                if found is None:
-                    continue
-            setattr(interface, name, staticmethod(found) if isinstance(value, staticmethod) else found)
+                present = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+            elif present is None:
+                continue
+            setattr(interface, name, staticmethod(present) if isinstance(value, staticmethod) else present)
 
     take_functions()
     replacements.when_undone(take_functions)

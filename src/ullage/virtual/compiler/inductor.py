@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.utils import _python_dispatch
+from torch.utils._pytree import tree_leaves
 
 from ullage.hardware import GPU
 from ullage.performance.data_sheet import CHOICES_HOST_S, CHOICES_SHARE, CHOICES_UNKNOWN_TFLOPS
@@ -41,7 +42,12 @@ _FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    replacements.put(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided(gpu))
+    def empty_strided_cuda(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        """What a compiled program allocates its buffers with."""
+        gpu.operator = "inductor.empty_strided"
+        return gpu.memory.tensor(size, stride, dtype, span_of_elements(size, stride) * dtype.itemsize)
+
+    replacements.put(torch._C._dynamo.guards, "_empty_strided_cuda", empty_strided_cuda)
     for module, part in {
         "torch._inductor.config": _configure,
         "torch._inductor.codecache": _forget_programs,
@@ -56,15 +62,6 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     replacements.when_imported("torch._inductor.utils", replacements.forget_answers)  # about a card
 
 
-def _empty_strided(gpu: GPUState) -> Any:
-    def empty_strided_cuda(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-        """What a compiled program allocates its buffers with."""
-        gpu.operator = "inductor.empty_strided"
-        return gpu.memory.tensor(size, stride, dtype, span_of_elements(size, stride) * dtype.itemsize)
-
-    return empty_strided_cuda
-
-
 def _configure(gpu: GPUState, replacements: Replacements, module: Any) -> None:
     """Disable compile processes and caches of other runs, and use a temporary folder for generated code."""
     for name, value in _SETTINGS.items():
@@ -74,16 +71,7 @@ def _configure(gpu: GPUState, replacements: Replacements, module: Any) -> None:
     folder = tempfile.mkdtemp(prefix="ullage-inductor-")
     replacements.on_undo(functools.partial(shutil.rmtree, folder, ignore_errors=True))
     for variable in _FOLDERS:
-        before = os.environ.get(variable)
-        os.environ[variable] = folder
-        replacements.on_undo(functools.partial(_set_variable, variable, before))
-
-
-def _set_variable(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
+        replacements.put_item(os.environ, variable, folder)
 
 
 def _forget_programs(gpu: GPUState, replacements: Replacements, module: Any) -> None:
@@ -94,13 +82,7 @@ def _forget_programs(gpu: GPUState, replacements: Replacements, module: Any) -> 
 
 def _fold_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) -> None:
     """Compute constants on the virtual GPU while the program is compiled and the mode is disabled."""
-    fold = module.ConstantFolder.run
-
-    def run(self: Any) -> Any:
-        with _on_the_card(gpu):
-            return fold(self)
-
-    replacements.put(module.ConstantFolder, "run", run)
+    replacements.put_inside(module.ConstantFolder, "run", lambda: _on_the_card(gpu))
 
 
 def _pad_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) -> None:
@@ -128,19 +110,9 @@ def _choose_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) 
 
 def _fuse_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) -> None:
     """Time the fusion of `max-autotune` kernels with their neighbours."""
-    kind = module.TritonScheduling
-
-    def on_the_card(method: Any) -> Any:
-        @functools.wraps(method)
-        def call(*args: Any, **options: Any) -> Any:
-            with _on_the_card(gpu):
-                return method(*args, **options)
-
-        return call
-
     for name in ("benchmark_codegened_module", "benchmark_combo_kernel"):
-        if name in vars(kind):
-            replacements.put(kind, name, on_the_card(vars(kind)[name]))
+        if name in vars(module.TritonScheduling):
+            replacements.put_inside(module.TritonScheduling, name, lambda: _on_the_card(gpu))
 
 
 @contextlib.contextmanager
@@ -169,11 +141,6 @@ class _Kernel:
             clock.seconds += _KERNEL_S
 
 
-def _registers(loads: int) -> int:
-    """Return the approximate registers per thread of a compiled kernel, by the number of values it loads."""
-    return 16 + 8 * loads
-
-
 def _leave_kernels_out(gpu: GPUState, replacements: Replacements, module: Any) -> None:
     kind = module.CachingAutotuner
     launch = kind.run
@@ -188,9 +155,12 @@ def _leave_kernels_out(gpu: GPUState, replacements: Replacements, module: Any) -
         return launch(self, *args, **options)
 
     def precompile_config(self: Any, config: Any, *args: Any) -> _Kernel:
-        """A reduction that takes many registers is tried with smaller blocks beside, which take fewer."""
+        """A reduction that takes many registers is tried with smaller blocks beside, which take fewer.
+
+        The registers are approximate, by the number of values that a thread loads.
+        """
         is_smaller = bool(self.compile_results)
-        return _Kernel(config, 0 if is_smaller else _registers(self.inductor_meta.get("num_load", 0)))
+        return _Kernel(config, 0 if is_smaller else 16 + 8 * self.inductor_meta.get("num_load", 0))
 
     def precompile(self: Any, *args: Any, **options: Any) -> None:
         self.launchers = [_Kernel(config) for config in self.configs]
@@ -254,7 +224,8 @@ class Clock(_python_dispatch.TorchDispatchMode):
             left, right = args[_PRODUCTS[name] : _PRODUCTS[name] + 2]
             return self._product(left, right)
         seconds = 0.0
-        for tensor in (*_tensors(args), *_tensors((result,))):
+        tensors = (value for value in tree_leaves((args, result)) if isinstance(value, torch.Tensor))
+        for tensor in tensors:
             times = 1 if tensor.is_contiguous() else _STRIDED
             seconds += times * tensor.numel() * tensor.element_size() / bandwidth_of(self._gpu)
         return seconds
@@ -272,13 +243,3 @@ class Clock(_python_dispatch.TorchDispatchMode):
         if dtype in (torch.float16, torch.bfloat16):
             return gpu.bf16_tflops or gpu.fp16_tflops or CHOICES_UNKNOWN_TFLOPS
         return (gpu.tf32_tflops if tf32_for_products() else gpu.fp32_tflops) or CHOICES_UNKNOWN_TFLOPS
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += _tensors(value)
-    return found

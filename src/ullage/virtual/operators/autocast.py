@@ -10,6 +10,7 @@ process, the depth that of the thread). A GPU's backward pass has its own thread
 recomputed in it drops them at its end, even if the whole pass is inside autocast.
 """
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import torch
 
 from ullage.virtual.call.native import GPUMode, in_backward
+from ullage.virtual.call.replacements import Replacements
+from ullage.virtual.state import GPUState
 
 # aten/src/ATen/autocast_mode.h, AT_FORALL_LOWER_PRECISION_FP: those that take several tensors.
 _OPERATORS = (
@@ -49,12 +52,13 @@ _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 # Casts of leaves, until the `with` of autocast ends; PyTorch's own is out of reach for Python. One for the process, as
 # PyTorch's is one for the thread: only one thread at a time has a virtual GPU.
-_kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+_casts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
-def install() -> Callable[[], None]:
+def install(gpu: GPUState, replacements: Replacements) -> None:
+    _give_backward_passes_their_depth(gpu, replacements)
     if not first_argument_is_cast_first():
-        return lambda: None
+        return
     library: Any = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that they replace kernels is what they are for
@@ -66,21 +70,16 @@ def install() -> Callable[[], None]:
     clear = torch.clear_autocast_cache
 
     def clear_both() -> None:
-        _kept.clear()
+        _casts.clear()
         clear()
 
-    torch.clear_autocast_cache = clear_both
-
-    def remove() -> None:
-        torch.clear_autocast_cache = clear
-        _kept.clear()
-        library._destroy()
-
-    return remove
+    replacements.on_undo(library._destroy)
+    replacements.on_undo(_casts.clear)
+    replacements.put(torch, "clear_autocast_cache", clear_both)
 
 
-def install_depth() -> Callable[[], None]:
-    """Give backward passes their own depth of autocast; return a function that undoes this."""
+def _give_backward_passes_their_depth(gpu: GPUState, replacements: Replacements) -> None:
+    """Count how many times autocast was entered in a backward pass; note that it was entered for the GPU at all."""
     autocast: Any = torch.amp.autocast_mode.autocast
     enter, leave = autocast.__enter__, autocast.__exit__
     depth = 0
@@ -88,6 +87,7 @@ def install_depth() -> Callable[[], None]:
     def __enter__(self: Any) -> Any:
         nonlocal depth
         depth += in_backward()
+        gpu.uncertainty.autocast_used |= self.device == "cuda" and self._enabled
         return enter(self)
 
     def __exit__(self: Any, *error: Any) -> Any:
@@ -99,12 +99,7 @@ def install_depth() -> Callable[[], None]:
                 torch.clear_autocast_cache()
         return left
 
-    autocast.__enter__, autocast.__exit__ = __enter__, __exit__
-
-    def restore() -> None:
-        autocast.__enter__, autocast.__exit__ = enter, leave
-
-    return restore
+    replacements.put_all(autocast, {"__enter__": __enter__, "__exit__": __exit__})
 
 
 def _replacement(operator: Any) -> Callable[..., Any]:
@@ -127,10 +122,9 @@ def _cast(value: Any, kind: torch.dtype) -> Any:
     leaf = value.dtype is torch.float32 and value.requires_grad and value.is_leaf and not value._is_view()
     if not leaf or not torch.is_autocast_cache_enabled():
         return value.to(kind)
-    kept = _kept.get(id(value))
-    if kept is None:
-        kept = _kept[id(value)] = value, value.to(kind)
-    return kept[1]
+    if id(value) not in _casts:
+        _casts[id(value)] = value, value.to(kind)
+    return _casts[id(value)][1]
 
 
 class _Watch(GPUMode):
@@ -144,15 +138,10 @@ class _Watch(GPUMode):
         return func(*args, **(kwargs or {}))
 
 
-_asked: bool | None = None
-
-
+@functools.cache
 def first_argument_is_cast_first() -> bool:
-    """Check this build of PyTorch, once, with a small matrix product on the CPU under CPU autocast."""
-    global _asked
-    if _asked is None:
-        watch = _Watch()
-        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False), watch:
-            torch.mm(torch.zeros(1, 2), torch.zeros(2, 2))
-        _asked = watch.first_size == 2
-    return _asked
+    """Check this build of PyTorch with a small matrix product on the CPU under CPU autocast."""
+    watch = _Watch()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False), watch:
+        torch.mm(torch.zeros(1, 2), torch.zeros(2, 2))
+    return watch.first_size == 2

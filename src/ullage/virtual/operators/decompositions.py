@@ -11,6 +11,7 @@ import torch
 
 from ullage.units import INT_MAX
 from ullage.virtual.call.plan import LOW_PRECISION, gpu_handler, handler
+from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.operators import recurrent
 from ullage.virtual.releases import MEASURED, Release
 from ullage.virtual.state import GPUState, gpus_in_use
@@ -180,19 +181,14 @@ def _mask_suits_cudnn(attention: AttentionArguments) -> bool:
 _aten = torch.ops.aten
 
 
-def install(gpu: GPUState) -> Callable[[], None]:
-    library = torch.library.Library("aten", "IMPL")
+def install(gpu: GPUState, replacements: Replacements) -> None:
+    library: Any = torch.library.Library("aten", "IMPL")
+    replacements.on_undo(library._destroy)
     for name, function in _DECOMPOSED.items():
         torch.library._impls.discard(f"aten/{name}/AutogradCUDA")  # those of a GPU around this one may be there
         library.impl(name, function, "AutogradCUDA")
     _register_missing_kernels(library)
-    remove_rnn = recurrent.install(gpu, library)
-
-    def remove() -> None:
-        remove_rnn()
-        library._destroy()
-
-    return remove
+    recurrent.install(gpu, library, replacements)
 
 
 # Operators that have a CUDA kernel and a formula for all other devices. On a CPU build, with no kernel for CUDA,
@@ -201,16 +197,15 @@ _KERNEL_OR_FORMULA = ("silu_backward", "mish_backward", "_fused_rms_norm")
 
 
 def _register_missing_kernels(library: torch.library.Library) -> None:
+    def never_called(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("the virtual GPU's mode comes before this kernel")
+
     for name in _KERNEL_OR_FORMULA:
         if not hasattr(torch.ops.aten, name):  # newer than this PyTorch
             continue
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
             torch.library._impls.discard(f"aten/{name}/CUDA")
-            library.impl(name, _never_called, "CUDA")
-
-
-def _never_called(*args: Any, **kwargs: Any) -> Any:
-    raise AssertionError("the virtual GPU's mode comes before this kernel")
+            library.impl(name, never_called, "CUDA")
 
 
 def linear(input: Any, weight: Any, bias: Any = None) -> Any:

@@ -14,6 +14,7 @@ import torch
 
 from ullage.virtual.call.native import storage_of, view_without_data
 from ullage.virtual.call.plan import HANDLERS, bytes_of, contiguous_strides, handler
+from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.operators.recurrent_kernels import (
     GRU,
     LSTM,
@@ -190,36 +191,21 @@ def use_miopen_ctc(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict
 
 _aten = torch.ops.aten
 _MODES = {"rnn_relu": RELU, "rnn_tanh": TANH, "lstm": LSTM, "gru": GRU}
-_NAMES = {"RNN_RELU": RELU, "RNN_TANH": TANH, "LSTM": LSTM, "GRU": GRU}
 _ACCEPTABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _STATE_A_THREAD = 24  # bytes of cuDNN's random number generator for every thread that the GPU can hold
 
 
-def install(gpu: GPUState, library: torch.library.Library) -> Callable[[], None]:
-    """Register the front ends; returns what removes the rest."""
+def install(gpu: GPUState, library: torch.library.Library, replacements: Replacements) -> None:
+    """Register the front ends."""
     networks = _Networks(gpu)
-    handlers = {}
     for name in (f"{name}.{overload}" for name in _MODES for overload in ("input", "data")):
         front = networks.front(name)
         torch.library._impls.discard(f"aten/{name}/AutogradCUDA")
         library.impl(name, front, "AutogradCUDA")
-        handlers[f"aten.{name}"] = under_inference_mode(front)
+        replacements.put_item(HANDLERS, f"aten.{name}", under_inference_mode(front))
     torch.library._impls.discard("aten/ctc_loss.Tensor/AutogradCUDA")
     library.impl("ctc_loss.Tensor", networks.ctc_loss, "AutogradCUDA")
-    before = {name: HANDLERS.get(name) for name in handlers}
-    HANDLERS.update(handlers)
-    get_mode = cudnn_rnn.get_cudnn_mode
-    cudnn_rnn.get_cudnn_mode = lambda name: _NAMES[name]
-
-    def remove() -> None:
-        cudnn_rnn.get_cudnn_mode = get_mode
-        for name, former in before.items():
-            if former is None:
-                HANDLERS.pop(name, None)
-            else:
-                HANDLERS[name] = former
-
-    return remove
+    replacements.put(cudnn_rnn, "get_cudnn_mode", lambda name: _MODES[name.lower()])
 
 
 def under_inference_mode(front: Callable[..., Any]) -> Callable[..., Any]:
@@ -246,7 +232,8 @@ class _Networks:
         name, _, overload = operator.partition(".")
 
         def run(source: Any, *args: Any) -> Any:
-            if not _acceptable(source):  # PyTorch's own cells, one step after another
+            # ConvUtils.h, cudnn_is_acceptable; else PyTorch's own cells, one step after another
+            if not (torch._C._get_cudnn_enabled() and source.dtype in _ACCEPTABLE and source.numel() > 0):
                 return getattr(getattr(_aten, name), overload).decompose(source, *args)
             sizes: list[int] = []
             if overload == "data":
@@ -314,11 +301,6 @@ class _Networks:
             size = (spec.sms or 1) * (spec.max_threads_per_sm or 2048) * _STATE_A_THREAD
             self._dropout_state = memory.tensor((size,), (1,), torch.uint8, size)
         return self._dropout_state
-
-
-def _acceptable(source: Any) -> bool:
-    """ConvUtils.h, cudnn_is_acceptable."""
-    return bool(torch._C._get_cudnn_enabled() and source.dtype in _ACCEPTABLE and source.numel() > 0)
 
 
 def _flat_buffer(params: Sequence[Any], network: RecurrentNetwork, stride: int) -> torch.Tensor | None:

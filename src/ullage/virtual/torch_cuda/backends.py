@@ -31,17 +31,11 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     _keep_switches(replacements)
     limit = [10]  # aten/src/ATen/Context.h, benchmark_limit_cudnn
 
-    def get_limit() -> int:
-        return limit[0]
-
-    def set_limit(number: int) -> None:
-        limit[0] = number
-
+    get_limit, set_limit = (lambda: limit[0]), functools.partial(limit.__setitem__, 0)
     cudnn: Any = torch.backends.cudnn
     replacements.put(cudnn.m, "_init", lambda: True)
     replacements.put(cudnn.m, "__cudnn_version", gpu.release.cudnn)
-    limit_switch = ContextProp(get_limit, set_limit)
-    replacements.put(type(cudnn), "benchmark_limit", limit_switch)
+    replacements.put(type(cudnn), "benchmark_limit", ContextProp(get_limit, set_limit))
     replacements.put_all(
         torch._C,
         {
@@ -105,8 +99,4 @@ class _PlanCache:
 def _put_plan_cache(replacements: Replacements) -> None:
     manager: Any = torch.backends.cuda.cufft_plan_cache
     before, manager.caches[:] = list(manager.caches), [_PlanCache()]
-
-    def put_back() -> None:
-        manager.caches[:] = before
-
-    replacements.on_undo(put_back)
+    replacements.on_undo(lambda: manager.caches.__setitem__(slice(None), before))

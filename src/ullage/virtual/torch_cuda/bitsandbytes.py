@@ -39,20 +39,12 @@ class _Library:
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-
     def put(module: ModuleType) -> None:
         replacements.put_existing(module, "lib", _Library(gpu))
-        _forget_the_last_gpu(module)
+        replacements.forget_answers(module)  # by device number, which may belong to another virtual GPU
 
     for name in _USERS:
         replacements.when_imported(name, put)
-
-
-def _forget_the_last_gpu(module: ModuleType) -> None:
-    """Clear caches by device number, which may belong to another virtual GPU."""
-    for value in vars(module).values():
-        if hasattr(value, "cache_clear"):
-            value.cache_clear()
 
 
 @handler("bitsandbytes")

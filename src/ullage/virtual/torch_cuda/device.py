@@ -105,9 +105,7 @@ def _device_functions(gpu: GPUState) -> dict[str, Any]:
     architectures = sorted({*_ARCHITECTURES, 10 * major + minor})
     cuda_major, cuda_minor = map(int, gpu.release.cuda.split("."))
     cuda_version = 1000 * cuda_major + 10 * cuda_minor  # CUDA_VERSION of cuda.h
-
-    def refuse(what: str, advice: str) -> Any:
-        return lambda *args, **kwargs: gpu.refuse(what, advice)
+    refuse = gpu.refusing
 
     return {
         "_has_cuda": True,

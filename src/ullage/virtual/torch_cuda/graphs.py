@@ -15,7 +15,7 @@ from ullage.allocator.private_pools import NO_POOL
 from ullage.virtual.call.native import thread_on_gpu
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.memory.allocations import WORKSPACE
-from ullage.virtual.state import GPUState, gpus_in_use
+from ullage.virtual.state import GPUState, part_in_use
 
 _SEED_AND_OFFSET = (8, 8)  # of the generator, as tensors: aten/src/ATen/cuda/CUDAGeneratorImpl.cpp, register_graph
 
@@ -66,18 +66,11 @@ class Graphs:
         return addresses
 
 
-def _graphs() -> Graphs:
-    """Return those of the innermost GPU in use."""
-    graphs = gpus_in_use[-1].part(Graphs)
-    assert graphs is not None
-    return graphs
-
-
 class CUDAGraph:
     """`torch.cuda.CUDAGraph` while a virtual GPU is in use."""
 
     def __init__(self, keep_graph: bool = False) -> None:
-        self._graphs = _graphs()
+        self._graphs = part_in_use(Graphs)
         self._pool: PoolId = NO_POOL
         self._registered = self._ended = False
         self._calls = array("I")  # that were captured
@@ -102,9 +95,6 @@ class CUDAGraph:
         self._graphs.pools.end(self._pool)
         self._ended = True
 
-    def instantiate(self) -> None:
-        """Nothing to do."""
-
     def replay(self) -> None:
         if not self._ended:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
@@ -120,14 +110,10 @@ class CUDAGraph:
             raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
         return self._pool
 
-    def register_generator_state(self, generator: Any) -> None:
-        """Nothing to do."""
+    def instantiate(self, *args: Any) -> None:
+        """Nothing to do, and nothing to write."""
 
-    def enable_debug_mode(self) -> None:
-        """Nothing to do."""
-
-    def debug_dump(self, debug_path: str) -> None:
-        """Nothing to write."""
+    register_generator_state = enable_debug_mode = debug_dump = instantiate
 
     def __del__(self) -> None:
         if self._registered and not self._graphs.gpu.memory.closed:
@@ -139,7 +125,7 @@ class MemPool:
     """`torch.cuda.MemPool` while a virtual GPU is in use."""
 
     def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
-        self._graphs = _graphs()
+        self._graphs = part_in_use(Graphs)
         if allocator is not None:
             self._graphs.gpu.refuse("a custom allocator", "use torch.cuda.MemPool() without one")
         self.id = next(self._graphs.user_pools)

@@ -12,6 +12,7 @@ from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.compiler import dynamo, graph_trees, inductor, triton, without_triton
 from ullage.virtual.compiler.without_dynamo import no_compiler
 from ullage.virtual.distributed import collectives, groups  # noqa: F401  (the first registers its handlers)
+from ullage.virtual.operators import autocast, decompositions
 from ullage.virtual.state import GPUState
 from ullage.virtual.torch_cuda import (
     backends,
@@ -63,6 +64,8 @@ _PARTS = (  # in this order: later ones build on what earlier ones put in place
     bitsandbytes.install,
     triton.install,
     install_compiler,
+    decompositions.install,
+    autocast.install,
 )
 
 

@@ -115,9 +115,6 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     memory = MemoryFunctions(gpu)
     metadata = [""]
 
-    def refuse(what: str, advice: str) -> Any:
-        return lambda *args, **kwargs: gpu.refuse(what, advice)
-
     replacements.put_all(
         torch._C,
         {
@@ -144,17 +141,12 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
             "_cuda_hostMemoryStats": dict,
             "_cuda_resetPeakHostMemoryStats": lambda: None,
             "_cuda_resetAccumulatedHostMemoryStats": lambda: None,
-            "_cuda_customAllocator": refuse(
+            "_cuda_customAllocator": gpu.refusing(
                 "a custom allocator", "the model of PyTorch's own allocator is all there is"
             ),
-            "_cuda_changeCurrentAllocator": refuse(
+            "_cuda_changeCurrentAllocator": gpu.refusing(
                 "a custom allocator", "remove torch.cuda.memory.change_current_allocator"
             ),
-        },
-    )
-    replacements.put_all(
-        torch._C,
-        {
             "_accelerator_isAllocatorInitialized": lambda: True,
             "_accelerator_emptyCache": memory.empty_cache,
             "_accelerator_emptyHostCache": lambda: None,

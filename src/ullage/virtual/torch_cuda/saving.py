@@ -80,32 +80,22 @@ def rebuild_tensor(storage: Any, storage_offset: int, size: Any, stride: Any) ->
 
 
 def _reduce(self: torch.Tensor, proto: int) -> Any:
-    """Pickle a tensor."""
-    if self.layout is not torch.strided or not gpus_in_use:
+    """Pickle a tensor; one of the CPU without filling it, such as weights copied from the GPU."""
+    gpu = gpus_in_use[-1] if gpus_in_use else None
+    if gpu is None or self.layout is not torch.strided:
         return _reduce_original(self, proto)
-    gpu = gpus_in_use[-1]
-    if not self.is_cuda:
-        return _reduce_on_host(gpu, self, proto)
-    known = gpu.values.known(self)
+    if not self.is_cuda and not (gpu.host.is_unfilled(self) and self.numel()):
+        return _reduce_original(self, proto)
+    known = gpu.values.known(self) if self.is_cuda else None
     with torch.no_grad():
-        if known is not None:
-            stand_in = known.detach().clone()
-        else:
+        stand_in = _one_element(self).expand(self.shape) if known is None else known.detach().clone()
+    if self.is_cuda:
+        storage_of(stand_in).ullage_location = "cuda:0"
+        if known is None:
             gpu.note("saving", "tensors of the virtual GPU were saved: shapes and types, without data")
-            stand_in = _one_element(self).expand(self.shape)
-    storage_of(stand_in).ullage_location = "cuda:0"
     function, args = _reduce_original(stand_in, proto)
     place = next(number for number, value in enumerate(args) if isinstance(value, bool))
     return function, (*args[:place], self.requires_grad, *args[place + 1 :])
-
-
-def _reduce_on_host(gpu: GPUState, tensor: torch.Tensor, proto: int) -> Any:
-    """Pickle a CPU tensor without filling it (weights copied from the GPU, for example)."""
-    if not gpu.host.is_unfilled(tensor) or not tensor.numel():
-        return _reduce_original(tensor, proto)
-    function, args = _reduce_original(_one_element(tensor).expand(tensor.shape), proto)
-    place = next(number for number, value in enumerate(args) if isinstance(value, bool))
-    return function, (*args[:place], tensor.requires_grad, *args[place + 1 :])
 
 
 def _one_element(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from ullage.virtual.distributed.ordering import Reached
 from ullage.virtual.memory.launch_clock import LAUNCH, LaunchClock
 from ullage.virtual.memory.libraries import SIDE_STREAMS
 from ullage.virtual.memory.tensors import CurrentStream
-from ullage.virtual.state import GPUState, gpus_in_use
+from ullage.virtual.state import GPUState, gpus_in_use, part_in_use
 
 # Events: they remember the host's time, since nothing runs on the virtual GPU.
 
@@ -148,13 +148,6 @@ class Streams:
         self.gpu.memory.current_stream.number = number
 
 
-def _streams() -> Streams:
-    """Return those of the innermost GPU in use."""
-    streams = gpus_in_use[-1].part(Streams)
-    assert streams is not None
-    return streams
-
-
 class AnyStream(_Stream):  # type: ignore[misc]
     """`torch.Stream` while a virtual GPU is in use."""
 
@@ -164,7 +157,7 @@ class AnyStream(_Stream):  # type: ignore[misc]
         kind = torch.device("cuda" if device is None else "cuda:0" if isinstance(device, int) else device).type
         if kind != "cuda":
             return _Stream(device=device, priority=priority)
-        number = _streams().new(priority)
+        number = part_in_use(Streams).new(priority)
         stream = _Stream.__new__(cls, stream_id=number, device_index=0, device_type=_CUDA)
         stream._priority = priority
         return stream
@@ -206,12 +199,13 @@ class AnyStream(_Stream):  # type: ignore[misc]
 
     def __enter__(self) -> Any:
         before = self.__dict__.setdefault("_before", [])
-        before.append(_streams().gpu.memory.stream)
-        _streams().set_current(self.stream_id)
+        streams = part_in_use(Streams)
+        before.append(streams.gpu.memory.stream)
+        streams.set_current(self.stream_id)
         return self
 
     def __exit__(self, *error: object) -> None:
-        _streams().set_current(self._before.pop())
+        part_in_use(Streams).set_current(self._before.pop())
 
 
 class CudaStream(AnyStream):
@@ -220,7 +214,7 @@ class CudaStream(AnyStream):
     def __new__(cls, device: Any = None, priority: int = 0, **named: Any) -> Any:
         pointer = named.pop("stream_ptr", None)
         if pointer is not None:
-            named = {"stream_id": _streams().external(pointer), "device_index": 0, "device_type": _CUDA}
+            named = {"stream_id": part_in_use(Streams).external(pointer), "device_index": 0, "device_type": _CUDA}
         return super().__new__(cls, device, priority=priority, **named)
 
     @property

@@ -20,7 +20,6 @@ from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.memory.tensors import address_of
 from ullage.virtual.state import GPUState
 
-_Base: Any = torch._C.TensorBase
 _StorageBase: Any = torch._C.StorageBase
 
 
