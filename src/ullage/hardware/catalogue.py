@@ -54,7 +54,9 @@ def read_catalogue() -> dict[str, GPU]:
     tables, cards = catalogue_tables(), {}
     for name, table in tables["gpu"].items():
         cards[name] = gpu_from_table(name, table, f"catalogue.toml, {name}")
-        for instance in _mig_instances(cards[name], tables["mig"].get(name)):
+        mig = tables["mig"].get(name, {"profiles": []})
+        for row in mig["profiles"]:
+            instance = _mig_instance(cards[name], row, mig["slices"], mig["source"])
             cards[instance.name] = instance
     return cards
 
@@ -147,18 +149,15 @@ def read_own_gpu(path: Path, named: Callable[[str], GPU]) -> GPU:
         raise InvalidValue(f"{path} must be a TOML file that describes a GPU: {reason}") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidValue(f"{path} must be valid TOML: {error}") from None
-    base = _base(table.pop("base"), named, path) if "base" in table else None
-    name = _value("name", table.get("name", path.stem), str(path))
-    return gpu_from_table(name, table, str(path), base)
-
-
-def _base(name: Any, named: Callable[[str], GPU], path: Path) -> GPU:
-    if not isinstance(name, str):
-        raise InvalidValue(f"{path}: base must be the name of a GPU, got {name!r}")
+    base, start = table.pop("base", None), None
+    if not isinstance(base, str | None):
+        raise InvalidValue(f"{path}: base must be the name of a GPU, got {base!r}")
     try:
-        return named(name)
+        start = None if base is None else named(base)
     except UnknownName as error:
         raise InvalidValue(f"{path}: base: {error}") from None
+    name = _value("name", table.get("name", path.stem), str(path))
+    return gpu_from_table(name, table, str(path), start)
 
 
 def _inherited(name: str, given: dict[str, Any], base: GPU, where: str) -> GPU:
@@ -185,14 +184,8 @@ def _with_usable(known: dict[str, Any]) -> dict[str, Any]:
     return {"usable_source": known["source"], **known}
 
 
-def _mig_instances(card: GPU, table: Table | None) -> list[GPU]:
-    if table is None or card.sms is None:
-        return []
-    return [_mig_instance(card, row, table["slices"], table["source"]) for row in table["profiles"]]
-
-
 def _mig_instance(card: GPU, row: Table, slices: int, source: str) -> GPU:
-    assert card.sms is not None
+    assert card.sms is not None, "cards with MIG instances say how many SMs they have"
     of_memory, of_sms = row["memory_slices"] / slices, row["sms"] / card.sms
     scaled: dict[str, Any] = {key: _times(getattr(card, key), of_sms) for key in _SCALED_BY_SMS}
     scaled |= {key: _times(getattr(card, key), of_memory) for key in ("bandwidth", "l2_mib")}

@@ -60,36 +60,25 @@ def driver_version(nvml: Any = None) -> str | None:
 
 def _handles(nvml: Any) -> Iterator[Any]:
     for index in range(nvml.nvmlDeviceGetCount()):
-        try:
-            card = nvml.nvmlDeviceGetHandleByIndex(index)
-        except nvml.NVMLError:
-            continue
-        instances = list(_mig_handles(nvml, card))
-        yield from instances or [card]
-
-
-def _mig_handles(nvml: Any, card: Any) -> Iterator[Any]:
-    try:
-        current, _pending = nvml.nvmlDeviceGetMigMode(card)
-        places = nvml.nvmlDeviceGetMaxMigDeviceCount(card) if current else 0
-    except nvml.NVMLError:
-        return  # before Ampere there is no MIG to ask about
-    for place in range(places):
-        try:
-            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place)
-        except nvml.NVMLError:
-            continue  # an empty place
+        card = _asked(nvml, "nvmlDeviceGetHandleByIndex", index)
+        if card is not None:
+            in_mig_mode, _pending = _asked(nvml, "nvmlDeviceGetMigMode", card) or (0, 0)  # `None` before Ampere
+            places = range(_asked(nvml, "nvmlDeviceGetMaxMigDeviceCount", card) or 0 if in_mig_mode else 0)
+            handles = [_asked(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", card, place) for place in places]
+            yield from [handle for handle in handles if handle is not None] or [card]
 
 
 def _described(nvml: Any, handle: Any) -> GPU:
     device_name = nvml_text(nvml.nvmlDeviceGetName(handle))
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     known = in_catalogue(device_name, memory)
-    uuid = _uuid(nvml, handle)
+    uuid = _asked(nvml, "nvmlDeviceGetUUID", handle)
+    uuid = None if uuid is None else nvml_text(uuid)
     if known is not None:
         reserved = known.memory - known.usable
         return replace(known, memory=memory, usable=max(memory - reserved, 0), uuid=uuid)
-    capability = _capability(nvml, handle)
+    capability = _asked(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
+    capability = None if capability is None else (int(capability[0]), int(capability[1]))
     usable, reckoned = derived_usable(memory, capability)
     return GPU(
         name=device_name,
@@ -116,16 +105,9 @@ def _plain(device_name: str) -> str:
     return device_name.casefold().removeprefix("nvidia ").strip()
 
 
-def _uuid(nvml: Any, handle: Any) -> str | None:
+def _asked(nvml: Any, question: str, *arguments: Any) -> Any:
+    """Return an answer of NVML; `None` where it has none."""
     try:
-        return nvml_text(nvml.nvmlDeviceGetUUID(handle))
+        return getattr(nvml, question)(*arguments)
     except nvml.NVMLError:
         return None
-
-
-def _capability(nvml: Any, handle: Any) -> tuple[int, int] | None:
-    try:
-        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    except nvml.NVMLError:
-        return None
-    return int(major), int(minor)

@@ -1,5 +1,6 @@
 """GPU lookup by name, by a custom file, as "local" for this machine's GPU, or several at once."""
 
+import itertools
 import re
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ _MAKERS = re.compile(r"^(nvidia|geforce|tesla)+")
 _MODEL_LINE = re.compile(r"rtx|gtx")
 _FORM = re.compile(r"pcie|nvl|sxm[0-9]?")
 _MEMORY = re.compile(r"[0-9]+gb")
+_NOTHING = re.compile("")
 _LOCAL = re.compile(r"local(?::([0-9]+))?", re.IGNORECASE)
 _COUNT_AND_NAME = re.compile(r"(?:([0-9]+)\s*[x×*]\s*)?(.+)")
 
@@ -38,7 +40,13 @@ def gpu(name: str | Path | GPU) -> GPU:
         return read_own_gpu(Path(str(name).strip()), _named)
     local = _LOCAL.fullmatch(name.strip())
     if local is not None:
-        return _local(int(local[1] or 0))
+        index, here = int(local[1] or 0), local_gpus()
+        if index < len(here):
+            return here[index]
+        raise InvalidValue(
+            f"this machine has no GPU {index}; NVML finds {len(here) or 'none'}. "
+            "Give a name instead ('ullage gpus' lists them), or type: pip install nvidia-ml-py"
+        )
     own = own_files().get(name.strip().casefold())
     return read_own_gpu(own, _named) if own is not None else _named(name)
 
@@ -98,23 +106,13 @@ def gpu_list(text: str) -> list[GPU]:
     return cards
 
 
-def _local(index: int) -> GPU:
-    found = local_gpus()
-    if index >= len(found):
-        raise InvalidValue(
-            f"this machine has no GPU {index}; NVML finds {len(found) or 'none'}. "
-            "Give a name instead ('ullage gpus' lists them), or type: pip install nvidia-ml-py"
-        )
-    return found[index]
-
-
 def _named(name: str) -> GPU:
     exact = _exact_names().get(_folded(name))
-    found = [exact] if exact else _short_names().get(_folded(name), [])
-    if len(found) == 1:
-        return read_catalogue()[found[0]]
-    if found:
-        raise UnknownName("GPU", name, found, hint=f"{name} can be any of {', '.join(found)}")
+    meant = [exact] if exact else _short_names().get(_folded(name), [])
+    if len(meant) == 1:
+        return read_catalogue()[meant[0]]
+    if meant:
+        raise UnknownName("GPU", name, meant, hint=f"{name} can be any of {', '.join(meant)}")
     # Beside a card's name its MIG instances would crowd the other cards out of the advice.
     wants_mig = "mig" in name.casefold()
     known = [card.name for card in gpus() if wants_mig or not card.is_mig]
@@ -142,22 +140,16 @@ def _ways_to_write(card: GPU) -> set[str]:
     ways = {_folded(way) for way in (card.device_name, *card.aliases)}
     if card.parent is not None:
         profile = card.name.removeprefix(f"{card.parent}-MIG-")
-        stems = {card.parent, "-".join(_words(card.parent, without=_MEMORY))}
+        stems = {card.parent, "-".join(_words(card.parent, _MEMORY))}
         return ways | {_folded(stem + mig + profile) for stem in stems for mig in ("", "mig")}
     for written in (card.name, *card.aliases):
-        for form in (None, _FORM):
-            for memory in (None, _MEMORY):
-                words = [word for word in _words(written, without=form) if not _is(word, memory)]
-                ways |= {"".join(words), "".join(word for word in words if not _is(word, _MODEL_LINE))}
+        for left_out in itertools.product((_NOTHING, _FORM), (_NOTHING, _MEMORY), (_NOTHING, _MODEL_LINE)):
+            ways.add("".join(_words(written, *left_out)))
     return ways
 
 
-def _words(name: str, without: re.Pattern[str] | None) -> list[str]:
-    return [word for word in name.casefold().split("-") if not _is(word, without)]
-
-
-def _is(word: str, pattern: re.Pattern[str] | None) -> bool:
-    return pattern is not None and pattern.fullmatch(word) is not None
+def _words(name: str, *left_out: re.Pattern[str]) -> list[str]:
+    return [word for word in name.casefold().split("-") if not any(pattern.fullmatch(word) for pattern in left_out)]
 
 
 def _folded(name: str) -> str:

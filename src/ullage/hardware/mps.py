@@ -30,10 +30,10 @@ class MpsService:
 
     def __init__(self, folder: Path) -> None:
         self._pipe, self.log = _pipe_folder(folder), folder / "mps-log"
-        found = shutil.which(CONTROL)
-        if found is None:
+        control = shutil.which(CONTROL)
+        if control is None:
             raise MpsUnavailable(f"MPS {MISSING}")
-        self._control = found
+        self._control = control
 
     @property
     def environment(self) -> dict[str, str]:

@@ -149,8 +149,8 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
     step_s = copy_s + together(rates, work, times, gpu_s + network_s)
     bubble_s = step_s * _bubble(work.exchange)
     step_s += bubble_s
-    found = {name: float((busy * shares[name]).sum()) / step_s if step_s else 0.0 for name in SHARES}
-    power_w = rates.idle_w + sum(rates.power[name] * share for name, share in found.items())
+    active: dict[str, Any] = {name: float((busy * shares[name]).sum()) / step_s if step_s else 0.0 for name in SHARES}
+    power_w = rates.idle_w + sum(rates.power[name] * share for name, share in active.items())
     power_w = min(power_w * power_ratio(gpu), gpu.power_w or np.inf)
     return Utilization(
         gpu=gpu.name,
@@ -166,12 +166,9 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
         measured=measured,
         waits=work.waits,
         copy_s=copy_s,
-        smact=found["smact"],
-        smocc=found["smocc"],
-        drama=found["drama"],
-        tensor=found["tensor"],
         bubble_s=bubble_s,
         kernel_groups=groups_of(work.works, work.counts, times, np.maximum(shares["smact"], shares["drama"])),
+        **active,
         **network,
     )
 

@@ -162,18 +162,18 @@ def _by_length(groups: Sequence[KernelGroup]) -> list[tuple[float, float]]:
     return [(number, seconds / number) for number, seconds in sums.values()]
 
 
-def _is_sensible(group: KernelGroup) -> bool:
-    """Check that such kernels can exist: the values may come from anybody."""
-    return group.number >= _FEWEST and _SHORTEST < group.seconds / group.number < _LONGEST
-
-
 _FEWEST, _SHORTEST, _LONGEST = 1e-3, 1e-9, 1e5  # kernels in a step, and seconds of one
 
 
 def _as_busy(job: Utilization, gpu_s: float) -> list[KernelGroup]:
     """Return a job's kernels, scaled so that their seconds and SMs add up to those of its step."""
     wide = min(1.0, max(job.smact, job.drama) * job.step_s / gpu_s)
-    groups = [group for group in job.kernel_groups if _is_sensible(group)]
+    # Such kernels can exist: the values may come from anybody.
+    groups = [
+        group
+        for group in job.kernel_groups
+        if group.number >= _FEWEST and _SHORTEST < group.seconds / group.number < _LONGEST
+    ]
     if not groups:
         calls = max(job.kernels, 1)
         groups = [KernelGroup(number * calls, seconds, filled) for number, seconds, filled in KERNELS["usual"]]
@@ -193,7 +193,7 @@ def _as_busy(job: Utilization, gpu_s: float) -> list[KernelGroup]:
 class _SideBySide:
     def __init__(self, jobs: Sequence[Utilization], rules: SharingRules) -> None:
         self.kernels, self.waits, self.rules = [_kernels_of(job) for job in jobs], [job.waits for job in jobs], rules
-        self.found = self._delays([[1.0] * len(jobs)] * len(jobs))
+        self.delays = self._delays([[1.0] * len(jobs)] * len(jobs))
         self.of_steps: list[float] = []
 
     def among(self, steps: Sequence[float], counts: Sequence[int]) -> _Delays:
@@ -204,7 +204,7 @@ class _SideBySide:
             or last
             and all(abs(now - then) < _SAME * then for now, then in zip(steps, last, strict=True))
         ):
-            return self.found
+            return self.delays
         self.of_steps = list(steps)
         free = [
             (1 - min(_MOST_FILLED, kernels.blocking_s / step if step else 0.0)) ** self.rules.closing
@@ -218,11 +218,11 @@ class _SideBySide:
             ]
             for place, one in enumerate(free)
         ]
-        self.found = self._delays(gaps)
-        return self.found
+        self.delays = self._delays(gaps)
+        return self.delays
 
     def _delays(self, gaps: Sequence[Sequence[float]]) -> _Delays:
-        rules, found = self.rules, []
+        rules, delays = self.rules, []
         for own, waits, open_ in zip(self.kernels, self.waits, gaps, strict=True):
             row = []
             for other, gap in zip(self.kernels, open_, strict=True):
@@ -231,8 +231,8 @@ class _SideBySide:
                 turns = sum(count * each / (each + between) for count, each in own.sizes)
                 queues = rules.contention * other.turn_s * turns + rules.crowding * other.busy * own.blocking_s
                 row.append((queues, rules.contention * waits * other.rest_s if own.sizes else 0.0))
-            found.append(row)
-        return found
+            delays.append(row)
+        return delays
 
 
 class _Sliced:

@@ -13,7 +13,7 @@ from ullage.errors import InvalidValue
 from ullage.fields import described
 from ullage.hardware import gpu as find_gpu
 from ullage.home import home
-from ullage.performance.result import NO_SAMPLES_PER_STEP, Utilization
+from ullage.performance.result import NO_SAMPLES_PER_STEP, Utilization, known_fields
 from ullage.units import format_duration
 
 _LARGEST_FILE = 1 << 20  # bytes
@@ -225,4 +225,4 @@ class TrainingCost:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainingCost:
         """Read what `to_dict` gave; keys of later versions are ignored."""
-        return cls(**{spec.name: values[spec.name] for spec in fields(cls) if spec.name in values})
+        return cls(**known_fields(cls, values, "cost of a training"))

@@ -69,10 +69,8 @@ class Collective(NamedTuple):
         """
         if self.ranks < 2:
             return 0.0
-        found = [self._by("ring", protocol, by) for protocol in range(2)]
-        if self.operation == "all_reduce":
-            found += [self._by("tree", protocol, by) for protocol in range(2)]
-        return min(found)
+        algorithms = ("ring", "tree") if self.operation == "all_reduce" else ("ring",)
+        return min(self._by(algorithm, protocol, by) for algorithm in algorithms for protocol in range(2))
 
     def _by(self, algorithm: str, protocol: int, by: Interconnect) -> float:
         inside, between = (_STEP[algorithm][network.kind][protocol] for network in (by.inside, by.between))
@@ -156,12 +154,12 @@ class Exchange:
             if call["kwargs"].get("joins"):
                 last[bisect.bisect_left(self.backward_ends, place), call["kwargs"]["group"]] = number
         joins = {number: group for (_, group), number in last.items()}
-        found = []
+        events = []
         for number, (place, call) in enumerate(self.events):
-            found.append((place, call))
+            events.append((place, call))
             if number in joins:
-                found.append((place, {"operator": WAIT, "kwargs": {"group": joins[number]}}))
-        return found
+                events.append((place, {"operator": WAIT, "kwargs": {"group": joins[number]}}))
+        return events
 
     def waiting(self, seconds: Sequence[float] | npt.NDArray[np.float64], by: Interconnect) -> float:
         """Return the seconds in which the GPU waits for others in a step, given the `seconds` of each distinct call."""

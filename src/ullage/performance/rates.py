@@ -212,11 +212,11 @@ def serial_times(works: Sequence[Work]) -> Floats:
 def _most_active(works: Sequence[Work], times: Floats) -> Floats:
     """Return the share of SMs with a block, for calls limited by serial work; else 1."""
     sms = measured_gpu().sms or 1
-    found = np.ones(len(works))
+    most = np.ones(len(works))
     for place, (work, taken) in enumerate(zip(works, times.tolist(), strict=True)):
         if work.serial is not None and taken <= work.serial.seconds:
-            found[place] = min(1.0, work.serial.blocks / sms)
-    return found
+            most[place] = min(1.0, work.serial.blocks / sms)
+    return most
 
 
 def share_vectors(works: Sequence[Work], vectors: Floats, times: Floats) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from html import escape
 from typing import Any, NamedTuple
@@ -163,24 +164,22 @@ class Utilization:
     @property
     def remarks(self) -> list[str]:
         """Remarks on the figures."""
-        found = [] if self.measured else [f"not measured on {self.gpu}: by its bandwidth, FLOP/s and SMs"]
-        found += [f"the network is modelled, not measured: {self.interconnect}"] if self.interconnect else []
-        found += ["the bubble is that of equal stages"] if self.bubble_s else []
-        found += [] if self.steady else ["no step repeated: this is the last one that was seen"]
-        found += ["the data loader is not a part of it"] if self.input_s is None else []
-        return found + self.notes
+        remarks = {
+            f"not measured on {self.gpu}: by its bandwidth, FLOP/s and SMs": not self.measured,
+            f"the network is modelled, not measured: {self.interconnect}": self.interconnect,
+            "the bubble is that of equal stages": self.bubble_s,
+            "no step repeated: this is the last one that was seen": not self.steady,
+            "the data loader is not a part of it": self.input_s is None,
+        }
+        return [remark for remark, holds in remarks.items() if holds] + self.notes
 
     def __str__(self) -> str:
         lines = [f"A step on {self.gpu} takes {self.step_words}.", f"It is limited by {self.limit_words}.", ""]
         lines += [
             f"  {name:<13} {percent(value):>5}  {bar(value)}  {words}".rstrip() for name, value, words in self.shares
         ]
-        lines += [
-            f"  {'power':<13} {self.power_words}",
-            "",
-            *(f"{words[:1].upper()}{words[1:]}." for words in self.remarks),
-        ]
-        return "\n".join(lines)
+        lines += [f"  {'power':<13} {self.power_words}", ""]
+        return "\n".join(lines + [f"{words[:1].upper()}{words[1:]}." for words in self.remarks])
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
@@ -196,28 +195,30 @@ class Utilization:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Utilization:
         """Read the result of `to_dict`; keys of later versions are ignored."""
-        known = {spec.name: values[spec.name] for spec in fields(cls) if spec.name in values}
-        needed = [spec.name for spec in fields(cls) if spec.default is MISSING and spec.default_factory is MISSING]
-        missing = [name for name in needed if name not in known]
-        if missing:
-            raise InvalidValue(f"this is no utilization: {', '.join(missing)} missing")
+        known = known_fields(cls, values, "utilization")
         for spec in fields(cls):
             value, optional = known.get(spec.name, 0), spec.default is None
             if str(spec.type).startswith(("int", "float")) and not (_is_number(value) or optional and value is None):
                 raise InvalidValue(f"this is no utilization: {spec.name} must be a number, got {value!r}")
-        return cls(**known | {"kernel_groups": _kernel_groups(known.get("kernel_groups", []))})
+        groups = known.get("kernel_groups", [])
+        groups = groups if isinstance(groups, list) else [groups]
+        for group in groups:
+            if not (isinstance(group, list | tuple) and len(group) == 3 and all(map(_is_number, group))):
+                raise InvalidValue(f"this is no utilization: a group of kernels must be three numbers, got {group!r}")
+        return cls(**known | {"kernel_groups": [KernelGroup(*group) for group in groups]})
+
+
+def known_fields(cls: Any, values: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return the values of a data class's fields; keys of later versions are left out."""
+    specs = {spec.name: spec for spec in fields(cls)}
+    needed = [name for name, spec in specs.items() if spec.default is MISSING and spec.default_factory is MISSING]
+    if missing := [name for name in needed if name not in values]:
+        raise InvalidValue(f"this is no {what}: {', '.join(missing)} missing")
+    return {name: value for name, value in values.items() if name in specs}
 
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
-
-
-def _kernel_groups(values: Any) -> list[KernelGroup]:
-    groups = values if isinstance(values, list) else [values]
-    for group in groups:
-        if not (isinstance(group, list | tuple) and len(group) == 3 and all(map(_is_number, group))):
-            raise InvalidValue(f"this is no utilization: a group of kernels must be three numbers, got {group!r}")
-    return [KernelGroup(*group) for group in groups]
 
 
 def percent(share: float) -> str:

@@ -50,8 +50,8 @@ def serial_of(name: str, call: Mapping[str, Any], moved: int) -> Serial | None:
     """What of a call that reads and writes so many bytes (`moved`) is done one after the other; `None` for most.
 
     >>> image, larger = ({"shape": [64, 1024, side, side], "dtype": "float32"} for side in (7, 14))
-    >>> found = serial_of("upsample_bilinear2d", {"args": [image], "outputs": [larger]}, 64 * 1024 * (49 + 196) * 4)
-    >>> found.blocks, found.seconds > 0.01
+    >>> serial = serial_of("upsample_bilinear2d", {"args": [image], "outputs": [larger]}, 64 * 1024 * (49 + 196) * 4)
+    >>> serial.blocks, serial.seconds > 0.01
     (1, True)
     """
     if not name.startswith(("upsample_", "im2col", "native_batch_norm", "cudnn_batch_norm")):
@@ -81,11 +81,8 @@ def _interpolated(name: str, given: Mapping[str, Any], made: Mapping[str, Any], 
         return Serial(rounds * 16 * _ADDED_BY_BLOCK_S * min(places, threads), -(-places // threads))
     if name == "upsample_bilinear2d_backward":
         return Serial(rounds * places * 4 * _ADDED_S, rounds * places)
-    if name not in _INTERPOLATING or name == "upsample_bilinear2d" and _channels_last(given):
+    channels_last = "stride" in given and given["stride"][1] == 1 and given["shape"][1] > 1
+    if name not in _INTERPOLATING or name == "upsample_bilinear2d" and channels_last:
         return None  # other kernels have a thread for each number
     threads, cached, beyond = _INTERPOLATING[name]
     return Serial(rounds * (cached if moved < _CACHED else beyond), -(-places // threads))
-
-
-def _channels_last(image: Mapping[str, Any]) -> bool:
-    return "stride" in image and image["stride"][1] == 1 and image["shape"][1] > 1

@@ -8,14 +8,14 @@ Jobs are given as they are alone. `ullage.performance.contention` has the model.
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import GPU, gpus
 from ullage.performance.contention import SharedStep, SharingRules, in_company, on_part
-from ullage.performance.result import Utilization
+from ullage.performance.result import Utilization, known_fields
 from ullage.units import format_bytes, format_duration
 
 SHIPPED = Path(__file__).parent / "data" / "sharing.json"
@@ -108,10 +108,7 @@ class Sharing:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Read what `to_dict` gave; keys of later versions are ignored."""
-        known = {spec.name: values[spec.name] for spec in fields(cls) if spec.name in values}
-        missing = [spec.name for spec in fields(cls) if spec.default is MISSING and spec.name not in known]
-        if missing:
-            raise InvalidValue(f"this is no sharing: {', '.join(missing)} missing")
+        known = known_fields(cls, values, "sharing")
         return cls(**known | {"jobs": [SharedJob(**job) for job in known["jobs"]]})
 
 
@@ -151,7 +148,7 @@ def share_of(
         steps = in_company(jobs, way, rules)
     else:
         steps = [on_part(job, *share_of_gpu(part, gpu), rules) for job in jobs]
-    found = [
+    shared = [
         SharedJob(
             step_alone_s=job.step_s,
             step_s=step.step_s,
@@ -169,12 +166,12 @@ def share_of(
     return Sharing(
         gpu=gpu.name,
         how=way,
-        jobs=found,
-        throughput=sum(job.speed for job in found),
+        jobs=shared,
+        throughput=sum(job.speed for job in shared),
         power_w=idle + sum(work / step.step_s for work, step in zip(works, steps, strict=True) if step.step_s),
         energy_j=energy,
         energy=energy / apart if apart else 1.0,
-        reason=_together(jobs, found, way),
+        reason=_together(jobs, shared, way),
         gpu_memory=room,
         measured=gpu.name == "H200" and way != "mig",
         profile=None if part is None else _profile(part),
@@ -228,7 +225,8 @@ def _reason(job: Utilization, step: SharedStep, jobs: Sequence[Utilization], way
         idle = 1 - job.busy
         return f"waits for its host {idle:.0%} of the time" if idle > 0.5 else "leaves room on the GPU for others"
     if way == "mig":
-        return f"needs more than its instance has: {_need(job)}"
+        active = min(1.0, job.smact / (job.busy or 1.0))
+        return f"needs more than its instance has: while it works it keeps {active:.0%} of the SMs busy"
     if step.waiting_s > lost / 2:
         before = "the others' turns" if way == "timeslice" else "the others' kernels"
         return f"its host waits for the GPU {job.waits} times a step, each time behind {before}"
@@ -239,13 +237,8 @@ def _reason(job: Utilization, step: SharedStep, jobs: Sequence[Utilization], way
     return f"keeps the SMs busy {job.smact:.0%} of the time alone, and the others want them too"
 
 
-def _need(job: Utilization) -> str:
-    busy = job.busy or 1.0
-    return f"while it works it keeps {min(1.0, job.smact / busy):.0%} of the SMs busy"
-
-
-def _together(jobs: Sequence[Utilization], found: Sequence[SharedJob], way: str) -> str:
-    if min(job.speed for job in found) > 1 - _WORTH_SAYING:
+def _together(jobs: Sequence[Utilization], shared: Sequence[SharedJob], way: str) -> str:
+    if min(job.speed for job in shared) > 1 - _WORTH_SAYING:
         waiting = sum(job.waits_for_host for job in jobs)
         if waiting == len(jobs):
             return "all wait for their hosts most of the time: their work on the GPU fits into the gaps"

@@ -47,11 +47,11 @@ class Launches:
         """Those calls of an order that are launches; the order repeats, and the last wait comes last."""
         places = np.full(max(launches, default=-1) + 2, -1, dtype=np.int64)
         places[list(launches)] = np.arange(len(launches))
-        found = places[np.minimum(np.array(order, dtype=np.int64), len(places) - 1)]
-        found = found[found >= 0]
+        numbers = places[np.minimum(np.array(order, dtype=np.int64), len(places) - 1)]
+        numbers = numbers[numbers >= 0]
         each = list(launches.values())
-        waiting = np.flatnonzero(np.array([launch.waits for launch in each], dtype=bool)[found])
-        return cls(each, np.roll(found, -int(waiting[-1]) - 1) if len(waiting) else found)
+        waiting = np.flatnonzero(np.array([launch.waits for launch in each], dtype=bool)[numbers])
+        return cls(each, np.roll(numbers, -int(waiting[-1]) - 1) if len(waiting) else numbers)
 
     @functools.cached_property
     def _ends(self) -> list[int]:
@@ -72,14 +72,14 @@ class Launches:
         `Rates`, `counts` says how often each part comes in the step.
         """
         own = np.array([_own(launch, parts, calls) for launch in self.each], dtype=np.float64)
-        found = own[self.order]
+        seconds = own[self.order]
         for here, several in zip(self._of_pass, HOST_PARTS.values(), strict=True):
             rest = sum(parts.get(name, 0.0) * counts.get(name, 0.0) for name in several if name not in _OF_LAUNCHES)
             if len(here):
-                found[here] += rest / len(here)
+                seconds[here] += rest / len(here)
             else:
-                found[:1] += rest
-        return found
+                seconds[:1] += rest
+        return seconds
 
     def on_gpu(self, times: Floats) -> Floats:
         """Seconds on the GPU of each launch in its order, if the works of the step take these times."""

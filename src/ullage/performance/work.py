@@ -66,8 +66,8 @@ class Work:
     def rate(self, gpu: GPU) -> float:
         plain = gpu.fp32_tflops or RATES_UNKNOWN_TFLOPS
         if self.dtype in _NARROW:
-            found = gpu.bf16_tflops if self.dtype == "bfloat16" else gpu.fp16_tflops
-            return 1e12 * (found or gpu.fp16_tflops or plain)
+            of_type = gpu.bf16_tflops if self.dtype == "bfloat16" else gpu.fp16_tflops
+            return 1e12 * (of_type or gpu.fp16_tflops or plain)
         return 1e12 * ((gpu.tf32_tflops or plain) if self.tf32 else plain)
 
 
@@ -84,17 +84,15 @@ def work_of(call: Mapping[str, Any]) -> Work:
         name = "sum" if name.startswith(_SUMMING) else "add"
         given, made = given[:-1] or given, given[-1:]
     elif not made and name.endswith("_") and call["args"]:
-        made = list(tensors_of(_written(name, call["args"])))
+        # Written in place: the first list, or of a fused optimizer all but the gradients.
+        several = [0, *range(2, 5)] if name.startswith("_fused_") else [0]
+        made = list(tensors_of([value for place, value in enumerate(call["args"]) if place in several]))
     read, written = sum(map(bytes_of, given)), sum(map(bytes_of, made))
     kind, flops, shape = _kind(name, call, given, made)
-    dtype = _dtype(given + made)
+    types = [tensor["dtype"] for tensor in given + made]
+    dtype = next((each for each in types if "float" in each or "complex" in each), "int")
     tf32 = dtype == "float32" and bool(call.get("tf32", kind.startswith("convolution") or kind == "recurrent"))
     return Work(kind, name, float(flops), read, written, dtype, tf32, shape, serial_of(name, call, read + written))
-
-
-def _written(name: str, args: Sequence[Any]) -> Any:
-    """What an operator on lists writes in place: the first list, or of a fused optimizer all but the gradients."""
-    return [args[0], *args[2:5]] if name.startswith("_fused_") else args[0]
 
 
 def _kind(
@@ -205,7 +203,8 @@ def _elementwise(call: Mapping[str, Any], given: list[Tensor], made: list[Tensor
     read = max((numel(tensor) for tensor in given), default=0)
     shape = largest["shape"] or [1]
     alike = {tuple(tensor.get("stride", ())) for tensor in everything if tensor["shape"] == shape}
-    windows = [math.prod(value) for value in call["args"] if isinstance(value, list) and value and _are_sizes(value)]
+    lists = [value for value in call["args"] if isinstance(value, list) and value]
+    windows = [math.prod(value) for value in lists if all(type(size) is int for size in value)]
     second = shape[1] if len(shape) > 1 else 1
     last_of_result = result["shape"][-1] if result["shape"] else 1
     return {
@@ -214,7 +213,7 @@ def _elementwise(call: Mapping[str, Any], given: list[Tensor], made: list[Tensor
         **_logs(each=numel(largest) / max(second, 1), window=abs(windows[0]) if windows else 1),
         **_floats(dimensions=len(shape), orders=len(alike), tensors=len(given), even_last=evenness(shape[-1])),
         **_floats(layout=max(map(layout_of, given), default=0), of_result=layout_of(result)),
-        **_floats(width=_SIZES.get(largest["dtype"], 4), stride=_last_stride(largest)),
+        **_floats(width=_SIZES.get(largest["dtype"], 4), stride=largest.get("stride", [1])[-1:] not in ([], [1])),
         **_floats(spread=any(numel(tensor) != numel(result) for tensor in given if tensor["shape"])),
     }
 
@@ -225,15 +224,6 @@ def _logs(**numbers: float) -> dict[str, float]:
 
 def _floats(**numbers: float) -> dict[str, float]:
     return {name: float(number) for name, number in numbers.items()}
-
-
-def _are_sizes(values: list[Any]) -> bool:
-    return all(type(value) is int for value in values)
-
-
-def _last_stride(tensor: Tensor) -> int:
-    """0 where the numbers of the last dimension lie side by side."""
-    return int("stride" in tensor and bool(tensor["stride"]) and tensor["stride"][-1] != 1)
 
 
 def evenness(size: int) -> float:
@@ -283,7 +273,3 @@ def layout_of(tensor: Tensor) -> int:
 def log2(value: float) -> float:
     """The logarithm, 0 for what is below 1."""
     return math.log2(max(value, 1))
-
-
-def _dtype(tensors: list[Tensor]) -> str:
-    return next((t["dtype"] for t in tensors if "float" in t["dtype"] or "complex" in t["dtype"]), "int")

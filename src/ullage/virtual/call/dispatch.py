@@ -27,6 +27,7 @@ from ullage.virtual.call.plan import (
     Plan,
     Same,
     kernel_switches,
+    written_places,
 )
 from ullage.virtual.cudnn import convolution, cudnn_query  # noqa: F401  (the first registers its rules)
 from ullage.virtual.operators import (  # noqa: F401  (they register their rules and handlers)
@@ -158,7 +159,7 @@ class _Operator:
         self.composite = self.handler is None and self.rule is None and _is_composite(func)
         self.floats_matter = any(word in self.name for word in _FLOATS_MATTER)
         self.makes = not any("Tensor" in str(argument.type) for argument in func._schema.arguments)
-        self.written, self.outputs = _written_places(func)
+        self.written, self.outputs = written_places(func)
         self.seen, self.marks = self.name not in _NO_WORK, func in MAKE_MARKS
         self.answered, self.writes_known = func in ANSWERED, func in WRITE_KNOWN
         spec, self.plans = mode.gpu.spec, {}
@@ -416,19 +417,6 @@ def _is_composite(func: Any) -> bool:
     """Check for operators that PyTorch decomposes before dispatch, except under `inference_mode`."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
-
-
-def _written_places(func: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the arguments that an operator writes to, by place and by name (such as `out`)."""
-    written = [
-        (place, argument)
-        for place, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return (
-        tuple(place for place, argument in written if not argument.kwarg_only),
-        tuple(argument.name for _, argument in written if argument.kwarg_only),
-    )
 
 
 def _is_small(output: Output) -> bool:

@@ -18,7 +18,7 @@ import functools
 import mmap
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +189,16 @@ def is_gpu(device: torch.device) -> bool:
         return False
     check_device(device.index or 0)
     return True
+
+
+def any_on_gpu(values: Iterable[Any]) -> bool:
+    """Check for a GPU tensor, also in lists, or a GPU as a device."""
+    return any(
+        any_on_gpu(value)
+        if isinstance(value, list | tuple)
+        else getattr(value, "is_cuda", False) or (isinstance(value, torch.device) and value.type == "cuda")
+        for value in values
+    )
 
 
 def check_device(index: int) -> None:

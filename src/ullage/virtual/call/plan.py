@@ -8,6 +8,7 @@ rule allocates its outputs in order and nothing else.
     def sum_over_dimensions(call: Call) -> Plan: ...
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeVar
@@ -283,6 +284,20 @@ def gpu_handler(*names: str) -> Callable[[Handler], Handler]:
         return function
 
     return enter
+
+
+@functools.cache
+def written_places(func: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the arguments that an operator writes to, by place and by name (such as `out`)."""
+    written = [
+        (place, argument)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return (
+        tuple(place for place, argument in written if not argument.kwarg_only),
+        tuple(argument.name for _, argument in written if argument.kwarg_only),
+    )
 
 
 # Questions about layouts that many CUDA kernels ask.

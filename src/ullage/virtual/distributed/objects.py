@@ -11,7 +11,7 @@ import io
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -190,13 +190,9 @@ def _gathered(obj: Any, group: Any) -> tuple[int, int, int]:
     return size, size * group.size(), size * group.size()
 
 
-@contextlib.contextmanager
-def _on_gpu(gpu: GPUState, groups: Any, group: Any, *sizes: int) -> Iterator[None]:
+def _on_gpu(gpu: GPUState, groups: Any, group: Any, *sizes: int) -> AbstractContextManager[None]:
     """Hold objects as byte tensors for a while: on the GPU with NCCL."""
-    taken = [gpu.memory.take(size) for size in sizes if size] if groups.backend(group) == "nccl" else []
-    yield
-    for span in reversed(taken):
-        gpu.memory.give_back(span)
+    return gpu.memory.holding(*(size for size in sizes if size and groups.backend(group) == "nccl"))
 
 
 def size_of(obj: Any) -> int:
@@ -262,11 +258,8 @@ def install_zero_redundancy(gpu: GPUState, groups: Any, replacements: Replacemen
         home: Any = sys.modules["torch.distributed.distributed_c10d"]
         if src_rank != home.get_rank() and asking is not None:
             obj = _states_of(asking.f_locals["self"], asking.f_locals["rank"])
-        on_gpu = torch.device(device).type == "cuda"
-        bytes_of_all = gpu.memory.take(size_of(obj)) if on_gpu else None
-        received = torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, copy=True), obj)
-        if bytes_of_all is not None:
-            gpu.memory.give_back(bytes_of_all)
+        with gpu.memory.holding(*([size_of(obj)] if torch.device(device).type == "cuda" else [])):
+            received = torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, copy=True), obj)
         return received if src_rank != home.get_rank() else obj
 
     replacements.when_imported(

@@ -250,6 +250,14 @@ class DeviceMemory:
         for nbytes in sizes:
             self.give_back(self.take(nbytes, kind))
 
+    @contextlib.contextmanager
+    def holding(self, *sizes: int) -> Iterator[None]:
+        """Return a context in which blocks of these sizes are allocated; the last one is freed first."""
+        taken = [self.take(size) for size in sizes]
+        yield
+        for span in reversed(taken):
+            self.give_back(span)
+
     def give_back(self, taken: AnyAllocation) -> None:
         """Free a block that `take` returned, or one that no tensor will free."""
         with self._lock:

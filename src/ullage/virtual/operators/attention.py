@@ -230,7 +230,4 @@ def efficient_backward(call: Call) -> Plan:
 
 def _bias_gradient(bias: torch.Tensor) -> New:
     """Rows of the bias' gradient are padded to multiples of 16 elements."""
-    batch, heads, length, last = bias.shape
-    row = round_up(last, 16)
-    whole = new((batch, heads, length, row), bias.dtype)
-    return New(tuple(bias.shape), whole.stride, bias.dtype, whole.nbytes)
+    return new((*bias.shape[:3], round_up(bias.shape[3], 16)), bias.dtype)._replace(size=tuple(bias.shape))

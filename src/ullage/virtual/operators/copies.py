@@ -21,25 +21,20 @@ def to_copy(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         return gpu.host.call(func, args, kwargs)
     if source.layout is not torch.strided:
         return layouts.copy(gpu, func, args, kwargs)
-    dtype = kwargs.get("dtype") or source.dtype
-    memory_format = kwargs.get("memory_format")
-    if to_gpu:
-        size, stride = layout_of_copy(source, memory_format)
-        out = gpu.memory.tensor(size, stride, dtype, span_of_elements(size, stride) * dtype.itemsize)
-        if not source.is_cuda and isinstance(source, torch.nn.Parameter):
+    dtype, non_blocking = kwargs.get("dtype") or source.dtype, bool(kwargs.get("non_blocking"))
+    size, stride = layout_of_copy(source, kwargs.get("memory_format"))
+    nbytes = span_of_elements(size, stride) * dtype.itemsize
+    out = gpu.memory.tensor(size, stride, dtype, nbytes) if to_gpu else None
+    if to_gpu is not source.is_cuda:
+        if isinstance(source, torch.nn.Parameter) and out is not None:
             gpu.mark_parameter(out)
-        if not source.is_cuda:
-            _pass_through(gpu, source, True, size, stride, dtype, bool(kwargs.get("non_blocking")))
+        _pass_through(gpu, source, to_gpu, size, stride, dtype, non_blocking)
+    if out is not None:
         gpu.values.copied(source, out)
         gpu.memory.note_copy(source, out)
-        if not source.is_cuda and not kwargs.get("non_blocking"):
-            gpu.memory.read_back()
-        return out
-    size, stride = layout_of_copy(source, memory_format)
-    _pass_through(gpu, source, False, size, stride, dtype, bool(kwargs.get("non_blocking")))
-    if not kwargs.get("non_blocking"):
+    if to_gpu is not source.is_cuda and not non_blocking:
         gpu.memory.read_back()
-    return gpu.values.on_host(source, dtype)
+    return gpu.values.on_host(source, dtype) if out is None else out
 
 
 def _pass_through(
@@ -115,11 +110,11 @@ def made_elsewhere(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict
 @handler("aten.copy_.default")
 def copy_in_place(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`target.copy_(source)`; a cast between devices is done on the CPU."""
-    target, source = args[0], args[1]
-    if target.is_cuda != source.is_cuda and not (args[2:] and args[2]):
+    target, source, *rest = args
+    if target.is_cuda != source.is_cuda and not any(rest):
         gpu.memory.read_back()
     if target.is_cuda != source.is_cuda and target.layout is source.layout is torch.strided:
-        non_blocking = bool(args[2:] and args[2])
+        non_blocking = any(rest)
         _pass_through(gpu, source, target.is_cuda, target.shape, target.stride(), target.dtype, non_blocking)
     if target.is_cuda:
         gpu.values.copied(source, target)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ullage.errors import UnsupportedOperation
+from ullage.virtual.call.native import any_on_gpu
 from ullage.virtual.call.plan import Handler
 from ullage.virtual.state import GPUState
 
@@ -34,7 +35,7 @@ def _key_of_code(func: Any) -> str | None:
 
 
 def _run_code(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not _on_gpu((*args, *kwargs.values())):
+    if not any_on_gpu((*args, *kwargs.values())):
         return NotImplemented
     key, refused = _key_of_code(func), gpu.refused
     try:
@@ -49,15 +50,6 @@ def _run_code(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
         what = f"{type(error).__name__}: {error}".splitlines()[0][:100]
         gpu.note("code", f"the code of {func} cannot run here ({what}): its fake gave the outputs")
         return NotImplemented
-
-
-def _on_gpu(values: Any) -> bool:
-    return any(
-        _on_gpu(value)
-        if isinstance(value, list | tuple)
-        else getattr(value, "is_cuda", False) or (isinstance(value, torch.device) and value.type == "cuda")
-        for value in values
-    )
 
 
 def _has_fake(func: Any) -> bool:

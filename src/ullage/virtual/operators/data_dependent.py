@@ -62,11 +62,10 @@ def nonzero(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     count = len(known[0]) if known is not None else _most(gpu, source, source.shape, "nonzero")
     _note_turns(gpu, source, "nonzero")
     size, stride = (count, source.dim()), (1, max(count, 1))  # CUDA writes it transposed
-    counted = gpu.memory.take(_COUNT)
-    gpu.memory.take_in_turn(sorting.reduce(source.numel(), _COUNT, gpu.spec))
-    out = gpu.memory.tensor(size, stride, torch.int64, count * source.dim() * 8)
-    gpu.memory.take_in_turn(sorting.select(source.numel()))
-    gpu.memory.give_back(counted)
+    with gpu.memory.holding(_COUNT):
+        gpu.memory.take_in_turn(sorting.reduce(source.numel(), _COUNT, gpu.spec))
+        out = gpu.memory.tensor(size, stride, torch.int64, count * source.dim() * 8)
+        gpu.memory.take_in_turn(sorting.select(source.numel()))
     if known is not None:
         gpu.values.set(out, known[0])
     return out
@@ -111,9 +110,8 @@ def masked_select(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
         _note_turns(gpu, mask, "masked_select")
     else:
         count = _most(gpu, mask, size, "masked_select")
-    indices = gpu.memory.take(max(1, count * len(size) * 8))
-    out = gpu.memory.tensor((count,), (1,), source.dtype, count * source.element_size())
-    gpu.memory.give_back(indices)
+    with gpu.memory.holding(max(1, count * len(size) * 8)):  # the indices
+        out = gpu.memory.tensor((count,), (1,), source.dtype, count * source.element_size())
     if known is not None:
         gpu.values.set(out, known[0])
     elif chosen is None:
@@ -149,21 +147,17 @@ def unique(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if known is not None:
         return tuple(gpu.values.tensor(value) for value in known)
     gpu.note("shapes", f"values in unique of {tuple(source.shape)} are assumed to be all different")
-    count, memory = source.numel(), gpu.memory
-    _sort_for_unique(gpu, source, with_places=len(args) > 2 and bool(args[2] or args[3:4] == (True,)))
+    count, itemsize, memory = source.numel(), source.element_size(), gpu.memory
+    # Unique.cu, compute_unique: sorted first, together with the places where those are asked for.
+    place = 8 if len(args) > 2 and (args[2] or args[3:4] == (True,)) else 0
+    places = [max(1, count * place)] * 2 if place else []
+    sorting_size = radix_sort(count, itemsize, place, 8 * itemsize, gpu.spec)
+    with memory.holding(max(1, count * itemsize), *places, max(1, sorting_size)):
+        pass
     values = memory.tensor((count,), (1,), source.dtype, count * source.element_size())
     inverse = memory.tensor(source.shape, contiguous_strides(source.shape), torch.int64, count * 8)
     counts = memory.tensor((count,), (1,), torch.int64, count * 8)
     return values, inverse, counts
-
-
-def _sort_for_unique(gpu: GPUState, source: torch.Tensor, with_places: bool) -> None:
-    """Unique.cu, compute_unique: sorted first, together with the places where those are asked for."""
-    count, itemsize = source.numel(), source.element_size()
-    sizes = [count * itemsize, *([count * 8, count * 8] if with_places else [])]
-    sizes.append(radix_sort(count, itemsize, 8 if with_places else 0, 8 * itemsize, gpu.spec))
-    for taken in [gpu.memory.take(max(1, size)) for size in sizes][::-1]:
-        gpu.memory.give_back(taken)
 
 
 @gpu_handler("aten.bincount.default")
@@ -196,10 +190,8 @@ def padded_to_jagged(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: di
         gpu.note("shapes", f"a padded tensor of {tuple(padded.shape)} is assumed to have no padding")
     width = padded.shape[-1]
     nbytes = rows * width * padded.element_size()
-    values = gpu.memory.take(nbytes)
-    result = gpu.memory.tensor((rows, width), (width, 1), padded.dtype, nbytes)
-    gpu.memory.give_back(values)
-    return result
+    with gpu.memory.holding(nbytes):
+        return gpu.memory.tensor((rows, width), (width, 1), padded.dtype, nbytes)
 
 
 @gpu_handler("aten.repeat_interleave.Tensor")

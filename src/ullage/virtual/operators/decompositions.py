@@ -72,11 +72,7 @@ def _cudnn(attention: AttentionArguments, capability: tuple[int, int], release: 
         return False
     if torch._C._get_deterministic_algorithms() and not torch._C._get_deterministic_algorithms_warn_only():
         return False
-    if not (_all_have_type(attention, LOW_PRECISION) and _four_dimensions(attention) and _heads_agree(attention)):
-        return False
-    if not _mask_suits_cudnn(attention):
-        return False
-    if not (_not_empty(attention) and _last_stride_is_one(attention, ignore_single=True)):
+    if not (_is_usual(attention, LOW_PRECISION) and _mask_suits_cudnn(attention)):
         return False
     if release.cudnn_drops_sixteenths_only and attention.dropout * 16 % 1:
         return False
@@ -91,7 +87,7 @@ def _flash_serves(attention: AttentionArguments, capability: tuple[int, int], re
     query, key, value = attention[:3]
     if not torch._C._get_flash_sdp_enabled() or capability < (8, 0) or attention.mask is not None:
         return False
-    if not (_all_have_type(attention, LOW_PRECISION) and _four_dimensions(attention) and _heads_agree(attention)):
+    if not _is_usual(attention, LOW_PRECISION):
         return False
     size = query.shape[-1]
     if size > 256 or key.shape[-1] != size or value.shape[-1] != size:
@@ -99,28 +95,22 @@ def _flash_serves(attention: AttentionArguments, capability: tuple[int, int], re
     consumer = (8, 6) <= capability <= (8, 9) or capability[0] == 12
     if attention.trains and consumer and not (size <= 192 or (not attention.dropout and size > 224)):
         return False
-    if attention.causal and query.shape[-2] != key.shape[-2]:
-        return False
-    return _not_empty(attention) and _last_stride_is_one(attention, ignore_single=True)
+    return not (attention.causal and query.shape[-2] != key.shape[-2])
 
 
 def _efficient(attention: AttentionArguments, capability: tuple[int, int], release: Release) -> bool:
     """can_use_mem_efficient_attention"""
     query, key, value = attention[:3]
-    if not torch._C._get_mem_efficient_sdp_enabled() or not _four_dimensions(attention):
+    types = (torch.float16, torch.float32, torch.bfloat16) if capability >= (8, 0) else (torch.float16, torch.float32)
+    if not torch._C._get_mem_efficient_sdp_enabled() or not _is_usual(attention, types, ignore_single=False):
         return False
     if query.shape[1] != key.shape[1] and not release.efficient_attention_groups_heads:
-        return False
-    types = (torch.float16, torch.float32, torch.bfloat16) if capability >= (8, 0) else (torch.float16, torch.float32)
-    if not (_all_have_type(attention, types) and _heads_agree(attention)):
         return False
     alignment = minimum_alignment(query.dtype, capability)
     if query.shape[-1] != key.shape[-1] or query.shape[-1] % alignment or value.shape[-1] % alignment:
         return False
     needs_aligned = release.efficient_attention_needs_aligned_offsets and capability >= (8, 0)
-    if needs_aligned and any(tensor.storage_offset() % alignment for tensor in attention[:3]):
-        return False
-    return _not_empty(attention) and _last_stride_is_one(attention, ignore_single=False)
+    return not (needs_aligned and any(tensor.storage_offset() % alignment for tensor in attention[:3]))
 
 
 def minimum_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
@@ -131,36 +121,20 @@ def minimum_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
     return max(alignment, 128 // (16 if half else 32)) if tensor_cores else alignment
 
 
-def _all_have_type(attention: AttentionArguments, types: tuple[torch.dtype, ...]) -> bool:
-    first = attention.query.dtype
-    return first in types and attention.key.dtype == first and attention.value.dtype == first
-
-
-def _four_dimensions(attention: AttentionArguments) -> bool:
-    return all(tensor.dim() == 4 for tensor in attention[:3])
-
-
-def _heads_agree(attention: AttentionArguments) -> bool:
-    query, key, value = attention[:3]
-    if not query.shape[0] == key.shape[0] == value.shape[0]:
+def _is_usual(attention: AttentionArguments, types: tuple[torch.dtype, ...], ignore_single: bool = True) -> bool:
+    """Check what all kernels ask for: one of their types, four dimensions, heads that agree, elements side by side."""
+    query, key, value = tensors = attention[:3]
+    if query.dtype not in types or any(tensor.dtype != query.dtype or tensor.dim() != 4 for tensor in tensors):
         return False
-    heads = query.shape[1], key.shape[1], value.shape[1]
-    if attention.grouped:
-        return heads[1] == heads[2] and heads[0] % heads[1] == 0
-    return heads[0] == heads[1] == heads[2]
-
-
-def _not_empty(attention: AttentionArguments) -> bool:
-    return attention.query.shape[-2] > 0 and attention.key.shape[-2] > 0
-
-
-def _last_stride_is_one(attention: AttentionArguments, ignore_single: bool) -> bool:
-    def fits(tensor: Any) -> bool:
-        return bool(tensor.stride(-1) == 1 or (ignore_single and tensor.shape[-1] == 1))
-
+    heads = [tensor.shape[1] for tensor in tensors]
+    agree = heads[0] % heads[1] == 0 if attention.grouped else heads[0] == heads[1]
+    if not (agree and heads[1] == heads[2] and query.shape[0] == key.shape[0] == value.shape[0]):
+        return False
+    if query.shape[-2] == 0 or key.shape[-2] == 0:
+        return False
     mask = attention.mask
     mask_fits = mask is None or mask.stride(-1) == 1 or mask.shape[-1] == 1
-    return all(fits(tensor) for tensor in attention[:3]) and mask_fits
+    return mask_fits and all(one.stride(-1) == 1 or (ignore_single and one.shape[-1] == 1) for one in tensors)
 
 
 def _mask_suits_cudnn(attention: AttentionArguments) -> bool:

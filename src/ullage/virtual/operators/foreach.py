@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from ullage.virtual.call.plan import span_of_elements
+from ullage.virtual.call.plan import accumulate_type, span_of_elements, written_places
 from ullage.virtual.operators.copies import layout_of_copy
 from ullage.virtual.state import GPUState
 
@@ -34,7 +34,7 @@ def list_operator(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
         if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
             gpu.values.set(args[1], torch.zeros(()))  # no infinity was found
         else:
-            written = _written(func, args)
+            written = [tensor for place in written_places(func)[0] for tensor in _as_list(args[place])]
             gpu.values.follow_in_place(func, args, kwargs, written)
             if func._schema.name.startswith("aten::_foreach_") and not written[0].is_inference():
                 increment_version(written)  # these kernels do it themselves: ForeachUtils.h
@@ -54,16 +54,6 @@ def list_operator(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
     return outputs
 
 
-def _written(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
-    """Return the tensors of the lists that the kernel writes."""
-    places = [
-        place
-        for place, argument in enumerate(func._schema.arguments[: len(args)])
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return [tensor for place in places for tensor in _as_list(args[place])]
-
-
 def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
@@ -76,8 +66,6 @@ def _foreach_norm(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
     tensors = args[0]
     dtype = kwargs.get("dtype") or tensors[0].dtype
     chunks = max(-(-tensor.numel() // _CHUNK) for tensor in tensors)
-    partial_type = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    partial = gpu.memory.take(max(1, chunks) * len(tensors) * partial_type.itemsize)
-    outputs = [gpu.memory.tensor((), (), dtype, dtype.itemsize) for _ in tensors]
-    gpu.memory.give_back(partial)
-    return outputs
+    partial_type = accumulate_type(dtype)
+    with gpu.memory.holding(max(1, chunks) * len(tensors) * partial_type.itemsize):
+        return [gpu.memory.tensor((), (), dtype, dtype.itemsize) for _ in tensors]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ullage.virtual.call.native import any_on_gpu
 from ullage.virtual.call.plan import gpu_handler, handler, register
 from ullage.virtual.state import GPUState
 
@@ -163,10 +164,8 @@ def validate(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     """ValidateCompressedIndicesCommon.h: the checks write to one number each."""
     if not args[1].is_cuda:
         return gpu.host.call(func, args, kwargs)
-    checks = [gpu.memory.take(args[1].element_size()) for _ in range(2)]
-    for taken in reversed(checks):
-        gpu.memory.give_back(taken)
-    return None
+    with gpu.memory.holding(args[1].element_size(), args[1].element_size()):
+        return None
 
 
 @gpu_handler(
@@ -182,12 +181,4 @@ def quantize(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 def is_for_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Check whether a call's arguments or results are on the virtual GPU."""
-    device = kwargs.get("device")
-    return (device is not None and device.type == "cuda") or _has_gpu_tensor(args) or _has_gpu_tensor(kwargs.values())
-
-
-def _has_gpu_tensor(values: Any) -> bool:
-    return any(
-        value.is_cuda if isinstance(value, _Tensor) else isinstance(value, list | tuple) and _has_gpu_tensor(value)
-        for value in values
-    )
+    return any_on_gpu((*args, *kwargs.values()))

@@ -213,7 +213,10 @@ def native_backward(call: Call) -> Plan:
     reduces = train or mask[1] or mask[2]
     fits = fits_32_bits(source) and fits_32_bits(grad)
     if reduces and mask[0] and not _channels_lie_together(source) and fits:
-        return _fused_backward(source, weight, mask)
+        # Normalization.cuh, batch_norm_backward_cuda_template
+        parameter = new((_channels(source),), weight.dtype) if weight is not None else None
+        fused: list[Output] = [contiguous(source), *(parameter if wanted else None for wanted in mask[1:])]
+        return Steps().output(*_made(fused)).plan(*fused)
     kind = accumulate_type(source.dtype)
     channels = _channels(source)
     steps = Steps()
@@ -227,13 +230,6 @@ def native_backward(call: Call) -> Plan:
     if mask[0]:
         outputs[0] = _input_gradient(steps, grad, source, weight, kind, train)
     return steps.plan(*outputs)
-
-
-def _fused_backward(source: torch.Tensor, weight: torch.Tensor | None, mask: Any) -> Plan:
-    """Normalization.cuh, batch_norm_backward_cuda_template."""
-    parameter = new((_channels(source),), weight.dtype) if weight is not None else None
-    outputs: list[Output] = [contiguous(source), *(parameter if wanted else None for wanted in mask[1:])]
-    return Steps().output(*_made(outputs)).plan(*outputs)
 
 
 def _reduce(
@@ -280,16 +276,12 @@ _FORWARD_ROWS = {torch.float16: 160, torch.float32: 64}
 _BACKWARD_ROWS = 96
 
 
-def _tile(channels: int, rows: int) -> tuple[int, int]:
-    if channels % 4 == 0:
-        return 64, rows
-    return (4, 4 * rows) if channels <= 4 else (16, rows)
-
-
 def cudnn_workspace(size: Any, dtype: torch.dtype, forward: bool) -> int:
     """Bytes of cuDNN's workspace for a channels-last tensor of this size."""
     channels, rows = size[1], math.prod(size) // max(1, size[1])
-    width, height = _tile(channels, _FORWARD_ROWS.get(dtype, 64) if forward else _BACKWARD_ROWS)
+    height = _FORWARD_ROWS.get(dtype, 64) if forward else _BACKWARD_ROWS
+    width = 64 if channels % 4 == 0 else 4 if channels <= 4 else 16
+    height *= 4 if width == 4 else 1
     per_tile = 8 * width + (4 if forward else 0)
     column = 4 + per_tile * ceil_div(rows, height)
     return (_FORWARD_BASE if forward else _BACKWARD_BASE) + ceil_div(channels, width) * column

@@ -297,19 +297,12 @@ def _of_a_value(dtype: torch.dtype) -> Kind:
     return Kind(dtype.itemsize, dtype.itemsize)
 
 
-def _of_two_values(dtype: torch.dtype) -> Kind:
-    return Kind(dtype.itemsize, 2 * dtype.itemsize)
-
-
-def _of_a_value_and_its_place(dtype: torch.dtype) -> Kind:
-    return Kind(dtype.itemsize, 16)  # with a 64-bit place
-
-
 # Operators without "aten.", the kernel, and what a partial result is.
 _REDUCTIONS: tuple[tuple[str, str, Callable[[torch.dtype], Kind]], ...] = (
     ("max.default min.default amax.default amin.default", "ReduceMaxValuesKernel.cu", _of_a_value),
-    ("aminmax.default", "ReduceAMinMaxKernel.cu", _of_two_values),
-    ("max.dim min.dim argmax.default argmin.default", "ReduceArgMaxKernel.cu", _of_a_value_and_its_place),
+    ("aminmax.default", "ReduceAMinMaxKernel.cu", lambda dtype: Kind(dtype.itemsize, 2 * dtype.itemsize)),
+    # with a 64-bit place
+    ("max.dim min.dim argmax.default argmin.default", "ReduceArgMaxKernel.cu", lambda dtype: Kind(dtype.itemsize, 16)),
     ("all.default any.default all.dim any.dim all.dims any.dims", "ReduceLogicKernel.cu", _of_a_value),
     ("linalg_vector_norm.default", "LinearAlgebra.cpp, linalg_vector_norm_out; ReduceNormKernel.cu", sum_kind),
 )

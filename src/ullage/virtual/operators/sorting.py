@@ -76,11 +76,6 @@ def radix_sort(count: int, key: int, value: int, bits: int, gpu: GPU) -> int:
     )
 
 
-def segmented_radix_sort(count: int, key: int, value: int) -> int:
-    """cub::DeviceSegmentedRadixSort::SortPairs, out of place: room for keys and values once more."""
-    return _packed(count * key, count * value)
-
-
 def bits_of(largest: int) -> int:
     """cub.cuh of PyTorch, get_num_bits: how many bits the largest key has."""
     return max(1, largest.bit_length())
@@ -195,7 +190,8 @@ def _add_large_sort(steps: Steps, call: Call, source: torch.Tensor, length: int)
         bits = max(1, math.ceil(math.log2(segments)))
         steps.temporary(radix_sort(count, _INDEX, 0, bits, call.gpu)).free(-1, second, first)
     else:
-        steps.temporary(count * _INDEX, segmented_radix_sort(count, key, _INDEX)).free(-1, -2)
+        # cub::DeviceSegmentedRadixSort::SortPairs, out of place: room for keys and values once more
+        steps.temporary(count * _INDEX, _packed(count * key, count * _INDEX)).free(-1, -2)
 
 
 # TensorTopK.cu: rows and their lengths from which several blocks share a row; threads of a block; registers of a
@@ -217,7 +213,7 @@ def topk(call: Call) -> Plan:
     copy = steps.take(copy_size(source))
     length = source.shape[dim]
     rows = source.numel() // length
-    if _shares_rows(rows, length):
+    if length >= next((least for most, least in _SHARED_ROWS if rows <= most), _SHARED_ROWS_BEYOND):
         _add_shared_search(steps, call, source, rows, length)
     if call.argument(4, "sorted", True) and values.size[dim] > _SMALL:
         count, itemsize = values.nbytes // values.dtype.itemsize, values.dtype.itemsize
@@ -225,13 +221,6 @@ def topk(call: Call) -> Plan:
         add_sort(steps, call, torch.empty(values.size, dtype=values.dtype, device="meta"), dim)
         steps.temporary(count * _INDEX).free(-1, sorted_values, sorted_places)
     return steps.free(copy).plan(*call.infer().outputs)
-
-
-def _shares_rows(rows: int, length: int) -> bool:
-    for most_rows, least_length in _SHARED_ROWS:
-        if rows <= most_rows:
-            return length >= least_length
-    return length >= _SHARED_ROWS_BEYOND
 
 
 def _add_shared_search(steps: Steps, call: Call, source: torch.Tensor, rows: int, length: int) -> None:

@@ -87,13 +87,10 @@ def _rows(source: Any) -> int:
 def clone(gpu: GPUState, source: Any, memory_format: Any = None) -> Any:
     """accumulate_grad.h: a leaf takes over its first gradient if that is contiguous, except under a dispatch mode."""
     indices, values = source._indices(), source._values()
-    if not (_is_first_gradient() and indices.is_contiguous() and values.is_contiguous()):
+    is_first = not torch.is_grad_enabled() and type(torch._C._current_autograd_node()).__name__ == "AccumulateGrad"
+    if not (is_first and indices.is_contiguous() and values.is_contiguous()):
         return NotImplemented
     return coo(indices, values, source.shape, source.is_coalesced())
-
-
-def _is_first_gradient() -> bool:
-    return not torch.is_grad_enabled() and type(torch._C._current_autograd_node()).__name__ == "AccumulateGrad"
 
 
 @own_kernel("aten.add.Tensor")
@@ -185,16 +182,11 @@ def _multiply(gpu: GPUState, out: Any, start: Any, first: Any, second: Any, beta
     torch.empty(count, dtype=torch.int32, device=out.device).copy_(indices[0])
     columns_of = torch.empty(count, dtype=torch.int32, device=out.device)
     by_column = out if out.stride() == (1, rows) else out.t().clone(memory_format=torch.contiguous_format)
-    dense = second if _is_packed(second) else second.contiguous()
+    dense = second if second.stride() in ((1, second.shape[0]), (columns, 1)) else second.contiguous()
     gpu.memory.take_in_turn(spmm_buffer(count, columns, out.element_size()))
     del dense, by_column, columns_of, compressed
     gpu.memory.written(out)
     return out
-
-
-def _is_packed(matrix: Any) -> bool:
-    rows, columns = matrix.shape
-    return matrix.stride() in ((1, rows), (columns, 1))
 
 
 def spmm_buffer(count: int, columns: int, itemsize: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ullage.virtual.call.native import any_on_gpu
 from ullage.virtual.call.plan import handler
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.state import GPUState
@@ -49,7 +50,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
 @handler("bitsandbytes")
 def run_kernel(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not any(isinstance(value, torch.Tensor) and value.is_cuda for value in (*args, *kwargs.values())):
+    if not any_on_gpu((*args, *kwargs.values())):
         return NotImplemented
     if _KERNELS not in sys.modules:  # it was imported before there was a GPU
         try:

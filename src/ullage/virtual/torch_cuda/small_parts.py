@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.cuda import jiterator
 
+from ullage.virtual.call.native import any_on_gpu
 from ullage.virtual.call.plan import LOW_PRECISION, handler, like, twin
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.state import GPUState
@@ -48,10 +49,6 @@ def install_targets(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def install_nested(gpu: GPUState, replacements: Replacements) -> None:
-    replacements.when_imported("torch.nested._internal.sdpa", lambda module: _answer(gpu, replacements, module))
-
-
-def _answer(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
     ampere = gpu.spec.told_capability >= (8, 0)
 
     def can_use_flash_attention(params: Any, debug: bool = False) -> bool:
@@ -65,8 +62,11 @@ def _answer(gpu: GPUState, replacements: Replacements, module: ModuleType) -> No
     def can_use_cudnn_attention(params: Any, debug: bool = False) -> bool:
         return False
 
-    for function in (can_use_flash_attention, can_use_efficient_attention, can_use_cudnn_attention):
-        replacements.put_existing(module, function.__name__, function)
+    def answer(module: ModuleType) -> None:
+        for function in (can_use_flash_attention, can_use_efficient_attention, can_use_cudnn_attention):
+            replacements.put_existing(module, function.__name__, function)
+
+    replacements.when_imported("torch.nested._internal.sdpa", answer)
 
 
 @handler(
@@ -78,8 +78,6 @@ def _answer(gpu: GPUState, replacements: Replacements, module: ModuleType) -> No
 )
 def strided(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Nested tensors of the strided layout are objects of C++ with a storage on a real GPU."""
-    tensors = args[0] if isinstance(args[0], list | tuple) else args[:1]
-    devices = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.device)]
-    if not any(tensor.is_cuda for tensor in tensors) and not any(device.type == "cuda" for device in devices):
+    if not any_on_gpu((*args, *kwargs.values())):
         return gpu.host.call(func, args, kwargs)
     gpu.refuse("a nested tensor of the strided layout", "give layout=torch.jagged")
