@@ -136,8 +136,10 @@ class CachingAllocator(Segments):
 
         As in PyTorch, 0 bytes are no allocation: nothing is counted and the block has address 0 and size 0.
         """
-        if size <= 0:
-            return _no_block(size, stream)
+        if size < 0:
+            raise ValueError(f"a size of at least 0 is needed, not {size}")
+        if size == 0:
+            return Block(0, 0, stream, 0)
         if self._diverted:
             stream = self.private.lane(stream)
         divisions = self.config.roundup_power2_divisions
@@ -422,29 +424,17 @@ class CachingAllocator(Segments):
         """
         assert self.allowed is not None
         threshold = int(self.config.garbage_collection_threshold * self.allowed)
-        if self.reserved <= threshold:
+        # The blocks of expandable segments are never collected, and there are no others then.
+        if self.reserved <= threshold or self.config.expandable_segments:
             return
         target = self.reserved - threshold
         large = self.pools[1]
-        # The blocks of expandable segments are never collected, and there are no others then.
         candidates = [block for block in large.free_blocks() if not block.is_split and not block.stream >> STREAM_BITS]
-        if self.config.expandable_segments:
-            return
         reclaimed = 0
         while candidates and reclaimed < target:
             average_age = sum(large.searches - block.born for block in candidates) / len(candidates)
-            kept: list[Block] = []
-            for block in candidates:
-                age = large.searches - block.born
-                if age >= average_age:
-                    reclaimed += block.size
-                    self.release_segment(block)
-                else:
-                    kept.append(block)
-            candidates = kept
-
-
-def _no_block(size: int, stream: int) -> Block:
-    if size < 0:
-        raise ValueError(f"a size of at least 0 is needed, not {size}")
-    return Block(0, 0, stream, 0)
+            old = [block for block in candidates if large.searches - block.born >= average_age]
+            candidates = [block for block in candidates if large.searches - block.born < average_age]
+            for block in old:
+                reclaimed += block.size
+                self.release_segment(block)

@@ -58,22 +58,19 @@ def _take_as(allocator: CachingAllocator, whole: Block, blocks: list[tuple[int, 
     others.remove(whole)
     alone = pool.by_stream[lane] = FreeList()
     alone.add(whole)
-    kept: list[Block] = []
+    in_use: list[Block] = []
     spare: list[Block] = []
     for size, used in blocks:
         # A free block of the small pool may be larger than any request that it serves.
-        for piece in [size] if used else _pieces(size, SMALL_SIZE if pool is allocator.pools[0] else size):
-            (kept if used else spare).append(allocator.malloc(piece, lane))
+        most = SMALL_SIZE if pool is allocator.pools[0] and not used else size
+        for start in range(0, size, most):
+            (in_use if used else spare).append(allocator.malloc(min(most, size - start), lane))
     for block in spare:
         allocator.free(block)
     for block in alone.blocks:
         others.add(block)
     pool.by_stream[lane] = others
-    return kept
-
-
-def _pieces(size: int, most: int) -> list[int]:
-    return [min(most, size - start) for start in range(0, size, most)]
+    return in_use
 
 
 def _heads(allocator: CachingAllocator, pool: PoolId) -> list[Block]:

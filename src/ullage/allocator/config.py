@@ -134,8 +134,7 @@ def _real(name: str, text: str) -> float:
 
 
 def _threshold(name: str, text: str) -> float:
-    threshold = _real(name, text)
-    if threshold <= 0.0:
+    if (threshold := _real(name, text)) <= 0.0:
         raise AllocatorConfigError(f"{name} must lie in (0, 1), not {threshold:g}")
     return threshold
 

@@ -64,7 +64,7 @@ class PrivatePools:
 
     def pool_of(self, lane: int) -> PoolId:
         number = lane >> STREAM_BITS
-        return next((pool for pool, found in self._numbers.items() if found == number), NO_POOL)
+        return next((pool for pool, other in self._numbers.items() if other == number), NO_POOL)
 
     def may_be_emptied(self, lane: int, only: PoolId = NO_POOL) -> bool:
         """Whether cached memory of a lane may go back to the driver, or, with `only`, if it is of that pool."""

@@ -33,10 +33,10 @@ class RequestLog:
     def __getitem__(self, part: slice) -> RequestLog:
         """Requests, frees and emptied caches of a part of the log; what was tried in it counts as needed."""
         begin, end, _ = part.indices(len(self))
-        found = RequestLog()
-        found._entries = self._entries[begin:end]
-        found._lanes = {place - begin: lane for place, lane in self._lanes.items() if begin <= place < end}
-        return found
+        log = RequestLog()
+        log._entries = self._entries[begin:end]
+        log._lanes = {place - begin: lane for place, lane in self._lanes.items() if begin <= place < end}
+        return log
 
     def ask(self, nbytes: int, lane: int = 0) -> int:
         """Note a request that the allocator served on a lane (`private_pools.py`); returns its number."""
@@ -148,7 +148,7 @@ class RequestLog:
 
     def at_largest(self, tried: bool) -> RequestLog:
         """Return the log with each uncertain request at its largest size; `tried` keeps those that were only tried."""
-        found = RequestLog()
+        log = RequestLog()
         numbers: list[int | None] = []  # in the new log, by those in this one
         left_out = set() if tried else set(self.tried_at)
         possible = defaultdict(list)
@@ -162,16 +162,14 @@ class RequestLog:
                 if 0 < nbytes <= larger:
                     nbytes = larger
                 else:
-                    found.free(found.ask(larger))
+                    log.free(log.ask(larger))
             if nbytes:
-                numbers.append(found.ask(nbytes, self._lanes.get(place, 0)))
+                numbers.append(log.ask(nbytes, self._lanes.get(place, 0)))
             elif number is None:
-                found.empty_cache()
-            else:
-                freed = numbers[number]
-                if freed is not None:
-                    found.free(freed)
-        return found
+                log.empty_cache()
+            elif (freed := numbers[number]) is not None:
+                log.free(freed)
+        return log
 
     def largest_reserved(self, config: AllocatorConfig, tried: bool = False, rising: bool = False) -> int:
         """Return the peak of reserved memory with every uncertain request at its largest size.
@@ -180,17 +178,12 @@ class RequestLog:
         """
         if not self.possible_sizes and not rising:
             return 0
-        allocator = CachingAllocator(NO_LIMIT, config, segment_address=_rising_addresses() if rising else None)
+        ends = [_LOWEST_ADDRESS]  # of the segments so far
+
+        def place(size: int) -> int:
+            ends.append(ends[-1] + size)
+            return ends[-2]
+
+        allocator = CachingAllocator(NO_LIMIT, config, segment_address=place if rising else None)
         self.at_largest(tried).play(allocator, [])
         return allocator.peak_reserved
-
-
-def _rising_addresses() -> Callable[[int], int]:
-    end = _LOWEST_ADDRESS
-
-    def place(size: int) -> int:
-        nonlocal end
-        begin, end = end, end + size
-        return begin
-
-    return place

@@ -1,6 +1,6 @@
 """`torch.cuda.memory_stats()` and `torch.cuda.memory_snapshot()`, computed from the allocator's counters."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import groupby
 from typing import Final, TypedDict
 
@@ -53,24 +53,15 @@ class Counters:
 
     def count_reserved(self, pool: Pool, change: int, segments: int = 0) -> None:
         """Count memory taken from the driver or, negative, given back."""
-        self.reserved += change
-        pool.reserved += change
-        self.segments += segments
-        pool.segments += segments
-        if change > 0:
-            self.num_device_alloc += 1
-            pool.reserved_in += change
-            pool.segments_in += segments
-            if self.reserved > self.peak_reserved:
-                self.peak_reserved = self.reserved
-            if pool.reserved > pool.peak_reserved:
-                pool.peak_reserved = pool.reserved
-            if self.segments > self.peak_segments:
-                self.peak_segments = self.segments
-            if pool.segments > pool.peak_segments:
-                pool.peak_segments = pool.segments
-        else:
-            self.num_device_free += 1
+        self.num_device_alloc += change > 0
+        self.num_device_free += change <= 0
+        pool.reserved_in += max(0, change)
+        pool.segments_in += max(0, segments)
+        for counted in (self, pool):
+            counted.reserved += change
+            counted.segments += segments
+            counted.peak_reserved = max(counted.peak_reserved, counted.reserved)
+            counted.peak_segments = max(counted.peak_segments, counted.segments)
 
     def count_inactive(self, pool: Pool, count: int, size: int) -> None:
         """Count a change of the free blocks that are only a part of their segment."""
@@ -139,7 +130,7 @@ def accumulated(counters: Counters, max_split_size: int) -> dict[str, int]:
 def raw_stats(counters: Counters, max_split_size: int) -> dict[str, int]:
     """Like ``memory_stats``, but unsorted and counted from the allocator's creation."""
     stats: dict[str, int] = {}
-    for name, (current, peak, total) in _rows(counters):
+    for name, (current, peak, total) in _rows(counters).items():
         stats[f"{name}.current"] = current
         stats[f"{name}.peak"] = peak
         stats[f"{name}.allocated"] = total
@@ -167,14 +158,14 @@ _ROWS = {
 }
 
 
-def _rows(counters: Counters) -> Iterator[tuple[str, Row]]:
+def _rows(counters: Counters) -> dict[str, Row]:
+    rows = {name: getattr(counters, name).row for name in ("oversize_allocations", "oversize_segments")}
     for name, counted in _ROWS.items():
-        totals = [getattr(pool, f"{counted}_in") for pool in counters.pools]
-        for pool, total in zip(counters.pools, totals, strict=True):
-            yield f"{name}.{pool.name}", (getattr(pool, counted), getattr(pool, f"peak_{counted}"), total)
-        yield f"{name}.all", (getattr(counters, counted), getattr(counters, f"peak_{counted}"), sum(totals))
-    yield "oversize_allocations", counters.oversize_allocations.row
-    yield "oversize_segments", counters.oversize_segments.row
+        totals = {pool.name: getattr(pool, f"{counted}_in") for pool in counters.pools}
+        totals["all"] = sum(totals.values())
+        for one, (part, total) in zip((*counters.pools, counters), totals.items(), strict=True):
+            rows[f"{name}.{part}"] = getattr(one, counted), getattr(one, f"peak_{counted}"), total
+    return rows
 
 
 def snapshot(heads: Iterable[Block], *, expandable: bool) -> list[SegmentInfo]:

@@ -23,7 +23,6 @@ from ullage.virtual.call.plan import (
     Alias,
     Call,
     New,
-    Output,
     Plan,
     Same,
     kernel_switches,
@@ -184,7 +183,10 @@ class _Operator:
         plan = self.plans.get(key)  # only calls on the GPU have one
         if plan is None:
             if not on_gpu:
-                return self._on_host(args, kwargs)
+                result = gpu.host.call(self.func, args, kwargs)
+                writes_nothing = self.func.is_view or self.name.startswith("aten.empty")
+                gpu.calls.add_on_host(None if writes_nothing else result)
+                return result
             if self.composite:
                 with self.mode:
                     return self.func.decompose(*args, **kwargs)
@@ -197,16 +199,12 @@ class _Operator:
         gpu.calls.add(number)
         return result
 
-    def _on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = self.gpu.host.call(self.func, args, kwargs)
-        self.gpu.calls.add_on_host(None if self.func.is_view or self.name.startswith("aten.empty") else result)
-        return result
-
     def _plan(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         """Return the plan of a call that is new to this GPU."""
         plan = self.plans[key] = self.plans.get(key) or self._make_plan(args, kwargs)
         plan.quick = _quick(plan, args)
-        small = any(map(_is_small, plan.outputs))
+        new = [output for output in plan.outputs if type(output) is New]
+        small = any(output.nbytes <= most_computed(output.dtype) * output.dtype.itemsize for output in new)
         plan.small = small and (self.func in DRAWN or not has_no_fixed_result(self.func))
         return plan
 
@@ -344,28 +342,21 @@ def carry_out(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str
         gpu.note(*plan.note)
     for place, size in plan.resized:
         views.resize_to(gpu, argument_at(place, args, kwargs), size)
-    numbers = _single_numbers(gpu, plan.host_outputs) if plan.host_outputs else {}
+    numbers: dict[int, torch.Tensor] = {}
+    for place, dtype in (plan.host_outputs or {}).items():  # a kernel's seed and offset
+        on_gpu = torch.cuda.is_current_stream_capturing()
+        numbers[place] = memory.tensor((), (), dtype, dtype.itemsize) if on_gpu else torch.zeros((), dtype=dtype)
     if plan.steps is None:
         results = [_result(memory, output, args, kwargs) for output in plan.outputs]
     else:
         results = _carry_out_steps(gpu, plan, args, kwargs)
     if plan.library:
         gpu.libraries.need(plan.library)
-    if plan.defaults:
-        for place, value in plan.defaults.items():
-            results[place] = value
-    for place, number in numbers.items():
-        results[place] = number
+    for place, value in ((plan.defaults or {}) | numbers).items():
+        results[place] = value
     if plan.single:
         return results[0]
     return results if plan.as_list else tuple(results)
-
-
-def _single_numbers(gpu: GPUState, places: dict[int, torch.dtype]) -> dict[int, torch.Tensor]:
-    """Return a kernel's seed and offset: CPU tensors, or GPU tensors while a graph is captured."""
-    if torch.cuda.is_current_stream_capturing():
-        return {place: gpu.memory.tensor((), (), dtype, dtype.itemsize) for place, dtype in places.items()}
-    return {place: torch.zeros((), dtype=dtype) for place, dtype in places.items()}
 
 
 def _carry_out_steps(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -417,11 +408,6 @@ def _is_composite(func: Any) -> bool:
     """Check for operators that PyTorch decomposes before dispatch, except under `inference_mode`."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
-
-
-def _is_small(output: Output) -> bool:
-    """Check whether a new output is small enough to follow its values."""
-    return type(output) is New and output.nbytes <= most_computed(output.dtype) * output.dtype.itemsize
 
 
 _MAY_MIX_DEVICES = (

@@ -101,14 +101,14 @@ class CUDAStandIn:
         originals = list(table)
         gradient = tensor_without_data((1,), (1,), torch.float32)
         home = gradient.untyped_storage()._cdata
-        found: list[tuple[int, int]] = []
+        heard: list[tuple[int, int]] = []  # places, and how far behind the storage's begin the pointer was
 
         def watch(place: int) -> Any:
             behind = _GuardFunction(originals[place])
 
             def note(*words: int | None) -> int | None:
                 if words[1] is not None and 0 < words[1] - home < 8 * _LONGEST_STORAGE:
-                    found.append((place, words[1] - home))
+                    heard.append((place, words[1] - home))
                 return behind(*words)  # type: ignore[no-any-return]
 
             return _GuardFunction(note)
@@ -122,8 +122,8 @@ class CUDAStandIn:
         finally:
             table[:] = originals
             self.remove()
-        if found:
-            place, offset = found[0]
+        if heard:
+            place, offset = heard[0]
             self._listener = _GuardFunction(functools.partial(_hear, offset))
             table[place] = ctypes.cast(self._listener, _Pointer).value
 
@@ -134,7 +134,10 @@ class CUDAStandIn:
         watched: list[int] = []
         self._watchers = [_watcher(watched, entry) for entry in range(_TABLE_LENGTH)]
         watching = (_Pointer * _TABLE_LENGTH)(*[ctypes.cast(watcher, _Pointer).value for watcher in self._watchers])
-        yes, no = _native_answers()
+        # Two functions of the interpreter that answer 1 and 0 for any arguments.
+        python: Any = ctypes.pythonapi
+        finalizing = python["Py_IsFinalizing" if hasattr(python, "Py_IsFinalizing") else "_Py_IsFinalizing"]
+        yes, no = (ctypes.cast(answer, _Pointer).value for answer in (python.Py_IsInitialized, finalizing))
         try:
             self._guards[_CUDA] = self._noop_guard
             self._hooks.value = ctypes.addressof(watching)
@@ -227,9 +230,7 @@ def same_memory(base: torch.Tensor) -> torch.Tensor:
 
 def view_without_data(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
     """Return a view of `base` with another size, strides and offset."""
-    view = _empty(0, device=_CPU)
-    view.data = base
-    return view.as_strided_(size, stride, offset)
+    return same_memory(base).as_strided_(size, stride, offset)
 
 
 def view_as_type(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -302,13 +303,6 @@ def _find_native_objects() -> tuple[Any, Any]:
         raise UnsupportedPlatform(_advice(str(error))) from error
     get_hooks.restype = _Pointer
     return guards, _Pointer.from_address(get_hooks())
-
-
-def _native_answers() -> tuple[Any, Any]:
-    """Return two functions of the interpreter that answer 1 and 0 for any arguments."""
-    python = ctypes.pythonapi
-    finalizing = python["Py_IsFinalizing" if hasattr(python, "Py_IsFinalizing") else "_Py_IsFinalizing"]
-    return ctypes.cast(python.Py_IsInitialized, _Pointer).value, ctypes.cast(finalizing, _Pointer).value
 
 
 # Machine code of a function that returns 1 in the first and 0 in the second register for results.
@@ -392,8 +386,8 @@ def _smallest_backward(grad: torch.Tensor | None = None, stream: int = 0) -> Non
         run_backward((out,), (grad,), False, False, (leaf,), False, accumulate_grad=False)
 
 
-def _advice(found: str) -> str:
+def _advice(problem: str) -> str:
     return (
-        f"this PyTorch ({torch.__version__}) cannot host a virtual GPU: {found}; "
+        f"this PyTorch ({torch.__version__}) cannot host a virtual GPU: {problem}; "
         "Ullage is tested on Linux with PyTorch 2.13: pip install torch==2.13.0"
     )

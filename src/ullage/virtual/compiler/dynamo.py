@@ -172,7 +172,8 @@ def _compile_under_the_mode(gpu: GPUState, replacements: Replacements, module: A
 
     @functools.wraps(compile_code)
     def _compile(code: Any, *args: Any, **options: Any) -> Any:
-        gpu.doing(f"compiling {code.co_qualname}{_after(times)}")
+        after = f", after {_functions(times)}" if times else ""
+        gpu.doing(f"compiling {code.co_qualname}{after}")
         try:
             with gpu.compiling.running():
                 return compile_code(code, *args, **options)
@@ -205,10 +206,6 @@ def _note_graphs_that_fail(gpu: GPUState, replacements: Replacements, module: An
 
 def _functions(times: list[float]) -> str:
     return f"{len(times)} function{'s' if len(times) > 1 else ''} in {round(sum(times))} s"
-
-
-def _after(times: list[float]) -> str:
-    return f", after {_functions(times)}" if times else ""
 
 
 def _first_line(error: BaseException) -> str:

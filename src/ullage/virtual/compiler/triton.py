@@ -86,7 +86,8 @@ def _install_driver(gpu: GPUState, replacements: Replacements, module: ModuleTyp
     kind = backend.driver
 
     def __init__(self: Any) -> None:
-        self.utils = _Utilities(gpu, loads_threads=_release() >= (3, 4))
+        major, minor, *_ = map(int, sys.modules["triton"].__version__.split(".")[:2])
+        self.utils = _Utilities(gpu, loads_threads=(major, minor) >= (3, 4))
         self.launcher_cls = _Launcher
         super(kind, self).__init__()
 
@@ -100,11 +101,6 @@ def _install_driver(gpu: GPUState, replacements: Replacements, module: ModuleTyp
 
     vars(drivers).update(vars(type(drivers)()))  # the driver of another GPU is forgotten
     replacements.on_undo(put_back)
-
-
-def _release() -> tuple[int, int]:
-    numbers = sys.modules["triton"].__version__.split(".")
-    return int(numbers[0]), int(numbers[1])
 
 
 class _Kernel:

@@ -71,8 +71,8 @@ class Cudnn:
             self._finalize(device, "the GPU")
             text = (ctypes.c_char * 65536)()
             self._get(device, 2702, _CHAR_TYPE, text)
-            found: dict[str, Any] = json.loads(text.value.decode())
-            return found
+            described: dict[str, Any] = json.loads(text.value.decode())
+            return described
         finally:
             self._destroy(device)
 
@@ -139,14 +139,8 @@ class Cudnn:
             if self._device is not None:
                 self._set(heuristics, 204, _DESCRIPTOR_TYPE, (ctypes.c_void_p * 1)(self._device.value))
             self._finalize(heuristics, "the heuristics")
-            known = ctypes.c_int64()
-            self._check(
-                self._library.cudnnBackendGetAttribute(
-                    heuristics, 202, _DESCRIPTOR_TYPE, ctypes.c_int64(0), ctypes.byref(known), None
-                ),
-                "the number of candidates",
-            )
-            configurations = [self._made(_ENGINE_CONFIG, stack) for _ in range(known.value)]
+            known = self._get(heuristics, 202, _DESCRIPTOR_TYPE, ())
+            configurations = [self._made(_ENGINE_CONFIG, stack) for _ in range(known)]
             if not configurations:
                 return []
             several = (ctypes.c_void_p * len(configurations))(*(one.value for one in configurations))
@@ -184,12 +178,12 @@ class Cudnn:
         self._check(self._library.cudnnBackendSetAttribute(descriptor, name, kind, count, values), f"attribute {name}")
 
     def _get(self, descriptor: ctypes.c_void_p, name: int, kind: int, values: Any) -> int:
-        found = ctypes.c_int64()
+        count = ctypes.c_int64()
         status = self._library.cudnnBackendGetAttribute(
-            descriptor, name, kind, ctypes.c_int64(len(values)), ctypes.byref(found), values
+            descriptor, name, kind, ctypes.c_int64(len(values)), ctypes.byref(count), values or None
         )
         self._check(status, f"attribute {name}")
-        return min(found.value, len(values))
+        return count.value
 
     def _finalize(self, descriptor: ctypes.c_void_p, what: str) -> None:
         self._check(self._library.cudnnBackendFinalize(descriptor), what)
@@ -198,8 +192,8 @@ class Cudnn:
         if status:
             text = (ctypes.c_char * 2048)()
             self._library.cudnnGetLastErrorString(text, ctypes.c_size_t(len(text)))
-            said = text.value.decode(errors="replace").strip()
-            raise CudnnError(f"cuDNN declined {what}: status {status}{f'; {said}' if said else ''}")
+            reason = text.value.decode(errors="replace").strip()
+            raise CudnnError(f"cuDNN declined {what}: status {status}{f'; {reason}' if reason else ''}")
 
 
 def _int64s(values: Sequence[int]) -> Any:
@@ -224,12 +218,11 @@ def serve(request: dict[str, Any]) -> None:
     """
     line, cudnn = FdChannel(request["line"]), Cudnn()
     line.send({"cudnn": cudnn.version, "gpu": torch.cuda.get_device_name()})
-    while (asked := line.receive()) is not None:
-        line.send({"answers": [_answer(cudnn, ConvolutionProblem.of(values)) for values in asked[0]["problems"]]})
-
-
-def _answer(cudnn: Cudnn, problem: ConvolutionProblem) -> list[CandidatePlan] | None:
-    try:
-        return cudnn.candidates(problem)
-    except CudnnError:
-        return None
+    while (message := line.receive()) is not None:
+        answers: list[list[CandidatePlan] | None] = []
+        for values in message[0]["problems"]:
+            try:
+                answers.append(cudnn.candidates(ConvolutionProblem.of(values)))
+            except CudnnError:
+                answers.append(None)
+        line.send({"answers": answers})

@@ -74,17 +74,16 @@ class _Run:
 
     def workspace(self, problem: ConvolutionProblem) -> None:
         """cuDNN's workspace lives as long as the kernel."""
-        found = self.ask(problem)
-        if isinstance(found, Trial):
-            self.workspaces[problem] = found.winner
+        answer = self.ask(problem)
+        self.workspaces[problem] = answer.winner if isinstance(answer, Trial) else answer
+        if isinstance(answer, Trial):
             self.steps.trial(len(self.trials))
-            self.trials.append((problem, found))
+            self.trials.append((problem, answer))
             return
-        self.workspaces[problem] = found
-        if found.larger > found.size:
-            self.steps.or_larger(found.larger)
-        if found.size:
-            self.steps.temporary(found.size).free(-1)
+        if answer.larger > answer.size:
+            self.steps.or_larger(answer.larger)
+        if answer.size:
+            self.steps.temporary(answer.size).free(-1)
 
     def plan(self, outputs: list[Output], single: bool = False) -> Plan:
         return Plan(
@@ -185,17 +184,13 @@ def _by_columns(
     parts = [run.steps.take(result.nbytes // groups) for _ in range(groups)] if groups > 1 else []
     if not parts:
         run.steps.output(0)
-    if settings.transposed or _wants_columns(weight, settings):
+    # ConvolutionMM2d.cu, requires_columns: a filter of one point reads the input as it is
+    point = all(length == 1 for length in (*weight.size[2:], *settings.stride)) and not any(settings.padding)
+    if settings.transposed or not point or len(weight.size) != 4:
         run.steps.temporary(_columns(source, weight, out, settings)).free(-1)
     if parts:
         run.steps.output(0).free(*parts)
     return result
-
-
-def _wants_columns(weight: Operand, settings: ConvolutionSettings) -> bool:
-    """ConvolutionMM2d.cu, requires_columns: a filter of one point reads the input as it is."""
-    point = all(length == 1 for length in (*weight.size[2:], *settings.stride)) and not any(settings.padding)
-    return not point or len(weight.size) != 4
 
 
 def _columns_back(
@@ -259,24 +254,24 @@ def _cudnn_back(
     run: _Run, grad: Operand, source: Operand, weight: Operand, settings: ConvolutionSettings, mask: Sequence[bool]
 ) -> list[Output]:
     """ConvShared.cpp, cudnn_convolution_backward and cudnn_convolution_transpose_backward."""
-    kept: list[int | None] = []
+    copies: list[int | None] = []
     if mask[1]:
         source, place = run.copy(source, prefers_channels_last(source, weight))
-        kept.append(place)
+        copies.append(place)
     wanted = suggests_channels_last(source)
     if settings.transposed:
         grad, place = run.copy(grad, wanted)
-        kept.append(place)
+        copies.append(place)
     elif suggests_channels_last(grad) is not wanted:  # Tensor.to(memory_format) goes by what the strides suggest
         grad = grad._replace(stride=strides_of(grad.size, wanted))
-        kept.append(run.steps.take(grad.nbytes))
+        copies.append(run.steps.take(grad.nbytes))
     outputs: list[Output] = [None, None]
     if mask[0]:
         outputs[0] = run.convolve(not settings.transposed, grad, weight, source.size, settings)
     if mask[1]:
         first, second = (source, grad) if settings.transposed else (grad, source)
         outputs[1] = run.filter_gradient(first, second, weight, settings)
-    run.drop(*kept)
+    run.drop(*copies)
     return outputs
 
 
@@ -294,9 +289,9 @@ def _asker(call: Call) -> Ask:
             same = cudnn_query.dotted(answers.cudnn) == MEASURED_CUDNN and tf32 and not deterministic and not tries
             if not same or measured(problem, *kind) is None:
                 plans = answers.of(problem)
-        found = plans and (cudnn_query.trial if tries else cudnn_query.first)(plans, problem, tf32, deterministic)
-        if found:
-            return found
+        answer = plans and (cudnn_query.trial if tries else cudnn_query.first)(plans, problem, tf32, deterministic)
+        if answer:
+            return answer
         return (trial if tries else workspace)(problem, *kind, tf32, deterministic)
 
     return ask

@@ -69,7 +69,7 @@ class CudnnAsker:
         """The plans for each problem, in the order in which PyTorch tries them; `None` where cuDNN declines."""
         if self._line is None:
             self._start()
-        found: list[Plans | None] = []
+        answers: list[Plans | None] = []
         for begin in range(0, len(problems), _AT_ONCE):
             some = problems[begin : begin + _AT_ONCE]
             assert self._line is not None
@@ -77,8 +77,8 @@ class CudnnAsker:
                 self._line.send({"problems": some})
             except OSError:
                 raise CannotAsk("the process that asks has ended") from None
-            found += [_plans(each) for each in self._hear("answers", _ANSWER)]
-        return found
+            answers += [_plans(each) for each in self._hear("answers", _ANSWER)]
+        return answers
 
     def close(self) -> None:
         if self._line is not None:
@@ -108,13 +108,13 @@ class CudnnAsker:
         """Return the process's next message under this name."""
         assert self._line is not None
         while select.select([self._line], [], [], seconds)[0]:
-            said = self._line.receive()
-            if said is None:
+            message = self._line.receive()
+            if message is None:
                 raise CannotAsk("the process that asks has ended")
-            if "error" in said[0]:
-                raise CannotAsk(said[0]["error"])
-            if name in said[0]:
-                return said[0][name]
+            if "error" in message[0]:
+                raise CannotAsk(message[0]["error"])
+            if name in message[0]:
+                return message[0][name]
         raise CannotAsk(f"the process that asks gave no answer in {seconds:.0f} s")
 
 
@@ -186,20 +186,25 @@ class Answers:
         """Ask cuDNN, and return whether the answers were stored."""
         assert self._asker is not None and self._known is not None
         try:
-            found = self._asker.ask(problems)
+            answers = self._asker.ask(problems)
             if self._asker.cudnn != self.cudnn:
                 raise CannotAsk(f"cuDNN must be {self.cudnn}, got {self._asker.cudnn} in the process that asks")
         except CannotAsk as error:
             self.failed = str(error)
             return False
-        self._known |= dict(zip(problems, found, strict=True))
+        self._known |= zip(problems, answers, strict=True)
         about = {"gpu": self.card.device_name, "cudnn": self.cudnn}
         rows = [
-            about
-            | ({"problem": problem, "declined": ""} if plans is None else {"problem": problem, "candidates": plans})
-            for problem, plans in zip(problems, found, strict=True)
+            {**about, "problem": problem, **({"declined": ""} if plans is None else {"candidates": plans})}
+            for problem, plans in zip(problems, answers, strict=True)
         ]
-        return _append(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "ab", buffering=0) as file:
+                file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+        except OSError:  # the next estimate asks again
+            return False
+        return True
 
     def learn(self, row: Mapping[str, Any]) -> None:
         """Add an answer from a row of `ullage measure cudnn`."""
@@ -224,17 +229,6 @@ class Answers:
                 f"cuDNN {dotted(self.cudnn)} could not be asked on this card ({self.failed}): its choices are guessed"
             )
         return f"convolution workspaces were asked of cuDNN {dotted(self.cudnn)} on this card" if self.used else None
-
-
-def _append(path: Path, text: str) -> bool:
-    """Add lines to a file; if that fails, the next estimate asks again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab", buffering=0) as file:
-            file.write(text.encode())
-    except OSError:
-        return False
-    return True
 
 
 _in_use: list[Answers] = []

@@ -235,8 +235,8 @@ def terms(problem: ConvolutionProblem) -> Terms:
     partial = [nbytes // item * 4 for nbytes in computed]
     if problem.direction == FILTER and groups > 1:
         partial.append(round_up(groups * outer, 64) * inner * taps // item * 4)
-    found = Terms(source, out, weight, tuple(partial), problem.source[0], groups)
-    return found._replace(buffers=buffers(problem, found))
+    parts = Terms(source, out, weight, tuple(partial), problem.source[0], groups)
+    return parts._replace(buffers=buffers(problem, parts))
 
 
 def buffers(problem: ConvolutionProblem, parts: Terms) -> tuple[int, ...]:

@@ -50,15 +50,14 @@ def _engines(kind: str) -> dict[str, tuple[int, ...]]:
     return {direction: tuple(engines) for direction, engines in _ENGINES[kind].items()}
 
 
-def _tiles(kind: str) -> dict[int, tuple[int, int]]:
-    return {int(number): (rows, columns) for number, (rows, columns) in _ENGINES[kind].items()}
-
-
 PERSISTENT, SLICED, SPLIT, PRODUCT, INDEXED = map(_engines, ("persistent", "sliced", "split", "product", "indexed"))
 _NOT_DETERMINISTIC, _WITHOUT_TENSOR_CORES = map(_engines, ("not_deterministic", "without_tensor_cores"))
 _DEPTHWISE: int = _ENGINES["depthwise"]
 _UNPADDED: list[int] = _ENGINES["unpadded"]
-_TILES, _SLICED_TILES = map(_tiles, ("tiles", "sliced_tiles"))
+_TILES, _SLICED_TILES = (
+    {int(number): (rows, columns) for number, (rows, columns) in _ENGINES[kind].items()}
+    for kind in ("tiles", "sliced_tiles")
+)
 MULTIPROCESSORS: int = _ENGINES["multiprocessors"]
 _CLUSTERS: dict[int, int] = {int(size): count for size, count in _ENGINES["clusters"].items()}
 MOST_UNITS = 1 << 20  # of what a product keeps: a tree names their number, plus this times the kind of unit

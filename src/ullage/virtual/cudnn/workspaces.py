@@ -102,11 +102,10 @@ def hash_of(problem: ConvolutionProblem) -> int:
 @cache
 def tables(folder: Path, kind: str = "convolution") -> dict[tuple[tuple[int, ...], int], Path]:
     """Return the tables in a folder by compute capability and number of multiprocessors; read only headers."""
-    found = {}
-    for path in sorted(folder.glob(f"{kind}_table*.gz")):
-        header = read_header(path)
-        found[tuple(header["compute_capability"]), header["multiprocessors"]] = path
-    return found
+    paths = sorted(folder.glob(f"{kind}_table*.gz"))
+    headers = map(read_header, paths)
+    cards = [(tuple(header["compute_capability"]), header["multiprocessors"]) for header in headers]
+    return dict(zip(cards, paths, strict=True))
 
 
 @cache
@@ -130,11 +129,10 @@ def measured(
     path = tables(DATA_FOLDER, kind).get((tuple(capability), multiprocessors))
     if path is None:
         return None
-    found, wanted = table(path), needed_numpy().uint64(hash_of(problem))
-    place = int(found.hashes.searchsorted(wanted))
-    if place == len(found.hashes) or found.hashes[place] != wanted:
-        return None
-    return int(found.sizes[place])
+    known, wanted = table(path), needed_numpy().uint64(hash_of(problem))
+    place = int(known.hashes.searchsorted(wanted))
+    is_known = place < len(known.hashes) and known.hashes[place] == wanted
+    return int(known.sizes[place]) if is_known else None
 
 
 def features(problem: ConvolutionProblem) -> list[int]:
@@ -234,7 +232,7 @@ def trees(path: Path) -> dict[str, WorkspaceTrees]:
     """Read the trees in a file by purpose: a direction, and for trials one of their two questions."""
     if not path.exists():
         return {}
-    found, np, file = {}, needed_numpy(), read_arrays(path)
+    by_purpose, np, file = {}, needed_numpy(), read_arrays(path)
     for direction in [name.removesuffix("_roots") for name in file if name.endswith("_roots")]:
         part = {name: file[f"{direction}_{name}"] for name in ("roots", "feature", "step", "labels", "shares")}
         leaf, step = part["feature"] < 0, part["step"]
@@ -246,29 +244,28 @@ def trees(path: Path) -> dict[str, WorkspaceTrees]:
         columns: dict[str, Any] = {"threshold": threshold, "right": right, "ends": ends}
         columns |= {name: part[name] for name in ("feature", "labels", "shares")}
         views: dict[str, Any] = {name: memoryview(column) for name, column in columns.items()}  # quick to index
-        found[direction] = WorkspaceTrees(roots=part["roots"].tolist(), formulas=formulas, **views)
-    return found
+        by_purpose[direction] = WorkspaceTrees(roots=part["roots"].tolist(), formulas=formulas, **views)
+    return by_purpose
 
 
 def votes(problem: ConvolutionProblem, file: str, question: str = "") -> list[tuple[Formula, float]]:
     grown = trees(DATA_FOLDER / file).get(problem.direction + question)
     if grown is None:
         return []
-    found = _walked(grown, features(problem))
-    return [(grown.formulas[label], share) for label, share in found.items()]
+    return [(grown.formulas[label], share) for label, share in _walked(grown, features(problem)).items()]
 
 
 def _walked(grown: WorkspaceTrees, values: Sequence[int]) -> dict[int, float]:
     """Return the labels in the leaves that values reach, with their shares."""
     feature, threshold, right = grown.feature, grown.threshold, grown.right
-    found: dict[int, float] = {}
+    shares: dict[int, float] = {}
     for node in grown.roots:
         while (place := feature[node]) >= 0:
             node = node + 1 if values[place] <= threshold[node] else right[node]
         for vote in range(right[node], grown.ends[node]):
             label = grown.labels[vote]
-            found[label] = found.get(label, 0) + grown.shares[vote] / 255
-    return found
+            shares[label] = shares.get(label, 0) + grown.shares[vote] / 255
+    return shares
 
 
 def sizes_by_plans(
@@ -280,7 +277,7 @@ def sizes_by_plans(
     if network is None:
         return None
     grown, size = trees(DATA_FOLDER / PLAN_TREES), lengths(problem)
-    row, found = plans.row_of(problem), list[tuple[int, float]]()
+    row, sizes = plans.row_of(problem), list[tuple[int, float]]()
     for plan, likely in network.plans(problem, _LEAST_LIKELY, tf32, deterministic):
         cut = plans.grid(plan, size, problem.channels_last or size.batch == 1)
         name = f"{problem.direction}{plan.engine}"
@@ -292,8 +289,8 @@ def sizes_by_plans(
             for label, each in _largest_first(_walked(copied, values)):
                 formula = copied.formulas[label]
                 if formula.buffer != FOURIER or parts.buffers[FOURIER]:
-                    found.append((partial + evaluate(formula, parts), likely * share * each))
-    return found
+                    sizes.append((partial + evaluate(formula, parts), likely * share * each))
+    return sizes
 
 
 def _parts(
@@ -337,11 +334,6 @@ def guess(
     return by_votes(votes(problem, trees_of(capability)), parts)
 
 
-def _first_is_allowed(problem: ConvolutionProblem, tf32: bool, deterministic: bool) -> bool:
-    network = read_network(DATA_FOLDER / PLAN_NETWORK, problem.direction)
-    return network is None or network.plans(problem, 1.0)[0][0].allowed(problem.kind, tf32, deterministic)
-
-
 def _in_all(named: list[tuple[int, float]]) -> dict[int, float]:
     """Return shares by size that add up to 1."""
     total, shares = sum(share for _, share in named), dict[int, float]()
@@ -373,8 +365,12 @@ def workspace(
         tensors = sum(map(prod, (problem.source, problem.weight, problem.out)))
         return Workspace(0, 0, guessed=True, surprise=tensors * 8 // 2)
     known = measured(problem, capability, multiprocessors)
-    if known is not None and ((tf32 and not deterministic) or _first_is_allowed(problem, tf32, deterministic)):
-        return Workspace(known, known)
+    if known is not None:
+        excludes = deterministic or not tf32
+        network = read_network(DATA_FOLDER / PLAN_NETWORK, problem.direction) if excludes else None
+        first = None if network is None else network.plans(problem, 1.0)[0][0]
+        if first is None or first.allowed(problem.kind, tf32, deterministic):
+            return Workspace(known, known)
     guessed = guess(problem, capability, tf32, deterministic)
     if capability in ASKED:
         return guessed
