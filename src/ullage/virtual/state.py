@@ -71,7 +71,7 @@ class GPUState:
         self.attention_kernels: set[str] = set()  # that `scaled_dot_product_attention` took
         self._notes: dict[tuple[str, str], int] = {}
         self._names: dict[tuple[str, str], list[str]] = {}  # that a note lists
-        self._kept_peaks = self._kept_needs = 0, 0
+        self._peaks_at_reset = self._needs_at_reset = 0, 0
         self._parts: dict[type[Any], object] = {}
 
     def add_part(self, part: object) -> None:
@@ -94,27 +94,27 @@ class GPUState:
     @property
     def peak_allocated(self) -> int:
         """The most bytes that tensors held at once, as `torch.cuda.max_memory_allocated()`."""
-        return max(self._kept_peaks[0], self.needed_allocated, self.memory.tried[0])
+        return max(self._peaks_at_reset[0], self.needed_allocated, self.memory.tried[0])
 
     @property
     def peak_reserved(self) -> int:
         """The most bytes that the allocator held at once, as `torch.cuda.max_memory_reserved()`."""
-        return max(self._kept_peaks[1], self.needed_reserved, self.memory.tried[1])
+        return max(self._peaks_at_reset[1], self.needed_reserved, self.memory.tried[1])
 
     @property
     def needed_allocated(self) -> int:
         """The most bytes that tensors held at once, without workspaces that `cudnn.benchmark` only tried."""
-        return max(self._kept_needs[0], self.memory.allocator.peak_allocated)
+        return max(self._needs_at_reset[0], self.memory.allocator.peak_allocated)
 
     @property
     def needed_reserved(self) -> int:
         """The most bytes that the allocator held at once, without workspaces that `cudnn.benchmark` only tried."""
-        return max(self._kept_needs[1], self.memory.allocator.peak_reserved)
+        return max(self._needs_at_reset[1], self.memory.allocator.peak_reserved)
 
     def reset_peaks(self) -> None:
         """Reset PyTorch's peaks, and remember those of the run so far."""
-        self._kept_peaks = self.peak_allocated, self.peak_reserved
-        self._kept_needs = self.needed_allocated, self.needed_reserved
+        self._peaks_at_reset = self.peak_allocated, self.peak_reserved
+        self._needs_at_reset = self.needed_allocated, self.needed_reserved
         self.memory.tried = 0, 0
         self.memory.allocator.reset_peak_stats()
 

@@ -153,10 +153,10 @@ def meanings_of(
         OTHER_CONNECTIONS: connections,
         WHAT_IS_CACHED: max(cached, reserved // UNMEASURED_SHARE),
     }
-    found: dict[str, dict[str, Any]] = {}
+    meanings: dict[str, dict[str, Any]] = {}
     for (kind, _), count in notes.items():
         meaning = NOTE_MEANINGS.get(kind)
         if meaning is not None and meaning.group == group:
             entry = {"what": meaning.what, "count": 0, "covered": meaning.covered, "adds": added[meaning.adds]}
-            found.setdefault(meaning.what, entry)["count"] += count
-    return list(found.values())
+            meanings.setdefault(meaning.what, entry)["count"] += count
+    return list(meanings.values())

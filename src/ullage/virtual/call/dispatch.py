@@ -11,7 +11,7 @@ import torch
 from torch._ops import HigherOrderOperator
 
 from ullage.hardware import GPU
-from ullage.virtual.call.inference import argument_at, infer
+from ullage.virtual.call.inference import infer
 from ullage.virtual.call.native import GPUMode, view_as_type, view_without_data
 from ullage.virtual.call.plan import (
     FREE,
@@ -25,6 +25,7 @@ from ullage.virtual.call.plan import (
     New,
     Plan,
     Same,
+    argument_at,
     kernel_switches,
     written_places,
 )

@@ -80,13 +80,6 @@ def infer_by_pytorch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     )
 
 
-def argument_at(place: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the argument at a place that `infer` gave."""
-    if isinstance(place, tuple):
-        return argument_at(place[0], args, kwargs)[place[1]]
-    return kwargs[place] if isinstance(place, str) else args[place]
-
-
 # Operators that make one element of each: from tensors of one size, row after row, and one type, another such tensor.
 _WITH_NUMBER = ("add", "mul", "div", "lerp")
 _WITH_TENSOR = ("add", "sub", "mul", "div")

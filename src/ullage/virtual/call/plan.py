@@ -9,7 +9,7 @@ rule allocates its outputs in order and nothing else.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -201,6 +201,13 @@ class Call:
         output = self.infer().outputs[0]
         assert isinstance(output, New)
         return output
+
+
+def argument_at(place: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the argument at a place as `Alias` has it."""
+    if isinstance(place, tuple):
+        return argument_at(place[0], args, kwargs)[place[1]]
+    return kwargs[place] if isinstance(place, str) else args[place]
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -46,9 +46,11 @@ class Move(NamedTuple):
 def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Give the outputs the values they would have if all ranks were like this one; return finished work."""
     name = func._schema.name.split("::")[1]
-    group, groups = _group_of(args), gpu.part(Groups)
-    if group is None or groups is None:
+    boxed = next((argument for argument in args if _is_boxed(argument, "ProcessGroup")), None)
+    groups = gpu.part(Groups)
+    if boxed is None or groups is None:
         return NotImplemented
+    group = _c10d.ProcessGroup.unbox(boxed)
     targets = list(_tensors(args[0]))
     if any(tensor.is_cuda for tensor in targets):
         groups.communicate(group)
@@ -210,11 +212,6 @@ def _is_boxed(argument: Any, kind: str) -> bool:
     return isinstance(argument, torch.ScriptObject) and kind in str(argument._type())
 
 
-def _group_of(args: tuple[Any, ...]) -> Any:
-    boxed = next((argument for argument in args if _is_boxed(argument, "ProcessGroup")), None)
-    return None if boxed is None else _c10d.ProcessGroup.unbox(boxed)
-
-
 def _is_asynchronous(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     for place, argument in enumerate(func._schema.arguments):
         if argument.name in ("async_op", "asyncOp"):
@@ -232,6 +229,13 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 # torch/csrc/distributed/c10d/Functional.cpp: operators that return new tensors, as DTensor calls them.
 
+_BEHIND = {
+    "all_reduce": "allreduce_",
+    "all_gather": "_allgather_base_",
+    "reduce_scatter": "_reduce_scatter_base_",
+    "all_to_all": "alltoall_base_",
+}
+
 
 @handler("_c10d_functional")
 def functional(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -247,7 +251,8 @@ def functional(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if "group_name" not in named:  # written in Python
         behind = custom.handler_of(func)
         return NotImplemented if behind is None else behind(gpu, func, args, kwargs)
-    group = _resolved(named["group_name"])
+    group = named["group_name"]
+    group = _c10d._resolve_process_group(group) if isinstance(group, str) else group
     groups.communicate(group)
     times = group.size() if named.get("reduce_op", "").lower() == "sum" else 1
     with gpu.mode, torch.no_grad():
@@ -258,19 +263,19 @@ def functional(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     operation = _operation(name)
     if group.size() > 1 and operation is not None:
         size = max(sum(tensor.nbytes for tensor in tensors) for tensors in (outputs, given))
-        number = groups.exchange(operation, group, size, of_activations=_are_activations(gpu, given))
+        # By a DTensor in a forward pass: then the ranks work on the same samples.
+        forward = gpu.calls.part == FORWARD and not in_backward()
+        of_activations = forward and any(tensor.is_floating_point() for tensor in given)
+        number = groups.exchange(operation, group, size, of_activations=of_activations)
         gpu.communication.remember(map(gpu.memory.span_of, outputs), number)
+    collective_behind, splits = _BEHIND.get(operation or "", ""), named.get("input_split_sizes")
     for output, tensor in zip(outputs, given, strict=False):
-        for each in _functional_moves(name, output, tensor, named, group, times):
+        target = [output] if collective_behind == "allreduce_" else output
+        arguments = (target, tensor, None, None, splits)
+        for each in _moves(collective_behind, arguments, group.rank(), group.size(), times):
             _carry_out(gpu, each)
     single = str(func._schema.returns[0].type) == "Tensor"
     return outputs[0] if single else outputs
-
-
-def _are_activations(gpu: GPUState, tensors: list[torch.Tensor]) -> bool:
-    """Check for an exchange by a DTensor in a forward pass: then the ranks work on the same samples."""
-    forward = gpu.calls.part == FORWARD and not in_backward()
-    return forward and any(tensor.is_floating_point() for tensor in tensors)
 
 
 def _functional_outputs(name: str, named: dict[str, Any]) -> list[torch.Tensor] | None:
@@ -292,25 +297,6 @@ def _functional_outputs(name: str, named: dict[str, Any]) -> list[torch.Tensor] 
 
 def _with_rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     return tensor.new_empty([rows, *tensor.shape[1:]])
-
-
-def _functional_moves(
-    name: str, output: torch.Tensor, tensor: torch.Tensor, named: dict[str, Any], group: Any, times: int
-) -> Iterator[Move]:
-    behind = {
-        "all_reduce": "allreduce_",
-        "all_gather": "_allgather_base_",
-        "reduce_scatter": "_reduce_scatter_base_",
-        "all_to_all": "alltoall_base_",
-    }
-    kind = next((value for key, value in behind.items() if name.startswith(key)), "")
-    first: Any = [output] if kind == "allreduce_" else output
-    args = (first, tensor, None, None, named.get("input_split_sizes"))
-    yield from _moves(kind, args, group.rank(), group.size(), times)
-
-
-def _resolved(name: Any) -> Any:
-    return _c10d._resolve_process_group(name) if isinstance(name, str) else name
 
 
 @handler("fsdp.chunk_cat_mixed_dtype.default")

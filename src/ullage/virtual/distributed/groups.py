@@ -66,7 +66,12 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     install_zero_redundancy(gpu, groups, replacements)
     install_checkpoints(groups, replacements)
     replacements.put(sys, "excepthook", sys.excepthook)  # `init_process_group` sets one of its own
-    replacements.on_undo(lambda: _end_stand_in(groups))
+
+    def end_stand_in() -> None:
+        if groups.stand and torch.distributed.is_initialized():
+            distributed_c10d.destroy_process_group()
+
+    replacements.on_undo(end_stand_in)
 
 
 class _ProcessGroupNCCL:
@@ -91,7 +96,7 @@ class Groups:
         self._backends: dict[str, str] = {}  # of groups that stand, by name
         self._ranks: dict[str, list[int]] = {}
         self._communicators: set[str] = set()
-        self._kept: list[tuple[int, list[torch.Tensor]]] = []
+        self._stashed: list[tuple[int, list[torch.Tensor]]] = []
         self._sent: dict[int, tuple[int, Any]] = {}  # by the span's number: when it was last given to a collective
         self._loaded = 0  # kernels when a collective was last kept
         self.eager = False  # whether communicators are made with their groups
@@ -152,7 +157,7 @@ class Groups:
         """Keep the tensors of an asynchronous collective of DDP until the watchdog has seen its end."""
         memory = self._gpu.memory
         self._loaded = self._gpu.calls.operators
-        self._kept.append((memory.clock, tensors))
+        self._stashed.append((memory.clock, tensors))
         for span in map(memory.span_of, tensors):
             if span is not None:
                 self._sent[span.index] = memory.clock, span
@@ -162,8 +167,8 @@ class Groups:
         """Begin a collective: drop tensors that the watchdog has seen, and record those of a late watchdog."""
         memory = self._gpu.memory
         slow = self._gpu.calls.operators - self._loaded >= _KERNELS_OF_A_LOOK
-        found = memory.clock if slow else memory.clock - _WATCHDOG
-        self._kept = [(since, kept) for since, kept in self._kept if since > found]
+        looked = memory.clock if slow else memory.clock - _WATCHDOG
+        self._stashed = [(since, tensors) for since, tensors in self._stashed if since > looked]
         oldest = memory.clock - _LATE_WATCHDOG
         self._sent = {number: (since, span) for number, (since, span) in self._sent.items() if since > oldest}
         late = sum(span.size for _, span in self._sent.values() if span.end >= 0)
@@ -171,7 +176,8 @@ class Groups:
         self._count()
 
     def _count(self) -> None:
-        spans = {span.index: span for _, kept in self._kept for span in map(self._gpu.memory.span_of, kept) if span}
+        stashed = [span for _, tensors in self._stashed for span in map(self._gpu.memory.span_of, tensors) if span]
+        spans = {span.index: span for span in stashed}
         self._gpu.memory.held_back = sum(span.size for span in spans.values())
 
     def exchange(
@@ -211,7 +217,7 @@ class Groups:
             self._backends.pop(name, None)
             self._communicators.discard(name)
         if not self._backends:
-            self._kept.clear()
+            self._stashed.clear()
 
 
 def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
@@ -234,9 +240,12 @@ def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
             args = (args[0], None, *args[2:])
         group, group_store = new(group_size, group_rank, ranks, home.Backend("fake"), store, *args, **options)
         if isinstance(group, _c10d.ProcessGroup):
-            asked = _named(home, backend)
-            home._world.pg_map[group] = asked, home._world.pg_map[group][1]
-            groups.add(group, asked, ranks, eager=with_device)
+            # The backend of the GPU: `cuda:nccl,cpu:gloo` and no name mean NCCL.
+            by_device = dict(part.split(":", 1) for part in str(backend).split(",") if ":" in part)
+            name = by_device.get("cuda", next(iter(by_device.values()), str(backend)))
+            wanted = home.Backend("nccl" if name == "undefined" else name)
+            home._world.pg_map[group] = wanted, home._world.pg_map[group][1]
+            groups.add(group, wanted, ranks, eager=with_device)
         return group, group_store
 
     def wait_for_all(group: Any = None, *args: Any, **options: Any) -> Any:
@@ -271,17 +280,10 @@ def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
     }
 
 
-def _named(home: Any, backend: Any) -> Any:
-    """Return the GPU backend of a request: `cuda:nccl,cpu:gloo` and no name mean NCCL."""
-    by_device = dict(part.split(":", 1) for part in str(backend).split(",") if ":" in part)
-    name = by_device.get("cuda", next(iter(by_device.values()), str(backend)))
-    return home.Backend("nccl" if name == "undefined" else name)
-
-
 def _place(url: str, rank: int, world_size: int) -> tuple[int, int]:
     """Return the rank and the number of ranks, read and checked in PyTorch's order: argument, address, environment."""
     query = {name: values[0] for name, values in parse_qs(urlparse(url).query).items()}
-    found = {}
+    numbers = {}
     for name, given in (("RANK", rank), ("WORLD_SIZE", world_size)):
         value = str(given) if given >= 0 else query.get(name.lower())
         if value is None and url.startswith("env://"):
@@ -291,8 +293,8 @@ def _place(url: str, rank: int, world_size: int) -> tuple[int, int]:
                     f"Error initializing torch.distributed using env:// rendezvous: "
                     f"environment variable {name} expected, but not set"
                 )
-        found[name] = int(value or (0 if name == "RANK" else 1))
-    return found["RANK"], found["WORLD_SIZE"]
+        numbers[name] = int(value or (0 if name == "RANK" else 1))
+    return numbers["RANK"], numbers["WORLD_SIZE"]
 
 
 def _wait(gpu: GPUState, groups: Groups) -> Any:
@@ -321,11 +323,6 @@ def _then(groups: Groups) -> Any:
         return then(future, in_stream if groups.stand else callback)
 
     return call
-
-
-def _end_stand_in(groups: Groups) -> None:
-    if groups.stand and torch.distributed.is_initialized():
-        sys.modules["torch.distributed.distributed_c10d"].destroy_process_group()
 
 
 def work_that_is_done(results: list[torch.Tensor]) -> Any:

@@ -50,8 +50,8 @@ class ObjectMessages:
         for known in (self.sent, self.received):
             if known.get(_TO_ONE):
                 self._gpu.note("ranks", _LIKE_ANOTHER)
-                found: list[Any] = pickle.loads(known[_TO_ONE][-1])
-                return found
+                received: list[Any] = pickle.loads(known[_TO_ONE][-1])
+                return received
         self.waits = True
         raise UnsupportedOperation("this rank waits for objects of another one, which nobody sends")
 
@@ -71,8 +71,8 @@ class ObjectMessages:
         self._taken[what] += 1
         if place < len(known) and known[place]:
             with contextlib.suppress(Exception):
-                found: list[Any] = pickle.loads(known[place])
-                return found
+                received: list[Any] = pickle.loads(known[place])
+                return received
         self.waits = True
         self._gpu.note("ranks", _FROM_ANOTHER.format(what=what.partition(" ")[0]))
         return None
@@ -112,12 +112,17 @@ def object_collectives(gpu: GPUState, groups: Any, home: Any) -> dict[str, Any]:
     """Return replacements for the collectives of `torch.distributed` on objects, by name."""
     messages: ObjectMessages = groups.messages
 
+    def gathered(obj: Any, group: Any) -> AbstractContextManager[None]:
+        """Hold an object's bytes, those of all, and those of all again in NCCL's one tensor."""
+        size = size_of(obj)
+        return _on_gpu(gpu, groups, group, size, size * group.size(), size * group.size())
+
     def all_gather_object(object_list: list[Any], obj: Any, group: Any) -> None:
-        with _on_gpu(gpu, groups, group, *_gathered(obj, group)):
+        with gathered(obj, group):
             object_list[:] = _of_all_ranks(obj, group.rank(), len(object_list))
 
     def gather_object(obj: Any, object_gather_list: list[Any] | None, group: Any, **options: Any) -> None:
-        with _on_gpu(gpu, groups, group, *_gathered(obj, group)):
+        with gathered(obj, group):
             if object_gather_list:
                 object_gather_list[:] = [obj] * len(object_gather_list)
 
@@ -125,8 +130,8 @@ def object_collectives(gpu: GPUState, groups: Any, home: Any) -> dict[str, Any]:
         source, what = _source("broadcast_object_list", group, options)
         if source == home.get_rank():
             messages.tell(what, object_list)
-        elif (found := messages.hear(what)) is not None:
-            object_list[:] = found
+        elif (received := messages.hear(what)) is not None:
+            object_list[:] = received
         with _on_gpu(gpu, groups, group, size_of(object_list)):
             pass
 
@@ -134,13 +139,13 @@ def object_collectives(gpu: GPUState, groups: Any, home: Any) -> dict[str, Any]:
         scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None, group: Any, **options: Any
     ) -> None:
         source, what = _source("scatter_object_list", group, options)
-        found = scatter_object_input_list
-        if source == home.get_rank() and found:
-            messages.tell(what, found)
+        objects = scatter_object_input_list
+        if source == home.get_rank() and objects:
+            messages.tell(what, objects)
         else:
-            found = messages.hear(what)
-        if found is not None:
-            scatter_object_output_list[0] = found[group.rank()]
+            objects = messages.hear(what)
+        if objects is not None:
+            scatter_object_output_list[0] = objects[group.rank()]
 
     def send_object_list(object_list: list[Any], group: Any, **options: Any) -> None:
         groups.send_to_one(group)
@@ -184,12 +189,6 @@ def _while_groups_stand(groups: Any, home: Any, here: Any) -> Any:
     return call
 
 
-def _gathered(obj: Any, group: Any) -> tuple[int, int, int]:
-    """Return the GPU bytes to gather an object: its own, those of all, and those of all again in NCCL's one tensor."""
-    size = size_of(obj)
-    return size, size * group.size(), size * group.size()
-
-
 def _on_gpu(gpu: GPUState, groups: Any, group: Any, *sizes: int) -> AbstractContextManager[None]:
     """Hold objects as byte tensors for a while: on the GPU with NCCL."""
     return gpu.memory.holding(*(size for size in sizes if size and groups.backend(group) == "nccl"))
@@ -222,7 +221,10 @@ class _Packer(pickle.Pickler):
 def _of_all_ranks(own: Any, rank: int, ranks: int) -> list[Any]:
     """Return each rank's object; the others' equal this one's unless known to differ."""
     if (asking := caller("_map_param_key_to_optim_keys")) is not None:
-        others = [_keys_of_sharded_states(asking)] * ranks
+        # All ranks of FSDP together hold a part of the optimizer's state for every trained parameter.
+        key, infos = asking.f_globals["_OptimStateKey"], asking.f_locals["fqn_to_fsdp_param_info"].items()
+        trained = [name for name, info in infos if info.param_requires_grad[info.param_indices[name]]]
+        others: list[Any] = [[key((name,), True) for name in trained]] * ranks
     elif caller("_init_from_local_shards") is not None and own is not None:
         others = [_shards_of(own, other - rank) for other in range(ranks)]
     else:
@@ -230,24 +232,16 @@ def _of_all_ranks(own: Any, rank: int, ranks: int) -> list[Any]:
     return [*others[:rank], own, *others[rank + 1 :]]
 
 
-def _keys_of_sharded_states(asking: Any) -> Any:
-    """Return other ranks' optimizer states for FSDP (`_map_param_key_to_optim_keys`): all ranks together hold a part of
-    every trained parameter."""
-    key = asking.f_globals["_OptimStateKey"]
-    infos = asking.f_locals["fqn_to_fsdp_param_info"].items()
-    return [key((name,), True) for name, info in infos if info.param_requires_grad[info.param_indices[name]]]
-
-
 def _shards_of(own: Any, further: int) -> Any:
     """Return the pieces of a `ShardedTensor` of another rank: as large as this one's, side by side."""
-    found = copy.deepcopy(own)
-    for shard in found.shards_metadata:
-        whole = zip(shard.shard_sizes, found.size, strict=True)
+    others = copy.deepcopy(own)
+    for shard in others.shards_metadata:
+        whole = zip(shard.shard_sizes, others.size, strict=True)
         split = next((place for place, (size, all_of_it) in enumerate(whole) if size < all_of_it), 0)
         shard.shard_offsets[split] += further * shard.shard_sizes[split]
         place = shard.placement
         shard.placement = type(place)(f"rank:{place.rank() + further}/{place.device()}")
-    return found
+    return others
 
 
 def install_zero_redundancy(gpu: GPUState, groups: Any, replacements: Replacements) -> None:
@@ -283,8 +277,8 @@ def install_checkpoints(groups: Any, replacements: Replacements) -> None:
         check = module._validate_global_plan
 
         def validate(plan: Any, metadata: Any) -> Any:
-            found = check(plan, metadata)
-            return found if not groups.stand else [] if isinstance(found, list) else True  # before 2.13 a bool
+            problems = check(plan, metadata)
+            return problems if not groups.stand else [] if isinstance(problems, list) else True  # before 2.13 a bool
 
         replacements.put(module, "_validate_global_plan", validate)
 
@@ -295,21 +289,18 @@ def install_checkpoints(groups: Any, replacements: Replacements) -> None:
 def _states_of(optimizer: Any, rank: int) -> dict[str, Any]:
     """Return the states of another rank: like this one's, with the shapes of its parameters."""
     own = optimizer.optim.state_dict()
-    example: tuple[Any, Any] | None = next(iter(optimizer.optim.state.items()), None)
+    one, example = next(iter(optimizer.optim.state.items()), (torch.empty(0), {}))
     states: dict[int, Any] = {}
     groups = []
+
+    def like_example(value: Any, parameter: torch.Tensor) -> Any:
+        if isinstance(value, torch.Tensor) and value.shape == one.shape and value.dim():
+            return parameter.new_empty(parameter.shape, dtype=value.dtype, device="cpu")
+        return value
+
     for like, part in zip(own["param_groups"], optimizer._partition_parameters()[rank], strict=True):
         first = len(states)
         groups.append({**like, "params": list(range(first, first + len(part["params"])))})
         for number, parameter in enumerate(part["params"], first):
-            states[number] = {} if example is None else _state_like(example[0], example[1], parameter)
+            states[number] = {name: like_example(value, parameter) for name, value in example.items()}
     return {"state": {number: state for number, state in states.items() if state}, "param_groups": groups}
-
-
-def _state_like(one: torch.Tensor, state: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
-    return {
-        name: parameter.new_empty(parameter.shape, dtype=value.dtype, device="cpu")
-        if isinstance(value, torch.Tensor) and value.shape == one.shape and value.dim()
-        else value
-        for name, value in state.items()
-    }

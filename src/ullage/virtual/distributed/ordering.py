@@ -69,8 +69,8 @@ class Communication:
 
     def reached(self, stream: int) -> Reached:
         """Return the current progress of a stream."""
-        found = self._streams.get(stream, Reached())
-        return found._replace(after=self._calls.position) if stream == 0 else found
+        progress = self._streams.get(stream, Reached())
+        return progress._replace(after=self._calls.position) if stream == 0 else progress
 
     def wait(self, stream: int, until: Reached) -> None:
         """Order the next work of a stream after a point reached elsewhere."""

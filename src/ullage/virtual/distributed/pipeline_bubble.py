@@ -47,7 +47,11 @@ def bubble(order: Mapping[int, Sequence[tuple[str, int, int]]], rank: int) -> fl
         for number, passes in order.items():
             while done[number] < len(passes):
                 kind, stage, batch = passes[done[number]]
-                needed = _needed(kind, stage, batch, last)
+                needed = [("I", stage, batch)] if kind == "W" else [("F", stage, batch)]
+                if kind == "F":
+                    needed = [("F", stage - 1, batch)] if stage else []
+                elif kind != "W" and stage < last:
+                    needed.append(("I", stage + 1, batch))
                 if any(each not in ends for each in needed):
                     break
                 begin = max([free[number], *(ends[each] for each in needed)])
@@ -59,11 +63,3 @@ def bubble(order: Mapping[int, Sequence[tuple[str, int, int]]], rank: int) -> fl
     if not own or any(done[number] < len(passes) for number, passes in order.items()):
         return None
     return max(free.values()) / own - 1
-
-
-def _needed(kind: str, stage: int, batch: int, last: int) -> list[tuple[str, int, int]]:
-    if kind == "F":
-        return [("F", stage - 1, batch)] if stage else []
-    if kind == "W":
-        return [("I", stage, batch)]
-    return [("F", stage, batch), *([("I", stage + 1, batch)] if stage < last else [])]

@@ -78,8 +78,10 @@ class Host:
                     return made
             elif self._defer_in_place(func, args, kwargs):
                 return args[0]
-            elif not _is_view(func):
-                self.fill_all((args, kwargs))
+            else:
+                returns = [value.alias_info for value in func._schema.returns]
+                if not returns or any(alias is None or alias.is_write for alias in returns):  # it is no view
+                    self.fill_all((args, kwargs))
         return func(*args, **kwargs)
 
     def fill(self, tensor: torch.Tensor) -> None:
@@ -153,22 +155,18 @@ class Host:
         return unfilled
 
     def _defer_factory(self, func: Any, fill: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        options = {name: kwargs[name] for name in _FACTORY_OPTIONS if kwargs.get(name) is not None}
         if func in _LIKE_FACTORIES:
             source = args[0]
             on_host = source.device.type == "cpu" or kwargs.get("device") is not None
             if not on_host or source.numel() * source.element_size() < SMALLEST_DEFERRED:
                 return None
-            options = {name: kwargs[name] for name in _FACTORY_OPTIONS if kwargs.get(name) is not None}
             out, refused = _address_space(
                 lambda: torch.empty_like(source, device="cpu", **options), source.shape, options, source.dtype
             )
         else:
-            count = 1
-            for length in args[0]:
-                count *= length
-            if count * 4 < SMALLEST_DEFERRED:
+            if math.prod(args[0]) * 4 < SMALLEST_DEFERRED:
                 return None
-            options = {name: kwargs[name] for name in _FACTORY_OPTIONS if kwargs.get(name) is not None}
             if func is _aten.full.default and "dtype" not in options:
                 options["dtype"] = torch.full((), args[1]).dtype
             out, refused = _address_space(lambda: torch.empty(args[0], **options), args[0], options)
@@ -185,7 +183,12 @@ class Host:
         options = {name: kwargs[name] for name in ("dtype", "memory_format") if kwargs.get(name) is not None}
         out, refused = _address_space(lambda: torch.empty_like(source, **options), source.shape, options, source.dtype)
         copy = self._remember(out, refused)
-        copy.steps.append(_Step(out, lambda target: self._filled(source) is None or target.copy_(source)))
+
+        def fill(target: torch.Tensor) -> None:
+            self.fill(source)
+            target.copy_(source)
+
+        copy.steps.append(_Step(out, fill))
         unfilled.copies.append((weakref.ref(storage_of(out)), copy.key))
         return out
 
@@ -201,10 +204,6 @@ class Host:
         if func._schema.name in ("aten::resize_", "aten::set_", "aten::as_strided_", "aten::t_", "aten::squeeze_"):
             return False
         return self.change_later(args[0], lambda view: func(view, *rest, **kwargs))
-
-    def _filled(self, source: torch.Tensor) -> torch.Tensor:
-        self.fill(source)
-        return source
 
     def _run(self, unfilled: _Unfilled, tensor: torch.Tensor) -> None:
         if unfilled.refused is not None:
@@ -252,8 +251,3 @@ def _address_space(
 
 def _is_host(device: torch.device | None) -> bool:
     return device is None or device.type == "cpu"
-
-
-def _is_view(func: Any) -> bool:
-    returns = func._schema.returns
-    return bool(returns) and all(value.alias_info is not None and not value.alias_info.is_write for value in returns)

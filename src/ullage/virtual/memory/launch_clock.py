@@ -98,19 +98,14 @@ class LaunchClock:
         operator = str(call["operator"])
         if operator.startswith(_COLLECTIVES):
             return _COLLECTIVE, 0.0
-        seconds = self._time_of(call)
-        if not seconds:
+        if call.get("view") or operator.startswith(_NO_OPERATORS):
+            return VIEW, 0.0
+        try:
+            seconds = work_of(call).least_time(self._card)
+        except (LookupError, TypeError, ValueError):  # a call of which only the name is known
             return VIEW, 0.0
         kernel = operator, *(str(arg["dtype"]) for arg in call["args"] if isinstance(arg, Mapping) and "dtype" in arg)
         if kernel not in self._loaded:
             self._loaded.add(kernel)
             self.host += _LOAD
         return LAUNCH, seconds / LAUNCHES_SHARE_OF_LEAST_TIME + _GAP
-
-    def _time_of(self, call: Mapping[str, Any]) -> float:
-        if call.get("view") or str(call["operator"]).startswith(_NO_OPERATORS):
-            return 0.0
-        try:
-            return work_of(call).least_time(self._card)
-        except (LookupError, TypeError, ValueError):  # a call of which only the name is known
-            return 0.0

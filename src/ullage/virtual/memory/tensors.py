@@ -11,16 +11,7 @@ from typing import Any
 
 import torch
 
-from ullage.allocator import (
-    Block,
-    CachingAllocator,
-    OutOfMemory,
-    PoolId,
-    PoolState,
-    RequestLog,
-    format_size,
-    restore,
-)
+from ullage.allocator import Block, CachingAllocator, OutOfMemory, PoolId, PoolState, RequestLog, format_size, restore
 from ullage.allocator.private_pools import NO_POOL, stream_of
 from ullage.virtual.call.native import current_stream, set_length, storage_of, tensor_without_data
 from ullage.virtual.memory.allocations import (
@@ -329,8 +320,14 @@ class DeviceMemory:
                 # What was let go counts as allocated here, until the GPU was done with it.
                 if self.waiting.launch_clock is not None:
                     self.allocator.peak_allocated = allocated
-            if go_on:
-                self._move_to_blocks_of_last_repetition(len(blocks) - len(self.spans), blocks)
+            if go_on:  # tensors whose blocks a repetition freed get those of their counterparts in the last repetition
+                shift = len(blocks) - len(self.spans)
+                for span in self.spans:
+                    if span.block is not None and blocks[span.index] is None:
+                        span.block = block = blocks[span.index + shift]
+                        span.size = block.size
+                if self.allocator.reserved != self._reserved:
+                    self.note_reserved()
         return done
 
     def _repeat_until_quiet(self, requests: RequestLog, blocks: list[Block | None], times: int, quiet: int) -> int:
@@ -373,16 +370,6 @@ class DeviceMemory:
                     held[address] = span = Allocation(self.clock, len(self.spans), block, self.kind, self.origin())
                     self.spans.append(span)
             return held
-
-    def _move_to_blocks_of_last_repetition(self, shift: int, blocks: list[Any]) -> None:
-        """Give tensors whose blocks a repetition freed the blocks of their counterparts in the last repetition."""
-        for span in self.spans:
-            if span.block is not None and blocks[span.index] is None:
-                span.block = blocks[span.index + shift]
-                assert span.block is not None
-                span.size = span.block.size
-        if self.allocator.reserved != self._reserved:
-            self.note_reserved()
 
     def _storage_died(self, watch: TensorAllocation) -> None:
         if not self.closed and watch.block is not None:

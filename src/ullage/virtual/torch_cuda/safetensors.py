@@ -5,8 +5,6 @@ gives the place of each tensor. The values of a large one are read when they are
 than this machine's memory, or have no values at all.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -14,7 +12,7 @@ import struct
 import zipfile
 from collections.abc import Callable
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -74,19 +72,20 @@ def _opening(module: ModuleType, replacements: Replacements) -> None:
     replacements.put(module, "safe_open", safe_open)
 
 
-def _open(filename: Any, device: Any) -> _File | None:
+def _open(filename: Any, device: Any) -> Any:
     """Return the file as a virtual GPU reads it; `None` if safetensors itself has to read it."""
     recording.note(filename)
     if not gpus_in_use or not os.path.isfile(filename):
         return None
+    place = f"cuda:{device}" if isinstance(device, int) else str(device)
     if zipfile.is_zipfile(filename):
-        return _Written(filename, device)
+        return _written(filename, place)
     try:
         header = read_header(filename)
     except (ValueError, struct.error):
         return None
     known = all(entry["dtype"] in _TYPES for name, entry in header.items() if name != "__metadata__")
-    return _Checkpoint(filename, header, device) if known else None
+    return _checkpoint(filename, header, place) if known else None
 
 
 def read_header(filename: Any) -> dict[str, Any]:
@@ -95,53 +94,26 @@ def read_header(filename: Any) -> dict[str, Any]:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > os.path.getsize(filename):
             raise ValueError(f"{filename} is no file of safetensors")
-        found = json.loads(file.read(length))
-    if not isinstance(found, dict):
+        header = json.loads(file.read(length))
+    if not isinstance(header, dict):
         raise ValueError(f"{filename} is no file of safetensors")
-    return found
+    return header
 
 
 class _File:
-    """The result of `safe_open`."""
+    """The result of `safe_open`: `entries` has the shape, type and place of each tensor, `read` returns one."""
 
-    def __enter__(self) -> _File:
+    def __init__(self, entries: dict[str, Any], metadata: Any, read: Callable[[str], torch.Tensor], place: str) -> None:
+        self._entries, self._metadata, self._read, self._place = entries, metadata, read, place
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         return
 
     def keys(self) -> list[str]:
-        raise NotImplementedError
-
-    def offset_keys(self) -> list[str]:
-        return self.keys()
-
-    def metadata(self) -> Any:
-        raise NotImplementedError
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        raise NotImplementedError
-
-    def get_tensors(self, names: list[str] | None = None) -> dict[str, torch.Tensor]:
-        return {name: self.get_tensor(name) for name in (self.keys() if names is None else names)}
-
-    def get_slice(self, name: str) -> Any:
-        tensor = self.get_tensor(name)
-        return _Slice(tensor.__getitem__, list(tensor.shape), TYPE_NAMES.get(tensor.dtype, "F32"))
-
-
-class _Checkpoint(_File):
-    """A file written by safetensors."""
-
-    def __init__(self, filename: Any, header: dict[str, Any], device: Any) -> None:
-        self._filename, self._device = filename, device
-        self._metadata = header.pop("__metadata__", None)
-        self._entries = header
-        with open(filename, "rb") as file:
-            self._begin = 8 + struct.unpack("<Q", file.read(8))[0]
-
-    def keys(self) -> list[str]:
-        return sorted(self._entries)
+        return list(self._entries)
 
     def offset_keys(self) -> list[str]:
         return sorted(self._entries, key=lambda name: self._entries[name]["data_offsets"])
@@ -150,60 +122,57 @@ class _Checkpoint(_File):
         return self._metadata
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        return self._on_host(name).to(_place(self._device))
+        return self._read(name).to(self._place)
+
+    def get_tensors(self, names: list[str] | None = None) -> dict[str, torch.Tensor]:
+        return {name: self.get_tensor(name) for name in (self.keys() if names is None else names)}
 
     def get_slice(self, name: str) -> Any:
-        entry = self._entries[name]
+        return _Slice(lambda index: self._read(name)[index].to(self._place), self._entries[name])
 
-        def part(index: Any) -> torch.Tensor:
-            return self._on_host(name)[index].to(_place(self._device))
 
-        return _Slice(part, list(entry["shape"]), str(entry["dtype"]))
+def _checkpoint(filename: Any, header: dict[str, Any], place: str) -> _File:
+    """Open a file written by safetensors."""
+    metadata = header.pop("__metadata__", None)
+    with open(filename, "rb") as file:
+        first = 8 + struct.unpack("<Q", file.read(8))[0]
 
-    def _on_host(self, name: str) -> torch.Tensor:
-        entry, gpu = self._entries[name], gpus_in_use[-1] if gpus_in_use else None
+    def on_host(name: str) -> torch.Tensor:
+        entry, gpu = header[name], gpus_in_use[-1] if gpus_in_use else None
         dtype, shape = _TYPES[entry["dtype"]], entry["shape"]
-        begin = self._begin + entry["data_offsets"][0]
 
         def read() -> torch.Tensor:
-            with open(self._filename, "rb") as file:
-                file.seek(begin)
+            with open(filename, "rb") as file:
+                file.seek(first + entry["data_offsets"][0])
                 content = bytearray(file.read(math.prod(shape) * dtype.itemsize))
             return torch.frombuffer(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
 
         return read() if gpu is None else gpu.host.read_later(torch.empty(shape, dtype=dtype, device="cpu"), read)
 
+    return _File({name: header[name] for name in sorted(header)}, metadata, on_host, place)
 
-class _Written(_File):
-    def __init__(self, filename: Any, device: Any) -> None:
-        with open(filename, "rb") as file:  # by its name, PyTorch would take it for a file of safetensors
-            content = torch.load(file, map_location=_place(device), weights_only=False)
-        self._tensors, self._metadata = content["tensors"], content["metadata"]
 
-    def keys(self) -> list[str]:
-        return list(self._tensors)
-
-    def metadata(self) -> Any:
-        return self._metadata
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._tensors[name]
-        return tensor
+def _written(filename: Any, place: str) -> _File:
+    """Open a file that `save_file` wrote here."""
+    with open(filename, "rb") as file:  # by its name, PyTorch would take it for a file of safetensors
+        content = torch.load(file, map_location=place, weights_only=False)
+    tensors: dict[str, torch.Tensor] = content["tensors"]
+    entries = {
+        name: {"shape": list(tensor.shape), "dtype": TYPE_NAMES.get(tensor.dtype, "F32"), "data_offsets": number}
+        for number, (name, tensor) in enumerate(tensors.items())
+    }
+    return _File(entries, content["metadata"], tensors.__getitem__, place)
 
 
 class _Slice:
-    def __init__(self, part: Callable[[Any], torch.Tensor], shape: list[int], dtype: str) -> None:
-        self._part, self._shape, self._dtype = part, shape, dtype
+    def __init__(self, part: Callable[[Any], torch.Tensor], entry: dict[str, Any]) -> None:
+        self._part, self._entry = part, entry
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         return self._part(index)
 
     def get_shape(self) -> list[int]:
-        return self._shape
+        return list(self._entry["shape"])
 
     def get_dtype(self) -> str:
-        return self._dtype
-
-
-def _place(device: Any) -> str:
-    return f"cuda:{device}" if isinstance(device, int) else str(device)
+        return str(self._entry["dtype"])

@@ -66,11 +66,16 @@ def has_no_fixed_result(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags or any(part in name for part in refused)
 
 
+def _watch(tensor: _Tensor) -> Any:
+    """Return what is known of a tensor's memory (`TensorAllocation`); `None` without memory on the GPU."""
+    return getattr(storage_of(tensor), "ullage", None)
+
+
 def is_unknown(value: Any) -> bool:
     """Check for a GPU tensor without known values."""
     if not (isinstance(value, _Tensor) and value.is_cuda):
         return False
-    watch = getattr(storage_of(value), "ullage", None)
+    watch = _watch(value)
     return watch is not None and watch.value is None
 
 
@@ -94,7 +99,7 @@ class KnownValues:
 
     def known(self, tensor: _Tensor) -> _Tensor | None:
         """Return the values as a CPU tensor over the memory's twin, or `None`."""
-        watch = getattr(storage_of(tensor), "ullage", None)
+        watch = _watch(tensor)
         if watch is None:
             return None if tensor.numel() else torch.empty(tensor.shape, dtype=tensor.dtype, device=_CPU)
         if watch.value is None or tensor.is_complex():
@@ -125,7 +130,7 @@ class KnownValues:
         value: _Tensor | None = None
         if source.is_cuda:
             value = self.known(source)
-        elif _is_small(source) and not isinstance(source, torch.nn.Parameter):
+        elif source.numel() <= _most_copied(source.dtype) and not isinstance(source, torch.nn.Parameter):
             self._host.fill(source)
             value = source.detach()
         if value is None:
@@ -137,14 +142,14 @@ class KnownValues:
 
     def marks(self, tensor: _Tensor) -> int | None:
         """Return the largest number of elements that are not zero; `None` if unknown."""
-        watch = getattr(storage_of(tensor), "ullage", None)
+        watch = _watch(tensor)
         if watch is None or 0 in tensor.stride():
             return None
         most = watch.marks if watch.value is None else int(torch.count_nonzero(watch.value))
         return None if most is None else min(most, tensor.numel())
 
     def _set_marks(self, tensor: _Tensor, marks: int | None) -> None:
-        watch = getattr(storage_of(tensor), "ullage", None)
+        watch = _watch(tensor)
         if watch is not None:
             watch.marks = marks
 
@@ -169,7 +174,7 @@ class KnownValues:
 
     def copied_storage(self, source: _Tensor, target: _Tensor) -> None:
         """Take over the known values of a whole storage that was copied."""
-        watch = getattr(storage_of(source), "ullage", None)
+        watch = _watch(source)
         if watch is not None and watch.value is not None:
             storage_of(target).ullage.value = watch.value.clone()
 
@@ -194,7 +199,10 @@ class KnownValues:
             self._follow_all(args[0], result)
             return
         if func in _ORDERS and result.numel() > 1 and is_unknown(first):
-            self._follow_order(func, args, result)
+            if args[0].is_floating_point() and not self._is_negative(args[1]):
+                alike = _Alike(result.numel())
+                alike.holds = bool(func(torch.ones((), device=_CPU), args[1]))
+                self._set_marks(result, alike)
             return
         if func is _TOPK and is_unknown(first):
             self._follow_choice(args, kwargs, result[1])
@@ -208,13 +216,6 @@ class KnownValues:
         for made, value in zip(results, self.computed(func, args, kwargs) or (), strict=False):
             if value is not None and isinstance(made, _Tensor) and made.is_cuda and value.shape == made.shape:
                 self.set(made, value, supposed)
-
-    def _follow_order(self, func: Any, args: tuple[Any, ...], result: _Tensor) -> None:
-        """Mark the result of comparing unknown numbers with a known one."""
-        if args[0].is_floating_point() and not self._is_negative(args[1]):
-            alike = _Alike(result.numel())
-            alike.holds = bool(func(torch.ones((), device=_CPU), args[1]))
-            self._set_marks(result, alike)
 
     def _follow_drawn(self, args: tuple[Any, ...], result: _Tensor) -> None:
         """Draw whole numbers of the same range, so that masks made of them select their share."""
@@ -237,9 +238,9 @@ class KnownValues:
 
     def _follow_all(self, flags: _Tensor, result: _Tensor) -> None:
         """Answer whether all flags of a comparison hold."""
-        watch = getattr(storage_of(flags), "ullage", None)
+        watch = _watch(flags)
         if watch is not None and isinstance(watch.marks, _Alike):
-            self._note("values", _asked(flags, "a comparison"))
+            self._note("values", _note_on_read(flags, "a comparison"))
             self._supposing = True
             self.set(result, torch.tensor(watch.marks.holds, device=_CPU), supposed=True)
 
@@ -247,7 +248,7 @@ class KnownValues:
         """Return a side of a comparison; without data, the number that `.item()` would give."""
         if not isinstance(value, _Tensor) or not value.is_floating_point() or self.known(value) is not None:
             return value
-        self._note("values", _asked(value, "a comparison"))
+        self._note("values", _note_on_read(value, "a comparison"))
         self._supposing = True
         one: Any = torch.ones(value.shape, dtype=value.dtype, device=_CPU)
         one.supposed = True
@@ -261,7 +262,7 @@ class KnownValues:
     def is_supposed(self, value: Any) -> bool:
         """Check whether values follow from made-up numbers."""
         if isinstance(value, _Tensor) and value.is_cuda:
-            value = getattr(getattr(storage_of(value), "ullage", None), "value", None)
+            value = getattr(_watch(value), "value", None)
         return getattr(value, "supposed", False)
 
     def tensor(self, value: _Tensor) -> _Tensor:
@@ -273,7 +274,7 @@ class KnownValues:
     def forget_marks(self, written: Sequence[_Tensor]) -> bool:
         """Forget the marks of tensors after an unknown write; return false if one of them has known values."""
         for tensor in written:
-            watch = getattr(storage_of(tensor), "ullage", None)
+            watch = _watch(tensor)
             if watch is not None:
                 if watch.value is not None:
                     return False
@@ -293,7 +294,7 @@ class KnownValues:
             else:
                 self.set(args[0], torch.tensor(value, dtype=args[0].dtype, device=_CPU))
             return
-        known: list[Any] = [tensor for tensor in written if self._has_values(tensor)]
+        known = [tensor for tensor in written if getattr(_watch(tensor), "value", None) is not None]
         if known and self.computed(func, args, kwargs) is None:
             for tensor in known:
                 self._memory.written(tensor)
@@ -311,10 +312,6 @@ class KnownValues:
             known = self.computed(func, args, kwargs | {names[0]: out})
             if known is not None and known[0].shape == written[0].shape:
                 self.set(written[0], known[0])
-
-    def _has_values(self, tensor: _Tensor) -> bool:
-        watch = getattr(storage_of(tensor), "ullage", None)
-        return watch is not None and watch.value is not None
 
     def _known_arguments(self, value: Any, most: int) -> Any:
         if isinstance(value, _Tensor):
@@ -338,7 +335,7 @@ class KnownValues:
             supposed = tensor.dtype is torch.bool and self.is_supposed(tensor)
             working = self._flags.working_answer(self.steps()) if supposed else None
             return known.item() if working is None else working
-        self._note("readings" if tensor.is_floating_point() else "values", _asked(tensor, "one value"))
+        self._note("readings" if tensor.is_floating_point() else "values", _note_on_read(tensor, "one value"))
         if tensor.dtype is torch.bool:
             working = working_answer()
             return self._flags.waited_for(self.steps()) if working is None else working
@@ -355,19 +352,16 @@ class KnownValues:
         if known is not None and known.numel() <= LARGEST_HELD:
             return known.to(dtype, copy=True)
         if tensor.numel() <= LARGEST_KNOWN:
-            self._note("readings" if tensor.is_floating_point() else "values", _asked(tensor, "values"))
-        call = self._host.call
+            self._note("readings" if tensor.is_floating_point() else "values", _note_on_read(tensor, "values"))
         flags = dtype is torch.bool and (tensor.dim() < 2 or tensor.shape[-1] == 1)
         fill = _aten.zeros.default if flags else _aten.ones.default
-        out: torch.Tensor = call(fill, (list(tensor.shape),), {"dtype": dtype})
+        out: torch.Tensor = self._host.call(fill, (list(tensor.shape),), {"dtype": dtype})
         return out
 
 
-def _is_small(source: _Tensor) -> bool:
-    """Check whether a CPU tensor is small enough to keep its values."""
-    if source.dtype in _HELD:
-        return source.numel() <= LARGEST_HELD
-    return source.numel() <= (LARGEST_COPIED if source.is_floating_point() else LARGEST_MASK)
+def _most_copied(dtype: torch.dtype) -> int:
+    """Return how many elements a CPU tensor of this type may have for its values to be kept."""
+    return LARGEST_HELD if dtype in _HELD else LARGEST_COPIED if dtype.is_floating_point else LARGEST_MASK
 
 
 def most_computed(dtype: torch.dtype) -> int:
@@ -396,6 +390,6 @@ def _over(twin: _Tensor, tensor: _Tensor) -> _Tensor:
     return twin.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def _asked(tensor: torch.Tensor, what: str) -> str:
+def _note_on_read(tensor: torch.Tensor, what: str) -> str:
     kind = str(tensor.dtype).removeprefix("torch.")
     return f"read {what} of {kind} tensors, which have no data: plausible values are assumed"

@@ -54,8 +54,8 @@ def checked(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def finite(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`isfinite` compares a number with itself and with infinity: unknown numbers are finite."""
     source, other = args[0], args[1]
-    asked = source is other if func is torch.ops.aten.eq.Tensor else other in (math.inf, -math.inf)
-    if not (asked and source.is_cuda and source.is_floating_point() and source.numel() <= LARGEST_KNOWN):
+    is_check = source is other if func is torch.ops.aten.eq.Tensor else other in (math.inf, -math.inf)
+    if not (is_check and source.is_cuda and source.is_floating_point() and source.numel() <= LARGEST_KNOWN):
         return NotImplemented
     if gpu.values.known(source) is not None:
         return NotImplemented

@@ -41,7 +41,7 @@ class SupposedFlags:
     """
 
     def __init__(self) -> None:
-        self._asked: dict[_Place, tuple[int, int]] = {}  # the steps of training when it was asked last, and how often
+        self._reads: dict[_Place, tuple[int, int]] = {}  # the steps of training at the last read, and how many reads
         self._waiting: tuple[_Place | None, int, int] = None, 0, 0  # where, the steps of training, and how long
 
     def waited_for(self, steps: int) -> bool:
@@ -56,8 +56,8 @@ class SupposedFlags:
         place = _place()
         if place is None:
             return None
-        before, rounds = self._asked.get(place, (0, 0))
-        self._asked[place] = steps, rounds + 1
+        before, rounds = self._reads.get(place, (0, 0))
+        self._reads[place] = steps, rounds + 1
         return _answer_at(*place, supposed=steps == before or rounds >= MOST_ROUNDS)
 
 
@@ -72,7 +72,9 @@ def _place() -> _Place | None:
 @functools.lru_cache(maxsize=4096)
 def _answer_at(code: CodeType, place: int, supposed: bool) -> bool | None:
     following = [line for line in dis.get_instructions(code) if line.offset >= place and line.opname not in _NOTHING]
-    while following and (following[0].opname == "TO_BOOL" or following[0].offset == place and _asks(following[0])):
+    while following and (
+        following[0].opname == "TO_BOOL" or following[0].offset == place and following[0].opname.startswith(_ASKING)
+    ):
         following = following[1:]
     if len(following) < 2 or "JUMP" not in following[0].opname or "_IF_" not in following[0].opname:
         return None
@@ -84,10 +86,6 @@ def _answer_at(code: CodeType, place: int, supposed: bool) -> bool | None:
     if on_jump == on_going or not jump.opname.endswith(("TRUE", "FALSE")):
         return None
     return jump.opname.endswith("TRUE") is on_going
-
-
-def _asks(line: dis.Instruction) -> bool:
-    return line.opname.startswith(_ASKING)
 
 
 def _only_raises(lines: list[dis.Instruction]) -> bool:

@@ -6,7 +6,6 @@ on the allocator alone until its reserved memory stops growing. That takes milli
 
 from collections.abc import Callable
 
-from ullage.allocator import RequestLog
 from ullage.units import MIB, format_bytes
 from ullage.virtual.state import GPUState
 
@@ -39,15 +38,12 @@ class ConvergenceWatch:
 
     def after_step(self) -> None:
         """Call after an optimizer step; raise `MemoryConverged` if later steps need no more memory."""
-        if self.is_settled() or self._is_last_foreseen():
+        settled = self.is_settled()
+        if not settled and len(self._marks) == self._steps and self._foresee is not None and self._foresee():
+            settled = self.is_settled()
+            assert settled, "a step that was foreseen can be repeated"
+        if settled:
             raise MemoryConverged
-
-    def _is_last_foreseen(self) -> bool:
-        """Extrapolate the last step to watch, if possible."""
-        if len(self._marks) != self._steps or self._foresee is None or not self._foresee():
-            return False
-        assert self.is_settled(), "a step that was foreseen can be repeated"
-        return True
 
     def is_settled(self, go_on: bool = False, hold: bool = False) -> bool:
         """Call after an optimizer step; return whether later steps need no more memory.
@@ -70,7 +66,8 @@ class ConvergenceWatch:
             live = {span.index for span in memory.spans if span.block is not None}
             if requests.can_repeat(live, len(memory.spans)):
                 self._note_growth(period)
-                self._repeat(requests, go_on)
+                times = min(MOST_REPETITIONS, MOST_REPEATED_CALLS // max(1, len(requests)))
+                memory.repeat(requests, times, QUIET_REPETITIONS, go_on)
                 return True
             self._unlike += 1  # the same sizes, but other tensors were let go: the next iterations may be alike
             if self._unlike > MOST_UNLIKE:
@@ -102,7 +99,3 @@ class ConvergenceWatch:
             if last and last == requests.sizes(marks[-1 - 2 * period], middle):
                 return period
         return None
-
-    def _repeat(self, requests: RequestLog, go_on: bool) -> None:
-        times = min(MOST_REPETITIONS, MOST_REPEATED_CALLS // max(1, len(requests)))
-        self._gpu.memory.repeat(requests, times, QUIET_REPETITIONS, go_on)

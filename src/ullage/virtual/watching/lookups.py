@@ -90,7 +90,7 @@ class Lookups(importlib.abc.MetaPathFinder):
 
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
-        self._asked_in: dict[str, set[str]] = {}  # by file of a library: the packages
+        self._packages_of: dict[str, set[str]] = {}  # by file of a library: those that it looked for
         self._looks = 0
         self._missed: list[set[str]] = []  # by the functions that ask and are running
         self.on_request: Callable[[], None] | None = None
@@ -156,7 +156,7 @@ class Lookups(importlib.abc.MetaPathFinder):
             if library is None:
                 self._note(package, Path(file).name)
             elif package in _BY_THEMSELVES.get(library, (package,)):
-                self._asked_in.setdefault(file, set()).add(package)
+                self._packages_of.setdefault(file, set()).add(package)
                 if self._looks < _REQUESTS:
                     self.on_request = self._look
             return
@@ -165,9 +165,9 @@ class Lookups(importlib.abc.MetaPathFinder):
         """Note the packages that running files looked for, as they have allocated memory."""
         self._looks += 1
         for file, _ in _frames(sys._getframe(1)):
-            for package in self._asked_in.pop(file, ()):
+            for package in self._packages_of.pop(file, ()):
                 self._note(package, _library(file) or Path(file).name)
-        if not self._asked_in or self._looks > _REQUESTS:
+        if not self._packages_of or self._looks > _REQUESTS:
             self.on_request = None
 
     def _note(self, package: str, asker: str) -> None:
@@ -190,7 +190,7 @@ def _library(file: str) -> str | None:
     ('trl', None)
     """
     for folder in _LIBRARIES:
-        _, found, below = file.rpartition(f"/{folder}/")
-        if found:
+        _, is_inside, below = file.rpartition(f"/{folder}/")
+        if is_inside:
             return below.partition("/")[0].removesuffix(".py")
     return None

@@ -135,15 +135,10 @@ class CalledModel:
             rows[path] = {**where, "output": shapes.get(number), "parameters": 0, "trainable": 0, "kept": 0}
         for number, path in self.paths.items():
             own = self.weights.get(number, [])
-            for place in _upwards(path):
-                row = rows[place]
+            parts = path.split(".") if path else []
+            for length in range(len(parts), -1, -1):  # the module and all above it
+                row = rows[".".join(parts[:length])]
                 row["parameters"] += sum(weight.count for weight in own)
                 row["trainable"] += sum(weight.count for weight in own if weight.trainable)
                 row["kept"] += kept.get(number, 0)
         return list(rows.values())
-
-
-def _upwards(path: str) -> list[str]:
-    """Return a path and all paths above it."""
-    parts = path.split(".") if path else []
-    return [".".join(parts[:length]) for length in range(len(parts), -1, -1)]

@@ -161,10 +161,10 @@ class OwnLoop:
         older = (number for nbytes, number in requests.numbered(begin) if not nbytes)
         freed = sorted(number for number in older if number is not None and number < begin)
         left = [span.index for span in spans[begin:] if span.block is not None]
-        asked = self._memory.requests.sizes()
+        sizes = self._memory.requests.sizes()
         pairs = dict(zip(freed, left, strict=False))
         alike = all(
-            asked[one] == asked[two]
+            sizes[one] == sizes[two]
             and spans[one].kind == spans[two].kind
             and (spans[one].origin == spans[two].origin or name(spans[one].origin) == name(spans[two].origin))
             for one, two in pairs.items()
@@ -233,12 +233,12 @@ def _attributes(model: Any) -> list[Any]:
 
     An equal number that is another object counts as changed: that costs only the step, which is then run.
     """
-    found: list[Any] = []
+    attributes: list[Any] = []
     for module in model.modules():
         for name, value in vars(module).items():
-            found += name, value
+            attributes += name, value
             if isinstance(value, dict):
-                found.extend(value.values())
+                attributes.extend(value.values())
             elif isinstance(value, list | tuple):
-                found.extend(value)
-    return found
+                attributes.extend(value)
+    return attributes

@@ -167,16 +167,12 @@ class Phases:
 
     def stretches(self) -> list[tuple[int, int]]:
         """Return begin and end of each validation, in allocator calls."""
-        found: list[tuple[int, int]] = []
-        begin: int | None = None
-        for clock, module in self._switches:
-            if begin is not None:
-                found.append((begin, clock))
-            is_validation = module is not None and (module in self._trained or module not in self._seen)
-            begin = clock if is_validation else None
-        if begin is not None:
-            found.append((begin, self._memory.clock))
-        return [(begin, end) for begin, end in found if end > begin]
+        ends = [clock for clock, _ in self._switches[1:]] + [self._memory.clock]
+        return [
+            (begin, end)
+            for (begin, module), end in zip(self._switches, ends, strict=False)
+            if end > begin and module is not None and (module in self._trained or module not in self._seen)
+        ]
 
     def peaks(self, has_trained: bool) -> dict[str, int]:
         """Return the peak of reserved bytes in each phase of the run.
@@ -196,7 +192,8 @@ class Phases:
         peaks = {TRAINING: max(max(self._raised_in(*stretch), default=0) for stretch in training)}
         if validation:
             peaks[VALIDATION] = max(
-                max(self._raised_in(begin, end), default=self._reserved_at(begin)) for begin, end in validation
+                max(self._raised_in(begin, end), default=([0] + self._raised_in(-1, begin))[-1])
+                for begin, end in validation
             )
         if after > max(peaks.values()):
             peaks[AFTER] = after
@@ -207,7 +204,3 @@ class Phases:
 
     def _raised_in(self, begin: int, end: int) -> list[int]:
         return [reserved for clock, reserved in self._memory.reserved_at if begin < clock <= end]
-
-    def _reserved_at(self, moment: int) -> int:
-        before = [reserved for clock, reserved in self._memory.reserved_at if clock <= moment]
-        return before[-1] if before else 0

@@ -118,14 +118,14 @@ class RequestOrigins:
 
     def layers(self) -> list[dict[str, Any]]:
         """Return the modules of every model; see `Estimate.layers`."""
-        kept: dict[int, int] = {}
+        bytes_of: dict[int, int] = {}
         modules = [module if part == FORWARD else NOWHERE for _, module, part in self.table()]
         for begin, end in self._calls.values():
             for span in alive_from(self._gpu.memory.spans, begin, end):
                 module = modules[span.origin]
                 if module != NOWHERE and span.kind == ACTIVATIONS:
-                    kept[module] = kept.get(module, 0) + span.size
-        return [row for model in self.models for row in model.layers(self._shapes, kept)]
+                    bytes_of[module] = bytes_of.get(module, 0) + span.size
+        return [row for model in self.models for row in model.layers(self._shapes, bytes_of)]
 
     def repeat_step(self, begin: int, end: int) -> None:
         """Record that the calls of a step, between these allocator calls, were repeated right after it."""
@@ -242,14 +242,13 @@ class RequestOrigins:
 
     def _begin_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._gpu.calls.part = OPTIMIZER
-        name = f"{type(optimizer).__name__}.step()"
-        found = [number for number, (root, path) in enumerate(self._paths) if root == name and not path]
-        if not found:
-            self._paths.append((name, ""))
+        place = f"{type(optimizer).__name__}.step()", ""
+        if place not in self._paths:
+            self._paths.append(place)
             self.classes.append(None)
             for model in self.models:
                 model.look()
-        self._optimizer = found[0] if found else len(self._paths) - 1
+        self._optimizer = self._paths.index(place)
         if self.follow_owners:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:

@@ -31,7 +31,15 @@ from typing import Any, NamedTuple
 import torch
 
 from ullage.virtual.call.native import is_gpu
-from ullage.virtual.call.plan import Alias, New, Same, is_contiguous, tf32_for_convolutions, tf32_for_products
+from ullage.virtual.call.plan import (
+    Alias,
+    New,
+    Same,
+    argument_at,
+    is_contiguous,
+    tf32_for_convolutions,
+    tf32_for_products,
+)
 from ullage.virtual.memory.launch_clock import LaunchClock
 
 OUTSIDE, FORWARD, BACKWARD, OPTIMIZER = range(4)
@@ -343,22 +351,16 @@ def _plain(value: Any) -> Any:
 
 
 def _tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, cuda: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {"shape": list(size), "dtype": _word(dtype)}
+    values: dict[str, Any] = {"shape": list(size), "dtype": _word(dtype)}
     if not is_contiguous(size, stride):
-        found["stride"] = list(stride)
-    return found if cuda else {**found, "cpu": True}
+        values["stride"] = list(stride)
+    return values if cuda else {**values, "cpu": True}
 
 
 def _output(output: Any, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
     if isinstance(output, Same):
-        return _at(output.argument, args, kwargs)
+        return argument_at(output.argument, args, kwargs)
     return _tensor(output.size, output.stride, output.dtype, True)
-
-
-def _at(place: Any, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
-    if isinstance(place, tuple):
-        return _at(place[0], args, kwargs)[place[1]]
-    return kwargs[place] if isinstance(place, str) else args[place]
 
 
 def _in_layouts(values: Iterable[Any]) -> Iterator[Any]:
