@@ -56,10 +56,7 @@ FREE, IN_USE, UNMAPPED = 0, 1, 2
 
 
 class Block:
-    """A piece of a segment: ``malloc`` returns it, ``free`` takes it back.
-
-    After ``free`` the object belongs to the allocator again: its numbers may change at any later call.
-    """
+    """A piece of a segment. After ``free`` it belongs to the allocator again: its numbers may change at any later call."""
 
     __slots__ = (
         "address",
@@ -133,10 +130,7 @@ class FreeList:
 
 
 class Pool:
-    """The small or the large pool: free blocks by stream, and all counts by pool.
-
-    Counts and bytes have two running totals (in and out); their difference is in use.
-    """
+    """The small or the large pool: free blocks by stream, and all counts; of some all that came in and went out."""
 
     def __init__(self, name: str, smallest_remainder: int, split_below: int = UNLIMITED) -> None:
         self.name = name

@@ -132,10 +132,8 @@ class CachingAllocator(Segments):
         )
 
     def malloc(self, size: int, stream: int = 0) -> Block:
-        """Allocate ``size`` bytes for use on ``stream``, or raise OutOfMemory.
-
-        As in PyTorch, 0 bytes are no allocation: nothing is counted and the block has address 0 and size 0.
-        """
+        """Allocate bytes for use on a stream, or raise OutOfMemory. As in PyTorch, 0 bytes are no allocation: address
+        0."""
         if size < 0:
             raise ValueError(f"a size of at least 0 is needed, not {size}")
         if size == 0:
@@ -395,11 +393,8 @@ class CachingAllocator(Segments):
                     self.release_segment(block)
 
     def _release_oversize_blocks(self, free_list: FreeList, rounded: int) -> bool:
-        """With max_split_size: return as few unsplittable blocks to the driver as serve the request.
-
-        One that is large enough, or else the largest ones until their sum is (PyTorch's
-        release_available_cached_blocks). Return whether enough came back.
-        """
+        """PyTorch's release_available_cached_blocks: return one unsplittable block that is large enough to the driver,
+        or else the largest ones until their sum is. Return whether enough came back."""
         limit = self.config.max_split_size
         if limit == UNLIMITED or self.config.expandable_segments:
             # PyTorch skips the blocks of expandable segments here, and there are no others then.
@@ -417,11 +412,8 @@ class CachingAllocator(Segments):
         return released >= needed
 
     def _collect_garbage(self) -> None:
-        """Above garbage_collection_threshold: return cached segments of the large pool to the driver, the oldest first.
-
-        A block's age is the number of searches of the pool since it became free. Each round returns blocks at least as
-        old as the average, until reserved memory is under the threshold.
-        """
+        """Above garbage_collection_threshold: return cached segments of the large pool to the driver, in rounds of
+        those that have seen at least as many searches as the average, until reserved memory is under the threshold."""
         assert self.allowed is not None
         threshold = int(self.config.garbage_collection_threshold * self.allowed)
         # The blocks of expandable segments are never collected, and there are no others then.

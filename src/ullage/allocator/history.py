@@ -5,10 +5,8 @@ from typing import NamedTuple, Self
 
 
 class History(NamedTuple):
-    """What an allocator did, in three lists of one length: actions (`blocks.ALLOC` and the others), addresses, sizes.
-
-    Sizes are as requested, those of segments as taken.
-    """
+    """What an allocator did: actions (`blocks.ALLOC` and the others), addresses, and sizes as requested (segments: as
+    taken)."""
 
     action: list[int]
     addr: list[int]

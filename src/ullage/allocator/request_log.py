@@ -90,10 +90,8 @@ class RequestLog:
                 yield 0, first + entry if entry else None
 
     def change(self, live: set[int], first: int) -> int | None:
-        """Apply the log to the numbers of `live` requests after `first` others; return the new count of requests.
-
-        Return `None` if the log frees a request that is not live.
-        """
+        """Apply the log to the numbers of `live` requests after `first` others; return the new count of requests, or
+        `None` if the log frees a request that is not live."""
         for nbytes, number in self.numbered(first):
             if number is None:
                 continue
@@ -107,10 +105,8 @@ class RequestLog:
         return first
 
     def can_repeat(self, live: set[int], first: int) -> bool:
-        """Check whether the log can be played again and again after `first` requests, of which `live` are in use.
-
-        All blocks that it frees must exist, and the second time must leave as much as the first.
-        """
+        """Check whether the log can be played again and again after `first` requests, of which `live` are in use: all
+        blocks that it frees must exist, and the second time must leave as much as the first."""
         before, end = set(live), first
         live = set(live)
         for _ in range(2):
@@ -128,9 +124,7 @@ class RequestLog:
         on_new_peak: Callable[[int], None] = lambda place: None,
     ) -> None:
         """Play the log on an allocator; `blocks` has the block of each earlier request and gets those of the log.
-
-        `on_new_peak` gets the place of each entry that raises the reserved memory to a new peak.
-        """
+        `on_new_peak` gets the place of each entry that raises the reserved memory to a new peak."""
         highest, lanes = allocator.peak_reserved, self._lanes
         for place, entry in enumerate(self._entries):
             if entry > 0:
@@ -172,10 +166,8 @@ class RequestLog:
         return log
 
     def largest_reserved(self, config: AllocatorConfig, tried: bool = False, rising: bool = False) -> int:
-        """Return the peak of reserved memory with every uncertain request at its largest size.
-
-        With `tried`, requests that were only tried count. With `rising`, each segment lies above those before it.
-        """
+        """Return the peak of reserved memory with every uncertain request at its largest size; `tried` counts those
+        that were only tried, `rising` puts each segment above those before it."""
         if not self.possible_sizes and not rising:
             return 0
         ends = [_LOWEST_ADDRESS]  # of the segments so far

@@ -25,10 +25,7 @@ class Driver(Protocol):
 
 
 class Segments(Counters):
-    """The segments of one device: how many bytes may be taken, where they lie, and what they are counted as.
-
-    `on_event` is called with (action, address, size) for every segment; an allocator reports its blocks there too.
-    """
+    """The segments of one device: how many bytes may be taken, where they lie, and what they are counted as."""
 
     def __init__(
         self,

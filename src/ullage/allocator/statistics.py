@@ -31,10 +31,7 @@ class Tally:
 
 
 class Counters:
-    """The counters of both pools together; those of each pool are in Pool.
-
-    Plain integers, because malloc and free change them at every call.
-    """
+    """The counters of both pools together, as plain integers: malloc and free change them at every call."""
 
     def __init__(self, small: Pool, large: Pool) -> None:
         self.pools: Final = (small, large)

@@ -120,10 +120,8 @@ def defaults(compute_capability: tuple[int, int]) -> dict[str, Any]:
 
 
 def derived_usable(memory: int, compute_capability: tuple[int, int] | None) -> tuple[int, str]:
-    """The part of `memory` that is left after the driver's share, and how it was computed.
-
-    The shares were fitted to the cards whose usable memory is published: within 1 % of each.
-    """
+    """What the driver leaves of `memory`, by shares fitted to cards with published figures (within 1 %), and how that
+    was computed."""
     generation = generation_of(compute_capability) if compute_capability else None
     # An unknown generation gets Ampere's share, a large one: too little usable memory is the safe mistake.
     share = catalogue_tables()["generation"][generation or "ampere"]

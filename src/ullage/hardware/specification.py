@@ -81,10 +81,8 @@ class GPU:
 
     @property
     def told_capability(self) -> tuple[int, int]:
-        """The compute capability that programs are told, and NCCL and cuBLAS go by; (0, 0) where it is not known.
-
-        Rules that need none of a newer GPU's features hold for such a card, while kernels are those of the H200.
-        """
+        """The compute capability that programs are told, and NCCL and cuBLAS go by; where it is not known (0, 0), for
+        which rules hold that need no newer GPU."""
         return self.compute_capability or (0, 0)
 
     @property

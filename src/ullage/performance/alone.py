@@ -109,10 +109,8 @@ class StepWork:
 
 
 def _made_again(calls: Mapping[str, float]) -> float:
-    """The share of the forward pass that the backward pass makes a second time, as checkpoints of activations do.
-
-    By the operators that have gradients of their own in the step: they do not belong into a backward pass.
-    """
+    """The share of the forward pass that checkpoints of activations make again in the backward pass: by the operators
+    that have gradients of their own in the step, since they do not belong into a backward pass."""
     counts: dict[str, dict[str, float]] = {"forward": defaultdict(float), "backward": defaultdict(float)}
     for name, count in calls.items():
         which, operator, *_ = name.split()
@@ -198,11 +196,8 @@ def _bubble(exchange: Exchange | None) -> float:
 
 
 def moved_times(works: Sequence[Work], times: Floats, gpu: GPU) -> Floats:
-    """Return the seconds of calls on another GPU than the measured one.
-
-    Beyond its least time a call has latency, and SMs without work because it is too small for all of them. A slower GPU
-    does not multiply that: a call takes its least time there and the same seconds beyond it.
-    """
+    """Return the seconds of calls on another GPU than the measured one: the least time there, and the same seconds
+    beyond it. Latency, and SMs without work in a small call, do not grow on a slower GPU."""
     here, there = (np.array([one.least_time(card) for one in works]) for card in (measured_gpu(), gpu))
     return np.asarray(np.maximum(there + times - here, np.minimum(there, times)))
 
@@ -220,11 +215,8 @@ def host_name(call: Mapping[str, Any]) -> str:
 
 
 def host_word(call: Mapping[str, Any]) -> str:
-    """Return an operator's name in host times; convolutions with groups have names of their own.
-
-    Convolutions of single channels use PyTorch's own kernels, at half the host time of others. Those of groups have
-    more kernels.
-    """
+    """Return an operator's name in host times. Convolutions of single channels take PyTorch's own kernels, at half the
+    host time; those of groups take more kernels."""
     word = str(call["operator"]).split(".")[1]
     place = _GROUPS.get(word)
     if place is None or len(call.get("args", ())) <= place:
@@ -246,10 +238,7 @@ def host_time(rates: Rates, work: StepWork) -> float:
 
 
 def together(rates: Rates, work: StepWork, times: Floats, gpu_s: float) -> float:
-    """Return the seconds in which the host launches a step and the GPU runs it, overlapping.
-
-    The GPU needs `gpu_s`, divided among the works in proportion to `times`.
-    """
+    """Return the seconds in which the host launches a step and the GPU runs it for `gpu_s`, overlapping."""
     host, gpu = both_sides(rates, work, times, gpu_s)
     return max(host_time(rates, work), rates.stretch * gpu_s, work.launches.end(host, gpu))
 

@@ -108,12 +108,9 @@ _Delays = list[list[tuple[float, float]]]
 
 @dataclass(frozen=True)
 class _Kernels:
-    """The kernels of a step: `sizes` says how many there are of which length.
-
-    Those that fill the SMs do so for `blocking_s` in a step, each for `turn_s`. `between_s` is what passes until the
-    next of them, and one who comes at any time while the job has work waits `rest_s`. Of that time `busy` is the part
-    of the SMs that are taken.
-    """
+    """The kernels of a step: `sizes` says how many there are of which length. Those that fill the SMs do so for
+    `blocking_s` in a step, each for `turn_s`; `between_s` passes until the next of them, and who comes at any time
+    waits `rest_s`. Meanwhile the part `busy` of the SMs is taken."""
 
     sizes: list[tuple[float, float]]
     blocking_s: float = 0.0

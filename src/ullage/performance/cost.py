@@ -62,10 +62,7 @@ class Prices:
             raise InvalidValue(f"cannot read the prices in {file}: {reason}") from None
 
     def of(self, gpu: str, hours: float, kwh: float) -> float | None:
-        """Return the cost of hours on a GPU; `None` without a price for it.
-
-        If only energy has a price, that is the cost.
-        """
+        """Return the cost of hours on a GPU; `None` without a price for it, unless energy alone has one."""
         if gpu not in self.hour and (self.hour or self.kwh is None):
             return None
         return hours * self.hour.get(gpu, 0.0) + kwh * (self.kwh or 0.0)
@@ -130,10 +127,8 @@ class Training:
         return Prices.from_dict(given) if isinstance(given, Mapping) else Prices.read(given)
 
     def check(self, tells_epoch: bool, tells_step: bool) -> None:
-        """Reject, before anything runs, a training whose length or input rate cannot be computed after it.
-
-        A script may report how many samples an epoch has, a script and a model's options how many a step takes.
-        """
+        """Reject, before anything runs, a training whose length or input rate cannot be computed after it: a script may
+        tell the samples of an epoch, a script and a model's options those of a step."""
         if self.has_length and self.total_steps is None and self.samples is None and not tells_epoch:
             raise InvalidValue(_NO_SAMPLES)
         needs_step = self.input_rate is not None or self.has_length and self.total_steps is None
@@ -151,10 +146,8 @@ class Training:
         return any(value is not None for value in (self.epochs, self.samples, self.total_steps))
 
     def cost(self, step: Utilization, epoch_samples: int | None = None) -> TrainingCost | None:
-        """Return the cost of the training; `None` if no length was given.
-
-        `epoch_samples` are those that the run itself showed, if any.
-        """
+        """Return the cost of the training; `None` without a length. `epoch_samples` are those that the run itself
+        showed."""
         if not self.has_length:
             return None
         samples, steps = self.samples or epoch_samples, self.total_steps

@@ -43,9 +43,7 @@ def _kind_of_convolution(shape: Mapping[str, float]) -> str:
 
 def groups_of(works: Sequence[Work], counts: Floats, times: Floats, fills: Floats) -> list[KernelGroup]:
     """Return the kernels of a step, grouped by factors of two in length, those that fill the SMs apart from the others.
-
-    Each of the works comes `counts` times, takes `times` seconds, and fills the share `fills` of the SMs.
-    """
+    Each of the works comes `counts` times, takes `times` seconds, and fills the share `fills` of the SMs."""
     shares = [parts_of(work) for work in works]
     places = np.repeat(np.arange(len(works)), [len(parts) for parts in shares])
     if not len(places):

@@ -36,10 +36,8 @@ _NORMS = {
 
 
 class Serial(NamedTuple):
-    """A call that takes `seconds` at least, and has so many `blocks` on the GPU at once.
-
-    The host takes `launches` times as long for it as for one that launches a single kernel.
-    """
+    """A call that takes `seconds` at least, has so many `blocks` on the GPU at once, and takes the host as long as so
+    many `launches`."""
 
     seconds: float
     blocks: int

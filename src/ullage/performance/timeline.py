@@ -21,12 +21,9 @@ _OF_LAUNCHES = ("lists", "listed_tensors", "optimizer_calls", "waits")  # parts 
 
 
 class Launch(NamedTuple):
-    """A call that the host launches.
-
-    `host` says by what the host's time for it is known: an operator in a pass (`alone.host_name`), "lists" with so many
-    `tensors`, "optimizer_calls", or "" where it launches nothing. `work` is its place among the works of the step, -1
-    for none. `waits` says that the host then waits for the GPU. It takes `times` as long as usual.
-    """
+    """A call that the host launches. `host` is the key of its host time: an operator in a pass (`alone.host_name`),
+    "lists" with so many `tensors`, "optimizer_calls", or "" for none. `work` is its place among the works of the
+    step, -1 for none. `waits` says that the host then waits for the GPU. It takes `times` as long as usual."""
 
     host: str
     work: int = -1
@@ -66,11 +63,8 @@ class Launches:
         return [np.flatnonzero(passes == number) for number in range(len(HOST_PARTS))]
 
     def on_host(self, parts: Mapping[str, float], calls: Mapping[str, float], counts: Mapping[str, float]) -> Floats:
-        """Seconds of the host for each launch in its order.
-
-        These are its own, and its share of what the host does else in its pass. `parts` and `calls` are those of
-        `Rates`, `counts` says how often each part comes in the step.
-        """
+        """Seconds of the host for each launch in its order: its own, and its share of what the host does else in its
+        pass. `parts` and `calls` are those of `Rates`, `counts` says how often each part comes in the step."""
         own = np.array([_own(launch, parts, calls) for launch in self.each], dtype=np.float64)
         seconds = own[self.order]
         for here, several in zip(self._of_pass, HOST_PARTS.values(), strict=True):

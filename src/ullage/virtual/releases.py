@@ -31,10 +31,8 @@ class Release(NamedTuple):
     # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
 
     def prefers_cudnn_attention(self, capability: tuple[int, int]) -> bool:
-        """check_prefer_cudnn_attention: Hopper and data-centre Blackwell, where cuDNN is newer than 9.15.
-
-        2.6 to 2.9 have the check and do not use it, or only if told to by a variable.
-        """
+        """check_prefer_cudnn_attention, which 2.6 to 2.9 do not use: Hopper and data-centre Blackwell, with cuDNN after
+        9.15."""
         return self.version >= (2, 10) and self.cudnn > 91500 and capability[0] in (9, 10)
 
     @property
@@ -124,11 +122,9 @@ def release_of(version: str) -> Release:
 
 
 def followed(version: str, runs_on_gpus: bool) -> Release:
-    """Return the release to follow with this version installed: its own, unless `ULLAGE_PYTORCH` names another.
-
-    A build for CPUs does not tell which release the GPU machine has. So no release newer than the measured one is
-    followed then.
-    """
+    """Return the release to follow with this version installed: the one that `ULLAGE_PYTORCH` names, or its own. A
+    build for CPUs does not tell which release the GPU machine has: none newer than the measured one is followed
+    then."""
     written = os.environ.get(VARIABLE, "")
     if written:
         return named(written)

@@ -144,10 +144,8 @@ class GPUState:
         return meanings_of(dict(self._notes), group, self.peak_reserved, activations, others, cached)
 
     def note(self, kind: str, text: str) -> None:
-        """Add a line to the notes; repeated lines are counted.
-
-        `upper_bound.py` defines what a kind of note means for the estimate.
-        """
+        """Add a line to the notes, where repeated lines are counted; `upper_bound.py` defines what a kind of note
+        means."""
         text = plain(text)  # it may have words of the script
         self._notes[kind, text] = self._notes.get((kind, text), 0) + 1
 

@@ -76,10 +76,8 @@ class CUDAStandIn:
         return int(guard)
 
     def _with_streams(self, guard: int) -> int:
-        """Add the streams of the virtual GPU to the guard: autograd runs a node on the stream of its forward pass.
-
-        On machines other than x86-64 all nodes run on the current stream.
-        """
+        """Add the streams of the virtual GPU to the guard: autograd runs a node on the stream of its forward pass (on
+        machines other than x86-64, on the current stream)."""
         self._guard_with_streams: Any = None
         if platform.machine().lower() not in ("x86_64", "amd64"):
             return guard

@@ -272,11 +272,9 @@ def kernel(*names: str) -> Callable[[Rule], Rule]:
 
 
 def handler(*names: str) -> Callable[[Handler], Handler]:
-    """Register a handler for operators by name, or for a whole library by its name.
-
-    A handler carries out an operator itself if a kernel rule is not enough. It gets the virtual GPU, the operator, its
-    arguments and keyword arguments. It returns the operator's result, or `NotImplemented` to use the operator's rule.
-    """
+    """Register a handler for operators by name, or for a whole library by its name. It carries out an operator itself
+    if a kernel rule is not enough: given the virtual GPU, the operator and its arguments, it returns the result, or
+    `NotImplemented` to use the operator's rule."""
     return register(HANDLERS, names)
 
 

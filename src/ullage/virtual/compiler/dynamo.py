@@ -54,10 +54,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def _forget_compiled() -> None:
-    """Drop code compiled for another card, real or virtual.
-
-    If nothing was compiled, Dynamo may still be imported, and resetting it would import all of Inductor.
-    """
+    """Drop code compiled for another card. Resetting Dynamo where nothing was compiled would import all of Inductor."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     if frames is not None and frames.input_codes.seen:
         sys.modules["torch._dynamo"].reset()

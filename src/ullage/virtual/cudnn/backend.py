@@ -212,10 +212,8 @@ def _loaded_library() -> ctypes.CDLL:
 
 
 def serve(request: dict[str, Any]) -> None:
-    """Report which cuDNN and card this process has, then answer lists of problems until the line is closed.
-
-    It asks for another process (`cudnn_query.CudnnAsker`).
-    """
+    """Report which cuDNN and card this process has, then answer another process (`cudnn_query.CudnnAsker`) until the
+    line is closed."""
     line, cudnn = FdChannel(request["line"]), Cudnn()
     line.send({"cudnn": cudnn.version, "gpu": torch.cuda.get_device_name()})
     while (message := line.receive()) is not None:

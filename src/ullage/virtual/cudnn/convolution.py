@@ -98,10 +98,8 @@ class _Run:
     def convolve(
         self, back: bool, given: Operand, weight: Operand, size: Sequence[int], settings: ConvolutionSettings
     ) -> Output:
-        """ConvShared.cpp: cudnn_convolution_forward, or cudnn_convolution_backward_input if `back`.
-
-        A transposed convolution and its input gradient run as each other.
-        """
+        """ConvShared.cpp: cudnn_convolution_forward, or cudnn_convolution_backward_input if `back`; a transposed one is
+        the other."""
         channels_last = prefers_channels_last(given, weight)
         self.steps.output(0)
         copies = [self.copy(tensor, channels_last)[1] for tensor in (weight, given)]

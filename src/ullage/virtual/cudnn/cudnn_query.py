@@ -54,10 +54,8 @@ class CannotAsk(UllageError):
 
 
 class CudnnAsker:
-    """A process that asks cuDNN on one card of this machine; the first question starts it.
-
-    `python` is another Python, whose cuDNN is asked, with the variables `env`.
-    """
+    """A process that asks cuDNN on one card of this machine; the first question starts it. `python` is another Python,
+    whose cuDNN is asked, with the variables `env`."""
 
     def __init__(self, uuid: str, python: str | None = None, env: Mapping[str, str] | None = None) -> None:
         self._uuid, self._python, self._env = uuid, python, env
@@ -135,11 +133,8 @@ def dotted(cudnn: int) -> str:
 
 
 class Answers:
-    """cuDNN's answers about convolutions on a card: known ones, and those of an `asker`.
-
-    Without an asker, `unanswered` collects the unknown problems. `cudnn` is the version; by default that of this
-    Python.
-    """
+    """cuDNN's answers about convolutions on a card: known ones, and those of an `asker`. Without one, `unanswered`
+    collects the unknown problems."""
 
     def __init__(self, card: GPU, asker: CudnnAsker | None = None, cudnn: int | None = None) -> None:
         self.card, self.failed = card, ""
@@ -256,10 +251,8 @@ def used(answers: Answers) -> Iterator[Answers]:
 
 @contextlib.contextmanager
 def asking(card: GPU, cudnn: int | None = None, python: Interpreter | None = None) -> Iterator[Answers | None]:
-    """Return a context in which one process asks this machine's cuDNN about convolutions on a card.
-
-    `cudnn` is the expected version, by default that of this Python; `python` another Python that has it.
-    """
+    """Return a context in which one process asks this machine's cuDNN about convolutions on a card. `cudnn` is the
+    expected version, by default that of this Python; `python` another Python that has it."""
     before = in_use(card) if python is None else None
     if before is not None or not may_ask(card):
         yield before
@@ -282,11 +275,8 @@ def first(plans: Plans, problem: ConvolutionProblem, tf32: bool, deterministic: 
 
 
 def trial(plans: Plans, problem: ConvolutionProblem, tf32: bool, deterministic: bool) -> Trial | None:
-    """Return the plans that `cudnn.benchmark` tries: all of them. The fastest is one of the timed ones, assumed to be
-    the first.
-
-    `torch.backends.cudnn.benchmark_limit` is the number of timed plans; 0 means all.
-    """
+    """Return the plans that `cudnn.benchmark` tries: all of them. The fastest is assumed to be the first of those that
+    it times (`torch.backends.cudnn.benchmark_limit`; 0 means all)."""
     sizes = [plan.workspace for plan in plans if plan.allowed(problem.kind, tf32, deterministic)]
     if not sizes:
         return None

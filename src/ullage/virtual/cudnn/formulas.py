@@ -93,11 +93,8 @@ class CandidatePlan(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Bytes of a workspace: its likeliest `size`, and the `larger` one that is not unlikely.
-
-    `guessed` is false for a measured size. `surprise` is the possible error of a guess beyond that: bytes of copies of
-    all its tensors, times the share of the votes against it.
-    """
+    """Bytes of a workspace: its likeliest `size`, and the `larger` one that is not unlikely. `surprise` is the possible
+    error of a guess beyond that: bytes of copies of all its tensors, times the share of the votes against it."""
 
     size: int
     larger: int
@@ -106,11 +103,8 @@ class Workspace(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """The plans that `torch.backends.cudnn.benchmark` tries at the first call of a problem.
-
-    `sizes` are the workspaces of cuDNN's plans, the largest first; that one may also be `larger`. `winner` is the
-    workspace of the fastest plan.
-    """
+    """The plans that `torch.backends.cudnn.benchmark` tries at the first call of a problem: their workspaces, the
+    largest first (that one may also be `larger`), and the workspace of the fastest (`winner`)."""
 
     sizes: tuple[int, ...]
     larger: int
@@ -177,10 +171,7 @@ def _padded(sizes: tuple[int, ...], padding: int) -> int:
 
 
 def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
-    """Return the size with the most votes; different formulas may give the same size.
-
-    Votes for Fourier transforms of a problem without such plans do not count: trees know no limits.
-    """
+    """Return the size with the most votes. Those for Fourier transforms of a problem without such plans do not count."""
     shares = shares_of_votes(votes, parts)
     return by_shares(shares, max(shares, key=lambda size: (shares[size], size), default=0), parts)
 
@@ -287,11 +278,8 @@ _SPARE = 16  # bytes beside copies, to align them
 
 
 def needed_copies(problem: ConvolutionProblem) -> int:
-    """Return copies of the tensors that tensor cores cannot read or write in place.
-
-    They need channels last, in multiples of 16 bytes. A filter of one tap, and an image of one pixel, are the same in
-    both layouts. Filters are also padded if only one of their channel numbers is no such multiple.
-    """
+    """Return copies of the tensors that tensor cores cannot read or write in place: those not in channels last (a
+    filter of one tap and an image of one pixel are), or not in multiples of 16 bytes, of filters on either side."""
     size, turned, elements = lengths(problem), not problem.channels_last, 0
     wider, taller = size.wide > size.inner, size.tall > size.outer
     if wider or (turned and size.pixels > 1 < problem.source[1]):

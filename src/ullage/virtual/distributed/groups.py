@@ -86,10 +86,8 @@ class _ProcessGroupNCCL:
 
 
 class Groups:
-    """The process groups of one virtual GPU, each with its requested backend, and NCCL's communicators.
-
-    NCCL makes a communicator at the first collective of a group, or with the group itself if its device was named.
-    """
+    """The process groups of one virtual GPU, each with its requested backend, and NCCL's communicators, which are made
+    at the first collective of a group, or with the group if its device was named."""
 
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu

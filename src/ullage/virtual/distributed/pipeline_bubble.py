@@ -10,10 +10,8 @@ _LENGTHS = {"F": 1, "I": 1, "W": 1, "B": 2}
 
 
 def bubble_of_schedule() -> float | None:
-    """Return this rank's idle time over its own in the running schedule; `None` outside of one.
-
-    GPipe and 1F1B have no order that can be trusted: their bubble follows from their messages.
-    """
+    """Return this rank's idle time over its own in the running schedule; `None` outside of one, and for GPipe and 1F1B,
+    whose order cannot be trusted and whose bubble follows from their messages."""
     running = caller("_step_microbatches")
     schedule: Any = None if running is None else running.f_locals.get("self")
     order: Any = getattr(schedule, "pipeline_order", None)
@@ -33,11 +31,8 @@ def _passes(actions: Sequence[Any]) -> Any:
 
 
 def bubble(order: Mapping[int, Sequence[tuple[str, int, int]]], rank: int) -> float | None:
-    """Return the idle time of a rank over that of its own passes; `None` if the order does not end.
-
-    A pass begins when its rank is free and its inputs are there: from the stage before, or for gradients from the stage
-    after. Stages are assumed equal, and messages instant.
-    """
+    """Return the idle time of a rank over that of its own passes; `None` if the order does not end. A pass begins when
+    its rank is free and its inputs are there. Stages are assumed equal, and messages instant."""
     last = max((stage for passes in order.values() for _, stage, _ in passes), default=0)
     ends: dict[tuple[str, int, int], int] = {}
     free, done = dict.fromkeys(order, 0), dict.fromkeys(order, 0)

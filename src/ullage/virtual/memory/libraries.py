@@ -45,11 +45,8 @@ TRIALS_NOTE = (
 
 
 class Libraries:
-    """The libraries that one virtual GPU has loaded.
-
-    `take_outside` gets the bytes of a library's code outside the allocator, `note` a kind and a line for the notes of
-    the run. `free` returns the free bytes of the card.
-    """
+    """The libraries that one virtual GPU has loaded. `take_outside` gets the bytes of a library's code, `note` a kind
+    and a line for the notes of the run; `free` returns the free bytes of the card."""
 
     def __init__(
         self,
@@ -129,11 +126,8 @@ class Libraries:
             self._workspaces[key] = self._memory.take(size, WORKSPACE) if size else None
 
     def convolve(self, problem: ConvolutionProblem, trial: Trial) -> None:
-        """Take the workspace of a convolution under `cudnn.benchmark`, after trying its plans at the first call.
-
-        Each thread has its own plans, also the one of the backward pass (aten/src/ATen/native/cudnn/Conv_v8.cpp,
-        run_single_conv). A plan without enough memory gives way to a smaller one.
-        """
+        """Take the workspace of a convolution under `cudnn.benchmark`, after trying its plans at the first call in a
+        thread (Conv_v8.cpp, run_single_conv). A plan without enough memory gives way to a smaller one."""
         memory, key = self._memory, (problem, trial, thread_on_gpu())
         if key not in self._plans:
             if not self._plans:

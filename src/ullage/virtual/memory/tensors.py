@@ -30,11 +30,8 @@ LONGEST_REQUEST = 5.0  # seconds after which a thread that is in the middle of o
 
 
 class CurrentStream:
-    """The number of the current stream.
-
-    In CUDA it belongs to a thread. While only one thread sets streams, all share one, which native code also sets in a
-    backward pass.
-    """
+    """The number of the current stream. In CUDA it belongs to a thread; while only one thread sets streams, all share
+    one, which native code also sets in a backward pass."""
 
     def __init__(self) -> None:
         self._home = threading.get_ident()
@@ -301,11 +298,9 @@ class DeviceMemory:
                 copy.kind = COPIES
 
     def repeat(self, requests: RequestLog, times: int, quiet: int, go_on: bool = False) -> int:
-        """Repeat the requests of one iteration on the allocator alone; return how often.
-
-        Stop after `times` repetitions, or after `quiet` in a row that did not raise the reserved memory. Afterwards
-        tensors free nothing, or, with `go_on`, replaced tensors own the blocks of the last repetition.
-        """
+        """Repeat the requests of one iteration on the allocator alone, up to `times`, or until `quiet` in a row did not
+        raise the reserved memory; return how often. Afterwards tensors free nothing, or, with `go_on`, replaced
+        tensors own the blocks of the last repetition."""
         with self._lock:
             self.closed, self.repeating = not go_on, True
             blocks: list[Any] = [span.block for span in self.spans]
@@ -345,11 +340,8 @@ class DeviceMemory:
         return times
 
     def restore_pool(self, state: PoolState) -> dict[int, AnyAllocation]:
-        """Restore a state of a private pool; return the allocations in use by address.
-
-        A tensor whose block is not in the state loses its memory. A block without a tensor gets an allocation of its
-        own.
-        """
+        """Restore a state of a private pool; return the allocations in use by address. A tensor whose block is not in
+        the state loses its memory, and a block without a tensor gets an allocation of its own."""
         with self._lock:
             restored = restore(self.allocator, state)
             in_use = {block.address: block for block in restored.in_use}

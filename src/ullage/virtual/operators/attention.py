@@ -99,10 +99,8 @@ def _splits(blocks: int, keys: int, size: int, slots: int) -> int:
 
 @kernel("aten._scaled_dot_product_flash_attention_backward.default")
 def flash_backward(call: Call) -> Plan:
-    """flash_api.cpp, mha_bwd: gradients, one number a row and the sum of dQ in single precision.
-
-    Where the same result is wanted each time, blocks do not share a sum: every multiprocessor has its own.
-    """
+    """flash_api.cpp, mha_bwd: gradients, one number a row and the sum of dQ in single precision; where the same result
+    is wanted each time, every multiprocessor has its own sum."""
     query, key, value = call.args[1:4]
     batch, heads, length, size = query.shape
     outputs = [_transposed(tuple(tensor.shape), tensor.dtype) for tensor in (query, key, value)]

@@ -40,11 +40,9 @@ def to_copy(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _pass_through(
     gpu: GPUState, source: torch.Tensor, to_gpu: bool, size: Any, stride: Any, dtype: torch.dtype, non_blocking: bool
 ) -> None:
-    """Copy.cu, copy_kernel_cuda: what a copy between CPU and GPU takes of the GPU while it lasts.
-
-    Elements in the same order and of one type are copied as they are. Others pass through contiguous tensors: the type
-    is changed on the CPU, or on the GPU where nobody waits.
-    """
+    """Copy.cu, copy_kernel_cuda: what a copy between CPU and GPU takes of the GPU while it lasts. Elements in another
+    order or of another type pass through contiguous tensors: the type is changed on the CPU, or on the GPU where
+    nobody waits."""
     count = math.prod(size)
     same_type, whole = source.dtype is dtype, source.numel() == count
     in_order, kept = whole and source.is_contiguous(), is_contiguous(size, stride)

@@ -120,10 +120,8 @@ def masked_select(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def cut_as_asked(gpu: GPUState, source: torch.Tensor, asked: Sequence[int]) -> torch.Tensor | None:
-    """Return the beginning of a tensor with an assumed first size, as long as a view of it needs; else `None`.
-
-    A script may know how many elements it selects and show it in a shape: `x[mask].view(batch, 3, size, size)`.
-    """
+    """Return the beginning of a tensor with an assumed first size, as long as a view of it needs (`x[mask].view(batch,
+    3, size, size)`); else `None`."""
     if not gpu.assumed_sizes.is_assumed(source):
         return None
     row = source.shape[1:].numel()
@@ -176,10 +174,8 @@ def bincount(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 @gpu_handler("aten._padded_dense_to_jagged_forward.default")
 def padded_to_jagged(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """NestedTensorTransformerFunctions.cu: one row for each place that is no padding; at most every place is one.
-
-    The kernel is one for operations on jagged values, so a tensor of them is made first, and never filled.
-    """
+    """NestedTensorTransformerFunctions.cu: one row for each place that is no padding, at most every place; the values
+    beside the result are never filled."""
     padded, offsets = args[0], args[1]
     rows = args[2] if len(args) > 2 else kwargs.get("total_L")
     known = gpu.values.known(offsets[-1])

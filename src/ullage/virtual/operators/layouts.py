@@ -24,10 +24,8 @@ _OWN_BY_ROWS: dict[str, OwnKernel] = {}
 
 
 def own_kernel(*names: str, compressed: bool = False) -> Callable[[OwnKernel], OwnKernel]:
-    """Register CUDA's own kernel of an operator on sparse tensors, by coordinates or compressed.
-
-    The function may return `NotImplemented` if CUDA does the same as the CPU.
-    """
+    """Register CUDA's own kernel of an operator on sparse tensors; it may return `NotImplemented` if CUDA does as the
+    CPU does."""
     return register(_OWN_BY_ROWS if compressed else _OWN_BY_COORDINATES, names)
 
 

@@ -14,10 +14,8 @@ _LT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def _copy_for_cublas(matrix: torch.Tensor) -> int:
-    """Blas.cpp, prepare_matrix_for_cublas: bytes of a copy, unless rows or columns lie together in memory.
-
-    cuBLAS conjugates as it transposes: a conjugate view is copied where it would not be transposed.
-    """
+    """Blas.cpp, prepare_matrix_for_cublas: bytes of a copy, unless rows or columns lie together in memory. cuBLAS
+    conjugates as it transposes: a conjugate view is copied where it would not be transposed."""
     rows, columns = matrix.shape[-2:]
     down, along = matrix.stride()[-2:]
     by_columns, by_rows = down == 1 and along >= max(1, rows), along == 1 and down >= max(1, columns)
@@ -26,10 +24,7 @@ def _copy_for_cublas(matrix: torch.Tensor) -> int:
 
 
 class Product(NamedTuple):
-    """An operator that multiplies: the arguments that are copied for cuBLAS if need be, in this order.
-
-    Every product needs a cuBLAS handle with its workspace. The right factor is looked at first.
-    """
+    """An operator that multiplies: the arguments that are copied for cuBLAS if need be, the right factor first."""
 
     operators: str  # without "aten."
     copied: tuple[int, ...]
@@ -85,9 +80,7 @@ for _row in (*_PRODUCTS, _WITH_BIAS):
 @kernel("aten._grouped_mm.default")
 def grouped_product(call: Call) -> Plan:
     """GroupMM.cu, bf16bf16_grouped_gemm_impl_sm90_sm100: pointers and strides of each group, and CUTLASS's workspace.
-
-    Other types and older GPUs multiply one group after another.
-    """
+    Other types and older GPUs multiply one group after another."""
     left, right = call.args[:2]
     offsets = call.argument(2, "offs")
     groups = offsets.shape[0] if offsets is not None else (left if left.dim() == 3 else right).shape[0]

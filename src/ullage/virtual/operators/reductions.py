@@ -205,10 +205,7 @@ def sum_kind(dtype: torch.dtype) -> Kind:
 
 
 def welford_kind(dtype: torch.dtype) -> Kind:
-    """SharedReduceOps.h, WelfordData: mean, squares, a 32-bit count and the count as a floating-point number.
-
-    A thread reads two values at a time (ReduceMomentKernel.cu, std_var_kernel_impl).
-    """
+    """SharedReduceOps.h, WelfordData: mean, squares, and the count twice; two values at a time (ReduceMomentKernel.cu)."""
     return Kind(dtype.itemsize, 32 if dtype is torch.float64 else 16, 2, 2)
 
 

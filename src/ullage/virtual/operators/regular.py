@@ -29,12 +29,9 @@ Arguments = Callable[..., Any]  # is given all arguments of a call by place
 
 @dataclass(frozen=True, slots=True)
 class Regular:
-    """What some operators take.
-
-    Arguments are named by their places. `outputs` is what they return if that is not what PyTorch infers, `order` the
-    order in which that is taken, `temporaries` their bytes. `layout` is the argument whose strides suggest the layout
-    of the copies; without it, they are contiguous.
-    """
+    """What some operators take. Arguments are named by their places. `outputs` is what they return if that is not what
+    PyTorch infers, `order` that in which it is taken, `temporaries` their bytes. The strides of `layout` suggest the
+    layout of the copies; without it, they are contiguous."""
 
     operators: str  # without "aten." and ".default"
     source: str  # where in aten/src/ATen/native it is written, in cuda/ if nothing else is said, and what it takes

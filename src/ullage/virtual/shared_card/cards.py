@@ -38,10 +38,8 @@ os.register_at_fork(
 
 @dataclass(frozen=True)
 class Card:
-    """One virtual card; `total` is what jobs can use, their contexts included. Made by `Cards`.
-
-    Not covered: activity. Nothing is computed on a virtual card, so how busy it is stays unknown.
-    """
+    """One virtual card, made by `Cards`; `total` is what jobs can use, their contexts included. How busy it is stays
+    unknown."""
 
     uuid: str
     index: int
@@ -128,10 +126,8 @@ class Cards:
         raise InvalidValue(f"{self.folder} has no card with the UUID {uuid!r}")
 
     def visible(self, text: str | None) -> list[Card]:
-        """The cards that `CUDA_VISIBLE_DEVICES` makes visible, in its order, read the way CUDA reads it.
-
-        Indices and UUIDs (or their beginnings) are both taken; what comes after the first that is no card is not seen.
-        """
+        """The cards that `CUDA_VISIBLE_DEVICES` makes visible, as CUDA reads it: indices and UUIDs, or their
+        beginnings, up to the first that is no card."""
         if text is None:
             return list(self.cards)
         seen: list[Card] = []

@@ -20,10 +20,8 @@ from ullage.virtual.torch_cuda.safetensors import install_safetensors
 
 
 def install() -> VirtualGPU | None:
-    """Make the virtual card this process's "cuda"; returns `None` if the process sees no card.
-
-    A card that cannot be used ends the process with one message and exit code 1: a job must not train without it.
-    """
+    """Make the virtual card this process's "cuda"; `None` if the process sees no card. A card that cannot be used ends
+    the process with one message and exit code 1: a job must not train without it."""
     try:
         cards = Cards.open(os.environ[VARIABLE]).visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
         if not cards:

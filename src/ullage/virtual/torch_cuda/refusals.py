@@ -40,11 +40,9 @@ def _refuse_allocators(gpu: GPUState, replacements: Replacements) -> None:
 
 
 class _Extension(ModuleType):
-    """A replacement for an extension that is compiled when it is loaded, and for the operators that it registers.
-
-    A function that gets tensors, and whose result is not used, writes to some of them: it is skipped. No other function
-    can be called, except known ones.
-    """
+    """A replacement for an extension that is compiled when it is loaded, and for its operators. A function that gets
+    tensors, and whose result is not used, writes to some of them: it is skipped. Others are refused, except known
+    ones."""
 
     def __init__(self, gpu: GPUState, name: str) -> None:
         super().__init__(name)
@@ -96,12 +94,9 @@ _left_out: dict[str, int] = {}  # by Python module: functions that were not comp
 
 
 def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
-    """Let `torch.jit.script` and `torch.jit.trace` return the given Python function or module.
-
-    The compiler reads the source of every called function, and cannot compile the replacements of PyTorch's functions.
-    The tracer records operations on values, which do not exist. Functions compiled before the `with` statement run
-    unchanged.
-    """
+    """Let `torch.jit.script` and `torch.jit.trace` return what they are given: the compiler cannot compile the
+    replacements of PyTorch's functions, and the tracer records values. What was compiled before the `with` statement
+    runs unchanged."""
     original = torch.jit.script
 
     def script(obj: Any = None, *args: Any, **options: Any) -> Any:

@@ -30,11 +30,8 @@ def install_jiterator(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def install_targets(gpu: GPUState, replacements: Replacements) -> None:
-    """Give unknown targets values when a loss splits them: each class gets the same share.
-
-    `AdaptiveLogSoftmaxWithLoss` computes each cluster of classes for its own rows, and rejects targets that do not add
-    up. Targets usually come from the CPU and are known. Those that the GPU itself computed have no data.
-    """
+    """Give unknown targets values when a loss splits them: each class gets the same share. `AdaptiveLogSoftmaxWithLoss`
+    rejects targets that do not add up; those that the GPU itself computed have no data."""
     forward = nn.AdaptiveLogSoftmaxWithLoss.forward
 
     @functools.wraps(forward)

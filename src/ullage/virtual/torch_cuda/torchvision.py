@@ -49,10 +49,7 @@ _looked = False
 
 
 def make_torchvision_importable() -> None:
-    """Declare torchvision's operators if it is installed, not imported yet and its own library does not load.
-
-    This runs once in a process; torchvision itself is not imported.
-    """
+    """Declare torchvision's operators, once, if it is installed, not imported yet and its own library does not load."""
     global _looked
     if _looked:
         return
@@ -90,10 +87,7 @@ def _say_that_they_are_there(extension: ModuleType) -> None:
 
 @gpu_handler("torchvision.nms.default")
 def nms(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Non-maximum suppression. How many boxes are kept depends on data; all of them are assumed.
-
-    torchvision/csrc/ops/cuda/nms_kernel.cu: the sorted boxes, the order and a bit mask are temporaries.
-    """
+    """nms_kernel.cu: temporaries are the sorted boxes, the order and a bit mask. All boxes are assumed to be kept."""
     boxes = args[0]
     count, memory = boxes.shape[0], gpu.memory
     gpu.note("shapes", "non-maximum suppression is assumed to keep every box")

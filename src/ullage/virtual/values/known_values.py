@@ -107,10 +107,7 @@ class KnownValues:
         return _over(watch.value, tensor)
 
     def set(self, tensor: _Tensor, value: _Tensor, supposed: bool = False) -> None:
-        """Give a tensor known values until something else is written to its memory.
-
-        `supposed` marks values that follow from made-up numbers.
-        """
+        """Give a tensor known values until its memory is written; `supposed` ones follow from made-up numbers."""
         storage = storage_of(tensor)
         watch = getattr(storage, "ullage", None)
         if watch is None:
@@ -344,10 +341,8 @@ class KnownValues:
         return 1.0 if tensor.is_floating_point() else 1
 
     def on_host(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return the answer to `.cpu()`: known values, else ones (filled only when read), and false for flags.
-
-        A table of flags is a mask, which selects everything, as on the GPU.
-        """
+        """Return the answer to `.cpu()`: known values, else ones (filled only when read), and false for flags, unless
+        they are a table: a mask selects everything, as on the GPU."""
         known = self.known(tensor)
         if known is not None and known.numel() <= LARGEST_HELD:
             return known.to(dtype, copy=True)

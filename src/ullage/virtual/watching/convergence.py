@@ -21,11 +21,8 @@ class MemoryConverged(BaseException):
 
 
 class ConvergenceWatch:
-    """Watches a run until its requests repeat; pass `after_step` to `Progress.on_step`.
-
-    It watches at least `steps` optimizer steps, and at most `most_steps` if the requests never repeat. `foresee`
-    (`Progress.foresee`) may extrapolate the last of `steps`.
-    """
+    """Watches a run until its requests repeat; pass `after_step` to `Progress.on_step`. It watches `steps` to
+    `most_steps` optimizer steps; `foresee` (`Progress.foresee`) may extrapolate the last of `steps`."""
 
     def __init__(
         self, gpu: GPUState, steps: int = 3, most_steps: int = 30, foresee: Callable[[], bool] | None = None
@@ -46,10 +43,8 @@ class ConvergenceWatch:
             raise MemoryConverged
 
     def is_settled(self, go_on: bool = False, hold: bool = False) -> bool:
-        """Call after an optimizer step; return whether later steps need no more memory.
-
-        With `go_on` the run can continue in the converged state. With `hold` new requests are known to come.
-        """
+        """Call after an optimizer step; return whether later steps need no more memory. With `go_on` the run can
+        continue in the converged state. With `hold` new requests are known to come."""
         memory = self._gpu.memory
         memory.waiting.synchronized()  # what is freed late belongs to this step
         self._marks.append(len(memory.requests))

@@ -153,10 +153,8 @@ class OwnLoop:
         return step if end is not None and step.can_repeat(live, end) else None
 
     def _carried(self, requests: RequestLog, begin: int) -> dict[int, int] | None:
-        """Map earlier allocations that the step freed to those of the step that replace them.
-
-        They match if they were requested in the same order, by the same origin, with the same size and purpose.
-        """
+        """Map earlier allocations that the step freed to those that replace them: requested in the same order, by the
+        same origin, with the same size and purpose."""
         spans, name = self._memory.spans, self._origins.origin
         older = (number for nbytes, number in requests.numbered(begin) if not nbytes)
         freed = sorted(number for number in older if number is not None and number < begin)
@@ -229,10 +227,8 @@ def _draws() -> tuple[Any, ...]:
 
 
 def _attributes(model: Any) -> list[Any]:
-    """Return the attributes of a model's modules, to compare them by identity.
-
-    An equal number that is another object counts as changed: that costs only the step, which is then run.
-    """
+    """Return the attributes of a model's modules, to compare them by identity: a number that was made again costs one
+    step."""
     attributes: list[Any] = []
     for module in model.modules():
         for name, value in vars(module).items():

@@ -80,10 +80,7 @@ class Progress:
 
 
 class BackwardPasses:
-    """Counts backward passes, the steps of a loop without an optimizer, and optimizers.
-
-    A backward pass inside another one is not counted.
-    """
+    """Counts backward passes that are not inside of others, the steps of a loop without an optimizer, and optimizers."""
 
     def __init__(self, on_backward: Callable[[], None], on_first_optimizer: Callable[[], None]) -> None:
         self.count = 0
@@ -175,11 +172,8 @@ class Phases:
         ]
 
     def peaks(self, has_trained: bool) -> dict[str, int]:
-        """Return the peak of reserved bytes in each phase of the run.
-
-        Training counts only what it reserved itself, not what validation left in the cache. Validation begins with the
-        training's cache: if its peak equals the training's, it needed no more than that.
-        """
+        """Return the peak of reserved bytes in each phase of the run. Training counts only what it reserved itself.
+        Validation begins with its cache: if the peaks are equal, it needed no more."""
         allocator = self._memory.allocator
         if not has_trained:
             return {INFERENCE: allocator.peak_reserved} if self._memory.clock else {}

@@ -161,11 +161,7 @@ class OperatorCalls:
         self._dropped = 0  # calls that are no longer kept
 
     def learn(self, mark: Any, seen: SeenCall, layout: Any = None) -> int:
-        """Return the number of a new call.
-
-        Views that differ only in offset, such as those of each step's part of a text, are one call: they share a
-        `layout`.
-        """
+        """Return the number of a new call. Views that differ only in offset share a `layout`, and are one call."""
         new = len(self._distinct) * len(PASSES)
         number = self.numbers[mark] = self._views.setdefault(layout, new) if seen.is_view else new
         if number == new:
