@@ -38,7 +38,7 @@ class PlacementSettings(_Part):
     fresh_busy: float = Field(default=0.3, ge=0, le=1)
     min_speed: float | None = Field(default=None, ge=0, le=1)
     backfill: bool | None = None
-    busy_window: Seconds = Field(default=10.0, gt=0, le=86400)
+    busy_window: Seconds = Field(default=5.0, gt=0, le=86400)
     patience: Seconds = Field(default=300.0, ge=0)
 
 

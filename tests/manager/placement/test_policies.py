@@ -242,7 +242,7 @@ def test_no_prediction_leaves_a_neighbour_less_than_a_quarter() -> None:
         assert bool(decide("ullage", [strong], there, [BUSY], ledger, rules, 500.0).placed) == starts
 
 
-def test_ullage_averages_ten_seconds_and_others_their_window() -> None:
+def test_ullage_averages_seconds_and_others_their_window() -> None:
     here = job(9, promise=1)
     ledger = Ledger()
     ledger.adopt(9, {"GPU-0": GIB})
@@ -260,14 +260,28 @@ def test_ullage_averages_ten_seconds_and_others_their_window() -> None:
     assert placed("ullage", replace(BUSY, busy_now=0.95)) == []
 
 
+def test_a_busy_gpu_takes_a_job_early_if_others_soon_end() -> None:
+    """Minute-long jobs are about to end, hour-long ones are not; a published policy does not ask."""
+    ledger, working = Ledger(), replace(BUSY, activity=Activity(smact=0.95, age=1.0), busy_now=0.95)
+    for number in (7, 8):
+        ledger.adopt(number, {"GPU-0": GIB})
+
+    def starts(policy: str, age: float) -> bool:
+        there = [Running(job(number, promise=1, busy=0.5), ("GPU-0",), 0.0) for number in (7, 8)]
+        return bool(decide(policy, [job(1, promise=2)], there, [working], ledger, Rules(), age).placed)
+
+    assert [starts("ullage", age) for age in (5.0, 20.0, 3600.0)] == [False, True, False]
+    assert not starts("magm", 20.0)
+
+
 def test_an_idle_gpu_reopens_when_the_expected_load_has_decayed() -> None:
     last = job(9, promise=1, busy=0.9)
-    ledger, resting = Ledger(), replace(BUSY, busy_now=0.0)
+    ledger, rules, resting = Ledger(), Rules(busy_window=10.0), replace(BUSY, busy_now=0.0)
     ledger.adopt(9, {"GPU-0": GIB})
     started = [
         bool(
             decide(
-                "ullage", [job(1, promise=2)], [Running(last, ("GPU-0",), 0.0)], [resting], ledger, Rules(), now
+                "ullage", [job(1, promise=2)], [Running(last, ("GPU-0",), 0.0)], [resting], ledger, rules, now
             ).placed
         )
         for now in (0.0, 1.0, 2.0, 9.0)

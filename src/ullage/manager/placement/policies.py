@@ -28,9 +28,9 @@ class Policy:
     one that must wait.
 
     `predicts`: predicted speeds rank GPUs and admit jobs to busy ones, no owner's `min_speed` is broken, and activity
-    is that of the last ten seconds instead of the monitor's window. `keeps_speeds`: of this only the `min_speed`.
-    `at_least`: the policy with which a pass is also planned; that plan counts if it starts more jobs. A custom policy
-    has `choose`, which has the last word about each job.
+    is that of `busy_window` instead of the monitor's window. `keeps_speeds`: of this only the `min_speed`. `at_least`:
+    the policy with which a pass is also planned; that plan counts if it starts more jobs. A custom policy has `choose`,
+    which has the last word about each job.
     """
 
     name: str

@@ -54,9 +54,9 @@ class Rules:
     time, "never" none.
 
     Activity: a slot is shared only while its SM activity is at most `smact_limit`. Published policies look at the mean
-    over `window` seconds, `ullage` at that over `busy_window`. A job younger than that window is not yet wholly in the
-    mean, so its predicted activity (`Job.busy`, else `fresh_busy`) is added in part. A reading older than `stale_after`
-    is unknown.
+    over `window` seconds, `ullage` at that over `busy_window`, or at what is to be expected once a job that starts now
+    works, if that is less. A job younger than the window is not yet wholly in the mean, so its predicted activity
+    (`Job.busy`, else `fresh_busy`) is added in part. A reading older than `stale_after` is unknown.
 
     Speed: `predict` says how fast jobs run side by side. It keeps a job away only if somebody would fall below the
     `Job.min_speed` that an owner asked for. It lets a job join a busy slot if all get more done by `gain`, in jobs at
@@ -91,7 +91,7 @@ class Rules:
     unmeasured: Literal["alone", "never"] = "alone"
     idle_memory: int = GIB
     window: float = 90.0
-    busy_window: float = 10.0
+    busy_window: float = 5.0
     fresh_busy: float = 0.3
     stale_after: float | None = 30.0
     backfill: bool | None = None

@@ -70,7 +70,7 @@ class Slot:
     """A place for jobs: a whole GPU, or one MIG instance (`mig=True`), which takes one job at a time.
 
     `total` is for jobs, `used` by all processes (None: not measured), `foreign` by others than our jobs. `busy_now` is
-    the activity over the last ten seconds (None: as `activity`). A drained slot gets no new job; a lost one does not
+    the activity over the last seconds (None: as `activity`). A drained slot gets no new job; a lost one does not
     answer. `bookings` keep jobs of other users away.
     """
 
