@@ -113,6 +113,13 @@ ESTIMATING = {"at_once": "8", "per_user": "8", "timeout": '"2m"'}
 OVERBOOKING = {"smact_limit": '"off"', "unknown": '"floor"', "free_floor": '"1GiB"'}
 
 
+def warm_up(client: Client, patience: float) -> None:
+    """Have one estimate made and nothing run, as in a daemon that has been in use."""
+    [number] = client.submit(words(KINDS[0], 0.01), hold=True)
+    client.wait_for_estimate(number, timeout=patience)
+    client.cancel(number)
+
+
 def arrivals(trace: Trace) -> list[tuple[float, Kind]]:
     """Arrival times in seconds and kinds; the same for the same seed."""
     draw = random.Random(trace.seed)
@@ -283,6 +290,8 @@ def one_run(name: str, trace: Trace, run: str, options: argparse.Namespace, esti
         daemon = serve(Path(folder), run, trace, options.virtual)
         try:
             with Client(folder) as client:
+                if not trace.estimated:
+                    warm_up(client, options.patience)
                 before, begin, moment = energy.joules(), time.monotonic(), time.time()
                 numbers = play(client, jobs, trace.steps, exclusive=run.startswith("exclusive"))
                 found = [client.wait(number, timeout=options.patience) for number in numbers]

@@ -193,7 +193,7 @@ def current() -> VirtualGPU | None:
 
 
 def follow_allocator_settings(gpu: GPUState) -> Callable[[], None]:
-    """Apply `PYTORCH_ALLOC_CONF` when a script sets it before the GPU is used; return a function that ends the watch."""
+    """Apply `PYTORCH_ALLOC_CONF` when a script sets it before the GPU is used; return what ends the watch."""
     watching = [True]
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
