@@ -14,6 +14,7 @@ from ullage.manager.core.estimates import Estimates
 from ullage.manager.fault_injection import REVISION_POINTS
 from ullage.manager.settings import EstimateSettings
 from ullage.sandbox.parent import Outcome
+from ullage.sandbox.recording import Reads, digest
 
 GIB = 1 << 30
 # Takes memory of its card, without the time that PyTorch takes to import.
@@ -35,16 +36,20 @@ class LateAnswers:
         self.asked, self._answers, self._changed = [], {}, threading.Condition()
         monkeypatch.setattr("ullage.manager.core.estimates.run", self._run)
 
-    def _run(self, entry, request, *, stop, **more):
-        name = request["questions"][0]["args"][0]
+    def _run(self, entry, request, *, stop, env, **more):
+        name = request["questions"][0]["args"][0] if "questions" in request else "compare"
         with self._changed:
             self.asked.append(name)
             while name not in self._answers and not stop.is_set():
                 self._changed.wait(0.05)
         found = self._answers.get(name, "it was given up")
+        if name == "compare":
+            return Outcome(answer={"held": found})
         if isinstance(found, str):
             return Outcome(answer={"failed": found, "own": "fails" in found})
-        return Outcome(answer={"upper": found, "figure": found, "fits": True, "gpu": "A100-40GB"})
+        variables = {name: digest(value) for name, value in env.items()}
+        answer = {"upper": found, "figure": found, "fits": True, "gpu": "A100-40GB"}
+        return Outcome(answer=answer, reads=Reads({"train.py": "sha256:0"}, variables))
 
     def give(self, name, answer):
         with self._changed:
@@ -57,11 +62,21 @@ def late(monkeypatch):
     return LateAnswers(monkeypatch)
 
 
-def train(here, gigabytes, until="proceed", **more):
+def train(here, gigabytes, text=TAKE, **more):
     """Submit a script that takes memory and waits for a file."""
-    (here.folder / "work/train.py").write_text(TAKE)
-    job = {"command": [sys.executable, "train.py", str(gigabytes), until], "memory": None, "estimator": "ullage"}
+    (here.folder / "work/train.py").write_text(text)
+    job = {"command": [sys.executable, "train.py", str(gigabytes), "proceed"], "memory": None, "estimator": "ullage"}
     return here.submit("", **job | more)
+
+
+def measured(here, gigabytes):
+    """Run the same script without an estimate, so that what it takes is known."""
+    number = train(here, gigabytes, estimator="none")
+    here.until(lambda: here.job(number)["used"] == gigabytes * GIB, "its memory to be seen")
+    assert here.job(number)["alone"]
+    (here.folder / "work/proceed").touch()
+    here.until_over(number)
+    (here.folder / "work/proceed").unlink()
 
 
 def running(here, number):
@@ -114,12 +129,7 @@ def test_a_failed_estimate_stops_no_job_that_runs(make_here, late):
 
 def test_earlier_runs_tell_what_to_promise(make_here):
     here = make_here()
-    first = train(here, 3, estimator="none")
-    here.until(lambda: here.job(first)["used"] == 3 * GIB, "its memory to be seen")
-    assert here.job(first)["alone"]
-    (here.folder / "work/proceed").touch()
-    here.until_over(first)
-    (here.folder / "work/proceed").unlink()
+    measured(here, 3)
     again, other = train(here, 3, estimator="none"), train(here, 4, estimator="none")
     running(here, again)
     job = here.job(again)
@@ -130,11 +140,7 @@ def test_earlier_runs_tell_what_to_promise(make_here):
 
 def test_a_promise_that_outgrows_its_gpu_stops_nobody(make_here, late):
     here = make_here()
-    first = train(here, 3, estimator="none")
-    here.until(lambda: here.job(first)["used"] == 3 * GIB, "its memory to be seen")
-    (here.folder / "work/proceed").touch()
-    here.until_over(first)
-    (here.folder / "work/proceed").unlink()
+    measured(here, 3)
     again, beside = train(here, 3), here.submit("while [ ! -e proceed ]; do sleep 0.05; done", memory=30 * GIB)
     for number in (again, beside):
         running(here, number)
@@ -170,56 +176,91 @@ def test_an_estimate_ends_with_its_job(make_here, late):
     here.until(lambda: not here.daemon.intake.estimates.wanted, "its estimate to be given up")
 
 
-def in_order(requests, turns, idle=lambda: True, **rules):
-    """Who gets an answer, in that order; `turns` says when each job's estimate is made."""
+def in_order(requests, first=(), late=(), idle=True, **rules):
+    """Who gets an answer, in that order; whose estimates are under way at first, and what is told of those that are not
+    made."""
     answered = []
 
     async def run():
-        def turn(jobs):
-            return turns.get(next(iter(jobs)), "in turn")
-
         estimates = Estimates(
-            EstimateSettings(**rules), lambda jobs, request, answer: answered.extend(jobs), turn, idle=idle
+            EstimateSettings(**rules), lambda jobs, request, answer: answered.extend(jobs), idle=lambda: idle
         )
         for number, request in enumerate(requests, 1):
             estimates.want(number, request)
+        estimates.proceed(first, late)
         under_way = [number for number in estimates.wanted if "is being" in estimates.standing(number)]
-        while set(estimates.wanted) - {number for number, turn in turns.items() if turn == "never"}:
+        while set(estimates.wanted).difference(late):
             await asyncio.sleep(0.01)
-        told = [estimates.standing(number) for number in estimates.wanted]
+        left = [estimates.standing(number) for number in estimates.wanted]
         await estimates.close()
-        return under_way, told
+        return under_way, left
 
     return (answered, *asyncio.run(run()))
 
 
 def test_what_blocks_a_gpu_is_estimated_first():
     requests = [user_asks(number, 1) for number in range(4)]
-    answered, _, told = in_order(requests, {4: "first", 2: "never"}, at_once=1)
-    assert answered == [1, 4, 3]
-    assert told == ["is not estimated, since the job will have ended before"]
+    answered, _, left = in_order(requests, first=[4], late=[2], at_once=1)
+    assert (answered, left) == ([1, 4, 3], ["is not estimated, since the job will have ended before"])
+
+
+def test_an_estimate_that_comes_too_late_for_one_is_made_for_others():
+    same = user_asks(1, 1)
+    answered, _, left = in_order([user_asks(0, 1), same, same], late=[2], at_once=1)
+    assert (answered, left) == ([1, 2, 3], [])
 
 
 def test_only_one_estimate_is_made_while_no_core_is_idle():
     requests = [user_asks(number, 1) for number in range(3)]
-    answered, under_way, _ = in_order(requests, {}, idle=lambda: False, at_once=3)
+    answered, under_way, _ = in_order(requests, idle=False, at_once=3)
     assert (under_way, answered) == ([1], [1, 2, 3])
-    assert in_order(requests, {}, idle=lambda: True, at_once=2, per_user=2)[1] == [1, 2]
+    assert in_order(requests, at_once=2, per_user=2)[1] == [1, 2]
 
 
-def test_no_estimate_begins_that_would_come_too_late(make_here, late):
-    here = make_here(estimating={"at_once": 1})
-    blocked = train(here, 1)
-    running(here, blocked)
-    here.daemon.intake.estimates._took.append(3600.0)
-    turn = here.daemon.intake._turn
-    assert turn([blocked]) == "first" and turn(["a question"]) == turn([]) == "in turn"
+def test_a_job_that_will_have_ended_is_not_estimated(make_here, late):
+    here = make_here(estimating={"at_once": 1, "per_user": 1})
+    here.daemon.intake.estimates._took.extend([3600.0] * 9)  # seconds that estimates took before
+    held, short = train(here, 1, hold=True), train(here, 2, time_limit=600.0)
+    said = "is not estimated, since the job will have ended before"
+    here.until(lambda: here.job(short)["estimating"] == said, "its estimate to be pointless")
     late.give("1", 2 * GIB)
-    here.until(lambda: here.job(blocked)["estimating"] is None, "its estimate")
-    assert turn([blocked]) == "in turn", "nobody knows when it ends"
-    limited = here.submit("while [ ! -e proceed ]; do sleep 0.05; done", time_limit=600.0)
-    running(here, limited)
-    assert turn([limited]) == "never" and turn([limited, blocked]) == "in turn"
+    here.until(lambda: here.job(held)["estimating"] is None, "the other estimate")
+    last = train(here, 3, hold=True)
+    late.give("3", 2 * GIB)
+    here.until(lambda: here.job(last)["estimating"] is None, "one more estimate")
+    assert late.asked == ["1", "3"] and here.job(short)["estimating"] == said
+    (here.folder / "work/proceed").touch()
+    assert here.until_over(short)["state"] == "done"
+    here.until(lambda: not here.daemon.intake.estimates.wanted, "it to be given up")
+
+
+def test_a_job_waits_for_the_comparison_with_a_kept_estimate(make_here, late):
+    here = make_here()
+    late.give("1", 5 * GIB)
+    first = train(here, 1, hold=True)
+    here.until(lambda: here.job(first)["estimating"] is None, "an estimate to be kept")
+    again = train(here, 1)
+    here.until(lambda: here.job(again)["estimating"] == "is being compared with earlier estimates", "the comparison")
+    here.submit("true", memory=GIB, hold=True)
+    assert (here.job(again)["state"], here.job(again)["reason"]) == ("queued", "has just come")
+    late.give("compare", 0)
+    running(here, again)
+    job = here.job(again)
+    assert (job["alone"], job["promise"]) == (False, 5 * GIB)
+    assert job["estimate"] == "estimated by ullage for A100-40GB (kept from before)"
+
+
+def test_an_estimate_does_not_undo_a_recovery(make_here, late):
+    here = make_here()
+    measured(here, 3)
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    fails = f"import os, sys\nif os.environ['ULLAGE_ATTEMPT_NUMBER'] == '1': sys.exit({error!r})\n"
+    again = train(here, 3, fails + TAKE)
+    here.until(lambda: len(here.job(again)["attempts"]) == 2, "another attempt")
+    promise = here.job(again)["promise"]
+    late.give("3", 4 * GIB)
+    here.until(lambda: here.job(again)["estimating"] is None, "its estimate")
+    assert here.job(again)["promise"] == promise > 8 * GIB
 
 
 def test_a_database_with_jobs_in_estimation_is_migrated(home):

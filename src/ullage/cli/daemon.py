@@ -42,6 +42,9 @@ def serve(
 
     Ctrl-C stops the daemon but not its jobs; the next daemon adopts them. An address without HOST is on 127.0.0.1.
 
+    A job of unknown memory may take an idle GPU alone while it is estimated. With the setting estimating.wait = true,
+    it waits for its estimate.
+
     Examples:
 
       ullage serve

@@ -189,9 +189,6 @@ class EstimateRequest:
         return hashlib.sha256(json.dumps([self.key, sorted(self.env.items())]).encode()).hexdigest()
 
 
-Turn = Literal["first", "in turn", "never"]
-"""When an estimate is made: before all others, in its turn, or never, since its jobs will have ended before."""
-
 Done = Callable[[Sequence[int | str], EstimateRequest, EstimateAnswer], None]
 """Is told who wanted an estimate (jobs by number, questions by id), what it was, and the answer."""
 
@@ -209,31 +206,41 @@ class _Work:
     leader: _Work | None = None
 
     @property
-    def wanted_by(self) -> list[int | str]:
-        """Return all who wait for it or for one of its followers."""
-        return [job for work in (self, *self.followers) for job in work.jobs]
+    def is_wanted(self) -> bool:
+        """Whether a job waits for it or for one of its followers."""
+        return bool(self.jobs) or any(follower.jobs for follower in self.followers)
+
+    def is_wanted_by(self, jobs: Iterable[int]) -> bool:
+        """Whether one of these jobs waits for it or for one of its followers."""
+        return any(job in work.jobs for work in (self, *self.followers) for job in jobs)
+
+    def is_wanted_only_by(self, jobs: Collection[int]) -> bool:
+        """Whether only these jobs wait for it or for one of its followers."""
+        works = (self, *self.followers)
+        return sum(len(work.jobs) for work in works) == sum(job in work.jobs for work in works for job in jobs)
 
 
 class Estimates:
     """Makes estimates; `done` gets each answer in the event loop's thread.
 
-    A request is compared with cached answers, then waits for its turn. Those are first whose `turn` says so. Then the
-    user with the fewest estimates under way is next, then the one served longest ago; nobody has more than `per_user`
-    under way. One is made at any time, more only while a core is `idle`. `wake` is called when a request that was
-    compared has to be estimated after all.
+    A request is compared with cached answers, then waits for its turn. Jobs that are `first` come before others. Then
+    the user with the fewest estimates under way is next, then the one served longest ago; nobody has more than
+    `per_user` under way. One is made at any time, more only while a core is `idle`. `wake` is called when a request
+    that was compared has to be estimated after all.
     """
 
     def __init__(
         self,
         rules: EstimateSettings,
         done: Done,
-        turn: Callable[[Collection[int | str]], Turn] = lambda jobs: "in turn",
         wake: Callable[[], None] = lambda: None,
         idle: Callable[[], bool] | None = None,
     ) -> None:
-        self._rules, self._done, self._turn, self._wake = rules, done, turn, wake
+        self._rules, self._done, self._wake = rules, done, wake
         self._cores = IdleCores()
         self._idle = idle or self._cores.take
+        self._first: Collection[int] = ()
+        self._late: Collection[int] = ()
         self._took: deque[float] = deque(maxlen=_LAST)  # seconds of the last estimates
         self.at_once, self.per_user = estimates_at_once(rules)
         self._of_job: dict[int | str, _Work] = {}
@@ -294,7 +301,7 @@ class Estimates:
                 continue
             del work.jobs[job]
             for each in (work, work.leader):
-                if each is not None and not each.wanted_by:
+                if each is not None and not each.is_wanted:
                     self._end(each)
 
     def _end(self, work: _Work) -> None:
@@ -317,7 +324,7 @@ class Estimates:
             return "is being compared with earlier estimates"
         if work not in self._waiting.get(work.request.uid, {}):
             return "waits for the estimate of another job that runs the same"
-        if self._turn(work.wanted_by) == "never":
+        if work.is_wanted_only_by(self._late):
             return "is not estimated, since the job will have ended before"
         if self._order is None:
             self._order = {each: place for place, each in enumerate(self._in_order(), 1)}
@@ -335,7 +342,7 @@ class Estimates:
     def _in_order(self) -> list[_Work]:
         """Return all waiting estimates in the order in which they would begin."""
         places = [
-            (self._turn(work.wanted_by) != "first", self._under_way(user) + place, self._served.get(user, 0), work)
+            (not work.is_wanted_by(self._first), self._under_way(user) + place, self._served.get(user, 0), work)
             for user, works in self._waiting.items()
             for place, work in enumerate(works)
         ]
@@ -346,9 +353,8 @@ class Estimates:
         if len(self._running) >= self.at_once or not any(self._waiting.values()):
             return None
         for work in self._in_order():
-            turn = self._turn(work.wanted_by)
-            has_room = turn == "first" or self._under_way(work.request.uid) < self.per_user
-            if turn != "never" and has_room:
+            has_room = work.is_wanted_by(self._first) or self._under_way(work.request.uid) < self.per_user
+            if has_room and not work.is_wanted_only_by(self._late):
                 return work if self._idle() or not self._running else None
         return None
 
@@ -391,7 +397,7 @@ class Estimates:
             pass  # it is estimated anew, and what is wrong is told then
         finally:
             self._comparing.pop(work, None)
-        if not work.wanted_by:
+        if not work.is_wanted:
             self._leave(work)
         elif type(held) is not int or not 0 <= held < len(request.kept):
             work.request = replace(request, kept=())
@@ -401,10 +407,11 @@ class Estimates:
             self._answer(work, replace(request.kept[held], kept=True))
         self._begin()
 
-    def proceed(self) -> None:
-        """Begin what may begin now; to be called every second or so."""
+    def proceed(self, first: Collection[int] = (), late: Collection[int] = ()) -> None:
+        """Begin what may begin now; to be called every second or so. Jobs that are `first` come before all others. For
+        jobs that would be `late`, since they will have ended before, nothing is begun."""
         self._cores.look()
-        self._order = None
+        self._first, self._late, self._order = first, late, None
         self._begin()
 
     def _begin(self) -> None:
@@ -426,7 +433,7 @@ class Estimates:
             answer = EstimateAnswer(None, _not_estimated(error_text(error)))
         finally:
             self._running.pop(work, None)
-        if work.wanted_by:
+        if work.is_wanted:
             self._answer(work, answer)
         else:
             self._leave(work)

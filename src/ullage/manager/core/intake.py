@@ -26,13 +26,13 @@ from ullage.manager.core.estimates import (
     EstimateAnswer,
     EstimateRequest,
     Estimates,
-    Turn,
     key_of,
     questions_of,
 )
 from ullage.manager.core.host_share import share_of
 from ullage.manager.core.limits import UserLimits
 from ullage.manager.core.notifications import check_notifications
+from ullage.manager.core.works import OF_A_RUN
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import Caller, rights
 from ullage.manager.placement import by_slot
@@ -67,7 +67,7 @@ class Intake:
         self._backlog: dict[int, deque[int]] = {}  # jobs of each user whose estimates are not asked for yet
         self._samples: dict[int, ArraySamples] = {}  # of each element that waits for what a few of its array say
         self.limits = UserLimits(context)
-        self.estimates = Estimates(context.settings.estimating, self.answered, self._turn, context.service.wake)
+        self.estimates = Estimates(context.settings.estimating, self.answered, context.service.wake)
 
     @property
     def _store(self) -> JobStore:
@@ -187,7 +187,7 @@ class Intake:
             known = InitialPromise(None, "not estimated: no Python script or model in it (--memory tells how much)")
         else:
             known = InitialPromise(None, None, key_of(spec, uid, estimator, self._gpus()))
-        earlier = self._context.works.earlier_runs(uid, spec.model_dump())
+        earlier = self._context.works.earlier_runs(uid, spec.model_dump(include=OF_A_RUN))
         if earlier is None or earlier.promise > self._context.largest:  # it takes nearly all of a GPU
             return known
         return known._replace(promise=earlier.promise, note=earlier.note)
@@ -284,20 +284,17 @@ class Intake:
             return "starts after its estimate"
         return "has just come" if self.estimates.is_compared(job.id) else None
 
-    def _turn(self, wanted_by: Collection[int | str]) -> Turn:
-        """A job that holds a GPU alone because its need is unknown blocks the most; if all will have ended before the
-        answer, there is no use in it."""
-        ends = []
-        for number in wanted_by:
-            attempt = self._store.attempts.get(number) if isinstance(number, int) else None
-            if attempt is None:
-                return "in turn"
+    def _proceed(self) -> None:
+        """Begin estimates. Those of jobs that hold a GPU alone because their need is unknown come first, since they
+        block the most. Those of jobs that will have ended before are not begun."""
+        soon, first, late = self._context.clock() + self.estimates.usual_seconds, set(), set()
+        for attempt in self._store.attempts.values():
             job = self._store.job(attempt.job)
-            if job.promise is None and attempt.exclusive:
-                return "first"
-            ends.append(self._expected_end(job, attempt))
-        is_late = ends and max(ends) < self._context.clock() + self.estimates.usual_seconds
-        return "never" if is_late else "in turn"
+            if job.estimate_key is not None and self._expected_end(job, attempt) < soon:
+                late.add(job.id)
+            elif job.estimate_key is not None and job.promise is None and attempt.exclusive:
+                first.add(job.id)
+        self.estimates.proceed(first, late)
 
     def _expected_end(self, job: JobRecord, attempt: AttemptRecord) -> float:
         """Return when a job will have ended, by its time limit and by earlier runs; infinite if that is unknown, as for
@@ -330,7 +327,7 @@ class Intake:
         for job in gone:
             self._tell_array(job, None)
         self._ask_more()
-        self.estimates.proceed()
+        self._proceed()
         try:
             while self._late:
                 await commit(self._late[0])

@@ -29,6 +29,10 @@ _MOST_KNOWN = 100_000  # predictions in memory
 _MARGIN, _LEAST_MARGIN = 0.1, 512 << 20  # of what earlier runs took, and bytes: memory is measured now and then only
 
 
+OF_A_RUN = {"command", "cwd", "venv", "conda", "env", "gpus"}
+"""What decides how much a run takes, by the names of `JobSpec`."""
+
+
 class EarlierRuns(NamedTuple):
     """What the last runs of the same command took: how many there were, the most bytes on one GPU, and the longest."""
 
@@ -50,9 +54,9 @@ class EarlierRuns(NamedTuple):
 
 def run_key(uid: int, request: Mapping[str, Any]) -> str:
     """Return the key of all runs that take as much as this one; variables of a terminal session do not matter."""
-    env = {name: value for name, value in (request["env"] or {}).items() if not OF_A_SESSION.fullmatch(name)}
-    known = [uid, env, *(request[name] for name in ("command", "cwd", "venv", "conda", "gpus"))]
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    known = {name: request[name] for name in OF_A_RUN}
+    known["env"] = {name: value for name, value in (known["env"] or {}).items() if not OF_A_SESSION.fullmatch(name)}
+    return hashlib.sha256(json.dumps([uid, known], sort_keys=True).encode()).hexdigest()
 
 
 def read_utilization(prediction: Any, gpus: Iterable[str]) -> dict[str, dict[str, Any]]:
