@@ -1,20 +1,25 @@
 """The manager's recorded runs on an H200, simulated again: what comes out beside what was measured.
 
-    python benchmarks/gpu/simulated_reality.py
+    python benchmarks/gpu/simulated_reality.py [--traces FOLDER]     # more traces that manager_trace.py wrote
 
-A simulation is given what was known before a run: when jobs come, how long each kind takes alone, what Ullage predicts
-of it on the GPU, how long estimates take, the daemon's settings, and how a GPU behaves (`gpu_behaviour.py`). It gets
-nothing of a run in which jobs shared the GPU. Times alone come from `gpu_behaviour.py`; of kinds that were not timed
-there, the step is the predicted one and the rest is that of the exclusive run.
+A run is replayed in one or two ways. With its placements, each job starts when it did: that judges phases and sharing
+alone. With its policy, the simulator decides; only runs whose policy is still as it was are replayed so.
+
+What is known of a trace is learnt from the other traces, and from jobs alone (`gpu_behaviour.py`): how long each kind
+of job takes to start, to warm up, for a step alone, to evaluate, to save and to end. Of a kind that is in no other
+trace, the step is predicted and the rest is that of all kinds. The trace itself gives when its jobs came, when each
+could start, its steps, and Ullage's predictions for the GPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import heapq
 import itertools
 import json
+import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -27,196 +32,379 @@ from ullage.manager.simulation.engine import simulate
 from ullage.manager.simulation.history import scenario_of_history, trace_of_history
 from ullage.manager.simulation.result import SimulationResult
 from ullage.manager.simulation.scenario import Scenario, World
-from ullage.manager.simulation.trace import JobKind, JobTrace, TraceJob
+from ullage.manager.simulation.trace import WORKING, JobKind, JobTrace, Phase, TraceJob
 from ullage.performance.result import Utilization
+from ullage.units import parse_duration
 
 DATA = Path(__file__).resolve().parents[1] / "data"
+DETAILED = DATA / "h200_trace_detail.jsonl"
 GPU = "H200"
 RULES = Rules(smact_limit=0.8, window=10.0, fresh_busy=0.2)  # the settings of `manager_trace.py`
-READING_S = 1.0  # between two readings of the daemon's monitor; half of it is their mean age
-STARTUP_S = 11.0  # of the jobs of the last trace alone, until their first step: 10 to 13
-# Each kind has its own start-up; predicted slowdowns are taken as true.
-WORLD = World(startup_s=STARTUP_S, interference_error=0.0, reading_s=READING_S, monitor_delay_s=READING_S / 2)
+ALL_FIT = Rules(smact_limit=None, unknown="floor", free_floor=0, margin=0, fair=False)  # every job starts as it comes
+READING_S = 1.0  # between two readings of the daemon's monitor
+# Predicted slowdowns are taken as true. A reading is as old as the monitor's last look: NVML is late by a millisecond.
+WORLD = World(interference_error=0.0, reading_s=READING_S, monitor_delay_s=0.0)
+STARTUP_S = 11.0  # of the jobs of the last trace alone, until their first step: 10 to 13; histories tell of no phases
 ESTIMATE_S = 10.0  # the first job of a kind, when the first two traces were played: ten to twenty, as was noted then
+# Traces without phases and placements: the mean gap between arrivals, and the share of each kind's steps.
+GAPS = {"h200_trace": (1.2, 0.25), "h200_trace_long": (2.0, 1.0)}
+# The policy that decided in their runs of `ullage` is gone.
+OLD_POLICY = {
+    *GAPS,
+    "h200_trace_detail",
+    "seed101_mps",
+    "seed101_timeslice",
+    "seed101_timeslice_admission",
+    "seed303_long_mps",
+    "seed303_long_mps_admission",
+}
 FAR = 0.05  # policies whose measured makespans differ by less are not told apart by one run
+ALONE = 0.5  # a job had its GPU nearly to itself if on average fewer others worked beside it
 
 
-class Alone(NamedTuple):
-    """A kind of job alone: seconds for a step, and for all that is no step (imports, the first kernels, the end)."""
+class Told(NamedTuple):
+    """Seconds that an attempt took for each of its phases and for a step, and how many others worked beside it on
+    average."""
 
-    step_s: float
-    rest_s: float
+    kind: str
+    starting: float
+    warming_up: float
+    evaluating: float
+    saving: float
+    ending: float
+    step: float
+    beside: float
+
+
+class Played(NamedTuple):
+    """A job as it was: when it was submitted, might start, was placed and ended."""
+
+    kind: str
+    steps: int
+    submitted: float
+    ready: float
+    placed: float
+    ended: float
 
 
 class Beside(NamedTuple):
-    """A run, measured or simulated: seconds from the first arrival to the last end, means of waiting and running, and
-    kilojoules."""
+    """A run, measured or simulated: seconds from the first job that could start to the last end, the mean time from
+    there to the end of a job, and kilojoules."""
 
     makespan_s: float
-    waited_s: float
-    ran_s: float
+    completion_s: float
     energy_kj: float
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A trace that was played. `estimated`: all estimates were there before it began. `foresight`: the daemon was told
-    what jobs do on a GPU."""
+    """A trace that was played. `steps` is the share of each kind's steps. `current` names the runs whose policy is
+    still as it was. Of the first traces neither phases nor placements were recorded, and `gap` drew their arrivals."""
 
     name: str
-    jobs: int
-    gap: float
+    runs: Mapping[str, dict[str, Any]]
     steps: float
-    estimated: bool = False
-    foresight: bool = False
+    current: frozenset[str]
+    gap: float | None = None
 
-    @cached_property
-    def runs(self) -> list[dict[str, Any]]:
-        return rows(self.name)
+    @property
+    def in_detail(self) -> bool:
+        return self.gap is None
 
-    @cached_property
-    def arrivals(self) -> list[tuple[float, str]]:
-        """When jobs came, and their kinds."""
-        each = self.runs[0]["each"]
-        played = [job["name"] if isinstance(job, dict) else job[0] for job in each]
-        kinds = [kind for kind in KINDS if not self.estimated or kind.name in TIMED]
-        found = [
-            (moment, kind.name) for moment, kind in arrivals(Trace(tuple(kinds), self.jobs, self.gap, self.steps, 7))
-        ]
-        assert [name for _, name in found] == played, f"{self.name} was not played with this seed"
-        return found
+    @property
+    def named(self) -> bool:
+        """Whether its jobs are scripts of the traces with names: they validate, save and wait for data."""
+        return any("trace" in row for row in self.runs.values())
 
-    @cached_property
-    def alone(self) -> dict[str, Alone]:
-        if self.estimated:
-            return timed()
-        found = {}
-        exclusive = next(run for run in self.runs if run["run"] == "exclusive")["each"]
-        for name in {name for _, name in self.arrivals}:
-            step_s = timed()[name].step_s if name in timed() else predicted(name).step_s
-            ran = statistics.median(job[3] for job in exclusive if job[0] == name)
-            found[name] = Alone(step_s, max(0.0, ran - self.steps_of(name) * step_s))
-        return found
+    def rules(self, run: str) -> Rules:
+        """The settings of `manager_trace.py` for a run, such as "magm/monitoring.window=10s"."""
+        if not self.named:
+            return RULES
+        changes = [each.partition("=") for each in own_name(run).partition("+")[0].split("/")[1:]]
+        return replace(Rules(), **{name.rpartition(".")[2]: parse_duration(value) for name, _, value in changes})
 
-    def steps_of(self, name: str) -> int:
+    def of_all_runs(self, key: str) -> list[Any]:
+        """What its runs have, or if they have nothing, those of a later trace."""
+        return [row[key] for row in self.runs.values() if key in row] or [rows(DETAILED)[0][key]]
+
+    def steps_of(self, kind: str) -> int:
         """How many steps a job makes."""
-        kind = next(kind for kind in KINDS if kind.name == name)
-        return max(1, round(kind.steps * self.steps))
+        return max(1, round(next(each.steps for each in KINDS if each.name == kind) * self.steps))
+
+    def played(self, run: str) -> list[Played]:
+        each = self.runs[run]["each"]
+        if self.in_detail:
+            return [
+                Played(
+                    job["name"],
+                    job["told"]["steps"],
+                    job["submitted"],
+                    job["queued"],
+                    job["attempts"][0]["placed"],
+                    job["attempts"][-1]["ended"],
+                )
+                for job in each
+            ]
+        moments = [moment for moment, _ in arrivals(Trace(KINDS, len(each), self.gap or 0.0, self.steps, seed=7))]
+        ready = moments if run == "exclusive" else estimated(moments, [job[0] for job in each])
+        return [
+            Played(kind, self.steps_of(kind), came, min(may, came + waited), came + waited, came + waited + ran)
+            for (kind, _, waited, ran), came, may in zip(each, moments, ready, strict=True)
+        ]
+
+    @cached_property
+    def told(self) -> list[Told]:
+        if not self.in_detail:
+            return []
+        return [each for run in self.runs.values() for each in phases_told(run["each"])]
 
 
-TIMED = ("resnet18_cifar", "efficientnet_cifar", "resnet50", "mobilenet", "vgg16", "bert_base", "gpt2")
-RECORDED = (
-    Recorded("h200_trace", 40, 1.2, 0.25),
-    Recorded("h200_trace_long", 24, 2.0, 1.0),
-    Recorded("h200_trace_detail", 17, 1.0, 0.5, estimated=True, foresight=True),
-)
+def estimated(moments: Sequence[float], kinds: Sequence[str]) -> list[float]:
+    """When each job is estimated: eight at once, in the order in which they come; a kind once.
 
-
-@cache
-def rows(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
-
-
-@cache
-def predicted(name: str) -> Utilization:
-    """What Ullage predicts of a kind on the GPU, before anything was measured."""
-    told = next(iter(rows("h200_trace_detail")[0]["works"][name]["predicted"].values()))
-    return replace(Utilization.from_dict(told), gpu=GPU)
-
-
-@cache
-def bounds() -> dict[str, int]:
-    """The estimate of each kind in bytes."""
-    return {each["name"]: each["upper"] for each in rows("h200_trace_detail")[0]["estimates"]}
-
-
-@cache
-def timed() -> dict[str, Alone]:
-    """The kinds that were timed alone."""
-    found = {}
-    for row in rows("gpu_behaviour_h200"):
-        for job in row["jobs"] if row["part"] == "alone" else ():
-            step = (job["last_step"] - job["first_step"]) / (job["steps"] - 1)
-            found[job["kind"]] = Alone(step, job["ended"] - job["steps"] * step)
-    return found
-
-
-def estimated(arrivals: Sequence[tuple[float, str]], seconds: float, at_once: int) -> list[float]:
-    """When each job is estimated: so many at once, in the order in which they come; a kind once.
-
-    >>> estimated([(0.0, "a"), (1.0, "a"), (2.0, "b"), (30.0, "b")], seconds=10.0, at_once=1)
-    [10.0, 10.0, 20.0, 30.0]
+    >>> estimated([0.0, 1.0, 2.0, 30.0], ["a", "a", "b", "b"])
+    [10.0, 10.0, 12.0, 30.0]
     """
-    free, done = [0.0] * at_once, dict[str, float]()
-    for moment, kind in arrivals:
+    free, done = [0.0] * 8, dict[str, float]()
+    for moment, kind in zip(moments, kinds, strict=True):
         if kind not in done:
-            done[kind] = max(moment, heapq.heappop(free)) + seconds
+            done[kind] = max(moment, heapq.heappop(free)) + ESTIMATE_S
             heapq.heappush(free, done[kind])
-    return [max(moment, done[kind]) for moment, kind in arrivals]
+    return [max(moment, done[kind]) for moment, kind in zip(moments, kinds, strict=True)]
 
 
-def simulated(recorded: Recorded, run: str, world: World) -> SimulationResult:
-    """One run, simulated; a job has the number of its place in the trace."""
-    policy, _, sharing = run.partition("+")
-    arrivals, alone = recorded.arrivals, recorded.alone
-    kinds = {
-        name: JobKind(name, bounds()[name], {GPU: predicted(name)}, {"ullage": bounds()[name]}, alone[name].rest_s)
-        for name in {name for _, name in arrivals}
-    }
-    moments = [moment for moment, _ in arrivals]
-    if policy != "exclusive" and not recorded.estimated:
-        moments = estimated(arrivals, ESTIMATE_S, at_once=8)
-    jobs = [
-        TraceJob(number, moment, kinds[name], work_s=recorded.steps_of(name) * alone[name].step_s)
-        for number, (moment, (_, name)) in enumerate(zip(moments, arrivals, strict=True))
+def seconds_of(pairs: Iterable[Sequence[float]]) -> float:
+    return sum(end - begin for begin, end in pairs)
+
+
+def phases_told(each: Iterable[Mapping[str, Any]]) -> Iterator[Told]:
+    """The phases of each job of a run that told of them."""
+    jobs = [(job, job["told"], job["attempts"][-1]) for job in each if "last_step" in job["told"]]
+
+    def working(begin: float, end: float) -> float:
+        overlaps = [min(end, told["last_step"]) - max(begin, told["first_step"]) for _, told, _ in jobs]
+        return sum(max(0.0, seconds) for seconds in overlaps) / max(end - begin, 1e-6)
+
+    for job, told, attempt in jobs:
+        imported, first, last = told["imported"], told["first_step"], told["last_step"]
+        evaluating, saving = (seconds_of(told.get(key, ())) for key in ("evaluated", "saved"))
+        during = [pair for key in ("evaluated", "saved") for pair in told.get(key, ()) if pair[1] <= last]
+        after = evaluating + saving - seconds_of(during)
+        yield Told(
+            job["name"],
+            imported - attempt["placed"],
+            first - imported,
+            evaluating,
+            saving,
+            attempt["ended"] - last - after,
+            (last - first - seconds_of(during)) / max(1, told["steps"] - 1),
+            working(first, last) - 1,
+        )
+
+
+@cache
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@cache
+def alone() -> list[Told]:
+    """Jobs that were timed alone."""
+    timed = [row["jobs"] for row in rows(DATA / "gpu_behaviour_h200.jsonl") if row["part"] == "alone"]
+    as_run = [
+        {"name": job["kind"], "told": job, "attempts": [{"placed": 0.0, "ended": job["ended"]}]}
+        for jobs in timed
+        for job in jobs
     ]
-    scenario = Scenario(
-        gpus=GPU,
-        policy=policy,
-        estimator="none" if policy == "exclusive" else "ullage",
-        rules=RULES,
-        world=world,
-        sharing="mps" if sharing == "mps" else "timeslice",
-        foresight=recorded.foresight,
-        min_speed=0.8,  # the default of the manager that was recorded
-    )
-    found = simulate(JobTrace(recorded.name, sorted(jobs, key=lambda job: job.arrival)), scenario)
-    assert found.figures.done == len(jobs)
+    return [each for job in as_run for each in phases_told([job])]
+
+
+def recorded(folder: Path | None = None) -> list[Recorded]:
+    """The traces of the repository and those in a folder. Runs of the same jobs at the same moments are one trace."""
+    same: dict[object, list[tuple[str, dict[str, Any]]]] = {}
+    for path in [*sorted(DATA.glob("h200_trace*.jsonl")), *(sorted(folder.glob("*.jsonl")) if folder else ())]:
+        for row in rows(path):
+            if path.stem in GAPS or row.get("works"):  # nothing was predicted of the jobs of traces that overbook
+                played = tuple(row.get(key) for key in ("trace", "seed", "jobs", "mean_gap", "steps"))
+                same.setdefault(path if path.stem in GAPS else played, []).append((path.stem, row))
+    found = []
+    for recordings in same.values():
+        runs: dict[str, dict[str, Any]] = {}
+        current = set()
+        for number, (stem, row) in enumerate(recordings, 1):
+            run = row["run"] if row["run"] not in runs else f"{row['run']} of {stem} ({number})"
+            runs[run] = row
+            if not run.startswith("ullage") or stem not in OLD_POLICY:
+                current.add(run)
+        first = recordings[0][1]
+        name = first.get("trace") or os.path.commonprefix([stem for stem, _ in recordings]).rstrip("_")
+        gap, steps = GAPS.get(name, (None, first.get("steps")))
+        found.append(Recorded(name, runs, steps, frozenset(current), gap))
     return found
 
 
-def again(recorded: Recorded, run: str, world: World = WORLD) -> Beside:
-    """The figures of one run, simulated."""
-    found, arrivals = simulated(recorded, run, world), recorded.arrivals
-    waits = [job.attempts[0].begin - arrivals[job.id][0] for job in found.jobs]
-    begin = min(job.arrival for job in found.jobs)  # until then the GPU does nothing
-    return Beside(
-        max(job.attempts[-1].end for job in found.jobs),
-        statistics.mean(waits),
-        found.figures.running_s or 0.0,
-        (found.energy_j + begin * found.gpus[0].power_w[0]) / 1000,
-    )
+def own_name(run: str) -> str:
+    """A run without the file that tells it from another one of the same name."""
+    return run.partition(" of ")[0]
 
 
-def compared(world: World = WORLD) -> Iterator[tuple[Recorded, str, Beside, Beside]]:
-    """All runs: the trace, the run, what was measured and what was simulated."""
-    for recorded in RECORDED:
-        for run in recorded.runs:
-            measured = Beside(run["makespan_s"], run["waited_s"], run["ran_s"], run["energy_kj"])
-            yield recorded, run["run"], measured, again(recorded, run["run"], world)
+def named(traces: Sequence[Recorded], name: str) -> Recorded:
+    return next(each for each in traces if each.name == name)
 
 
-def same_order(recorded: Recorded, run: dict[str, Any]) -> tuple[int, int]:
-    """How many pairs of jobs were placed in the order of the simulation, and how many pairs there are. Those that
-    were placed within two seconds of each other do not count."""
-    real = [job["attempts"][0]["placed"] for job in run["each"]]
-    ours = {job.id: job.attempts[0].begin for job in simulated(recorded, run["run"], WORLD).jobs}
-    apart = [
-        (real[a] < real[b], ours[a] < ours[b])
-        for a, b in itertools.combinations(range(len(real)), 2)
-        if min(abs(real[a] - real[b]), abs(ours[a] - ours[b])) > 2
-    ]
-    return sum(one == other for one, other in apart), len(apart)
+def typical(values: Iterable[tuple[str, float]], kind: str) -> float:
+    """The median of a kind; if there is none of it, of all kinds.
+
+    >>> typical([("a", 1.0), ("a", 3.0), ("b", 9.0)], "a"), typical([("a", 1.0), ("b", 9.0)], "c")
+    (2.0, 5.0)
+    """
+    known = list(values)
+    return statistics.median([value for name, value in known if name == kind] or [value for _, value in known])
+
+
+class Knowledge:
+    """What the other traces tell of the jobs of one."""
+
+    def __init__(self, wanted: Recorded, others: Sequence[Recorded]) -> None:
+        self.wanted = wanted
+        alike = [other for other in others if other.named == wanted.named and other.told]
+        self.told = [each for other in alike or others for each in other.told]
+        self.told += [] if wanted.named and alike else alone()
+        self.calm = [each for each in self.told if each.beside < ALONE]
+        self.exclusive = [each for other in others if not other.in_detail for each in other.played("exclusive")]
+
+    def step(self, kind: str) -> float:
+        measured = [each.step for each in self.calm if each.kind == kind]
+        return statistics.median(measured) if measured else self.predicted(kind).step_s
+
+    def predicted(self, kind: str) -> Utilization:
+        """What Ullage predicts of a kind on the GPU."""
+        work = next(works[kind] for works in self.wanted.of_all_runs("works") if kind in works)
+        return replace(Utilization.from_dict(next(iter(work["predicted"].values()))), gpu=GPU)
+
+    def bound(self, kind: str) -> int:
+        """The estimate of a kind in bytes."""
+        estimates = itertools.chain.from_iterable(self.wanted.of_all_runs("estimates"))
+        return next(int(each["upper"]) for each in estimates if each["name"] == kind)
+
+    def of_phase(self, kind: str, phase: Callable[[Told], float]) -> float:
+        return typical([(each.kind, phase(each)) for each in self.told], kind)
+
+    def phases(self, kind: str) -> tuple[Phase, ...]:
+        starting = self.of_phase(kind, lambda each: each.starting)
+        warming = typical([(each.kind, each.warming_up) for each in self.calm], kind)
+        evaluating = self.of_phase(kind, lambda each: each.evaluating)
+        saving = self.of_phase(kind, lambda each: each.saving)
+        ending = self.of_phase(kind, lambda each: each.ending)
+        if not self.wanted.in_detail and self.exclusive:  # played on another day: it took another time to start
+            rests = [
+                (each.kind, each.ended - each.placed - each.steps * self.step(each.kind)) for each in self.exclusive
+            ]
+            scale = max(0.0, typical(rests, kind)) / (starting + warming + ending)
+            starting, warming, ending = starting * scale, warming * scale, ending * scale
+        return (
+            Phase("starting", starting),
+            Phase("warming up", warming),
+            WORKING,
+            Phase("evaluating", evaluating, uses_gpu=True, holds_memory=True),
+            Phase("saving", saving, holds_memory=True),
+            Phase("ending", ending, holds_memory=True),
+        )
+
+
+class Compared(NamedTuple):
+    """A run, by the simulator's decisions or with the recorded placements: measured and simulated."""
+
+    recorded: Recorded
+    run: str
+    by_policy: bool
+    real: Beside
+    ours: Beside
+
+
+class Replays:
+    """All recorded traces, each with what the others tell of it."""
+
+    def __init__(self, traces: Sequence[Recorded]) -> None:
+        self.traces = traces
+        self.known = {each.name: Knowledge(each, [other for other in traces if other is not each]) for each in traces}
+
+    def simulated(
+        self, recorded: Recorded, run: str, by_policy: bool, world: World = WORLD, policy: str | None = None
+    ) -> SimulationResult:
+        """One run, under its own policy or another one; a job has the number of its place in the trace."""
+        known, played = self.known[recorded.name], recorded.played(run)
+        own, _, sharing = own_name(run).partition("+")
+        policy = policy or own.partition("/")[0]
+        kinds = {
+            name: JobKind(
+                name, known.bound(name), {GPU: known.predicted(name)}, {"ullage": known.bound(name)}, known.phases(name)
+            )
+            for name in {each.kind for each in played}
+        }
+        jobs = [
+            TraceJob(
+                number,
+                each.ready if by_policy else each.placed,
+                kinds[each.kind],
+                work_s=(each.steps - 1) * known.step(each.kind),
+                submitted=each.submitted,
+            )
+            for number, each in enumerate(played)
+        ]
+        scenario = Scenario(
+            gpus=GPU,
+            policy=policy if by_policy else "magm",
+            estimator="ullage" if by_policy and policy != "exclusive" else "none",
+            rules=recorded.rules(run) if by_policy else ALL_FIT,
+            world=world,
+            sharing=sharing or "timeslice",
+            foresight=recorded.in_detail,  # the manager of the first traces had no predictions
+            pause_s=1.0 if by_policy else 0.0,
+        )
+        found = simulate(JobTrace(recorded.name, sorted(jobs, key=lambda job: job.arrival)), scenario)
+        assert found.figures.done == len(jobs)
+        return found
+
+    def again(
+        self, recorded: Recorded, run: str, by_policy: bool, world: World = WORLD, policy: str | None = None
+    ) -> Beside:
+        """The figures of one run, simulated."""
+        found, played = self.simulated(recorded, run, by_policy, world, policy), recorded.played(run)
+        begin = min(each.ready for each in played)
+        ends = {job.id: job.attempts[-1].end for job in found.jobs}
+        before_s = min(job.arrival for job in found.jobs)  # until then the GPU does nothing
+        return Beside(
+            max(ends.values()) - begin,
+            statistics.mean(ends[number] - each.ready for number, each in enumerate(played)),
+            (found.energy_j + before_s * found.gpus[0].power_w[0]) / 1000,
+        )
+
+    def rows(self, world: World = WORLD) -> Iterator[Compared]:
+        for recorded, by_policy in itertools.product(self.traces, (False, True)):
+            for run in recorded.runs:
+                if not by_policy or run in recorded.current:
+                    again = self.again(recorded, run, by_policy, world)
+                    yield Compared(recorded, run, by_policy, measured(recorded, run), again)
+
+    def same_order(self, recorded: Recorded, run: str) -> tuple[int, int]:
+        """How many pairs of jobs were placed in the order of the simulation, and how many pairs there are. Those that
+        were placed within two seconds of each other do not count."""
+        real = [each.placed for each in recorded.played(run)]
+        ours = {job.id: job.attempts[0].begin for job in self.simulated(recorded, run, by_policy=True).jobs}
+        apart = [
+            (real[a] < real[b], ours[a] < ours[b])
+            for a, b in itertools.combinations(range(len(real)), 2)
+            if min(abs(real[a] - real[b]), abs(ours[a] - ours[b])) > 2
+        ]
+        return sum(one == other for one, other in apart), len(apart)
+
+
+def measured(recorded: Recorded, run: str) -> Beside:
+    played = recorded.played(run)
+    begin = min(each.ready for each in played)
+    completion = statistics.mean(each.ended - each.ready for each in played)
+    return Beside(max(each.ended for each in played) - begin, completion, recorded.runs[run]["energy_kj"])
 
 
 def history_of(run: dict[str, Any]) -> dict[str, Any]:
@@ -256,48 +444,69 @@ def history_of(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def replays() -> Iterator[tuple[str, str, float, float]]:
-    """Each detailed run, and the others of its trace as they would have been by it: from which run, which one, its
-    makespan, and what comes out."""
-    for recorded in RECORDED:
-        for known, wanted in itertools.product(recorded.runs if recorded.estimated else (), repeat=2):
-            policy, _, sharing = wanted["run"].partition("+")
-            told = history_of(known)
-            scenario = scenario_of_history(told).but(
-                policy=policy, sharing=sharing or "timeslice", startup_s=STARTUP_S, estimator="promised"
-            )
-            found = simulate(trace_of_history(told, startup_s=STARTUP_S), scenario)
-            yield known["run"], wanted["run"], wanted["makespan_s"], found.figures.total_s
+def from_histories(detailed: Recorded) -> Iterator[tuple[str, str, float, float]]:
+    """Each run of a trace, and the others as they would have been by it: from which run, which one, its makespan, and
+    what comes out."""
+    for known, wanted in itertools.product(detailed.runs.values(), repeat=2):
+        policy, _, sharing = wanted["run"].partition("+")
+        told = history_of(known)
+        scenario = scenario_of_history(told).but(
+            policy=policy, sharing=sharing or "timeslice", startup_s=STARTUP_S, estimator="promised"
+        )
+        found = simulate(trace_of_history(told, startup_s=STARTUP_S), scenario)
+        yield known["run"], wanted["run"], wanted["makespan_s"], found.figures.total_s
 
 
-def disagreements(found: Sequence[tuple[Recorded, str, Beside, Beside]]) -> list[str]:
+def disagreements(found: Sequence[Compared]) -> list[str]:
     """Pairs of runs of one trace whose order is another one in the simulation, where they truly differ."""
     wrong = []
-    for (trace_a, run_a, real_a, ours_a), (trace_b, run_b, real_b, ours_b) in itertools.combinations(found, 2):
-        far = abs(real_a.makespan_s / real_b.makespan_s - 1) > FAR
-        same = (real_a.makespan_s < real_b.makespan_s) == (ours_a.makespan_s < ours_b.makespan_s)
-        if trace_a is trace_b and far and not same:
-            wrong.append(f"{trace_a.name}: {run_a} and {run_b}")
+    for one, other in itertools.combinations(found, 2):
+        far = abs(one.real.makespan_s / other.real.makespan_s - 1) > FAR
+        same = (one.real.makespan_s < other.real.makespan_s) == (one.ours.makespan_s < other.ours.makespan_s)
+        if one.recorded is other.recorded and one.by_policy == other.by_policy and far and not same:
+            wrong.append(f"{one.recorded.name}: {one.run} and {other.run}")
     return wrong
 
 
+def off(ours: float, real: float) -> str:
+    return f"{100 * (ours / real - 1):+.1f} %"
+
+
 def main() -> None:
-    print("| trace | run | makespan, s | | waiting, s | running, s | energy, kJ | |")
-    print("|---|---|---|---|---|---|---|---|")
-    found = list(compared())
-    for recorded, run, real, ours in found:
-        both = [f"{a:.1f} / {b:.1f}" for a, b in zip(real, ours, strict=True)]
-        off = [f"{100 * (b / a - 1):+.1f} %" for a, b in ((real[0], ours[0]), (real[3], ours[3]))]
-        print(f"| `{recorded.name}` | {run} | {both[0]} | {off[0]} | {both[1]} | {both[2]} | {both[3]} | {off[1]} |")
-    errors = [abs(ours.makespan_s / real.makespan_s - 1) for *_, real, ours in found]
-    print(f"\nmakespan: {100 * statistics.mean(errors):.1f} % off on average, {100 * max(errors):.1f} % at most")
-    print(f"in another order: {', '.join(disagreements(found)) or 'none'}")
-    for known, wanted, real, ours in replays():
-        print(f"from the history of {known}: {wanted} {real:.1f} / {ours:.1f} s, {100 * (ours / real - 1):+.1f} %")
-    for recorded in RECORDED:
-        for run in recorded.runs if recorded.estimated else ():
-            same, pairs = same_order(recorded, run)
-            print(f"{recorded.name}, {run['run']}: {same} of {pairs} pairs of jobs were placed in the simulated order")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path, metavar="FOLDER", help="more traces that manager_trace.py wrote")
+    replays = Replays(recorded(parser.parse_args().traces))
+    found = list(replays.rows())
+    for by_policy, title in ((False, "with the recorded placements"), (True, "with the policy")):
+        print(f"| {title} | run | makespan, s | | completion, s | | energy |")
+        print("|---|---|---|---|---|---|---|")
+        these = [each for each in found if each.by_policy == by_policy]
+        for each in these:
+            offs = [off(ours, real) for ours, real in zip(each.ours, each.real, strict=True)]
+            both = [f"{real:.1f} / {ours:.1f}" for ours, real in zip(each.ours, each.real, strict=True)]
+            name = f"{each.recorded.name} | {each.run}"
+            print(f"| {name} | {both[0]} | {offs[0]} | {both[1]} | {offs[1]} | {offs[2]} |")
+        print()
+        for number, name in enumerate(("makespan", "completion")):
+            errors = [abs(each.ours[number] / each.real[number] - 1) for each in these]
+            print(f"{name}: {100 * statistics.mean(errors):.1f} % off on average, {100 * max(errors):.1f} % at most")
+        print(f"in another order: {', '.join(disagreements(these)) or 'none'}\n")
+    for each in replays.traces:
+        for run in sorted(each.current):
+            same, pairs = replays.same_order(each, run)
+            print(f"{each.name}, {run}: {same} of {pairs} pairs of jobs were placed in the simulated order")
+    print()
+    print("| when jobs could start in | magm, measured | magm, simulated | ullage as it is, simulated |")
+    print("|---|---|---|---|")
+    for each in replays.traces:
+        for run in each.runs if each.in_detail else ():
+            if run.startswith("magm"):
+                both = [replays.again(each, run, by_policy=True, policy=policy) for policy in ("magm", "ullage")]
+                cells = [f"{one.makespan_s:.1f} s, {one.completion_s:.1f} s" for one in (measured(each, run), *both)]
+                print(f"| {each.name}, {run} | {' | '.join(cells)} |")
+    print()
+    for known, wanted, real, ours in from_histories(named(replays.traces, DETAILED.stem)):
+        print(f"from the history of {known}: {wanted} {real:.1f} / {ours:.1f} s, {off(ours, real)}")
 
 
 if __name__ == "__main__":

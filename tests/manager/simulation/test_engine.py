@@ -24,7 +24,7 @@ from ullage.manager.simulation.result import (
     SimulationResult,
 )
 from ullage.manager.simulation.scenario import Scenario, World
-from ullage.manager.simulation.trace import JobKind, JobTrace, TraceJob
+from ullage.manager.simulation.trace import WORKING, JobKind, JobTrace, Phase, TraceJob
 from ullage.performance.result import Utilization, resting_w, waiting_w
 from ullage.units import GIB
 
@@ -54,6 +54,54 @@ def test_a_job_alone_takes_its_work_and_its_start() -> None:
     jobs = [TraceJob(1, 5.0, kind("a", 4), work_s=100.0)]
     assert spans(play(jobs)) == [(5.0, 105.0)]
     assert spans(play(jobs, startup_s=12.0)) == [(5.0, 117.0)]
+
+
+def in_phases(name: str, smact: float, starting_s: float = 10.0, saving_s: float = 5.0) -> JobKind:
+    phases = (Phase("starting", starting_s), WORKING, Phase("saving", saving_s, holds_memory=True))
+    return kind(name, 4, smact, phases=phases)
+
+
+def test_a_kind_may_take_longer_to_start_than_others() -> None:
+    quick, slow = kind("quick", 1), kind("slow", 1, phases=(Phase("starting", 11.0), WORKING))
+    jobs = [TraceJob(1, 0.0, quick, work_s=60.0), TraceJob(2, 0.0, slow, work_s=60.0)]
+    ends = [[end for _, end in spans(play(jobs, gpus="2xA100-40GB", startup_s=usual))] for usual in (5.0, 0.0)]
+    assert ends == [[65.0, 71.0], [60.0, 60.0]]
+
+
+def test_phases_without_the_gpu_slow_nobody() -> None:
+    """One job works while the other one starts, and is done when that begins to work."""
+    jobs = [
+        TraceJob(1, 0.0, in_phases("a", 0.9, 0.0), work_s=30.0),
+        TraceJob(2, 0.0, in_phases("b", 0.9, 30.0), work_s=40.0),
+    ]
+    found = play(jobs, policy="magm", smact_limit=None, startup_s=1.0)
+    assert spans(found) == [(0.0, 35.0), (0.0, 75.0)]
+    busy_s = 30.0 + 40.0
+    assert found.smact == pytest.approx(0.9 * busy_s / 75.0)
+
+
+def test_a_job_keeps_its_memory_while_it_saves() -> None:
+    found = play([TraceJob(1, 0.0, in_phases("a", 0.5), work_s=20.0)], startup_s=1.0)
+    held = dict(zip(found.gpus[0].times, found.gpus[0].memory, strict=True))
+    assert held == {0.0: 0, 10.0: 4 * GIB, 30.0: 4 * GIB, 35.0: 0}
+    assert [smact for _, smact in zip(found.gpus[0].times, found.gpus[0].smact, strict=True)] == [0.0, 0.5, 0.0, 0.0]
+
+
+def test_a_phase_may_have_an_activity_of_its_own() -> None:
+    """Evaluating like the kind, after warming up at a tenth of its activity."""
+    warming = Phase("warming up", 10.0, uses_gpu=True, alone={"A100-40GB": busy(0.05)})
+    evaluating = Phase("evaluating", 20.0, uses_gpu=True, holds_memory=True)
+    job = TraceJob(1, 0.0, kind("a", 4, 0.5, phases=(warming, WORKING, evaluating)), work_s=30.0)
+    found = play([job], startup_s=1.0)
+    assert spans(found) == [(0.0, 60.0)]
+    assert dict(zip(found.gpus[0].times, found.gpus[0].smact, strict=True)) == {0.0: 0.05, 10.0: 0.5, 60.0: 0.0}
+
+
+def test_phases_must_have_the_work_once() -> None:
+    with pytest.raises(InvalidValue, match="one phase of a must be its work"):
+        kind("a", 4, phases=(Phase("starting", 5.0),))
+    with pytest.raises(InvalidValue, match="the seconds of saving must be 0 or more, got -1"):
+        Phase("saving", -1.0)
 
 
 def test_sharing_slows_jobs_down_until_they_are_alone_again() -> None:

@@ -251,14 +251,6 @@ def test_without_predictions_placement_knows_only_its_monitor():
     assert begins[False] == [0.0, 0.0], "nobody knows, and there is room"
 
 
-def test_a_kind_may_take_longer_to_start_than_others():
-    quick, slow = (JobKind(name, GIB, startup_s=startup) for name, startup in (("quick", None), ("slow", 11.0)))
-    jobs = JobTrace("made", [TraceJob(1, 0.0, quick, work_s=60.0), TraceJob(2, 0.0, slow, work_s=60.0)])
-    scenario = Scenario(gpus="2xH200", estimator="oracle")
-    ends = [[job.attempts[0].end for job in simulate(jobs, scenario.but(startup_s=usual)).jobs] for usual in (5.0, 0.0)]
-    assert ends == [[65.0, 71.0], [60.0, 60.0]]
-
-
 def test_no_code_runs_because_a_history_names_it(tmp_path):
     file = tmp_path / "theirs.py"
     code = f"open({str(tmp_path / 'ran')!r}, 'w')\ndef choose(job, gpus, now):\n    return gpus\n"

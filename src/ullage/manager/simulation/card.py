@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ullage.hardware import GPU, gpu_list
 from ullage.manager.placement import Activity, Job, Running, Slot
 from ullage.manager.simulation.result import GpuSeries
-from ullage.manager.simulation.trace import TraceJob
+from ullage.manager.simulation.trace import Phase, TraceJob
 from ullage.performance.result import resting_w, waiting_w
 from ullage.performance.sharing import instance_of, share_of_gpu
 
 
 @dataclass(eq=False, slots=True)
 class SimulatedRun:
-    """An attempt on cards since `placed`; once `started`, it has its memory and works. Alone it works at `pace`.
-    `left` seconds of work were left at `at`, done at `speed`; `turn` counts changes of speed."""
+    """An attempt on cards since `placed`, in its phase number `phase`; once `started`, it has its memory. Alone it
+    works at `pace`. `activity` is the number of what it does on the GPU (None: nothing). Of the phase, `left` seconds
+    were left at `at`, done at `speed`; `turn` counts changes of speed."""
 
     trace_job: TraceJob
-    kind: int
+    phases: Sequence[Phase]
     cards: list[SimulatedCard]
     promise: int
     exclusive: bool
     placed: float
     running: Running
     pace: float
-    left: float
     at: float
+    phase: int = 0
+    activity: int | None = None
+    left: float = 0.0
     speed: float = 0.0
     started: float | None = None
     turn: int = 0
@@ -59,6 +63,7 @@ class SimulatedCard:
     series: bool
     runs: dict[int, SimulatedRun] = field(default_factory=dict)
     started: list[SimulatedRun] = field(default_factory=list)
+    active: list[SimulatedRun] = field(default_factory=list)  # those whose phase uses the GPU
     running: dict[int, Running] = field(default_factory=dict)
     speeds: dict[int, float] = field(default_factory=dict)  # by job
     used: int = 0

@@ -48,7 +48,7 @@ from ullage.manager.simulation.result import (
     SimulationResult,
 )
 from ullage.manager.simulation.scenario import Scenario
-from ullage.manager.simulation.trace import JobTrace, TraceJob
+from ullage.manager.simulation.trace import WORKING, JobKind, JobTrace, Phase, TraceJob
 from ullage.sandbox.gc_control import gc_disabled
 
 Progress = Callable[[int, int], None]
@@ -57,7 +57,7 @@ Progress = Callable[[int, int], None]
 _MEASURED_ERRORS = {"mps": 0.4, "timeslice": 0.2}
 _WAYS = ("mps", "timeslice", "mig", "off")
 _TOLD_EVERY = 1000  # jobs
-_KIND = attrgetter("kind")
+_ACTIVITY = attrgetter("activity")
 _LOOKS = 18  # times a window at a GPU on which something changed
 _MOST_OFTEN = 2.0  # seconds between two looks
 
@@ -105,7 +105,9 @@ class _Engine:
         how = way if way == "timeslice" else "mps"
         error, on = self.world.interference_error, self.world.interference
         error = _MEASURED_ERRORS[how] if error is None else error
-        self.interference = Interference(self.kinds, how, error, scenario.seed, on)
+        self.phases = [self._phases_of(kind) for kind in self.kinds]
+        own = {id(phase): phase for phases in self.phases for phase in phases if phase.alone}
+        self.interference = Interference([*self.kinds, *own.values()], how, error, scenario.seed, on)
         self.numbers = self.interference.numbers
         self.largest = max(card.spec.usable for card in self.cards)
         self.promises = [promise_of(kind, scenario.estimator) for kind in self.kinds]
@@ -136,6 +138,13 @@ class _Engine:
         self.draw = random.Random(f"nodes {scenario.seed}")
 
     # What is known of kinds.
+
+    def _phases_of(self, kind: JobKind) -> Sequence[Phase]:
+        """Return a kind's phases; without start-up times, those from its memory on."""
+        usual = self.world.startup_s
+        if not kind.phases:
+            return Phase("starting", usual), WORKING
+        return kind.phases if usual else tuple(itertools.dropwhile(lambda phase: not phase.holds_memory, kind.phases))
 
     def _busy_alone(self, names: set[str]) -> list[float | None]:
         """Return the SM activity of each kind on the GPU that it keeps busiest; None if unknown."""
@@ -195,7 +204,8 @@ class _Engine:
     def _arrive(self, job: TraceJob) -> None:
         number = self.numbers[id(job.kind)]
         promise = self.promises[number]
-        self.states[job.id] = _Waiting(promise, exclusive=False)
+        self.states[job.id] = state = _Waiting(promise, exclusive=False)
+        state.queued = None if job.submitted is None else job.arrival
         self.trace_jobs[job.id] = job
         self._enqueue(job, recovery=False)
 
@@ -207,7 +217,7 @@ class _Engine:
         self.queue[job.id] = Job(
             job.id,
             job.user,
-            job.arrival,
+            job.arrival if job.submitted is None else job.submitted,
             job.gpus,
             promise,
             job.kind.memory,
@@ -258,11 +268,9 @@ class _Engine:
         job, trace_job = self.queue.pop(number), self.trace_jobs[number]
         cards = [self.by_id[slot] for slot in slots]
         running = Running(job, tuple(slots), self.now)
-        kind = self.numbers[id(trace_job.kind)]
+        phases = self.phases[self.numbers[id(trace_job.kind)]]
         pace = self._pace(trace_job, cards[0])
-        run = SimulatedRun(
-            trace_job, kind, cards, promise, exclusive, self.now, running, pace, trace_job.work_s, self.now
-        )
+        run = SimulatedRun(trace_job, phases, cards, promise, exclusive, self.now, running, pace, self.now)
         self.runs[number] = run
         for card in cards:
             card.count(self.now)
@@ -273,8 +281,7 @@ class _Engine:
         self.last = cards[-1].index
         if self.accounts is not None:
             self.accounts.hold(job.user, job.part * job.gpus, self.now)
-        own, usual = trace_job.kind.startup_s, self.world.startup_s
-        self._at(self.now + (usual if own is None or not usual else own), self._take_memory, run)
+        self._enter_phase(run)
         if trace_job.time_limit is not None:
             self._at(self.now + trace_job.time_limit, self._finish, run, TIME_LIMIT, FAILED)
 
@@ -286,10 +293,41 @@ class _Engine:
         for name in decision.slots:
             self._look_at(self.by_id[name])
 
-    def _take_memory(self, run: SimulatedRun) -> None:
-        """Take the job's memory, or fail if there is too little."""
-        if self.runs.get(run.trace_job.id) is not run:
+    def _enter_phase(self, run: SimulatedRun) -> None:
+        """Begin the phase that the job has come to."""
+        phase = run.phases[run.phase]
+        takes_memory = phase.holds_memory and run.started is None
+        if takes_memory and not self._take_memory(run):
             return
+        run.left = run.trace_job.work_s if phase.seconds is None else phase.seconds
+        run.at = self.now
+        before, number = run.activity, self.numbers[id(phase if phase.alone else run.trace_job.kind)]
+        run.activity = number if phase.uses_gpu else None
+        if run.activity != before:
+            for card in run.cards:
+                card.count(self.now)
+                card.speeds.pop(run.trace_job.id, None)
+                if before is not None:
+                    card.active.remove(run)
+                if run.activity is not None:
+                    card.active.append(run)
+        if run.activity != before or takes_memory:
+            self._settle(run.cards)
+        if run.activity in (None, before):  # its speed was not set just now
+            self._hasten(run)
+
+    def _leave_phase(self, run: SimulatedRun, turn: int) -> None:
+        """A phase is over, if the job still runs and its speed has not changed since that `turn`."""
+        if turn != run.turn or self.runs.get(run.trace_job.id) is not run:
+            return
+        run.phase += 1
+        if run.phase < len(run.phases):
+            self._enter_phase(run)
+        else:
+            self._finish(run, FINISHED, DONE)
+
+    def _take_memory(self, run: SimulatedRun) -> bool:
+        """Take the job's memory, or fail if there is too little."""
         need = run.trace_job.kind.memory
         room = min(card.spec.usable - self.world.fragmentation - card.used for card in run.cards)
         if all(not card.started for card in run.cards):
@@ -297,17 +335,17 @@ class _Engine:
         if need > room:
             self._end(run, OUT_OF_MEMORY)
             self._recover(run, "memory", run.promise or None, max(room, 0))
-            return
+            return False
         run.started = self.now
         for card in run.cards:
             card.count(self.now)
             card.used += need
             card.started.append(run)
-        self._settle(run.cards)
+        return True
 
-    def _finish(self, run: SimulatedRun, cause: str, state: str, turn: int | None = None) -> None:
-        """The job is over, if it still runs and its speed has not changed since that `turn`."""
-        if turn in (None, run.turn) and self.runs.get(run.trace_job.id) is run:
+    def _finish(self, run: SimulatedRun, cause: str, state: str) -> None:
+        """The job is over, if it still runs."""
+        if self.runs.get(run.trace_job.id) is run:
             self._end(run, cause)
             self._leave(run.trace_job.id, state)
 
@@ -329,6 +367,8 @@ class _Engine:
             if run.started is not None:
                 card.used -= run.trace_job.kind.memory
                 card.started.remove(run)
+            if run.activity is not None:
+                card.active.remove(run)
         self._settle(run.cards)
         for card in run.cards:
             self._read(card)
@@ -360,12 +400,13 @@ class _Engine:
         """Update speeds after a change of the jobs on these cards, and all cards of these jobs. Call `count` before."""
         hastened: dict[int, SimulatedRun] = {}
         for card in cards:
-            started = sorted(card.started, key=_KIND)
+            active = sorted(card.active, key=_ACTIVITY)
+            numbers = tuple(map(_ACTIVITY, active))
             if card.mig:
-                speeds = [self.interference.on_instance(run.kind, card.spec, card.whole) for run in started]
+                speeds = [self.interference.on_instance(number, card.spec, card.whole) for number in numbers]
             else:
-                speeds = self.interference.true(card.spec.name, tuple([run.kind for run in started]))
-            for run, speed in zip(started, speeds, strict=True):
+                speeds = self.interference.true(card.spec.name, numbers)
+            for run, speed in zip(active, speeds, strict=True):
                 number = run.trace_job.id
                 card.speeds[number] = speed
                 hastened.pop(number, None)
@@ -382,8 +423,8 @@ class _Engine:
     def _show(self, card: SimulatedCard) -> None:
         """What the card does now, by the speeds of those on it."""
         smact, power, name = 0.0, card.waiting_w if card.started else card.resting_w, card.spec.name
-        for run in card.started:
-            alone = self.interference.alone(run.kind, name)
+        for run in card.active:
+            alone = self.interference.alone(_ACTIVITY(run), name)
             smact += alone.smact * run.speed / card.part
             power += max(0.0, alone.power_w - card.base_w) * run.speed
         limit = card.spec.power_w
@@ -392,13 +433,14 @@ class _Engine:
         self._heat(card)
 
     def _hasten(self, run: SimulatedRun) -> None:
-        """The job goes on at the speed of the slowest of its cards."""
+        """The job goes on at the speed of the slowest of its cards; without the GPU, at its own."""
         run.left -= (self.now - run.at) * run.speed
         run.at = self.now
         number = run.trace_job.id
-        run.speed = min([card.speeds.get(number, 1.0) for card in run.cards]) * run.pace
+        speed = min([card.speeds.get(number, 1.0) for card in run.cards])
+        run.speed = 1.0 if run.activity is None else speed * run.pace
         run.turn += 1
-        self._at(self.now + max(run.left, 0.0) / run.speed, self._finish, run, FINISHED, DONE, run.turn)
+        self._at(self.now + max(run.left, 0.0) / run.speed, self._leave_phase, run, run.turn)
 
     def _pace(self, trace_job: TraceJob, card: SimulatedCard) -> float:
         """How much faster a job is on this kind of GPU than on the one for which its work was told."""

@@ -77,7 +77,8 @@ def write_history(data: dict[str, Any], path: Path) -> None:
 def trace_of_history(data: Mapping[str, Any], name: str = "history", startup_s: float = 0.0) -> JobTrace:
     """Return the jobs of `Client.trace()` as a trace.
 
-    A job arrives when it might have started: after its estimate or its release. Its work is its run time times its
+    A job arrives when it might have started: after its estimate or its release; its place in the queue is that of its
+    submission. Its work is its run time times its
     predicted speed next to its neighbours. Attempts that lacked memory or lost the machine did no work. Unfinished
     jobs, those that did nothing and those without a GPU are left out. Memory is as measured; the first promise is the
     estimate "promised". The first `startup_s` seconds of each attempt are start-up, not work.
@@ -93,6 +94,7 @@ def trace_of_history(data: Mapping[str, Any], name: str = "history", startup_s: 
             user=job["user"],
             priority=job["priority"],
             time_limit=job["time_limit"],
+            submitted=job["submitted"] - history.begin,
         )
         for job in history.jobs
     ]

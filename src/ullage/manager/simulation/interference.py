@@ -9,7 +9,7 @@ from typing import Any
 
 from ullage.hardware import GPU, gpu
 from ullage.manager.placement import Slot, Speeds
-from ullage.manager.simulation.trace import JobKind
+from ullage.manager.simulation.trace import JobKind, Phase
 from ullage.performance.contention import in_company, on_part
 from ullage.performance.result import Utilization
 from ullage.performance.sharing import load, share_of_gpu
@@ -19,14 +19,16 @@ _MOST_KNOWN = 1_000_000
 
 
 class Interference:
-    """The speeds of kinds of jobs that share a GPU by `how` ("mps" or "timeslice"), 1 alone.
+    """The speeds of kinds of jobs, or of their phases, that share a GPU by `how` ("mps" or "timeslice"), 1 alone.
 
     An unknown kind keeps a GPU busy all the time. The true loss of each set of kinds differs from the predicted one by
     a factor with the logarithmic standard deviation `error`, drawn once by `seed`. With `on=False` nothing is truly
     lost.
     """
 
-    def __init__(self, kinds: Sequence[JobKind], how: str, error: float = 0.0, seed: int = 0, on: bool = True) -> None:
+    def __init__(
+        self, kinds: Sequence[JobKind | Phase], how: str, error: float = 0.0, seed: int = 0, on: bool = True
+    ) -> None:
         self.kinds, self._how, self._error, self._seed, self._on = kinds, how, error, seed, on
         self.numbers = {id(kind): number for number, kind in enumerate(kinds)}
         self._alone: dict[tuple[str, int], Utilization] = {}
