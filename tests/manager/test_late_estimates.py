@@ -234,6 +234,25 @@ def test_a_job_that_will_have_ended_is_not_estimated(make_here, late):
     here.until(lambda: not here.daemon.intake.estimates.wanted, "it to be given up")
 
 
+def test_elements_that_speak_for_a_blocker_are_estimated_first(make_here, late):
+    here = make_here(estimating={"at_once": 1, "per_user": 1, "array_samples": 1})
+    other = here.submit("while [ ! -e go-on ]; do sleep 0.05; done", memory=GIB)
+    running(here, other)
+    first, second = train(here, 1, hold=True), train(here, 2, hold=True)
+    command = [sys.executable, "train.py", "{index}", "proceed"]
+    job = {"command": command, "cwd": str(here.folder / "work"), "estimator": "ullage", "array": [3, 4], "hold": True}
+    sample, blocker = here.call("submit", job=job, key="an array of which one element runs")["jobs"]
+    here.call("release", jobs=[blocker])
+    (here.folder / "work/go-on").touch()
+    running(here, blocker)
+    assert here.job(blocker)["alone"]
+    here.until(lambda: here.job(sample)["estimating"] == "waits to be estimated, as number 1 of 2", "its turn")
+    for name in ("1", "2", "3"):
+        late.give(name, 2 * GIB)
+    here.until(lambda: not any(here.job(number)["estimating"] for number in (first, second, blocker)), "all estimates")
+    assert late.asked == ["1", "3", "2"] and not here.job(blocker)["alone"]
+
+
 def test_a_job_waits_for_the_comparison_with_a_kept_estimate(make_here, late):
     here = make_here()
     late.give("1", 5 * GIB)

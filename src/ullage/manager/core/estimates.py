@@ -428,12 +428,12 @@ class Estimates:
         began = time.monotonic()
         try:
             answer = _read(await self._ask(work), work.request, time.monotonic() - began)
-            self._took.append(time.monotonic() - began)
         except Exception as error:  # no process can be made, say: a job must not wait for ever
             answer = EstimateAnswer(None, _not_estimated(error_text(error)))
         finally:
             self._running.pop(work, None)
         if work.is_wanted:
+            self._took.append(time.monotonic() - began)
             self._answer(work, answer)
         else:
             self._leave(work)

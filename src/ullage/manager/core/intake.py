@@ -286,15 +286,22 @@ class Intake:
 
     def _proceed(self) -> None:
         """Begin estimates. Those of jobs that hold a GPU alone because their need is unknown come first, since they
-        block the most. Those of jobs that will have ended before are not begun."""
-        soon, first, late = self._context.clock() + self.estimates.usual_seconds, set(), set()
+        block the most, or those of the elements that speak for them. Those of jobs that will have ended before are not
+        begun."""
+        soon, first, late = self._context.clock() + self.estimates.usual_seconds, set[int](), set[int]()
         for attempt in self._store.attempts.values():
             job = self._store.job(attempt.job)
-            if job.estimate_key is not None and self._expected_end(job, attempt) < soon:
+            if job.estimate_key is None:
+                continue
+            if self._expected_end(job, attempt) < soon:
                 late.add(job.id)
-            elif job.estimate_key is not None and job.promise is None and attempt.exclusive:
-                first.add(job.id)
+            elif job.promise is None and attempt.exclusive and not self._stays_alone(job):
+                first |= self._samples[job.id].asked if job.id in self._samples else {job.id}
         self.estimates.proceed(first, late)
+
+    def _stays_alone(self, job: JobRecord) -> bool:
+        """Whether a job has GPUs to itself, however little it needs."""
+        return job.exclusive or self._context.policy.alone
 
     def _expected_end(self, job: JobRecord, attempt: AttemptRecord) -> float:
         """Return when a job will have ended, by its time limit and by earlier runs; infinite if that is unknown, as for
@@ -400,7 +407,7 @@ class Intake:
     def _revise(self, job: JobRecord, attempt: AttemptRecord) -> None:
         """Promise a job that is alive what its estimate says, at least what it uses now. A job that is alone because
         its need was unknown is shared from now on, if it needs no more than it has."""
-        if not attempt.slots or job.exclusive or self._context.policy.alone:
+        if not attempt.slots or self._stays_alone(job):
             return
         used = self._context.used.get(attempt.token, {})
         needs = by_slot(attempt.slots, job.promise, job.promises)
