@@ -93,7 +93,7 @@ class Beside(NamedTuple):
 
     makespan_s: float
     completion_s: float
-    energy_kj: float
+    energy_kj: float | None
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,13 @@ class Recorded:
         return replace(Rules(), **{name.rpartition(".")[2]: parse_duration(value) for name, _, value in changes})
 
     def of_all_runs(self, key: str) -> list[Any]:
-        """What its runs have, or if they have nothing, those of a later trace."""
-        return [row[key] for row in self.runs.values() if key in row] or [rows(DETAILED)[0][key]]
+        """What its runs have, and after it what the runs of the first trace with predictions have."""
+        return [row[key] for row in (*self.runs.values(), rows(DETAILED)[0]) if key in row]
+
+    def unknown_kinds(self) -> set[str]:
+        """The kinds of which nothing was predicted."""
+        kinds = {job.kind for run in self.runs for job in self.played(run)}
+        return kinds - {kind for works in self.of_all_runs("works") for kind in works}
 
     def steps_of(self, kind: str) -> int:
         """How many steps a job makes."""
@@ -139,7 +144,7 @@ class Recorded:
                     job["name"],
                     job["told"]["steps"],
                     job["submitted"],
-                    job["queued"],
+                    job["submitted"] if job["queued"] is None else job["queued"],
                     job["attempts"][0]["placed"],
                     job["attempts"][-1]["ended"],
                 )
@@ -151,6 +156,11 @@ class Recorded:
             Played(kind, self.steps_of(kind), came, min(may, came + waited), came + waited, came + waited + ran)
             for (kind, _, waited, ran), came, may in zip(each, moments, ready, strict=True)
         ]
+
+    def used(self, kind: str) -> list[int]:
+        """The bytes that its jobs of a kind used."""
+        jobs = [job for row in self.runs.values() for job in row["each"] if self.in_detail and job["name"] == kind]
+        return [attempt["used"] or 0 for job in jobs for attempt in job["attempts"]]
 
     @cached_property
     def told(self) -> list[Told]:
@@ -220,11 +230,15 @@ def alone() -> list[Told]:
 
 
 def recorded(folder: Path | None = None) -> list[Recorded]:
-    """The traces of the repository and those in a folder. Runs of the same jobs at the same moments are one trace."""
+    """The traces of the repository and those in a folder. Runs of the same jobs at the same moments are one trace.
+
+    Left out are traces with jobs of which nothing was predicted, as where they overbook. If jobs wait for estimates,
+    the simulator cannot decide as the manager did: such runs are replayed with their placements only.
+    """
     same: dict[object, list[tuple[str, dict[str, Any]]]] = {}
     for path in [*sorted(DATA.glob("h200_trace*.jsonl")), *(sorted(folder.glob("*.jsonl")) if folder else ())]:
         for row in rows(path):
-            if path.stem in GAPS or row.get("works"):  # nothing was predicted of the jobs of traces that overbook
+            if path.stem in GAPS or "works" in row:
                 played = tuple(row.get(key) for key in ("trace", "seed", "jobs", "mean_gap", "steps"))
                 same.setdefault(path if path.stem in GAPS else played, []).append((path.stem, row))
     found = []
@@ -234,13 +248,14 @@ def recorded(folder: Path | None = None) -> list[Recorded]:
         for number, (stem, row) in enumerate(recordings, 1):
             run = row["run"] if row["run"] not in runs else f"{row['run']} of {stem} ({number})"
             runs[run] = row
-            if not run.startswith("ullage") or stem not in OLD_POLICY:
+            waits_for_estimates = not row.get("estimated", True) and not run.startswith("exclusive")
+            if not waits_for_estimates and (not run.startswith("ullage") or stem not in OLD_POLICY):
                 current.add(run)
         first = recordings[0][1]
         name = first.get("trace") or os.path.commonprefix([stem for stem, _ in recordings]).rstrip("_")
         gap, steps = GAPS.get(name, (None, first.get("steps")))
         found.append(Recorded(name, runs, steps, frozenset(current), gap))
-    return found
+    return [each for each in found if not each.unknown_kinds()]
 
 
 def own_name(run: str) -> str:
@@ -283,9 +298,10 @@ class Knowledge:
         return replace(Utilization.from_dict(next(iter(work["predicted"].values()))), gpu=GPU)
 
     def bound(self, kind: str) -> int:
-        """The estimate of a kind in bytes."""
+        """The estimate of a kind in bytes, or what its jobs used."""
         estimates = itertools.chain.from_iterable(self.wanted.of_all_runs("estimates"))
-        return next(int(each["upper"]) for each in estimates if each["name"] == kind)
+        bounds = [int(each["upper"]) for each in estimates if each["name"] == kind]
+        return bounds[0] if bounds else max(self.wanted.used(kind))
 
     def of_phase(self, kind: str, phase: Callable[[Told], float]) -> float:
         return typical([(each.kind, phase(each)) for each in self.told], kind)
@@ -468,8 +484,8 @@ def disagreements(found: Sequence[Compared]) -> list[str]:
     return wrong
 
 
-def off(ours: float, real: float) -> str:
-    return f"{100 * (ours / real - 1):+.1f} %"
+def off(ours: float | None, real: float | None) -> str:
+    return "unknown" if ours is None or real is None else f"{100 * (ours / real - 1):+.1f} %"
 
 
 def main() -> None:
@@ -483,7 +499,7 @@ def main() -> None:
         these = [each for each in found if each.by_policy == by_policy]
         for each in these:
             offs = [off(ours, real) for ours, real in zip(each.ours, each.real, strict=True)]
-            both = [f"{real:.1f} / {ours:.1f}" for ours, real in zip(each.ours, each.real, strict=True)]
+            both = [f"{real:.1f} / {ours:.1f}" for ours, real in zip(each.ours[:2], each.real[:2], strict=True)]
             name = f"{each.recorded.name} | {each.run}"
             print(f"| {name} | {both[0]} | {offs[0]} | {both[1]} | {offs[1]} | {offs[2]} |")
         print()

@@ -1,5 +1,6 @@
 """The manager's recorded runs on a real GPU, simulated again from what was known before them."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,20 @@ def test_evaluating_and_saving_are_phases_of_their_own():
         "step": 1.25,
         "beside": 0.0,
     }
+
+
+def test_a_trace_of_jobs_that_wait_for_estimates(tmp_path):
+    """As `manager_trace.py` writes it now: the simulator replays its placements, and does not decide in its place."""
+    detail = json.loads(simulated_reality.DETAILED.read_text().splitlines()[0])
+    for job in detail["each"]:
+        job["queued"] = None
+    row = {**detail, "trace": "small-light", "run": "magm/monitoring.window=20s", "estimated": False, "estimates": []}
+    (tmp_path / "new.jsonl").write_text(json.dumps(row))
+    found = simulated_reality.named(simulated_reality.recorded(tmp_path), "small-light")
+    assert found.current == frozenset() and found.rules(row["run"]).window == 20
+    replays = simulated_reality.Replays([*simulated_reality.recorded(), found])
+    (replayed,) = [each for each in replays.rows() if each.recorded is found]
+    assert not replayed.by_policy and errors([replayed], "small-light")[0] < 0.10
 
 
 def test_a_history_shows_the_effect_of_another_sharing(replays):
