@@ -516,7 +516,7 @@ def main() -> None:
     print("|---|---|---|---|")
     for each in replays.traces:
         for run in each.runs if each.in_detail else ():
-            if run.startswith("magm"):
+            if run.startswith("magm") and run in each.current:
                 both = [replays.again(each, run, by_policy=True, policy=policy) for policy in ("magm", "ullage")]
                 cells = [f"{one.makespan_s:.1f} s, {one.completion_s:.1f} s" for one in (measured(each, run), *both)]
                 print(f"| {each.name}, {run} | {' | '.join(cells)} |")
