@@ -66,8 +66,7 @@ def test_every_optional_package_is_in_the_extra_of_its_message() -> None:
     extras = PROJECT["optional-dependencies"]
     assert packages(LAB["dependencies"]) == {*LABS, "ullage==0.1.0", "psutil"} - {"ullage_lab"}
     for package, extra in EXTRAS.items():
-        if package != "starlette":  # comes with fastapi
-            assert package in packages(extras[extra])
+        assert package in packages(extras[extra])
     assert str(MissingPackage("polars", "data sets")).endswith("type: pip install ullage-lab")
 
 

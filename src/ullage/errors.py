@@ -92,7 +92,7 @@ class ModelLacks(InvalidValue):
 
 # Packages that `pip install ullage` leaves out, and the extra that brings each (pyproject.toml).
 EXTRAS = {
-    "fastapi": "manager",
+    "fastapi": "page",
     "nicegui": "page",
     "prometheus_client": "manager",
     "psutil": "manager",

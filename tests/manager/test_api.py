@@ -234,8 +234,28 @@ def test_its_description_is_complete_and_needs_a_token(api):
         assert "got none" in problem(requests.get(api.url + path, timeout=60), 401)
     assert "got none" in problem(requests.post(api.url + "/v1/jobs", data=b"x" * (5 << 20), timeout=60), 401)
     paths = api.get("/openapi.json").json()["paths"]
-    assert {verb.path for verb in VERBS.values() if verb.path} <= set(paths)
+    assert {verb.path for verb in VERBS.values() if not verb.local} <= set(paths)
     assert all("security" in operation for path in paths.values() for operation in path.values())
+
+
+def test_what_is_for_the_socket_only_is_not_there_on_tcp(api):
+    assert api.home.client.call("api")["url"] == api.url
+    for verb in [verb for verb in VERBS.values() if verb.local]:
+        problem(requests.request(verb.method, api.url + verb.path, headers=api.headers, timeout=60), 404)
+
+
+def test_one_request_changes_several_jobs(api):
+    jobs = api.client.submit(["true"], memory="1GiB", array="1-3", hold=True)
+    answer = requests.patch(
+        api.url + "/v1/jobs", headers=api.headers, json={"jobs": jobs[1:], "changes": {"priority": -5}}, timeout=60
+    )
+    assert [each["job"] for each in answer.json()] == jobs[1:]
+    assert [api.client.status(job)["priority"] for job in jobs] == [0, -5, -5]
+    assert len(api.post("/v1/jobs/cancel", json={"jobs": jobs}).json()) == 3
+    assert problem(api.post("/v1/jobs/cancel", json={"jobs": jobs, "job": 1}), 422) == (
+        "there is no 'job'; did you mean 'jobs'?"
+    )
+    assert problem(api.post("/v1/jobs/cancel", json={}), 422) == "jobs is missing"
 
 
 def test_health_needs_no_token_and_tells_nothing_else(api):

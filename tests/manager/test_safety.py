@@ -1,18 +1,21 @@
 """Who may do what, with whose rights jobs run, and that nothing which is sent ends the daemon."""
 
+import contextlib
 import json
 import os
 import socket
 import stat
+import threading
+from urllib.parse import quote
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ullage.errors import NoDaemon, NotAllowed, UllageError
+from ullage.errors import NoDaemon, NotAllowed, OtherVersion, UllageError
 from ullage.manager.client import Client
 from ullage.manager.identity import Caller, check_submitter
-from ullage.manager.transport import PROTOCOL, socket_file
+from ullage.manager.transport import PROTOCOL, PROTOCOL_HEADER, request_of, socket_file
 from ullage.manager.verbs import VERBS
 
 
@@ -21,22 +24,31 @@ def test_the_socket_is_its_owners(common):
     assert stat.S_IMODE((common.folder / "manager/state.db").stat().st_mode) == 0o600
 
 
-def order(verb, arguments) -> bytes:
+def order(verb, arguments, headers=None) -> bytes:
     """A request as the client of this version sends it."""
-    return json.dumps({"protocol": PROTOCOL, "order": verb, "arguments": arguments}).encode() + b"\n"
+    method, target, body = request_of(verb, arguments)
+    lines = {"Host": "localhost", "Connection": "close", "Content-Length": len(body or b""), **(headers or {})}
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"{method} {target} HTTP/1.1\r\n{head}\r\n".encode() + (body or b"")
 
 
-def raw(home, data: bytes) -> dict:
-    """Send bytes, and read the line that comes back."""
+def raw(home, data: bytes, whole: bool = True) -> tuple[int, dict]:
+    """Send bytes, a whole request or not; the status and the JSON that come back."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.settimeout(60)
         line.connect(str(socket_file(home.folder)))
-        line.sendall(data)
-        line.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(BrokenPipeError):
+            line.sendall(data)
+        if not whole:
+            line.shutdown(socket.SHUT_WR)
         answer = b""
-        while piece := line.recv(1 << 16):
-            answer += piece
-    return json.loads(answer.splitlines()[0]) if answer else {}
+        with contextlib.suppress(ConnectionResetError):
+            while piece := line.recv(1 << 16):
+                answer += piece
+    if answer.startswith(b"{"):  # to what looks like a line of an old client
+        return 400, json.loads(answer)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body) if b"application/json" in head else {}
 
 
 JSON = st.recursive(
@@ -51,18 +63,30 @@ FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCh
 @FUZZ
 @given(data=st.binary(max_size=200))
 def test_any_bytes_get_one_message_and_the_daemon_stays_up(common, data):
-    answer = raw(common, data + b"\n")
-    assert answer["ok"] is False and answer["message"] and "Traceback" not in answer["message"]
+    status, answer = raw(common, data + b"\n", whole=False)
+    assert status == 400 and answer["message"] and "Traceback" not in answer["message"]
 
 
 @FUZZ
 @given(
-    verb=st.sampled_from([name for name in VERBS if name != "stop_serving"]) | st.text(max_size=10),
+    verb=st.sampled_from([name for name in VERBS if name != "stop_serving"]),
     arguments=st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=6), JSON, max_size=4),
 )
 def test_any_request_gets_one_answer_and_the_daemon_stays_up(common, verb, arguments):
-    answer = raw(common, order(verb, arguments))
-    assert answer["ok"] is True or answer["message"] and "inside the daemon" not in answer["message"], answer
+    named = {name: "1" for name in ("job", "estimate", "gpu", "token") if f"{{{name}}}" in VERBS[verb].path}
+    status, answer = raw(common, order(verb, named | arguments))
+    assert status < 400 or status < 500 and answer["message"], answer
+
+
+@FUZZ
+@given(method=st.sampled_from(["GET", "POST", "PUT"]), path=st.text(max_size=10), body=JSON)
+def test_any_path_gets_one_answer_and_the_daemon_stays_up(common, method, path, body):
+    content = json.dumps(body).encode()
+    head = (
+        f"{method} /v1/{quote(path)} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    status, answer = raw(common, head.encode() + content)
+    assert status == 200 or status < 500 and answer["message"], answer
 
 
 JOB = st.fixed_dictionaries(
@@ -89,33 +113,36 @@ JOB = st.fixed_dictionaries(
 @given(job=JOB)
 def test_any_job_is_taken_whole_or_refused_in_one_message(common, job):
     before = common.client.call("ping")["jobs"]
-    answer = raw(common, order("submit", {"job": job | {"hold": True}, "key": os.urandom(8).hex()}))
+    status, answer = raw(common, order("submit", {"job": job | {"hold": True}, "key": os.urandom(8).hex()}))
     after = common.client.call("ping")["jobs"]
-    if answer["ok"]:
-        common.client.call("cancel", jobs=answer["result"]["jobs"])
+    if status == 201:
+        common.client.call("cancel", jobs=answer["jobs"])
     else:
-        assert answer["message"] and "inside the daemon" not in answer["message"] and after == before
+        assert answer["message"] and status < 500 and after == before
 
 
 def test_a_request_that_is_too_long_is_refused(common):
-    assert "at most" in raw(common, b"x" * (5 << 20))["message"]
+    status, answer = raw(common, order("submit", {"job": {"name": "x" * (5 << 20)}}))
+    assert status == 413 and "at most" in answer["message"]
     assert common.answers()
 
 
 def test_a_request_without_an_end_is_refused(common):
-    assert "must end before the connection does" in raw(common, b'{"order": "ping"}')["message"]
+    for part in (b"GET /v1/pi", order("ping", {})[:-2]):
+        status, answer = raw(common, part, whole=False)
+        assert status == 400 and "must end before the connection does" in answer["message"]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"command": []}, "the job: command: list should have at least 1 item after validation, not 0, got []"),
-        ({"cwd": "here"}, "the job: cwd: path must be absolute, got 'here'"),
-        ({"gpu": 1}, "the job: there is no 'gpu'; did you mean 'gpus'?"),
-        ({"env": {"A=B": "x"}}, "the job: env: names of variables must not be empty or contain =, got 'A=B'"),
-        ({"array": [1, 1]}, "the job: array: indices must be different numbers from 0 to 1000000000"),
+        ({"command": []}, "job.command: list should have at least 1 item after validation, not 0, got []"),
+        ({"cwd": "here"}, "job.cwd: path must be absolute, got 'here'"),
+        ({"gpu": 1}, "there is no 'job.gpu'; did you mean 'gpus'?"),
+        ({"env": {"A=B": "x"}}, "job.env: names of variables must not be empty or contain =, got 'A=B'"),
+        ({"array": [1, 1]}, "job.array: indices must be different numbers from 0 to 1000000000"),
         ({"cwd": None}, "the job must have a cwd, the folder to run in, got none"),
-        ({"venv": "/v", "conda": "c"}, "the job: environment must be a venv or a conda environment, got both"),
+        ({"venv": "/v", "conda": "c"}, "job: environment must be a venv or a conda environment, got both"),
         ({"estimator": "horuss"}, "no estimator named 'horuss'; did you mean 'horus'?"),
     ],
 )
@@ -174,15 +201,41 @@ def test_a_conda_environment_is_found_in_condas_own_list(common):
 
 
 def test_another_clients_version_is_refused_with_a_command(common):
-    """One of version 0.1 says `verb` and no number; a later one says a higher number."""
+    """One of before HTTP sends a line of JSON and reads a line; a later one says a higher number."""
     before = common.client.ping()["jobs"]
     job = {"job": {"command": ["true"], "cwd": "/tmp"}, "key": "the key of an old client"}
-    answer = raw(common, json.dumps({"verb": "submit", "arguments": job}).encode() + b"\n")
-    assert not answer["ok"] and "type: pip install --upgrade ullage" in answer["message"]
-    newer = {"protocol": PROTOCOL + 1, "order": "submit", "arguments": job}
-    answer = raw(common, json.dumps(newer).encode() + b"\n")
-    assert not answer["ok"] and "restart it" in answer["message"] and "\n" not in answer["message"]
+    for line in ({"verb": "submit", "arguments": job}, {"protocol": 2, "order": "submit", "arguments": job}):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(str(socket_file(common.folder)))
+            connection.sendall(json.dumps(line).encode() + b"\n")
+            answer = json.loads(connection.makefile().readline())
+        assert not answer["ok"] and "type: pip install --upgrade ullage" in answer["message"]
+    status, answer = raw(common, order("submit", job, {PROTOCOL_HEADER: PROTOCOL - 1}))
+    assert status == 400 and "type: pip install --upgrade ullage" in answer["message"]
+    status, answer = raw(common, order("submit", job, {PROTOCOL_HEADER: PROTOCOL + 1}))
+    assert status == 400 and "restart it" in answer["message"] and "\n" not in answer["message"]
     assert common.client.ping()["jobs"] == before
+
+
+def test_an_older_daemon_is_told_from_none(tmp_path):
+    """It answers a line of JSON, whatever it is sent."""
+    file = socket_file(tmp_path)
+    file.parent.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(file))
+        listening.listen()
+
+        def answer():
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b'{"protocol": 2, "ok": false, "error": "InvalidValue", "message": "no JSON"}\n')
+
+        old = threading.Thread(target=answer)
+        old.start()
+        with pytest.raises(OtherVersion, match="the daemon is older than this command; restart it"):
+            Client(tmp_path).ping()
+        old.join()
 
 
 def test_a_connection_that_was_closed_meanwhile_is_opened_again(served):
@@ -211,7 +264,7 @@ def test_many_idle_connections_lock_nobody_out(common):
         assert Client(common.folder).ping()["pid"] == common.process.pid
         assert lines[0].recv(1) == b"", "the oldest was closed"
         lines[-1].sendall(order("ping", {}))
-        assert json.loads(lines[-1].recv(1 << 16))["ok"]
+        assert lines[-1].recv(1 << 16).startswith(b"HTTP/1.1 200")
     finally:
         for line in lines:
             line.close()

@@ -18,7 +18,7 @@ import pytest
 from tests.paths import let_everybody_in, public_python
 
 from ullage.manager.client import Client
-from ullage.manager.transport import PROTOCOL, socket_file
+from ullage.manager.transport import socket_file
 
 AS_USER = """
 import json, os, pwd, resource, sys
@@ -43,7 +43,7 @@ lines = []
 for number in range(int(sys.argv[2])):
     lines.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     lines[-1].connect(sys.argv[1])
-    lines[-1].sendall(b"{" * (number % 2))
+    lines[-1].sendall(b"G" * (number % 2))
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -267,22 +267,22 @@ def test_a_user_with_many_idle_connections_locks_nobody_out(shared):
 
 
 WAITING = """
-import json, os, pwd, socket, sys
+import os, pwd, socket, sys
 user = pwd.getpwnam("nobody")
 os.setgroups([]); os.setgid(user.pw_gid); os.setuid(user.pw_uid)
-order = {"protocol": int(sys.argv[3]), "order": "events", "arguments": {"since": 10**12}, "wait": 60}
+order = b"GET /v1/events?since=1000000000000&wait=60 HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n"
 lines = []
 for number in range(int(sys.argv[2])):
     lines.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     lines[-1].connect(sys.argv[1])
-    lines[-1].sendall(json.dumps(order).encode() + b"\\n")
+    lines[-1].sendall(order)
 print("open", flush=True)
 sys.stdin.read()
 """
 
 
 def test_a_user_with_many_pending_orders_delays_nobody_else(shared):
-    command = [sys.executable, "-c", WAITING, str(socket_file(shared.folder)), "80", str(PROTOCOL)]
+    command = [sys.executable, "-c", WAITING, str(socket_file(shared.folder)), "80"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/") as crowd:
         assert crowd.stdout.readline() == "open\n"
         refused = shared.until(lambda: as_user(shared, "ping").get("refused"), "all 64 that one user may have to wait")

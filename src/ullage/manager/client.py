@@ -6,6 +6,7 @@ The two ways to reach the daemon are in `ullage.manager.transport`.
 from __future__ import annotations
 
 import codecs
+import math
 import os
 import secrets
 import stat
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ullage.errors import InvalidValue, NoDaemon
 from ullage.manager.job_words import reference
-from ullage.manager.transport import HttpTransport, SocketTransport, Transport
+from ullage.manager.transport import RemoteTransport, Transport
 
 if TYPE_CHECKING:
     from ullage.jobs.job_files import JobSpec
@@ -48,12 +49,11 @@ class Client:
     ) -> None:
         if (url is None) != (token is None):
             raise InvalidValue("url and token must both be given for the API, or neither for the daemon's socket")
-        self._transport: Transport
-        if url is not None and token is not None:
-            self._transport = HttpTransport(url, token, timeout)
-        else:
-            self._transport = SocketTransport(None if home is None else Path(home), timeout)
         self._remote = url is not None
+        if url is not None and token is not None:
+            self._transport: Transport = RemoteTransport(url, token, timeout)
+        else:
+            self._transport = Transport(None if home is None else Path(home), timeout)
 
     def call(self, verb: str, wait: float = 0.0, **arguments: Any) -> Any:
         """Send any order of `ullage.manager.core.orders.Orders`; the methods below do this for the usual ones.
@@ -63,12 +63,7 @@ class Client:
         return self._transport.call(verb, wait, arguments)
 
     def submit(
-        self,
-        what: _What,
-        *,
-        env: Mapping[str, str] | None = None,
-        key: str | None = None,
-        **options: Any,
+        self, what: _What, *, env: Mapping[str, str] | None = None, key: str | None = None, **options: Any
     ) -> list[int]:
         """Submit a command (a list of words), a job file (a path) or a `JobSpec`. Returns the numbers of the jobs.
 
@@ -89,8 +84,7 @@ class Client:
 
     def dry_run_spec(self, spec: JobSpec, expected: str | None = None) -> dict[str, Any]:
         """Try out a complete job."""
-        more: dict[str, Any] = {} if expected is None else {"estimate": expected}
-        return dict(self.call("dry_run", job=spec.said(), **more))
+        return dict(self.call("dry_run", job=spec.said(), estimate=expected))
 
     def _complete(self, what: _What, env: Mapping[str, str] | None, options: dict[str, Any]) -> JobSpec:
         """Return the job with a folder and an environment."""
@@ -135,14 +129,16 @@ class Client:
         several), `estimator`, `cwd`, `env`, `venv`, `conda`, `details` (`EstimateSpec`). The answer is kept under its
         `id`; `estimated` gives it again. Raises `TimeoutError` if it takes longer than `timeout` seconds.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        found = dict(self.call("estimate", question=question))
-        while found["state"] == "waiting":
-            left = _EVENT_WAIT if deadline is None else deadline - time.monotonic()
+        deadline = _deadline(timeout)
+        answer = dict(self.call("estimate", question=question))
+        while answer["state"] == "waiting":
+            left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"waited {timeout:g} s: estimate {found['id']} {found['reason'] or 'is not there'}")
-            found = self.estimated(found["id"], min(left, _EVENT_WAIT))
-        return found
+                raise TimeoutError(
+                    f"waited {timeout:g} s: estimate {answer['id']} {answer['reason'] or 'is not there'}"
+                )
+            answer = self.estimated(answer["id"], min(left, _EVENT_WAIT))
+        return answer
 
     def estimated(self, id: str, wait: float = 0.0) -> dict[str, Any]:
         """An estimate that was asked for, by its id; its answer may take `wait` seconds to come."""
@@ -185,10 +181,7 @@ class Client:
 
     def status(self, job: int | str) -> dict[str, Any]:
         """Everything about one job."""
-        found = self.jobs(job)
-        if len(found) != 1:
-            raise InvalidValue(f"{job} must name one job, got {len(found)}")
-        return dict(found[0])
+        return _only(job, self.jobs(job))
 
     def logs(self, job: int | str, stream: str = "stdout", attempt: int | None = None) -> str:
         """What a job has printed so far; its newest attempt, unless another one is named.
@@ -252,24 +245,21 @@ class Client:
 
     def wait(self, job: int | str, timeout: float | None = None) -> dict[str, Any]:
         """The job once it is over. Raises `TimeoutError` if that takes longer than `timeout` seconds."""
-        found = self.wait_all([job], timeout)
-        if len(found) != 1:
-            raise InvalidValue(f"{job} must name one job, got {len(found)}")
-        return found[0]
+        return _only(job, self.wait_all([job], timeout))
 
     def wait_all(self, jobs: Sequence[int | str], timeout: float | None = None) -> list[dict[str, Any]]:
         """The jobs once all of them are over. Goes on waiting while the daemon is restarted."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        last, found = None, {}
+        deadline = _deadline(timeout)
+        last, records = None, {}
         while True:
             try:
                 last = int(self.ping()["last_event"]) if last is None else last
-                asked = time.monotonic()
-                found = {one["id"]: one for job in jobs for one in self.jobs(job)}
-                if all(one["state"] in _OVER for one in found.values()):
-                    return list(found.values())
-                rest = _REST * (time.monotonic() - asked)  # of thousands of jobs, each end is news
-                left = _EVENT_WAIT if deadline is None else deadline - time.monotonic()
+                began = time.monotonic()
+                records = {one["id"]: one for job in jobs for one in self.jobs(job)}
+                if all(one["state"] in _OVER for one in records.values()):
+                    return list(records.values())
+                rest = _REST * (time.monotonic() - began)  # of thousands of jobs, each end is news
+                left = deadline - time.monotonic()
                 if left > 0:
                     time.sleep(min(left, rest))
                     last = self._wait_for_event(last, min(left, _EVENT_WAIT))
@@ -277,23 +267,22 @@ class Client:
                 if last is None:
                     raise
                 time.sleep(0.2)
-            if deadline is not None and time.monotonic() >= deadline:
-                late = ", ".join(
-                    f"job {reference(one)} is {one['state']}" for one in found.values() if not one["ended"]
-                )
+            if time.monotonic() >= deadline:
+                unfinished = [one for one in records.values() if not one["ended"]]
+                late = ", ".join(f"job {reference(one)} is {one['state']}" for one in unfinished)
                 raise TimeoutError(f"waited {timeout:g} s: {late}")
 
     def wait_for_estimate(self, job: int | str, timeout: float | None = None) -> dict[str, Any]:
         """The job once it is known how much it needs, or that nobody can say. Raises `TimeoutError` as `wait` does."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = _deadline(timeout)
         last = int(self.ping()["last_event"])
         while True:
-            found = self.status(job)
-            if found["estimating"] is None or found["state"] in _OVER:
-                return found
-            left = _EVENT_WAIT if deadline is None else deadline - time.monotonic()
+            record = self.status(job)
+            if record["estimating"] is None or record["state"] in _OVER:
+                return record
+            left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"waited {timeout:g} s: the memory of job {reference(found)} {found['estimating']}")
+                raise TimeoutError(f"waited {timeout:g} s: the memory of job {reference(record)} {record['estimating']}")
             last = self._wait_for_event(last, min(left, _EVENT_WAIT))
 
     def _wait_for_event(self, since: int, wait: float) -> int:
@@ -302,11 +291,11 @@ class Client:
     def events(self, since: int = 0, wait: float = 0.0) -> Iterator[dict[str, Any]]:
         """What happened after event number `since`, for as long as there is more within `wait` seconds."""
         while True:
-            found = self.call("events", since=since, wait=wait)
-            if not found["events"]:
+            page = self.call("events", since=since, wait=wait)
+            if not page["events"]:
                 return
-            yield from found["events"]
-            since = int(found["last"])
+            yield from page["events"]
+            since = int(page["last"])
 
     def cancel(self, *jobs: int | str) -> list[dict[str, Any]]:
         """Take jobs out of the queue, or stop them if they run."""
@@ -353,8 +342,8 @@ class Client:
 
         Times are seconds since 1970: from now on by default, and until it is resumed.
         """
-        when: dict[str, Any] = {"reason": reason, "begin": begin, "until": until}
-        return dict(self.call("drain", gpu=gpu, **when, users=list(users), groups=list(groups)))
+        users, groups = list(users), list(groups)
+        return dict(self.call("drain", gpu=gpu, reason=reason, begin=begin, until=until, users=users, groups=groups))
 
     def resume(self, gpu: int | str, later: bool = False) -> dict[str, Any]:
         """Give a drained GPU new jobs again; with `later`, take back what is to be drained at another time too."""
@@ -406,6 +395,16 @@ class Client:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _deadline(timeout: float | None) -> float:
+    return math.inf if timeout is None else time.monotonic() + timeout
+
+
+def _only(job: int | str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if len(records) != 1:
+        raise InvalidValue(f"{job} must name one job, got {len(records)}")
+    return records[0]
 
 
 def _plain_file(path: str, offset: int, missing_is_empty: bool = False) -> bytes:

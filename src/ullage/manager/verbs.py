@@ -1,5 +1,8 @@
-"""The orders of a daemon, for the socket, the HTTP API and clients. A verb's arguments are the parameters of its
-method in `Orders`."""
+"""The table of verbs: what a daemon does for its callers, and the HTTP request that each verb is.
+
+The daemon serves this table, on its Unix socket and on TCP, and clients make their requests from it. A verb is a method
+of `Orders`: its parameters are the verb's arguments, with their types and limits, and its docstring describes it.
+"""
 
 from __future__ import annotations
 
@@ -7,47 +10,53 @@ from typing import Literal, NamedTuple
 
 
 class Verb(NamedTuple):
-    """The scope that a verb needs, how the daemon does it (changes in a transaction, long answers in a reading
-    thread), and its place in the HTTP API."""
+    """Who may use a verb (the scope), how the daemon does it (changes in a transaction, long answers in a reading
+    thread), and its request.
+
+    Arguments are named in the path; the others are in the query of a GET or DELETE and in the body otherwise. A verb
+    for `jobs` has a second path without `{job}`, whose body names several of them.
+    """
 
     scope: Literal["read", "submit", "operate"]
-    how: Literal["at once", "changes", "long"] = "at once"
-    method: str = ""
-    path: str = ""
-    query: tuple[str, ...] = ()  # which arguments are in the query
-    body: str = ""  # which argument is the whole body, where it is not one of several
+    how: Literal["at once", "changes", "long"]
+    method: Literal["GET", "POST", "PATCH", "DELETE"]
+    path: str
+    body: str = ""  # the argument that is the whole body, if it is not an object of several
+    waits: bool = False  # whether `wait` in the query says how many seconds the answer may take
+    status: int = 200
+    local: bool = False  # whether it is served on the Unix socket only
 
 
 VERBS = {
     "ping": Verb("read", "at once", "GET", "/v1/ping"),
-    "submit": Verb("submit", "changes", "POST", "/v1/jobs"),
+    "submit": Verb("submit", "changes", "POST", "/v1/jobs", status=201),
     "dry_run": Verb("submit", "changes", "POST", "/v1/dry-run"),
-    "queue": Verb("read", "long", "GET", "/v1/jobs", ("user", "limit", "offset")),
-    "folded_queue": Verb("read", "long", "GET", "/v1/queue", ("user", "limit", "offset", "live")),
+    "queue": Verb("read", "long", "GET", "/v1/jobs"),
+    "folded_queue": Verb("read", "long", "GET", "/v1/queue"),
     "status": Verb("read", "long", "GET", "/v1/jobs/{job}"),
     "memory": Verb("read", "long", "GET", "/v1/jobs/{job}/memory"),
-    "history": Verb("read", "long", "GET", "/v1/history", ("limit", "user")),
-    "logs": Verb("read", "at once", "GET", "/v1/jobs/{job}/logs", ("attempt", "stream", "offset", "tail")),
-    "attach": Verb("submit"),
+    "history": Verb("read", "long", "GET", "/v1/history"),
+    "logs": Verb("read", "at once", "GET", "/v1/jobs/{job}/logs"),
+    "attach": Verb("submit", "at once", "GET", "/v1/jobs/{job}/attach", local=True),
     "cancel": Verb("submit", "changes", "POST", "/v1/jobs/{job}/cancel"),
     "hold": Verb("submit", "changes", "POST", "/v1/jobs/{job}/hold"),
     "release": Verb("submit", "changes", "POST", "/v1/jobs/{job}/release"),
     "edit": Verb("submit", "changes", "PATCH", "/v1/jobs/{job}", body="changes"),
     "requeue": Verb("submit", "changes", "POST", "/v1/jobs/{job}/requeue"),
-    "estimate": Verb("submit", "changes", "POST", "/v1/estimates", ("wait",), body="question"),
-    "estimates": Verb("read", "long", "GET", "/v1/estimates", ("limit",)),
-    "estimated": Verb("read", "long", "GET", "/v1/estimates/{estimate}", ("wait",)),
+    "estimate": Verb("submit", "changes", "POST", "/v1/estimates", body="question", waits=True, status=201),
+    "estimates": Verb("read", "long", "GET", "/v1/estimates"),
+    "estimated": Verb("read", "long", "GET", "/v1/estimates/{estimate}", waits=True),
     "cancel_estimate": Verb("submit", "changes", "POST", "/v1/estimates/{estimate}/cancel"),
     "gpus": Verb("read", "at once", "GET", "/v1/gpus"),
     "drain": Verb("operate", "changes", "POST", "/v1/gpus/{gpu}/drain"),
     "resume": Verb("operate", "changes", "POST", "/v1/gpus/{gpu}/resume"),
-    "events": Verb("read", "long", "GET", "/v1/events", ("since", "limit", "wait")),
-    "report": Verb("read", "long", "GET", "/v1/report", ("by", "since", "until", "user")),
-    "trace": Verb("read", "long", "GET", "/v1/trace", ("since", "until", "user", "there")),
-    "figures": Verb("read", "long"),
-    "tokens": Verb("read", "at once", "GET", "/v1/tokens", ("everybody",)),
-    "token_create": Verb("operate", "changes", "POST", "/v1/tokens"),
+    "events": Verb("read", "long", "GET", "/v1/events", waits=True),
+    "report": Verb("read", "long", "GET", "/v1/report"),
+    "trace": Verb("read", "long", "GET", "/v1/trace"),
+    "figures": Verb("read", "long", "GET", "/metrics"),
+    "tokens": Verb("read", "at once", "GET", "/v1/tokens"),
+    "token_create": Verb("operate", "changes", "POST", "/v1/tokens", status=201),
     "token_revoke": Verb("operate", "changes", "DELETE", "/v1/tokens/{token}"),
-    "api": Verb("operate"),
-    "stop_serving": Verb("operate"),
+    "api": Verb("operate", "at once", "GET", "/v1/api", local=True),
+    "stop_serving": Verb("operate", "at once", "POST", "/v1/stop", local=True),
 }

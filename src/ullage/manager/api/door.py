@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
+from ullage.manager.identity import Caller
+
 
 @dataclass(eq=False)
 class Guest:
@@ -15,6 +17,7 @@ class Guest:
     who: Hashable  # a user, or an address
     close: Callable[[], object]
     operator: bool = False
+    caller: Caller | None = None  # on the Unix socket, where the kernel says who it is
     idle_since: float | None = 0.0
 
     def busy(self) -> None:

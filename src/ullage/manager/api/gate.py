@@ -1,43 +1,55 @@
-"""The checks before each HTTP request: its token, and limits of requests, connections and sizes.
+"""The checks before each request: who makes it, and limits of connections, requests and time.
 
-A request without a valid token is refused before its body is read, except for `/health`. Incomplete requests time out.
-If there are too many connections, the one idle longest is closed.
+The kernel says who is at the other end of the Unix socket; on TCP a token does. A request without a valid token is
+refused before its body is read, except for `/health`. Incomplete requests time out. If there are too many connections,
+the one idle longest is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
+import ullage
 from ullage.manager.api.door import Door, Guest
-from ullage.manager.identity import Caller
+from ullage.manager.identity import Caller, caller_of
+from ullage.manager.transport import PROTOCOL, PROTOCOL_HEADER, RESTART
 
-LARGEST_BODY = 4 << 20
-LONGEST_HEAD, LONGEST_BODY = 15.0, 60.0  # seconds until the headers and until the body of a request must have come
-MOST_CONNECTIONS, MOST_REQUESTS = 256, 192  # requests of others than operators, at a time
+LONGEST_HEAD = 15  # seconds until the headers of a request must have come over TCP
+LONGEST_IDLE = 600  # seconds after which a connection to the Unix socket is closed over which nothing comes
+MOST_CONNECTIONS, MOST_REQUESTS = 256, 192  # over TCP; requests of others than operators, at a time
+MOST_LOCAL_CONNECTIONS, FOR_OPERATORS = 512, 32
 NO_TOKEN = (
     "the header Authorization must be 'Bearer TOKEN' with a token of this daemon (run/api-token in its home, or one "
     "from `ullage admin token create`), got "
 )
 HEALTH = "/health"
 Whose = Callable[[str], Caller | None]
-_GUEST = "ullage.guest"  # the connection of a request
+_PROTOCOL_HEADER = PROTOCOL_HEADER.lower().encode()
+_TOO_MANY = "you have too many connections that wait for an answer; try again when one of them has ended"
+_UPGRADE = (
+    f"this command is older than the daemon, which is Ullage {ullage.__version__}; type: pip install --upgrade ullage"
+)
 
 
-def problem(kind: str, message: str, status: int, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"error": kind, "message": message}, status, headers)
+def problem(kind: str, message: str, status: int, headers: dict[str, str] | None = None) -> Response:
+    content = json.dumps({"error": kind, "message": message})  # in ASCII: a message may quote half a character
+    return Response(content, status, headers, media_type="application/json")
 
 
 class Gate:
-    """Checks the token of a request (`request.state.caller`), and lets each user make `each` requests at a time.
-    `health` returns the daemon's health in one word; the thread of the API calls it."""
+    """Finds out who makes a request (`scope["state"]["caller"]`), and lets each user make `each` at a time.
+    `health` returns the daemon's health in one word."""
 
     def __init__(self, app: ASGIApp, whose: Whose, each: int, health: Callable[[], str] = lambda: "ok") -> None:
         self._app, self._whose, self._each, self._health = app, whose, each, health
@@ -50,94 +62,108 @@ class Gate:
             word = self._health()
             await JSONResponse({"status": word}, 200 if word == "ok" else 503)(scope, receive, send)
             return
-        kind, _, token = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1").partition(" ")
-        caller = self._whose(token.strip()) if kind.lower() == "bearer" else None
+        headers, state = dict(scope["headers"]), scope.setdefault("state", {})
+        guest: Guest | None = state.get("guest")
+        caller = None if guest is None else guest.caller
+        limited = caller is None  # the Unix socket's door has limits of its own
         if caller is None:
-            text = NO_TOKEN + ("another" if token else "none")
-            await problem("NotAllowed", text, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+            caller = self._whose(token.strip()) if kind.lower() == "bearer" else None
+            if caller is None:
+                text = NO_TOKEN + ("another" if token else "none")
+                await problem("NotAllowed", text, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+                return
+        misunderstood = other_version(headers.get(_PROTOCOL_HEADER))
+        if misunderstood is not None:
+            await problem("OtherVersion", misunderstood, 400)(scope, receive, send)
             return
-        if not caller.operator and (self._inside[caller.uid] >= self._each or self._inside.total() >= MOST_REQUESTS):
+        limited = limited and not caller.operator
+        if limited and (self._inside[caller.uid] >= self._each or self._inside.total() >= MOST_REQUESTS):
             text = f"{caller.user} has too many requests that wait for an answer; try again when one of them has ended"
             await problem("NotAllowed", text, 429)(scope, receive, send)
             return
-        scope.setdefault("state", {})["caller"] = caller
-        if _GUEST in scope:
-            scope[_GUEST].busy()  # whoever has a token keeps its place until it is answered
-        self._inside[caller.uid] += not caller.operator
+        state["caller"] = caller
+        if guest is not None:
+            guest.busy()  # whoever may ask keeps its place until it is answered
+        self._inside[caller.uid] += limited
         try:
             await self._app(scope, receive, send)
         finally:
-            self._inside[caller.uid] -= not caller.operator
+            self._inside[caller.uid] -= limited
 
 
-class BodyLimit:
-    """Limits the size of a request, whatever its headers say, and the time until it is complete."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        size, whole = 0, False
-        deadline = asyncio.get_running_loop().time() + LONGEST_BODY
-
-        async def counted() -> Message:
-            nonlocal size, whole
-            if whole:  # what comes after the body is the end of the connection, and that may take its time
-                return await receive()
-            try:
-                async with asyncio.timeout_at(deadline):
-                    message = await receive()
-            except TimeoutError:
-                raise HTTPException(408, f"the whole request must arrive within {LONGEST_BODY:.0f} s") from None
-            size += len(message.get("body", b""))
-            whole = not message.get("more_body", False)
-            if size > LARGEST_BODY:
-                raise HTTPException(413, f"a request must have at most {LARGEST_BODY} bytes, got more")
-            return message
-
-        await self._app(scope, counted, send)
+def other_version(spoken: bytes | None) -> str | None:
+    """Return what to type if a client of another version asks; `None` if the daemon understands it."""
+    if spoken is None or spoken == str(PROTOCOL).encode():
+        return None
+    if spoken.isdigit() and int(spoken[:9]) > PROTOCOL:
+        return f"the daemon is Ullage {ullage.__version__}, older than this command; {RESTART}"
+    return _UPGRADE
 
 
 class GuardedConnection(H11Protocol):
-    """A connection that counts against the limit of its `door`. Made by `guarded`."""
+    """A connection that counts against the limit of its `door`. Callers on the Unix socket may be `operators`."""
 
-    door: Door
-    guest: Guest
-    _late: asyncio.TimerHandle
+    def __init__(self, config: Config, state: ServerState, door: Door, operators: list[str]) -> None:
+        super().__init__(config, state, {})
+        self._door, self._operators, self._longest_idle = door, operators, LONGEST_HEAD
+        self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.guest = Guest(self.client[0] if self.client else "", transport.abort)
+        connection = transport.get_extra_info("socket")
+        if connection.family == socket.AF_UNIX:
+            caller = caller_of(connection, self._operators)
+            self._guest = Guest(caller.uid, transport.abort, caller.operator, caller)
+            self._longest_idle = self.timeout_keep_alive = LONGEST_IDLE
+        else:
+            self._guest = Guest(self.client[0] if self.client else "", transport.abort)
+        self.app_state["guest"] = self._guest
         self._wait_for_request()
-        if not self.door.enter(self.guest):
-            transport.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-            transport.close()
+        if not self._door.enter(self._guest):
+            self._refuse(503, "NotAllowed", _TOO_MANY)
 
     def data_received(self, data: bytes) -> None:
-        """Stop the timer of the headers once they are complete."""
-        before = self.cycle
+        """Answer a client of before HTTP, which sends a line of JSON, in its own way."""
+        if self._guest.caller is not None and self.scope is None and data.startswith(b"{"):
+            answer = {"ok": False, "error": "OtherVersion", "message": _UPGRADE}
+            self.transport.write(json.dumps(answer).encode() + b"\n")
+            self.transport.close()
+            return
         super().data_received(data)
-        if self.cycle is not before and not self.cycle.response_complete:
-            self._late.cancel()
-            scope: Any = self.cycle.scope
-            scope[_GUEST] = self.guest
+
+    def eof_received(self) -> None:
+        if self.conn.trailing_data[0] and (self.cycle is None or self.cycle.response_complete):
+            self.send_400_response("a request must end before the connection does")
+
+    def send_400_response(self, msg: str) -> None:
+        """Say why, unless an answer is being sent."""
+        if self.cycle is None or self.cycle.response_complete:
+            self._refuse(400, "InvalidValue", msg)
+        self.transport.close()
+
+    def _refuse(self, status: int, kind: str, message: str) -> None:
+        body = json.dumps({"error": kind, "message": message})
+        head = f"HTTP/1.1 {status} Refused\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        self.transport.write(f"{head}Connection: close\r\n\r\n{body}".encode())
+        self.transport.close()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        self._guest.idle()
         self._wait_for_request()
-        self.guest.idle()
+        super().on_response_complete()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._late.cancel()
-        self.door.leave(self.guest)
+        if self._late is not None:
+            self._late.cancel()
+        self._door.leave(self._guest)
         super().connection_lost(error)
 
     def _wait_for_request(self) -> None:
-        if hasattr(self, "_late"):
+        if self._late is not None:
             self._late.cancel()
-        self._late = self.loop.call_later(LONGEST_HEAD, self.transport.abort)
+        self._late = self.loop.call_later(self._longest_idle, self._close_if_idle)
 
-
-def guarded(most: int = MOST_CONNECTIONS) -> type[GuardedConnection]:
-    """Return the connection class of one server."""
-    return type("GuardedConnectionOfServer", (GuardedConnection,), {"door": Door(most)})
+    def _close_if_idle(self) -> None:
+        if self._guest.idle_since is not None:
+            self.transport.abort()

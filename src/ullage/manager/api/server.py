@@ -1,103 +1,154 @@
-"""The API beside the daemon: in a thread of its own, so that slow readers do not hold up the jobs."""
+"""The server of the HTTP application, in the daemon's own loop: on the Unix socket and, with --api, on TCP."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import logging
+import os
 import re
 import socket
-import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.config import Config
+from uvicorn.server import ServerState
 
-from ullage.errors import InvalidValue, NoDaemon, UllageError
-from ullage.manager.api.gate import guarded
-from ullage.manager.api.rest import make_app
-from ullage.manager.identity import TOKEN_FILE, Caller, Tokens, write_token
+from ullage.errors import InvalidValue, UllageError
+from ullage.manager.api.door import Door
+from ullage.manager.api.gate import FOR_OPERATORS, MOST_CONNECTIONS, MOST_LOCAL_CONNECTIONS, GuardedConnection
+from ullage.manager.identity import TOKEN_FILE, Tokens, group_number, write_token
+from ullage.manager.settings import AccessSettings
+from ullage.manager.transport import reachable
 
 DEFAULT_HOST = "127.0.0.1"
 ADDRESS_FILE = "api.json"
-_LONGEST_HEADERS = 64 << 10
+_LONGEST_HEADERS = 64 << 10  # bytes
+_BACKLOG = 1024
+_GRACE = 1.0  # seconds for answers that are being made when the daemon ends
 
-Call = Callable[[Caller, str, dict[str, Any], float], Awaitable[Any]]
+
+class Remote:
+    """Where the API listens on TCP: `run/api.json` has the URL, `run/api-token` the token of the daemon's own user."""
+
+    def __init__(self, listen: str, run: Path, tokens: Tokens, say: Callable[[str], None]) -> None:
+        self.socket = listen_at(listen, "--api", "the API", say)
+        self.url, self.tokens = url_of(self.socket), tokens
+        write_token(run / TOKEN_FILE, tokens.own())
+        self._file = run / ADDRESS_FILE
+        self._file.write_text(json.dumps({"url": self.url}) + "\n")
+
+    def close(self) -> None:
+        self.socket.close()
+        self._file.unlink(missing_ok=True)
 
 
-class ApiServer:
-    """The server of the REST API. It listens at once, and answers after `start`."""
+class Server:
+    """Answers on the Unix socket `file`, for the daemon's user and perhaps a group, and at `remote`.
+
+    `each` is how many connections to the Unix socket one user may have.
+    """
 
     def __init__(
         self,
-        listen: str,
-        run: Path,
-        tokens: Tokens,
-        call: Call,
+        app: ASGIApp,
+        file: Path,
+        remote: Remote | None,
+        access: AccessSettings,
         each: int,
         say: Callable[[str], None],
-        health: Callable[[], str],
     ) -> None:
-        self._call, self._say, self._each, self._health, self.tokens = call, say, each, health, tokens
-        self._socket = listen_at(listen, "--api", "the API", say)
-        self.url = url_of(self._socket)
-        self._ending = threading.Event()
-        self._server: uvicorn.Server | None = None  # from `start` on
-        self._thread: threading.Thread | None = None
-        write_token(run / TOKEN_FILE, tokens.own())
-        self._address = run / ADDRESS_FILE
-        self._address.write_text(json.dumps({"url": self.url}) + "\n")
-
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to answer; the daemon's loop does the orders."""
-
-        async def ask(caller: Caller, verb: str, arguments: dict[str, Any], wait: float) -> Any:
-            if self._ending.is_set():
-                raise NoDaemon("the daemon is ending; ask the next one")
-            done = asyncio.run_coroutine_threadsafe(_as_coroutine(self._call(caller, verb, arguments, wait)), loop)
-            return await asyncio.wrap_future(done)
-
-        app = make_app(ask, self.tokens.caller, self._each, self._ending.is_set, self._say, self._health)
-        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-        config = uvicorn.Config(
+        self._file, self._remote, self._access, self._say = file, remote, access, say
+        self._doors = Door(MOST_LOCAL_CONNECTIONS, each, FOR_OPERATORS), Door(MOST_CONNECTIONS)
+        self._state = ServerState()
+        self._config = Config(
             app,
+            interface="asgi3",
             log_config=None,
             access_log=False,
+            proxy_headers=False,
             timeout_keep_alive=5,
-            timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=_LONGEST_HEADERS,
-            http=guarded(),
+            http=GuardedConnection,
             ws="none",
             lifespan="off",
             loop="asyncio",
-            server_header=False,
-            date_header=False,
-            backlog=1024,
         )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run, args=(self._server,), daemon=True, name="ullage-api")
-        self._thread.start()
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+        self._config.load()
+        self._local: asyncio.Server | None = None
+        self._server: asyncio.Server | None = None  # on TCP
+        self._inode: tuple[int, int] | None = None  # of our Unix socket's file
 
-    def _run(self, server: uvicorn.Server) -> None:
+    async def start(self) -> None:
+        await self._listen_locally()
+        if self._remote is not None:
+            self._server = await self._serve(self._remote.socket, self._doors[1])
+
+    async def _listen_locally(self) -> None:
+        """Listen, and replace the socket of an earlier daemon, whose lock is ours by now."""
+        number = None if self._access.group is None else group_number(self._access.group)
+        with contextlib.suppress(FileNotFoundError):
+            self._file.unlink()
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
         try:
-            server.run(sockets=[self._socket])
-        except BaseException as error:
-            self._say(f"the API ended: {type(error).__name__}: {error}")
+            listening.bind(reachable(self._file))
+        finally:
+            os.umask(before)
+        if number is not None:
+            os.chown(self._file, -1, number)
+            os.chmod(self._file, 0o660)
+        self._inode = self._on_disk()
+        self._local = await self._serve(listening, self._doors[0])
 
-    def stop(self) -> None:
-        """Stop answering; called by another thread than the daemon's loop, which open requests may wait for."""
-        self._ending.set()
-        if self._server is not None and self._thread is not None:
-            self._server.should_exit = True
-            self._thread.join(5)
-        self._socket.close()
-        self._address.unlink(missing_ok=True)
+    async def _serve(self, listening: socket.socket, door: Door) -> asyncio.Server:
+        def connection() -> GuardedConnection:
+            return GuardedConnection(self._config, self._state, door, self._access.operators)
 
+        listening.setblocking(False)
+        return await asyncio.get_running_loop().create_server(connection, sock=listening, backlog=_BACKLOG)
 
-async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
+    async def keep_listening(self) -> None:
+        """Make the Unix socket again if its file was removed."""
+        if self._local is None or self._on_disk() == self._inode:
+            return
+        self._local.close()
+        try:
+            await self._listen_locally()
+        except OSError as error:
+            self._inode = None
+            self._say(f"the socket {self._file} was removed and cannot be made again: {error}")
+            return
+        self._say(f"the socket {self._file} was removed; it was made again")
+
+    def _on_disk(self) -> tuple[int, int] | None:
+        try:
+            status = self._file.stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+    async def stop(self) -> None:
+        for server in filter(None, (self._local, self._server)):
+            server.close()
+        if self._remote is not None:
+            self._remote.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        if self._state.tasks:
+            await asyncio.wait(self._state.tasks, timeout=_GRACE)
+        tasks = list(self._state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        with contextlib.suppress(FileNotFoundError):
+            self._file.unlink()
 
 
 def parse_listen(text: str, option: str = "--api") -> tuple[str, int]:
@@ -117,7 +168,7 @@ def listen_at(text: str, option: str, what: str, say: Callable[[str], None]) -> 
     host, port = parse_listen(text, option)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=1024)
+        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise UllageError(f"{what} cannot listen on {host}:{port}: {error.strerror or error}") from None
     if not _is_loopback(host):

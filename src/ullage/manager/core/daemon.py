@@ -20,9 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ullage.errors import NoGPUSource, NotAllowed, StoreDamaged, StoreFull, UllageError, UnknownName
+from ullage.errors import NoGPUSource, NotAllowed, StoreDamaged, StoreFull, UllageError
 from ullage.jobs.validation import checked
-from ullage.manager.api.socket import SocketServer
+from ullage.manager.api.app import App
+from ullage.manager.api.gate import Gate
+from ullage.manager.api.server import Remote, Server
 from ullage.manager.core.attempts import AttemptTracker, RunningJobGuard
 from ullage.manager.core.context import ManagerContext, ServiceState, SlotReader
 from ullage.manager.core.export import site
@@ -30,11 +32,11 @@ from ullage.manager.core.host_share import host_of
 from ullage.manager.core.intake import NOBODY, Intake
 from ullage.manager.core.locks import lock_gpus, lock_home
 from ullage.manager.core.notifications import Notifier
-from ullage.manager.core.orders import Orders, arguments_of
+from ullage.manager.core.orders import Orders, arguments_model, parameters_of
 from ullage.manager.core.questions import Questions
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.core.watchdog import Handled, Watchdog
-from ullage.manager.identity import SCOPES, Caller, this_user
+from ullage.manager.identity import SCOPES, Caller, Tokens, this_user
 from ullage.manager.monitor.readings import Source
 from ullage.manager.monitor.sampling import Monitor
 from ullage.manager.monitor.sources import best_source
@@ -53,7 +55,6 @@ from ullage.manager.transport import reachable, socket_file
 from ullage.manager.verbs import VERBS
 
 if TYPE_CHECKING:
-    from ullage.manager.api.server import ApiServer
     from ullage.manager.running.page_process import PageProcess
 
 TICK = 1.0  # seconds between two steps when nothing happens
@@ -132,20 +133,23 @@ class Daemon:
             self.context, self.intake, self.attempts, self.scheduler, cgroups, self.tokens, self.questions, api
         )
 
-    def _make_api(self) -> ApiServer | None:
+    def _make_api(self) -> Remote | None:
         settings, rules = self.context.settings, self.context.settings.access
         listen = settings.api.listen
         if listen is None and settings.page.listen is not None:
             listen = "0"  # the page asks the API; any free port of this machine will do
         if listen is None:
             return None
-        from ullage.manager.api.server import ApiServer  # FastAPI takes half a second to import
-        from ullage.manager.identity import Tokens
-
         tokens = Tokens(self.context.folder, rules.operators, self.tokens.find)
-        each = self.context.settings.limits.connections
-        health = self.context.service.health
-        return ApiServer(listen, self._run, tokens, self.call, each, self.context.say, health)
+        return Remote(listen, self._run, tokens, self.context.say)
+
+    def _make_server(self) -> Server:
+        settings, service, say = self.context.settings, self.context.service, self.context.say
+        each = settings.limits.connections
+        app = App(self.call, service.ending.is_set, say)
+        whose = self.api.tokens.caller if self.api is not None else lambda token: None
+        gate = Gate(app, whose, each, service.health)
+        return Server(gate, socket_file(self._run.parent), self.api, settings.access, each, say)
 
     def _make_page(self) -> PageProcess | None:
         settings = self.context.settings.page
@@ -170,10 +174,7 @@ class Daemon:
                 loop.add_signal_handler(number, do)
         self._monitor.start()
         beside: list[asyncio.Task[None]] = []
-        settings = self.context.settings
-        server = SocketServer(
-            socket_file(self._run.parent), self.call, settings.access, settings.limits, self.context.say
-        )
+        server = self._make_server()
         try:
             self.context.sharing.start()
             self.context.look()
@@ -195,8 +196,6 @@ class Daemon:
             self.questions.resume()
             beside.append(asyncio.create_task(self.notifier.run()))
             await server.start()
-            if self.api is not None:
-                self.api.start(loop)
             if self.page is not None:
                 beside.append(asyncio.create_task(self.page.run()))
             ready()
@@ -208,16 +207,15 @@ class Daemon:
             for task in beside:
                 task.cancel()
             self._watchdog.ending()
+            self._tell_news()  # those who wait for some get their answer
             await server.stop()
-            if self.api is not None:
-                await asyncio.to_thread(self.api.stop)
             await asyncio.gather(*beside, return_exceptions=True)
             await self.intake.estimates.close()
             await self._group_commit.close()
             self._readers.shutdown()
             self._finish(loop)
 
-    async def _steps(self, server: SocketServer) -> None:
+    async def _steps(self, server: Server) -> None:
         service = self.context.service
         ending = asyncio.ensure_future(service.ending.wait())
         while not service.ending.is_set():
@@ -290,14 +288,13 @@ class Daemon:
                 self.context.launcher.remove(job)
 
     async def call(self, caller: Caller, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
-        """Do an order in the event loop's thread. `events` and `estimated` may wait for news."""
-        do, arguments = self._verb(verb, arguments)
+        """Do an order with checked arguments in the loop's thread. `events` and `estimated` may wait for news."""
         scope, how = VERBS[verb].scope, VERBS[verb].how
         if SCOPES.index(caller.scope) < SCOPES.index(scope):
             raise NotAllowed(f"this token allows to {caller.scope}; {verb!r} needs one with the scope {scope}")
         if wait > 0:
             await self._wait_for_news(verb, arguments, wait)
-        order = partial(do, caller, **arguments)
+        order = partial(getattr(self.orders, verb), caller, **arguments)
         try:
             if how == "changes":
                 return await self._group_commit.do(order)
@@ -312,21 +309,17 @@ class Daemon:
     async def _wait_for_news(self, verb: str, arguments: dict[str, Any], wait: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait), self._news:
-                if verb == "events" and self.context.store.last_event <= int(arguments.get("since") or 0):
+                if verb == "events" and self.context.store.last_event <= arguments["since"]:
                     await self._news.wait()
                 elif verb == "estimated":
-                    await self._news.wait_for(lambda: not self.questions.is_open(arguments["estimate"]))
+                    ending, is_open = self.context.service.ending, self.questions.is_open
+                    await self._news.wait_for(lambda: ending.is_set() or not is_open(arguments["estimate"]))
 
-    def call_from_thread(self, caller: Caller, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
+    def call_from_thread(self, caller: Caller, verb: str, arguments: dict[str, Any]) -> Any:
         """Call from any other thread."""
         assert self._loop is not None, "the daemon is not serving yet"
-        return asyncio.run_coroutine_threadsafe(self.call(caller, verb, arguments, wait), self._loop).result()
-
-    def _verb(self, verb: str, arguments: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-        if verb not in VERBS:
-            raise UnknownName("order", verb[:80], VERBS)
-        values = checked(arguments_of(verb), arguments, verb)
-        return getattr(self.orders, verb), {name: getattr(values, name) for name in type(values).model_fields}
+        values = dict(checked(arguments_model(verb, parameters_of(verb)), arguments, verb))
+        return asyncio.run_coroutine_threadsafe(self.call(caller, verb, values), self._loop).result()
 
     def _tell_news(self) -> None:
         async def tell() -> None:

@@ -1,13 +1,13 @@
-"""All orders to a daemon: one method for each verb, for the socket and the API.
+"""All orders to a daemon: one method for each verb.
 
-Each takes the caller and plain values, and returns plain values, ready for JSON. `VERBS` says how `Daemon.call` does
-it: changes in a `GroupCommit`, yielding between thousands of jobs; long answers in a thread that only reads.
+Each takes the caller and values that fit its parameters, and returns plain values, ready for JSON. `VERBS` says how
+`Daemon.call` does it: changes in a `GroupCommit`, yielding between thousands of jobs; long answers in a thread that
+only reads.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import os
 import re
@@ -24,7 +24,6 @@ from ullage.errors import InvalidValue, NoSuchJob, NotAllowed, StoreDamaged, Sto
 from ullage.jobs.estimate_spec import EstimateSpec
 from ullage.jobs.job_files import JobSpec
 from ullage.jobs.schedules import parse_array
-from ullage.jobs.validation import checked
 from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.drains import Drains
@@ -134,19 +133,18 @@ class Orders:
     def submit(
         self,
         caller: Caller,
-        job: dict[str, Any],
+        job: JobSpec,
         key: Annotated[str | None, Field(min_length=8, max_length=200)] = None,
     ) -> Answers[dict[str, Any]]:
         """New jobs; on disk when this is answered. `key` is any text of the submitter's own that is used once: the same
         key again (after a lost answer) gives the same jobs."""
         check_submitter(caller)
-        spec = checked(JobSpec, job, "the job")
-        made = yield from self._intake.submit(caller, spec, key or secrets.token_hex(16))
+        made = yield from self._intake.submit(caller, job, key or secrets.token_hex(16))
         self._store.afterwards(self._service.wake)
-        notes = [f"{number} is one job of its array; {number}_all means all of them" for number in self._heads(spec)]
-        if spec.host_memory is not None and not self._cgroups.available:
+        notes = [f"{number} is one job of its array; {number}_all means all of them" for number in self._heads(job)]
+        if job.host_memory is not None and not self._cgroups.available:
             notes.append(f"its limit of host memory cannot be kept here: {self._cgroups.why}")
-        if spec.min_speed is not None and not self._context.policy.predicts:
+        if job.min_speed is not None and not self._context.policy.predicts:
             notes.append(f"min_speed is not heeded here: the policy is {self._context.policy.name}, not ullage")
         return {
             "jobs": [one.id for one in made],
@@ -163,17 +161,17 @@ class Orders:
         numbers = [each.job for each in spec.after if isinstance(each.job, int)]
         return [one.id for one in self._store.several(numbers) if one.array_id == one.id]
 
-    def dry_run(self, caller: Caller, job: dict[str, Any], estimate: str | None = None) -> Answers[dict[str, Any]]:
+    def dry_run(self, caller: Caller, job: JobSpec, estimate: str | None = None) -> Answers[dict[str, Any]]:
         """What would become of a submission now; nothing is stored or started. With the id of an `estimate` of its
         command, that is what it would need and do."""
         check_submitter(caller)
         expected = None if estimate is None else self._questions.expected(caller, estimate)
-        return self._trials.of(caller, checked(JobSpec, job, "the job"), expected)
+        return self._trials.of(caller, job, expected)
 
-    def estimate(self, caller: Caller, question: dict[str, Any]) -> dict[str, Any]:
+    def estimate(self, caller: Caller, question: EstimateSpec) -> dict[str, Any]:
         """Ask for an estimate without a job. The answer has an id, by which `estimated` tells more."""
         check_submitter(caller)
-        return self._questions.ask(caller, checked(EstimateSpec, question, "the question"))
+        return self._questions.ask(caller, question)
 
     def cancel_estimate(self, caller: Caller, estimate: str) -> dict[str, Any]:
         """Give up an estimate that was asked for and is not there yet."""
@@ -217,13 +215,13 @@ class Orders:
         """All that is known of jobs: estimate, promise, attempts with their causes."""
         jobs = self._store.several(self.resolve(caller, job))
         attempts = self._store.history.attempts(one.id for one in jobs)
-        found = []
+        shown = []
         for one in jobs:
             mine = caller.may_change(one.uid)
-            shown = [attempt_shown(attempt, mine) for attempt in attempts.get(one.id, ())]
-            more = self._more_memory(one, attempts.get(one.id, ()))
-            found.append(self._views.shown(caller, one, whole=True) | {"attempts": shown, "more_memory": more})
-        return found
+            own = attempts.get(one.id, ())
+            more = {"attempts": [attempt_shown(each, mine) for each in own], "more_memory": self._more_memory(one, own)}
+            shown.append(self._views.shown(caller, one, whole=True) | more)
+        return shown
 
     def _more_memory(self, job: JobRecord, attempts: Sequence[AttemptRecord]) -> int | None:
         """Return the memory to request if a finished job is to run again with more."""
@@ -407,12 +405,12 @@ class Orders:
         limit: Annotated[int, Field(ge=1, le=10_000)] = 1000,
     ) -> dict[str, Any]:
         """What happened after event number `since`; `last` is the number to ask with next."""
-        found = self._store.history.events(since, limit)
-        for event in found:
+        events = self._store.history.events(since, limit)
+        for event in events:
             uid = event.pop("uid")
             if uid is not None and not caller.may_change(uid):
                 event["text"] = ""  # it may quote what the job printed
-        return {"events": found, "last": found[-1]["id"] if found else self._store.last_event}
+        return {"events": events, "last": events[-1]["id"] if events else self._store.last_event}
 
     def report(
         self,
@@ -511,10 +509,10 @@ class Orders:
         return chosen
 
     def _one(self, caller: Caller, reference: str | int) -> int:
-        found = self.resolve(caller, reference)
-        if len(found) > 1:
-            raise InvalidValue(f"{reference} must name one job, got {len(found)} ({found[0]} to {found[-1]})")
-        return found[0]
+        numbers = self.resolve(caller, reference)
+        if len(numbers) > 1:
+            raise InvalidValue(f"{reference} must name one job, got {len(numbers)} ({numbers[0]} to {numbers[-1]})")
+        return numbers[0]
 
     def _each(
         self, caller: Caller, jobs: list[JobReference], doing: str, do: Callable[[JobRecord], str]
@@ -551,18 +549,17 @@ class Orders:
 
 
 def parameters_of(verb: str) -> dict[str, tuple[Any, Any]]:
-    """Return a verb's parameters after the caller: type and default (`...`: required) by name."""
+    """Return a verb's arguments: type and default (`...`: required) by name."""
     method = getattr(Orders, verb)
     hints, empty = get_type_hints(method, include_extras=True), inspect.Parameter.empty
     given = list(inspect.signature(method).parameters.items())[2:]
     return {name: (hints[name], ... if each.default is empty else each.default) for name, each in given}
 
 
-@functools.cache
-def arguments_of(verb: str) -> type[BaseModel]:
-    """Return the model that checks a verb's arguments."""
-    fields: dict[str, Any] = {**parameters_of(verb)}
-    return create_model(verb, __config__=ConfigDict(extra="forbid", strict=True), **fields)
+def arguments_model(name: str, arguments: dict[str, tuple[Any, Any]]) -> type[BaseModel]:
+    """Return the model that checks arguments."""
+    fields: dict[str, Any] = {**arguments}
+    return create_model(f"{name}_request", __config__=ConfigDict(extra="forbid"), **fields)
 
 
 def _read(file: Path, offset: int) -> tuple[str, int]:
