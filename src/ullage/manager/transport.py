@@ -37,7 +37,7 @@ class Transport:
     def __init__(self, folder: Path | None, timeout: float) -> None:
         self._file, self._timeout, self._prefix = socket_file(folder), timeout, ""
         self._connection: http.client.HTTPConnection = _UnixConnection(self._file, timeout)
-        self._headers = {PROTOCOL_HEADER: str(PROTOCOL), "Content-Type": "application/json"}
+        self._headers = {PROTOCOL_HEADER: str(PROTOCOL)}
 
     def call(self, verb: str, wait: float, arguments: dict[str, Any]) -> Any:
         """Send an order and return the answer. Errors of the daemon are raised here as the same exceptions."""

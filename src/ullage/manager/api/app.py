@@ -28,7 +28,7 @@ from ullage.manager.transport import LARGEST_REQUEST
 LONGEST_BODY, LONGEST_SENDING = 60.0, 60.0  # seconds for the body of a request, and for an answer
 HEARTBEAT = 15.0  # seconds after which a silent stream says that it is alive
 _EVENTS = 1000  # at a time in a stream
-_PIECE = 1 << 18  # bytes of an answer at a time
+_PIECE = 1 << 16  # bytes of an answer at a time
 _MANY = 100  # rows
 _STATUS: tuple[tuple[type[UllageError], int], ...] = (
     (NoSuchJob, 404),
@@ -194,6 +194,8 @@ class Answer(Response):
     media_type = "application/json"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self.body) <= _PIECE:
+            return await super().__call__(scope, receive, send)
         try:
             async with asyncio.timeout(LONGEST_SENDING):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

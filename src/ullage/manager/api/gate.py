@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -104,10 +105,12 @@ def other_version(spoken: bytes | None) -> str | None:
 class GuardedConnection(H11Protocol):
     """A connection that counts against the limit of its `door`. Callers on the Unix socket may be `operators`."""
 
+    _guest: Guest
+    _late: asyncio.TimerHandle
+
     def __init__(self, config: Config, state: ServerState, door: Door, operators: list[str]) -> None:
         super().__init__(config, state, {})
         self._door, self._operators, self._longest_idle = door, operators, LONGEST_HEAD
-        self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -119,8 +122,9 @@ class GuardedConnection(H11Protocol):
         else:
             self._guest = Guest(self.client[0] if self.client else "", transport.abort)
         self.app_state["guest"] = self._guest
-        self._wait_for_request()
-        if not self._door.enter(self._guest):
+        allowed = self._door.enter(self._guest)
+        self._late = self.loop.call_later(self._longest_idle, self._close_if_idle)
+        if not allowed:
             self._refuse(503, "NotAllowed", _TOO_MANY)
 
     def data_received(self, data: bytes) -> None:
@@ -150,20 +154,18 @@ class GuardedConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._guest.idle()
-        self._wait_for_request()
         super().on_response_complete()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._late is not None:
-            self._late.cancel()
+        self._late.cancel()
         self._door.leave(self._guest)
         super().connection_lost(error)
 
-    def _wait_for_request(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-        self._late = self.loop.call_later(self._longest_idle, self._close_if_idle)
-
     def _close_if_idle(self) -> None:
-        if self._guest.idle_since is not None:
+        """Close the connection if its request does not come, or look again when that may be so."""
+        since, now = self._guest.idle_since, time.monotonic()
+        left = self._longest_idle - (0.0 if since is None else now - since)
+        if left <= 0:
             self.transport.abort()
+        else:
+            self._late = self.loop.call_later(left, self._close_if_idle)
