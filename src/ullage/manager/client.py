@@ -282,7 +282,8 @@ class Client:
                 return record
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"waited {timeout:g} s: the memory of job {reference(record)} {record['estimating']}")
+                memory = f"the memory of job {reference(record)} {record['estimating']}"
+                raise TimeoutError(f"waited {timeout:g} s: {memory}")
             last = self._wait_for_event(last, min(left, _EVENT_WAIT))
 
     def _wait_for_event(self, since: int, wait: float) -> int:

@@ -22,7 +22,7 @@ from ullage.manager.verbs import VERBS
 SOCKET = "ullage.sock"
 # What client and daemon say to each other. One more when an order or an answer changes so that an older one is misled.
 PROTOCOL = 3
-PROTOCOL_HEADER = "Ullage-Protocol"
+PROTOCOL_HEADER = "ullage-protocol"
 RESTART = "restart it: systemctl restart ullage, or end it and type: ullage serve"
 LONGEST_WAIT = 60.0  # seconds that an answer may take because its caller wants to wait
 LARGEST_REQUEST, _LARGEST_ANSWER = 4 << 20, 256 << 20  # bytes

@@ -194,8 +194,6 @@ class Answer(Response):
     media_type = "application/json"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if len(self.body) <= _PIECE:
-            return await super().__call__(scope, receive, send)
         try:
             async with asyncio.timeout(LONGEST_SENDING):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -36,7 +36,6 @@ NO_TOKEN = (
 )
 HEALTH = "/health"
 Whose = Callable[[str], Caller | None]
-_PROTOCOL_HEADER = PROTOCOL_HEADER.lower().encode()
 _TOO_MANY = "you have too many connections that wait for an answer; try again when one of them has ended"
 _UPGRADE = (
     f"this command is older than the daemon, which is Ullage {ullage.__version__}; type: pip install --upgrade ullage"
@@ -74,7 +73,7 @@ class Gate:
                 text = NO_TOKEN + ("another" if token else "none")
                 await problem("NotAllowed", text, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
                 return
-        misunderstood = other_version(headers.get(_PROTOCOL_HEADER))
+        misunderstood = other_version(headers.get(PROTOCOL_HEADER.encode()))
         if misunderstood is not None:
             await problem("OtherVersion", misunderstood, 400)(scope, receive, send)
             return

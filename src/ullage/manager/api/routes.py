@@ -140,6 +140,6 @@ def _operation(route: Route, schemas: dict[Any, Any], problem: dict[str, Any]) -
     }
     if route.in_body:
         required = any(default is ... for _, default in route.in_body.values())
-        body = {"required": required, "content": {"application/json": {"schema": schemas["its body"]}}}
-        operation["requestBody"] = body
+        of_json = {"application/json": {"schema": schemas["its body"]}}
+        operation["requestBody"] = {"required": required, "content": of_json}
     return operation

@@ -11,6 +11,7 @@ import os
 import re
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from starlette.types import ASGIApp
@@ -106,9 +107,7 @@ class Server:
         self._local = await self._serve(listening, self._doors[0])
 
     async def _serve(self, listening: socket.socket, door: Door) -> asyncio.Server:
-        def connection() -> GuardedConnection:
-            return GuardedConnection(self._config, self._state, door, self._access.operators)
-
+        connection = partial(GuardedConnection, self._config, self._state, door, self._access.operators)
         listening.setblocking(False)
         return await asyncio.get_running_loop().create_server(connection, sock=listening, backlog=_BACKLOG)
 
