@@ -54,6 +54,7 @@ ROOMS = [
     "ullage_lab.networks",
     "ullage_lab.calls",
     "ullage_lab.following",
+    "ullage_lab.forking",
     "ullage_lab.estimators",
     "ullage_lab.clean",
     "ullage_lab.judge",

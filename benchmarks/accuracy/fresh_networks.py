@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -55,6 +56,17 @@ def _compared(row: dict[str, Any]) -> accuracy.Comparison:
     return accuracy.compare(row, _card[0])
 
 
+def table_lines(compared: list[accuracy.Comparison]) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each figure: count, figure, errors; for the process, also how often the bound holds and how far
+    it lies above."""
+    limits = accuracy.bound(compared)
+    for line in accuracy.summarize(compared):
+        if line.group == "all":
+            errors = (f"{line.exact:.1%}", f"{line.median:.2%}", f"{line.p90:.2%}", f"{line.p99:.2%}")
+            above = (f"{limits['holds']:.1%}", f"{limits['above']:.2%}") if line.figure == "process" else ("", "")
+            yield str(line.given), line.figure, *errors, *above
+
+
 def judge(path: Path, workers: int, answers: Path | None, live: bool, out: Path | None) -> None:
     """Print the errors of all runs, of those with odd channels and of the others, and by family."""
     rows = [row for row in measured_rows(path) if "peak_reserved" in row]
@@ -71,7 +83,7 @@ def judge(path: Path, workers: int, answers: Path | None, live: bool, out: Path 
     shown = Table("runs", "count", "figure", "exact", "median", "90 %", "99 %", "upper holds", "above")
     for name, members in groups.items():
         wanted = {row["id"] for row in members}
-        for line in accuracy.table_lines([one for one in found if one.id in wanted]) if members else ():
+        for line in table_lines([one for one in found if one.id in wanted]) if members else ():
             shown.add_row(name, *line)
     Console(width=120).print(shown)
     for one in found:

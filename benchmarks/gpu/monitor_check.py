@@ -20,12 +20,12 @@ from dataclasses import asdict
 from typing import Any
 
 from ullage.errors import UllageError
-from ullage.manager.monitor.activity import ActivityBetween, activity_between
 from ullage.manager.monitor.dcgm import DcgmSource, dcgm_installed
 from ullage.manager.monitor.host import HostWatch
 from ullage.manager.monitor.nvml import NvmlSource
 from ullage.manager.monitor.readings import Device, GPUReading, Source
 from ullage.manager.monitor.sampling import Monitor
+from ullage_lab.measure.activity import ActivityBetween, activity_between
 
 found: dict[str, Any] = {"checks": {}}
 

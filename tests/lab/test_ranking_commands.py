@@ -8,7 +8,7 @@ from tests.commands import ROW, ullage
 
 from ullage.errors import UllageError
 from ullage.hardware import gpu as ullage_gpu
-from ullage_lab.cli.ranking import RankingPlan, rank_estimators
+from ullage_lab.cli.ranking import RankingPlan, estimator_list, rank_estimators
 
 
 @pytest.fixture
@@ -46,10 +46,7 @@ def test_compare_shows_every_estimator_and_the_truth(tmp_path, names):
     answer = ullage("lab", "compare", *words, "--estimators", names)
     assert answer.returncode == 0, answer.stderr
     found = json.loads(answer.stdout)
-    import ullage as library
-
-    asked = library.estimators() if names == "all" else names.split(",")
-    assert [one["estimator"] for one in found["estimates"]] == asked
+    assert [one["estimator"] for one in found["estimates"]] == estimator_list(names)
     ours = found["estimates"][0]
     assert ours["kind"] == "process" and ours["figure"] > 1 << 28 and ours["seconds"] > 0
     assert found["truth"][0]["reserved"] == 1 << 29

@@ -8,8 +8,9 @@ from tests.lab.synthetic import rows
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.gpumemnet import networks
-from ullage.estimation.estimators.gpumemnet.networks import build, load, save
+from ullage.estimation.estimators.gpumemnet.networks import build, load
 from ullage.estimation.estimators.weights import ModelCard, probabilities
+from ullage_lab.estimators.weights import save_network as save
 from ullage_lab.train.protocol import examples_of
 
 CARDS = [ModelCard(family="mlp", estimator=name, bin=1 << 30, bins=40) for name in ("mlp", "transformer")]

@@ -11,9 +11,9 @@ import ullage
 from ullage.errors import InvalidValue, MissingPackage
 from ullage.sandbox import limits, process_identity
 from ullage.sandbox.environment import environment
-from ullage.sandbox.forking import start_from_server
 from ullage.sandbox.limits import Limits
 from ullage.sandbox.parent import run, start
+from ullage_lab.forking import start_from_server
 
 
 @pytest.fixture(params=["fresh", "forked"])
@@ -126,7 +126,7 @@ PARENT = """if __name__ == "__main__":
     import sys
     sys.path.insert(0, {here!r})
     from ullage.sandbox.environment import environment
-    from ullage.sandbox.forking import start_from_server
+    from ullage_lab.forking import start_from_server
     from ullage.sandbox.parent import start
     {start}.wait()
 """
@@ -218,7 +218,8 @@ def test_an_installed_ullage_comes_after_the_users_paths(monkeypatch):
 
 
 def test_importing_the_harness_does_not_import_torch():
-    code = "import sys, ullage.sandbox.forking; assert not {'torch', 'psutil', 'numpy'} & set(sys.modules)"
+    modules = "ullage.sandbox.parent, ullage_lab.forking"
+    code = f"import sys, {modules}; assert not {{'torch', 'psutil', 'numpy'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

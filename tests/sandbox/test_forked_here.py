@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ullage.sandbox.forking import ForkedHere
+from ullage_lab.forking import ForkedHere
 
 
 def finished(child):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.estimation.estimators.registry import check_name, estimators, find
+from ullage.estimation.estimators.registry import check_name, find
 from ullage.hardware import GPU, default_gpu
 from ullage.hardware import gpu as find_gpu
 from ullage.jobs.job import Function, JobRequest, Ranks, Script, job_of, with_saved_types
@@ -189,14 +189,3 @@ def ask(name: str, row: dict[str, Any], gpu: str) -> Estimate | str:
     request = JobRequest.from_row(row)
     reason = found.supports(request)
     return reason if reason is not None else found.run(request, find_gpu(gpu))
-
-
-def estimator_list(text: str) -> list[str]:
-    """Return the estimators that "all" or a comma-separated list names, each once."""
-    releases.refuse_if_unserved()
-    if text.strip().casefold() == "all":
-        return estimators()
-    names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
-    if not names:
-        raise InvalidValue(f"estimators must be 'all' or names separated by commas, got {text!r}")
-    return [find(name).name for name in names]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -137,17 +137,6 @@ def bound(results: list[Comparison]) -> dict[str, float]:
         "holds": sum(upper >= truth for upper, truth in pairs) / len(pairs),
         "above": quantile([upper / truth - 1 for upper, truth in pairs], 0.5),
     }
-
-
-def table_lines(results: list[Comparison]) -> Iterator[tuple[str, ...]]:
-    """A line of a table for each figure of all results: count, figure, errors; at the process, also how often the bound
-    holds and how far it lies above."""
-    limits = bound(results)
-    for line in summarize(results):
-        if line.group == "all":
-            errors = (f"{line.exact:.1%}", f"{line.median:.2%}", f"{line.p90:.2%}", f"{line.p99:.2%}")
-            above = (f"{limits['holds']:.1%}", f"{limits['above']:.2%}") if line.figure == "process" else ("", "")
-            yield str(line.given), line.figure, *errors, *above
 
 
 def _whole(result: Comparison) -> int | None:

@@ -21,7 +21,6 @@ from ullage.estimation.estimators.gpumemnet.features import (
     family_of,
     names_of,
     summary_of,
-    summary_of_row,
     totals_of,
     tuples_of,
 )
@@ -115,7 +114,7 @@ def test_rows_of_the_data_set_have_the_features_of_their_models(family: str) -> 
     pytest.importorskip("polars")
     import json
 
-    from ullage_lab.train.protocol import read_rows
+    from ullage_lab.train.protocol import read_rows, summary_of_row
 
     rows = read_rows(DATA, family)
     assert all(family_of(summary_of_row(row)) == family for row in rows)

@@ -7,7 +7,7 @@ import pytest
 from fake_nvml import BUSY, FakeGpu, FakeNvml
 
 from ullage.errors import UnknownName
-from ullage.manager.monitor.activity import activity_between
+from ullage_lab.measure.activity import activity_between
 
 
 class Clock:

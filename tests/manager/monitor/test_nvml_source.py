@@ -5,8 +5,7 @@ import pytest
 from fake_nvml import BUSY, GIB, FakeGpu, FakeNvml
 
 from ullage.errors import DeviceLost, NoGPUSource
-from ullage.manager.monitor.activity import SHORTEST, GpmCounter
-from ullage.manager.monitor.nvml import NvmlSource
+from ullage.manager.monitor.nvml import SHORTEST, GpmCounter, NvmlSource
 from ullage.manager.monitor.readings import RATES
 
 

@@ -33,6 +33,7 @@ from ullage.cli.tables import aligned
 from ullage.errors import InvalidValue, UllageError, UnknownName
 from ullage.text import plain
 from ullage.units import format_bytes, format_duration, parse_duration
+from ullage_lab.cli.ranking import estimator_list
 
 if TYPE_CHECKING:
     from ullage.hardware import GPU
@@ -83,7 +84,6 @@ def compare(
       ullage lab compare hf:GPT2LMHeadModel --sequence-length 512 -b 4 --estimators ullage,xmem,llmem
       ullage lab compare timm:resnet50 -b 32 -O adam --truth faketensor_timm_a100.csv --gpu A100-40GB
     """
-    from ullage.estimation.asking import estimator_list
     from ullage.hardware import default_gpu
     from ullage.hardware import gpu as find_gpu
 

@@ -212,7 +212,7 @@ def print_lines(lines: list[Table2Line]) -> None:
 
 def evaluate_gpuutilnet(data: list[Path], weights: Path | None, retrain: bool, as_json: bool) -> None:
     """Judge GPUUtilNet's networks on their held-out rows, and print them next to the paper's Table 7."""
-    from ullage.estimation.estimators.gpuutilnet import BINS, SHIPPED, load
+    from ullage_lab.estimators.gpuutilnet import BINS, SHIPPED, load
     from ullage_lab.train import table7
     from ullage_lab.train.protocol import read_rows
 

@@ -13,11 +13,12 @@ from rich.console import Console
 
 from ullage.cli import completion
 from ullage.cli.measured_files import check_file
-from ullage.cli.options import Json, MeasuredGpu, option
+from ullage.cli.options import ALL, Json, MeasuredGpu, option
 from ullage.cli.progress import Following, following
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue
 from ullage.units import parse_duration
+from ullage.virtual.releases import refuse_if_unserved
 
 if TYPE_CHECKING:
     from ullage_lab.judge.standings import Standing
@@ -69,10 +70,22 @@ class RankingPlan:
     as_json: Json = False
 
 
+def estimator_list(text: str) -> list[str]:
+    """Return the estimators that "all" or a comma-separated list names, each once."""
+    from ullage.estimation.estimators.registry import estimators, find
+
+    refuse_if_unserved()
+    if text.strip().casefold() == ALL:
+        return estimators()
+    names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise InvalidValue(f"estimators must be 'all' or names separated by commas, got {text!r}")
+    return [find(name).name for name in names]
+
+
 def rank_estimators(plan: RankingPlan) -> None:
     """Ask all, then show."""
     assert plan.truth is not None
-    from ullage.estimation.asking import estimator_list
     from ullage_lab.judge.truth import read_truth
 
     for file in (plan.resume, plan.report):

@@ -71,6 +71,7 @@ def gpumemnet(
 
     from ullage.estimation.estimators.gpumemnet import networks
     from ullage.units import GIB, parse_bytes
+    from ullage_lab.estimators.weights import save_network
     from ullage_lab.train.fitting import SCHEDULES
     from ullage_lab.train.protocol import examples_of, read_rows
     from ullage_lab.train.protocol import train as learn
@@ -96,7 +97,7 @@ def gpumemnet(
             notify=going.step,
             validate=validate,
         )
-    networks.save(result.network, result.card, out)
+    save_network(result.network, result.card, out)
     if report is not None:
         from ullage_lab.train.report import write_report
 
@@ -127,7 +128,7 @@ def gpuutilnet(
     """
     from dataclasses import replace
 
-    from ullage.estimation.estimators.gpuutilnet import BINS, save
+    from ullage_lab.estimators.gpuutilnet import BINS, save
     from ullage_lab.train import table7
     from ullage_lab.train.protocol import read_rows
 
@@ -170,8 +171,8 @@ def utilization(
 
       ullage lab evaluate utilization --data runs.parquet --weights rates.safetensors --resume steps.jsonl
     """
-    from ullage.estimation.estimators.weights import write_weights
     from ullage.performance.rates import packed
+    from ullage_lab.estimators.weights import write_weights
     from ullage_lab.train.protocol import read_rows
     from ullage_lab.train.steps import fitting, judging, runs
 

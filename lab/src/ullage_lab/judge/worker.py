@@ -18,9 +18,9 @@ from typing import Any
 
 from ullage.estimation.result import Estimate
 from ullage.sandbox.child import function_named
-from ullage.sandbox.forking import start_from_server
 from ullage.sandbox.limits import Limits, limit_address_space, machine_memory
 from ullage.sandbox.protocol import error_text
+from ullage_lab.forking import start_from_server
 
 Ask = Callable[[str, dict[str, Any], str], "Estimate | str"]  # estimator, row, GPU; a text says why it is not supported
 

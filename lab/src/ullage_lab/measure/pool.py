@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ullage.sandbox.forking import ForkedHere, Pause
+from ullage_lab.forking import ForkedHere, Pause
 
 Row = dict[str, Any]
 Answer = dict[str, Any]

@@ -28,11 +28,11 @@ import torch
 
 from ullage.errors import InvalidValue
 from ullage.hardware.local import pynvml
-from ullage.manager.monitor.activity import activity_between
 from ullage.measuring.single_run import ProcessMemory
 from ullage.performance.step import runs_kernels
 from ullage.sandbox.protocol import error_text
 from ullage_lab.calls import bytes_of, identity, packed, prepared, tensors_of
+from ullage_lab.measure.activity import activity_between
 
 _CACHE = 160_000_000  # bytes; sets of arguments that take turns are more than any L2 cache together, if they are large
 _MOST_SETS, _LEAST_SETS = 8, 2

@@ -34,11 +34,11 @@ from ullage.errors import UnknownName
 from ullage.hardware.local import pynvml
 from ullage.hardware.mps import MISSING, MpsService, MpsUnavailable
 from ullage.jobs.model import Model, rows_so_far
-from ullage.manager.monitor.activity import activity_between
 from ullage.manager.monitor.host import LoadSince
-from ullage.sandbox.forking import ForkedHere, Pause
 from ullage.units import GIB, format_bytes
 from ullage_lab.clean.schema import quartiles
+from ullage_lab.forking import ForkedHere, Pause
+from ullage_lab.measure.activity import activity_between
 from ullage_lab.measure.dataset import SPARE, appending, import_models, last_header, look_at_gpu
 from ullage_lab.measure.job_sets import RESIDENTS, JobSet, Round, room, rounds
 from ullage_lab.measure.turns import joined, phases, slowdowns, step_alone_at

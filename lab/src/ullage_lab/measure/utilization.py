@@ -30,10 +30,10 @@ from ullage.errors import UllageError
 from ullage.jobs import Model, train
 from ullage.jobs.sources.build import prepare
 from ullage.jobs.training import low_precision
-from ullage.manager.monitor.activity import ActivityBetween, activity_between
 from ullage.manager.monitor.host import LoadSince
 from ullage.measuring.single_run import ProcessMemory
 from ullage_lab.clean.schema import quartiles
+from ullage_lab.measure.activity import ActivityBetween, activity_between
 from ullage_lab.measure.memory import EnoughSteps, cheap_start, emptied, on_gpu, out_of_memory
 
 LEAST_WARMING_TIME, MOST_WARMING = 0.15, 0.3  # seconds; the GPU's counters lag by a tenth

@@ -19,9 +19,9 @@ import torch
 from torch.nn import functional
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.weights import write_weights
 from ullage.jobs.model import Model
 from ullage_lab.estimators.dnnperf import GraphNetwork, GraphTensors, folded, graph_of, joined, tensors_of
+from ullage_lab.estimators.weights import write_weights
 
 SEED = 20
 FOLDS = 5

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.gpumemnet.features import summary_of_row
+from ullage.estimation.estimators.gpumemnet.features import ModelSummary, spelled
 from ullage.estimation.estimators.gpumemnet.networks import SummaryBatch, build, jobs_of
 from ullage.estimation.estimators.weights import ModelCard, probabilities
 from ullage.units import GIB
@@ -25,6 +25,24 @@ from ullage_lab.train.fitting import SCHEDULES, Notify, Schedule, classes_of, fi
 from ullage_lab.train.folds import FOLDS, Indices, folds, held_out, key_of
 
 TARGET = "process_memory"
+
+
+def summary_of_row(row: Mapping[str, Any]) -> ModelSummary:
+    """Return the summary of a row of a data set (`ullage lab data clean`, or the authors' tables).
+
+    Rows include attention that is a function, without parameters; a summary does not print it.
+    """
+    layers = [
+        (spelled(str(layer["type"])), int(layer["activations"]), int(layer["parameters"]))
+        for layer in row.get("layers") or ()
+    ]
+    function = row.get("activation_function")
+    return ModelSummary(
+        batch_size=int(row["batch_size"]),
+        parameters=int(row["parameters"]),
+        activation_function=str(function) if function else None,
+        layers=tuple(layer for layer in layers if layer[0] != "attention" or layer[2]),
+    )
 
 
 @dataclass

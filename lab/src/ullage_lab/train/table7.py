@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.gpumemnet.features import FAMILIES, summary_of_row
+from ullage.estimation.estimators.gpumemnet.features import FAMILIES
 from ullage.estimation.estimators.gpumemnet.networks import jobs_of
-from ullage.estimation.estimators.gpuutilnet import BINS, METRICS, GPUUtilNet, classes_of, empty_network
+from ullage_lab.estimators.gpuutilnet import BINS, METRICS, GPUUtilNet, classes_of, empty_network
 from ullage_lab.train.fitting import SCHEDULES, Notify, Schedule, fit_classes
 from ullage_lab.train.folds import held_out, key_of
+from ullage_lab.train.protocol import summary_of_row
 
 # The paper's accuracy, and its recall of the high class.
 PAPER: Mapping[tuple[str, str], tuple[float, float]] = {

@@ -1,13 +1,13 @@
-"""Files of weights: written completely or not at all, with a card that describes their training."""
+"""Files of weights, each with a card that describes its training."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,19 +15,6 @@ from torch import nn
 from ullage.errors import InvalidValue
 
 SHIPPED = Path(__file__).parent / "data"
-FORMAT = 1
-Network = TypeVar("Network", bound=nn.Module)
-
-
-def write_weights(path: Path, content: bytes) -> None:
-    """Replace a file; if that fails, the old one stays. safetensors' own `save_file` lets no other user read it."""
-    new = path.with_name(path.name + ".new")
-    try:
-        new.write_bytes(content)
-        new.rename(path)
-    except OSError as error:
-        new.unlink(missing_ok=True)
-        raise InvalidValue(f"cannot write the weights to {path}: {error.strerror or error}") from None
 
 
 @dataclass
@@ -51,27 +38,6 @@ class ModelCard:
     test: list[str] = field(default_factory=list)
 
 
-def save_network(network: nn.Module, card: ModelCard, facts: Mapping[str, Any], path: Path) -> None:
-    """Write weights and card; `facts` describe the inputs of the network."""
-    from safetensors.torch import save as packed
-
-    tensors = {name: value.contiguous() for name, value in network.state_dict().items()}
-    metadata = {"card": json.dumps(asdict(card)), "facts": json.dumps({"format": FORMAT, **facts})}
-    write_weights(path, packed(tensors, metadata))
-
-
-def load_network(
-    name: str, path: Path, build: Callable[[ModelCard], Network], facts: Callable[[ModelCard], Mapping[str, Any]]
-) -> tuple[Network, ModelCard]:
-    """Return the network of a file, in evaluation mode, and its card; `name` is that of the estimator."""
-    with read_weights(name, path) as (tensors, metadata):
-        card = ModelCard(**json.loads(metadata["card"]))
-        _check(json.loads(metadata["facts"]), {"format": FORMAT, **facts(card)}, path)
-        network = build(card)
-        network.load_state_dict(tensors)
-    return network.eval(), card
-
-
 @contextlib.contextmanager
 def read_weights(name: str, path: Path) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, str]]]:
     """Read the tensors and the metadata of a file; what does not suit the estimator `name` is refused."""
@@ -85,12 +51,6 @@ def read_weights(name: str, path: Path) -> Iterator[tuple[dict[str, torch.Tensor
         raise InvalidValue(
             f"{path} must have weights of {name}: {reason}; 'ullage lab train {name} --out {path.name}' makes them"
         ) from None
-
-
-def _check(found: Mapping[str, Any], needed: Mapping[str, Any], path: Path) -> None:
-    """Refuse weights that were trained on other inputs: they would load if sizes agree, and give wrong answers."""
-    if found != needed:
-        raise InvalidValue(f"{path} was trained by another version of Ullage (its inputs are {found}, not {needed})")
 
 
 @contextlib.contextmanager

@@ -23,7 +23,6 @@ import numpy.typing as npt
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.answer import answer, read_options, supports_training_by_name
 from ullage.estimation.estimators.registry import estimator
-from ullage.estimation.estimators.weights import write_weights
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.jobs.job import JobRequest
@@ -39,6 +38,7 @@ from ullage_lab.estimators.fast.features import (
     optimizer_of,
 )
 from ullage_lab.estimators.fast.rows import row_of
+from ullage_lab.estimators.weights import write_weights
 
 WORKSPACES = 66 * MIB  # cuBLAS in both passes on compute capability 9, and the smallest segments of the allocator
 _SIZES = ("batch_size", "input_elements", "sequence_length", "parameters", "activations", "depth")

@@ -13,10 +13,10 @@ from typing import TypeVar
 import numpy as np
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.gpuutilnet import BINS, classes_of
 from ullage.performance.alone import both_sides, host_time, times_of, utilization_of_work
 from ullage.performance.rates import EVEN_S, SHARES, Rates, measured_gpu
 from ullage.performance.result import Utilization
+from ullage_lab.estimators.gpuutilnet import BINS, classes_of
 from ullage_lab.train.steps.runs import FollowedRun, ReadRun
 from ullage_lab.train.table7 import PAPER
 

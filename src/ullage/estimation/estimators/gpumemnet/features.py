@@ -14,7 +14,6 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,7 +116,7 @@ def _encoded(function: str | None, known: tuple[str, ...]) -> list[float]:
     """Return the sine and cosine of a function's place on half a circle; zeros for an unknown function."""
     if not known:
         return []
-    name = _spelled(function or "identity")
+    name = spelled(function or "identity")
     if name not in known:
         return [0.0, 0.0]
     angle = math.pi * known.index(name) / len(known)
@@ -143,25 +142,8 @@ def family_of(summary: ModelSummary) -> str:
     return "transformer" if norms else "mlp"
 
 
-def summary_of_row(row: Mapping[str, Any]) -> ModelSummary:
-    """Return the summary of a row of a data set (`ullage lab data clean`, or the authors' tables).
-
-    Rows include attention that is a function, without parameters; a summary does not print it.
-    """
-    layers = [
-        (_spelled(str(layer["type"])), int(layer["activations"]), int(layer["parameters"]))
-        for layer in row.get("layers") or ()
-    ]
-    function = row.get("activation_function")
-    return ModelSummary(
-        batch_size=int(row["batch_size"]),
-        parameters=int(row["parameters"]),
-        activation_function=str(function) if function else None,
-        layers=tuple(layer for layer in layers if layer[0] != "attention" or layer[2]),
-    )
-
-
-def _spelled(name: str) -> str:
+def spelled(name: str) -> str:
+    """Return the name of a layer or a function as the paper spells it."""
     plain = name.strip().casefold()
     return _SPELLINGS.get(plain, plain)
 
@@ -232,7 +214,7 @@ def kind_of(part: nn.Module) -> str:
     for kind, classes in _KINDS:
         if isinstance(part, classes):
             return kind
-    return _spelled(type(part).__name__)
+    return spelled(type(part).__name__)
 
 
 class _Ones(TorchFunctionMode):

@@ -11,6 +11,7 @@ over the layers of one job. Trained networks are safetensors files: one for each
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ullage.errors import UnknownName
+from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.estimators.gpumemnet.features import LONGEST, TYPES, ModelSummary, names_of, totals_of, tuples_of
-from ullage.estimation.estimators.weights import SHIPPED, ModelCard, load_network, save_network
+from ullage.estimation.estimators.weights import SHIPPED, ModelCard, read_weights
 from ullage.units import GIB
 
 _TWICE = (1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6)
@@ -253,18 +254,26 @@ def shipped(family: str, estimator: str, width: int | None = None) -> Path:
     return SHIPPED / f"gpumemnet_{family}_{estimator}_{gib}gib.safetensors"
 
 
-def save(network: GPUMemNet, card: ModelCard, path: Path) -> None:
-    """Write weights and card, for `load`."""
-    save_network(network, card, _facts(card), path)
-
-
 def load(path: Path) -> tuple[GPUMemNet, ModelCard]:
-    """Return the network of a file, in evaluation mode, and its card."""
-    return load_network("gpumemnet", path, build, _facts)
+    """Return the network of a file, in evaluation mode, and its card.
+
+    Weights that were trained on other inputs are refused: they would load if sizes agree, and give wrong answers.
+    """
+    with read_weights("gpumemnet", path) as (tensors, metadata):
+        card, trained_on = ModelCard(**json.loads(metadata["card"])), json.loads(metadata["facts"])
+        inputs = inputs_of(card)
+        if trained_on != inputs:
+            raise InvalidValue(
+                f"{path} was trained by another version of Ullage (its inputs are {trained_on}, not {inputs})"
+            )
+        network = build(card)
+        network.load_state_dict(tensors)
+    return network.eval(), card
 
 
-def _facts(card: ModelCard) -> dict[str, Any]:
-    return {"method": "gpumemnet", "totals": names_of(card.family), "token": token_size(card.family)}
+def inputs_of(card: ModelCard) -> dict[str, Any]:
+    """Describe the inputs of a network, for its file of weights."""
+    return {"format": 1, "method": "gpumemnet", "totals": names_of(card.family), "token": token_size(card.family)}
 
 
 trained = functools.cache(load)

@@ -30,7 +30,7 @@ def start_from_server(entry: str, request: dict[str, Any], *, preload: Sequence[
     The server imports the modules of the first `preload`.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ullage.sandbox.forking", *preload])
+    context.set_forkserver_preload(["ullage_lab.forking", *preload])
     answers, child_answers = context.Pipe(duplex=False)
     output, child_output = context.Pipe(duplex=False)
     with answers, child_answers, output, child_output:

@@ -20,9 +20,10 @@ import torch
 
 from ullage.estimation.estimators.gpumemnet.features import ModelSummary, names_of
 from ullage.estimation.estimators.gpumemnet.networks import DEPTHS, Perceptrons, jobs_of
-from ullage.estimation.estimators.weights import plain_products, read_weights, write_weights
+from ullage.estimation.estimators.weights import plain_products, read_weights
+from ullage_lab.estimators.weights import write_weights
 
-SHIPPED = Path(__file__).parents[2] / "performance" / "data" / "gpuutilnet.safetensors"
+SHIPPED = Path(__file__).parent / "data" / "gpuutilnet.safetensors"
 CLASSES = ("low", "medium", "high")
 # Where the medium and the high class begin (Table 7).
 BINS: Mapping[tuple[str, str], tuple[float, float]] = {

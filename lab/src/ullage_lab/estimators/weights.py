@@ -1,0 +1,32 @@
+"""Files of weights are written completely or not at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from torch import nn
+
+from ullage.errors import InvalidValue
+from ullage.estimation.estimators.gpumemnet.networks import inputs_of
+from ullage.estimation.estimators.weights import ModelCard
+
+
+def write_weights(path: Path, content: bytes) -> None:
+    """Replace a file; if that fails, the old one stays. safetensors' own `save_file` lets no other user read it."""
+    new = path.with_name(path.name + ".new")
+    try:
+        new.write_bytes(content)
+        new.rename(path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise InvalidValue(f"cannot write the weights to {path}: {error.strerror or error}") from None
+
+
+def save_network(network: nn.Module, card: ModelCard, path: Path) -> None:
+    """Write the weights and the card of a network of GPUMemNet."""
+    from safetensors.torch import save as packed
+
+    tensors = {name: value.contiguous() for name, value in network.state_dict().items()}
+    write_weights(path, packed(tensors, {"card": json.dumps(asdict(card)), "facts": json.dumps(inputs_of(card))}))
