@@ -94,7 +94,6 @@ def _agreed() -> bool:
 
 
 def _show(found: Contribution, as_json: bool) -> None:
-    """All that a file says."""
     if as_json:
         print(json.dumps({**found.header, "runs": found.runs}))
         return

@@ -11,5 +11,4 @@ INTERRUPTED = 130  # Ctrl-C
 
 
 def exit_code_of(error: UllageError) -> int:
-    """The exit code of a command that ends with this error."""
     return WRONG if isinstance(error, InvalidValue | UnknownName | NoSuchJob) else FAILED

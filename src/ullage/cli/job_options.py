@@ -83,5 +83,4 @@ def job_options(editable: Container[str] | None = None) -> Options:
 
 
 def given(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that were typed."""
     return {name: value for name, value in values.items() if value is not None and value != []}

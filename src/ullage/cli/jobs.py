@@ -34,14 +34,12 @@ User = Annotated[str | None, option("Show only this user's jobs.", "--user -u NA
 
 
 def client() -> Client:
-    """The client of this home's daemon."""
     from ullage.manager.client import Client
 
     return Client()
 
 
 def print_json(answer: Any) -> None:
-    """Print an answer of the daemon as it is."""
     print(json.dumps(answer))
 
 
@@ -266,7 +264,6 @@ def exit_code(jobs: list[dict[str, Any]]) -> int:
 
 
 def tell(jobs: list[dict[str, Any]], as_json: bool) -> None:
-    """Print how jobs ended."""
     if as_json:
         print_json(jobs)
         return

@@ -78,10 +78,7 @@ def _no_type(ctx: Any) -> None:
 
 
 class PlainCommand(TyperCommand):
-    """A command whose help is tidied."""
-
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, as the help shows them."""
         return _tidy(self, super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -95,10 +92,7 @@ class PlainCommand(TyperCommand):
 
 
 class PlainGroup(TyperGroup):
-    """A group of commands whose help is tidied."""
-
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, as the help shows them."""
         return _tidy(self, super().get_params(ctx))
 
 
@@ -106,7 +100,6 @@ class Commands(PlainGroup):
     """All commands, each loaded when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Their names in the order of the help."""
         return [name for names in _COMMANDS.values() for name in names]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

@@ -27,7 +27,6 @@ def say_left(done: int, left: int, what: str, out: Path) -> None:
 
 
 def measured_before(out: Path) -> set[str]:
-    """The ids of the runs in a file."""
     from ullage.jobs.model import rows_so_far
 
     return {str(row.get("id")) for row in rows_so_far(out)}

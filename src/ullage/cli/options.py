@@ -64,7 +64,6 @@ def option(
 
 
 def argument(help: str, metavar: str, complete: Completer | None = None, default: str | bool = False) -> Any:
-    """Make an argument as typer takes it."""
     return typer.Argument(help=help, metavar=metavar, show_default=default, autocompletion=complete)
 
 
@@ -253,7 +252,6 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 
 def parse_interval(text: str) -> float:
-    """Read the seconds between two readings."""
     seconds = parse_duration(text)
     if not 0.1 <= seconds <= 3600:
         raise InvalidValue(f"--interval must be from 0.1s to 1h, got {text!r}")

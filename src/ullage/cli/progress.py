@@ -50,7 +50,6 @@ class Following:
         self._show()
 
     def step(self, text: str = "") -> None:
-        """One step is done."""
         self._done += 1
         self._told = text or self._told
         self._show()
@@ -102,7 +101,6 @@ def following(
 
 
 def each(items: Iterable[_T], what: str, total: int | None = None) -> Iterator[_T]:
-    """The items, with progress."""
     with following(what, total) as going:
         for item in items:
             yield item

@@ -128,7 +128,6 @@ def drawn_source(gpus: int, options: dict[str, Any]) -> TraceSource:
 
 
 def scenarios_of(options: dict[str, Any], seed: int) -> list[Scenario]:
-    """Every combination of the values that were typed."""
     from ullage.manager.simulation.scenario import variants
 
     if not options["gpus"]:
@@ -181,7 +180,6 @@ def settings_of(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def labelled(scenarios: list[Scenario], labels: list[str]) -> list[Scenario]:
-    """The scenarios with the labels that were given."""
     if labels and len(labels) != len(scenarios):
         names = "; ".join(scenario.name for scenario in scenarios)
         raise InvalidValue(f"--label must be given once per run ({len(scenarios)}: {names}), got {len(labels)}")

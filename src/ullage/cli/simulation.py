@@ -292,7 +292,6 @@ def _table(runs: Sequence[SimulationResult]) -> str:
 
 
 def _remarks(runs: Sequence[SimulationResult]) -> list[str]:
-    """Return notes about failed jobs and lost GPUs, which the table does not show."""
     told = []
     for run in runs:
         found, scenario = run.figures, run.scenario

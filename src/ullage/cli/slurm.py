@@ -292,7 +292,6 @@ def _tell(plan: SubmissionPlan, where: TextIO | None = None) -> None:
 
 
 def _ending() -> threading.Event:
-    """Is set by SIGTERM and by Ctrl-C."""
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())

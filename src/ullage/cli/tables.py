@@ -36,7 +36,6 @@ def fitted(
 
 
 def aligned(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
-    """A line of a table."""
     parts = []
     for cell, size, at_the_right in zip(cells, widths, right, strict=True):
         blank = " " * (size - text_width(cell))
@@ -45,7 +44,6 @@ def aligned(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) 
 
 
 def text_width(text: str) -> int:
-    """Return the width of a text in a terminal."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

@@ -89,8 +89,6 @@ def _connect(line: socket.socket, file: Path, job: str) -> None:
 
 
 class _Session:
-    """One connection of this terminal to a job."""
-
     def __init__(self, line: socket.socket, job: str) -> None:
         self._line, self._job = line, job
         self._typing = True  # until there is no more input

@@ -48,7 +48,6 @@ class Budget:
             raise OutOfTime(f"not tried: an estimate takes {lasts}, and there was no time left for another")
 
     def record_duration(self, seconds: float) -> None:
-        """Record the duration of an estimate."""
         self._longest = max(self._longest, seconds)
 
     def timed(self, run: Callable[..., Estimate]) -> Callable[..., Estimate]:
@@ -75,7 +74,6 @@ class Suggestion:
 
     @property
     def fits(self) -> bool:
-        """Whether the job fits with this change."""
         return self.estimate is not None and self.estimate.fits
 
     def to_dict(self) -> dict[str, Any]:

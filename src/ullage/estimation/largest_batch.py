@@ -55,7 +55,6 @@ class Search:
 
     @property
     def trials(self) -> int:
-        """How many numbers were tried."""
         return len(self._taken)
 
     def largest(self, start: int) -> int:

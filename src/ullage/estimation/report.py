@@ -22,7 +22,6 @@ _WIDTH = 110  # characters of a report that is not for a terminal
 
 
 def as_text(estimate: Estimate) -> str:
-    """Return the report as plain text."""
     return "\n".join(line.rstrip() for line in _recorded(estimate).export_text().splitlines()).rstrip()
 
 

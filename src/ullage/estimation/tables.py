@@ -32,7 +32,6 @@ def print_report(estimate: Estimate, console: Console | None = None, options: Se
 
 
 def print_options(options: Sequence[Suggestion], console: Console | None = None) -> None:
-    """Print the changes that would make the job fit, each with its estimate."""
     console = console or Console()
     table = Table(Column("", no_wrap=True), Column("change", overflow="fold"), Column("needs", justify="right"), "")
     for option in options:

@@ -53,7 +53,6 @@ def _as_one(notes: list[str]) -> str:
 
 
 def listed(entries: list[dict[str, Any]], counted: bool = True) -> str:
-    """Describe assumptions."""
     words = []
     for entry in entries:
         with_count = counted and entry["count"] > 1 and entry["what"].startswith(_COUNTABLE)
@@ -75,7 +74,6 @@ def model_words(model: dict[str, Any]) -> str:
 def moment(
     operator: str | None, module: str | None, part: str | None, step: int | None, module_class: str | None = None
 ) -> str | None:
-    """Describe the origin of a request."""
     if operator is None or part is None:
         return None
     if module_class and module and module.rpartition(".")[2] != module_class:

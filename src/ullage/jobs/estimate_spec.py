@@ -72,7 +72,6 @@ class EstimateSpec(BaseModel):
 
     @property
     def job(self) -> JobSpec:
-        """A job that would run it."""
         command = self.command or ["python", SCRIPT, *self.args]
         where = {"cwd": self.cwd or "/", "env": self.env, "venv": self.venv, "conda": self.conda}
         return JobSpec.model_validate({"command": command, **where})

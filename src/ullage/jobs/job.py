@@ -124,7 +124,6 @@ class Summary:
 
     @classmethod
     def read(cls, file: str | Path, batch_size: int | None = None) -> Summary:
-        """The summary in a file."""
         try:
             return cls(str(file), Path(file).read_text(), batch_size)
         except (OSError, UnicodeDecodeError) as error:
@@ -173,22 +172,18 @@ class JobRequest:
 
     @property
     def model(self) -> Model | None:
-        """The job if it is a model by name."""
         return self.job if isinstance(self.job, Model) else None
 
     @property
     def script(self) -> Script | None:
-        """The job if it is a script."""
         return self.job if isinstance(self.job, Script) else None
 
     @property
     def summary(self) -> Summary | None:
-        """The job if it is the summary of a model."""
         return self.job if isinstance(self.job, Summary) else None
 
     @property
     def function(self) -> Function | None:
-        """The job if it is a function."""
         return None if isinstance(self.job, Model | Script | Summary) else self.job
 
     @property
@@ -205,11 +200,9 @@ class JobRequest:
 
     @property
     def is_ullage(self) -> bool:
-        """Whether Ullage's own estimator is asked."""
         return self.estimator == "ullage"
 
     def as_rank(self, number: int) -> JobRequest:
-        """The same, followed as one rank."""
         return replace(self, ranks=replace(self.ranks, follow=(number,)))
 
     @classmethod

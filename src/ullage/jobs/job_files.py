@@ -298,7 +298,6 @@ def _is_exclusive(policy: Any, where: str) -> bool:
 
 
 def read_rad(text: str, path: str) -> FileValues:
-    """Read the text of a `.rad` file."""
     numbered = [(number, _without_comment(line)) for number, line in enumerate(text.split("\n"), 1)]
     lines = [(number, line) for number, line in numbered if line]
     entries = []

@@ -277,7 +277,6 @@ class Model:
 
     @property
     def short_name(self) -> str:
-        """The part after the colon."""
         return self.name.partition(":")[2]
 
     @property

@@ -67,7 +67,6 @@ def optimizer_class(name: str) -> tuple[type[torch.optim.Optimizer], dict[str, A
 
 
 def make_optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:
-    """The optimizer over these parameters."""
     made, options = optimizer_class(name)
     try:
         return made(parameters, **options)

@@ -52,7 +52,6 @@ class Stage(nn.Module):
         self._task, self._cast = task, cast
 
     def forward(self, given: torch.Tensor, **targets: torch.Tensor) -> torch.Tensor:
-        """One micro-batch."""
         inputs = {"input_ids" if self.is_first else "inputs_embeds": given}
         with torch.autocast("cuda", dtype=self._cast, enabled=self._cast is not None):
             if self.is_last:
@@ -162,7 +161,6 @@ class _Handed(nn.Module):
     """Hands on what it is given."""
 
     def forward(self, given: Any, *others: Any, **options: Any) -> Any:
-        """The same."""
         return given
 
 
@@ -170,7 +168,6 @@ class _Embedded(nn.Module):
     """Embeddings that the first stage has added: hands on what it is given as such, else adds nothing."""
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """The activations, or zero."""
         found = [value for value in (named.get("inputs_embeds"), *given) if isinstance(value, torch.Tensor)]
         for value in found:
             if value.is_floating_point() and value.dim() == 3:

@@ -76,12 +76,10 @@ class Rank:
 
     @property
     def ranks_per_node(self) -> int:
-        """The ranks, and so the GPUs, of one machine."""
         return self.world_size // self.nodes
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that the launcher sets."""
         node, local = divmod(self.number, self.ranks_per_node)
         names = _VARIABLES[LAUNCHERS[self.launcher]]
         values = (self.number, self.world_size, local, self.ranks_per_node, node, self.nodes)

@@ -35,7 +35,6 @@ class Task:
         self.shape, self.classes = shape, classes
 
     def batch(self, size: int) -> tuple[Any, Any]:
-        """Random inputs and targets on the CPU."""
         return torch.randn(size, *self.shape), torch.randint(0, self.classes, (size,))
 
     def forward(self, model: nn.Module, inputs: Any, targets: Any) -> Any:
@@ -51,7 +50,6 @@ class Task:
         return loss if auxiliary is None else loss + AUXILIARY_WEIGHT * functional.cross_entropy(auxiliary, targets)
 
     def predict(self, model: nn.Module, inputs: Any, targets: Any) -> Any:
-        """The forward pass alone, for inference."""
         return model(inputs)
 
 
@@ -59,7 +57,6 @@ class Segmentation(Task):
     """A class for every pixel, for torchvision's segmentation models."""
 
     def batch(self, size: int) -> tuple[Any, Any]:
-        """Images, and a class for each pixel."""
         return torch.randn(size, *self.shape), torch.randint(0, self.classes, (size, *self.shape[-2:]))
 
     def loss(self, out: Any, targets: Any) -> torch.Tensor:
@@ -92,11 +89,9 @@ class Detection(Task):
         }
 
     def forward(self, model: nn.Module, inputs: Any, targets: Any) -> Any:
-        """The sum of the model's losses."""
         return sum(model(inputs, targets).values())
 
     def loss(self, out: Any, targets: Any) -> torch.Tensor:
-        """The result of the forward pass."""
         loss: torch.Tensor = out
         return loss
 

@@ -227,7 +227,6 @@ def _channels_last(batch: Any) -> Any:
 
 
 def _each(batch: Any, act: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The batch with `act` applied to every tensor in it."""
     if isinstance(batch, torch.Tensor):
         return act(batch)
     if isinstance(batch, dict):

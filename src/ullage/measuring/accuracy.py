@@ -40,7 +40,6 @@ class Comparison:
         return self.model if "." in prefix else prefix
 
     def error(self, figure: str) -> float | None:
-        """The relative error of a figure, with its sign."""
         value, truth = getattr(self, figure), getattr(self, f"{figure}_truth")
         return None if value is None or not truth else (value - truth) / truth
 
@@ -79,8 +78,6 @@ def _figures(row: dict[str, Any], answer: Estimate) -> dict[str, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class ErrorSummary:
-    """The errors of one figure over a group of runs."""
-
     group: str
     figure: str
     rows: int
@@ -110,7 +107,6 @@ def groups(results: list[Comparison]) -> dict[str, list[Comparison]]:
 
 
 def summarize(results: list[Comparison]) -> list[ErrorSummary]:
-    """The errors of every figure in every group."""
     found = []
     for group, members in groups(results).items():
         for figure in FIGURES:
@@ -147,7 +143,6 @@ def _whole(result: Comparison) -> int | None:
 
 
 def as_dict(results: list[Comparison]) -> dict[str, Any]:
-    """Everything as plain values, for JSON."""
     return {
         "summary": [asdict(summary) for summary in summarize(results)],
         "upper": bound(results),

@@ -213,7 +213,6 @@ def read(path: Path) -> Contribution:
 
 
 def check(content: bytes, where: str = "the contribution") -> Contribution:
-    """Check the content of a file."""
     lines = content.split(b"\n")
     if lines and not lines[-1]:
         lines.pop()

@@ -43,7 +43,6 @@ def problems_of_script(path: Path, args: Sequence[str]) -> list[ConvolutionProbl
 
 
 def asked_before(path: Path) -> set[ConvolutionProblem]:
-    """The problems in a file of answers."""
     return {ConvolutionProblem.of(row["problem"]) for row in rows_so_far(path) if "problem" in row}
 
 

@@ -25,7 +25,6 @@ class Request:
     where: str = ""
 
     def same_as(self, other: Request) -> bool:
-        """Whether both ask for the same."""
         return (self.action, self.size) == (other.action, other.size)
 
     def __str__(self) -> str:

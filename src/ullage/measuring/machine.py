@@ -21,7 +21,6 @@ def describe(nvml: Any = None) -> dict[str, Any]:
 
 
 def measure_one(row: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """One training on the real GPU, in a process of its own."""
     return measure_apart(RunRequest(row=row), timeout=seconds)
 
 

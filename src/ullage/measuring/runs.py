@@ -110,7 +110,6 @@ class GpuMemory:
         return need
 
     def give_back(self, taken: int) -> None:
-        """The run has ended."""
         with self._changed:
             self._free += taken
             self._changed.notify_all()

@@ -48,7 +48,6 @@ class ProcessMemory:
         self._nvml, self.driver = nvml, driver_version(nvml)
 
     def read(self) -> int | None:
-        """Bytes that this process takes on the GPU."""
         if self._nvml is None:
             return None
         try:
@@ -79,7 +78,6 @@ def process_memory() -> int | None:
 
 
 def _outside() -> int | None:
-    """Return the process's GPU memory outside PyTorch's allocator."""
     taken = process_memory()
     return None if taken is None else taken - torch.cuda.memory_reserved()
 

@@ -52,7 +52,6 @@ def problem() -> str:
 
 
 def dotted(version: tuple) -> str:  # type: ignore[type-arg]
-    """Return a version as text."""
     return ".".join(str(part) for part in version)
 
 

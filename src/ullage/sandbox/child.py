@@ -96,7 +96,6 @@ def end(code: int) -> None:
 
 
 def function_named(entry: str) -> Callable[..., Any]:
-    """Return the function that `MODULE:FUNCTION` names."""
     module, _, name = entry.partition(":")
     with importing():
         found: Any = importlib.import_module(module)

@@ -33,7 +33,6 @@ def in_conda(name: str, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def conda_names(env: Mapping[str, str]) -> list[str]:
-    """Return the names of the environments in conda's own list."""
     return sorted({os.path.basename(line) for line in _conda_list(env.get("HOME", "/nonexistent"))} - {""})
 
 

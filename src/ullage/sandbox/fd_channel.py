@@ -15,14 +15,11 @@ _SIZE = struct.calcsize("i")
 
 
 class FdChannel:
-    """One end of a channel between two processes."""
-
     def __init__(self, descriptor: int) -> None:
         self._socket = _socket.socket(fileno=descriptor)
         self._buffer = b""
 
     def fileno(self) -> int:
-        """Return the descriptor, for `select`."""
         return self._socket.fileno()
 
     def send(self, message: dict[str, Any], files: list[int] | None = None) -> None:
@@ -51,10 +48,8 @@ class FdChannel:
         return json.loads(line), files
 
     def close(self) -> None:
-        """Close this end."""
         self._socket.close()
 
 
 def channel_pair() -> tuple[FdChannel, FdChannel]:
-    """Return both ends of a new channel."""
     return tuple(FdChannel(end.detach()) for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM))  # type: ignore

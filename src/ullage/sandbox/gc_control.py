@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Turn the garbage collector off inside this `with`."""
     before = gc.isenabled()
     gc.disable()
     try:

@@ -67,19 +67,16 @@ class Order(NamedTuple):
     waits: bool = False
 
     def to_text(self) -> str:
-        """Return the order as an argument of a command line."""
         return json.dumps({**self._asdict(), "private": self.private and self.private._asdict()})
 
     @classmethod
     def from_text(cls, text: str) -> Order:
-        """Read the result of `to_text`."""
         values = json.loads(text)
         private = values["private"] and Sandbox(**values["private"])
         return cls(**{**values, "parent": Process(*values["parent"]), "private": private})
 
 
 def main(text: str) -> None:
-    """Run the guard."""
     order = Order.from_text(text)
     channel = Channel(order.channel)
     try:
@@ -134,7 +131,6 @@ def _guard_waiting(order: Order) -> int:
 
 
 def _become(order: Order, **told: Any) -> None:
-    """Become the child, in its folder."""
     enter(order.cwd, order.channel)
     os.set_inheritable(order.channel, True)
     os.execv(order.command[0], [*order.command, json.dumps({**order.told, **told})])

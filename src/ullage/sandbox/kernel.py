@@ -64,7 +64,6 @@ def enter_namespaces(*, network: bool, processes: bool = True, users: int | None
 
 
 def namespaces(*names: str) -> list[int]:
-    """Return descriptors of this process's namespaces ("user", "mnt", "pid", "ipc", "net")."""
     return [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
 
 
@@ -74,7 +73,6 @@ def join(namespace: int) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-    """Call mount(2)."""
     words = os.fsencode(source), os.fsencode(target), kind.encode() or None
     try:
         call("mount", *words, ctypes.c_ulong(flags), options.encode() or None)
@@ -83,7 +81,6 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 
 
 def unmount(target: str) -> None:
-    """Remove a mount and those below it."""
     call("umount2", os.fsencode(target), _MNT_DETACH)
 
 

@@ -44,7 +44,6 @@ class Mount(NamedTuple):
 
 
 def mounts() -> list[Mount]:
-    """Return the mounts of this process in their order."""
     found = []
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
@@ -135,7 +134,6 @@ def _cover(limit: int, cwd: str | None, near: Iterable[str], processes: bool = T
 
 
 def written(memory: int) -> int:
-    """Return the bytes written in a sandbox."""
     found = os.fstatvfs(memory)
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 

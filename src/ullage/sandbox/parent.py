@@ -188,8 +188,6 @@ def start(
 
 
 class Child:
-    """A running child process, to be waited for once."""
-
     def __init__(
         self,
         process: ProcessHandle,

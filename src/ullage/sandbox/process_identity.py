@@ -35,7 +35,6 @@ class Process(NamedTuple):
 
 
 def this_process() -> Process:
-    """Return the calling process."""
     return _this()
 
 

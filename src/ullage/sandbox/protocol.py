@@ -30,7 +30,6 @@ class Exceeded(NamedTuple):
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """Return a message as a line of bytes."""
     try:
         return json.dumps(message).encode() + b"\n"
     except (TypeError, ValueError) as error:
@@ -54,7 +53,6 @@ class Channel:
         self._answered = False
 
     def at(self, name: str) -> None:
-        """Report the place that this process has reached."""
         self._write(encode({"at": name}))
 
     def doing(self, what: str) -> None:
@@ -119,7 +117,6 @@ class Messages:
         return len(self._buffer)
 
     def add(self, part: bytes) -> None:
-        """Take bytes from the pipe."""
         self._buffer += part
         if b"\n" not in part:
             return

@@ -58,12 +58,10 @@ class Reads:
     whole: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Reads:
-        """Read the result of `to_dict`."""
         return cls(**values)
 
     def same_variables(self, env: Mapping[str, str]) -> bool:
@@ -231,7 +229,6 @@ def paused() -> contextlib.AbstractContextManager[None]:
 
 
 def note(path: str | os.PathLike[str]) -> None:
-    """Record a file that code without Python is about to read."""
     if _recorder is not None:
         with _recorder.paused():
             _recorder.opened(os.fspath(path), os.O_RDONLY)
@@ -268,8 +265,6 @@ class _Paused(threading.local):
 
 
 class Recorder:
-    """Records the reads of this process."""
-
     def __init__(self, descriptor: int, own: str | None = None) -> None:
         self.descriptor = descriptor
         self._paused = _Paused()
@@ -286,7 +281,6 @@ class Recorder:
         self.descriptor = descriptor
 
     def paused(self) -> _Paused:
-        """Stop recording in this thread."""
         return self._paused
 
     def install(self) -> None:

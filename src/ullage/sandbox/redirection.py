@@ -34,7 +34,6 @@ _here: Redirection | None = None
 
 
 def current() -> Redirection | None:
-    """Return the redirection of this process, if any."""
     return _here
 
 
@@ -144,7 +143,6 @@ class Redirection:
         return True
 
     def seen(self, file: Any) -> Any:
-        """Return the path to read from."""
         path = self._path(file)
         if path is None:
             return file
@@ -372,7 +370,6 @@ class Redirection:
 
 
 def _mark(path: str) -> str:
-    """Return the name that marks a removed file."""
     return hashlib.sha256(os.fsencode(path)).hexdigest()
 
 
@@ -389,23 +386,18 @@ class _Entry:
         return f"<DirEntry {self.name!r}>"
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return the result of `os.stat`."""
         return os.stat(self.path, follow_symlinks=follow_symlinks)
 
     def inode(self) -> int:
-        """Return the number of the file."""
         return self.stat(follow_symlinks=False).st_ino
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Return whether it is a folder."""
         return self._is(stat.S_ISDIR, follow_symlinks)
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Return whether it is a plain file."""
         return self._is(stat.S_ISREG, follow_symlinks)
 
     def is_symlink(self) -> bool:
-        """Return whether it is a link."""
         return self._is(stat.S_ISLNK, False)
 
     def is_junction(self) -> bool:
@@ -447,7 +439,6 @@ class _WhenImported:
         self._paths = paths
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find a module, for the import system."""
         if name not in _COMPILED:
             return None
         others: list[Any] = [finder for finder in sys.meta_path if finder is not self]

@@ -27,8 +27,6 @@ _is_fork = False  # whether this process is a child that `run_child` made
 
 
 class ProcessHandle(Protocol):
-    """A process, started or forked."""
-
     @property
     def pid(self) -> int: ...
 
@@ -104,21 +102,17 @@ def request_file(request: dict[str, Any]) -> Iterator[IO[bytes]]:
 
 
 class ForkedProcess:
-    """A child that this process has forked."""
-
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Return its exit code, or `None` while it runs."""
         if self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code
 
     def wait(self) -> None:
-        """Wait until it has ended."""
         if self._code is None:
             self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
@@ -147,7 +141,6 @@ def can_fork() -> bool:
 
 
 def count_threads() -> int:
-    """Count the threads of this process."""
     return len(os.listdir("/proc/self/task"))
 
 

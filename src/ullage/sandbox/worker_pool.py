@@ -82,7 +82,6 @@ class WorkerPool:
             return channel
 
     def close(self) -> None:
-        """End all workers."""
         with self._lock:
             while self._known:
                 self._known.popitem()[1].close()
@@ -134,7 +133,6 @@ class _Worker:
         return here
 
     def close(self) -> None:
-        """End the worker and its descendants."""
         self._ended.set()
 
     def _supervise(self) -> None:

@@ -155,5 +155,4 @@ def run(request: JobRequest, gpu: GPU) -> Estimate:
     supports=supports_names,
 )
 def run_with_margin(request: JobRequest, gpu: GPU) -> Estimate:
-    """Estimate with the margin of the paper."""
     return _estimate("faketensor+margin", request, gpu, MARGIN)

@@ -83,7 +83,6 @@ def estimator(name: str, *, title: str, source: str, needs: str, supports: Suppo
 
 
 def estimators() -> list[str]:
-    """Return the names of all estimators, Ullage's own first."""
     return list(dict.fromkeys([*HOMES, *_others(), *_REGISTERED]))
 
 
@@ -101,7 +100,6 @@ def check_name(name: str) -> None:
 
 
 def find(name: str) -> Estimator:
-    """Return the estimator of that name."""
     check_name(name)
     if name not in _REGISTERED:
         refuse_if_unserved()

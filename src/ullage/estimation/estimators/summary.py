@@ -126,5 +126,4 @@ def _whole(text: str) -> int:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return all tensors in nested lists, tuples and dicts."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -93,7 +93,6 @@ def plan_request(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> GPUPlan:
-    """Answer `plan` for a request."""
     card, clusters = read_gpus(gpus)
     ways = [parallel] if isinstance(parallel, str) else list(parallel or PARALLEL)
     for way in ways:

@@ -22,7 +22,6 @@ class Cluster:
 
     @property
     def ranks_per_node(self) -> int:
-        """The GPUs of a machine."""
         return self.gpus // self.nodes
 
 

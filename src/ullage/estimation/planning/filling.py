@@ -96,7 +96,6 @@ class Filling:
         return None
 
     def _known(self, row: PlanRow) -> PlanRow | None:
-        """Return the row if it needs no run."""
         reason = row.why_not or self._hopeless.get(_kind(row))
         if reason is not None:
             return replace(row, why_not=reason)
@@ -170,8 +169,6 @@ def _begin(asker: Process) -> None:
 
 
 class _Here(Executor):
-    """An executor that runs each call at once."""
-
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
         try:

@@ -311,7 +311,6 @@ class ScriptRun:
         self._give(self._answer())
 
     def _answer(self) -> dict[str, Any]:
-        """Return the estimate from the run so far."""
         card = self.card
         with card.memory.at_rest():
             if self._answers and self._answers.words:

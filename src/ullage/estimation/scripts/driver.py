@@ -35,8 +35,6 @@ MADE_UP = "the NVIDIA driver was read: names and memory are the virtual GPU's, o
 
 
 def install_driver(gpu: GPUState, replacements: Replacements) -> None:
-    """Answer NVML's functions and `nvidia-smi` for the virtual GPU."""
-
     def answer(pynvml: ModuleType) -> None:
         if hasattr(pynvml, "_LoadNvmlLibrary"):
             found = getattr(pynvml, "_nvmlGetFunctionPointer_cache", {})  # functions of the library that was there

@@ -120,13 +120,11 @@ def _package_without(error: BaseException) -> dict[str, str] | None:
 
 
 def where_now() -> dict[str, Any]:
-    """Return the current line of the script's main thread."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return _place(traceback.extract_stack(frame))
 
 
 def _place(frames: traceback.StackSummary) -> dict[str, Any]:
-    """Return the last line of the user's own code."""
     of_user = [frame for frame in frames if not frame.filename.startswith(_PACKAGE) and not _is_library(frame.filename)]
     if not of_user:
         return {"file": None, "line": None, "text": None}
@@ -155,7 +153,6 @@ def _is_of_script(error: BaseException, frames: traceback.StackSummary) -> bool:
 
 
 def _is_outside(filename: str) -> bool:
-    """Return whether a file belongs neither to Ullage nor to PyTorch."""
     return not filename.startswith(_PACKAGE) and "torch" not in filename.split("/")
 
 

@@ -33,7 +33,6 @@ class Launching:
         original = api.elastic_launch.__call__
 
         def call(launch: Any, *args: Any) -> Any:
-            """Replace `elastic_launch.__call__`."""
             config, entry = launch._config, launch._entrypoint
             size = config.nproc_per_node * config.min_nodes
             rank = Rank(size, min(int(os.environ.get("RANK", 0)), size - 1), config.min_nodes)
@@ -53,7 +52,6 @@ class Launching:
         launch: Any = importlib.import_module("accelerate.commands.launch")
 
         def alone(args: Any) -> None:
-            """Replace `simple_launcher`, for one process."""
             if args.num_processes == 1 and not {"--num_processes", "--num-processes"} & {
                 word.partition("=")[0] for word in launcher
             }:

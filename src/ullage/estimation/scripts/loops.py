@@ -53,7 +53,6 @@ class LoopWatcher:
         self._periods: dict[tuple[str, int, int], _Period] = {}
 
     def install(self, replacements: Replacements) -> None:
-        """Start watching."""
         vars(builtins).update(_unless_compiled(self._each, self._again, self._due))
         finder = _Finder()
         sys.meta_path.insert(0, finder)
@@ -128,7 +127,6 @@ class _Period:
         self.was_brought_forward = False
 
     def ask(self, step: int, holds: bool) -> None:
-        """Record that it was evaluated in this step."""
         self._held += holds
         if step != self._step:
             self._step, self._asked = step, self._asked + 1

@@ -58,7 +58,6 @@ def read(words: list[str]) -> dict[str, str] | None:
 
 
 def value(card: dict[str, Any], number: int, name: str) -> Any:
-    """Return one field of one card, with its unit."""
     free, total = card["usable"], card["total"]
     known = {
         "index": number,
@@ -100,7 +99,6 @@ def table(options: dict[str, str], names: list[str], rows: list[list[Any]]) -> N
 
 
 def unit_of(name: str) -> str:
-    """Return the unit of a field, or an empty text."""
     return next((unit for begin, unit in UNITS.items() if name.startswith(begin)), "")
 
 

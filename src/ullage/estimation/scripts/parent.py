@@ -188,7 +188,6 @@ class Run:
         return dataclasses.replace(self, request=dataclasses.replace(self.request, sizes={}, **changes), before=None)
 
     def with_note(self, note: str) -> Run:
-        """Return this run with a note for its estimate."""
         return dataclasses.replace(self, notes=(*self.notes, note))
 
 

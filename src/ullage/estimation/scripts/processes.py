@@ -50,7 +50,6 @@ class Processes:
         self._watching = True
 
     def install(self, replacements: Replacements) -> None:
-        """Start watching."""
         sys.addaudithook(self._audit)  # which cannot be removed
         replacements.on_undo(lambda: setattr(self, "_watching", False))
         contexts = multiprocessing.context._concrete_contexts  # type: ignore[attr-defined]
@@ -96,7 +95,6 @@ class Processes:
             daemon: bool = False,
             start_method: str = "spawn",
         ) -> Any:
-            """Replace `torch.multiprocessing.spawn`."""
             fn(min(int(os.environ.get("LOCAL_RANK", 0)), nprocs - 1), *args)
             return None if join else _Joined()
 
@@ -174,5 +172,4 @@ class _Joined:
     """The result of `spawn(..., join=False)`; its process has already ended."""
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Return at once."""
         return True

@@ -44,7 +44,6 @@ class ScriptRequest:
 
 
 def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    """Turn lists into tuples, which JSON lacks."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
@@ -54,6 +53,5 @@ def packed(values: dict[str, Any]) -> str:
 
 
 def unpacked(text: str) -> dict[str, Any]:
-    """Return the argument of `packed`."""
     values: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
     return values

@@ -59,7 +59,6 @@ class _Metric:
     add_batch = add
 
     def compute(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Return zero for each requested score."""
         return _Scores({self.name: 0.0})
 
 

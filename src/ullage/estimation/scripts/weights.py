@@ -232,7 +232,6 @@ def _of_timm(repo_id: str) -> Tensors | None:
 
 
 def _dig(place: Path, header: bytes, size: int) -> None:
-    """Write a file with a header and a hole."""
     place.unlink(missing_ok=True)
     with place.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
@@ -240,7 +239,6 @@ def _dig(place: Path, header: bytes, size: int) -> None:
 
 
 def _header(tensors: Tensors) -> tuple[bytes, int]:
-    """Return the header for these tensors, and the length of the file."""
     entries, end = {}, 0
     for name, part in tensors.items():
         begin, end = end, end + part.numel() * part.element_size()

@@ -101,7 +101,6 @@ class LoaderWatcher:
         self.end_training_epochs = True  # not where a framework counts the batches itself
 
     def install(self, replacements: Replacements) -> None:
-        """Start watching."""
         next_batch, resetting, next_index = _Iterator.__next__, _Iterator._reset, _Iterator._next_index
 
         def __next__(iterator: Any) -> Any:
@@ -134,7 +133,6 @@ class LoaderWatcher:
         self._delivered.clear()
 
     def has_ended(self, iterator: Any) -> bool:
-        """Return whether an epoch over a loader was ended early."""
         epoch = self._epochs.get(iterator) if isinstance(iterator, _Iterator) else None
         return epoch is not None and epoch.is_over
 
@@ -373,7 +371,6 @@ class RunWatcher:
         self.backward = BackwardPasses(self._after_backward, self._watch_anew)
 
     def install(self, replacements: Replacements) -> None:
-        """Start watching."""
         self._card.progress.on_step = self._after_step
         replacements.on_undo(self.phases.install())
         self.backward.install(replacements)
@@ -411,7 +408,6 @@ class RunWatcher:
 
     @property
     def settled(self) -> bool:
-        """Whether training has settled."""
         return self._look_until is not None
 
     @property

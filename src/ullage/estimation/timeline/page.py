@@ -36,7 +36,6 @@ def write(trace: Trace, estimate: Estimate, path: str | Path) -> None:
 
 
 def page(trace: Trace, estimate: Estimate) -> str:
-    """Return the page as text."""
     template = files("ullage.estimation.timeline").joinpath("timeline.html").read_text(encoding="utf-8")
     data = json.dumps(_data(trace, estimate), separators=(",", ":")).replace("<", "\\u003c")
     return template.replace(_MARK, data)
@@ -136,7 +135,6 @@ def module_groups(trace: Trace) -> tuple[list[str], Array]:
 
 
 def _weights(trace: Trace) -> Array:
-    """Return the bytes at the peak by module."""
     peak = trace.peaks[0]
     alive = (trace.begin <= peak) & ((trace.end == -1) | (trace.end > peak))
     module = np.where(trace.owner >= 0, trace.owner, trace.places[trace.place, 1] if len(trace) else 0)

@@ -87,7 +87,6 @@ def snapshot(trace: Trace) -> dict[str, Any]:
 
 
 def _frames(trace: Trace) -> list[Frames]:
-    """Return the operator and the module of each place."""
     rows = []
     for operator, module, part in trace.places.tolist():
         words = [(trace.operators[operator] or "no operator", "operator")]

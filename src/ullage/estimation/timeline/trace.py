@@ -69,7 +69,6 @@ class Trace:
         card.memory.allocator.on_event = note
 
     def fill(self, card: VirtualGPU) -> None:
-        """Take the requests of a finished run."""
         memory, table = card.memory, card.origins.table()
         operators = {operator: number for number, operator in enumerate(dict.fromkeys(row[0] for row in table))}
         self.context = card.context
@@ -91,7 +90,6 @@ class Trace:
         self.peaks = np.array([memory.peak_clock, memory.peak_reserved_clock], np.int64)
 
     def to_bytes(self) -> bytes:
-        """Return the trace as compressed NumPy arrays."""
         file = io.BytesIO()
         arrays: dict[str, Any] = {name: getattr(self, name) for name in _ARRAYS}
         about = json.dumps({name: getattr(self, name) for name in _OTHERS})
@@ -99,7 +97,6 @@ class Trace:
         return file.getvalue()
 
     def read(self, content: bytes) -> None:
-        """Fill this trace with the result of `to_bytes`."""
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             values = {name: file[name] for name in _ARRAYS} | json.loads(str(file["about"]))
         vars(self).update(values)

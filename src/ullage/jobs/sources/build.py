@@ -115,7 +115,6 @@ _BUILDERS = {
 
 
 def build(configuration: Model) -> nn.Module:
-    """The model, untrained and on the CPU."""
     return prepare(configuration)[0]
 
 

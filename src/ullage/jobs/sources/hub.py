@@ -142,5 +142,4 @@ def _config_of(name: str) -> Path:
 
 
 def download_command(model: str, revision: str = "") -> str:
-    """Return the command that downloads a config into the local cache."""
     return f"hf download {model} {CONFIG}" + (f" --revision {revision}" if revision else "")

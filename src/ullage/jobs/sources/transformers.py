@@ -231,8 +231,6 @@ def _places(model: nn.Module) -> int | None:
 
 
 class TransformersTask(Task):
-    """Inputs and labels for a transformers model."""
-
     def __init__(self, configuration: Model, model: Any) -> None:
         super().__init__([], 0)
         self._wanted, self._config, self._class = configuration, model.config, type(model).__name__
@@ -263,7 +261,6 @@ class TransformersTask(Task):
         return out[0].float().mean()
 
     def loss(self, out: Any, targets: Any) -> torch.Tensor:
-        """The result of the forward pass."""
         loss: torch.Tensor = out
         return loss
 

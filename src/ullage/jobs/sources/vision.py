@@ -26,7 +26,6 @@ _INCEPTION_SIZE = 299
 
 
 def build_torchvision(configuration: Model) -> nn.Module:
-    """`torchvision:NAME`, untrained."""
     try:
         import torchvision
     except ImportError:
@@ -60,7 +59,6 @@ def torchvision_kind(name: str) -> str:
 
 
 def torchvision_task(configuration: Model, model: nn.Module) -> Task:
-    """Return the task of a torchvision model."""
     name, kind = configuration.short_name, torchvision_kind(configuration.short_name)
     shape, classes = _KINDS[kind]
     if name == "inception_v3":
@@ -72,7 +70,6 @@ def torchvision_task(configuration: Model, model: nn.Module) -> Task:
 
 
 def build_timm(configuration: Model) -> nn.Module:
-    """`timm:NAME`, untrained."""
     make_torchvision_importable()
     try:
         import timm

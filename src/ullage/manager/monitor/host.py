@@ -126,7 +126,6 @@ class HostWatch:
         self._last: float | None = None
 
     def look(self, roots: Iterable[int]) -> dict[int, HostReading]:
-        """Return a reading of each living root process."""
         roots = list(roots)
         now, before = self._clock(), self._last
         if not roots:

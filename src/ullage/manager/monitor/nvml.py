@@ -85,7 +85,6 @@ class GpmCounter:
         return self._last
 
     def close(self) -> None:
-        """Free NVML's buffers."""
         for sample in self._samples:
             try:
                 self._nvml.nvmlGpmSampleFree(sample)
@@ -204,7 +203,6 @@ class NVMLValues:
         self._groups = groups
 
     def read(self) -> GPUReading:
-        """Read what is due."""
         now = self._clock()
         found: _Values = {}
         ages: dict[str, float] = {}

@@ -43,11 +43,9 @@ class Window:
         return [value for value in found if value is not None]
 
     def count(self, field: str) -> int:
-        """Return the number of known values of a field."""
         return len(self.values(field))
 
     def mean(self, field: str) -> float | None:
-        """Return the mean of the known values of a field."""
         values = self.values(field)
         return sum(values) / len(values) if values else None
 

@@ -30,7 +30,6 @@ class VirtualSource:
         self.devices()
 
     def devices(self) -> list[Device]:
-        """List the cards in the folder."""
         from ullage.virtual.shared_card.cards import Cards
 
         try:
@@ -45,7 +44,6 @@ class VirtualSource:
         return GPUReading(time=time.time(), memory_used=used, memory_total=self._cards[device_id].total)
 
     def processes(self, device_id: str) -> dict[int, int | None] | None:
-        """Return bytes by pid."""
         return dict(self._held(device_id))
 
     def close(self) -> None:

@@ -70,7 +70,6 @@ def _show_memory(found: Estimate) -> None:
 
 
 def show_bands(parts: dict[str, int], whole: int, of: int) -> ui.element:
-    """Show the parts of an estimate as a bar."""
     with box("div", "bands") as bands:
         for name, size in parts.items():
             set_width(_coloured(box("div", "band part"), name), size / whole)
@@ -80,7 +79,6 @@ def show_bands(parts: dict[str, int], whole: int, of: int) -> ui.element:
 
 
 def show_parts(parts: dict[str, int], words_of: Callable[[str], str]) -> None:
-    """Show the parts of an estimate as a table."""
     with box("table", "parts"), box("tbody"):
         for name, size in parts.items():
             with box("tr"):

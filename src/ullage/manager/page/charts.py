@@ -31,7 +31,6 @@ def on_axis(seconds: float) -> float:
 
 
 def figure(x: dict[str, Any], y: dict[str, Any], series: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    """Return the options of a chart."""
     legend = {"type": "scroll", "top": 0, "textStyle": FAINT, "pageTextStyle": FAINT}
     own = {
         "animation": False,
@@ -47,7 +46,6 @@ def figure(x: dict[str, Any], y: dict[str, Any], series: list[dict[str, Any]], *
 
 
 def memory_figure(x: dict[str, Any], series: list[dict[str, Any]], **y: Any) -> dict[str, Any]:
-    """Return the options of a chart of memory in GiB."""
     label = {**FAINT, ":formatter": "value => value + ' GiB'", "showMaxLabel": not y}
     shown = tooltip(trigger="axis", **{":valueFormatter": "value => value == null ? '' : value.toFixed(2) + ' GiB'"})
     return figure(x, {"type": "value", "min": 0, "axisLabel": label, **y}, series, tooltip=shown)

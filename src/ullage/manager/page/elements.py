@@ -31,7 +31,6 @@ def box(tag: str = "div", kind: str = "") -> ui.element:
 
 
 def card(title: str = "", kind: str = "") -> ui.element:
-    """Make a section of a page with a heading."""
     made = box("section", f"card {kind}")
     with made:
         if title:
@@ -46,7 +45,6 @@ def button(text: str, pressed: Callable[..., Any] | None, kind: str = "quiet") -
 
 
 def problem() -> TextElement:
-    """Make a line for errors."""
     return words("p", "", "problem").props('role="alert"')
 
 
@@ -61,7 +59,6 @@ def show_table(
     kinds: Mapping[str, str],
     total: Sequence[Cell] | None = None,
 ) -> None:
-    """Show a table. A row is its CSS class and its cells; `kinds` are the classes of columns."""
     with box("table"):
         with box("thead"), box("tr"):
             for head in heads:
@@ -113,7 +110,6 @@ def scrolled(label: str) -> ui.element:
 
 
 def set_prop(element: ui.element, name: str, value: Any) -> None:
-    """Set an attribute, if it changes."""
     if element.props.get(name) != value:
         element.props[name] = value
 
@@ -128,7 +124,6 @@ def percent_of(part: float) -> str:
 
 
 def set_width(element: ui.element, part: float) -> None:
-    """Set the width of an element as a share of its parent's."""
     width = percent_of(part)
     if element.style.get("width") != width:
         element.style(f"width: {width}")

@@ -211,7 +211,6 @@ def _text_of_file(name: str, label: str, kinds: str) -> ui.textarea:
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of filled fields."""
     found: dict[str, Any] = {}
     for name, field in fields.items():
         value = field.value.strip() if isinstance(field.value, str) else field.value

@@ -41,8 +41,6 @@ _OWN_POLICY = (
 
 
 class PageGate:
-    """The ASGI app in front of NiceGUI's."""
-
     def __init__(self, app: ASGIApp, sessions: Sessions, port: int, say: Callable[[str], None]) -> None:
         self._app, self._sessions, self._say = KeptFiles(app), sessions, say
         self._cookie = f"ullage_page_{port}"  # browsers keep one jar for all ports of a host
@@ -193,7 +191,6 @@ def _problem(status: int) -> Response:
 
 
 def sign_in_form(problem: str = "", status: int = 200) -> Response:
-    """Return the form to sign in, with the error of the last try."""
     alert = f'<p class="problem" role="alert">{html.escape(problem)}</p>' if problem else ""
     body = f"""
 <h1>Ullage</h1>

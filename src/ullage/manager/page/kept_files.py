@@ -44,7 +44,6 @@ def _is_file(scope: Scope) -> bool:
 
 
 def address_of(module: str) -> str:
-    """Return the path of a NiceGUI module, such as `nicegui-aggrid`."""
     from nicegui.dependencies import esm_modules
 
     return f"{_FILES}esm/{next(key for key, each in esm_modules.items() if each.name == module)}/index.js"

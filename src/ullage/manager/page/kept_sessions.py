@@ -66,7 +66,6 @@ class KeptSessions:
         return found if found.ends > time.time() else None
 
     def drop(self, number: str) -> None:
-        """Delete a session."""
         with contextlib.suppress(OSError):
             self._file(number).unlink()
 

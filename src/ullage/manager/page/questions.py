@@ -37,7 +37,6 @@ class SessionQuestions:
         self._ask, self._here = ask, here
 
     async def ask(self, question: dict[str, Any]) -> Answer:
-        """Ask a question; return its present state."""
         try:
             return dict(await self._ask("estimate", question=question))
         except NoDaemon:
@@ -46,13 +45,11 @@ class SessionQuestions:
             return self._here.ask(question)
 
     async def look(self, number: str) -> Answer:
-        """Return the present state of a question."""
         if number.startswith(HERE):
             return self._own(number).one(number)
         return dict(await self._ask("estimated", estimate=number))
 
     async def give_up(self, number: str) -> None:
-        """Cancel an open question."""
         if number.startswith(HERE):
             self._own(number).give_up(number)
         else:
@@ -73,7 +70,6 @@ class OwnEstimates:
         self._estimates = Estimates(EstimateSettings(), self._answered)
 
     def ask(self, question: dict[str, Any]) -> Answer:
-        """Start an estimate."""
         if len(self._open) >= _MOST_OPEN:
             raise InvalidValue(f"{_MOST_OPEN} estimates are under way; ask again when one is done")
         spec = checked(EstimateSpec, question, "the question")
@@ -88,7 +84,6 @@ class OwnEstimates:
         return self.one(answer["id"])
 
     def one(self, number: str) -> Answer:
-        """Return the present state of a question."""
         if number in self._open:
             return self._open[number] | {"reason": self._estimates.standing(number)}
         try:
@@ -99,13 +94,11 @@ class OwnEstimates:
         raise UnknownName("estimate", number[:80], [])
 
     def give_up(self, number: str) -> None:
-        """Cancel an open question."""
         if number in self._open:
             self._estimates.give_up([number])
             self._keep(self._open.pop(number) | {"state": "failed", "reason": "it was cancelled"})
 
     def close(self) -> None:
-        """Cancel all open questions."""
         for number in list(self._open):
             self.give_up(number)
 

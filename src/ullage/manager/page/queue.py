@@ -121,7 +121,6 @@ class JobGrid:
         ui.on("job_grid_ready", self._is_ready)
 
     def show(self, rows: list[dict[str, Any]]) -> None:
-        """Show rows, in this order."""
         self._rows = rows
         by_key = {row["key"]: row for row in rows}
         if self._grid is None:
@@ -154,7 +153,6 @@ class JobGrid:
             self._grid.run_grid_method("setGridOption", "quickFilterText", text)
 
     def tell_time(self) -> None:
-        """Update the times."""
         if self._grid is not None and self._ready:
             self._grid.run_grid_method("refreshCells", {"columns": ["time"], "force": True})
 

@@ -44,11 +44,9 @@ class DaemonReading:
 
     @cached_property
     def places(self) -> dict[str, str]:
-        """Return the name of each GPU."""
         return place_names(self.gpus)
 
     def on_gpu(self, gpu: str) -> list[Answer]:
-        """Return the jobs that hold a promise on a GPU."""
         return self._by_gpu.get(gpu, [])
 
     @cached_property
@@ -123,11 +121,9 @@ class Readings:
         return any(not each.over for each in self._sessions)
 
     def share(self, session: Asker) -> None:
-        """Let another session see them, and ask."""
         self._sessions = [each for each in self._sessions if not each.over and each is not session] + [session]
 
     def leave(self, session: Asker) -> None:
-        """Remove a session."""
         self._sessions = [each for each in self._sessions if each is not session]
 
     async def latest(self) -> DaemonReading:

@@ -70,7 +70,6 @@ class ReportSheet:
         self._picture.on_value_change(self._draw)
 
     async def refresh(self, reading: DaemonReading) -> None:
-        """Update the report, now and then."""
         if time.monotonic() < self._next or reading.trouble:
             return
         self._next = time.monotonic() + _EVERY

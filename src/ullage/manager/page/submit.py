@@ -40,8 +40,6 @@ def show_submit(session: Session) -> None:
 
 
 class JobForm:
-    """The fields of a job file."""
-
     def __init__(self) -> None:
         with box("div", "fields"):
             self._texts = {
@@ -76,8 +74,6 @@ class JobForm:
 
 
 class SubmitPage:
-    """Submits the form's job, or tries it out."""
-
     def __init__(self, session: Session) -> None:
         self._session, self._key, self._may = session, secrets.token_hex(16), True
         self._reading = DaemonReading()

@@ -58,11 +58,9 @@ class TimelineRun:
         return self.names.get(job.id, str(job.id))
 
     def figures(self, span: tuple[float, float]) -> Figures:
-        """Return the figures of a part of the time."""
         return self.result.figures_between(span[0] - self.begin, span[1] - self.begin)
 
     def parsed(self, text: str) -> float:
-        """Parse a typed time."""
         try:
             return datetime.datetime.fromisoformat(text.strip()).timestamp()
         except (ValueError, OverflowError, OSError):

@@ -21,7 +21,6 @@ class Cgroups:
 
     @property
     def usable(self) -> bool:
-        """Whether attempts can have groups."""
         return self._parent is not None
 
     def _prepare(self, root: Path | None, own: Path | None) -> str:

@@ -84,7 +84,6 @@ def gpu_variables(slots: Sequence[str]) -> dict[str, str]:
 
 
 def least_environment(uid: int) -> dict[str, str]:
-    """Return the minimal environment of a user."""
     try:
         user = pwd.getpwuid(uid)
     except KeyError:

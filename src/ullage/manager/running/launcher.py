@@ -87,7 +87,6 @@ class Launcher:
         self._failures: dict[Path, str] = {}
 
     def folder(self, job: int, number: int) -> Path:
-        """Return the folder of an attempt."""
         return self._folder / str(job) / str(number)
 
     def start(self, folder: Path, order: dict[str, Any]) -> None:
@@ -98,7 +97,6 @@ class Launcher:
             self._failures[folder] = f"{error.strerror}: {error.filename}" if error.filename else str(error)
 
     def jobs(self) -> set[int]:
-        """Return the numbers of the jobs that have files here."""
         try:
             return {int(name) for name in os.listdir(self._folder) if name.isdigit()}
         except OSError:
@@ -200,7 +198,6 @@ class Launcher:
         return lines[-1][:300] if lines else "it left no word"
 
     def remove(self, job: int) -> None:
-        """Delete all files of a job's attempts."""
         shutil.rmtree(self._folder / str(job), ignore_errors=True)
 
 

@@ -89,7 +89,6 @@ def written(pids: Iterable[int]) -> int:
 
 
 def kill_tree(root: int) -> None:
-    """Kill all descendants of a process."""
     for pid in descendants(root):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

@@ -195,7 +195,6 @@ def _become_job(order: dict[str, Any], streams: list[int], lock: int, go: int, f
 
 
 def _ending_of(status: int) -> tuple[int | None, int | None]:
-    """Return exit code and signal."""
     return (
         os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
         os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,

@@ -49,7 +49,6 @@ def frames(arrived: bytearray) -> Iterator[tuple[bytes, bytes]]:
 
 
 def window(rows: int, columns: int) -> bytes:
-    """Encode the size of a window."""
     return struct.pack(">HH", rows, columns)
 
 

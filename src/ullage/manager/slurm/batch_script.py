@@ -52,12 +52,10 @@ class BatchTraining:
 
     @property
     def ranks_per_node(self) -> int:
-        """Return the number of processes on a node."""
         return int(self.ranks.get("world_size", 1)) // int(self.ranks.get("nodes", 1))
 
     @property
     def shown(self) -> str:
-        """Return the command in words."""
         return " ".join([*(["-m"] if self.command.module else []), self.command.source, *self.command.args])
 
 
@@ -73,7 +71,6 @@ class BatchScript:
 
 
 def read_file(path: str) -> str:
-    """Read the text of a batch script."""
     file = Path(path)
     if not file.is_file():
         found = "it is a folder" if file.is_dir() else "there is no such file"

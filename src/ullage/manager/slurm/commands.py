@@ -126,7 +126,6 @@ def jobs(numbers: Sequence[int] = (), everybody: bool = True) -> list[SlurmJob]:
 
 
 def nodes() -> list[SlurmNode]:
-    """Return the nodes of the cluster."""
     lines = run("scontrol", "--oneliner", "show", "nodes").splitlines()
     return [_node(line) for line in lines if line.startswith("NodeName=")]
 

@@ -34,7 +34,6 @@ class NodeGroup:
 
     @property
     def type(self) -> str:
-        """Slurm's name for the GPU."""
         return self.gpu.name.lower()
 
     @property
@@ -95,7 +94,6 @@ def slurm_conf(groups: Sequence[NodeGroup], sharing: str, folder: str) -> str:
 
 
 def gres_conf(groups: Sequence[NodeGroup]) -> str:
-    """Lines for gres.conf."""
     lines = []
     for each in groups:
         files = "/dev/nvidia0" if each.count == 1 else f"/dev/nvidia[0-{each.count - 1}]"

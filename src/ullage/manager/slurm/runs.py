@@ -106,7 +106,6 @@ class RunStore:
             os.close(self._lock)
 
     def of(self, job: int) -> list[RunRecord]:
-        """The runs of a job, the first one first."""
         return [*self._read("WHERE job = ? ORDER BY started", job)]
 
     def unfinished(self) -> list[RunRecord]:

@@ -64,7 +64,6 @@ class _Reader:
         self._depth = 0
 
     def read(self, text: str, state: ShellState) -> None:
-        """Follow a whole script."""
         if self._depth >= _DEEPEST:
             self.notes.append(f"scripts inside scripts were followed {_DEEPEST} deep and no further")
             return

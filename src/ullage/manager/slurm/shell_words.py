@@ -49,7 +49,6 @@ class ShellState:
     functions: dict[str, Any] = field(default_factory=dict)
 
     def copy(self) -> ShellState:
-        """Return one that changes by itself."""
         return replace(
             self, variables=dict(self.variables), exported=set(self.exported), functions=dict(self.functions)
         )
@@ -68,7 +67,6 @@ class ShellState:
 
 
 def parse(text: bytes) -> Any:
-    """Return the tree of a script."""
     try:
         import tree_sitter
         import tree_sitter_bash
@@ -225,6 +223,5 @@ def _comparison(node: Any, state: ShellState) -> bool | None:
 
 
 def joined(first: str, second: str) -> str:
-    """Return two words as one."""
     both = str(first) + str(second)
     return Unknown(both) if isinstance(first, Unknown) or isinstance(second, Unknown) else both

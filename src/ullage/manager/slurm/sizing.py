@@ -36,7 +36,6 @@ class Sizing:
 
     @property
     def gres(self) -> str:
-        """As sbatch takes it."""
         return ":".join([self.name, *([self.type] if self.type else []), str(self.count)])
 
 

@@ -37,11 +37,9 @@ class SubmissionPlan:
 
     @property
     def words(self) -> list[str]:
-        """The options as words of a command line."""
         return [f"--{name}={value}" for name, value in self.options.items()]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
         return {
             "gres": self.sizing.gres if self.sizing else None,
             "why": self.sizing.why if self.sizing else self.left_alone,

@@ -69,7 +69,6 @@ class Watcher:
             ending.wait(interval)
 
     def look(self) -> None:
-        """Once over all jobs that Slurm knows."""
         jobs = [job for job in commands.jobs(everybody=self._terms.everybody) if self._is_ours(job)]
         nodes: list[SlurmNode] = []
         decided = set()

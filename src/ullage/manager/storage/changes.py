@@ -55,7 +55,6 @@ class Changes:
         return known
 
     def add_jobs(self, made: Sequence[JobRecord]) -> None:
-        """The jobs of a new submission."""
         self.submissions[made[0].submission] = list(made)
         self.jobs.update((job.id, job) for job in made)
         self._new_jobs += [job.id for job in made]
@@ -63,18 +62,15 @@ class Changes:
         self.come[made[0].uid] += len(made)
 
     def change_job(self, job: JobRecord, changes: dict[str, Any]) -> JobRecord:
-        """Other values for a job."""
         changed = self.jobs[job.id] = job.with_changes(changes)
         self._of_jobs.setdefault(job.id, {}).update(changes)
         return changed
 
     def add_attempt(self, attempt: AttemptRecord) -> None:
-        """A new attempt."""
         self._new_attempts.append(attempt)
         self.attempts[attempt.job] = attempt
 
     def change_attempt(self, attempt: AttemptRecord, changes: dict[str, Any]) -> AttemptRecord:
-        """Other values for an attempt."""
         changed = self.attempts[attempt.job] = dataclasses.replace(attempt, **changes)
         self._of_attempts.setdefault((attempt.job, attempt.number), {}).update(changes)
         return changed

@@ -123,7 +123,6 @@ class Database:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is open."""
         return self._open
 
     def execute(self, statement: str, values: Any = ()) -> sqlite3.Cursor:

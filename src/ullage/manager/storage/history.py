@@ -67,11 +67,9 @@ class JobHistory:
         return found
 
     def numbered(self, numbers: Iterable[int]) -> list[JobRecord]:
-        """The jobs of those numbers."""
         return self._jobs(f"id IN {_LISTED}", _listed(numbers))
 
     def not_over(self) -> list[JobRecord]:
-        """The jobs that are not over, in the order of their numbers."""
         return self._jobs(f"state NOT IN ({_OVER}) ORDER BY id")
 
     def over(self, limit: int, user: str | None) -> list[JobRecord]:
@@ -80,7 +78,6 @@ class JobHistory:
         return self._jobs(f"+state IN ({_OVER}) {of_user} ORDER BY ended DESC, id DESC LIMIT ?", *values, limit)
 
     def of_submission(self, key: str) -> list[JobRecord]:
-        """The jobs of an earlier submission."""
         return self._jobs("submission = ? ORDER BY part", key)
 
     def named(self, name: str, uid: int) -> list[int]:
@@ -95,7 +92,6 @@ class JobHistory:
         return [row["id"] for row in rows]
 
     def indices(self, array: int) -> dict[int, int]:
-        """The jobs of an array, by index."""
         return self._pairs("SELECT array_index, id FROM jobs WHERE array_id = ?", array)
 
     def states(self, numbers: Iterable[int]) -> dict[int, str]:
@@ -141,7 +137,6 @@ class JobHistory:
         return found
 
     def live_attempts(self) -> list[AttemptRecord]:
-        """Attempts that may be alive."""
         rows = self._database.rows("SELECT * FROM attempts WHERE state != 'over' ORDER BY job")
         return self._readable(rows, attempt_from_row)
 

@@ -207,7 +207,6 @@ class JobStore:
         return found
 
     def job(self, number: int) -> JobRecord:
-        """Return the job with a number, whether it is over or not."""
         return self.several([number])[0]
 
     def name_of(self, number: int) -> str:
@@ -232,12 +231,10 @@ class JobStore:
         return [job or past[number] for number, job in zip(numbers, found, strict=True)]
 
     def attempts_of(self, number: int) -> list[AttemptRecord]:
-        """All attempts of a job, the first one first."""
         return self.history.attempts([number]).get(number, [])
 
     @property
     def next_number(self) -> int:
-        """The number that the next new job gets."""
         return max(self._last_job, self._pending.last_job) + 1
 
     def submit(
@@ -285,7 +282,6 @@ class JobStore:
             self._now.throttles[array] = at_once
 
     def of_submission(self, key: str) -> list[JobRecord]:
-        """The jobs of an earlier submission."""
         return self._pending.submissions.get(key) or self.history.of_submission(key)
 
     @property
@@ -339,12 +335,10 @@ class JobStore:
             self.move(job, "place", State.STARTING, text)
 
     def next_attempt(self, job: int) -> int:
-        """The number of the next attempt."""
         row = self._database.rows("SELECT coalesce(max(number), 0) + 1 AS next FROM attempts WHERE job = ?", (job,))[0]
         return int(row["next"])
 
     def live_attempt(self, number: int) -> AttemptRecord:
-        """The attempt that may have a live process."""
         return self._pending.attempts.get(number) or self.attempts[number]
 
     def revise(self, attempt: AttemptRecord, **promise: Any) -> AttemptRecord:

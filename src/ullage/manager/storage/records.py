@@ -393,5 +393,4 @@ def packed(value: dict[str, Any]) -> bytes:
 
 
 def unpacked(kept: bytes) -> dict[str, Any]:
-    """What was `packed`."""
     return dict(json.loads(zlib.decompress(kept)))

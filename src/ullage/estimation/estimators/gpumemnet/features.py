@@ -107,7 +107,6 @@ def totals_of(summary: ModelSummary, family: str) -> list[float]:
 
 
 def names_of(family: str) -> list[str]:
-    """Return the names of a family's features."""
     names = ["batch_size", "parameters", "activations", "activations_batch", *COUNTED[family]]
     return names + (["function_sin", "function_cos"] if FUNCTIONS[family] else [])
 

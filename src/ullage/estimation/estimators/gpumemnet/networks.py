@@ -58,7 +58,6 @@ class SummaryBatch:
 
 
 def jobs_of(summaries: Sequence[ModelSummary], family: str) -> SummaryBatch:
-    """Return runs as one batch."""
     sequences = [tuples_of(summary, family) for summary in summaries]
     longest = max(max(map(len, sequences)), 1)
     tokens = torch.zeros(len(summaries), longest, token_size(family))
@@ -119,14 +118,11 @@ def _xavier(members: int, inputs: int, outputs: int) -> nn.Parameter:
 
 
 class GPUMemNetEnsemble(nn.Module):
-    """The MLP estimator."""
-
     def __init__(self, family: str, classes: int) -> None:
         super().__init__()
         self.members = Perceptrons(len(names_of(family)), classes, DEPTHS[family])
 
     def forward(self, jobs: SummaryBatch) -> torch.Tensor:
-        """Return the scores [jobs, classes]."""
         return self.members(jobs.totals)  # type: ignore[no-any-return]
 
 
@@ -183,7 +179,6 @@ class GPUMemNetTransformer(nn.Module):
         self.members = Perceptrons(size + len(names_of(family)), classes, _TWICE)
 
     def forward(self, jobs: SummaryBatch) -> torch.Tensor:
-        """Return the scores [jobs, classes]."""
         x = functional.relu(self.first_norm(self.first(jobs.tokens)))
         x = functional.relu(self.second_norm(self.second(x))) + self.places[: x.shape[1]]
         return self.members(torch.cat([self._summed(x, jobs.there), jobs.totals], dim=1))  # type: ignore[no-any-return]
@@ -222,7 +217,6 @@ class Transformers(nn.Module):
         self.members = nn.ModuleList(GPUMemNetTransformer(family, classes, *sizes) for sizes in TRANSFORMERS)
 
     def forward(self, jobs: SummaryBatch) -> torch.Tensor:
-        """Return the scores [jobs, classes]."""
         return torch.stack([member(jobs) for member in self.members]).mean(0)
 
 
