@@ -8,10 +8,9 @@ import torch
 from typer.testing import CliRunner
 
 import ullage
-from ullage.cli import app
+from ullage.cli import app, estimates
 from ullage.cli.estimates import judge, parse_margin
 from ullage.errors import UllageError
-from ullage.estimation import asking
 from ullage.estimation.estimators.registry import find
 from ullage.jobs.job import JobRequest
 
@@ -35,7 +34,7 @@ def stand_in(request, gpu):
 def check(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    monkeypatch.setattr(asking, "answer_request", stand_in)
+    monkeypatch.setattr(estimates, "answer_request", stand_in)
 
     def run(*words):
         return CliRunner().invoke(app, ["check", *words])

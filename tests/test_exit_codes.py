@@ -40,7 +40,7 @@ NAMES_THAT_ARE_NOT_THERE = [
     "max-batch torchvision:resnet18 --gpu H20O",
     "max-batch torchvision:resnet18 --maximize nothing",
     "share torchvision:resnet5 torchvision:resnet18",
-    "share torchvision:resnet18 torchvision:resnet18 --how nothing",
+    "share torchvision:resnet18 torchvision:resnet18 --sharing nothing",
     "share torchvision:resnet18 torchvision:resnet18 --gpu H20O",
     "compare torchvision:resnet5",
     "compare torchvision:resnet18 --estimators nobody",

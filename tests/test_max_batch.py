@@ -92,7 +92,7 @@ def test_a_function_gets_the_number_as_its_parameter():
 @pytest.mark.slow
 def test_data_that_is_smaller_than_the_batch_is_told():
     def train(batch):
-        torch.empty(min(batch, 100) << 10, device="cuda")
+        torch.empty(min(batch, 100) << 20, device="cuda")
 
     found = ullage.max_batch(train, gpu="T4")
     assert 100 <= found.same_from < found

@@ -63,37 +63,37 @@ def test_a_command_of_python_is_a_job(type_in, tmp_path):
 
 
 def test_all_ways_are_compared(type_in):
-    code, out, _ = type_in("share", "one.json", "one.json", "one.json", "--how", "all")
+    code, out, _ = type_in("share", "one.json", "one.json", "one.json", "--sharing", "all")
     assert code == 0 and "H200, by MPS" in out and "H200, time-sliced" in out
     assert "H200, on MIG instances 2g.35gb" in out and "MIG was not measured" in out
     assert "\nmost throughput: " in out
-    values = json.loads(type_in("share", "one.json", "one.json", "--how", "all", "--json")[1])
+    values = json.loads(type_in("share", "one.json", "one.json", "--sharing", "all", "--json")[1])
     assert list(values) == list(HOWS)
     assert Sharing.from_dict(values["mig"]).profile == "3g.71gb"
-    some = json.loads(type_in("share", "one.json", "one.json", "--how", "mps,mig:2g.35gb", "--json")[1])
+    some = json.loads(type_in("share", "one.json", "one.json", "--sharing", "mps,mig:2g.35gb", "--json")[1])
     assert list(some) == ["mps", "mig:2g.35gb"]
 
 
 def test_a_gpu_without_mig_is_compared_without_it(type_in):
-    code, out, _ = type_in("share", "mine.py:model", "mine.py:model", *SMALL, "--gpu", "T4", "--how", "all")
+    code, out, _ = type_in("share", "mine.py:model", "mine.py:model", *SMALL, "--gpu", "T4", "--sharing", "all")
     assert code == 0 and "MIG" not in out and "were measured on an H200, not on T4" in out
 
 
 def test_jobs_that_do_not_fit_are_an_answer(type_in):
     code, out, _ = type_in("share", "large.json", "large.json")
     assert code == 0 and "NOT ENOUGH MEMORY on H200: they need up to 200 GiB of 140 GiB" in out
-    code, out, _ = type_in("share", "large.json", "one.json", "--how", "mig")
+    code, out, _ = type_in("share", "large.json", "one.json", "--sharing", "mig")
     assert "NOT ENOUGH MEMORY on instances 3g.71gb" in out and "an instance has 69.5 GiB" in out
-    assert "in none of these ways" in type_in("share", "large.json", "large.json", "--how", "all")[1]
+    assert "in none of these ways" in type_in("share", "large.json", "large.json", "--sharing", "all")[1]
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
         (["one.json"], "at least two jobs"),
-        (["one.json", "one.json", "--how", "msp"], "did you mean 'mps'"),
-        (["one.json", "one.json", "--how", "mps:1g.18gb"], "no way of sharing named 'mps:1g.18gb'"),
-        (["one.json", "one.json", "--how", "mig:1g.5gb"], "no MIG instance of H200 named '1g.5gb'"),
+        (["one.json", "one.json", "--sharing", "msp"], "did you mean 'mps'"),
+        (["one.json", "one.json", "--sharing", "mps:1g.18gb"], "no way of sharing named 'mps:1g.18gb'"),
+        (["one.json", "one.json", "--sharing", "mig:1g.5gb"], "no MIG instance of H200 named '1g.5gb'"),
         (["one.json", "one.json", "--gpu", "T4"], "all estimates must be for T4, got one for H200"),
         (["one.json", "broken.json"], "cannot read broken.json"),
         (["one.json", "missing.json"], "cannot read missing.json: No such file"),

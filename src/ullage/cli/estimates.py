@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from ullage.cli import completion
 from ullage.cli.exit_codes import DONE, FAILED, WRONG
@@ -37,15 +38,15 @@ from ullage.cli.options import (
 )
 from ullage.cli.progress import following
 from ullage.errors import InvalidValue, UllageError
-from ullage.jobs.job import Script
+from ullage.estimation.advice import Suggestion, suggestions
+from ullage.estimation.asking import answer_request, check_plan
+from ullage.estimation.result import Estimate
+from ullage.hardware import default_gpu, gpu_list
+from ullage.hardware import gpu as find_gpu
+from ullage.hardware import gpus as all_gpus
+from ullage.jobs.job import JobRequest, Script
+from ullage.performance.cost import Training
 from ullage.units import format_bytes, parse_bytes
-
-if TYPE_CHECKING:
-    from ullage.estimation.advice import Suggestion
-    from ullage.estimation.result import Estimate
-    from ullage.hardware import GPU
-    from ullage.jobs import JobRequest, Model
-    from ullage.performance.cost import Training
 
 FITS, DOES_NOT_FIT, CANNOT_TELL = DONE, FAILED, WRONG  # exit codes of `ullage check`
 _SHOWN = options_of(Script, "show_output")
@@ -73,16 +74,10 @@ def check(
       ullage check torchvision:resnet50 --batch-size 64 --gpu RTX-4090 --margin 10%
       ullage check train.py --gpu A100-40GB --upper -- --batch-size 256
     """
-    from ullage.estimation.asking import answer_request
-    from ullage.hardware import default_gpu
-    from ullage.hardware import gpu as find_gpu
-
     try:
         card = find_gpu(gpu or default_gpu())
         needed = parse_margin(margin, card.usable)
         request = request_from(source, args, **options)
-        from rich.console import Console
-
         with Console(stderr=True).status(f"running {source} on a virtual {card.name} ..."):
             answer = answer_request(request, card)
     except Exception as error:  # whatever it is, it must not look like "does not fit" to a pipeline
@@ -160,7 +155,6 @@ def _search(
     as_json: bool,
 ) -> None:
     from ullage.estimation.largest_batch import WHAT, search
-    from ullage.hardware import default_gpu
 
     with following("searching") as going:
 
@@ -178,12 +172,7 @@ def _search(
 
 
 def _count_jobs(request: JobRequest, gpu: str | None, as_json: bool) -> None:
-    from rich.console import Console
-
-    from ullage.estimation.asking import answer_request
     from ullage.estimation.largest_batch import jobs_together
-    from ullage.hardware import default_gpu
-    from ullage.hardware import gpu as find_gpu
 
     with Console(stderr=True).status(f"estimating {request.source} ..."):
         answer = answer_request(request, find_gpu(gpu or default_gpu()))
@@ -235,9 +224,6 @@ def estimate(
       ullage estimate hf:Qwen/Qwen3-8B --lora 16 --quantize nf4 --gpu all
       ullage estimate --gpu H100 torchrun --nproc-per-node 8 train.py
     """
-    from ullage.estimation.asking import check_plan
-    from ullage.performance.cost import Training
-
     training = given({name: options.pop(name) for name in TRAINING_OPTIONS})
     request = request_from(source, args, estimator=estimator, **options)
     length = {f"--{name.replace('_', '-')}": value for name, value in training.items()}
@@ -263,15 +249,9 @@ def _one(
     wants_advice: bool,
     depth: int | None,
 ) -> None:
-    from ullage.estimation.asking import answer_request
-    from ullage.hardware import default_gpu
-    from ullage.hardware import gpu as find_gpu
-
     card = find_gpu(gpu or default_gpu())
     for file in (timeline, snapshot):
         check_file(file)
-    from rich.console import Console
-
     errors = Console(stderr=True)
     doing = f"running {request.source} on a virtual {card.name}" if request.is_ullage else f"asking {request.estimator}"
     with errors.status(f"{doing} ...") as status:
@@ -296,7 +276,9 @@ def _one(
     options: Sequence[Suggestion] = ()
     if wants_advice and not answer.fits and request.is_ullage:
         with errors.status("looking for what would make it fit ...") as status:
-            options = _advice(request, card, answer, lambda text: status.update(f"estimating {text} ..."))
+            options = suggestions(
+                request, card, answer_request, answer, lambda text: status.update(f"estimating {text} ...")
+            )
     from ullage.estimation.tables import print_layers, print_report
 
     print_report(answer, Console(), options)
@@ -305,27 +287,9 @@ def _one(
         print_layers(answer, Console(), depth)
 
 
-def _advice(request: JobRequest, card: GPU, answer: Estimate, progress: Callable[[str], None]) -> Sequence[Suggestion]:
-    from ullage.estimation import advice
-    from ullage.estimation.asking import answer_request
-
-    def run(model: Model, gpu: GPU) -> Estimate:
-        return answer_request(replace(request, job=model), gpu)
-
-    if request.model is not None:
-        return advice.options(request.model, card, run, progress=progress, answer=answer)
-    larger = advice.larger_gpu(lambda gpu: answer_request(request, gpu), answer, progress)
-    return [] if larger is None else [larger]
-
-
 def _over_gpus(request: JobRequest, plan: Training, names: str, as_json: bool) -> None:
-    from rich.console import Console
-
-    from ullage.estimation.asking import answer_request
     from ullage.estimation.over_gpus import estimate_over_gpus
     from ullage.estimation.tables import print_gpu_table
-    from ullage.hardware import gpu_list
-    from ullage.hardware import gpus as all_gpus
 
     whole = [card for card in all_gpus() if not card.is_mig]
     cards = whole if names.strip().casefold() == ALL else gpu_list(names)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
+from rich.console import Console
+
 from ullage.cli import completion
 from ullage.cli.options import (
     FOLLOW_OPTIONS,
@@ -18,6 +20,7 @@ from ullage.cli.options import (
     request_from,
     with_options,
 )
+from ullage.cli.progress import following
 from ullage.units import GIB
 
 _GPUS = "GPUs: 1..64xH100 (powers of two, eight per machine), 8xA100-80GB, or 2x8xH100 (machines, GPUs in each)."
@@ -57,9 +60,6 @@ def plan(
       ullage plan hf:Qwen/Qwen3-8B --gpus 2x8xA100-80GB --global-batch 256 --parallel fsdp2,tp
       ullage plan train.py --gpus 1..32xH100 -- --batch-size 8
     """
-    from rich.console import Console
-
-    from ullage.cli.progress import following
     from ullage.estimation.planning.asking import plan_request
     from ullage.estimation.planning.clusters import read_gpus
     from ullage.estimation.planning.result import PlanRow, print_plan

@@ -10,7 +10,9 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
+
+from rich.console import Console
 
 from ullage.cli import completion
 from ullage.cli.options import (
@@ -27,16 +29,18 @@ from ullage.cli.options import (
 )
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UnknownName
+from ullage.estimation.asking import answer_request
+from ullage.estimation.result import Estimate
+from ullage.estimation.sharing import share as share_jobs
+from ullage.hardware import GPU, default_gpu
+from ullage.hardware import gpu as find_gpu
+from ullage.jobs.job import JobRequest
+from ullage.jobs.kinds import SCRIPT, kind_of
+from ullage.performance.sharing import HOWS, Sharing, profiles
 from ullage.units import format_duration
 
-if TYPE_CHECKING:
-    from ullage.estimation.result import Estimate
-    from ullage.hardware import GPU
-    from ullage.jobs.job import JobRequest
-    from ullage.performance.sharing import Sharing
-
 _JOBS = "Two or more models, scripts, Python commands, or files from 'ullage estimate --json'."
-_HOW = "How they share it: mps, timeslice, mig or mig:PROFILE; several (with commas) or 'all' are compared."
+_SHARING = "How they share it: mps, time-slicing, mig or mig:PROFILE; several (with commas) or 'all' are compared."
 _OF_A_JOB = {"args", "module", "steps", "timeout", "network", "python"}  # may stand in its quotes, besides the model's
 
 
@@ -45,7 +49,7 @@ def share(
     jobs: Annotated[list[str], argument(_JOBS, "JOB JOB [JOB...]", completion.sources)],
     gpu: Gpu = None,
     pytorch: Pytorch = None,
-    how: Annotated[str, option(_HOW, "WAYS", complete=completion.ways_to_share)] = "mps",
+    sharing: Annotated[str, option(_SHARING, "WAYS", complete=completion.ways_to_share)] = "mps",
     as_json: Json = False,
     **model: Any,
 ) -> None:
@@ -60,24 +64,17 @@ def share(
     Examples:
 
       ullage share torchvision:resnet50 torchvision:vit_b_16 --batch-size 16 --gpu H200
-      ullage share "train.py -- --epochs 90" "python train.py --lr 0.1" --how timeslice
+      ullage share "train.py -- --epochs 90" "python train.py --lr 0.1" --sharing time-slicing
     """
-    from rich.console import Console
-
-    from ullage.estimation.asking import answer_request
-    from ullage.hardware import default_gpu
-    from ullage.hardware import gpu as find_gpu
-    from ullage.jobs.job import JobRequest
-    from ullage.performance.sharing import HOWS, profiles
-
     if len(jobs) < 2:
         raise InvalidValue(f"share needs at least two jobs, got one; type: ullage share {jobs[0]} {jobs[0]}")
-    for way in how.split(","):
+    ways = sharing.replace("time-slicing", "timeslice").split(",")
+    for way in ways:
         if way.partition(":")[0] not in (*HOWS, ALL):
             raise UnknownName("way of sharing", way, [*HOWS, ALL])
     targets = {text: _target(text, pytorch, model) for text in dict.fromkeys(jobs)}
     card = find_gpu(gpu or _gpu_of(targets.values()) or default_gpu())
-    ways = [way for way in HOWS if way != "mig" or profiles(card)] if how == ALL else how.split(",")
+    ways = [way for way in HOWS if way != "mig" or profiles(card)] if ways == [ALL] else ways
     answers: dict[str, Estimate] = {}
     with Console(stderr=True).status("") as status:
         for text, target in targets.items():
@@ -85,9 +82,8 @@ def share(
             answers[text] = answer_request(target, card) if isinstance(target, JobRequest) else target
     found = {way: _shared([answers[text] for text in jobs], jobs, card, way) for way in ways}
     if as_json:
-        print(
-            json.dumps({way: each.to_dict() for way, each in found.items()} if len(ways) > 1 else found[how].to_dict())
-        )
+        plain_values = {way: each.to_dict() for way, each in found.items()}
+        print(json.dumps(plain_values if len(ways) > 1 else plain_values[ways[0]]))
         return
     print("\n\n".join(map(_report, found.values())))
     if len(ways) > 1:
@@ -101,7 +97,6 @@ def _target(text: str, pytorch: str | None, model: dict[str, Any]) -> JobRequest
     if text.endswith(".json"):
         return _read(Path(text))
     from ullage.cli.main import typed
-    from ullage.jobs.kinds import SCRIPT, kind_of
 
     try:
         words = shlex.split(text)
@@ -133,8 +128,6 @@ def _command(words: list[str], pytorch: str | None) -> JobRequest | None:
 
 
 def _read(file: Path) -> Estimate:
-    from ullage.estimation.result import Estimate
-
     try:
         return Estimate.from_dict(json.loads(file.read_text()))
     except (OSError, ValueError) as error:
@@ -144,14 +137,10 @@ def _read(file: Path) -> Estimate:
 
 def _gpu_of(targets: Any) -> str | None:
     """The GPU of the estimates that were read from files."""
-    from ullage.estimation.result import Estimate
-
     return next((each.gpu for each in targets if isinstance(each, Estimate)), None)
 
 
 def _shared(answers: Sequence[Estimate], names: Sequence[str], card: GPU, how: str) -> Sharing:
-    from ullage.estimation.sharing import share as share_jobs
-
     found = share_jobs(answers, gpu=card, how=how)
     return replace(found, jobs=[replace(job, name=name) for job, name in zip(found.jobs, names, strict=True)])
 

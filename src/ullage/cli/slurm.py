@@ -22,6 +22,7 @@ from ullage.cli import completion
 from ullage.cli.options import Json, Network, Timeout, argument, option, parse_interval
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UllageError
+from ullage.home import home
 from ullage.text import plain
 from ullage.units import format_moment, parse_bytes, parse_duration
 
@@ -197,7 +198,6 @@ def watch(
       ullage slurm watch --me --once
       ullage slurm watch --folder /shared/ullage --attempts 3
     """
-    from ullage.home import home
     from ullage.manager.placement.recovery import RecoveryRules
     from ullage.manager.slurm.runs import RunStore
     from ullage.manager.slurm.watcher import Watcher, WatchTerms
@@ -227,7 +227,6 @@ def history(
 
       ullage slurm history 4711
     """
-    from ullage.home import home
     from ullage.manager.slurm.runs import RunStore
 
     with contextlib.closing(RunStore(home() / STATE)) as store:

@@ -11,7 +11,8 @@ from ullage.errors import UllageError
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU, gpus
 from ullage.hardware import gpu as find_gpu
-from ullage.jobs import Model
+from ullage.jobs.job import JobRequest
+from ullage.jobs.model import Model
 from ullage.units import format_bytes, format_duration
 
 Run = Callable[[Model, GPU], Estimate]
@@ -84,6 +85,20 @@ class Suggestion:
         tight = " (tight: the upper bound does not fit)" if found.tight else ""
         note = f"{format_bytes(found.headroom)} free{tight}" if found.fits else "does not fit"
         return {"change": self.change, "fits": found.fits, "takes": found.figure, "note": note}
+
+
+def suggestions(
+    request: JobRequest,
+    gpu: GPU,
+    run: Callable[[JobRequest, GPU], Estimate],
+    answer: Estimate,
+    progress: Report | None = None,
+) -> list[Suggestion]:
+    """Return changes that would make a job fit, as `options` does for a model; for any other job, a larger GPU."""
+    if request.model is not None:
+        return options(request.model, gpu, lambda job, card: run(replace(request, job=job), card), progress, answer)
+    larger = larger_gpu(lambda card: run(request, card), answer, progress)
+    return [] if larger is None else [larger]
 
 
 def options(

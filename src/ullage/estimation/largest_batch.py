@@ -47,10 +47,7 @@ class Search:
         self._trial, self._limit, self._step = trial, limit, step
         self._taken: dict[int, int] = {}
         # In steps: the largest that fits, and the smallest that does not or was not tried.
-        self._low, self._high = (
-            0,
-            LARGEST // step + 1,
-        )
+        self._low, self._high = 0, LARGEST // step + 1
         self._stretch = 1
 
     @property

@@ -20,6 +20,7 @@ from ullage.jobs.job import JobRequest
 from ullage.jobs.model import Model
 from ullage.jobs.training import train
 from ullage.performance.step import StepCalls
+from ullage.sandbox.protocol import error_text
 from ullage.virtual import VirtualGPU
 from ullage.virtual.cudnn.cudnn_query import asking
 from ullage.virtual.watching.convergence import ConvergenceWatch, MemoryConverged
@@ -56,10 +57,7 @@ def _of_model(model: Model, request: JobRequest, run: Callable[[Callable[[], Any
     except (UllageError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        raise InvalidValue(
-            f"{model.name} does not run with {model.in_words()}: {type(error).__name__}: {lines[0]}"
-        ) from error
+        raise InvalidValue(f"{model.name} does not run with {model.in_words()}: {error_text(error)}") from error
 
 
 def run_function(function: Callable[[], Any], gpu: GPU, request: JobRequest, samples: int = 0) -> Estimate:

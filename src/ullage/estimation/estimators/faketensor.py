@@ -135,24 +135,11 @@ def _estimate(name: str, request: JobRequest, gpu: GPU, margin: int) -> Estimate
     return answer(name, gpu, kind, parts, seconds=time.perf_counter() - begin, notes=notes)
 
 
-@estimator(
-    "faketensor",
-    title="symbolic shapes, the tensors alive",
-    source=_SOURCE,
-    needs="the model and an input shape",
-    supports=supports_names,
-)
-def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """Estimate by the peak of living tensors in one step."""
-    return _estimate("faketensor", request, gpu, 0)
+def _register(name: str, title: str, source: str, margin: int) -> None:
+    @estimator(name, title=title, source=source, needs="the model and an input shape", supports=supports_names)
+    def run(request: JobRequest, gpu: GPU) -> Estimate:
+        return _estimate(name, request, gpu, margin)
 
 
-@estimator(
-    "faketensor+margin",
-    title="symbolic shapes, the tensors alive, and 4 GiB",
-    source=_SOURCE + " (safety margin)",
-    needs="the model and an input shape",
-    supports=supports_names,
-)
-def run_with_margin(request: JobRequest, gpu: GPU) -> Estimate:
-    return _estimate("faketensor+margin", request, gpu, MARGIN)
+_register("faketensor", "symbolic shapes, the tensors alive", _SOURCE, 0)
+_register("faketensor+margin", "symbolic shapes, the tensors alive, and 4 GiB", f"{_SOURCE} (safety margin)", MARGIN)

@@ -8,19 +8,18 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ullage.errors import InvalidValue, ScriptFailed, UllageError
+from ullage.estimation.advice import Budget, OutOfTime, suggestions
+from ullage.estimation.asking import answer_request
 from ullage.estimation.jobs.command import ScriptCommand, python_of
+from ullage.estimation.result import Estimate
+from ullage.hardware import GPU
+from ullage.hardware import gpu as find_gpu
+from ullage.jobs.job import JobRequest, request_of
 from ullage.sandbox.conda import in_conda
 from ullage.sandbox.environment import is_guest
-
-if TYPE_CHECKING:
-    from ullage.estimation.advice import Budget
-    from ullage.estimation.result import Estimate
-    from ullage.hardware import GPU
-    from ullage.jobs.job import JobRequest
-    from ullage.jobs.model import Model
 
 OWN = "ullage"  # the estimator that can tell what would help
 _FOR_ALL = 0.85  # of the time of an estimate: what it and all advice may take, so that the answer is not lost
@@ -75,9 +74,6 @@ def _first_answer(request: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, 
 
 
 def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, Any]:
-    from ullage.estimation.asking import answer_request
-    from ullage.jobs.job import request_of
-
     options: dict[str, Any] = dict(question["options"])
     batch_arg = options.pop("batch_arg", None)
     if question["args"]:
@@ -142,10 +138,7 @@ def _same_stage(rank: int, stages: list[int], ranks: int) -> int:
 def _whole(
     source: str, name: str, request: dict[str, Any], options: dict[str, Any], batch_arg: str | None
 ) -> dict[str, Any]:
-    from ullage.estimation.asking import answer_request
     from ullage.estimation.over_gpus import estimate_over_gpus
-    from ullage.hardware import gpu as find_gpu
-    from ullage.jobs.job import request_of
 
     details, began = request["whole"] == "details", time.monotonic()
     cards = [find_gpu(name) for name in request["gpus"]]
@@ -168,29 +161,15 @@ def advise(
 ) -> dict[str, Any]:
     """Return changes that would make a job fit as `options`, and the `largest` batch: of a model that fits, and of a
     script whose argument for it is known."""
-    from ullage.estimation import advice
-    from ullage.estimation.asking import answer_request
-
-    found: list[advice.Suggestion] = []
-    budget = advice.Budget(seconds, longest=answer.seconds)
-    if request.model is None:
-        run = budget.timed(lambda gpu: answer_request(request, gpu))
-        larger = None if answer.fits else advice.larger_gpu(run, answer)
-        found = [] if larger is None else [larger]
-    elif not answer.fits:
-
-        def run_changed(configuration: Model, gpu: GPU) -> Estimate:
-            return answer_request(replace(request, job=configuration), gpu)
-
-        found = advice.options(request.model, card, budget.timed(run_changed), answer=answer)
+    budget = Budget(seconds, longest=answer.seconds)
+    helpful = [] if answer.fits else suggestions(request, card, budget.timed(answer_request), answer)
     wanted = batch_arg if request.model is None else answer.fits
     largest = _largest(request, card, options.get("batch_size"), batch_arg, budget) if wanted else None
-    return {"options": [each.to_dict() for each in found], "largest": largest}
+    return {"options": [each.to_dict() for each in helpful], "largest": largest}
 
 
 def _largest(request: JobRequest, card: GPU, start: int | None, batch_arg: str | None, budget: Budget) -> str:
     """Return the largest batch in words, or the largest found in the time."""
-    from ullage.estimation.advice import OutOfTime
     from ullage.estimation.largest_batch import search
 
     fitting = [0]

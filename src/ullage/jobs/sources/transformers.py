@@ -20,6 +20,7 @@ from ullage.jobs.model import Model, Precision
 from ullage.jobs.sources.hub import is_checkpoint, read_config
 from ullage.jobs.sources.names import model_names
 from ullage.jobs.tasks import Task, assume
+from ullage.sandbox.protocol import error_text
 from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 
 
@@ -47,7 +48,7 @@ def build_transformers(configuration: Model) -> nn.Module:
     except UllageError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, ImportError, ZeroDivisionError) as error:
-        raise InvalidValue(f"hf:{name} cannot be built: {_first_line(error)}") from error
+        raise InvalidValue(f"hf:{name} cannot be built: {error_text(error)}") from error
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
     if (
@@ -130,7 +131,7 @@ def _config(configuration: Model, made_by: Any, values: dict[str, Any]) -> Any:
     try:
         config = config_class.from_dict(_merged(values, settings))
     except Exception as error:  # its checks raise exceptions of several packages
-        raise InvalidValue(f"{configuration.name}: its config is not valid: {_first_line(error)}") from error
+        raise InvalidValue(f"{configuration.name}: its config is not valid: {error_text(error)}") from error
     _choose_type(configuration, config)
     return config
 
@@ -203,11 +204,6 @@ def _longer_positions(config_class: Any, values: dict[str, Any], length: int) ->
 def _implementation(attention: str) -> str:
     """`flash`, `efficient` and so on are kernels of scaled_dot_product_attention, chosen by the training loop."""
     return "eager" if attention == "eager" else "sdpa"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-    return f"{type(error).__name__}: {lines[0]}"
 
 
 LONGEST_DEFAULT = 1024  # tokens; many models allow far more than people train with

@@ -86,25 +86,13 @@ def _notes(found: list[float], best: int, card: ModelCard, gpu: GPU) -> list[str
     return notes
 
 
-@estimator(
-    "gpumemnet",
-    title="GPUMemNet as published: an ensemble of perceptrons over totals of the model summary",
-    source=SOURCE,
-    needs="the model by name; no GPU",
-    supports=supports_training_by_name,
-)
-def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """Estimate by the ensemble of the family of the model's layers."""
-    return _estimate("gpumemnet", "mlp", request, gpu)
+def _register(name: str, kind: str, title: str) -> None:
+    needs = "the model by name; no GPU"
+
+    @estimator(name, title=title, source=SOURCE, needs=needs, supports=supports_training_by_name)
+    def run(request: JobRequest, gpu: GPU) -> Estimate:
+        return _estimate(name, kind, request, gpu)
 
 
-@estimator(
-    "gpumemnet+transformer",
-    title="GPUMemNet as published: Transformers over the sequence of layers",
-    source=SOURCE,
-    needs="the model by name; no GPU",
-    supports=supports_training_by_name,
-)
-def run_transformer(request: JobRequest, gpu: GPU) -> Estimate:
-    """Estimate by the Transformers of the family of the model's layers."""
-    return _estimate("gpumemnet+transformer", "transformer", request, gpu)
+_register("gpumemnet", "mlp", "GPUMemNet as published: an ensemble of perceptrons over totals of the model summary")
+_register("gpumemnet+transformer", "transformer", "GPUMemNet as published: Transformers over the sequence of layers")
