@@ -24,7 +24,7 @@ from tests.loops import for_each
 
 import ullage
 from ullage.cli import all_commands
-from ullage.cli.launched import with_launcher_apart
+from ullage.cli.main import with_launcher_apart
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -9,7 +9,7 @@ from tests.commands import typed_in
 
 import ullage
 from ullage.errors import InvalidValue, ScriptFailed, UnknownName
-from ullage.estimation.planning.clusters import read_gpus
+from ullage.estimation.planning.asking import read_gpus
 from ullage.estimation.scripts.parent import many_runs
 from ullage.sandbox.guard import Sandbox
 from ullage.sandbox.parent import run

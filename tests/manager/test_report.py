@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.cli.report import table
+from ullage.cli.jobs import usage_table as table
 from ullage.errors import InvalidValue
 from ullage.manager.client import Client
 from ullage.manager.core.report import BY, report_of, spans_of, visible

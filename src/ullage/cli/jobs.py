@@ -1,11 +1,14 @@
-"""Commands about jobs: `ullage queue`, `status`, `logs`, `cancel` and `wait`."""
+"""Commands about jobs: `ullage queue`, `status`, `logs`, `cancel`, `wait` and `report`."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import shutil
 import sys
 import textwrap
+import time
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,16 +16,16 @@ import typer
 from ullage.cli import completion
 from ullage.cli.exit_codes import DONE, FAILED
 from ullage.cli.job_tables import FORMAT_HELP, OVER, QUEUE, chosen, show
-from ullage.cli.options import Json, argument, option
+from ullage.cli.options import MOMENT_FORMS, Json, argument, option
 from ullage.cli.tables import fitted, text_width
-from ullage.errors import UllageError
+from ullage.errors import InvalidValue, UllageError
 from ullage.manager.job_words import attempt_words, exact_moment, facts, memory, reference
+from ullage.manager.report_words import COLUMNS, cells_of, csv_of, failures, moment
 from ullage.text import plain, plain_values
 from ullage.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from ullage.manager.client import Client
-
 
 MOST_ROWS = 100_000  # that the daemon gives at a time
 _MANY, _LATEST = 10, 20  # lines that say the same, and jobs that are over
@@ -290,3 +293,68 @@ def wait(
     found = wait_for(client(), jobs, None if timeout is None else parse_duration(timeout))
     tell(found, as_json)
     raise typer.Exit(exit_code(found))
+
+
+_MAY_BE_EMPTY = ("core hours", "energy")
+_GIVE_WAY = ("core hours", "energy", "90 %", "by part", "promised", "used")  # in a narrow terminal, the first one first
+
+
+def report(
+    by: Annotated[
+        str, option("Group rows by user, day, name, gpu, or several.", "KEYS", complete=completion.report_keys)
+    ] = "user,day",
+    since: Annotated[str, option(f"Start: {MOMENT_FORMS}.", "TIME")] = "7d",
+    until: Annotated[str | None, option("End, in the same form.", "TIME", default="now")] = None,
+    user: User = None,
+    as_csv: Annotated[bool, option("Print CSV.", "--csv")] = False,
+    as_json: Json = False,
+) -> None:
+    """Report usage: GPU hours, memory, energy, waiting times and failures.
+
+    "by part" weights each GPU by the promised part of its memory. "promised" and "used" are means over time. "waited"
+    is the median and the 90th percentile. Operators see all users; others see their own jobs, and more if the daemon's
+    settings allow it.
+
+    Examples:
+
+      ullage report --by user --since 30d
+      ullage report --by day,gpu --since 2026-11-01 --until 2026-12-01 --csv
+    """
+    if as_csv and as_json:
+        raise InvalidValue("--csv and --json exclude each other, got both; leave one out")
+    now = time.time()
+    keys = [key.strip() for key in by.split(",")]
+    found = client().report(keys, moment(since, now), None if until is None else moment(until, now), user)
+    if as_json:
+        print_json(found)
+    elif as_csv:
+        print(csv_of(found), end="")
+    else:
+        _print_table(found)
+
+
+def _print_table(found: dict[str, Any]) -> None:
+    moments = (datetime.datetime.fromtimestamp(found[name]) for name in ("since", "until"))
+    span = " to ".join(each.strftime("%Y-%m-%d %H:%M") for each in moments)
+    if not found["rows"]:
+        print(f"no jobs ran from {span}")
+        return
+    print(span)
+    print(usage_table(found, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+
+
+def usage_table(found: dict[str, Any], width: int | None) -> str:
+    """Return the report as a table, without unused and unknown figures and the columns that do not fit the width."""
+    rows, keys = found["rows"], found["by"]
+    lines = [[plain(str(row[key])) for key in keys] + cells_of(row) for row in rows]
+    if len(rows) > 1:
+        lines.append(["total"] + [""] * (len(keys) - 1) + cells_of(found["total"]))
+    columns = zip([*keys, *COLUMNS], *lines, strict=True)
+    shown = [column for column in columns if column[0] not in _MAY_BE_EMPTY or {*column[1:]} - {"0.00", "unknown"}]
+    heads, *cells = zip(*shown, strict=True)
+    give_way = [name for name in _GIVE_WAY if name in heads]
+    head, *text = fitted(heads, cells, give_way=give_way, left=keys, width=width or sys.maxsize).split("\n")
+    with_failures = [head]
+    for line, row in zip_longest(text, rows):  # after the rows come the total, and a note
+        with_failures += [line, f"    {failures(row['failures'])}"] if row and row["failures"] else [line]
+    return "\n".join(with_failures)

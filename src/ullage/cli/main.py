@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ullage.cli.exit_codes import FAILED, INTERRUPTED, WRONG, exit_code_of
-from ullage.cli.launched import with_launcher_apart
-from ullage.errors import EXTRAS, LABS, UllageError, distribution
+from ullage.errors import EXTRAS, LAB, LABS, UllageError, distribution
 from ullage.text import plain
 
 # The commands in the order of the help, each with the module of this package that has it. A module is imported when its
@@ -34,9 +37,9 @@ _COMMANDS = {
         "status": "jobs",
         "logs": "jobs",
         "cancel": "jobs",
-        "edit": "edits",
+        "edit": "submission",
         "wait": "jobs",
-        "report": "report",
+        "report": "jobs",
         "page": "page",
         "admin": "admin",
         "top": "monitor",
@@ -111,9 +114,20 @@ class Commands(PlainGroup):
         return self.commands.get(cmd_name)
 
 
+def _missing_lab(context: typer.Context) -> None:
+    """Compare, measure and train estimators: comes with ullage-lab."""
+    raise UllageError(f"the lab is a package of its own; type: pip install {LAB}")
+
+
+_missing_lab.context_settings = {"ignore_unknown_options": True, "allow_extra_args": True}  # type: ignore[attr-defined]
+
+
 def _load(name: str) -> Any:
     panel, module = next((panel, names[name]) for panel, names in _COMMANDS.items() if name in names)
-    found = getattr(importlib.import_module(f"ullage.cli.{module}"), name.replace("-", "_"))
+    if name == "lab":
+        found = next((point.load() for point in entry_points(group="ullage.commands", name=name)), _missing_lab)
+    else:
+        found = getattr(importlib.import_module(f"ullage.cli.{module}"), name.replace("-", "_"))
     home = typer.Typer(rich_markup_mode="rich", add_completion=False)
     home.callback()(lambda: None)
     if isinstance(found, typer.Typer):
@@ -220,3 +234,24 @@ def main() -> None:
 def _where_help_is(error: Any) -> str:
     context = getattr(error, "ctx", None)
     return f"see '{context.command_path if context else 'ullage'} --help'"
+
+
+_PYTHONS = ("python", "python3")
+_OF_SCRIPTS = ("estimate", "check", "max-batch")
+_NAMES_FOLLOW = ("--estimator", "-e")
+
+
+def with_launcher_apart(command: str, words: Sequence[str]) -> list[str]:
+    """The words of a command line with `--` before a launcher: what follows it is the launcher's and the script's."""
+    found = list(words)
+    end = found.index("--") if "--" in found else len(found)
+    if command in _OF_SCRIPTS:
+        from ullage.jobs.ranks import LAUNCHERS, NOT_FOLLOWED
+
+        for place, (before, word) in enumerate(pairwise(["", *found[:end]])):
+            if before in _NAMES_FOLLOW:
+                continue
+            name = os.path.basename(word)
+            if name in LAUNCHERS or name in NOT_FOLLOWED or (place == 0 and name in _PYTHONS):
+                return [*found[:place], "--", *found[place:]]
+    return found

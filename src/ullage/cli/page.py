@@ -68,9 +68,8 @@ def page(
 def _alone(listen: str, lasts: float, scope: str, url: str | None) -> tuple[socket.socket, Sessions]:
     """Return the socket and the sessions of a page that a user started."""
     from ullage.manager.api.server import listen_at
-    from ullage.manager.page.kept_sessions import KeptSessions
     from ullage.manager.page.questions import OwnEstimates
-    from ullage.manager.page.sessions import Sessions
+    from ullage.manager.page.sessions import KeptSessions, Sessions
 
     here = None if url else OwnEstimates(home() / ESTIMATES)
     kept = KeptSessions(home() / SESSIONS, url or "")
@@ -88,8 +87,7 @@ def _beside_daemon() -> tuple[socket.socket, Sessions]:
     hide_memory()
     os.nice(5)  # the daemon comes first
     handed = json.loads(sys.stdin.readline())
-    from ullage.manager.page.kept_sessions import KeptSessions
-    from ullage.manager.page.sessions import Sessions
+    from ullage.manager.page.sessions import KeptSessions, Sessions
 
     kept = KeptSessions(Path(handed["kept"]))
     url, lasts, token = handed["url"], handed["session"], handed["token"]

@@ -60,8 +60,7 @@ def plan(
       ullage plan hf:Qwen/Qwen3-8B --gpus 2x8xA100-80GB --global-batch 256 --parallel fsdp2,tp
       ullage plan train.py --gpus 1..32xH100 -- --batch-size 8
     """
-    from ullage.estimation.planning.asking import plan_request
-    from ullage.estimation.planning.clusters import read_gpus
+    from ullage.estimation.planning.asking import plan_request, read_gpus
     from ullage.estimation.planning.result import PlanRow, print_plan
     from ullage.sandbox.limits import room_for
 

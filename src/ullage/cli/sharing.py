@@ -49,7 +49,7 @@ def share(
     jobs: Annotated[list[str], argument(_JOBS, "JOB JOB [JOB...]", completion.sources)],
     gpu: Gpu = None,
     pytorch: Pytorch = None,
-    sharing: Annotated[str, option(_SHARING, "WAYS", complete=completion.ways_to_share)] = "mps",
+    sharing: Annotated[str, option(_SHARING, "WAY", complete=completion.ways_to_share)] = "mps",
     as_json: Json = False,
     **model: Any,
 ) -> None:

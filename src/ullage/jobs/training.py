@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,18 +47,15 @@ def train(
     low = low_precision(configuration)
     if low is not None and not _has_its_types(configuration):
         model = model.to(low)
-    if parallel == PP:
-        with _switches(configuration):
-            _train_stage(configuration, model, task, iterations, device, after_iteration or _nothing)
-        return
-    if parallel is not None:
+    if parallel not in (None, PP):
         model = spread(_in_layout(model, configuration), parallel, configuration, device)
         configuration = _as_spread(configuration, parallel)
-    else:
+    elif parallel is None:
         model = _in_layout(model.to(device) if configuration.quantize is None else model, configuration)
-    run = _infer if configuration.inference else _train
+    loop = _Loop(configuration, model, task, iterations, device, after_iteration or (lambda: None))
+    run = loop.train_stage if parallel == PP else loop.infer if configuration.inference else loop.train
     with _switches(configuration):
-        run(configuration, model, task, iterations, device, after_iteration or _nothing)
+        run()
 
 
 def _in_layout(model: nn.Module, configuration: Model) -> nn.Module:
@@ -107,96 +104,87 @@ def _foreseen(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Ca
         loop.end()
 
 
-def _train(
-    configuration: Model,
-    model: nn.Module,
-    task: Task,
-    iterations: int,
-    device: str,
-    after_iteration: Callable[[], Any],
-) -> None:
-    """The same order of operations, and the same tensors alive, as in the loop that was measured."""
-    model.train()
-    optimizer = make_optimizer(configuration.optimizer, _trainable(model))
-    inputs, targets = _batch(configuration, task)
-    cast = autocast_type(configuration)
-    scaler = torch.amp.GradScaler("cuda") if configuration.types.grad_scaler else None
-    parts = configuration.gradient_accumulation
-    with _foreseen(model, optimizer) as begin_iteration:
-        for _ in range(iterations):
-            begin_iteration()
-            for part in range(parts):
-                on_device = _moved(inputs, device)
-                wanted = _moved(targets, device)
-                if configuration.channels_last:
-                    on_device = _channels_last(on_device)
-                if part == 0:
-                    optimizer.zero_grad(set_to_none=True)
-                with torch.autocast("cuda", dtype=cast, enabled=cast is not None):
-                    out = task.forward(model, on_device, wanted)  # alive through the backward pass, as in most loops
-                    loss = task.loss(out, wanted)
-                if parts > 1:
-                    loss = loss / parts
-                (loss if scaler is None else scaler.scale(loss)).backward()
-            if scaler is None:
+@dataclass(frozen=True)
+class _Loop:
+    """A model with its task, and where and how often it runs."""
+
+    configuration: Model
+    model: nn.Module
+    task: Task
+    iterations: int
+    device: str
+    after_iteration: Callable[[], Any]
+
+    def train(self) -> None:
+        """The same order of operations, and the same tensors alive, as in the loop that was measured."""
+        configuration, model, task, device = self.configuration, self.model, self.task, self.device
+        model.train()
+        optimizer = make_optimizer(configuration.optimizer, _trainable(model))
+        inputs, targets = _batch(configuration, task)
+        cast = autocast_type(configuration)
+        scaler = torch.amp.GradScaler("cuda") if configuration.types.grad_scaler else None
+        parts = configuration.gradient_accumulation
+        with _foreseen(model, optimizer) as begin_iteration:
+            for _ in range(self.iterations):
+                begin_iteration()
+                for part in range(parts):
+                    on_device = _moved(inputs, device)
+                    wanted = _moved(targets, device)
+                    if configuration.channels_last:
+                        on_device = _channels_last(on_device)
+                    if part == 0:
+                        optimizer.zero_grad(set_to_none=True)
+                    with torch.autocast("cuda", dtype=cast, enabled=cast is not None):
+                        out = task.forward(model, on_device, wanted)  # alive until the backward pass is over
+                        loss = task.loss(out, wanted)
+                    if parts > 1:
+                        loss = loss / parts
+                    (loss if scaler is None else scaler.scale(loss)).backward()
+                if scaler is None:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
+                    scaler.update()
+                self.after_iteration()
+
+    def train_stage(self) -> None:
+        """The loop of one stage of a pipeline; the loss is computed inside of the last one."""
+        configuration, device = self.configuration, self.device
+        if configuration.inference or configuration.types.grad_scaler:
+            raise InvalidValue("stages of a pipeline by name are trained, and not with precision amp_fp16")
+        own = torch.device(device, join_ranks(PP, configuration))
+        number, stages = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        samples = configuration.batch_size * configuration.gradient_accumulation
+        count = microbatches(samples, stages)
+        stage = cut(self.model, self.task, number, stages, configuration).to(own).train()
+        optimizer = make_optimizer(configuration.optimizer, _trainable(stage))
+        inputs, targets = _batch(replace(configuration, batch_size=samples), self.task)
+        ids = inputs["input_ids"]
+        schedule = schedule_of(stage, ids[: samples // count].to("meta"), number, stages, count, own)
+        assume(f"pp: {count} micro-batches of {samples // count} samples")
+        with _foreseen(stage, optimizer) as begin_iteration:
+            for _ in range(self.iterations):
+                begin_iteration()
+                optimizer.zero_grad(set_to_none=True)
+                given = [ids.to(own)] if stage.is_first else []
+                wanted = {**_moved(targets, device), "target": torch.zeros(samples)} if stage.is_last else {}
+                schedule.step(*given, **wanted)
                 optimizer.step()
-            else:
-                scaler.step(optimizer)
-                scaler.update()
-            after_iteration()
+                self.after_iteration()
 
-
-def _train_stage(
-    configuration: Model,
-    model: nn.Module,
-    task: Task,
-    iterations: int,
-    device: str,
-    after_iteration: Callable[[], Any],
-) -> None:
-    """The loop of one stage of a pipeline; the loss is computed inside of the last one."""
-    if configuration.inference or configuration.types.grad_scaler:
-        raise InvalidValue("stages of a pipeline by name are trained, and not with precision amp_fp16")
-    own = torch.device(device, join_ranks(PP, configuration))
-    number, stages = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    samples = configuration.batch_size * configuration.gradient_accumulation
-    count = microbatches(samples, stages)
-    stage = cut(model, task, number, stages, configuration).to(own).train()
-    optimizer = make_optimizer(configuration.optimizer, _trainable(stage))
-    inputs, targets = _batch(replace(configuration, batch_size=samples), task)
-    ids = inputs["input_ids"]
-    schedule = schedule_of(stage, ids[: samples // count].to("meta"), number, stages, count, own)
-    assume(f"pp: {count} micro-batches of {samples // count} samples")
-    with _foreseen(stage, optimizer) as begin_iteration:
-        for _ in range(iterations):
-            begin_iteration()
-            optimizer.zero_grad(set_to_none=True)
-            given = [ids.to(own)] if stage.is_first else []
-            wanted = {**_moved(targets, device), "target": torch.zeros(samples)} if stage.is_last else {}
-            schedule.step(*given, **wanted)
-            optimizer.step()
-            after_iteration()
-
-
-def _infer(
-    configuration: Model,
-    model: nn.Module,
-    task: Task,
-    iterations: int,
-    device: str,
-    after_iteration: Callable[[], Any],
-) -> None:
-    model.eval()
-    inputs, targets = _batch(configuration, task)
-    cast = autocast_type(configuration)
-    for _ in range(iterations):
-        on_device = _moved(inputs, device)
-        wanted = _moved(targets, device)
-        if configuration.channels_last:
-            on_device = _channels_last(on_device)
-        with torch.no_grad(), torch.autocast("cuda", dtype=cast, enabled=cast is not None):
-            out = task.predict(model, on_device, wanted)  # noqa: F841  stays alive until the next one exists
-        after_iteration()
+    def infer(self) -> None:
+        configuration, model, task, device = self.configuration, self.model, self.task, self.device
+        model.eval()
+        inputs, targets = _batch(configuration, task)
+        cast = autocast_type(configuration)
+        for _ in range(self.iterations):
+            on_device = _moved(inputs, device)
+            wanted = _moved(targets, device)
+            if configuration.channels_last:
+                on_device = _channels_last(on_device)
+            with torch.no_grad(), torch.autocast("cuda", dtype=cast, enabled=cast is not None):
+                out = task.predict(model, on_device, wanted)  # noqa: F841  stays alive until the next one exists
+            self.after_iteration()
 
 
 def _trainable(model: nn.Module) -> list[Any]:
@@ -246,7 +234,3 @@ def _switches(configuration: Model) -> Iterator[None]:
         if configuration.attention in _ATTENTION_KERNELS:
             stack.enter_context(sdpa_kernel(_ATTENTION_KERNELS[configuration.attention]))
         yield
-
-
-def _nothing() -> None:
-    """The default for `after_iteration`."""

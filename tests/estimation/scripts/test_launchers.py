@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ullage.cli.launched import with_launcher_apart
+from ullage.cli.main import with_launcher_apart
 from ullage.cli.options import request_from
 from ullage.errors import InvalidValue
 from ullage.estimation.jobs.launchers import launched

@@ -26,9 +26,8 @@ import torch
 from ullage.estimation.from_virtual_gpu import figures_of
 from ullage.estimation.scripts.driver import install_driver
 from ullage.estimation.scripts.failures import as_user_sees, describe, where_now
-from ullage.estimation.scripts.launching import Launching
 from ullage.estimation.scripts.loops import compiled
-from ullage.estimation.scripts.processes import Processes
+from ullage.estimation.scripts.processes import Launching, Processes
 from ullage.estimation.scripts.request import GRACE, ScriptRequest, packed
 from ullage.estimation.scripts.stand_ins import install_stand_ins
 from ullage.estimation.scripts.weights import Weights
