@@ -13,12 +13,9 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ullage.errors import NotAllowed, UllageError
-
-if TYPE_CHECKING:
-    from ullage.manager.page.sessions import Session
 
 EVERY = 1.0  # seconds between two readings
 _REST, _OLD = 20.0, 10.0  # the whole queue again: after so many times as long as it took; after so many seconds at most
@@ -76,13 +73,28 @@ def place_names(gpus: list[Answer]) -> dict[str, str]:
     return names
 
 
+class Asker(Protocol):
+    """The part of a session that readings use."""
+
+    @property
+    def over(self) -> bool:
+        """Whether its token is worth nothing any more."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether it waits for an answer."""
+
+    async def ask(self, verb: str, **arguments: Any) -> Any:
+        """What the daemon answers to it."""
+
+
 class SharedReadings:
     """Readings by user and rights, as the daemon reports them for each session's own token."""
 
     def __init__(self) -> None:
         self._readings: dict[Hashable, Readings] = {}
 
-    def of(self, session: Session, about: Answer) -> Readings:
+    def of(self, session: Asker, about: Answer) -> Readings:
         """Return the readings of a session, by its own `ping`."""
         self._readings = {who: each for who, each in self._readings.items() if each.wanted}
         who = about["uid"], about["you"], about["operator"], about["scope"]
@@ -94,7 +106,7 @@ class SharedReadings:
 class Readings:
     """The readings of sessions with the same rights; any of them asks for all."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Asker) -> None:
         self._sessions = [session]
         self._last, self._next = DaemonReading(), 0.0
         # The whole queue: its last event, and when it is asked for again, if something has happened or not.
@@ -108,10 +120,10 @@ class Readings:
         """Whether a session is left that may see them."""
         return any(not each.over for each in self._sessions)
 
-    def share(self, session: Session) -> None:
+    def share(self, session: Asker) -> None:
         self._sessions = [each for each in self._sessions if not each.over and each is not session] + [session]
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: Asker) -> None:
         self._sessions = [each for each in self._sessions if each is not session]
 
     async def latest(self) -> DaemonReading:
