@@ -38,14 +38,14 @@ def evaluate(
     from ullage.measuring import contribution
 
     if contribution.is_one(truth):
-        found = contribution.read(truth)
-        version = found.header["versions"]["torch"]
+        contributed = contribution.read(truth)
+        version = contributed.header["versions"]["torch"]
         follow(version)
-        rows, card = found.truth()[::every], found.gpu
+        rows, card = contributed.truth()[::every], contributed.gpu
         if not rows:
             raise UllageError(f"{truth} has no training that was measured")
         if not as_json:
-            failed = len(found.runs) - len(rows)
+            failed = len(contributed.runs) - len(rows)
             print(
                 f"{truth} is in order: {len(rows)} trainings on {card.name} with PyTorch {version}, "
                 f"{failed} failed there"

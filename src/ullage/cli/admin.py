@@ -105,8 +105,8 @@ def create(
         return
     print(made["token"])
     until = "" if made["expires"] is None else f", valid until {_time(made['expires'])}"
-    told = f"ullage: token {made['id']} of {made['user']}, scope {made['scope']}{until}; it is not shown again"
-    print(told, file=sys.stderr)
+    notice = f"ullage: token {made['id']} of {made['user']}, scope {made['scope']}{until}; it is not shown again"
+    print(notice, file=sys.stderr)
 
 
 @token.command("list")
@@ -120,14 +120,14 @@ def list_tokens(
 
       ullage admin token list
     """
-    found = client().tokens(everybody=everybody)
+    token_records = client().tokens(everybody=everybody)
     if as_json:
-        print_json(found)
+        print_json(token_records)
         return
     heads = ["token", "user", "name", "scope", "made", "valid until"]
     rows = [
         [str(each["id"]), each["user"], each["name"], each["scope"], _time(each["made"]), _valid(each)]
-        for each in plain_values(found)
+        for each in plain_values(token_records)
     ]
     print(
         fitted(heads, rows, left=heads) if rows else "there are no tokens; create one with 'ullage admin token create'"

@@ -34,10 +34,10 @@ def completer(names: str | Iterable[str], *more: str, several: bool = False, alo
     def complete(incomplete: str) -> Completions:
         before, comma, begun = incomplete.rpartition(",") if several else ("", "", incomplete)
         known = _imported(names) if isinstance(names, str) else names
-        found = [name for name in [*_names(known), *more] if name.casefold().startswith(begun.casefold())]
+        matching = [name for name in [*_names(known), *more] if name.casefold().startswith(begun.casefold())]
         if not several and (meanings := _meanings(known)):
-            return [(name, meanings[name]) for name in found]
-        return [alone] * bool(alone and alone.startswith(incomplete)) + [f"{before}{comma}{name}" for name in found]
+            return [(name, meanings[name]) for name in matching]
+        return [alone] * bool(alone and alone.startswith(incomplete)) + [f"{before}{comma}{name}" for name in matching]
 
     return complete
 
@@ -54,8 +54,8 @@ def _meanings(known: Any) -> dict[str, str]:
 
 def _imported(home: str) -> Any:
     module, _, name = home.partition(":")
-    found = getattr(importlib.import_module(module), name)
-    return found() if callable(found) else found
+    value = getattr(importlib.import_module(module), name)
+    return value() if callable(value) else value
 
 
 _GPUS, _ESTIMATORS = "ullage.hardware:gpus", "ullage.estimation.estimators.registry:estimators"
@@ -120,8 +120,8 @@ def _files(incomplete: str, kind: str) -> list[str]:
 
 def clusters(incomplete: str) -> Completions:
     """GPUs in the catalogue, after how many there are, and on how many machines."""
-    found = re.fullmatch(r"((?:[0-9.]+x)+)(.*)", incomplete)
-    return [f"{found[1]}{name}" for name in gpus(found[2])] if found else ["1..8x", "1..64x", "8x", "2x8x"]
+    match = re.fullmatch(r"((?:[0-9.]+x)+)(.*)", incomplete)
+    return [f"{match[1]}{name}" for name in gpus(match[2])] if match else ["1..8x", "1..64x", "8x", "2x8x"]
 
 
 def counted_gpus(incomplete: str) -> Completions:
@@ -137,8 +137,8 @@ def pythons(incomplete: str) -> list[str]:
 
     typed = Path(incomplete)
     folder, begun = (typed, "") if incomplete.endswith("/") else (typed.parent, typed.name)
-    found = sorted(str(python.parents[1]) for python in folder.glob(f"{begun}*/bin/python"))
-    return found + [name for name in conda_names(os.environ) if name.startswith(incomplete)]
+    environments = sorted(str(python.parents[1]) for python in folder.glob(f"{begun}*/bin/python"))
+    return environments + [name for name in conda_names(os.environ) if name.startswith(incomplete)]
 
 
 def policies(incomplete: str) -> list[str]:
@@ -157,10 +157,10 @@ def _functions_of_three(file: Path) -> list[str]:
     import ast
 
     try:
-        found = ast.parse(file.read_text(encoding="utf-8")).body
+        statements = ast.parse(file.read_text(encoding="utf-8")).body
     except (OSError, ValueError, SyntaxError):
         return []
-    functions = [each for each in found if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
+    functions = [each for each in statements if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
     return [each.name for each in functions if len(each.args.args) == 3]
 
 

@@ -62,12 +62,12 @@ def contribute(
         for name, line in begun:
             tally["failed" if "failed" in line else "measured"] += 1
             going.step(f"{name}: {line['failed']}" if "failed" in line else name)
-    found = contribution.read(out)
-    missing = len(contribution.TRAININGS) - len(found.runs)
+    contents = contribution.read(out)
+    missing = len(contribution.TRAININGS) - len(contents.runs)
     if as_json:
-        print(json.dumps({"file": str(out), **tally, "in_file": len(found.runs), "left": missing}))
+        print(json.dumps({"file": str(out), **tally, "in_file": len(contents.runs), "left": missing}))
         return
-    print(f"{len(found.runs)} of {len(contribution.TRAININGS)} trainings are in {out}")
+    print(f"{len(contents.runs)} of {len(contribution.TRAININGS)} trainings are in {out}")
     if missing:
         print(f"{missing} are left: type the same line again to go on")
     print(f"Look at it: ullage contribute --show {out}")
@@ -93,17 +93,18 @@ def _agreed() -> bool:
     return typer.confirm("Go on?", err=True)
 
 
-def _show(found: Contribution, as_json: bool) -> None:
+def _show(contents: Contribution, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({**found.header, "runs": found.runs}))
+        print(json.dumps({**contents.header, "runs": contents.runs}))
         return
-    card = found.header["gpu"]
+    card = contents.header["gpu"]
     size = format_bytes(card["memory"])
     print(f"GPU: {card['name']}, {size}, {card['sms']} SMs, compute capability {card['capability']}")
-    told = {name: found.header[name] for name in ("driver", "cuda", "cudnn") if name in found.header}
-    print("Versions: " + ", ".join(f"{name} {value}" for name, value in {**told, **found.header["versions"]}.items()))
+    versions = {name: contents.header[name] for name in ("driver", "cuda", "cudnn") if name in contents.header}
+    versions |= contents.header["versions"]
+    print("Versions: " + ", ".join(f"{name} {value}" for name, value in versions.items()))
     rows = []
-    for name, run in found.runs.items():
+    for name, run in contents.runs.items():
         if "failed" in run:
             rows.append([name, run["failed"], "", "", ""])
             continue

@@ -162,13 +162,13 @@ def _search(
             going.doing(f"{number} {'fits' if answer.fits else 'does not fit'}", trial)
 
         start = sizes.get(WHAT[what][0]) if what in WHAT else None
-        found = search(request, gpu or default_gpu(), what=what, batch_arg=batch_arg, start=start, progress=after_trial)
+        best = search(request, gpu or default_gpu(), what=what, batch_arg=batch_arg, start=start, progress=after_trial)
     if as_json:
-        print(json.dumps(found.to_dict()))
+        print(json.dumps(best.to_dict()))
         return
-    print(found.report())
-    print(f"{found.trials} estimates in {found.seconds:.1f} s, without a GPU")
-    _print_default_gpu(gpu, found.gpu)
+    print(best.report())
+    print(f"{best.trials} estimates in {best.seconds:.1f} s, without a GPU")
+    _print_default_gpu(gpu, best.gpu)
 
 
 def _count_jobs(request: JobRequest, gpu: str | None, as_json: bool) -> None:

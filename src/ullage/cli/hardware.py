@@ -68,16 +68,16 @@ def gpus(
     one = _one(word)
     cards = [*all_gpus(), *own_gpus()]
     part = word.strip().casefold()
-    found = [one] if one else [card for card in cards if part in card.name.casefold() or part == card.generation]
-    if not found:
+    listed = [one] if one else [card for card in cards if part in card.name.casefold() or part == card.generation]
+    if not listed:
         raise InvalidValue(f"no GPU has {word!r} in its name; 'ullage gpus' lists them all")
     if as_json:
-        print(json.dumps([vars(card) for card in found], default=str))
+        print(json.dumps([vars(card) for card in listed], default=str))
         return
     if one:
         Console().print(_details(one))
     else:
-        print(_table(found))
+        print(_table(listed))
 
 
 def _one(word: str) -> GPU | None:

@@ -93,11 +93,11 @@ FORMAT_HELP = f"Columns to show: {', '.join(COLUMNS)}."
 
 def chosen(names: str) -> list[str]:
     """The names of columns in a text such as "id,state,why"; one that is not there is refused."""
-    found = [name.strip() for name in names.split(",") if name.strip()]
-    for name in found:
+    chosen_names = [name.strip() for name in names.split(",") if name.strip()]
+    for name in chosen_names:
         if name not in COLUMNS:
             raise UnknownName("column", name, COLUMNS, hint="columns: " + ", ".join(COLUMNS))
-    return found or list(COLUMNS)
+    return chosen_names or list(COLUMNS)
 
 
 def show(jobs: Sequence[Job], names: Sequence[str], foot: str = "") -> None:

@@ -131,13 +131,13 @@ def _rows(manager: Client, user: str | None, every: bool, limit: int | None) -> 
     """The rows of the queue, and what is to be said below them."""
     if every:
         return manager.queue(user, limit), ""
-    found = manager.folded_queue(user, limit)
-    rows = list(found["rows"])
-    more = found["all_rows"] - len(rows)
-    counts = ", ".join(f"{number:,} {state}" for state, number in sorted(found["states"].items()))
+    page = manager.folded_queue(user, limit)
+    rows = list(page["rows"])
+    more = page["all_rows"] - len(rows)
+    counts = ", ".join(f"{number:,} {state}" for state, number in sorted(page["states"].items()))
     if more:
-        return rows, f"{more:,} more rows; {found['jobs']:,} jobs in all: {counts}"
-    return rows, f"{found['jobs']:,} jobs: {counts}" if found["jobs"] > len(rows) else ""
+        return rows, f"{more:,} more rows; {page['jobs']:,} jobs in all: {counts}"
+    return rows, f"{page['jobs']:,} jobs: {counts}" if page["jobs"] > len(rows) else ""
 
 
 def _host_line(about: dict[str, Any]) -> str:
@@ -158,11 +158,11 @@ def _gpu_table(cards: list[dict[str, Any]], width: int) -> str:
         state = "lost" if card["lost"] else "drained" if card["drained"] else ""
         bookings = "; ".join(each["text"] for each in card["bookings"])
         remarks = " ".join(filter(None, (state, card["drain_reason"], bookings)))
-        told = "  ".join(filter(None, (" ".join(map(str, card["jobs"])), remarks)))
-        if text_width(line) + 2 + text_width(told) <= width:
-            shown.append(f"{line}  {told}".rstrip())
+        remark = "  ".join(filter(None, (" ".join(map(str, card["jobs"])), remarks)))
+        if text_width(line) + 2 + text_width(remark) <= width:
+            shown.append(f"{line}  {remark}".rstrip())
         else:
-            shown += [line, *textwrap.wrap(told, width, initial_indent="    ", subsequent_indent="    ")]
+            shown += [line, *textwrap.wrap(remark, width, initial_indent="    ", subsequent_indent="    ")]
     return "\n".join(shown)
 
 
@@ -186,11 +186,11 @@ def status(
         about = client().ping()
         print_json(about) if as_json else _print_daemon(plain_values(about))
         return
-    found = client().jobs(job)
+    records = client().jobs(job)
     if as_json:
-        print_json(found)
+        print_json(records)
     else:
-        print("\n\n".join("\n".join(_lines(one)) for one in plain_values(found)))
+        print("\n\n".join("\n".join(_lines(one)) for one in plain_values(records)))
 
 
 def _print_daemon(about: dict[str, Any]) -> None:
@@ -290,9 +290,9 @@ def wait(
 
       ullage wait 12_all --timeout 2h
     """
-    found = wait_for(client(), jobs, None if timeout is None else parse_duration(timeout))
-    tell(found, as_json)
-    raise typer.Exit(exit_code(found))
+    ended = wait_for(client(), jobs, None if timeout is None else parse_duration(timeout))
+    tell(ended, as_json)
+    raise typer.Exit(exit_code(ended))
 
 
 _MAY_BE_EMPTY = ("core hours", "energy")
@@ -324,31 +324,31 @@ def report(
         raise InvalidValue("--csv and --json exclude each other, got both; leave one out")
     now = time.time()
     keys = [key.strip() for key in by.split(",")]
-    found = client().report(keys, moment(since, now), None if until is None else moment(until, now), user)
+    usage = client().report(keys, moment(since, now), None if until is None else moment(until, now), user)
     if as_json:
-        print_json(found)
+        print_json(usage)
     elif as_csv:
-        print(csv_of(found), end="")
+        print(csv_of(usage), end="")
     else:
-        _print_table(found)
+        _print_table(usage)
 
 
-def _print_table(found: dict[str, Any]) -> None:
-    moments = (datetime.datetime.fromtimestamp(found[name]) for name in ("since", "until"))
+def _print_table(usage: dict[str, Any]) -> None:
+    moments = (datetime.datetime.fromtimestamp(usage[name]) for name in ("since", "until"))
     span = " to ".join(each.strftime("%Y-%m-%d %H:%M") for each in moments)
-    if not found["rows"]:
+    if not usage["rows"]:
         print(f"no jobs ran from {span}")
         return
     print(span)
-    print(usage_table(found, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+    print(usage_table(usage, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
 
 
-def usage_table(found: dict[str, Any], width: int | None) -> str:
+def usage_table(usage: dict[str, Any], width: int | None) -> str:
     """Return the report as a table, without unused and unknown figures and the columns that do not fit the width."""
-    rows, keys = found["rows"], found["by"]
+    rows, keys = usage["rows"], usage["by"]
     lines = [[plain(str(row[key])) for key in keys] + cells_of(row) for row in rows]
     if len(rows) > 1:
-        lines.append(["total"] + [""] * (len(keys) - 1) + cells_of(found["total"]))
+        lines.append(["total"] + [""] * (len(keys) - 1) + cells_of(usage["total"]))
     columns = zip([*keys, *COLUMNS], *lines, strict=True)
     shown = [column for column in columns if column[0] not in _MAY_BE_EMPTY or {*column[1:]} - {"0.00", "unknown"}]
     heads, *cells = zip(*shown, strict=True)

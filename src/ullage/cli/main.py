@@ -125,17 +125,17 @@ _missing_lab.context_settings = {"ignore_unknown_options": True, "allow_extra_ar
 def _load(name: str) -> Any:
     panel, module = next((panel, names[name]) for panel, names in _COMMANDS.items() if name in names)
     if name == "lab":
-        found = next((point.load() for point in entry_points(group="ullage.commands", name=name)), _missing_lab)
+        loaded = next((point.load() for point in entry_points(group="ullage.commands", name=name)), _missing_lab)
     else:
-        found = getattr(importlib.import_module(f"ullage.cli.{module}"), name.replace("-", "_"))
+        loaded = getattr(importlib.import_module(f"ullage.cli.{module}"), name.replace("-", "_"))
     home = typer.Typer(rich_markup_mode="rich", add_completion=False)
     home.callback()(lambda: None)
-    if isinstance(found, typer.Typer):
-        _tidied(found)
-        home.add_typer(found, name=name, cls=PlainGroup, rich_help_panel=panel)
+    if isinstance(loaded, typer.Typer):
+        _tidied(loaded)
+        home.add_typer(loaded, name=name, cls=PlainGroup, rich_help_panel=panel)
     else:
-        settings = getattr(found, "context_settings", None)
-        home.command(name, cls=PlainCommand, rich_help_panel=panel, context_settings=settings)(found)
+        settings = getattr(loaded, "context_settings", None)
+        home.command(name, cls=PlainCommand, rich_help_panel=panel, context_settings=settings)(loaded)
     group: Any = typer.main.get_command(home)
     command = group.commands[name]
     command.short_help = _short(command.help or "")
@@ -176,10 +176,10 @@ def all_commands() -> Any:
 
 def typed(command: str, words: list[str]) -> dict[str, Any]:
     """Return the parameters that the words after a command set, by name."""
-    found: Any = _load(command)
-    with found.make_context(command, words) as context:
-        told = {name: context.get_parameter_source(name) for name in context.params}
-        return {name: value for name, value in context.params.items() if told[name].name == "COMMANDLINE"}
+    parser: Any = _load(command)
+    with parser.make_context(command, words) as context:
+        sources = {name: context.get_parameter_source(name) for name in context.params}
+        return {name: value for name, value in context.params.items() if sources[name].name == "COMMANDLINE"}
 
 
 def _print_version(wanted: bool) -> None:
@@ -243,15 +243,15 @@ _NAMES_FOLLOW = ("--estimator", "-e")
 
 def with_launcher_apart(command: str, words: Sequence[str]) -> list[str]:
     """The words of a command line with `--` before a launcher: what follows it is the launcher's and the script's."""
-    found = list(words)
-    end = found.index("--") if "--" in found else len(found)
+    parts = list(words)
+    end = parts.index("--") if "--" in parts else len(parts)
     if command in _OF_SCRIPTS:
         from ullage.jobs.ranks import LAUNCHERS, NOT_FOLLOWED
 
-        for place, (before, word) in enumerate(pairwise(["", *found[:end]])):
+        for place, (before, word) in enumerate(pairwise(["", *parts[:end]])):
             if before in _NAMES_FOLLOW:
                 continue
             name = os.path.basename(word)
             if name in LAUNCHERS or name in NOT_FOLLOWED or (place == 0 and name in _PYTHONS):
-                return [*found[:place], "--", *found[place:]]
-    return found
+                return [*parts[:place], "--", *parts[place:]]
+    return parts

@@ -76,7 +76,7 @@ def measure(
     done = measured_before(out)
     orders = [order for order in orders if order.row["id"] not in done]
     say_left(len(done), len(orders), "runs", out)
-    found = runs.measure(
+    results = runs.measure(
         orders,
         card.name,
         total=card.usable,
@@ -85,7 +85,7 @@ def measure(
         estimated=estimated,
         timeout=parse_duration(timeout),
     )
-    _follow(found, len(orders), out, as_json)
+    _follow(results, len(orders), out, as_json)
 
 
 def _measure_context(as_json: bool) -> None:
@@ -93,14 +93,14 @@ def _measure_context(as_json: bool) -> None:
     from ullage.measuring.machine import as_own_card, measure_context
     from ullage.measuring.runs import local_gpu
 
-    found = measure_context()
+    sizes = measure_context()
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(sizes))
         return
-    for name, size in found.items():
+    for name, size in sizes.items():
         print(f"{name}: {size / 2**20:.0f} MiB", file=sys.stderr)
     print("to let estimates use it, write these lines to $ULLAGE_HOME/gpus/NAME.toml:", file=sys.stderr)
-    print(as_own_card(found, local_gpu().name))
+    print(as_own_card(sizes, local_gpu().name))
 
 
 def _ask_cudnn(
@@ -154,14 +154,14 @@ def _ask_cudnn(
             print(f"cuDNN answered for {row['answered']} convolutions and declined {row['declined']}: {row['file']}")
 
 
-def _ask_about(problems: Sequence[ConvolutionProblem], out: Path, workers: int, told: str | None) -> dict[str, Any]:
+def _ask_about(problems: Sequence[ConvolutionProblem], out: Path, workers: int, text: str | None) -> dict[str, Any]:
     """Ask about what the file does not have yet, by one description of a GPU."""
     from ullage.measuring import cudnn as asking
 
     done = asking.asked_before(out)
     left = [problem for problem in problems if problem not in done]
     say_left(len(done), len(left), "convolutions", out)
-    answers = asking.ask(left, workers, told)
+    answers = asking.ask(left, workers, text)
     declined = sum("declined" in row for row in appended(answers, "asking cuDNN", len(left), out))
     return {"file": str(out), "answered": len(left) - declined, "declined": declined}
 
@@ -178,11 +178,11 @@ def _orders(what: Path, args: list[str], histories: Path | None, steps: int) -> 
     return read_runs(list(read_rows(what)), steps, histories)
 
 
-def _follow(found: Any, count: int, out: Path, as_json: bool) -> None:
+def _follow(results: Any, count: int, out: Path, as_json: bool) -> None:
     """Write each row as it comes, and say in the end how the runs went."""
     console = Console(stderr=True)
     tally = {"measured": 0, "ran out of memory": 0, "failed": 0, "survived": 0, "capped": 0}
-    for row in appended(found, "measuring", count, out):
+    for row in appended(results, "measuring", count, out):
         outcome = "failed" if "failed" in row else "ran out of memory" if "oom" in row else "measured"
         tally[outcome] += 1
         if "capped" in row:
@@ -229,6 +229,6 @@ def diff(
     recorded = recorded_requests(truth.parent / history)
     with Console(stderr=True).status(f"running {configuration.short_name} on a virtual GPU ..."):
         virtual = virtual_requests(lambda: train(configuration), gpu or "H200")
-    found = first_difference(recorded, virtual, around)
+    difference = first_difference(recorded, virtual, around)
     print(f"{rows[row]['model']}: {len(recorded):,} requests and frees recorded, {len(virtual):,} on the virtual GPU")
-    print(found if found is not None else "no difference")
+    print(difference if difference is not None else "no difference")

@@ -185,10 +185,10 @@ def view(snapshot: dict[str, Any], width: int, height: int | None = None, ascii_
 def _heading(snapshot: dict[str, Any], width: int) -> Text:
     clock = time.strftime("%H:%M:%S", time.localtime(snapshot["time"]))
     count = sum(not gpu["mig"] for gpu in snapshot["gpus"])
-    said = f"ullage top  {clock}  {count} GPU{'' if count == 1 else 's'}, source {snapshot['source']}"
+    text = f"ullage top  {clock}  {count} GPU{'' if count == 1 else 's'}, source {snapshot['source']}"
     if snapshot["failures"]:
-        said += f", {snapshot['failures']} looks failed"
-    heading = Text(said, style="bold")
+        text += f", {snapshot['failures']} looks failed"
+    heading = Text(text, style="bold")
     heading.truncate(width, overflow="ellipsis")
     return heading
 
@@ -199,12 +199,12 @@ def _heading(snapshot: dict[str, Any], width: int) -> Text:
 def _fitting(width: int, gpus: list[Gpu]) -> tuple[list[_Column], list[str], list[str]]:
     """The columns that there is room for, the most telling first; the titles of others; and of what no GPU tells."""
     live = [gpu for gpu in gpus if not gpu["lost"]]
-    told = [column for column in (*_ALWAYS, *_WHEN_WIDE) if any(column.cell(gpu).plain != UNKNOWN for gpu in live)]
-    unknown = [column.title for column in (*_ALWAYS, *_WHEN_WIDE) if live and column not in told]
-    shown = [column for column in _ALWAYS if column in told]
+    known = [column for column in (*_ALWAYS, *_WHEN_WIDE) if any(column.cell(gpu).plain != UNKNOWN for gpu in live)]
+    unknown = [column.title for column in (*_ALWAYS, *_WHEN_WIDE) if live and column not in known]
+    shown = [column for column in _ALWAYS if column in known]
     hidden: list[str] = []
     left = width - sum(column.width + 1 for column in shown) - (2 + 1 + _NAME + 1 + _LEAST_BAR + 1 + _SIZES)
-    for column in (column for column in _WHEN_WIDE if column in told):
+    for column in (column for column in _WHEN_WIDE if column in known):
         if not hidden and left >= column.width + 1:
             shown.append(column)
             left -= column.width + 1

@@ -144,7 +144,7 @@ def options_of(made: type, *names: str, panel: str | None = None) -> Options:
     ['world_size', 'nodes']
     """
     hints = get_type_hints(made)
-    found: Options = {}
+    options: Options = {}
     for spec in fields(made):
         if "help" not in spec.metadata or names and spec.name not in names:
             continue
@@ -161,12 +161,12 @@ def options_of(made: type, *names: str, panel: str | None = None) -> Options:
             number = about["metavar"] not in _WORDS and next((each for each in (int, float) if each in kinds), None)
             kind, default = number or str, None
             kind = (list[kind] if about.get("several") else kind) | None
-            told = about.get("default") or (None if spec.default in (None, ()) else str(spec.default))
+            default_words = about.get("default") or (None if spec.default in (None, ()) else str(spec.default))
             several = " Several with commas." if about.get("several") else ""
-            shown |= {"metavar": about["metavar"], "default": told, "min": about.get("least")}
+            shown |= {"metavar": about["metavar"], "default": default_words, "min": about.get("least")}
             taken = option(about["help"] + several, *words, **shown)
-        found[long.replace("-", "_")] = Annotated[kind, taken], default
-    return found
+        options[long.replace("-", "_")] = Annotated[kind, taken], default
+    return options
 
 
 # The fields of a model that are options of their own; --set takes the others.
@@ -217,8 +217,8 @@ def _options(shared: Options | type) -> Options:
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were given, by their names, as `request_of` takes them."""
-    found = {name: value for name, value in values.items() if value is not None and value is not False and value != []}
-    return {name: _READ[name](value) if name in _READ else value for name, value in found.items()}
+    typed = {name: value for name, value in values.items() if value is not None and value is not False and value != []}
+    return {name: _READ[name](value) if name in _READ else value for name, value in typed.items()}
 
 
 def _shape(text: str) -> list[int]:
@@ -235,12 +235,12 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _settings(texts: list[str]) -> dict[str, Any]:
-    found = dict(parse_setting(text) for text in texts)
-    lists = {name for name in ("freeze", "lora_targets") if isinstance(found.get(name), str)}
-    found |= {name: [word.strip() for word in found[name].split(",") if word.strip()] for name in lists}
-    if isinstance(found.get("input_shape"), str):
-        found["input_shape"] = _shape(found["input_shape"])
-    return found
+    settings = dict(parse_setting(text) for text in texts)
+    lists = {name for name in ("freeze", "lora_targets") if isinstance(settings.get(name), str)}
+    settings |= {name: [word.strip() for word in settings[name].split(",") if word.strip()] for name in lists}
+    if isinstance(settings.get("input_shape"), str):
+        settings["input_shape"] = _shape(settings["input_shape"])
+    return settings
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
@@ -287,30 +287,30 @@ def request_from(
     from ullage.sandbox.interpreter import active_environment
 
     check_name(estimator)
-    asked = given(options)
+    chosen = given(options)
     by = _launched(source, args)
     if by is not None:
-        if "world_size" not in asked:
-            asked |= {"world_size": by.world_size} if by.world_size else {}
-            asked |= {"nodes": by.nodes} if by.nodes > 1 else {}
+        if "world_size" not in chosen:
+            chosen |= {"world_size": by.world_size} if by.world_size else {}
+            chosen |= {"nodes": by.nodes} if by.nodes > 1 else {}
             if by.world_size == EACH_GPU and by.launched_by[:1] != ("accelerate",):  # which knows more than its words
                 raise InvalidValue(f"{source} does not say how many ranks; type --world-size 8 before {source}")
         source, args = by.source, by.args
-        asked |= {"module": True} if by.module else {}
-        asked |= {"launcher": by.launcher_text} if by.launcher_text else {}
+        chosen |= {"module": True} if by.module else {}
+        chosen |= {"launcher": by.launcher_text} if by.launcher_text else {}
     if steps < 1:
         raise InvalidValue(f"--steps must be at least 1, got {steps}")
-    kind = kind_of(source, asked.get("module", False))
+    kind = kind_of(source, chosen.get("module", False))
     if kind == SCRIPT:
-        if not asked.get("module"):
+        if not chosen.get("module"):
             check_script(source)
-        if "python" not in asked and (active := active_environment()):
-            asked["python"] = active
+        if "python" not in chosen and (active := active_environment()):
+            chosen["python"] = active
     elif args:
         raise InvalidValue(f"{' '.join(args)!r}: arguments after -- are for scripts; {source} is a model's name")
     else:
         _silence_model_packages()
-    return request_of(source, {"steps": steps, **asked, **({"args": args} if args else {})}, estimator)
+    return request_of(source, {"steps": steps, **chosen, **({"args": args} if args else {})}, estimator)
 
 
 def _launched(source: str, args: list[str] | None) -> ScriptCommand | None:
@@ -322,15 +322,15 @@ def _launched(source: str, args: list[str] | None) -> ScriptCommand | None:
     from ullage.estimation.jobs.launchers import launched
 
     inner = launched([source, *(args or [])])
-    found = inner.script
+    script = inner.script
     if inner.refusal is not None:
         raise InvalidValue(f"{source}: {inner.refusal}")
     if inner.folder is not None:
         raise InvalidValue(f"{source}: it runs in another folder; type cd {inner.folder}, and leave that option out")
-    if found is None:
+    if script is None:
         raise InvalidValue(f"{source} must start a script such as train.py, got {' '.join(args or [])!r}")
     os.environ.update(inner.variables)
-    return found
+    return script
 
 
 def _silence_model_packages() -> None:

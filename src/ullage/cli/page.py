@@ -72,10 +72,10 @@ def _alone(listen: str, lasts: float, scope: str, url: str | None) -> tuple[sock
     from ullage.manager.page.sessions import KeptSessions, Sessions
 
     here = None if url else OwnEstimates(home() / ESTIMATES)
-    kept = KeptSessions(home() / SESSIONS, url or "")
+    stored = KeptSessions(home() / SESSIONS, url or "")
     make_token = None if url else _token_maker(scope, lasts)
     return listen_at(listen, "--listen", "the page", _say), Sessions(
-        lambda: url or _api(), lasts, make_token, here=here, kept=kept
+        lambda: url or _api(), lasts, make_token, here=here, kept=stored
     )
 
 
@@ -89,9 +89,9 @@ def _beside_daemon() -> tuple[socket.socket, Sessions]:
     handed = json.loads(sys.stdin.readline())
     from ullage.manager.page.sessions import KeptSessions, Sessions
 
-    kept = KeptSessions(Path(handed["kept"]))
+    stored = KeptSessions(Path(handed["kept"]))
     url, lasts, token = handed["url"], handed["session"], handed["token"]
-    return socket.socket(fileno=handed["fd"]), Sessions(lambda: url, lasts, lambda: (token, lambda: None), kept=kept)
+    return socket.socket(fileno=handed["fd"]), Sessions(lambda: url, lasts, lambda: (token, lambda: None), kept=stored)
 
 
 def _api() -> str:

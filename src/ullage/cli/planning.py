@@ -77,7 +77,7 @@ def plan(
             begun.append(row)
             going.doing(row.in_words, done)
 
-        found = plan_request(
+        answer = plan_request(
             request,
             gpus,
             parallel=None if parallel is None else [name.strip() for name in parallel.split(",")],
@@ -88,6 +88,6 @@ def plan(
             workers=workers or room_for(_MEMORY_OF_A_ROW),
         )
     if as_json:
-        print(json.dumps(found.to_dict()))
+        print(json.dumps(answer.to_dict()))
     else:
-        print_plan(found, Console())
+        print_plan(answer, Console())

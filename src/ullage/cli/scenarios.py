@@ -109,11 +109,11 @@ def sources_of(traces: Sequence[Path], options: dict[str, Any]) -> list[TraceSou
     from ullage.hardware import gpu_list
     from ullage.manager.simulation.sweeps import TraceSource
 
-    found = [TraceSource(str(file), options["trace_format"], options["limit"], options["mix"]) for file in traces]
+    sources = [TraceSource(str(file), options["trace_format"], options["limit"], options["mix"]) for file in traces]
     if options["generate"] is not None:
         gpus = len(gpu_list(gpu_choices(options["gpus"][0])[0])) if options["gpus"] else 1
-        found.append(drawn_source(gpus, options))
-    return found
+        sources.append(drawn_source(gpus, options))
+    return sources
 
 
 def drawn_source(gpus: int, options: dict[str, Any]) -> TraceSource:
@@ -170,13 +170,13 @@ def gpu_choices(text: str) -> list[str]:
 def settings_of(options: dict[str, Any]) -> dict[str, Any]:
     """The settings that have one value each, as far as they were given."""
     given = {spec: options[name] for name, spec in _FIELDS.items() if not spec.metadata.get("several")}
-    found = {spec.name: _value(spec, typed) for spec, typed in given.items() if typed is not None}
+    values = {spec.name: _value(spec, typed) for spec, typed in given.items() if typed is not None}
     for part in (options["disable"] or "").split(",") if options["disable"] else []:
         if part not in (*PARTS_OF_WORLD, "all"):
             raise UnknownName("part of the simulated world", part, [*PARTS_OF_WORLD, "all"])
         for name, settings in PARTS_OF_WORLD.items():
-            found |= settings if part in (name, "all") else {}
-    return found
+            values |= settings if part in (name, "all") else {}
+    return values
 
 
 def labelled(scenarios: list[Scenario], labels: list[str]) -> list[Scenario]:

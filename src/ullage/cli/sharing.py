@@ -80,14 +80,14 @@ def share(
         for text, target in targets.items():
             status.update(f"running {text} on a virtual {card.name} ...")
             answers[text] = answer_request(target, card) if isinstance(target, JobRequest) else target
-    found = {way: _shared([answers[text] for text in jobs], jobs, card, way) for way in ways}
+    results = {way: _shared([answers[text] for text in jobs], jobs, card, way) for way in ways}
     if as_json:
-        plain_values = {way: each.to_dict() for way, each in found.items()}
+        plain_values = {way: each.to_dict() for way, each in results.items()}
         print(json.dumps(plain_values if len(ways) > 1 else plain_values[ways[0]]))
         return
-    print("\n\n".join(map(_report, found.values())))
+    print("\n\n".join(map(_report, results.values())))
     if len(ways) > 1:
-        print(f"\n{_best(found.values())}")
+        print(f"\n{_best(results.values())}")
     if hint := default_gpu_hint(gpu or _gpu_of(targets.values()), card.name):
         print(hint)
 
@@ -119,12 +119,12 @@ def _command(words: list[str], pytorch: str | None) -> JobRequest | None:
     """Return the request of a Python command, or `None` if the words are not one."""
     from ullage.estimation.jobs.command import python_of, script_of
 
-    found = None if words[0].endswith(".py") else script_of(words)
-    if found is None:
+    script = None if words[0].endswith(".py") else script_of(words)
+    if script is None:
         return None
-    usual = found.program in ("python", "python3") and not found.launcher
-    python = None if usual else python_of(found, os.environ).path
-    return request_from(found.source, found.args, module=found.module, python=python, pytorch=pytorch)
+    usual = script.program in ("python", "python3") and not script.launcher
+    python = None if usual else python_of(script, os.environ).path
+    return request_from(script.source, script.args, module=script.module, python=python, pytorch=pytorch)
 
 
 def _read(file: Path) -> Estimate:
@@ -141,41 +141,44 @@ def _gpu_of(targets: Any) -> str | None:
 
 
 def _shared(answers: Sequence[Estimate], names: Sequence[str], card: GPU, how: str) -> Sharing:
-    found = share_jobs(answers, gpu=card, how=how)
-    return replace(found, jobs=[replace(job, name=name) for job, name in zip(found.jobs, names, strict=True)])
+    sharing = share_jobs(answers, gpu=card, how=how)
+    return replace(sharing, jobs=[replace(job, name=name) for job, name in zip(sharing.jobs, names, strict=True)])
 
 
 _WAYS = {"mps": "by MPS", "timeslice": "time-sliced", "mig": "on MIG instances"}
 
 
-def _report(found: Sharing) -> str:
-    lines = [f"{found.gpu}, {_WAYS[found.how]}" + (f" {found.profile}" if found.profile else ""), found.verdict]
-    lines += [f"  {words}" for words in _details(found)]
+def _report(result: Sharing) -> str:
+    lines = [
+        f"{result.gpu}, {_WAYS[result.how]}" + (f" {result.profile}" if result.profile else ""),
+        result.verdict,
+    ]
+    lines += [f"  {words}" for words in _details(result)]
     rows = [
         [str(job.name), format_duration(job.step_alone_s), format_duration(job.step_s), f"{job.speed:.0%}"]
-        for job in found.jobs
+        for job in result.jobs
     ]
     table = fitted(["job", "step alone", "together", "speed"], rows, give_way=["step alone"])
-    reasons = dict.fromkeys(f"{job.name}: {job.reason}" for job in found.jobs)
+    reasons = dict.fromkeys(f"{job.name}: {job.reason}" for job in result.jobs)
     width = shutil.get_terminal_size().columns
-    told = [line for words in reasons for line in textwrap.wrap(words, width, subsequent_indent="  ")]
-    return "\n".join([*lines, "", table, "", *told])
+    reason_lines = [line for words in reasons for line in textwrap.wrap(words, width, subsequent_indent="  ")]
+    return "\n".join([*lines, "", table, "", *reason_lines])
 
 
-def _details(found: Sharing) -> list[str]:
-    power = f"power: {found.power_w:.0f} W"
-    energy = f"energy for a step of each: {found.energy_j:.3g} J, {found.energy:.0%} of one after the other"
-    details = [found.reason, f"{power}; {energy}"]
-    details += [f"memory: {found.memory_words}"] if found.memory_words else []
-    if found.how == "mig":
+def _details(sharing: Sharing) -> list[str]:
+    power = f"power: {sharing.power_w:.0f} W"
+    energy = f"energy for a step of each: {sharing.energy_j:.3g} J, {sharing.energy:.0%} of one after the other"
+    details = [sharing.reason, f"{power}; {energy}"]
+    details += [f"memory: {sharing.memory_words}"] if sharing.memory_words else []
+    if sharing.how == "mig":
         details.append("MIG was not measured: an instance is taken to be as fast as its part of the GPU")
-    elif not found.measured:
-        details.append(f"jobs together were measured on an H200, not on {found.gpu}")
+    elif not sharing.measured:
+        details.append(f"jobs together were measured on an H200, not on {sharing.gpu}")
     return details
 
 
-def _best(found: Iterable[Sharing]) -> str:
-    fitting = [each for each in found if each.fits is not False]
+def _best(sharings: Iterable[Sharing]) -> str:
+    fitting = [each for each in sharings if each.fits is not False]
     if not fitting:
         return "they do not fit on this GPU together, in none of these ways"
     best = max(fitting, key=lambda each: each.throughput)

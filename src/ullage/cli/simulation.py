@@ -101,8 +101,8 @@ def simulate(
         "--target": target,
         "--resume": resume,
     }
-    asked = [name for name, value in many.items() if value]
-    if not asked:
+    averaging = [name for name, value in many.items() if value]
+    if not averaging:
         history = _history(database, since, until) if from_history else None
         if history is not None and save_history is not None:
             from ullage.manager.simulation.history import write_history
@@ -115,7 +115,7 @@ def simulate(
     others = {"--save": save, "--compare-with": compare_with, "--from-history": from_history, "--label": label}
     for name, given in others.items():
         if given:
-            raise InvalidValue(f"{name} and {asked[0]} exclude each other, since means have no runs; leave one out")
+            raise InvalidValue(f"{name} and {averaging[0]} exclude each other, since means have no runs; leave one out")
     _many(sources, options, range(seed, seed + (seeds or 1)), target, workers, resume, report, as_json)
 
 
@@ -207,7 +207,7 @@ def _many(
         raise typer.Exit(FAILED)
 
 
-def _simulate(jobs: JobTrace, scenarios: Sequence[Scenario], found: list[SimulationResult], going: Following) -> None:
+def _simulate(jobs: JobTrace, scenarios: Sequence[Scenario], results: list[SimulationResult], going: Following) -> None:
     """Simulate scenarios one after the other; each is found as soon as it is done."""
     from ullage.manager.simulation import engine
 
@@ -218,7 +218,7 @@ def _simulate(jobs: JobTrace, scenarios: Sequence[Scenario], found: list[Simulat
             going.doing(f"{name}: {over:,} of {total:,} jobs")
 
         told(0, len(jobs.jobs))
-        found.append(engine.simulate(jobs, scenario, told))
+        results.append(engine.simulate(jobs, scenario, told))
         going.step()
 
 
@@ -233,11 +233,11 @@ def _history(database: Path | None, since: str | None, until: str | None) -> dic
 
 
 def _replay(
-    told: dict[str, Any],
+    history: dict[str, Any],
     options: dict[str, Any],
     seed: int,
     labels: list[str],
-    found: list[SimulationResult],
+    results: list[SimulationResult],
     going: Following,
 ) -> Sequence[str]:
     """Find what really happened, the same simulated, and what it is compared with; tell what was assumed."""
@@ -246,21 +246,23 @@ def _replay(
     from ullage.manager.simulation.scenario import variants
 
     choices = choices_of(options)
-    theirs = own_name(told["policy"])
+    theirs = own_name(history["policy"])
     named = next((each for each in choices.get("policy", ()) if theirs and own_name(each) == theirs), None)
     others = theirs is not None and named is None and "policy" in choices  # how it was cannot be simulated
-    base = scenario_of_history(told, choices["policy"][0] if others else named).but(seed=seed, **settings_of(options))
+    base = scenario_of_history(history, choices["policy"][0] if others else named).but(
+        seed=seed, **settings_of(options)
+    )
     startup_s = base.world.startup_s
-    jobs = trace_of_history(told, startup_s=startup_s)
+    jobs = trace_of_history(history, startup_s=startup_s)
     if not jobs.jobs:
         left_out = "".join(f"; {note}" for note in jobs.notes)
-        since = format_moment(told["since"])
+        since = format_moment(history["since"])
         raise InvalidValue(f"no jobs that ran on a GPU have ended since {since}{left_out}")
     scenarios = [] if others else [base.but(label="simulated as it was")]
     if choices:
         scenarios += labelled(variants(base, choices), labels)
-    found.append(as_it_was(told, startup_s=startup_s))
-    _simulate(jobs, scenarios, found, going)
+    results.append(as_it_was(history, startup_s=startup_s))
+    _simulate(jobs, scenarios, results, going)
     if not others:
         return jobs.notes
     copy = plain(theirs or "")
@@ -292,17 +294,17 @@ def _table(runs: Sequence[SimulationResult]) -> str:
 
 
 def _remarks(runs: Sequence[SimulationResult]) -> list[str]:
-    told = []
+    notes = []
     for run in runs:
-        found, scenario = run.figures, run.scenario
-        lost = [f"{found.failed} of {found.jobs} jobs failed"] if found.failed else []
-        lost += [f"{found.unplaced} could not be placed on any GPU"] if found.unplaced else []
-        lost += [f"{found.lost} attempts lost their GPU"] if found.lost else []
+        figures, scenario = run.figures, run.scenario
+        lost = [f"{figures.failed} of {figures.jobs} jobs failed"] if figures.failed else []
+        lost += [f"{figures.unplaced} could not be placed on any GPU"] if figures.unplaced else []
+        lost += [f"{figures.lost} attempts lost their GPU"] if figures.lost else []
         if lost:
-            told.append(f"{plain(run.name)}: {', '.join(lost)}")
+            notes.append(f"{plain(run.name)}: {', '.join(lost)}")
         if scenario.estimator == "none" and scenario.rules.unknown == "exclusive" and scenario.policy != "exclusive":
-            told.append(f"{plain(run.name)}: memory is unknown, so each job had a GPU to itself; see --unknown floor")
-    return told
+            notes.append(f"{plain(run.name)}: memory is unknown, so each job had a GPU to itself; see --unknown floor")
+    return notes
 
 
 _SWEPT = ("total", "waiting", "completion", "slowdown", "ooms", "energy", "smact")
@@ -312,7 +314,7 @@ def _sweep_tables(rows: Sequence[SweepRow], changes: bool) -> list[str]:
     """The figures on each trace, and their changes against the first scenario."""
     from ullage.manager.simulation.measures import MEASURES, change_text, interval_text
 
-    found = []
+    tables = []
     traces = dict.fromkeys(row.source for row in rows)
     for source in traces:
         own = [row for row in rows if row.source == source]
@@ -322,29 +324,29 @@ def _sweep_tables(rows: Sequence[SweepRow], changes: bool) -> list[str]:
             for row in own
         ]
         ways = ["smact", "slowdown", "ooms", "completion", "energy"]
-        found.append(title + fitted(["scenario", *_SWEPT], cells, give_way=ways))
+        tables.append(title + fitted(["scenario", *_SWEPT], cells, give_way=ways))
         if changes and len(own) > 1:
             against = [name for name in _SWEPT if any(name in row.changes for row in own)]
             cells = [
                 [plain(row.scenario.name), *(change_text(row.changes.get(name)) for name in against)] for row in own[1:]
             ]
             head = f"against {plain(own[0].scenario.name)}"
-            found.append(fitted([head, *against], cells, give_way=[name for name in ways if name in against]))
-    return found
+            tables.append(fitted([head, *against], cells, give_way=[name for name in ways if name in against]))
+    return tables
 
 
 def _sweep_remarks(rows: Sequence[SweepRow], seeds: int, changes: bool) -> list[str]:
-    told = [f"{plain(row.scenario.name)}: {plain(error)}" for row in rows for error in dict.fromkeys(row.errors)]
+    remarks = [f"{plain(row.scenario.name)}: {plain(error)}" for row in rows for error in dict.fromkeys(row.errors)]
     for name, words in (("failed", "jobs failed"), ("unplaced", "jobs could not be placed on any GPU")):
-        told += [
+        remarks += [
             f"{plain(row.scenario.name)}: {row.mean(name):.3g} {words}, on average" for row in rows if row.mean(name)
         ]
     shown = [row.changes[name] for row in rows for name in _SWEPT if name in row.changes] if changes else []
     if any(change.half and not change.sign for change in shown):
-        told.append("changes in brackets may be chance")
+        remarks.append("changes in brackets may be chance")
     if seeds > 1 and rows and all(row.figures["total"].half == 0 for row in rows if "total" in row.figures):
-        told.append("every seed gave the same: nothing is drawn here; see --generate and --interference-error")
-    return told
+        remarks.append("every seed gave the same: nothing is drawn here; see --generate and --interference-error")
+    return remarks
 
 
 def _target_words(answer: TargetAnswer, target: Target) -> str:

@@ -75,10 +75,10 @@ def submit(
     from ullage.manager.slurm.sbatch_options import with_options
 
     _sbatch_words(words)
-    said: dict[str, Any] = {"gpu": gpu, "memory": memory and parse_bytes(memory), "exclusive": exclusive or None}
-    said |= {"estimate": None if estimate else False, "network": network or None}
-    said |= {"timeout": None if timeout is None else parse_duration(timeout)}
-    plan = _planned(words, **{name: value for name, value in said.items() if value is not None})
+    overrides: dict[str, Any] = {"gpu": gpu, "memory": memory and parse_bytes(memory), "exclusive": exclusive or None}
+    overrides |= {"estimate": None if estimate else False, "network": network or None}
+    overrides |= {"timeout": None if timeout is None else parse_duration(timeout)}
+    plan = _planned(words, **{name: value for name, value in overrides.items() if value is not None})
     line = ["sbatch", *with_options(words, plan.words)]
     if as_json and dry_run:
         print(json.dumps({**plan.to_dict(), "command": line, "job": None}))
@@ -230,17 +230,17 @@ def history(
     from ullage.manager.slurm.runs import RunStore
 
     with contextlib.closing(RunStore(home() / STATE)) as store:
-        found = store.newest(limit) if job is None else store.of(job)
-    if job is not None and not found:
+        runs = store.newest(limit) if job is None else store.of(job)
+    if job is not None and not runs:
         raise InvalidValue(f"no run of job {job} was seen to end; 'squeue --jobs={job}' says what Slurm knows of it")
     if as_json:
-        print(json.dumps([{name: value for name, value in asdict(run).items() if name != "streams"} for run in found]))
+        print(json.dumps([{name: value for name, value in asdict(run).items() if name != "streams"} for run in runs]))
         return
     heads = ["job", "run", "ended", "asked for", "cause", "what then"]
     rows = []
-    for run in found:
-        ended, asked = format_moment(run.ended), run.gres or "-"
-        rows.append([str(run.job), str(run.restarts + 1), ended, asked, run.cause, plain(run.next_text)])
+    for run in runs:
+        ended, gres = format_moment(run.ended), run.gres or "-"
+        rows.append([str(run.job), str(run.restarts + 1), ended, gres, run.cause, plain(run.next_text)])
     print(fitted(heads, rows, give_way=["ended"], left=heads[2:]))
 
 

@@ -79,7 +79,7 @@ _COMPLETERS = {"model": completion.sources, "estimator": completion.estimators, 
 
 def job_options(editable: Container[str] | None = None) -> Options:
     """Return all options of a job; or those for editable fields, without defaults and groups."""
-    found: Options = {}
+    made_options: Options = {}
     editing = editable is not None
     for panel, options in _OPTIONS.items():
         for name, (help, spelling, *default) in options.items():
@@ -93,8 +93,8 @@ def job_options(editable: Container[str] | None = None) -> Options:
                 show_default=False if editing else (*default, False)[0],
             )
             kind: Any = list[str] if name == "after" else bool if spelling.split()[-1].startswith("-") else str
-            found[name] = Annotated[kind | None, made], None
-    return found
+            made_options[name] = Annotated[kind | None, made], None
+    return made_options
 
 
 def given(values: dict[str, Any]) -> dict[str, Any]:
@@ -167,14 +167,14 @@ def _expected(manager: Client, spec: JobSpec, patience: float) -> str | None:
     where = {"cwd": spec.cwd, "env": spec.env, "venv": spec.venv, "conda": spec.conda, "estimator": spec.estimator}
     question |= {name: value for name, value in where.items() if value} | {"details": False}
     try:
-        found = manager.estimate(timeout=patience, **question)
+        answer = manager.estimate(timeout=patience, **question)
     except TimeoutError as error:
         print(f"ullage: {plain(str(error))}", file=sys.stderr)
         return None
-    if found["state"] != "done":
-        print(f"ullage: there is no estimate: {plain(str(found['reason']))}", file=sys.stderr)
+    if answer["state"] != "done":
+        print(f"ullage: there is no estimate: {plain(str(answer['reason']))}", file=sys.stderr)
         return None
-    return str(found["id"])
+    return str(answer["id"])
 
 
 def _described(words: list[str], fields: dict[str, Any]) -> JobSpec:
@@ -212,9 +212,9 @@ def _send(spec: JobSpec, wait: bool, patience: float, as_json: bool) -> None:
         if as_json:
             print_json(answer)
         return
-    found = wait_for(manager, [str(number) for number in answer["jobs"]])
-    tell(found, as_json)
-    raise typer.Exit(exit_code(found))
+    ended = wait_for(manager, [str(number) for number in answer["jobs"]])
+    tell(ended, as_json)
+    raise typer.Exit(exit_code(ended))
 
 
 def _follow_estimate(manager: Client, answer: dict[str, Any], patience: float | None, as_json: bool) -> bool:
@@ -226,17 +226,17 @@ def _follow_estimate(manager: Client, answer: dict[str, Any], patience: float | 
 
     try:
         with Console(stderr=True).status("estimating; Ctrl-C leaves it in the queue"):
-            found = manager.wait_for_estimate(number, patience)
+            record = manager.wait_for_estimate(number, patience)
     except (TimeoutError, NoDaemon):
         return False
     except KeyboardInterrupt:
         print(f"ullage: job {number} stays in the queue; type: ullage status {number}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
-    answer |= {name: found[name] for name in ("state", "estimate", "estimating", "promise")}
-    fails = found["state"] == "held" and found["detail"] is not None
+    answer |= {name: record[name] for name in ("state", "estimate", "estimating", "promise")}
+    fails = record["state"] == "held" and record["detail"] is not None
     if not as_json:
         print(
-            plain(f"ullage: job {number} {found['reason']}" if fails else _sentence(answer)),
+            plain(f"ullage: job {number} {record['reason']}" if fails else _sentence(answer)),
             file=sys.stderr if fails else None,
         )
     return fails

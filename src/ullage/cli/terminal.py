@@ -48,32 +48,34 @@ def attach(job: Annotated[str, argument("Job number or name.", "JOB", completion
 def connect_terminal(manager: Client, job: str, cancel: bool = False) -> int:
     """Wait until a job runs, then connect this terminal to it; the exit code. Ctrl-C while it waits may cancel it."""
     try:
-        found = _once_it_runs(manager, job)
+        attached = _once_it_runs(manager, job)
     except KeyboardInterrupt:
         if cancel:
             manager.cancel(job)
             _say(f"job {job} was taken out of the queue")
         return 130
-    if found["socket"] is None:
-        _say(f"job {found['reference']} is {found['state']}: {found['detail']}")
-        return int(found["exit_code"] or (found["state"] != "done"))
+    if attached["socket"] is None:
+        _say(f"job {attached['reference']} is {attached['state']}: {attached['detail']}")
+        return int(attached["exit_code"] or (attached["state"] != "done"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        _connect(line, Path(found["socket"]), found["reference"])
-        return _Session(line, found["reference"]).until_the_end()
+        _connect(line, Path(attached["socket"]), attached["reference"])
+        return _Session(line, attached["reference"]).until_the_end()
 
 
 def _once_it_runs(manager: Client, job: str) -> dict[str, Any]:
     """Wait until the job has a terminal; print why it waits whenever the reason changes."""
-    said = None
+    last_words = None
     last = int(manager.ping()["last_event"])
     while True:
-        found: dict[str, Any] = manager.call("attach", job=job)
-        if found["socket"] is not None or found["state"] in ("done", "failed", "cancelled"):
-            return found
-        words = f"job {found['reference']} is {found['state']}" + (f": {found['reason']}" if found["reason"] else "")
-        if words != said:
+        answer: dict[str, Any] = manager.call("attach", job=job)
+        if answer["socket"] is not None or answer["state"] in ("done", "failed", "cancelled"):
+            return answer
+        words = f"job {answer['reference']} is {answer['state']}" + (
+            f": {answer['reason']}" if answer["reason"] else ""
+        )
+        if words != last_words:
             _say(words)
-            said = words
+            last_words = words
         last = int(manager.call("events", since=last, wait=_LOOK)["last"])
 
 

@@ -79,12 +79,12 @@ class Suggestion:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: the memory (`takes`), and a `note` with the free memory or the reason."""
-        found = self.estimate
-        if found is None:
+        estimate = self.estimate
+        if estimate is None:
             return {"change": self.change, "fits": False, "takes": None, "note": self.failed or ""}
-        tight = " (tight: the upper bound does not fit)" if found.tight else ""
-        note = f"{format_bytes(found.headroom)} free{tight}" if found.fits else "does not fit"
-        return {"change": self.change, "fits": found.fits, "takes": found.figure, "note": note}
+        tight = " (tight: the upper bound does not fit)" if estimate.tight else ""
+        note = f"{format_bytes(estimate.headroom)} free{tight}" if estimate.fits else "does not fit"
+        return {"change": self.change, "fits": estimate.fits, "takes": estimate.figure, "note": note}
 
 
 def suggestions(
@@ -125,11 +125,11 @@ def larger_gpu(run: Callable[[GPU], Estimate], answer: Estimate, progress: Repor
         if progress is not None:
             progress(f"on {card.name}")
         try:
-            found = run(card)
+            estimate = run(card)
         except OutOfTime as error:
             return Suggestion("a larger GPU", None, str(error))
-        if found.fits:
-            return Suggestion(f"a larger GPU: {card.name}", found)
+        if estimate.fits:
+            return Suggestion(f"a larger GPU: {card.name}", estimate)
     return None
 
 
@@ -142,18 +142,18 @@ class _Adviser:
     def options(self, answer: Estimate | None) -> list[Suggestion]:
         answer = answer or self._estimate("as it is")
         changes = list(self._changes())
-        found = [self._option(words, **change) for words, change in changes]
+        suggestions = [self._option(words, **change) for words, change in changes]
         alone = {words: change for words, change in changes if "optimizer" not in change}
-        if len(alone) > 1 and not any(option.fits for option in found):
+        if len(alone) > 1 and not any(option.fits for option in suggestions):
             together = {name: value for change in alone.values() for name, value in change.items()}
-            found.append(self._option(" and ".join(alone), **together))
+            suggestions.append(self._option(" and ".join(alone), **together))
         batch = self._largest_batch()
         if batch is not None:
-            found += self._accumulated(batch) if batch.fits else []
-            found.append(batch)
+            suggestions += self._accumulated(batch) if batch.fits else []
+            suggestions.append(batch)
         larger = larger_gpu(lambda card: self._run(self._job, card), answer, self._progress)
-        found += [larger] if larger is not None else []
-        return [option for option in found if option.fits or option.failed or _helps(option, answer)]
+        suggestions += [larger] if larger is not None else []
+        return [option for option in suggestions if option.fits or option.failed or _helps(option, answer)]
 
     def _changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
         job = self._job

@@ -185,7 +185,7 @@ def ask(name: str, row: dict[str, Any], gpu: str) -> Estimate | str:
 
     Arguments are plain values, for other processes. `JobRequest.from_row` reads the line.
     """
-    found = find(name)
+    estimator = find(name)
     request = JobRequest.from_row(row)
-    reason = found.supports(request)
-    return reason if reason is not None else found.run(request, find_gpu(gpu))
+    reason = estimator.supports(request)
+    return reason if reason is not None else estimator.run(request, find_gpu(gpu))

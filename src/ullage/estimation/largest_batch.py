@@ -255,15 +255,15 @@ def search(
     with many_runs(of_ranks=request.ranks.size is not None), _one_asker(card):
         largest = Search(trial, limit, step).largest(_start(first, usual))
         sure = _sure(largest, step, estimates, estimate_of) if largest else 0
-    found, beyond = estimates.get(largest), estimates.get(largest + step)
+    fitting, beyond = estimates.get(largest), estimates.get(largest + step)
     return MaxBatch(
         largest,
         what=what,
         gpu=card.name,
         sure=sure,
-        estimate=found,
+        estimate=fitting,
         beyond=beyond,
-        same_from=_same_from(largest, estimates) if beyond is None and found is not None else None,
+        same_from=_same_from(largest, estimates) if beyond is None and fitting is not None else None,
         trials=len(estimates),
         seconds=time.perf_counter() - begin,
     )

@@ -66,8 +66,8 @@ def run_function(function: Callable[[], Any], gpu: GPU, request: JobRequest, sam
     virtual, out_of_memory = follow_function(function, gpu, request)
     if request.trace is not None:
         request.trace.fill(virtual)
-    found = estimate_from(virtual, time.perf_counter() - begin, out_of_memory)
-    return found.with_utilization(
+    answer = estimate_from(virtual, time.perf_counter() - begin, out_of_memory)
+    return answer.with_utilization(
         StepCalls(**virtual.calls.step() | {"samples": samples, "interconnect": request.ranks.interconnect}), gpu
     )
 

@@ -38,11 +38,11 @@ def estimate_over_gpus(run: Run, cards: Iterable[GPU], progress: Report | None =
     groups: dict[tuple[int, int] | None, list[GPU]] = {}
     for card in cards:
         groups.setdefault(card.compute_capability, []).append(card)
-    found: dict[str, Estimate] = {}
+    estimates: dict[str, Estimate] = {}
     for group in groups.values():
         for card in group:
-            found[card.name] = _shared(card, group, run_on) or run_on(card)
-    return [found[card.name] for card in cards]
+            estimates[card.name] = _shared(card, group, run_on) or run_on(card)
+    return [estimates[card.name] for card in cards]
 
 
 def _shared(card: GPU, group: list[GPU], run_on: Callable[[GPU], Estimate]) -> Estimate | None:

@@ -172,15 +172,15 @@ class Estimate:
         """
         from ullage.performance.alone import utilization_of
 
-        found, notes = None, self.notes
+        usage, notes = None, self.notes
         if step.is_whole:
             try:
-                found = utilization_of(step, gpu)
-                found = replace(found, samples=step.samples or None, data_ranks=step.data_ranks or None)
-                found = replace(found, notes=[*found.notes, _OF_THE_LARGEST]) if step.largest else found
+                usage = utilization_of(step, gpu)
+                usage = replace(usage, samples=step.samples or None, data_ranks=step.data_ranks or None)
+                usage = replace(usage, notes=[*usage.notes, _OF_THE_LARGEST]) if step.largest else usage
             except Exception as error:
                 notes = [*notes, f"how long a step takes is not known: {type(error).__name__}: {error}"]
-        return replace(self, utilization=found, step_calls=step, notes=list(dict.fromkeys(notes)))
+        return replace(self, utilization=usage, step_calls=step, notes=list(dict.fromkeys(notes)))
 
     def for_training(self, plan: Training) -> Estimate:
         """Return the estimate with the time, energy and cost of a whole training.
@@ -189,15 +189,15 @@ class Estimate:
         """
         if plan.is_empty:
             return self
-        found = self.utilization
-        if found is None:
+        utilization = self.utilization
+        if utilization is None:
             if self.estimator != "ullage":
                 raise InvalidValue(f"the estimator must be ullage for the time of a step, got {self.estimator}")
             return replace(self, notes=[*self.notes, "how long training takes is not known: no step was seen"])
-        found = replace(found, samples=plan.samples_per_step or found.samples)
+        utilization = replace(utilization, samples=plan.samples_per_step or utilization.samples)
         try:
-            found = found if plan.input_rate is None else found.fed_at(plan.input_rate)
-            return replace(self, utilization=found, training=plan.cost(found, self.epoch_samples))
+            utilization = utilization if plan.input_rate is None else utilization.fed_at(plan.input_rate)
+            return replace(self, utilization=utilization, training=plan.cost(utilization, self.epoch_samples))
         except InvalidValue as error:  # the run did not tell; its estimate counts all the same
             return replace(self, notes=[*self.notes, str(error)])
 
@@ -358,26 +358,26 @@ class Estimate:
 _OF_THE_LARGEST = "batches vary in size: this is a step with one of the largest"
 
 
-def of_ranks(found: Mapping[int, Estimate], like: Mapping[int, int] | None = None) -> Estimate:
+def of_ranks(answers: Mapping[int, Estimate], like: Mapping[int, int] | None = None) -> Estimate:
     """Return the estimate of the rank that may need the most, with the figures of each, and the time of the slowest.
     `like` maps ranks that were not followed to those that stand for them."""
-    number, most = max(found.items(), key=lambda each: each[1].bound)
-    if len(found) == 1:
+    number, most = max(answers.items(), key=lambda each: each[1].bound)
+    if len(answers) == 1:
         return most
     names = ("peak_allocated", "peak_reserved", PROCESS, "upper")
-    figures = {each: {name: getattr(answer, name) for name in names} for each, answer in found.items()}
+    figures = {each: {name: getattr(answer, name) for name in names} for each, answer in answers.items()}
     ranks = [{"rank": each, **known} for each, known in figures.items()]
     if like is not None:
         ranks += [{**figures[other], "rank": each, "like": other} for each, other in like.items()]
         ranks.sort(key=lambda each: each["rank"])
-    numbers = ", ".join(map(str, sorted(found)))
+    numbers = ", ".join(map(str, sorted(answers)))
     note = f"ranks {numbers} were followed; the figures are those of rank {number}, which takes most"
-    timed = [each for each in found.values() if each.utilization is not None]
+    timed = [each for each in answers.values() if each.utilization is not None]
     slowest = max(timed, key=lambda each: each.utilization.step_s, default=most)  # type: ignore[union-attr]
     return replace(
         most,
         ranks=ranks,
-        fits=all(each.fits for each in found.values()),
+        fits=all(each.fits for each in answers.values()),
         notes=[note, *most.notes],
         utilization=slowest.utilization,
         step_calls=slowest.step_calls,

@@ -46,9 +46,9 @@ def share(jobs: Sequence[Shared], *, gpu: str | GPU | None = None, how: str = "m
     answers = [job if isinstance(job, Estimate | Utilization) else estimate(job, gpu=card) for job in jobs]
     memory = [answer.bound for answer in answers if isinstance(answer, Estimate)]
     alone = [_alone(answer) for answer in answers]
-    found = share_of(alone, card, how, memory if len(memory) == len(alone) else None)
+    sharing = share_of(alone, card, how, memory if len(memory) == len(alone) else None)
     names = [answer.source if isinstance(answer, Estimate) else None for answer in answers]
-    return replace(found, jobs=[replace(job, name=name) for job, name in zip(found.jobs, names, strict=True)])
+    return replace(sharing, jobs=[replace(job, name=name) for job, name in zip(sharing.jobs, names, strict=True)])
 
 
 def _alone(answer: Estimate | Utilization) -> Utilization:

@@ -206,7 +206,7 @@ def _layer_table(rows: Sequence[dict[str, Any]]) -> Table:
         shape = "×".join("*" if size is None else str(size) for size in row["output"] or ())
         frozen = " frozen" if row["parameters"] and not row["trainable"] else ""
         parameters = f"{row['parameters']:,}{frozen}" if row["parameters"] else ""
-        kept = format_bytes(row["kept"]) if row["kept"] else ""
-        cells = ["  " * row["depth"] + name, row["class"] if row["path"] else "", shape, parameters, kept]
+        activations = format_bytes(row["kept"]) if row["kept"] else ""
+        cells = ["  " * row["depth"] + name, row["class"] if row["path"] else "", shape, parameters, activations]
         table.add_row(*map(Text, cells))
     return table

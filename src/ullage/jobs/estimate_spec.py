@@ -54,9 +54,9 @@ class EstimateSpec(BaseModel):
 
     @model_validator(mode="after")
     def _one_thing(self) -> EstimateSpec:
-        found = [name for name in ("model", "script", "command") if getattr(self, name) is not None]
-        if len(found) != 1:
-            raise ValueError(f"needs one of model, script and command, got {' and '.join(found) or 'none'}")
+        given = [name for name in ("model", "script", "command") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"needs one of model, script and command, got {' and '.join(given) or 'none'}")
         if self.args and self.script is None:
             raise ValueError("args are for a script, got none; add script")
         taken = [name for name in ("source", "gpu", "estimator", "args", "module", "timeout") if name in self.options]

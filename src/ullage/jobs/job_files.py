@@ -192,8 +192,8 @@ class JobSpec(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
         others = ("array", "output", "error", "retries", "resumable") if self.interactive else ()
-        if found := [name for name in others if getattr(self, name)]:
-            raise ValueError(f"interactive: a job at a terminal cannot have {found[0]} too")
+        if conflicts := [name for name in others if getattr(self, name)]:
+            raise ValueError(f"interactive: a job at a terminal cannot have {conflicts[0]} too")
         if self.venv and self.conda:
             raise ValueError("environment must be a venv or a conda environment, got both")
         if self.throttle is not None and self.array is None:
@@ -202,8 +202,8 @@ class JobSpec(BaseModel):
             other = "retries" if self.retries else "resumable"
             raise ValueError(f"requeue: a job that is never started twice cannot have {other} too")
         if self.gpus == 0 and (self.memory is not None or self.exclusive):
-            asked = "exclusive" if self.memory is None else "memory"
-            raise ValueError(f"gpus must be 1 or more for {asked}, got 0")
+            option = "exclusive" if self.memory is None else "memory"
+            raise ValueError(f"gpus must be 1 or more for {option}, got 0")
         return self
 
     @property
@@ -223,10 +223,10 @@ class JobSpec(BaseModel):
 
     def said(self) -> dict[str, Any]:
         """Return the given values, ready for JSON."""
-        said = self.model_dump(mode="json", exclude_unset=True)
+        values = self.model_dump(mode="json", exclude_unset=True)
         if self.after:
-            said["after"] = [each.model_dump() for each in self.after]
-        return said
+            values["after"] = [each.model_dump() for each in self.after]
+        return values
 
     def with_changes(self, **changes: Any) -> JobSpec:
         """The same job with other values for some fields, checked as the first ones were."""
@@ -310,9 +310,9 @@ def read_rad(text: str, path: str) -> FileValues:
     entries.append((number, "command", command))
     is_keyed = bool(lines and _keyed(lines[0][1]))
     entries += _keyed_entries(lines, path) if is_keyed else _positional_entries(lines, path)
-    found = _values_of(entries, is_keyed, path)
-    _compare_batch_sizes(found, command)
-    return found
+    rad_file = _values_of(entries, is_keyed, path)
+    _compare_batch_sizes(rad_file, command)
+    return rad_file
 
 
 def _without_comment(line: str) -> str:
@@ -367,7 +367,7 @@ def _positional_entries(lines: list[tuple[int, str]], path: str) -> Iterator[tup
 def _values_of(entries: Iterable[tuple[int, str, str]], is_keyed: bool, path: str) -> FileValues:
     """Collect entries, each name once."""
     places: dict[str, int] = {}
-    found = FileValues({}, places.get)
+    rad_file = FileValues({}, places.get)
     for number, name, value in entries:
         if name in places:
             raise InvalidValue(f"{path}, line {number}: {name} is there twice; it is in line {places[name]} too")
@@ -375,22 +375,22 @@ def _values_of(entries: Iterable[tuple[int, str, str]], is_keyed: bool, path: st
         if name == "policy":
             exclusive = _is_exclusive(value, f"{path}, line {number}")
             if is_keyed:
-                found.values["exclusive"] = exclusive
+                rad_file.values["exclusive"] = exclusive
             else:
-                found.notes.append(f"policy {value!r} was not followed: in this form of .rad files the site decides")
+                rad_file.notes.append(f"policy {value!r} was not followed: in this form of .rad files the site decides")
         elif name == "model" and not _MODEL.fullmatch(value):
-            found.values[name] = str(Path(path).absolute().parent / value)  # a file that describes the layers
+            rad_file.values[name] = str(Path(path).absolute().parent / value)  # a file that describes the layers
         elif name not in _UNUSED:
-            found.values[name] = value
-    return found
+            rad_file.values[name] = value
+    return rad_file
 
 
-def _compare_batch_sizes(found: FileValues, command: str) -> None:
+def _compare_batch_sizes(rad_file: FileValues, command: str) -> None:
     """Some published files give another batch size to the estimator than to the program."""
     match = _BATCH.search(command)
-    said = str(found.values.get("batch_size", "")).strip()
-    if match and said.isdigit() and int(match[1]) != int(said):
-        found.notes.append(f"the file says batch size {said}, its command {match[1]}")
+    batch_size = str(rad_file.values.get("batch_size", "")).strip()
+    if match and batch_size.isdigit() and int(match[1]) != int(batch_size):
+        rad_file.notes.append(f"the file says batch size {batch_size}, its command {match[1]}")
 
 
 @dataclass(frozen=True)
@@ -407,15 +407,15 @@ def read_job(path: str | os.PathLike[str]) -> ParsedJobFile:
     reader = {".toml": _read_toml, ".rad": read_rad}.get(file.suffix.lower())
     if reader is None:
         raise InvalidValue(f"a job file must end in .toml or .rad, got {str(path)!r}")
-    found = reader(_text(file), str(path))
-    return ParsedJobFile(_spec(found, str(path), file.absolute().parent), tuple(found.notes))
+    file_values = reader(_text(file), str(path))
+    return ParsedJobFile(_spec(file_values, str(path), file.absolute().parent), tuple(file_values.notes))
 
 
 def _text(file: Path) -> str:
     try:
         if not file.is_file():
-            found = "is a folder" if file.is_dir() else "is not there" if not file.exists() else "is no plain file"
-            raise InvalidValue(f"{file} must be a job file; it {found}")
+            state = "is a folder" if file.is_dir() else "is not there" if not file.exists() else "is no plain file"
+            raise InvalidValue(f"{file} must be a job file; it {state}")
         with file.open("rb") as source:
             content = source.read(LARGEST_FILE + 1)
     except (OSError, ValueError) as error:
@@ -437,8 +437,8 @@ def _read_toml(text: str, path: str) -> FileValues:
         values = tomllib.loads(text)
     except (RecursionError, ValueError) as error:  # ValueError: TOMLDecodeError, numbers of thousands of digits
         last = text.rstrip().count("\n") + 1
-        said = str(error)[:200].replace("at end of document", f"at the end, line {last}")
-        raise InvalidValue(f"{path} must be valid TOML: {said}") from None
+        reason = str(error)[:200].replace("at end of document", f"at the end, line {last}")
+        raise InvalidValue(f"{path} must be valid TOML: {reason}") from None
     if (policy := values.pop("policy", None)) is not None:
         line = _line_of(text, "policy")
         values["exclusive"] = _is_exclusive(policy, f"{path}, line {line}" if line else path)
@@ -458,8 +458,8 @@ def make_job(values: Mapping[str, Any], what: str) -> JobSpec:
     return _spec(FileValues(given), what, Path.cwd())
 
 
-def _spec(found: FileValues, path: str, folder: Path) -> JobSpec:
-    values = dict(found.values)
+def _spec(file_values: FileValues, path: str, folder: Path) -> JobSpec:
+    values = dict(file_values.values)
     for name in ("cwd", "venv"):
         if isinstance(values.get(name), str | os.PathLike):
             values[name] = _absolute(os.fspath(values[name]), folder)
@@ -468,7 +468,7 @@ def _spec(found: FileValues, path: str, folder: Path) -> JobSpec:
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False)
         first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
-        line = found.line_of(str(first["loc"][0])) if first["loc"] else None
+        line = file_values.line_of(str(first["loc"][0])) if first["loc"] else None
         raise InvalidValue(f"{path}{f', line {line}' if line else ''}: {first_problem(errors, JobSpec)}") from None
 
 

@@ -50,10 +50,10 @@ def check_script(path: str | os.PathLike[str], module: bool = False) -> None:
 def _check_module(name: str) -> None:
     sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
-        found = None
+        spec = None
     finally:
         sys.path.pop(0)
-    if found is None:
+    if spec is None:
         raise InvalidValue(f"-m must name a module that Python finds from this folder, got {name}")

@@ -296,8 +296,8 @@ class Model:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Model:
         """The model in a line of measurements; other keys of the line are left out."""
-        found = {name: row.get(key) if row.get(key) is not None else row.get(name) for name, key in ROW_KEYS.items()}
-        values = {name: value for name, value in found.items() if value is not None}
+        named = {name: row.get(key) if row.get(key) is not None else row.get(name) for name, key in ROW_KEYS.items()}
+        values = {name: value for name, value in named.items() if value is not None}
         missing = [ROW_KEYS[name] for name in ("model", "batch_size") if name not in values]
         if missing:
             raise InvalidValue(f"this line does not describe a training run: it has no {' and no '.join(missing)}")
@@ -358,8 +358,8 @@ def _suggestion(model: str) -> str:
     """Suggest models of that name, for a name without its source."""
     from ullage.jobs.sources.names import model_names
 
-    found = [f"{source}:{model}" for source in ("torchvision", "timm", "hf") if model in model_names(source)]
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+    suggestions = [f"{source}:{model}" for source in ("torchvision", "timm", "hf") if model in model_names(source)]
+    return f"; did you mean {' or '.join(suggestions)}?" if suggestions else ""
 
 
 _PACKED = {"gz": "a gzip", "xz": "an xz"}

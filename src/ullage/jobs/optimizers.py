@@ -58,12 +58,12 @@ def optimizer_class(name: str) -> tuple[type[torch.optim.Optimizer], dict[str, A
         for known, made in vars(torch.optim).items()
         if isinstance(made, type) and issubclass(made, torch.optim.Optimizer) and made is not torch.optim.Optimizer
     }
-    found = {known.casefold(): made for known, made in classes.items()}.get(name.casefold())
-    if found is None:
+    optimizer = {known.casefold(): made for known, made in classes.items()}.get(name.casefold())
+    if optimizer is None:
         raise UnknownName("optimizer", name, [*OPTIMIZERS, *classes])
-    if found is torch.optim.LBFGS:
+    if optimizer is torch.optim.LBFGS:
         raise InvalidValue("LBFGS needs a closure, which the standard training loop does not have; estimate a function")
-    return found, {}
+    return optimizer, {}
 
 
 def make_optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:

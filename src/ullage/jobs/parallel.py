@@ -121,10 +121,10 @@ def _split(model: Any, mesh: Any, configuration: Model) -> nn.Module:
     wanted = {name: style for name, style in given.items() if not str(style).startswith(_PLAIN_STYLES)}
     unknown = sorted({str(style) for style in wanted.values()} - set(styles))
     if not wanted or unknown:
-        found = f"a plan with {', '.join(unknown)}" if unknown else "none"
+        plan_text = f"a plan with {', '.join(unknown)}" if unknown else "none"
         raise ModelLacks(
             f"{configuration.name}: tensor parallelism needs a plan that comes with the model (tp_plan of "
-            f"transformers), got {found}"
+            f"transformers), got {plan_text}"
         )
     _check_heads(model, mesh.size())
     return parallelize_module(model, mesh, {name: styles[str(style)]() for name, style in wanted.items()})

@@ -34,12 +34,12 @@ def microbatches(samples: int, stages: int) -> int:
 def layers_of_stages(layers: int, stages: int) -> list[range]:
     """Which layers each stage has; those that are left over go to the stages after the first, which has embeddings."""
     each, more = divmod(layers, stages)
-    found, begin = [], 0
+    stage_layers, begin = [], 0
     for number in range(stages):
         end = begin + each + (1 <= number <= more)
-        found.append(range(begin, end))
+        stage_layers.append(range(begin, end))
         begin = end
-    return found
+    return stage_layers
 
 
 class Stage(nn.Module):
@@ -82,9 +82,9 @@ def cut(model: Any, task: Task, number: int, stages: int, configuration: Model) 
     tied = getattr(inner.config, "tie_word_embeddings", False) and 0 < number == stages - 1
     cast = configuration.types.autocast
     made = Stage(model, task, number, stages, None if cast is None else getattr(torch, cast))
-    for parent, kept in _beside(body, names):
+    for parent, on_path in _beside(body, names):
         for name, child in parent.named_children():
-            if name != kept and (stand_in := _stand_in(name, child, made)) is not None:
+            if name != on_path and (stand_in := _stand_in(name, child, made)) is not None:
                 setattr(parent, name, stand_in)
     if body is not inner and not made.is_last:
         for name, child in inner.named_children():
@@ -136,8 +136,8 @@ def _path_to_blocks(body: nn.Module, configuration: Model) -> str:
     }
     if not outer:
         raise ModelLacks(f"{configuration.name} has no list of layers (nn.ModuleList) to divide into stages")
-    found: str = max(outer, key=lambda name: outer[name])
-    return found
+    longest: str = max(outer, key=lambda name: outer[name])
+    return longest
 
 
 def _beside(body: nn.Module, path: list[str]) -> Iterator[tuple[nn.Module, str]]:
@@ -168,8 +168,8 @@ class _Embedded(nn.Module):
     """Embeddings that the first stage has added: hands on what it is given as such, else adds nothing."""
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        found = [value for value in (named.get("inputs_embeds"), *given) if isinstance(value, torch.Tensor)]
-        for value in found:
+        tensors = [value for value in (named.get("inputs_embeds"), *given) if isinstance(value, torch.Tensor)]
+        for value in tensors:
             if value.is_floating_point() and value.dim() == 3:
                 return value
-        return torch.zeros((), device=found[0].device if found else None)
+        return torch.zeros((), device=tensors[0].device if tensors else None)

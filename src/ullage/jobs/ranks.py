@@ -83,8 +83,8 @@ class Rank:
         node, local = divmod(self.number, self.ranks_per_node)
         names = _VARIABLES[LAUNCHERS[self.launcher]]
         values = (self.number, self.world_size, local, self.ranks_per_node, node, self.nodes)
-        found = {name: str(value) for words, value in zip(names, values, strict=True) for name in words.split()}
-        return found | _CONSTANTS.get(LAUNCHERS[self.launcher], {})
+        variables = {name: str(value) for words, value in zip(names, values, strict=True) for name in words.split()}
+        return variables | _CONSTANTS.get(LAUNCHERS[self.launcher], {})
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:

@@ -49,16 +49,16 @@ class Dependency(BaseModel):
 
 def parse_array(text: str) -> list[int]:
     """The indices of `1-20`, `0-10:2` or `1,5,7`."""
-    found: list[int] = []
+    indices: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,10})(?:-([0-9]{1,10})(?::([0-9]{1,10}))?)?\s*", part)
         step = int(match[3] or 1) if match else 0
         if match is None or step < 1 or match[2] and int(match[2]) < int(match[1]):
             raise InvalidValue(f"indices must look like 1-20, 0-10:2 or 1,5,7, got {text[:80]!r}")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1, step)[: LONGEST_ARRAY + 1]
-        if len(found) > LONGEST_ARRAY:
+        indices += range(int(match[1]), int(match[2] or match[1]) + 1, step)[: LONGEST_ARRAY + 1]
+        if len(indices) > LONGEST_ARRAY:
             raise InvalidValue(f"number of indices must be at most {LONGEST_ARRAY}, got more in {text[:80]!r}")
-    return found
+    return indices
 
 
 def parse_start(value: Any, now: float) -> float:

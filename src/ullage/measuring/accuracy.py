@@ -98,16 +98,16 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 def groups(results: list[Comparison]) -> dict[str, list[Comparison]]:
     """All runs, then by family and by precision."""
-    found: dict[str, list[Comparison]] = {"all": results}
+    members: dict[str, list[Comparison]] = {"all": results}
     for result in results:
-        found.setdefault(result.family, []).append(result)
+        members.setdefault(result.family, []).append(result)
     for result in results:
-        found.setdefault(result.precision, []).append(result)
-    return found
+        members.setdefault(result.precision, []).append(result)
+    return members
 
 
 def summarize(results: list[Comparison]) -> list[ErrorSummary]:
-    found = []
+    summaries = []
     for group, members in groups(results).items():
         for figure in FIGURES:
             errors = [error for member in members if (error := member.error(figure)) is not None]
@@ -116,8 +116,8 @@ def summarize(results: list[Comparison]) -> list[ErrorSummary]:
             count, sizes = len(errors), [abs(error) for error in errors]
             exact, mean, under = errors.count(0) / count, sum(sizes) / count, sum(error < 0 for error in errors) / count
             median, p90, p99 = (quantile(sizes, share) for share in (0.5, 0.9, 0.99))
-            found.append(ErrorSummary(group, figure, len(members), count, exact, median, mean, p90, p99, under))
-    return found
+            summaries.append(ErrorSummary(group, figure, len(members), count, exact, median, mean, p90, p99, under))
+    return summaries
 
 
 def bound(results: list[Comparison]) -> dict[str, float]:

@@ -91,10 +91,10 @@ class Contribution:
     @property
     def gpu(self) -> GPU:
         """The card: the catalogue's where it has one of this name and size, else as the file describes it."""
-        told = self.header["gpu"]
-        table = {"memory": told["memory"], "sms": told["sms"], "compute_capability": told["capability"]}
-        known = in_catalogue(told["name"], told["memory"])
-        return known or gpu_from_table(told["name"], table, "the contribution")
+        card = self.header["gpu"]
+        table = {"memory": card["memory"], "sms": card["sms"], "compute_capability": card["capability"]}
+        known = in_catalogue(card["name"], card["memory"])
+        return known or gpu_from_table(card["name"], table, "the contribution")
 
     def truth(self) -> list[dict[str, Any]]:
         """The trainings that were measured, in the form of a file of measured runs."""
@@ -107,21 +107,21 @@ def header_of(gpu: GPU, driver: str | None, cuda: str | None, cudnn: int | None)
     versions = {}
     for package in PACKAGES:
         try:
-            found = importlib.metadata.version(package)
+            release = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-        for version in (found, found.partition("+")[0]):  # a custom build may carry a name
+        for version in (release, release.partition("+")[0]):  # a custom build may carry a name
             if _VERSION.fullmatch(version):
                 versions[package] = version
                 break
     capability = gpu.told_capability
-    told = {
+    card = {
         "name": re.sub(r"[^A-Za-z0-9 ()./+-]", " ", gpu.device_name)[:64],
         "memory": gpu.memory,
         "capability": f"{capability[0]}.{capability[1]}",
         "sms": gpu.sms or 1,
     }
-    header = {"format": FORMAT, "version": VERSION, "gpu": told, "versions": versions}
+    header = {"format": FORMAT, "version": VERSION, "gpu": card, "versions": versions}
     for name, value in (("driver", driver), ("cuda", cuda)):
         if value is not None and _VERSION.fullmatch(value):
             header[name] = value
@@ -175,16 +175,16 @@ def _begin(path: Path, header: dict[str, Any]) -> set[str]:
         return set()
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
-    found = check(whole, str(path))
-    if found.header != header:
-        different = [key for key in header if found.header.get(key) != header[key]]
+    contents = check(whole, str(path))
+    if contents.header != header:
+        different = [key for key in header if contents.header.get(key) != header[key]]
         raise InvalidValue(
             f"{path} is from another machine or other versions ({', '.join(different) or 'cudnn'} differ); "
             "name a new file with --out"
         )
     if whole != content:
         os.truncate(path, len(whole))
-    return set(found.runs)
+    return set(contents.runs)
 
 
 # Checking: whatever is not listed is refused.

@@ -46,8 +46,8 @@ class Difference:
             real = str(self.recorded[offset]) if offset < len(self.recorded) else "(ended)"
             mine = self.virtual[offset] if offset < len(self.virtual) else None
             mark = "->" if self.begin + offset == self.index else "  "
-            asked = f"{mine!s:>24}   {mine.operator} {mine.where}" if mine else "(ended)"
-            lines.append(f"{mark} {self.begin + offset:>8,}  {real:>24} | {asked}")
+            shown = f"{mine!s:>24}   {mine.operator} {mine.where}" if mine else "(ended)"
+            lines.append(f"{mark} {self.begin + offset:>8,}  {real:>24} | {shown}")
         return "\n".join(lines)
 
 
@@ -67,7 +67,7 @@ def recorded_requests(file: Path) -> list[Request]:
 
 def virtual_requests(function: Callable[[], Any], gpu: str = "H200") -> list[Request]:
     """Return the requests of a function on a virtual GPU, each with its operator, module and pass."""
-    asked: list[tuple[int, int, int]] = []
+    events: list[tuple[int, int, int]] = []
     sizes: dict[int, int] = {}
     card = VirtualGPU(find_gpu(gpu))
 
@@ -75,14 +75,14 @@ def virtual_requests(function: Callable[[], Any], gpu: str = "H200") -> list[Req
         if action == ALLOC:
             sizes[address] = size
         if action in (ALLOC, FREE):
-            asked.append((action, sizes[address], card.origins.current()))
+            events.append((action, sizes[address], card.origins.current()))
 
     with card:
         card.memory.allocator.on_event = note
         function()
     table, modules = card.origins.table(), card.origins.module_names()
     places = [(operator, f"in {modules[module] or 'no module'} ({PASSES[part]})") for operator, module, part in table]
-    return [Request(action, size, *places[place]) for action, size, place in asked]
+    return [Request(action, size, *places[place]) for action, size, place in events]
 
 
 def first_difference(recorded: list[Request], virtual: list[Request], around: int = 6) -> Difference | None:

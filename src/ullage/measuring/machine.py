@@ -27,10 +27,10 @@ def measure_one(row: dict[str, Any], seconds: float) -> dict[str, Any]:
 def measure_context(seconds: float = 120.0) -> dict[str, int]:
     """Bytes outside PyTorch's allocator in a fresh process on the real GPU, after each library's first use."""
     local_gpu()
-    found = apart("ullage.measuring.machine:context_here", {}, RunRequest(), {}, seconds, None)
-    if "failed" in found:
-        raise UllageError(f"the context could not be measured: {found['failed']}")
-    return found
+    sizes = apart("ullage.measuring.machine:context_here", {}, RunRequest(), {}, seconds, None)
+    if "failed" in sizes:
+        raise UllageError(f"the context could not be measured: {sizes['failed']}")
+    return sizes
 
 
 def context_here(asked: dict[str, Any], read: Callable[[], int | None] | None = None) -> dict[str, int]:
@@ -40,14 +40,14 @@ def context_here(asked: dict[str, Any], read: Callable[[], int | None] | None = 
     from ullage.measuring.single_run import process_memory
 
     ask = read or process_memory
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
 
     def note(name: str) -> None:
         torch.cuda.synchronize()
         taken = ask()
         if taken is None:
             raise RuntimeError("NVML does not say how much this process takes (containers and WSL hide it)")
-        found[name] = taken - torch.cuda.memory_reserved()
+        sizes[name] = taken - torch.cuda.memory_reserved()
 
     torch.cuda.init()
     note("bare")
@@ -59,12 +59,12 @@ def context_here(asked: dict[str, Any], read: Callable[[], int | None] | None = 
     note("matrix products")
     torch.nn.Conv2d(8, 8, 3, device="cuda")(image).sum().backward()
     note("convolutions")
-    return found
+    return sizes
 
 
-def as_own_card(found: dict[str, int], base: str) -> str:
+def as_own_card(measured: dict[str, int], base: str) -> str:
     """A file for `$ULLAGE_HOME/gpus` that says what was measured."""
-    bare, used = found["bare"] >> 20, max(found.values()) >> 20
+    bare, used = measured["bare"] >> 20, max(measured.values()) >> 20
     sizes = {"context": used, "context_bare": bare, "context_upper": used + 40}
     lines = [f'base = "{base}"', *(f"{name}_mib = {size}" for name, size in sizes.items())]
     return "\n".join([*lines, 'context_source = "ullage measure context"'])

@@ -55,8 +55,8 @@ def estimate_apart(
 ) -> dict[str, Any]:
     """The estimate of a run, by a process that sees no GPU; `stop` ends it early."""
     variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    asked = {**vars(request), "gpu": gpu}
-    return apart("ullage.measuring.runs:estimate_here", asked, request, variables, timeout, stop)
+    question = {**vars(request), "gpu": gpu}
+    return apart("ullage.measuring.runs:estimate_here", question, request, variables, timeout, stop)
 
 
 def measure_apart(request: RunRequest, timeout: float = 300.0, stop: threading.Event | None = None) -> dict[str, Any]:
@@ -89,8 +89,8 @@ def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     from ullage.jobs.model import Model
 
     script = request["script"] and Script(request["script"], request["args"], module=request["module"])
-    found = answer_request(JobRequest(script or Model.from_row(request["row"])), request["gpu"])
-    values = {**found.to_dict(timeline=False, layers=False), "context": found.breakdown["context"]}
+    answer = answer_request(JobRequest(script or Model.from_row(request["row"])), request["gpu"])
+    values = {**answer.to_dict(timeline=False, layers=False), "context": answer.breakdown["context"]}
     return {name: values[name] for name in ESTIMATED}
 
 
@@ -140,11 +140,11 @@ def measure(
         taken = memory.take(need)
         try:
             limit = guess["upper"] - guess["context"] if cap and "upper" in guess else None
-            found, survived = _under(limit, request, timeout, stop)
-            row = {**request.row, **found, **({"estimate": guess} if guess else {})}
-            if request.history and "event_count" in found:
+            figures, survived = _under(limit, request, timeout, stop)
+            row = {**request.row, **figures, **({"estimate": guess} if guess else {})}
+            if request.history and "event_count" in figures:
                 row["events"] = f"{Path(request.history).parent.name}/{Path(request.history).name}"
-            if limit is not None and "failed" not in found:
+            if limit is not None and "failed" not in figures:
                 row["capped"] = {"cap": limit, "survived": survived}
         finally:
             memory.give_back(taken)
@@ -169,22 +169,22 @@ def _under(
 
     A run that never met its limit (no retry) is the run that it would have been without.
     """
-    found = measure_apart(replace(request, cap=limit), timeout, stop)
-    survived = not {"oom", "failed"} & found.keys()
-    if limit is not None and (not survived or found["retries"]):
+    figures = measure_apart(replace(request, cap=limit), timeout, stop)
+    survived = not {"oom", "failed"} & figures.keys()
+    if limit is not None and (not survived or figures["retries"]):
         return measure_apart(request, timeout, stop), survived
-    return found, survived
+    return figures, survived
 
 
 def local_gpu(nvml: Any = None) -> GPU:
     """This machine's first GPU; says what to do where there is none."""
-    found = local_gpus(nvml)
-    if not found:
+    cards = local_gpus(nvml)
+    if not cards:
         raise UllageError(
             "cannot measure: NVML finds no NVIDIA GPU on this machine. "
             "'ullage estimate' and 'ullage evaluate' need no GPU."
         )
-    return found[0]
+    return cards[0]
 
 
 def read_runs(rows: Sequence[dict[str, Any]], iterations: int, histories: Path | None) -> list[RunRequest]:

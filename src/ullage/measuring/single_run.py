@@ -128,9 +128,9 @@ class _TimeOver(BaseException):
 @contextmanager
 def _at_most(seconds: float | None) -> Iterator[dict[str, bool]]:
     """Ends what runs inside after so many seconds, and says that it did."""
-    said: dict[str, bool] = {}
+    outcome: dict[str, bool] = {}
     if not seconds:
-        yield said
+        yield outcome
         return
 
     def over(*_: object) -> None:
@@ -139,9 +139,9 @@ def _at_most(seconds: float | None) -> Iterator[dict[str, bool]]:
     before = signal.signal(signal.SIGALRM, over)
     signal.setitimer(signal.ITIMER_REAL, seconds, 2.0)  # again, where a destructor or a bare `except` caught it
     try:
-        yield said
+        yield outcome
     except _TimeOver:
-        said["stopped"] = True
+        outcome["stopped"] = True
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -229,9 +229,9 @@ def measure_here(request: dict[str, Any]) -> dict[str, Any]:
     hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: steps.append(None))
     try:
         if request.get("script"):
-            with _at_most(request.get("stop_after")) as said:
+            with _at_most(request.get("stop_after")) as outcome:
                 _run_script(request["script"], request.get("args", []), bool(request.get("module")))
-            answer |= said
+            answer |= outcome
         else:
             _train(request["row"], request.get("iterations", 5), answer)
     except torch.OutOfMemoryError as error:

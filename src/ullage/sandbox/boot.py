@@ -15,19 +15,19 @@ HELLO = "python"  # what the child says first
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def begin(entry: str, channel: str, told: str) -> None:
+def begin(entry: str, channel: str, options: str) -> None:
     """Check this Python, then go on as any child does."""
     _say(channel, {"at": HELLO})
-    found = problem()
-    if found:
-        _say(channel, {"error": found})
+    reason = problem()
+    if reason:
+        _say(channel, {"error": reason})
         sys.exit(1)
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # this file's folder
     _load_package()
     from ullage.sandbox.child import main
 
-    main(entry, channel, told)
+    main(entry, channel, options)
 
 
 def problem() -> str:
@@ -40,13 +40,13 @@ def problem() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = version("torch")
+        build = version("torch")
     except PackageNotFoundError:  # a build that was not installed: its own words will tell
         return ""
-    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_TORCH:
+    if tuple(int(part) for part in build.split(".")[:2]) < OLDEST_TORCH:
         wanted = f"'torch>={dotted(OLDEST_TORCH)}'"
         return (
-            f"PyTorch must be {dotted(OLDEST_TORCH)} or newer; {here} has {found}. Type: {here} -m pip install {wanted}"
+            f"PyTorch must be {dotted(OLDEST_TORCH)} or newer; {here} has {build}. Type: {here} -m pip install {wanted}"
         )
     return ""
 

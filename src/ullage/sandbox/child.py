@@ -58,9 +58,9 @@ def answer(channel: Channel, work: Callable[[], dict[str, Any] | None]) -> None:
     global _channel
     _channel = channel
     try:
-        found = work()
-        if found is not None:
-            channel.answer(found)
+        result = work()
+        if result is not None:
+            channel.answer(result)
     except Exception as error:
         traceback.print_exc()
         channel.error(error)
@@ -98,10 +98,10 @@ def end(code: int) -> None:
 def function_named(entry: str) -> Callable[..., Any]:
     module, _, name = entry.partition(":")
     with importing():
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
     for part in name.split("."):
-        found = getattr(found, part)
-    return found  # type: ignore[no-any-return]
+        value = getattr(value, part)
+    return value  # type: ignore[no-any-return]
 
 
 def run_command(request: dict[str, Any]) -> dict[str, Any]:

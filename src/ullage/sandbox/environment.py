@@ -25,10 +25,10 @@ def environment(
     own = [] if is_found else [HOME]  # site-packages in front would hide what the user has
     places = [*own, *(place or os.getcwd() for place in import_from)]
     places += filter(None, base.get("PYTHONPATH", "").split(os.pathsep))
-    found = {"PYTHONUNBUFFERED": "1", **base}
+    variables = {"PYTHONUNBUFFERED": "1", **base}
     if places:
-        found["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(places))
-    return found
+        variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(places))
+    return variables
 
 
 def is_guest() -> bool:

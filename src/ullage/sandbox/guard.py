@@ -98,9 +98,9 @@ def _guard(order: Order, channel: Channel) -> int:
     try:
         if sys.platform == "linux" and order.private.namespaces:
             for spaces in _worlds(order):
-                found = spaces.start()
-                if found is not None:
-                    first, how = found
+                started = spaces.start()
+                if started is not None:
+                    first, how = started
                     channel.private(how)
                     return spaces.watch(first, channel)
         channel.private(REDIRECTED)
@@ -190,8 +190,8 @@ def _worlds(order: Order) -> Iterator[_Namespaces]:
         while not select.select([pool], [], [], _EVERY)[0]:
             if signal.SIGTERM in signal.sigpending() or not is_alive(order.parent):
                 _leave(-signal.SIGKILL)
-        if found := pool.receive():
-            yield _Namespaces(order, found[1][0], pool)
+        if message := pool.receive():
+            yield _Namespaces(order, message[1][0], pool)
     yield _Namespaces(order)
 
 
@@ -409,8 +409,8 @@ def _wait_a_moment() -> bool:
     if sys.platform != "linux":
         time.sleep(_EVERY / 10)
         return signal.SIGTERM in signal.sigpending()
-    found = signal.sigtimedwait(_SIGNALS, _EVERY)
-    return found is not None and found.si_signo == signal.SIGTERM
+    received = signal.sigtimedwait(_SIGNALS, _EVERY)
+    return received is not None and received.si_signo == signal.SIGTERM
 
 
 def _reap(child: int) -> int | None:

@@ -46,9 +46,9 @@ def find_interpreter(named: str, env: Mapping[str, str] | None = None) -> Interp
         return _checked(os.path.join(folder, "bin", "python"), env)
     if os.sep in path or os.path.isfile(path):
         return _checked(os.path.abspath(path), env)
-    found = shutil.which(named, path=env.get("PATH")) if _PYTHON.fullmatch(named) else None
-    if found is not None:
-        return _checked(os.path.abspath(found), env)
+    program = shutil.which(named, path=env.get("PATH")) if _PYTHON.fullmatch(named) else None
+    if program is not None:
+        return _checked(os.path.abspath(program), env)
     try:
         env = in_conda(named, env)
     except LookupError:

@@ -37,11 +37,11 @@ _libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else N
 
 def call(name: str, *args: Any) -> int:
     """Call a function of the C library; raise its errors as `OSError`."""
-    found: int = getattr(_libc, name)(*args)
-    if found < 0:
+    result: int = getattr(_libc, name)(*args)
+    if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
-    return found
+    return result
 
 
 def syscall(number: int, *args: Any) -> int:
@@ -139,9 +139,9 @@ def drop_capabilities() -> None:
 
 def keep_rights_to_join() -> None:
     """Keep the capabilities to join other namespaces across `execv`."""
-    kept = _kept() | _TO_JOIN
-    _set_capabilities(kept, inherited=kept)
-    for capability in kept:
+    capabilities = _kept() | _TO_JOIN
+    _set_capabilities(capabilities, inherited=capabilities)
+    for capability in capabilities:
         call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability, 0, 0)
 
 
@@ -158,8 +158,8 @@ def _set_capabilities(own: set[int], inherited: Iterable[int] = ()) -> None:
 def raise_loopback() -> None:
     """Activate the loopback interface of a new network namespace, for 127.0.0.1."""
     link = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
-    found = fcntl.ioctl(link.fileno(), _SIOCGIFFLAGS, struct.pack("16sH22x", b"lo", 0))
-    flags = struct.unpack_from("16sH", found)[1]
+    answer = fcntl.ioctl(link.fileno(), _SIOCGIFFLAGS, struct.pack("16sH22x", b"lo", 0))
+    flags = struct.unpack_from("16sH", answer)[1]
     fcntl.ioctl(link.fileno(), _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | _IFF_UP))
     link.close()
 

@@ -78,18 +78,18 @@ def family(pid: int) -> dict[int, int]:
     if not Path("/proc/self/stat").exists():
         return _family_without_proc(pid)
     fields = {member: stat_fields(member) for member in (pid, *descendants(pid))}
-    return {member: int(found[21]) * _PAGE for member, found in fields.items() if found}
+    return {member: int(stat[21]) * _PAGE for member, stat in fields.items() if stat}
 
 
 def _family_without_proc(pid: int) -> dict[int, int]:
     psutil = _psutil()
-    found = {}
+    sizes = {}
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         for member in [process, *process.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):
-                found[member.pid] = int(member.memory_info().rss)
-    return found
+                sizes[member.pid] = int(member.memory_info().rss)
+    return sizes
 
 
 def machine_memory() -> tuple[int, int]:

@@ -44,7 +44,7 @@ class Mount(NamedTuple):
 
 
 def mounts() -> list[Mount]:
-    found = []
+    entries = []
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
             first, _, last = line.partition(b" - ")
@@ -52,8 +52,8 @@ def mounts() -> list[Mount]:
             kind, source, settings = last.split()[:3]
             writable = b"ro" not in options.split(b",") and b"ro" not in settings.split(b",")
             name = os.fsdecode(path.decode("unicode_escape").encode("latin-1"))  # it has \040 for a space
-            found.append(Mount(name, kind.decode(), writable, os.fsdecode(source)))
-    return found
+            entries.append(Mount(name, kind.decode(), writable, os.fsdecode(source)))
+    return entries
 
 
 def is_private() -> bool:
@@ -134,8 +134,8 @@ def _cover(limit: int, cwd: str | None, near: Iterable[str], processes: bool = T
 
 
 def written(memory: int) -> int:
-    found = os.fstatvfs(memory)
-    return (found.f_blocks - found.f_bfree) * found.f_frsize
+    statistics = os.fstatvfs(memory)
+    return (statistics.f_blocks - statistics.f_bfree) * statistics.f_frsize
 
 
 def _show_processes(path: str) -> None:
@@ -196,13 +196,13 @@ class _Cover:
         parts = path.split("/")[1:]
         for folder in ("/" + "/".join(parts[:count]) for count in range(1, len(parts) + 1)):
             try:
-                found = os.lstat(f"/old{folder}")
+                status = os.lstat(f"/old{folder}")
             except OSError:
                 return
-            if not stat.S_ISDIR(found.st_mode):
+            if not stat.S_ISDIR(status.st_mode):
                 return
             if (
-                _is_foreign(found)
+                _is_foreign(status)
                 and folder not in self._covered
                 and not self._below(folder)
                 and self._is_under_overlay(folder)
@@ -272,18 +272,18 @@ class _Cover:
             inside = f"{path.rstrip('/')}/{entry.name}"
             target = f"/new{inside}"
             try:
-                found = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
             except OSError:
                 continue  # a mount that only its user can see, or whose server is gone
-            if stat.S_ISLNK(found.st_mode):
+            if stat.S_ISLNK(status.st_mode):
                 os.symlink(os.readlink(entry.path), target)
-            elif stat.S_ISDIR(found.st_mode):
+            elif stat.S_ISDIR(status.st_mode):
                 os.mkdir(target)
-                _look_like(target, found)
+                _look_like(target, status)
                 self.cover(inside)
-            elif stat.S_ISREG(found.st_mode) and found.st_size <= _LARGEST_COPY and os.access(entry.path, os.R_OK):
-                _copy(entry.path, target, found)
-            elif stat.S_ISREG(found.st_mode):
+            elif stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST_COPY and os.access(entry.path, os.R_OK):
+                _copy(entry.path, target, status)
+            elif stat.S_ISREG(status.st_mode):
                 os.symlink(f"{self._original()}{inside}", target)
             else:
                 os.close(os.open(target, os.O_CREAT | os.O_WRONLY))

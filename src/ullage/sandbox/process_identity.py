@@ -102,10 +102,10 @@ def children() -> dict[int, list[int]]:
 def descendants(root: int, below: Mapping[int, list[int]] | None = None) -> dict[int, int]:
     """Return all living descendants of a process, each with its parent; parents come first."""
     below = children() if below is None else below
-    found: dict[int, int] = {}
+    parents: dict[int, int] = {}
     layer = [root]
     while layer:
-        fresh = {child: parent for parent in layer for child in below.get(parent, ()) if child not in found}
-        found |= fresh
+        fresh = {child: parent for parent in layer for child in below.get(parent, ()) if child not in parents}
+        parents |= fresh
         layer = list(fresh)
-    return found
+    return parents

@@ -95,11 +95,11 @@ def digest(value: str | None) -> str | None:
 def signature(path: str) -> str:
     """Return the state of a file: its content if it is small, otherwise its size and time."""
     try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
             return EXISTS
-        if found.st_size > _LARGEST_FILE:
-            return f"large:{found.st_size}:{found.st_mtime_ns}:{found.st_ino}"
+        if status.st_size > _LARGEST_FILE:
+            return f"large:{status.st_size}:{status.st_mtime_ns}:{status.st_ino}"
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             return f"sha256:{hashlib.sha256(file.read(_LARGEST_FILE + 1)).hexdigest()}"
     except (FileNotFoundError, NotADirectoryError):
@@ -351,9 +351,9 @@ class Recorder:
         def watched(path: Any, *args: Any, **options: Any) -> Any:
             if not self._paused.now and not isinstance(path, int) and options.get("dir_fd") is None:
                 with self._paused:
-                    found = _path(path)
-                    if found is not None and not f"{found}/".startswith(self._skipped):
-                        self._note("file", found, _existence)
+                    absolute = _path(path)
+                    if absolute is not None and not f"{absolute}/".startswith(self._skipped):
+                        self._note("file", absolute, _existence)
             return look(path, *args, **options)
 
         watched.__name__ = watched.__qualname__ = name

@@ -91,27 +91,27 @@ class Redirection:
 
     def _resolved(self, folder: str) -> str:
         """Return a folder without links, as this process sees it."""
-        parts, found, links = folder.split("/")[::-1], "/", 0
+        parts, resolved, links = folder.split("/")[::-1], "/", 0
         while parts:
             part = parts.pop()
             if part in ("", "."):
                 continue
             if part == "..":
-                found = os.path.dirname(found)
+                resolved = os.path.dirname(resolved)
                 continue
-            path = os.path.join(found, part)
+            path = os.path.join(resolved, part)
             there = self._shadow(path) if self._has_shadow(path) or self._is_marked(path) else path
             try:
                 target = self._real["readlink"](there)
             except OSError:
-                found = path
+                resolved = path
                 continue
             links += 1
             if links > _MOST_LINKS:
                 return folder
-            found = "/" if target.startswith("/") else found
+            resolved = "/" if target.startswith("/") else resolved
             parts += target.split("/")[::-1]
-        return found
+        return resolved
 
     def _shadow(self, path: str) -> str:
         return self._root + path
@@ -179,18 +179,18 @@ class Redirection:
 
     def _copy_up(self, path: str, shadow: str) -> None:
         try:
-            found = self._real["lstat"](path)
+            status = self._real["lstat"](path)
         except OSError:
             return
-        if stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             self._real["symlink"](self._real["readlink"](path), shadow)
-        elif stat.S_ISDIR(found.st_mode):
+        elif stat.S_ISDIR(status.st_mode):
             self._real["mkdir"](shadow)
-        elif stat.S_ISREG(found.st_mode):
+        elif stat.S_ISREG(status.st_mode):
             with self._file(path, "rb") as source, self._file(shadow, "wb") as target:
                 shutil.copyfileobj(source, target, 1 << 20)
-            self._real["utime"](shadow, ns=(found.st_atime_ns, found.st_mtime_ns))
-            self._real["chmod"](shadow, stat.S_IMODE(found.st_mode) | stat.S_IWUSR)
+            self._real["utime"](shadow, ns=(status.st_atime_ns, status.st_mtime_ns))
+            self._real["chmod"](shadow, stat.S_IMODE(status.st_mode) | stat.S_IWUSR)
 
     def _leave(self, path: str | None) -> None:
         """Mark the real file at this path as removed."""
@@ -216,8 +216,8 @@ class Redirection:
             path = self.written(path, keep=not flags & os.O_TRUNC)
         elif dir_fd is None:
             path = self.seen(path)
-        found: int = self._real["open"](path, flags, mode, dir_fd=dir_fd)
-        return found
+        descriptor: int = self._real["open"](path, flags, mode, dir_fd=dir_fd)
+        return descriptor
 
     def _look(self, name: str) -> Callable[..., Any]:
         real = self._real[name]
@@ -242,8 +242,8 @@ class Redirection:
         return str(self._real["getcwd"]()).removeprefix(self._root) or "/"
 
     def _listdir(self, path: Any = ".") -> list[Any]:
-        found = [entry.name for entry in self._entries(path)]
-        return [os.fsencode(name) for name in found] if isinstance(path, bytes) else found
+        names = [entry.name for entry in self._entries(path)]
+        return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
 
     def _scandir(self, path: Any = ".") -> Any:
         return self._real["scandir"](path) if isinstance(path, int) else _Entries(self._entries(path))

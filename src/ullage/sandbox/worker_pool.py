@@ -162,10 +162,10 @@ def wait_for_children(request: dict[str, Any]) -> None:
     gc.freeze()  # the pages of what is there stay shared
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that are forked here
     while select.select([channel], [], [], request["idle"])[0]:
-        asked = channel.receive()
-        if asked is None or not _is_current(imported):
+        received = channel.receive()
+        if received is None or not _is_current(imported):
             return
-        guard = FdChannel(asked[1][0])
+        guard = FdChannel(received[1][0])
         if os.fork() == 0:
             channel.close()
             _serve(guard, imported)
@@ -186,10 +186,10 @@ def _serve(guard: FdChannel, imported: recording.Reads) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         guard.send({}, kernel.namespaces("user"))
-        asked = guard.receive()
-        if asked is None or not imported.same_variables(asked[0]["env"]):
+        received = guard.receive()
+        if received is None or not imported.same_variables(received[0]["env"]):
             os._exit(0)
-        order, files = asked
+        order, files = received
         streams, spaces = files[: order["streams"]], files[order["streams"] :]
         for space in spaces:
             kernel.join(space)

@@ -111,7 +111,7 @@ def test_a_report_shows_others_nothing(page, work, browser):
     other.set_default_timeout(60_000)
     sign_in(other, page, user="nobody")
     other.goto(page.url + "/reports")
-    see(other, "[role=status]", "No jobs ran. You see your own jobs, and of others what this server shows.")
+    see(other, "[role=status]", "No jobs ran. You see your own jobs, and of others what this daemon shows.")
     other.goto(page.url + "/timeline")
     see(other, "p", "Only your own jobs are shown.")
     assert "private" not in other.content()

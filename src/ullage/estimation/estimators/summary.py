@@ -51,9 +51,9 @@ def summarize(configuration: Model, gpu: GPU) -> LayerSummary:
     layers: list[SummaryLayer] = []
 
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
-        found = tensors_in(output)
+        tensors = tensors_in(output)
         own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-        outputs = sum(tensor.numel() for tensor in found) // configuration.batch_size
+        outputs = sum(tensor.numel() for tensor in tensors) // configuration.batch_size
         layers.append(SummaryLayer(type(module).__name__, outputs, own))
 
     with VirtualGPU(gpu, limited=False):
@@ -100,16 +100,16 @@ def read_summary(text: str) -> LayerSummary:
 
 
 def _torchsummary_rows(text: str) -> list[tuple[str, list[int], int]]:
-    found = (_TORCHSUMMARY.match(line) for line in text.splitlines())
-    return [(row[1], _first_shape(row[2]), _whole(row[3])) for row in found if row]
+    matches = (_TORCHSUMMARY.match(line) for line in text.splitlines())
+    return [(row[1], _first_shape(row[2]), _whole(row[3])) for row in matches if row]
 
 
 def _torchinfo_rows(text: str) -> list[tuple[str, list[int], int]]:
     """Read the rows, except those of modules that contain others (deeper rows follow)."""
-    found = [row for row in (_TORCHINFO.match(line) for line in text.splitlines()) if row]
-    depths = [len(row[1]) for row in found] + [0]
+    matches = [row for row in (_TORCHINFO.match(line) for line in text.splitlines()) if row]
+    depths = [len(row[1]) for row in matches] + [0]
     rows = []
-    for place, row in enumerate(found):
+    for place, row in enumerate(matches):
         if depths[place + 1] <= depths[place] and row[3] != "--":
             rows.append((row[2], _first_shape(row[3]), _whole(row[4].split()[0])))
     return rows

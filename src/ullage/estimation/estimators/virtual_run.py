@@ -52,31 +52,31 @@ def _ranks(request: JobRequest, gpu: GPU) -> Estimate:
     follow, seen = request.ranks.follow, SeenOfRanks()
     if request.model is not None:
         seen.apart = list(range(request.ranks.size or 1))
-    found = {number: _one(request.as_rank(number), gpu, seen) for number in follow or (0,)}
+    answers = {number: _one(request.as_rank(number), gpu, seen) for number in follow or (0,)}
     if follow or not seen.apart:
-        return of_ranks(found)
+        return of_ranks(answers)
     stages = seen.apart
     among = {*stages[:2], stages[-1]}
     if request.model is None:  # a model by name has its stages from us: none is larger than the second one
         among.add(stages[len(stages) // 2])
-    while missing := sorted(among - set(found)):
+    while missing := sorted(among - set(answers)):
         for number in missing:
             try:
-                found[number] = _one(request.as_rank(number), gpu, seen)
+                answers[number] = _one(request.as_rank(number), gpu, seen)
             except ScriptFailed as error:
                 reason = str(error).splitlines()[0]
                 note = f"rank {number}, which may have another part of the model, was not followed: {reason}"
-                return replace(found[0], notes=[note, *found[0].notes])
-        inner = {found[number].breakdown.get("parameters") for number in among & set(stages[1:-1])}
+                return replace(answers[0], notes=[note, *answers[0].notes])
+        inner = {answers[number].breakdown.get("parameters") for number in among & set(stages[1:-1])}
         if len(inner) > 1:  # they are not alike
             among |= set(stages[:_MOST_STAGES])
-    return of_ranks(found, like=_alike(stages, found))
+    return of_ranks(answers, like=_alike(stages, answers))
 
 
 _MOST_STAGES = 16  # that are followed
 
 
-def _alike(stages: list[int], found: Mapping[int, Any]) -> dict[int, int]:
+def _alike(stages: list[int], followed: Mapping[int, Any]) -> dict[int, int]:
     """For stages that were not followed, the one before them that was: a later stage of the same layers has no more
     micro-batches under way. The last one stands for none.
 
@@ -85,7 +85,7 @@ def _alike(stages: list[int], found: Mapping[int, Any]) -> dict[int, int]:
     """
     alike, before = {}, None
     for number in stages[1:-1]:
-        if number in found:
+        if number in followed:
             before = number
         elif before is not None:
             alike[number] = before

@@ -89,11 +89,11 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
         source = os.path.abspath(source)
     if request["whole"]:
         return _whole(source, question["source"], request, options, batch_arg)
-    asked = request_of(source, options, request["estimator"])
-    answers = {gpu: answer_request(asked, gpu) for gpu in request["gpus"]}
+    job_request = request_of(source, options, request["estimator"])
+    answers = {gpu: answer_request(job_request, gpu) for gpu in request["gpus"]}
     gpu, worst = max(answers.items(), key=lambda each: each[1].bound)
     upper = min(worst.bound, worst.gpu_memory) if worst.fits else worst.bound
-    known = {name: found.utilization.to_dict() for name, found in answers.items() if found.utilization is not None}
+    known = {name: answer.utilization.to_dict() for name, answer in answers.items() if answer.utilization is not None}
     ranks = options.get("world_size")
     return {
         "upper": upper,
@@ -142,12 +142,12 @@ def _whole(
 
     details, began = request["whole"] == "details", time.monotonic()
     cards = [find_gpu(name) for name in request["gpus"]]
-    asked = request_of(source, options, request["estimator"])
-    found = estimate_over_gpus(lambda card: answer_request(asked, card), cards)
-    shown = [replace(each, source=name).to_dict(timeline=details, layers=details) for each in found]
+    job_request = request_of(source, options, request["estimator"])
+    answers = estimate_over_gpus(lambda card: answer_request(job_request, card), cards)
+    shown = [replace(each, source=name).to_dict(timeline=details, layers=details) for each in answers]
     wanted = request["advice"] and request["estimator"] == OWN
     left = _FOR_ALL * request["timeout"] - (time.monotonic() - began)
-    advice = advise(asked, cards[0], found[0], options, batch_arg, left) if wanted else None
+    advice = advise(job_request, cards[0], answers[0], options, batch_arg, left) if wanted else None
     return {"estimates": shown, "advice": advice}
 
 
@@ -207,7 +207,7 @@ def _python(question: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, Any]:
     command = ScriptCommand(
         question["source"], question["args"], question["module"], question["program"], tuple(question["launcher"])
     )
-    found = python_of(command, os.environ)
-    os.environ.update(found.env)
-    ran_in["python"] = sys.executable if found.is_ours and is_guest() else None if found.is_ours else found.path
-    return {} if found.is_ours else {"python": found.path}
+    python = python_of(command, os.environ)
+    os.environ.update(python.env)
+    ran_in["python"] = sys.executable if python.is_ours and is_guest() else None if python.is_ours else python.path
+    return {} if python.is_ours else {"python": python.path}

@@ -154,8 +154,8 @@ def _by_conda(words: list[str]) -> ScriptCommand | None:
             if option == "--cwd":
                 return None
             environment = value
-    found = script_of(words) if words and environment else None
-    return found and found._replace(launcher=("conda", str(environment)))
+    command = script_of(words) if words and environment else None
+    return command and command._replace(launcher=("conda", str(environment)))
 
 
 def _by_uv(uv: str, words: list[str]) -> ScriptCommand | None:
@@ -169,9 +169,9 @@ def _by_uv(uv: str, words: list[str]) -> ScriptCommand | None:
             rest = words[place:]
         else:
             continue
-        found = script_of(rest)
+        command = script_of(rest)
         options = [each for each in words[:place] if each not in ("-s", "--script")]
-        return found and found._replace(launcher=(uv, "run", *options))
+        return command and command._replace(launcher=(uv, "run", *options))
     return None
 
 
@@ -182,10 +182,10 @@ def python_of(command: ScriptCommand, env: Mapping[str, str]) -> Interpreter:
         env = in_conda(command.launcher[1], env)
     elif command.launcher:
         return find_interpreter(_ask_uv(command, env), env)
-    found = shutil.which(command.program, path=env.get("PATH"))
-    if found is None:
+    program = shutil.which(command.program, path=env.get("PATH"))
+    if program is None:
         raise InvalidValue(f"the command must run a Python, but there is no program {command.program}")
-    return find_interpreter(_by_first_line(found, env), env)
+    return find_interpreter(_by_first_line(program, env), env)
 
 
 def _by_first_line(program: str, env: Mapping[str, str]) -> str:
@@ -209,10 +209,10 @@ def _ask_uv(command: ScriptCommand, env: dict[str, str]) -> str:
     if command.module or not _has_inline_metadata(command.source):
         ask = "import sys; print(sys.executable)"
         return _output_of([uv, run, *options, "--no-sync", "--offline", command.program, "-c", ask], env)
-    found = _output_of([uv, "python", "find", "--offline", "--script", command.source], env)
-    if not found.startswith(_output_of([uv, "cache", "dir"], env)):  # some other Python, as long as it has none
+    python = _output_of([uv, "python", "find", "--offline", "--script", command.source], env)
+    if not python.startswith(_output_of([uv, "cache", "dir"], env)):  # some other Python, as long as it has none
         raise InvalidValue(f"uv has no environment for {command.source} yet; type: uv sync --script {command.source}")
-    return found
+    return python
 
 
 def _output_of(words: list[str], env: dict[str, str]) -> str:

@@ -43,10 +43,10 @@ class Launched:
     @property
     def script(self) -> ScriptCommand | None:
         """The script, with the ranks of the innermost program that starts several."""
-        found = script_of(self.words) if self.words else None
-        if found is None or found.world_size is not None or self.launcher is None:
-            return found
-        return found._replace(world_size=self.world_size or EACH_GPU, nodes=self.nodes, launched_by=(self.launcher,))
+        command = script_of(self.words) if self.words else None
+        if command is None or command.world_size is not None or self.launcher is None:
+            return command
+        return command._replace(world_size=self.world_size or EACH_GPU, nodes=self.nodes, launched_by=(self.launcher,))
 
 
 def launched(words: Sequence[str]) -> Launched:
@@ -73,13 +73,13 @@ def launched(words: Sequence[str]) -> Launched:
             folder = options.get("wdir", options.get("wd", folder))
             ranks = *_ranks_of_mpi(options), MPI
         elif name == "srun":
-            found = read_words(left[1:], srun=True)
-            image = next((key for key in found.values if key.startswith("container")), None)
+            srun_words = read_words(left[1:], srun=True)
+            image = next((key for key in srun_words.values if key.startswith("container")), None)
             if image is not None:
-                return Launched(found.rest, refusal=f"it runs in a container (srun --{image})")
-            folder = found.values.get("chdir", folder)
-            left, srun = list(found.rest), found.values
-            ranks = *_ranks_of_slurm(found.values), SLURM
+                return Launched(srun_words.rest, refusal=f"it runs in a container (srun --{image})")
+            folder = srun_words.values.get("chdir", folder)
+            left, srun = list(srun_words.rest), srun_words.values
+            ranks = *_ranks_of_slurm(srun_words.values), SLURM
         elif name == "env":
             left = _without_options(left[1:], ("-u", "-C", "-S"))
             while left and re.match(r"[A-Za-z_]\w*=", left[0]):
@@ -102,7 +102,7 @@ def _options_of_mpi(words: list[str], variables: dict[str, str]) -> tuple[dict[s
     >>> _options_of_mpi(["-n", "4", "-x", "A=1", "--bind-to", "none", "python", "t.py", "-n", "2"], {})
     ({'n': '4', 'bind-to': 'none'}, ['python', 't.py', '-n', '2'])
     """
-    left, found = list(words), dict[str, str]()
+    left, options = list(words), dict[str, str]()
     while left and left[0].startswith("-"):
         option, _, value = left.pop(0).lstrip("-").partition("=")
         if option in _VALUES_OF_MPI:
@@ -112,10 +112,10 @@ def _options_of_mpi(words: list[str], variables: dict[str, str]) -> tuple[dict[s
                 variables[key] = set_to
         elif not value and left and not left[0].startswith("-") and not _PYTHON.fullmatch(os.path.basename(left[0])):
             value = left.pop(0)
-            found[option] = value
+            options[option] = value
         else:
-            found[option] = value
-    return found, left
+            options[option] = value
+    return options, left
 
 
 def _ranks_of_mpi(options: Mapping[str, str]) -> tuple[int | None, int]:

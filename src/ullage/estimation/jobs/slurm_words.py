@@ -44,7 +44,7 @@ def read_words(words: Sequence[str], srun: bool = False) -> SbatchWords:
     >>> read_words(["-n", "4", "-N2", "--hold", "--time", "1:00", "job.sh", "--lr", "1"])
     SbatchWords(values={'ntasks': '4', 'nodes': '2', 'hold': '', 'time': '1:00'}, rest=('job.sh', '--lr', '1'))
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     left = list(words)
     short = _SHORT | ({"W": "wait"} if srun else {})
     while left and left[0].startswith("-") and left[0] != "-":
@@ -55,16 +55,16 @@ def read_words(words: Sequence[str], srun: bool = False) -> SbatchWords:
             name, equals, value = word[2:].partition("=")
             if not equals and not _FLAG.fullmatch(name):
                 value = _value(word, left)
-            found[name] = value
+            values[name] = value
             continue
         letters = word[1:]
         while letters:
             letter, letters = letters[0], letters[1:]
             if letter in short:
-                found[short[letter]] = letters.removeprefix("=") or _value(f"-{letter}", left)
+                values[short[letter]] = letters.removeprefix("=") or _value(f"-{letter}", left)
                 break
-            found[_SHORT_FLAGS.get(letter, letter)] = ""
-    return SbatchWords(found, tuple(left))
+            values[_SHORT_FLAGS.get(letter, letter)] = ""
+    return SbatchWords(values, tuple(left))
 
 
 def _value(option: str, left: list[str]) -> str:

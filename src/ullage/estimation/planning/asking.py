@@ -135,13 +135,13 @@ def _rows(
         if model is None:
             yield PlanRow(**where, strategy=ITS_OWN)
             continue
-        kept = (model.checkpointing or bool(checkpointing),) if checkpointing is not None else (False, True)
+        checkpointings = (model.checkpointing or bool(checkpointing),) if checkpointing is not None else (False, True)
         for strategy in [ONE] if cluster.gpus == 1 else ways:
             ranks = data_ranks(strategy, Rank(cluster.gpus, nodes=cluster.nodes))
             given = model.batch_size * (cluster.gpus if strategy == PP else 1)
             batch, rest = (given, 0) if global_batch is None else divmod(global_batch, ranks)
             why_not = f"{global_batch} samples cannot be shared evenly by {ranks} ranks" if rest or not batch else None
-            for with_checkpoints in kept:
+            for with_checkpoints in checkpointings:
                 yield PlanRow(
                     **where,
                     strategy=strategy,
@@ -223,8 +223,8 @@ class Filling:
         row = self._rows[number]
         try:
             answer = future.result()
-            found = replace(row, estimate=answer) if self._request.kind == MODEL else _as_it_ran(row, answer)
-            whatever_the_number = found.why_not == _ALONE
+            filled = replace(row, estimate=answer) if self._request.kind == MODEL else _as_it_ran(row, answer)
+            whatever_the_number = filled.why_not == _ALONE
         except BrokenProcessPool:
             raise InvalidValue(
                 f"a process that estimated a row was killed; this machine may lack memory for {self._workers} at once: "
@@ -232,11 +232,11 @@ class Filling:
             ) from None
         except UllageError as error:
             self._errors.append(error)
-            found = replace(row, why_not=str(error).splitlines()[0])
+            filled = replace(row, why_not=str(error).splitlines()[0])
             whatever_the_number = isinstance(error, ModelLacks)
-        if found.why_not is not None and whatever_the_number:
-            self._hopeless[_kind(row)] = found.why_not
-        self._filled[number] = found
+        if filled.why_not is not None and whatever_the_number:
+            self._hopeless[_kind(row)] = filled.why_not
+        self._filled[number] = filled
 
     def _asked(self, row: PlanRow) -> JobRequest:
         request = self._request
@@ -249,8 +249,8 @@ class Filling:
         )
         if request.model is None or row.batch_size is None:
             return replace(request, ranks=ranks)
-        asked = replace(request.model, batch_size=row.batch_size, checkpointing=row.checkpointing)
-        return replace(request, ranks=ranks, job=asked)
+        model = replace(request.model, batch_size=row.batch_size, checkpointing=row.checkpointing)
+        return replace(request, ranks=ranks, job=model)
 
     @contextmanager
     def _pool(self) -> Iterator[Executor]:
@@ -299,12 +299,12 @@ def _kind(row: PlanRow) -> tuple[str, bool]:
     return row.strategy, row.checkpointing
 
 
-def _as_it_ran(row: PlanRow, found: Estimate) -> PlanRow:
+def _as_it_ran(row: PlanRow, answer: Estimate) -> PlanRow:
     """Read how a script shares its work among ranks: from its samplers, or from what its ranks send. Those that send to
     a single other one are stages of a pipeline; those that exchange activations in the forward pass share samples."""
-    step = found.utilization
+    step = answer.utilization
     if step is None:
-        return replace(row, estimate=found)
+        return replace(row, estimate=answer)
     if row.gpus > 1 and not step.collectives:
         return replace(row, why_not=_ALONE)
     alone = row.gpus if step.data_ranks is None else min(step.data_ranks, row.gpus)
@@ -312,7 +312,7 @@ def _as_it_ran(row: PlanRow, found: Estimate) -> PlanRow:
         stages = [each["ranks"] for each in step.collectives if each["operation"] in ("send", "recv")]
         sharing = [each["ranks"] for each in step.collectives if each["activations"]]
         alone = max(1, row.gpus // max(stages, default=1) // max(sharing, default=1))
-    return replace(row, estimate=found, batch_size=step.samples, data_ranks=alone)
+    return replace(row, estimate=answer, batch_size=step.samples, data_ranks=alone)
 
 
 def _same_run(row: PlanRow, filled: Iterable[PlanRow], card: GPU) -> PlanRow | None:
@@ -337,13 +337,13 @@ def _same_run(row: PlanRow, filled: Iterable[PlanRow], card: GPU) -> PlanRow | N
 
 def _moved(row: PlanRow, known: PlanRow, card: GPU) -> PlanRow:
     """Return the row with another row's run, and the network's part for its own ranks."""
-    found = known.estimate
-    assert found is not None
-    if found.step_calls is not None:
+    answer = known.estimate
+    assert answer is not None
+    if answer.step_calls is not None:
         ranks = Cluster(row.gpus, row.nodes)
-        calls = [_among(call, ranks) for call in found.step_calls.calls]
-        found = found.with_utilization(StepCalls(**vars(found.step_calls) | {"calls": calls}), card)
-    return replace(row, estimate=found, same_run=True)
+        calls = [_among(call, ranks) for call in answer.step_calls.calls]
+        answer = answer.with_utilization(StepCalls(**vars(answer.step_calls) | {"calls": calls}), card)
+    return replace(row, estimate=answer, same_run=True)
 
 
 def _among(call: dict[str, Any], ranks: Cluster) -> dict[str, Any]:
@@ -375,23 +375,23 @@ def read_gpus(text: str) -> tuple[GPU, list[Cluster]]:
     >>> read_gpus("2x4xL4")[1]
     [Cluster(gpus=8, nodes=2)]
     """
-    found = _GPUS.fullmatch(text.strip())
-    assert found is not None or not text.strip()
-    if found is None or found[1] is not None and int(found[1]) < 1 or found[3] is not None and int(found[3]) < 1:
+    match = _GPUS.fullmatch(text.strip())
+    assert match is not None or not text.strip()
+    if match is None or match[1] is not None and int(match[1]) < 1 or match[3] is not None and int(match[3]) < 1:
         raise InvalidValue(f"GPUs must be written as 1..64xH100, 8xA100-80GB or 2x8xH100, got {text!r}")
-    first = int(found[1] or 1)
-    last = int(found[2] or first)
+    first = int(match[1] or 1)
+    last = int(match[2] or first)
     if last < first:
         raise InvalidValue(f"a range of GPUs must rise, such as 1..64xH100, got {text!r}")
     counts = [first]
-    while found[2] is not None and counts[-1] < last:
+    while match[2] is not None and counts[-1] < last:
         counts.append(min(last, 1 << counts[-1].bit_length()))
-    card = find_gpu(found[4])
-    if found[3] is not None:
-        return card, [Cluster(count * int(found[3]), count) for count in counts]
+    card = find_gpu(match[4])
+    if match[3] is not None:
+        return card, [Cluster(count * int(match[3]), count) for count in counts]
     for count in counts:
         if count > GPUS_OF_A_NODE and count % GPUS_OF_A_NODE:
             raise InvalidValue(
-                f"{count} GPUs are not whole machines of {GPUS_OF_A_NODE}; say how they are, such as 3x4x{found[4]}"
+                f"{count} GPUs are not whole machines of {GPUS_OF_A_NODE}; say how they are, such as 3x4x{match[4]}"
             )
     return card, [Cluster(count, max(1, count // GPUS_OF_A_NODE)) for count in counts]

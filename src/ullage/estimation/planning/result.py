@@ -56,10 +56,10 @@ class PlanRow:
     @property
     def samples_per_s(self) -> float | None:
         """The samples of all ranks in a second; `None` if the time of a step is unknown."""
-        found = None if self.estimate is None else self.estimate.utilization
-        if found is None or found.samples is None or not found.step_s:
+        step = None if self.estimate is None else self.estimate.utilization
+        if step is None or step.samples is None or not step.step_s:
             return None
-        return found.samples * self.data_ranks / found.step_s
+        return step.samples * self.data_ranks / step.step_s
 
     @property
     def in_words(self) -> str:
@@ -118,16 +118,16 @@ class GPUPlan:
 # The table
 
 
-def print_plan(found: GPUPlan, console: Console) -> None:
+def print_plan(plan: GPUPlan, console: Console) -> None:
     """Print a line for each way, the fastest one, and the ways that were not tried. It fits 80 columns."""
-    tried = [row for row in found.rows if row.estimate is not None]
+    tried = [row for row in plan.rows if row.estimate is not None]
     if tried:
-        console.print(_table(found, tried))
-    for line in _words(found):
+        console.print(_table(plan, tried))
+    for line in _words(plan):
         console.print(Text(line))
 
 
-def _table(found: GPUPlan, rows: list[PlanRow]) -> Table:
+def _table(plan: GPUPlan, rows: list[PlanRow]) -> Table:
     names = ("", "GPUs", "spread", "batch", "needs", "at most", "step", "network", "samples/s")
     columns = [Column(name, no_wrap=True, justify="left" if name in ("", "spread") else "right") for name in names]
     table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -136,7 +136,7 @@ def _table(found: GPUPlan, rows: list[PlanRow]) -> Table:
         if row.gpus != before:
             table.add_section()
         before = row.gpus
-        if row is found.fastest:
+        if row is plan.fastest:
             table.add_row("[green]★[/]", *_cells(row), style="bold")
         else:
             table.add_row(_mark(row), *_cells(row))
@@ -166,13 +166,13 @@ def _cells(row: PlanRow) -> list[str]:
     ]
 
 
-def _words(found: GPUPlan) -> Iterator[str]:
-    tried = [row for row in found.rows if row.estimate is not None]
+def _words(plan: GPUPlan) -> Iterator[str]:
+    tried = [row for row in plan.rows if row.estimate is not None]
     fitting = [row for row in tried if row.fits]
     times = [row.estimate.utilization for row in tried if row.estimate is not None]
-    networks = {found.interconnect for found in times if found is not None}
-    yield f"{found.source} on {found.gpu}: {len(fitting)} of {len(tried)} ways fit"
-    best, least = found.fastest, found.fewest
+    networks = {plan.interconnect for plan in times if plan is not None}
+    yield f"{plan.source} on {plan.gpu}: {len(fitting)} of {len(tried)} ways fit"
+    best, least = plan.fastest, plan.fewest
     if best is not None:
         yield f"★ fastest: {best.in_words}, {best.samples_per_s:,.1f} samples/s"
     if least is not None and least is not best:
@@ -188,12 +188,12 @@ def _words(found: GPUPlan) -> Iterator[str]:
     if any(row.same_run for row in tried):
         yield "ddp: some share a run; each rank does the same, and only the network's part differs"
     reasons: dict[str, list[PlanRow]] = {}
-    for row in found.rows:
+    for row in plan.rows:
         if row.estimate is None:
             reasons.setdefault(row.why_not or "", []).append(row)
     for reason, rows in reasons.items():
         ways = list(dict.fromkeys(row.way for row in rows))
         counts = list(dict.fromkeys(str(row.gpus) for row in rows))
         yield f"not possible: {', '.join(ways)} on {', '.join(counts)} GPUs: {reason}"
-    if not any(row.strategy == ITS_OWN for row in found.rows):
+    if not any(row.strategy == ITS_OWN for row in plan.rows):
         yield "not tried: several kinds of parallelism in one machine"

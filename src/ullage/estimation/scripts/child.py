@@ -228,8 +228,8 @@ class ScriptRun:
     def _failed(self, error: BaseException) -> int:
         if self._stopped:
             return 0  # the answer is given; what the script's own cleaning up runs into is nobody's business
-        found, settled = describe(error), self.watcher.settled
-        if not isinstance(error, torch.OutOfMemoryError) and (settled or self._may_want_data(found)):
+        failure, settled = describe(error), self.watcher.settled
+        if not isinstance(error, torch.OutOfMemoryError) and (settled or self._may_want_data(failure)):
             what = "".join(traceback.format_exception_only(error)).strip().splitlines()[0][:200]
             steps = self.watcher.steps
             after = "its training had settled" if settled else f"{steps} optimizer step{'s' if steps != 1 else ''}"
@@ -238,7 +238,7 @@ class ScriptRun:
             self._cut_short = True
             self._give_estimate()
             return 0
-        self._give_failure(found)
+        self._give_failure(failure)
         error = as_user_sees(error)
         sys.excepthook(type(error), error, error.__traceback__)
         return 1

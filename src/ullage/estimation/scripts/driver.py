@@ -37,9 +37,9 @@ MADE_UP = "the NVIDIA driver was read: names and memory are the virtual GPU's, o
 def install_driver(gpu: GPUState, replacements: Replacements) -> None:
     def answer(pynvml: ModuleType) -> None:
         if hasattr(pynvml, "_LoadNvmlLibrary"):
-            found = getattr(pynvml, "_nvmlGetFunctionPointer_cache", {})  # functions of the library that was there
-            found.clear()
-            replacements.on_undo(found.clear)
+            functions = getattr(pynvml, "_nvmlGetFunctionPointer_cache", {})  # functions of the library that was there
+            functions.clear()
+            replacements.on_undo(functions.clear)
             replacements.put(pynvml, "nvmlLib", _Library(gpu))
 
     for module in ("pynvml", "pynvml.nvml"):  # the package of that name has its functions in the second
@@ -143,12 +143,12 @@ class _Library:
 
     def _memory(self, handle: Any, memory: Any) -> int:
         into, taken = memory._obj, self._taken()
-        kept = self._gpu.spec.memory - self._gpu.memory.total  # by the driver, which the first version calls used
+        reserve = self._gpu.spec.memory - self._gpu.memory.total  # by the driver, which the first version calls used
         into.total, into.free = self._gpu.spec.memory, self._gpu.memory.total - taken
         if hasattr(into, "reserved"):
-            into.reserved, into.used = kept, taken
+            into.reserved, into.used = reserve, taken
         else:
-            into.used = kept + taken
+            into.used = reserve + taken
         return _DONE
 
     def _rates(self, handle: Any, rates: Any) -> int:

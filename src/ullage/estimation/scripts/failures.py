@@ -110,12 +110,12 @@ def describe(error: BaseException) -> dict[str, Any]:
 def _package_without(error: BaseException) -> dict[str, str] | None:
     """Return the release or the folder of an installed package that lacks an imported name."""
     package, dot, _ = (getattr(error, "name", None) or "").partition(".")
-    found = sys.modules.get(package)
+    module = sys.modules.get(package)
     lacks_module = isinstance(error, ModuleNotFoundError) and dot
-    if found is None or not (lacks_module or isinstance(error, ImportError) and "cannot import name" in str(error)):
+    if module is None or not (lacks_module or isinstance(error, ImportError) and "cannot import name" in str(error)):
         return None
-    folder = next(iter(getattr(found, "__path__", [])), "")
-    version = getattr(found, "__version__", None) if _is_library(folder) else None
+    folder = next(iter(getattr(module, "__path__", [])), "")
+    version = getattr(module, "__version__", None) if _is_library(folder) else None
     return {"release": f"{package} {version}"} if isinstance(version, str) else {"folder": folder}
 
 
@@ -287,9 +287,9 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
             f"{shown} needs {failure['missing']}, an extension compiled for GPUs that cannot be loaded here: {what}. "
             "Import and call it inside a torch.library.custom_op, and register with register_fake what that returns"
         )
-    if asked := _ASKS_FOR_GPUS.search(failure["message"]):
-        command = _typed(failure, shown, f"--world-size {int(asked[1]) + 1}")
-        return f"{shown} asks for {int(asked[1]) + 1} GPUs, and ran on fewer: {what}. Type: {command}"
+    if requested := _ASKS_FOR_GPUS.search(failure["message"]):
+        command = _typed(failure, shown, f"--world-size {int(requested[1]) + 1}")
+        return f"{shown} asks for {int(requested[1]) + 1} GPUs, and ran on fewer: {what}. Type: {command}"
     if _ASKS_DRIVER.search(f"{failure['program']} {failure['message']}"):
         return (
             f"{shown} asked the NVIDIA driver, which a virtual GPU has not: {what}. Let it ask PyTorch, or leave it out"

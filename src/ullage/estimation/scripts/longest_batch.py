@@ -173,12 +173,12 @@ def _uneven(batches: list[Any], shapes: dict[Any, tuple[int, ...]], free: bool) 
 def _look_at(dataset: Any, indices: list[Any], end: float) -> dict[Any, tuple[int, tuple[int, ...]]]:
     """Return size and shape of the items seen in time, in random order; of a few if these are all alike."""
     order = random.Random(0).sample(indices, len(indices))
-    found: dict[Any, tuple[int, tuple[int, ...]]] = {}
+    sizes: dict[Any, tuple[int, tuple[int, ...]]] = {}
     for index in order:
-        found[index] = size_of(dataset[index])
-        if time.monotonic() > end or (len(found) == FEW and len({size for size, _ in found.values()}) == 1):
+        sizes[index] = size_of(dataset[index])
+        if time.monotonic() > end or (len(sizes) == FEW and len({size for size, _ in sizes.values()}) == 1):
             break
-    return found
+    return sizes
 
 
 def size_of(value: Any) -> tuple[int, tuple[int, ...]]:

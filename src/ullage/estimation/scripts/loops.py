@@ -191,9 +191,13 @@ class Loop:
         if len(marks) <= SAME_ITERATIONS or len({allocated for _, allocated, _ in marks[1:]}) > 1:
             return False
         pairs = list(zip(marks, marks[1:], strict=False))
-        asked = [self._memory.requests.sizes(begin[0], end[0]) for begin, end in pairs]
+        rounds = [self._memory.requests.sizes(begin[0], end[0]) for begin, end in pairs]
         origins = [[span.origin for span in self._memory.spans[begin[2] : end[2]]] for begin, end in pairs]
-        if not asked[0] or any(sizes != asked[0] for sizes in asked) or any(those != origins[0] for those in origins):
+        if (
+            not rounds[0]
+            or any(sizes != rounds[0] for sizes in rounds)
+            or any(those != origins[0] for those in origins)
+        ):
             return False
         table = self._origins.table()
         return any(table[number][1] != self._around for number in origins[0])

@@ -39,7 +39,7 @@ _OF_RANKS = "torch._dynamo"  # which torch.distributed imports with the first pr
 TAIL = 20  # lines of the script's output that are shown when it fails
 
 
-def estimate_script(asked: JobRequest, gpu: GPU, seen: SeenOfRanks | None = None) -> Estimate:
+def estimate_script(request: JobRequest, gpu: GPU, seen: SeenOfRanks | None = None) -> Estimate:
     """Estimate a script on `gpu`, without a GPU.
 
     The script runs as `python path args...` would (`python -m path args...` with `module`), in this folder, in its own
@@ -52,16 +52,16 @@ def estimate_script(asked: JobRequest, gpu: GPU, seen: SeenOfRanks | None = None
 
     Not covered: a process that uses several GPUs, and compiled code that is no operator with a fake: `ScriptFailed`.
     """
-    first = _first_run(asked, gpu, traced=asked.trace is not None, received=seen.sent if seen else {})
+    first = _first_run(request, gpu, traced=request.trace is not None, received=seen.sent if seen else {})
     last, answer = _followed(first)
     if seen is not None:
         seen.see(answer)
-    if asked.trace is not None:
-        asked.trace.read(base64.b64decode(answer["trace"]))
+    if request.trace is not None:
+        request.trace.read(base64.b64decode(answer["trace"]))
     figures = answer["estimate"] | {"notes": [*last.notes, *answer["estimate"]["notes"]], "source": first.shown}
     if last.out_of_memory is not None:
         figures |= {"out_of_memory": last.out_of_memory, "fits": False}
-    calls = StepCalls(**unpacked(answer["calls"]) | {"interconnect": asked.ranks.interconnect})
+    calls = StepCalls(**unpacked(answer["calls"]) | {"interconnect": request.ranks.interconnect})
     return Estimate.from_dict(figures).with_utilization(calls, gpu)
 
 
@@ -81,15 +81,15 @@ class SeenOfRanks:
 
 def convolutions_of_script(path: str | os.PathLike[str], args: Sequence[str] = ()) -> list[list[Any]]:
     """Return the fields of each `ConvolutionProblem` that a script passes to cuDNN on an H200."""
-    asked = JobRequest(Script(os.fspath(path), args))
-    _, answer = _followed(_first_run(asked, find_gpu("H200"), convolutions=True))
-    found: list[list[Any]] = answer["convolutions"]
-    return found
+    request = JobRequest(Script(os.fspath(path), args))
+    _, answer = _followed(_first_run(request, find_gpu("H200"), convolutions=True))
+    convolutions: list[list[Any]] = answer["convolutions"]
+    return convolutions
 
 
-def step_of_script(asked: JobRequest, gpu: GPU) -> dict[str, Any]:
+def step_of_script(request: JobRequest, gpu: GPU) -> dict[str, Any]:
     """Return the operator calls of a script's training step: `OperatorCalls.step()`."""
-    _, answer = _followed(_first_run(asked, gpu))
+    _, answer = _followed(_first_run(request, gpu))
     return unpacked(answer["calls"])
 
 
@@ -178,10 +178,10 @@ class Run:
             stop=many.stop if many else None,
         )
         kind = "refused" if outcome.reason == "error" else "died"
-        found = outcome.answer or _seen_before(outcome) or {"status": "failed", "kind": kind, "how": outcome.failure}
-        if self.before is not None and found["status"] != "estimated":
+        answer = outcome.answer or _seen_before(outcome) or {"status": "failed", "kind": kind, "how": outcome.failure}
+        if self.before is not None and answer["status"] != "estimated":
             return self.before
-        return {**found, "output": outcome.last_lines(TAIL)}
+        return {**answer, "output": outcome.last_lines(TAIL)}
 
     def anew(self, **changes: Any) -> Run:
         """Return this run with a changed request, without results of an earlier run."""

@@ -153,7 +153,7 @@ class Weights:
         """Make a pickled checkpoint, which has no header, from the config next to it, if there is one."""
         inner = os.path.join(os.path.dirname(filename), _CONFIG)
         configs = [*place.parent.parent.glob(f"snapshots/*/{inner}"), place.parent / _CONFIG]  # of a blob, of a folder
-        made = next((found for config in configs if config.is_file() and (found := _of_config(config))), None)
+        made = next((tensors for config in configs if config.is_file() and (tensors := _of_config(config))), None)
         if made is None:
             return False
         torch.save({name: torch.zeros((), dtype=part.dtype).expand(part.shape) for name, part in made.items()}, place)

@@ -239,8 +239,8 @@ class LoaderWatcher:
         marks = [*epoch.marks[-SAME_BATCHES:], (len(memory.requests), memory.allocator.allocated)]
         if len({allocated for _, allocated in marks[1:]}) > 1:
             return False
-        asked = [memory.requests.sizes(begin, end) for (begin, _), (end, _) in zip(marks, marks[1:], strict=False)]
-        return bool(asked[0]) and all(sizes == asked[0] for sizes in asked)
+        batches = [memory.requests.sizes(begin, end) for (begin, _), (end, _) in zip(marks, marks[1:], strict=False)]
+        return bool(batches[0]) and all(sizes == batches[0] for sizes in batches)
 
 
 def _key(sampler: Any) -> Any:
@@ -260,8 +260,8 @@ def _replicas(sampler: Any) -> int:
     """Return the ranks that share a sampler: PyTorch's `DistributedSampler`, or accelerate's."""
     for each in (sampler, getattr(sampler, "sampler", None)):
         for name in ("num_replicas", "num_processes"):
-            if isinstance(found := getattr(each, name, None), int):
-                return found
+            if isinstance(ranks := getattr(each, name, None), int):
+                return ranks
     return 0
 
 

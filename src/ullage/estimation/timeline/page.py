@@ -43,11 +43,11 @@ def page(trace: Trace, estimate: Estimate) -> str:
 
 def _data(trace: Trace, estimate: Estimate) -> dict[str, Any]:
     first, last = _window(trace)
-    kept = (trace.begin <= last) & ((trace.end == -1) | (trace.end > first))
-    begin = np.maximum(trace.begin[kept] - first, 0)
-    end = np.where(trace.end[kept] == -1, last - first + 1, np.minimum(trace.end[kept] - first, last - first + 1))
+    visible = (trace.begin <= last) & ((trace.end == -1) | (trace.end > first))
+    begin = np.maximum(trace.begin[visible] - first, 0)
+    end = np.where(trace.end[visible] == -1, last - first + 1, np.minimum(trace.end[visible] - first, last - first + 1))
     places = trace.places
-    module = np.where(trace.owner[kept] >= 0, trace.owner[kept], places[trace.place[kept], 1])
+    module = np.where(trace.owner[visible] >= 0, trace.owner[visible], places[trace.place[visible], 1])
     names, group_of = module_groups(trace)
     reserved = trace.reserved[(trace.reserved[:, 0] <= last)]
     before = reserved[reserved[:, 0] <= first][-1:, 1].tolist() or [0]
@@ -77,11 +77,11 @@ def _data(trace: Trace, estimate: Estimate) -> dict[str, Any]:
         "passes": list(trace.passes),
         "begin": _packed(begin, np.int32),
         "end": _packed(end, np.int32),
-        "size": _packed(trace.size[kept] // UNIT, np.uint32),
-        "kind": _packed(trace.kind[kept], np.uint8),
+        "size": _packed(trace.size[visible] // UNIT, np.uint32),
+        "kind": _packed(trace.kind[visible], np.uint8),
         "module": _packed(module, np.uint32),
-        "operator": _packed(places[trace.place[kept], 0], np.uint32),
-        "pass": _packed(places[trace.place[kept], 2], np.uint8),
+        "operator": _packed(places[trace.place[visible], 0], np.uint32),
+        "pass": _packed(places[trace.place[visible], 2], np.uint8),
         "group": _packed(group_of[module], np.uint8),
         "reserved": [[0, before[0]], *([int(call - first), int(size)] for call, size in inside)],
     }

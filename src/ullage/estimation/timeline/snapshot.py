@@ -136,11 +136,11 @@ def _segment(
             free = {"address": at, "size": until - at, "requested_size": 0, "state": "inactive", "frames": []}
             blocks.append(free)
 
-    for address, (size, asked, frames) in inside:
+    for address, (size, requested_size, frames) in inside:
         gap(address)
-        taken = {"address": address, "size": size, "requested_size": asked, "state": "active_allocated"}
+        taken = {"address": address, "size": size, "requested_size": requested_size, "state": "active_allocated"}
         blocks.append({**taken, "frames": frames})
-        used, requested, at = used + size, requested + asked, address + size
+        used, requested, at = used + size, requested + requested_size, address + size
     gap(end)
     return {
         "device": 0,

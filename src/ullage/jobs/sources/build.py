@@ -23,11 +23,11 @@ def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
     """Turn off gradients for parameters whose name matches a pattern or begins with it."""
     named = dict(model.named_parameters())
     for pattern in patterns:
-        found = [name for name in named if fnmatchcase(name, pattern) or name.startswith(pattern + ".")]
-        if not found:
+        matching = [name for name in named if fnmatchcase(name, pattern) or name.startswith(pattern + ".")]
+        if not matching:
             prefixes = {name.rpartition(".")[0] for name in named} | {name.partition(".")[0] for name in named}
             raise UnknownName("layer to freeze", pattern, prefixes - {""})
-        for name in found:
+        for name in matching:
             named[name].requires_grad_(False)
     if not any(parameter.requires_grad for parameter in named.values()):
         raise InvalidValue(f"freezing {', '.join(patterns)} leaves nothing to train; use --inference instead")

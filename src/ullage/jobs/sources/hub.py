@@ -59,9 +59,9 @@ def weights_type(values: dict[str, Any]) -> str:
     """
     inner = [part for part in values.values() if isinstance(part, dict)]
     for part in (values, *inner):
-        found = part.get("dtype") or part.get("torch_dtype")
-        if isinstance(found, str):
-            return found.removeprefix("torch.")
+        dtype = part.get("dtype") or part.get("torch_dtype")
+        if isinstance(dtype, str):
+            return dtype.removeprefix("torch.")
     return "float32"
 
 

@@ -106,7 +106,7 @@ class DcgmSource:
     def _find_entities(self, devices: Iterable[Device]) -> None:
         devices = list(devices)
         cards = parse_cards(self._ask("discovery", "-l"))
-        found: dict[str, Entity] = {}
+        entities: dict[str, Entity] = {}
         instances: Mapping[tuple[str, int], int] = {}
         if any(device.mig for device in devices):
             instances = parse_instances(self._ask("discovery", "-c"))
@@ -116,10 +116,10 @@ class DcgmSource:
             else:
                 number, kind = cards.get(device.id), "GPU"
             if number is not None:
-                found[device.id] = (kind, number)
-        if not found:
+                entities[device.id] = (kind, number)
+        if not entities:
             raise NoGPUSource("DCGM answers, but knows none of the GPUs that NVML lists; see 'dcgmi discovery -l'")
-        self._entities = found
+        self._entities = entities
 
     def _ask(self, *words: str) -> str:
         try:
@@ -210,7 +210,7 @@ def parse_cards(listing: str) -> dict[str, int]:
     >>> parse_cards("| 0      | Name: NVIDIA A100          |\\n|        | Device UUID: GPU-12ab         |")
     {'GPU-12ab': 0}
     """
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     number: int | None = None
     for line in listing.splitlines():
         match = _CARD_ROW.match(line)
@@ -219,8 +219,8 @@ def parse_cards(listing: str) -> dict[str, int]:
         number = int(match[1]) if match[1] else number
         label, _, value = match[2].partition(":")
         if label.strip() == "Device UUID" and number is not None:
-            found[value.strip()] = number
-    return found
+            numbers[value.strip()] = number
+    return numbers
 
 
 def parse_instances(listing: str) -> dict[tuple[str, int], int]:
@@ -229,15 +229,15 @@ def parse_instances(listing: str) -> dict[tuple[str, int], int]:
     >>> parse_instances("| GPU 0 | GPU GPU-12ab (EntityID: 0) |\\n| -> I 0/2 | GPU Instance (EntityID: 5) |")
     {('GPU-12ab', 2): 5}
     """
-    found: dict[tuple[str, int], int] = {}
+    numbers: dict[tuple[str, int], int] = {}
     parent = ""
     for line in listing.splitlines():
         above, instance = _PARENT.search(line), _INSTANCE.search(line)
         if above is not None:
             parent = above[1]
         elif instance is not None and parent:
-            found[parent, int(instance[1])] = int(instance[2])
-    return found
+            numbers[parent, int(instance[1])] = int(instance[2])
+    return numbers
 
 
 def _number(word: str, traffic: bool) -> float | None:

@@ -106,12 +106,12 @@ def _limits(name: str, cgroups: Path) -> list[str]:
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         own = next((line[3:] for line in lines if line.startswith("0::")), own)
-    folder, found = cgroups / own.lstrip("/"), []
+    folder, limits = cgroups / own.lstrip("/"), []
     for place in (folder, *folder.parents):
         if cgroups in (place, *place.parents):
             with contextlib.suppress(OSError):
-                found.append((place / name).read_text().strip())
-    return found
+                limits.append((place / name).read_text().strip())
+    return limits
 
 
 class HostWatch:
@@ -133,15 +133,15 @@ class HostWatch:
         below = children()
         seconds: dict[psutil.Process, float] = {}
         about: dict[psutil.Process, tuple[str | None, str | None]] = {}
-        found = {}
+        readings = {}
         elapsed = None if before is None else now - before
         for root in roots:
             tree = [process for pid in (root, *descendants(root, below)) if (process := self._process(pid)) is not None]
             if tree and tree[0].pid == root:
-                found[root] = self._read(tree, elapsed, seconds, about)
+                readings[root] = self._read(tree, elapsed, seconds, about)
         self._seconds, self._about, self._last = seconds, about, now
         self._processes = {process.pid: process for process in seconds}
-        return found
+        return readings
 
     def _process(self, pid: int) -> psutil.Process | None:
         """Return the process with a pid; the known object if it is still the same."""

@@ -80,8 +80,8 @@ class GpmCounter:
         self._last = Busy()
         self._request.sample1, self._request.sample2 = before, now
         self._nvml.nvmlGpmMetricsGet(self._request)
-        found = (self._value(place, scale) for place, (_, _, scale) in enumerate(_METRICS))
-        self._last = Busy(**{field: value for (field, _, _), value in zip(_METRICS, found, strict=True)})
+        means = (self._value(place, scale) for place, (_, _, scale) in enumerate(_METRICS))
+        self._last = Busy(**{field: value for (field, _, _), value in zip(_METRICS, means, strict=True)})
         return self._last
 
     def close(self) -> None:
@@ -204,20 +204,20 @@ class NVMLValues:
 
     def read(self) -> GPUReading:
         now = self._clock()
-        found: _Values = {}
+        all_values: _Values = {}
         ages: dict[str, float] = {}
         for group, ask in self._groups.items():
-            kept = self._kept.get(group)
-            if kept is None or due(self._rates[group], now - kept[0]):
+            cached = self._kept.get(group)
+            if cached is None or due(self._rates[group], now - cached[0]):
                 self._kept.pop(group, None)  # what is asked for and not answered is unknown, not the last value
                 values = ask()
                 if values:  # else it was the first look at a counter, and the next look has a rate
                     self._kept[group] = (now, values)
             else:
-                values = kept[1]
-                ages |= {field: now - kept[0] for field, value in values.items() if value is not None}
-            found |= values
-        return GPUReading(time=time.time(), ages=ages, **found)
+                values = cached[1]
+                ages |= {field: now - cached[0] for field, value in values.items() if value is not None}
+            all_values |= values
+        return GPUReading(time=time.time(), ages=ages, **all_values)
 
     def _memory(self) -> _Values:
         used, total = self._asking.memory(self.handle)
@@ -307,16 +307,16 @@ class NvmlSource:
             return self._devices()
 
     def _devices(self) -> list[Device]:
-        found: dict[str, NVMLValues] = {}
+        devices: dict[str, NVMLValues] = {}
         for index in range(self._count()):
             with contextlib.suppress(self._nvml.NVMLError):
                 for known in self._card(index):
-                    found[known.device.id] = known
+                    devices[known.device.id] = known
         for id, old in self._known.items():
-            if found.get(id) is not old and old.counter is not None:
+            if devices.get(id) is not old and old.counter is not None:
                 old.counter.close()
-        self._known = found
-        return [known.device for known in found.values()]
+        self._known = devices
+        return [known.device for known in devices.values()]
 
     def read(self, device_id: str) -> GPUReading:
         """Return a reading; refused values are `None`, values that are not due are repeated with their ages. Raise
@@ -326,7 +326,7 @@ class NvmlSource:
 
     def processes(self, device_id: str) -> dict[int, int | None] | None:
         """Return bytes by pid of compute, MPS clients and graphics; `None` if NVML gives no list."""
-        found: dict[int, int | None] = {}
+        by_pid: dict[int, int | None] = {}
         answered = False
         with self._lock, self._watching_for_loss(device_id):
             handle = self._find(device_id).handle
@@ -337,9 +337,9 @@ class NvmlSource:
                 answered = True
                 for process in listed:
                     memory = process.usedGpuMemory
-                    before = found.get(process.pid)  # a process with graphics too is in two lists with one figure
-                    found[process.pid] = memory if before is None else max(before, memory or 0)
-        return found if answered else None
+                    before = by_pid.get(process.pid)  # a process with graphics too is in two lists with one figure
+                    by_pid[process.pid] = memory if before is None else max(before, memory or 0)
+        return by_pid if answered else None
 
     @property
     def hint(self) -> str | None:

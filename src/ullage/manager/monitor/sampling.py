@@ -39,8 +39,8 @@ class Window:
         """Return the known values of a field, oldest first."""
         if field not in FIELDS:
             raise UnknownName("field of a reading", field, FIELDS)
-        found = (getattr(reading, field) for _, reading in self._looks if field not in reading.ages)
-        return [value for value in found if value is not None]
+        values = (getattr(reading, field) for _, reading in self._looks if field not in reading.ages)
+        return [value for value in values if value is not None]
 
     def count(self, field: str) -> int:
         return len(self.values(field))
@@ -262,9 +262,9 @@ class Monitor:
     def _look_at_hosts(self) -> None:
         with self._lock:
             pids = self._followed.union(*(held.by_pid for held in self._held.values() if held.by_pid))
-        found = self._watch.look(sorted(pids))
+        readings = self._watch.look(sorted(pids))
         with self._lock:
-            self._hosts = found
+            self._hosts = readings
 
     def _known_looks(self, device_id: str) -> deque[tuple[float, GPUReading]]:
         self._check(device_id)
@@ -312,9 +312,9 @@ def _gpu(monitor: Monitor, device: Device) -> dict[str, Any]:
 def _processes(monitor: Monitor, device_id: str) -> list[dict[str, Any]] | None:
     """Return the processes, most memory first; `None` if unknown."""
     held = monitor.processes(device_id)
-    found = []
+    rows = []
     for pid, memory in sorted((held or {}).items(), key=lambda item: -(item[1] or 0)):
         host = monitor.host(pid)
         about = {name: getattr(host, name, None) for name in ("user", "cpu", "ram", "command")}
-        found.append({"pid": pid, "memory": memory, **about})
-    return None if held is None else found
+        rows.append({"pid": pid, "memory": memory, **about})
+    return None if held is None else rows

@@ -24,13 +24,13 @@ _GREY = "#7d8a93"  # readable on light and on dark
 def read_estimates(answer: dict[str, Any]) -> list[Estimate]:
     """Read the estimates of an answer, which comes from a process of the user and may be anything."""
     try:
-        found = [Estimate.from_dict(plain_values(each)) for each in answer["estimates"]]
-        for each in found:
+        estimates = [Estimate.from_dict(plain_values(each)) for each in answer["estimates"]]
+        for each in estimates:
             _ = str(each), each.certainty, each.needed <= each.gpu_memory, each.bound <= each.gpu_memory
             _ = [(int(allocated), int(reserved)) for _, allocated, reserved in each.timeline]
     except (InvalidValue, AttributeError, KeyError, TypeError, ValueError, IndexError):
         raise InvalidValue("the answer of the estimate makes no sense") from None
-    return found
+    return estimates
 
 
 def show_answer(estimates: Sequence[Estimate], advice: dict[str, Any] | None) -> None:
@@ -51,22 +51,22 @@ def show_answer(estimates: Sequence[Estimate], advice: dict[str, Any] | None) ->
                 words("li", line)
 
 
-def _show_memory(found: Estimate) -> None:
+def _show_memory(estimate: Estimate) -> None:
     with card(kind="answer"):
-        if found.source:
-            words("p", found.source, "figures source")
-        words("h2", f"{found.mark} {found.verdict}", f"verdict {_MARKS[found.mark]}")
-        whole = max(found.gpu_memory, found.figure, 1)
-        with show_bands(found.breakdown, whole, found.gpu_memory):
-            if found.figure > found.gpu_memory:
+        if estimate.source:
+            words("p", estimate.source, "figures source")
+        words("h2", f"{estimate.mark} {estimate.verdict}", f"verdict {_MARKS[estimate.mark]}")
+        whole = max(estimate.gpu_memory, estimate.figure, 1)
+        with show_bands(estimate.breakdown, whole, estimate.gpu_memory):
+            if estimate.figure > estimate.gpu_memory:
                 edge = box("div", "edge")
-                edge.style(f"left: {100 * found.gpu_memory / whole:.2f}%")
-                edge.props["title"] = f"{found.gpu} has {format_bytes(found.gpu_memory)}"
-        if found.breakdown:
-            words("p", f"At the peak{found.peak_moment}:", "figures")
-        show_parts(found.breakdown, found.part_words)
+                edge.style(f"left: {100 * estimate.gpu_memory / whole:.2f}%")
+                edge.props["title"] = f"{estimate.gpu} has {format_bytes(estimate.gpu_memory)}"
+        if estimate.breakdown:
+            words("p", f"At the peak{estimate.peak_moment}:", "figures")
+        show_parts(estimate.breakdown, estimate.part_words)
         with box("dl", "facts"):
-            show_facts(_facts(found))
+            show_facts(_facts(estimate))
 
 
 def show_bands(parts: dict[str, int], whole: int, of: int) -> ui.element:
@@ -93,24 +93,24 @@ def _coloured(element: ui.element, part: str) -> ui.element:
     return element.style(f"--tint: {BREAKDOWN_COLOURS.get(part, _GREY)}")
 
 
-def _facts(found: Estimate) -> list[tuple[str, str]]:
-    reserved, allocated = found.peak_reserved, found.peak_allocated
-    sizes = {"nvidia-smi": found.process_memory, "reserved": reserved, "allocated": allocated}
+def _facts(estimate: Estimate) -> list[tuple[str, str]]:
+    reserved, allocated = estimate.peak_reserved, estimate.peak_allocated
+    sizes = {"nvidia-smi": estimate.process_memory, "reserved": reserved, "allocated": allocated}
     shown = ", ".join(f"{format_bytes(size)} {name}" for name, size in sizes.items() if size is not None)
-    lines = [("Peak", shown), ("Reached", found.peak_words), ("Confidence", found.certainty)]
-    lines += [("Tried", found.trial_words), *(("Model", text) for text in map(model_words, found.models))]
-    if found.out_of_memory and not found.fits:
-        lines.append(("PyTorch says", found.out_of_memory.split(" If reserved")[0]))
-    return [(name, text) for name, text in [*lines, ("Run", found.effort)] if text]
+    lines = [("Peak", shown), ("Reached", estimate.peak_words), ("Confidence", estimate.certainty)]
+    lines += [("Tried", estimate.trial_words), *(("Model", text) for text in map(model_words, estimate.models))]
+    if estimate.out_of_memory and not estimate.fits:
+        lines.append(("PyTorch says", estimate.out_of_memory.split(" If reserved")[0]))
+    return [(name, text) for name, text in [*lines, ("Run", estimate.effort)] if text]
 
 
-def _show_timeline(found: Estimate) -> None:
+def _show_timeline(estimate: Estimate) -> None:
     """Show allocated and reserved memory over the calls of the allocator."""
-    step = max(1, len(found.timeline) // _MOST_POINTS)
-    groups = [found.timeline[at : at + step] for at in range(0, len(found.timeline), step)]
+    step = max(1, len(estimate.timeline) // _MOST_POINTS)
+    groups = [estimate.timeline[at : at + step] for at in range(0, len(estimate.timeline), step)]
     highest = [max(group, key=lambda point: point[1]) for group in groups]  # a peak is never thinned away
-    context = found.breakdown.get("context", 0)
-    limit = (found.gpu_memory - context) / GIB
+    context = estimate.breakdown.get("context", 0)
+    limit = (estimate.gpu_memory - context) / GIB
     most = max(reserved / GIB for _, _, reserved in highest)
     lines = []
     for place, name, part in ((1, "allocated", "activations"), (2, "reserved", "context")):
@@ -119,7 +119,7 @@ def _show_timeline(found: Estimate) -> None:
     top: dict[str, Any] = {}
     if max(limit, most) < 4 * most:
         top = {"max": float(f"{1.05 * max(limit, most):.3g}")}
-        label = {"formatter": f"{found.gpu} is full", "color": _GREY, "position": "insideEndTop"}
+        label = {"formatter": f"{estimate.gpu} is full", "color": _GREY, "position": "insideEndTop"}
         style = {"color": "#c9372c", "type": "dashed"}
         full = {"silent": True, "symbol": "none", "lineStyle": style, "label": label}
         lines[1]["markLine"] = full | {"data": [{"yAxis": round(limit, 4)}]}
@@ -131,11 +131,17 @@ def _show_timeline(found: Estimate) -> None:
         describe(chart, f"Memory over the run, at most {format_bytes(highest_point)} allocated")
 
 
-def _show_speed(found: Utilization) -> None:
+def _show_speed(step: Utilization) -> None:
     with card("How fast, and how busy"):
         with box("dl", "facts"):
-            show_facts([("Step", found.step_words), ("Limited by", found.limit_words), ("Power", found.power_words)])
-        for name, share, meaning in found.shares:
+            show_facts(
+                [
+                    ("Step", step.step_words),
+                    ("Limited by", step.limit_words),
+                    ("Power", step.power_words),
+                ]
+            )
+        for name, share, meaning in step.shares:
             with box("div", "curve share"):
                 words("span", name, "name")
                 with box("div", "bands thin"):
@@ -143,7 +149,7 @@ def _show_speed(found: Utilization) -> None:
                 words("span", percent(share), "value")
             if meaning:
                 words("p", meaning, "figures meaning")
-        words("p", "; ".join(found.remarks), "figures")
+        words("p", "; ".join(step.remarks), "figures")
 
 
 def _show_advice(advice: dict[str, Any]) -> None:

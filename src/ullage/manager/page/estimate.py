@@ -118,18 +118,18 @@ class EstimateForm:
 
     def _guess(self) -> None:
         """Guess the script's argument for the batch size, unless it is set."""
-        found = _BATCH_ARGUMENT.search(str(self.script.value or ""))
-        if found and not self.batch_arg.value:
-            self.batch_arg.set_value(found[0])
+        match = _BATCH_ARGUMENT.search(str(self.script.value or ""))
+        if match and not self.batch_arg.value:
+            self.batch_arg.set_value(match[0])
 
     def _offer(self) -> None:
         """Suggest names that begin with the typed text, then names that contain it."""
         begun = str(self.model.value or "").strip().casefold()
-        found = [name for name in self._names if name.casefold().startswith(begun)] if begun else []
-        found += [name for name in self._names if begun and begun in name.casefold() and name not in found]
+        matching = [name for name in self._names if name.casefold().startswith(begun)] if begun else []
+        matching += [name for name in self._names if begun and begun in name.casefold() and name not in matching]
         self._offered.clear()
         with self._offered:
-            for name in found[:_MOST_NAMES]:
+            for name in matching[:_MOST_NAMES]:
                 box("option").props["value"] = name
 
     @property
@@ -196,37 +196,37 @@ def _text_of_file(name: str, label: str, kinds: str) -> ui.textarea:
     def read(event: GenericEventArguments) -> None:
         file, text = event.args
         if text is None:
-            said.set_text(f"{plain(str(file))} is too large: at most 128 KiB")
+            file_name.set_text(f"{plain(str(file))} is too large: at most 128 KiB")
         else:
-            said.set_text(plain(str(file)))
+            file_name.set_text(plain(str(file)))
             made.set_value(str(text)[:_LARGEST_SCRIPT])
 
     with box("label", "file long"):
         words("span", name)
         chooser = box("input").props(f'type="file" accept="{kinds}" aria-label="A file of this computer: {name}"')
         chooser.on("change", read, js_handler=_READ_FILE)
-        said = words("span", "", "figures")
+        file_name = words("span", "", "figures")
     made = ui.textarea(label).props(f"outlined dense spellcheck=false maxlength={_LARGEST_SCRIPT}")
     return made.classes("long code")
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, field in fields.items():
         value = field.value.strip() if isinstance(field.value, str) else field.value
         if value:
-            found[name] = int(value) if isinstance(value, float) else value
-    return found
+            values[name] = int(value) if isinstance(value, float) else value
+    return values
 
 
 def _config(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        values = json.loads(text)
     except ValueError as error:
         raise InvalidValue(f"the config is no JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise InvalidValue('the config must be names and values, such as {"n_layer": 12}, got something else')
-    return found
+    return values
 
 
 class EstimatePage:
@@ -345,9 +345,9 @@ class EstimatePage:
                 if self._may and len(estimates) == 1:
                     gpus = list(dict.fromkeys([estimates[0].gpu, *_OTHERS]))
                     button("Compare with other GPUs", lambda: self._ask(gpu=gpus))
-                asked, fits = answer["question"], estimates[0].fits
-                of_batch = "model" in asked or "batch_arg" in asked.get("options", {})
-                if self._may and answer.get("advice") is None and (of_batch or "script" in asked and not fits):
+                question, fits = answer["question"], estimates[0].fits
+                of_batch = "model" in question or "batch_arg" in question.get("options", {})
+                if self._may and answer.get("advice") is None and (of_batch or "script" in question and not fits):
                     what = "How large can the batch be?" if fits else "What would make it fit?"
                     button(what, lambda: self._ask(advice=True))
             show_answer(estimates, answer.get("advice"))

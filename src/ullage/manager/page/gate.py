@@ -129,16 +129,16 @@ class PageGate:
         async def checked(message: Message) -> None:
             nonlocal start, body
             if message["type"] == "http.response.start":
-                found = {name.lower(): value for name, value in message["headers"]}
-                kind = found.get(b"content-type", b"")
+                headers = {name.lower(): value for name, value in message["headers"]}
+                kind = headers.get(b"content-type", b"")
                 for name, value in {**_HEADERS, "Content-Security-Policy": _POLICY.format(nonce=nonce)}.items():
-                    found[name.lower().encode()] = value.encode()
+                    headers[name.lower().encode()] = value.encode()
                 if kind.startswith(b"text/html") or message["status"] >= 400:
-                    found[b"cache-control"] = b"no-store"
-                    found.pop(b"content-length", None)
-                    start = {**message, "headers": list(found.items())}
+                    headers[b"cache-control"] = b"no-store"
+                    headers.pop(b"content-length", None)
+                    start = {**message, "headers": list(headers.items())}
                     return
-                await send({**message, "headers": list(found.items())})
+                await send({**message, "headers": list(headers.items())})
                 return
             if start is None or message["type"] != "http.response.body":
                 await send(message)

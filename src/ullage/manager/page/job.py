@@ -177,10 +177,10 @@ class JobSheet:
             return
         self._next_curve = time.monotonic() + _EVERY
         try:
-            found = (await self._session.ask("memory", job=self._number))["attempts"]
+            attempts = (await self._session.ask("memory", job=self._number))["attempts"]
         except UllageError:
             return  # the next reading says what is wrong
-        used, promised = _lines(found)
+        used, promised = _lines(attempts)
         self._chart.set_visibility(bool(used))
         if used:
             most = max(value for _, value in used if value is not None)

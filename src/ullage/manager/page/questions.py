@@ -104,9 +104,9 @@ class OwnEstimates:
 
     def _answered(self, numbers: Sequence[int | str], request: EstimateRequest, answer: EstimateAnswer) -> None:
         state = "done" if answer.estimates else "failed"
-        found = {"state": state, "reason": reason_of(answer), "estimates": answer.estimates, "advice": answer.advice}
+        outcome = {"state": state, "reason": reason_of(answer), "estimates": answer.estimates, "advice": answer.advice}
         for number in map(str, numbers):
-            self._keep(self._open.pop(number) | found)
+            self._keep(self._open.pop(number) | outcome)
 
     def _keep(self, answer: Answer) -> None:
         """Store an answer, for its user only."""

@@ -51,11 +51,11 @@ class DaemonReading:
 
     @cached_property
     def _by_gpu(self) -> dict[str, list[Answer]]:
-        found: dict[str, list[Answer]] = {}
+        rows_of_gpus: dict[str, list[Answer]] = {}
         for row in self.rows:
             for gpu in row["gpus_used"]:
-                found.setdefault(gpu, []).append(row)
-        return found
+                rows_of_gpus.setdefault(gpu, []).append(row)
+        return rows_of_gpus
 
 
 def place_names(gpus: list[Answer]) -> dict[str, str]:
@@ -98,9 +98,9 @@ class SharedReadings:
         """Return the readings of a session, by its own `ping`."""
         self._readings = {who: each for who, each in self._readings.items() if each.wanted}
         who = about["uid"], about["you"], about["operator"], about["scope"]
-        found = self._readings.setdefault(who, Readings(session))
-        found.share(session)
-        return found
+        readings = self._readings.setdefault(who, Readings(session))
+        readings.share(session)
+        return readings
 
 
 class Readings:
@@ -135,33 +135,33 @@ class Readings:
     async def finished(self) -> list[Answer]:
         """Return the last finished jobs, again after each event."""
         question = "finished", int(self._last.about.get("last_event", -1))
-        found: list[Answer] = await self._lasting(question, lambda took: inf, "history", limit=FINISHED, user=None)
-        return found
+        jobs: list[Answer] = await self._lasting(question, lambda took: inf, "history", limit=FINISHED, user=None)
+        return jobs
 
     async def job(self, number: int) -> Answer:
         """Return one job's details, at most a second old."""
-        found: list[Answer] = await self._lasting(("job", number), lambda took: EVERY * 0.8, "status", job=number)
-        return found[0]
+        records: list[Answer] = await self._lasting(("job", number), lambda took: EVERY * 0.8, "status", job=number)
+        return records[0]
 
     async def trace(self, last: float) -> Answer:
         """Return all jobs of the last `last` seconds, cached for some seconds."""
         since = time.time() - last
-        found: Answer = await self._lasting(
+        trace: Answer = await self._lasting(
             ("trace", last), lambda took: max(_TRACE_EVERY, _REST * took), "trace", since=since, there=True
         )
-        return found
+        return trace
 
     async def _lasting(self, question: Hashable, lasts: Callable[[float], float], verb: str, **arguments: Any) -> Any:
         """Return an answer that is cached for a time that depends on its duration."""
 
         async def ask() -> Any:
             began = time.monotonic()
-            found = await self._ask(verb, **arguments)
+            answer = await self._ask(verb, **arguments)
             now = time.monotonic()
             while len(self._kept) >= _MOST_KEPT:
                 del self._kept[next(iter(self._kept))]
-            self._kept[question] = now + lasts(now - began), found
-            return found
+            self._kept[question] = now + lasts(now - began), answer
+            return answer
 
         until, known = self._kept.get(question, (0.0, None))
         return known if time.monotonic() < until else await self._once(question, ask)
@@ -180,17 +180,17 @@ class Readings:
         """Ask, or wait for the same open question."""
         if question not in self._open:
 
-            def done(asked: asyncio.Future[Any]) -> None:
+            def done(future: asyncio.Future[Any]) -> None:
                 del self._open[question]
-                if not asked.cancelled():
-                    asked.exception()  # seen: those who waited may have left
+                if not future.cancelled():
+                    future.exception()  # seen: those who waited may have left
 
             self._open[question] = asyncio.ensure_future(ask())
             self._open[question].add_done_callback(done)
-        asked = self._open[question]
-        await asyncio.wait([asked])
-        found: Found = asked.result()
-        return found
+        future = self._open[question]
+        await asyncio.wait([future])
+        answer: Found = future.result()
+        return answer
 
     async def _ask(self, verb: str, **arguments: Any) -> Any:
         """Ask by an idle session, if there is one."""
@@ -232,24 +232,24 @@ class Readings:
         changed = about["last_event"] != self._whole_at or began > self._whole_old
         whole = before.trouble is not None or changed and began >= self._whole_next
         terms = {"user": None, "limit": MOST_ROWS, "offset": 0}
-        found: Answer = await self._ask("folded_queue", **terms, live=not whole)
+        queue: Answer = await self._ask("folded_queue", **terms, live=not whole)
         if whole:
             now = time.monotonic()
             self._whole_at, self._whole_old = about["last_event"], now + _OLD
             self._whole_next = now + min(_OLD, _REST * (now - began))
-            return found
-        live = {row["id"]: row for row in found["rows"]}
-        return found | {"rows": [live.get(row["id"], row) for row in before.rows]}
+            return queue
+        live = {row["id"]: row for row in queue["rows"]}
+        return queue | {"rows": [live.get(row["id"], row) for row in before.rows]}
 
     async def _first_rows(self, about: Answer) -> Answer:
         """Return the first rows and running jobs; the next reading has all of a long queue."""
-        found: Answer = await self._ask("folded_queue", user=None, limit=FIRST_ROWS, offset=0, live=False)
-        if found["all_rows"] <= FIRST_ROWS:
+        queue: Answer = await self._ask("folded_queue", user=None, limit=FIRST_ROWS, offset=0, live=False)
+        if queue["all_rows"] <= FIRST_ROWS:
             self._whole_at, self._whole_old = about["last_event"], time.monotonic() + _OLD
-            return found
+            return queue
         live: Answer = await self._ask("folded_queue", user=None, limit=MOST_ROWS, offset=0, live=True)
-        rows = {row["id"]: row for row in (*found["rows"], *live["rows"])}
-        return found | {"rows": list(rows.values()), "first": FIRST_ROWS}
+        rows = {row["id"]: row for row in (*queue["rows"], *live["rows"])}
+        return queue | {"rows": list(rows.values()), "first": FIRST_ROWS}
 
     def _keep_figures(self, now: float) -> None:
         for gpu in self._last.gpus:

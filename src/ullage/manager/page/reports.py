@@ -77,18 +77,18 @@ class ReportSheet:
         try:
             until = moment(str(self._until.value), now) if self._until.value else None
             since = moment(_SINCE[self._since.value], now if until is None else until)
-            found = await self._session.ask(
+            report = await self._session.ask(
                 "report", by=self._by.value.lower().split(" and "), since=since, until=until, user=None
             )
         except UllageError as error:
             self._problem.set_text(plain(str(error)))
             return
         self._problem.set_text("")
-        self._found = found
-        whose = "" if reading.about["operator"] else " You see your own jobs, and of others what this server shows."
-        span = f"From {format_moment(found['since'])} to {format_moment(found['until'])}."
-        self._summary.set_text(span + (whose if found["rows"] else f" No jobs ran.{whose}"))
-        self._fill(found)
+        self._found = report
+        whose = "" if reading.about["operator"] else " You see your own jobs, and of others what this daemon shows."
+        span = f"From {format_moment(report['since'])} to {format_moment(report['until'])}."
+        self._summary.set_text(span + (whose if report["rows"] else f" No jobs ran.{whose}"))
+        self._fill(report)
         self._draw()
 
     def _asked_anew(self) -> None:
@@ -101,19 +101,19 @@ class ReportSheet:
         days = [format_moment(self._found[end])[:10] for end in ("since", "until")]
         ui.download.content(text.encode(), f"ullage-report-{'-to-'.join(days)}.{kind.lower()}")
 
-    def _fill(self, found: dict[str, Any]) -> None:
-        keys = found["by"]
+    def _fill(self, report: dict[str, Any]) -> None:
+        keys = report["by"]
 
         def cells(names: list[str], row: dict[str, Any]) -> list[str]:
             return [*names, *cells_of(row), failures(row["failures"])]
 
-        rows = [("", cells([str(row[key]) for key in keys], row)) for row in found["rows"][:_MOST_ROWS]]
-        total = cells(["total", *[""] * (len(keys) - 1)], found["total"]) if len(rows) > 1 else None
+        rows = [("", cells([str(row[key]) for key in keys], row)) for row in report["rows"][:_MOST_ROWS]]
+        total = cells(["total", *[""] * (len(keys) - 1)], report["total"]) if len(rows) > 1 else None
         self._table.clear()
         with self._table:
             show_table([*keys, *COLUMNS, "failures"], rows, dict.fromkeys(COLUMNS, "number"), total)
-            if len(found["rows"]) > len(rows):
-                words("p", f"{len(found['rows']) - len(rows):,} more rows are in the files.", "figures")
+            if len(report["rows"]) > len(rows):
+                words("p", f"{len(report['rows']) - len(rows):,} more rows are in the files.", "figures")
 
     def _draw(self) -> None:
         if self._found is None:
@@ -146,8 +146,8 @@ def _series(name: str, labels: list[str], values: list[float | None], divisor: f
     points = []
     for label, value in zip(labels, values, strict=True):
         shown = None if value is None else value / divisor
-        said = "unknown" if shown is None else format_duration(value) if unit == "min" else f"{shown:.3g} {unit}"
-        points.append({"value": shown, "about": [label, name, said]})
+        value_text = "unknown" if shown is None else format_duration(value) if unit == "min" else f"{shown:.3g} {unit}"
+        points.append({"value": shown, "about": [label, name, value_text]})
     return {"name": name, "type": "bar", "data": points, "barMaxWidth": 48}
 
 

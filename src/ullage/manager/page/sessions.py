@@ -297,8 +297,8 @@ class KeptSessions:
             return None
         if not hmac.compare_digest(tag, _tag(number, sealed)):
             return None
-        found = KeptSession(*json.loads(_mixed(number, sealed)))
-        return found if found.ends > time.time() else None
+        session = KeptSession(*json.loads(_mixed(number, sealed)))
+        return session if session.ends > time.time() else None
 
     def drop(self, number: str) -> None:
         with contextlib.suppress(OSError):

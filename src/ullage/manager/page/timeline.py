@@ -219,16 +219,16 @@ class Timeline:
         assert run is not None
         for typed, at in ((self._from, span[0]), (self._to, span[1])):
             typed.set_value(_moment(at))
-        found = run.figures(span)
-        open_now = found.jobs - found.done - found.failed
+        figures = run.figures(span)
+        open_now = figures.jobs - figures.done - figures.failed
         self._counts.set_text(
-            f"{found.jobs:,} jobs were there; {found.done:,} became done, {found.failed:,} failed or were cancelled, "
-            f"{open_now:,} were not over at its end. Times are means over those that became done."
+            f"{figures.jobs:,} jobs were there; {figures.done:,} became done, {figures.failed:,} failed or were "
+            f"cancelled, {open_now:,} were not over at its end. Times are means over those that became done."
         )
         for name in _SHOWN:
-            self._figures[name].set_text(MEASURES[name].text(MEASURES[name].of(found)))
+            self._figures[name].set_text(MEASURES[name].text(MEASURES[name].of(figures)))
         lasts = len(run.result.gpus) * (span[1] - span[0])
-        share = None if found.busy_s is None or not lasts else found.busy_s / lasts
+        share = None if figures.busy_s is None or not lasts else figures.busy_s / lasts
         self._figures["busy"].set_text("unknown" if share is None else f"{share:.0%}")
         self._list(run, span)
 
@@ -275,13 +275,13 @@ def _term(name: str) -> Any:
 
 def _of_daemon(trace: dict[str, Any]) -> TimelineRun:
     now = float(trace["until"])
-    found = as_it_is(trace, now)
+    replayed = as_it_is(trace, now)
     notes = [] if trace["all"] else ["only your own jobs are shown"]
     names = [f"GPU {name}" for name in place_names(trace["gpus"]).values()]
-    first = max(float(trace["since"]), found.begin if found.begin < now else now - 60.0)
-    notes += [note for note in found.notes if "only your own" not in note]
+    first = max(float(trace["since"]), replayed.begin if replayed.begin < now else now - 60.0)
+    notes += [note for note in replayed.notes if "only your own" not in note]
     parts = {job["id"]: reference(job) for job in trace["jobs"] if job.get("array_id") is not None}
-    return TimelineRun(found.result, found.begin, first, now, names, notes, parts)
+    return TimelineRun(replayed.result, replayed.begin, first, now, names, notes, parts)
 
 
 def _moment(at: float) -> str:

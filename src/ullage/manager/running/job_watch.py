@@ -115,8 +115,8 @@ class JobWatch:
     def _ask_for_checkpoint(self) -> None:
         tree = descendants(os.getpid())
         named = self._named()
-        asked = [named] if named in tree else listeners(tree, self._checkpoint)
-        heard = [pid for pid in asked if signal_in(tree, pid, self._checkpoint)]
+        processes = [named] if named in tree else listeners(tree, self._checkpoint)
+        heard = [pid for pid in processes if signal_in(tree, pid, self._checkpoint)]
         self.checkpoint_asked, self.checkpoint_unheard = bool(heard), not heard
         if heard:
             self.leader_asked = self.child in heard

@@ -39,19 +39,19 @@ from ullage.sandbox.process_identity import Process, is_alive, start_of
 def processes_of(token: str) -> list[Process]:
     """Return the living processes with an attempt's token in their environment."""
     mark = f"{supervisor.TOKEN}={token}".encode()
-    found = []
+    processes = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             start = start_of(int(name))
             with contextlib.suppress(OSError):
                 if start is not None and mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
-                    found.append(Process(int(name), start))
-    return found
+                    processes.append(Process(int(name), start))
+    return processes
 
 
 def holders_of(lock: Path) -> list[Process]:
     """Return the other living processes that have a lock's file open."""
-    wanted, found = lock.stat(), []
+    wanted, holders = lock.stat(), []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
@@ -60,9 +60,9 @@ def holders_of(lock: Path) -> list[Process]:
             for number in os.listdir(f"/proc/{name}/fd"):
                 opened = os.stat(f"/proc/{name}/fd/{number}")
                 if start is not None and (opened.st_dev, opened.st_ino) == (wanted.st_dev, wanted.st_ino):
-                    found.append(Process(int(name), start))
+                    holders.append(Process(int(name), start))
                     break
-    return found
+    return holders
 
 
 STDOUT, STDERR, LOG = "stdout", "stderr", "supervisor.log"

@@ -73,13 +73,13 @@ class Mps(TimeSlicing):
 
     def variables(self, spec: JobSpec, slots: Sequence[str]) -> dict[str, str]:
         """Return its address, and the job's limits of threads and memory."""
-        found = self._service.environment
+        variables = self._service.environment
         if spec.mps_threads is not None:
-            found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(spec.mps_threads)
+            variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(spec.mps_threads)
         if spec.mps_memory is not None:
             limit = f"{max(1, spec.mps_memory // MIB)}M"
-            found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(f"{place}={limit}" for place in range(len(slots)))
-        return found
+            variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(f"{place}={limit}" for place in range(len(slots)))
+        return variables
 
 
 def sharing_of(name: str, folder: Path, say: Callable[[str], None]) -> TimeSlicing:

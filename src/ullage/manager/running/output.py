@@ -114,13 +114,13 @@ class OutputPump(OutputTaker):
 def parts_of(file: str) -> list[tuple[int, str]]:
     """Return the present parts of a stream in order, each with the offset of its first byte."""
     folder, name = os.path.split(file)
-    found = []
+    parts = []
     with contextlib.suppress(OSError):
         for each in os.listdir(folder or "."):
             start = each.removeprefix(f"{name}.")
             if each == name or each != start and start.isdigit():
-                found.append((0 if each == name else int(start), os.path.join(folder, each)))
-    return sorted(found)
+                parts.append((0 if each == name else int(start), os.path.join(folder, each)))
+    return sorted(parts)
 
 
 class Piece(NamedTuple):

@@ -50,11 +50,11 @@ class PageProcess:
             raise MissingPackage("nicegui", "web pages")
         self._settings, self._url, self._order, self._say = settings, url, order, say
         self._rights = _rights(settings.user, say)
-        kept = run / "page-sessions"
-        kept.mkdir(mode=0o700, exist_ok=True)
+        folder = run / "page-sessions"
+        folder.mkdir(mode=0o700, exist_ok=True)
         if self._rights:  # not what is in it: the page's user could have put a link there
-            os.chown(kept, self._rights["user"], self._rights["group"])
-        self._kept = os.open(kept, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            os.chown(folder, self._rights["user"], self._rights["group"])
+        self._kept = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._door = listen_at(listen, "--page", "the page", say)
 
     async def run(self) -> None:
@@ -113,8 +113,8 @@ class PageProcess:
 
     async def _new_token(self) -> str:
         """Make a token for the page's link, and revoke the oldest of earlier processes."""
-        found = await self._order("tokens", {"everybody": False})
-        for old in [each for each in found if each["name"] == TOKEN_NAME and each["revoked"] is None][
+        tokens = await self._order("tokens", {"everybody": False})
+        for old in [each for each in tokens if each["name"] == TOKEN_NAME and each["revoked"] is None][
             : -_MOST_TOKENS + 1
         ]:
             await self._order("token_revoke", {"token": old["id"]})
@@ -150,10 +150,10 @@ def _rights(user: str | None, say: Callable[[str], None]) -> dict[str, Any]:
     if os.getuid() != 0:
         raise InvalidValue("only a daemon of root can give its page another user (user in the table [page])")
     try:
-        found = pwd.getpwnam(user)
+        account = pwd.getpwnam(user)
     except KeyError:
         raise InvalidValue(f"this system has no user {user!r} for the page") from None
-    return _rights_of(found)
+    return _rights_of(account)
 
 
 def _rights_of(user: pwd.struct_passwd) -> dict[str, Any]:
@@ -179,5 +179,5 @@ def _least_rights(say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _environment(user: int) -> dict[str, str]:
-    kept = ("PYTHONPATH", "TZ", "LANG")
-    return least_environment(user) | {name: os.environ[name] for name in kept if name in os.environ}
+    names = ("PYTHONPATH", "TZ", "LANG")
+    return least_environment(user) | {name: os.environ[name] for name in names if name in os.environ}

@@ -96,11 +96,11 @@ def kill_tree(root: int) -> None:
 
 def cgroup_members(folder: str) -> list[int]:
     """Return the living processes of a cgroup and of the groups below it."""
-    found = []
+    members = []
     for place, _, _ in os.walk(folder):
         with contextlib.suppress(OSError, ValueError), open(os.path.join(place, "cgroup.procs")) as file:
-            found += [int(line) for line in file]
-    return [pid for pid in found if stat_field(pid, 0) not in (None, "Z", "X")]
+            members += [int(line) for line in file]
+    return [pid for pid in members if stat_field(pid, 0) not in (None, "Z", "X")]
 
 
 def kill_cgroup(folder: str) -> int:

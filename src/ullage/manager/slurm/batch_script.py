@@ -73,8 +73,8 @@ class BatchScript:
 def read_file(path: str) -> str:
     file = Path(path)
     if not file.is_file():
-        found = "it is a folder" if file.is_dir() else "there is no such file"
-        raise InvalidValue(f"{path!r} must be a batch script, but {found}")
+        problem = "it is a folder" if file.is_dir() else "there is no such file"
+        raise InvalidValue(f"{path!r} must be a batch script, but {problem}")
     try:
         with file.open("rb") as source:
             content = source.read(_LARGEST + 1)
@@ -126,19 +126,19 @@ def exported(environment: Mapping[str, str], export: str | None) -> dict[str, st
     words = [word.strip() for word in re.findall(r"""(?:[^,'"]|'[^']*'|"[^"]*")+""", export)]
     given = {
         name: re.sub(r"""(['"])(.*?)\1""", r"\2", value)
-        for name, found, value in (word.partition("=") for word in words)
-        if found
+        for name, equals, value in (word.partition("=") for word in words)
+        if equals
     }
-    kept = {*words, *_OF_A_LOGIN}
+    names = {*words, *_OF_A_LOGIN}
     everything = "ALL" in words
-    return {name: value for name, value in environment.items() if everything or name in kept} | given
+    return {name: value for name, value in environment.items() if everything or name in names} | given
 
 
 def _slurm_variables(options: Mapping[str, str], folder: str) -> dict[str, str]:
     """Return the variables that Slurm sets in a job, as far as they are known before."""
     tasks, nodes = map(str, tasks_and_nodes(options))
     index = first_index(options.get("array", ""))
-    found = {
+    variables = {
         "SLURM_SUBMIT_DIR": folder,
         "SLURM_JOB_NAME": options.get("job-name"),
         "SLURM_NNODES": nodes,
@@ -156,12 +156,12 @@ def _slurm_variables(options: Mapping[str, str], folder: str) -> dict[str, str]:
         "SLURM_ARRAY_TASK_ID": None if index is None else str(index),
         "SLURM_GPUS_ON_NODE": str(gpu_request(options).per_node or 1),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def _trainings(programs: Sequence[Program], options: Mapping[str, str], notes: list[str]) -> list[BatchTraining]:
     """Return the Python scripts among the programs, each once."""
-    found: dict[tuple[object, ...], BatchTraining] = {}
+    trainings: dict[tuple[object, ...], BatchTraining] = {}
     for program in programs:
         inner = launched(program.words)
         command = inner.script
@@ -180,8 +180,8 @@ def _trainings(programs: Sequence[Program], options: Mapping[str, str], notes: l
             training.at_once,
             *training.ranks.values(),
         )
-        found.setdefault(key, training)
-    return list(found.values())
+        trainings.setdefault(key, training)
+    return list(trainings.values())
 
 
 def _with_ranks(training: BatchTraining, srun: Mapping[str, str] | None, options: Mapping[str, str]) -> BatchTraining:
@@ -195,8 +195,8 @@ def _with_ranks(training: BatchTraining, srun: Mapping[str, str] | None, options
         ranks |= {"nodes": nodes} if nodes > 1 and tasks % nodes == 0 else {}
         variables |= {"SLURM_NTASKS": str(tasks), "SLURM_NPROCS": str(tasks)}
         ranks = ranks if tasks > 1 else {}
-    found = replace(training, ranks=ranks, environment=variables)
-    return found if gpus is None else replace(found, on_each_gpu=-(-found.ranks_per_node // gpus))
+    with_ranks = replace(training, ranks=ranks, environment=variables)
+    return with_ranks if gpus is None else replace(with_ranks, on_each_gpu=-(-with_ranks.ranks_per_node // gpus))
 
 
 def _names_python(words: Sequence[str]) -> bool:

@@ -137,7 +137,7 @@ def default_partition() -> str | None:
 def configuration() -> dict[str, str]:
     """Return the settings that `scontrol show config` prints."""
     lines = run("scontrol", "show", "config").splitlines()
-    return {key.strip(): value.strip() for key, found, value in (line.partition("=") for line in lines) if found}
+    return {key.strip(): value.strip() for key, equals, value in (line.partition("=") for line in lines) if equals}
 
 
 def version() -> tuple[int, ...]:
@@ -153,15 +153,15 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
     >>> parse_gres("gres/gpu=2,gres/shard:a100=3"), parse_gres("(null)")
     ((Gres(name='gpu', type=None, count=2), Gres(name='shard', type='a100', count=3)), ())
     """
-    found = []
+    resources = []
     for word in re.sub(r"\([^)]*\)", "", text).split(","):
         parts = re.split(r"[:=]", re.sub(r"^gres[:/]", "", word.strip()))
         if not parts[0]:
             continue
         count = _count(parts[-1]) if len(parts) > 1 else None
         named = parts[1:] if count is None else parts[1:-1]
-        found.append(Gres(parts[0], named[0] if named else None, 1 if count is None else count))
-    return tuple(found)
+        resources.append(Gres(parts[0], named[0] if named else None, 1 if count is None else count))
+    return tuple(resources)
 
 
 def _count(text: str) -> int | None:

@@ -56,21 +56,21 @@ def node_group(text: str) -> NodeGroup:
     nodes, equals, cards = text.partition("=")
     if not equals or not re.fullmatch(r"[\w.\[\],-]+", nodes):
         raise InvalidValue(f"nodes must be given with their GPUs, such as 'n[1-3]=4xA100-40GB', got {text!r}")
-    found = gpu_list(cards)
-    if len(set(found)) != 1:
+    cards_of_node = gpu_list(cards)
+    if len(set(cards_of_node)) != 1:
         raise InvalidValue(f"the GPUs of a node must be of one kind, such as 4xA100-40GB, got {cards!r}")
-    return NodeGroup(nodes, len(found), found[0])
+    return NodeGroup(nodes, len(cards_of_node), cards_of_node[0])
 
 
 def this_node() -> NodeGroup:
     """This machine with the GPUs that NVML finds."""
-    found = local_gpus()
-    if not found:
+    cards = local_gpus()
+    if not cards:
         raise InvalidValue(
             "nodes must be given with their GPUs, such as 'n[1-3]=4xA100-40GB', got none in the command, and no GPU on "
             "this machine"
         )
-    return NodeGroup(socket.gethostname().partition(".")[0], len(found), found[0])
+    return NodeGroup(socket.gethostname().partition(".")[0], len(cards), cards[0])
 
 
 def slurm_conf(groups: Sequence[NodeGroup], sharing: str, folder: str) -> str:
@@ -133,14 +133,14 @@ def files(
         "SHARD_MIB": "1024",
         "SHARED": (systemd or "").replace("%", "%%"),
     }
-    found = {
+    contents = {
         "slurm.conf.ullage": slurm_conf(groups, sharing, folder),
         "gres.conf.ullage": gres_conf(groups),
         SITE_FILE: site_toml(groups, sharing),
     }
     scripts = _SCRIPTS.values() if sharing == "mps" else ()
     unit = [UNIT] if systemd else []
-    return found | {name: _filled(name, values) for name in (*LUA.values(), *scripts, *unit)}
+    return contents | {name: _filled(name, values) for name in (*LUA.values(), *scripts, *unit)}
 
 
 def _ullage() -> str:
@@ -154,15 +154,15 @@ def _filled(name: str, values: Mapping[str, str]) -> str:
     return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], text)
 
 
-def write_files(found: Mapping[str, str], folder: Path) -> list[Path]:
+def write_files(contents: Mapping[str, str], folder: Path) -> list[Path]:
     """Write files into a folder. If one of them is there already, none is written."""
-    there = [name for name in found if (folder / name).exists()]
+    there = [name for name in contents if (folder / name).exists()]
     if there:
         raise InvalidValue(f"{folder} has {', '.join(there)} already; nothing was written. Name an empty folder")
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in found.items():
+        for name, text in contents.items():
             with open(folder / name, "x") as file:
                 file.write(text)
             if name.endswith(".sh"):

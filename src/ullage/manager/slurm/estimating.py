@@ -55,9 +55,9 @@ def estimate_training(
     """How much memory a script of a batch script takes on a GPU."""
     variables = {**environment(training.environment), **_ALONE}
     file = _kept_file(training, gpu)
-    kept = _kept(file, variables)
-    if kept is not None:
-        return _answer(kept, gpu, 0.0, kept=True)
+    cached = _kept(file, variables)
+    if cached is not None:
+        return _answer(cached, gpu, 0.0, kept=True)
     began = time.monotonic()
     request = script_request(training.command, training.ranks, gpu, training.folder, timeout, network)
     try:

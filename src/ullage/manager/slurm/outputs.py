@@ -46,9 +46,9 @@ class Stream:
 
 def read_streams(job: SlurmJob, spool: Path | None = None) -> list[Stream]:
     """The ends of a job's outputs, those of errors last."""
-    kept = [] if spool is None else sorted((spool / ENDED).glob(f"{job.id}.{job.restarts}.*"))
-    found = [stream for file in kept if (stream := _kept(file)) is not None]
-    return found or [stream for path in _paths(job) if (stream := _of_file(path)) is not None]
+    files = [] if spool is None else sorted((spool / ENDED).glob(f"{job.id}.{job.restarts}.*"))
+    streams = [stream for file in files if (stream := _kept(file)) is not None]
+    return streams or [stream for path in _paths(job) if (stream := _of_file(path)) is not None]
 
 
 def forget_kept(spool: Path, jobs: Collection[int]) -> None:
@@ -78,8 +78,8 @@ def marks_of(streams: Sequence[Stream]) -> str:
 def _paths(job: SlurmJob) -> list[str]:
     """The files, as Slurm has filled in their names; the one of errors last."""
     shown = commands.run("scontrol", "--oneliner", "show", "job", str(job.id))
-    found = [re.search(rf" {name}=(.*?)(?= \w+=| *$)", shown, re.M) for name in ("StdOut", "StdErr")]
-    return list(dict.fromkeys(match[1] for match in found if match and match[1] != "/dev/null"))
+    matches = [re.search(rf" {name}=(.*?)(?= \w+=| *$)", shown, re.M) for name in ("StdOut", "StdErr")]
+    return list(dict.fromkeys(match[1] for match in matches if match and match[1] != "/dev/null"))
 
 
 def _of_file(path: str) -> Stream | None:
@@ -104,5 +104,5 @@ def _kept(file: Path) -> Stream | None:
         line, _, tail = file.read_bytes()[: _TAIL + 64].partition(b"\n")
     except OSError:
         return None
-    found = re.fullmatch(rb"(\d+) (\d+)", line)
-    return Stream(int(found[1]), tail, int(found[2])) if found else None
+    match = re.fullmatch(rb"(\d+) (\d+)", line)
+    return Stream(int(match[1]), tail, int(match[2])) if match else None

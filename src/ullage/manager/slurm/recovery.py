@@ -50,24 +50,24 @@ def what_next(
         return NextRun(None, ended.detail)
     if not job.requeue:
         return NextRun(None, f"{ended.detail}; it asked never to be started twice (--no-requeue)")
-    asked = next((gres for gres in job.requested if gres.name == "shard"), None)
-    able = [node.shards_per_gpu for node in nodes if asked is not None and asked.type in (None, node.gpu_type)]
+    shards = next((gres for gres in job.requested if gres.name == "shard"), None)
+    able = [node.shards_per_gpu for node in nodes if shards is not None and shards.type in (None, node.gpu_type)]
     largest = max(able, default=0)
-    if ended.cause is Cause.GPU_MEMORY and (asked is None or not largest):
+    if ended.cause is Cause.GPU_MEMORY and (shards is None or not largest):
         return NextRun(None, f"{ended.detail}; it had GPUs to itself, so no more room can be given")
     shard = shard_size(job, nodes)
     alike = _SYSTEM if ended.cause in _SYSTEM else {Cause.GPU_MEMORY}
     failures = sum(run.cause in alike for run in before)
-    if asked is None or ended.cause in _SYSTEM:
+    if shards is None or ended.cause in _SYSTEM:
         decision = after_failure(Failure("system", failures), largest * shard, rules)
         return NextRun(gres_text(job.requested) if decision.again else None, f"{ended.cause}: {decision.text}")
-    alone = asked.count >= largest
-    failure = Failure("memory", failures, asked.count * shard, needed=ended.needed, exclusive=alone, alone=alone)
+    alone = shards.count >= largest
+    failure = Failure("memory", failures, shards.count * shard, needed=ended.needed, exclusive=alone, alone=alone)
     decision = after_failure(failure, largest * shard, rules)
     if not decision.again:
         return NextRun(None, f"{ended.detail}; {decision.text}")
-    count = largest if decision.exclusive else min(largest, max(asked.count + 1, -(-(decision.promise or 0) // shard)))
-    return NextRun(gres_text([replace(asked, count=count)]), f"{decision.text}: {count} of {largest} shards")
+    count = largest if decision.exclusive else min(largest, max(shards.count + 1, -(-(decision.promise or 0) // shard)))
+    return NextRun(gres_text([replace(shards, count=count)]), f"{decision.text}: {count} of {largest} shards")
 
 
 def shard_size(job: SlurmJob, nodes: Sequence[SlurmNode]) -> int:

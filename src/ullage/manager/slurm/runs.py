@@ -130,8 +130,8 @@ class RunStore:
 
     def step(self, run: RunRecord, step: str, text: str | None = None) -> RunRecord:
         """The run one step further; on disk when this returns."""
-        said = run.next_text if text is None else text
-        done = dataclasses.replace(run, step=step, next_text=said, changed=time.time())
+        next_text = run.next_text if text is None else text
+        done = dataclasses.replace(run, step=step, next_text=next_text, changed=time.time())
         with self._connection:
             self._connection.execute(
                 "UPDATE runs SET step = :step, next_text = :next_text, changed = :changed "

@@ -31,16 +31,16 @@ def read_directives(text: str) -> dict[str, str]:
     >>> read_directives("#!/bin/bash\\n#SBATCH -n 2 --gres=gpu:1  # one\\n\\necho\\n#SBATCH -n 3")
     {'ntasks': '2', 'gres': 'gpu:1'}
     """
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("#SBATCH"):
             try:
-                found |= read_words(shlex.split(line.removeprefix("#SBATCH"), comments=True)).values
+                options |= read_words(shlex.split(line.removeprefix("#SBATCH"), comments=True)).values
             except (ValueError, InvalidValue) as error:
                 raise InvalidValue(f"line {number}: '{line.strip()}' cannot be read: {error}") from None
         elif line.strip() and not line.startswith("#"):
             break
-    return found
+    return options
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def gpu_request(values: Mapping[str, str]) -> GpuRequest:
 
 def _count_and_type(text: str) -> tuple[int, str | None]:
     """`2`, `a100:2`, or several with commas."""
-    found = parse_gres(",".join(f"gpu:{part}" for part in text.split(",")))
-    return sum(each.count for each in found), next((each.type for each in found if each.type), None)
+    resources = parse_gres(",".join(f"gpu:{part}" for part in text.split(",")))
+    return sum(each.count for each in resources), next((each.type for each in resources if each.type), None)
 
 
 def first_index(array: str) -> int | None:

@@ -355,13 +355,13 @@ class _Reader:
                 rest = rest[1:]
             if rest[:1] and re.fullmatch(r"-[eulx]*c", rest[0]) and len(rest) > 1:
                 return None if isinstance(rest[1], Unknown) else (rest[1], rest[3:])
-            found = self._file(rest[0], state) if rest and not rest[0].startswith("-") else None
-            return None if found is None else (found, rest[1:])
+            content = self._file(rest[0], state) if rest and not rest[0].startswith("-") else None
+            return None if content is None else (content, rest[1:])
         if "/" in words[0] and not words[0].endswith(".py"):
-            found = self._file(words[0], state)
-            first = re.match(r"#!\s*(\S+)(?:\s+(\S+))?", found or "")
-            if found and first and {os.path.basename(part) for part in first.groups("")} & set(_SHELLS):
-                return found, words[1:]
+            content = self._file(words[0], state)
+            first = re.match(r"#!\s*(\S+)(?:\s+(\S+))?", content or "")
+            if content and first and {os.path.basename(part) for part in first.groups("")} & set(_SHELLS):
+                return content, words[1:]
         return None
 
     def _file(self, name: str, state: ShellState) -> str | None:
@@ -443,13 +443,13 @@ class _Reader:
         if "/" in name and state.folder is not None:
             name = os.path.normpath(os.path.join(state.folder, os.path.expanduser(name)))
         try:
-            found = in_conda(name, state.environment())
+            variables = in_conda(name, state.environment())
         except LookupError as error:
             self.notes.append(str(error))
             state.variables["PATH"] = Unknown("$PATH")
             return
-        state.variables.update(found)
-        state.exported.update(found)
+        state.variables.update(variables)
+        state.exported.update(variables)
 
     def _do_eval(self, rest: list[str], state: ShellState) -> None:
         text = " ".join(rest)

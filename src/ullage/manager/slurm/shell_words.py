@@ -116,12 +116,12 @@ def _references(node: Any, state: ShellState, numeric: bool = False) -> Iterator
     indirect = kind == "expansion" and re.match(r"\$\{!|.*@\w\}$", text)
     if indirect or kind == "process_substitution" or kind == "command_substitution" and not _only_prints(node, state):
         raise _Unknowable
-    found = [(0, text)] if kind in ("variable_name", "special_variable_name") else []
+    references = [(0, text)] if kind in ("variable_name", "special_variable_name") else []
     if kind == "word" and node.parent.type == "subscript" and text.isidentifier():
-        found = [(0, text)]
+        references = [(0, text)]
     elif kind == "regex":  # a pattern, whose variables are not in the tree
-        found = [(match.start(1), match[1].decode()) for match in re.finditer(rb"\$\{?(\w+)", node.text)]
-    for place, name in found:
+        references = [(match.start(1), match[1].decode()) for match in re.finditer(rb"\$\{?(\w+)", node.text)]
+    for place, name in references:
         if not state.knows(name) or numeric and not re.fullmatch(r"\s*-?\d*\s*", str(state.variables.get(name, ""))):
             raise _Unknowable
         yield node.start_byte + place, name
@@ -140,8 +140,8 @@ def _only_prints(node: Any, state: ShellState) -> bool:
 @functools.cache
 def _confined() -> str:
     """Return the lines after which Bash can start no program but those that only print, and can write no file."""
-    found = {name: shutil.which(name, path=os.defpath) for name in _PRINTING}
-    known = [f"hash -p {path} {name}" for name, path in found.items() if path is not None]
+    programs = {name: shutil.which(name, path=os.defpath) for name in _PRINTING}
+    known = [f"hash -p {path} {name}" for name, path in programs.items() if path is not None]
     limits = f"ulimit -v {_KIB}; shopt -s extglob; enable -n kill; hostname() {{ echo $HOSTNAME; }}"
     return "\n".join([limits, _DATE, "PATH=/nonexistent", *known, "set -r"])
 

@@ -98,14 +98,14 @@ def read_site(partition: str | None = None, gpu_type: str | None = None, gpu: st
     wanted = partition or commands.default_partition()
     names = wanted.split(",") if wanted else None
     nodes = [node for node in commands.nodes() if node.gpus]
-    found = [node for node in nodes if names is None or set(names) & set(node.partitions)]
-    if not found:
+    of_partition = [node for node in nodes if names is None or set(names) & set(node.partitions)]
+    if not of_partition:
         where = f"the partition {wanted}" if names and nodes else "this cluster"
         raise SlurmFailed(f"{where} has no nodes with GPUs (sinfo --Format=nodelist,gres shows them)")
     own = read_site_file()
-    kinds = _kinds(found, gpu_type, find_gpu(gpu) if gpu else None, own)
+    kinds = _kinds(of_partition, gpu_type, find_gpu(gpu) if gpu else None, own)
     if not kinds:
-        types = ", ".join(sorted({node.gpu_type or "without a type" for node in found}))
+        types = ", ".join(sorted({node.gpu_type or "without a type" for node in of_partition}))
         raise InvalidValue(f"there is no GPU {gpu or gpu_type}; there are GPUs of these types: {types}")
     return Site(tuple(kinds), own.sharing, commands.version())
 
@@ -115,12 +115,12 @@ def _kinds(nodes: Sequence[SlurmNode], wanted: str | None, gpu: GPU | None, own:
     for node in nodes:
         if wanted is None or (node.gpu_type or "").casefold() == wanted.casefold():
             groups.setdefault((node.gpu_type, node.shards_per_gpu), []).append(node)
-    found = []
+    kinds = []
     for (name, shards), of_kind in groups.items():
         card = _named(name, shards, own, gpu)
         if gpu is None or card.name == gpu.name:
-            found.append(GpuKind(name, card, shards, max(node.gpus for node in of_kind)))
-    return sorted(found, key=lambda kind: kind.gpu.usable)
+            kinds.append(GpuKind(name, card, shards, max(node.gpus for node in of_kind)))
+    return sorted(kinds, key=lambda kind: kind.gpu.usable)
 
 
 def _named(name: str | None, shards: int, own: SiteFile, taken: GPU | None) -> GPU:

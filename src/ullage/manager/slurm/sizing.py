@@ -92,10 +92,10 @@ def _hurts(needs: Sequence[GpuNeed], how: str, min_speed: float | None) -> str |
     for need in needs:
         if need.utilization is None:
             continue
-        found = share_of([need.utilization, need.utilization], need.kind.gpu, how)
-        if found.throughput < 1:
-            share = f"{found.throughput:.2f} times what they do one after the other"
-            return f"two such jobs on one {found.gpu} do {share}"
-        if min_speed is not None and found.slowest < min_speed:
-            return f"beside another such job it would have {found.slowest:.0%} of its speed"
+        sharing = share_of([need.utilization, need.utilization], need.kind.gpu, how)
+        if sharing.throughput < 1:
+            share = f"{sharing.throughput:.2f} times what they do one after the other"
+            return f"two such jobs on one {sharing.gpu} do {share}"
+        if min_speed is not None and sharing.slowest < min_speed:
+            return f"beside another such job it would have {sharing.slowest:.0%} of its speed"
     return None

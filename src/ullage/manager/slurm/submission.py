@@ -109,18 +109,18 @@ def _needs(
         why = f"it cannot be estimated: it runs {len(batch.trainings)} different scripts"
     if why:
         return [GpuNeed(site.kinds[-1], None, why=why)], []
-    found, needs = [], []
+    all_answers, needs = [], []
     for kind in site.kinds:
         answers = []
         for training in batch.trainings:
             if progress is not None:
                 progress(f"running {training.command.source} on a virtual {kind.gpu.name}")
             answers.append(estimate_training(training, kind.gpu.name, hints.network, timeout))
-        found += answers
+        all_answers += answers
         needs.append(_need(kind, batch.trainings, answers))
         if needs[-1].upper is None:
             break
-    return needs, found
+    return needs, all_answers
 
 
 def _need(kind: GpuKind, trainings: Sequence[BatchTraining], answers: Sequence[ScriptAnswer]) -> GpuNeed:
@@ -180,8 +180,8 @@ def plan_in_words(plan: SubmissionPlan) -> list[str]:
         memory = f"at most {format_bytes(plan.estimate['upper'])} on {plan.estimate['gpu']}{rank}"
         lines.append(f"{what}: {memory}" + (f" ({spent})" if plan.trainings else ""))
     own = f"{plan.sizing.gres}, as the job asks for itself"
-    asked = f"--gres={plan.options['gres']}" if "gres" in plan.options else own
-    lines.append(f"{asked}: {plan.sizing.why}")
+    request = f"--gres={plan.options['gres']}" if "gres" in plan.options else own
+    lines.append(f"{request}: {plan.sizing.why}")
     return lines + [f"note: {note}" for note in plan.notes]
 
 

@@ -56,10 +56,10 @@ class Database:
         left = [f"the files of {jobs} jobs"] * bool(jobs) + [f"{len(copies)} copies of it"] * bool(copies)
         left += [f"its log {log.name}" for log in logs]
         if left and not new:
-            found = "is empty" if self.file.exists() else "is missing"
+            state = "is empty" if self.file.exists() else "is missing"
             how = f"{self._going_back(copies[-1])}. " if copies else ""
             raise StoreDamaged(
-                f"the database {self.file} {found}, but {' and '.join(left)} are there; nothing was changed. "
+                f"the database {self.file} {state}, but {' and '.join(left)} are there; nothing was changed. "
                 f"{how}To begin anew without those jobs: ullage serve --new-database"
             )
         for log in logs:  # SQLite would throw it away
@@ -83,11 +83,11 @@ class Database:
                 f"To set it aside first: {self._aside()}"
             )
         with contextlib.closing(sqlite3.connect(f"{self.file.resolve().as_uri()}?mode=ro", uri=True)) as reader:
-            found = str(reader.execute("PRAGMA integrity_check(1)").fetchone()[0])
+            problem = str(reader.execute("PRAGMA integrity_check(1)").fetchone()[0])
             version = reader.execute("PRAGMA user_version").fetchone()[0]
             is_empty = reader.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
-        if found != "ok":
-            raise self._damaged(found.splitlines()[-1])
+        if problem != "ok":
+            raise self._damaged(problem.splitlines()[-1])
         if version not in (VERSION, *MIGRATIONS) and not is_empty:
             raise StoreDamaged(
                 f"{self.file} is no database of this version of Ullage (its version {version}, this one reads "
@@ -152,14 +152,14 @@ class Database:
 
     def _on_disk(self) -> tuple[tuple[int, int] | None, ...]:
         """Which files have our names now: the database and its log."""
-        found: list[tuple[int, int] | None] = []
+        identities: list[tuple[int, int] | None] = []
         for file in (self.file, self._logs()[0]):
             try:
                 status = file.stat()
-                found.append((status.st_dev, status.st_ino))
+                identities.append((status.st_dev, status.st_ino))
             except OSError:
-                found.append(None)
-        return tuple(found)
+                identities.append(None)
+        return tuple(identities)
 
     def _keep_in_place(self) -> None:
         """Restore our files if they were removed: only then is a commit safe. Another file in their place stays."""

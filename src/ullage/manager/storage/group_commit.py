@@ -87,16 +87,16 @@ class GroupCommit:
     async def _result(self, work: Callable[[], Any], changes: Changes) -> Any:
         """Do a work, bit by bit; between two bits the store shows what is on disk."""
         with self._store.collecting(changes):
-            found = work()
-        if not isinstance(found, Generator):
-            return found
+            result = work()
+        if not isinstance(result, Generator):
+            return result
         while True:
             with self._store.collecting(changes):
                 until = time.monotonic() + SLICE
                 try:
-                    next(found)
+                    next(result)
                     while time.monotonic() < until:
-                        next(found)
+                        next(result)
                 except StopIteration as end:
                     return end.value
             await asyncio.sleep(0)

@@ -44,13 +44,13 @@ class JobHistory:
         return self._readable(rows, lambda row: job_from_row(row, specs.get(row["spec_id"], missing)))
 
     def _specs(self, numbers: Iterable[int]) -> dict[int, dict[str, Any] | ValueError]:
-        found: dict[int, dict[str, Any] | ValueError] = {}
+        specs: dict[int, dict[str, Any] | ValueError] = {}
         for row in self._database.rows(f"SELECT id, content FROM specs WHERE id IN {_LISTED}", (_listed(numbers),)):
             try:
-                found[row["id"]] = spec_from_text(row["content"])
+                specs[row["id"]] = spec_from_text(row["content"])
             except ValueError as error:
-                found[row["id"]] = error
-        return found
+                specs[row["id"]] = error
+        return specs
 
     def _pairs(self, statement: str, *values: Any) -> dict[Any, Any]:
         """The first two columns of what a query finds, the second by the first."""
@@ -58,13 +58,13 @@ class JobHistory:
 
     def _readable(self, rows: Iterable[sqlite3.Row], read: Callable[[sqlite3.Row], _Record]) -> list[_Record]:
         """The records of rows; those of which none can be made are written down in `damaged`."""
-        found = []
+        records = []
         for row in rows:
             try:
-                found.append(read(row))
+                records.append(read(row))
             except DamagedRecord as error:
                 self.damaged[error.job] = error.reason
-        return found
+        return records
 
     def numbered(self, numbers: Iterable[int]) -> list[JobRecord]:
         return self._jobs(f"id IN {_LISTED}", _listed(numbers))
@@ -106,13 +106,13 @@ class JobHistory:
 
     def needs(self, where: str, values: Iterable[Any] = ()) -> dict[int, tuple[Need, ...]]:
         """What the jobs (`j`) that a condition in SQL names wait for, or waited for in vain."""
-        found: dict[int, tuple[Need, ...]] = {}
+        needs: dict[int, tuple[Need, ...]] = {}
         for row in self._database.rows(
             f"SELECT d.* FROM dependencies d JOIN jobs j ON j.id = d.job WHERE {where}", tuple(values)
         ):
             need = Need(row["needs"], bool(row["whole"]), row["kind"])
-            found[row["job"]] = (*found.get(row["job"], ()), need)
-        return found
+            needs[row["job"]] = (*needs.get(row["job"], ()), need)
+        return needs
 
     def throttles(self) -> dict[int, int]:
         """How many jobs run at once of the arrays that are limited."""
@@ -123,18 +123,18 @@ class JobHistory:
         rows = self._database.rows(
             f"SELECT * FROM attempts WHERE job IN {_LISTED} ORDER BY job, number", (_listed(jobs),)
         )
-        found: dict[int, list[AttemptRecord]] = {}
+        attempts: dict[int, list[AttemptRecord]] = {}
         for attempt in self._readable(rows, attempt_from_row):
-            found.setdefault(attempt.job, []).append(attempt)
-        return found
+            attempts.setdefault(attempt.job, []).append(attempt)
+        return attempts
 
     def curves(self, job: int) -> dict[int, tuple[float, list[int | None]]]:
         """The memory of a job's attempts over time, as far as it is kept: seconds between two figures, and bytes."""
-        found = {}
+        curves = {}
         for row in self._database.rows('SELECT number, step, "values" FROM curves WHERE job = ?', (job,)):
             with contextlib.suppress(ValueError):
-                found[row["number"]] = row["step"], list(json.loads(row["values"]))
-        return found
+                curves[row["number"]] = row["step"], list(json.loads(row["values"]))
+        return curves
 
     def live_attempts(self) -> list[AttemptRecord]:
         rows = self._database.rows("SELECT * FROM attempts WHERE state != 'over' ORDER BY job")
@@ -187,13 +187,13 @@ class JobHistory:
 
     def drains(self, now: float) -> list[Drain]:
         """Those that are not over, in the order of their beginning."""
-        found = []
+        drains = []
         for row in self._database.rows(
             'SELECT * FROM drains WHERE until IS NULL OR until > ? ORDER BY "begin"', (now,)
         ):
             lists = {name: tuple(json.loads(row[name])) for name in ("users", "groups")}
-            found.append(Drain(**{**dict(row), **lists}))
-        return found
+            drains.append(Drain(**{**dict(row), **lists}))
+        return drains
 
     def notifications(self) -> dict[tuple[int, str], list[Notification]]:
         """What is to be told, the oldest first, a few for each user and kind; the site's hook is one of them."""
@@ -202,12 +202,12 @@ class JobHistory:
             "AS place FROM notifications n JOIN jobs j ON j.id = n.job) WHERE place <= ? ORDER BY id",
             (_AT_ONCE,),
         )
-        found: dict[tuple[int, str], list[Notification]] = {}
+        notifications: dict[tuple[int, str], list[Notification]] = {}
         for row in rows:
             values = {name: row[name] for name in ("id", "job", "uid", "gid", "kind")}
             contents = {name: json.loads(row[name]) for name in ("target", "facts")}
-            found.setdefault((row["uid"], row["kind"]), []).append(Notification(**values, **contents))
-        return found
+            notifications.setdefault((row["uid"], row["kind"]), []).append(Notification(**values, **contents))
+        return notifications
 
     def counts(self) -> dict[str, int]:
         """How many jobs are in each state, those that are over too."""

@@ -203,8 +203,8 @@ class JobStore:
 
     def changed(self) -> set[int]:
         """The jobs that have changed since this was asked before; at first all that are not over."""
-        found, self._changed = self._changed, set()
-        return found
+        changed, self._changed = self._changed, set()
+        return changed
 
     def job(self, number: int) -> JobRecord:
         return self.several([number])[0]
@@ -220,15 +220,15 @@ class JobStore:
     def several(self, numbers: Sequence[int]) -> list[JobRecord]:
         """The jobs of those numbers, over or not, in that order."""
         changed = self._pending.jobs
-        found = [changed.get(number) or self.jobs.get(number) for number in numbers]
-        missing = [number for number, job in zip(numbers, found, strict=True) if job is None]
+        records = [changed.get(number) or self.jobs.get(number) for number in numbers]
+        missing = [number for number, job in zip(numbers, records, strict=True) if job is None]
         past = {job.id: job for job in self.history.numbered(missing)} if missing else {}
         for number in missing:
             if number in self.history.damaged:
                 raise DamagedRecord(number, self.history.damaged[number])
             if number not in past:
                 raise NoSuchJob(str(number))
-        return [job or past[number] for number, job in zip(numbers, found, strict=True)]
+        return [job or past[number] for number, job in zip(numbers, records, strict=True)]
 
     def attempts_of(self, number: int) -> list[AttemptRecord]:
         return self.history.attempts([number]).get(number, [])
@@ -265,11 +265,11 @@ class JobStore:
     def needs(self, numbers: Iterable[int]) -> dict[int, tuple[Need, ...]]:
         """What jobs wait for; those that are over, what they waited for in vain."""
         changed = self._pending.dependencies
-        found = {number: changed.get(number, self.dependencies.get(number, ())) for number in numbers}
-        over = [number for number in found if number not in self.jobs and number not in changed]
+        needs = {number: changed.get(number, self.dependencies.get(number, ())) for number in numbers}
+        over = [number for number in needs if number not in self.jobs and number not in changed]
         if over:
-            found |= self.history.needs("j.id IN (SELECT value FROM json_each(?))", (json.dumps(over),))
-        return found
+            needs |= self.history.needs("j.id IN (SELECT value FROM json_each(?))", (json.dumps(over),))
+        return needs
 
     def wait_for(self, number: int, needs: tuple[Need, ...]) -> None:
         """What a job waits for from now on."""
@@ -375,12 +375,12 @@ class JobStore:
 
     def keep_estimate(self, key: str, upper: int | None, seconds: float, answer: dict[str, Any]) -> None:
         """Keep an estimate with what it followed from. Of one key the newest few are kept, and none for ever."""
-        kept, now = packed(answer), self._clock()
+        answer_text, now = packed(answer), self._clock()
         with self.transaction():
-            if len(kept) <= _LARGEST_ANSWER:
+            if len(answer_text) <= _LARGEST_ANSWER:
                 self._now.add(
                     "INSERT INTO estimates (key, upper, seconds, made, answer) VALUES (?, ?, ?, ?, ?)",
-                    (key, upper, seconds, now, kept),
+                    (key, upper, seconds, now, answer_text),
                 )
             self._now.add(
                 "DELETE FROM estimates WHERE made < ? OR key = ? AND id NOT IN "
@@ -419,12 +419,12 @@ class JobStore:
 
     def work(self, id: str) -> WorkRecord | None:
         """What is known of a work. Any thread may ask."""
-        found = self._pending.works.get(id) or self._works.get(id)
-        if found is None:
+        record = self._pending.works.get(id) or self._works.get(id)
+        if record is None:
             for row in self._database.rows("SELECT * FROM works WHERE id = ?", (id,)):
-                found = work_from_row(row)
-                self._remember([found])
-        return found
+                record = work_from_row(row)
+                self._remember([record])
+        return record
 
     def keep_work(self, work: WorkRecord) -> None:
         """Keep what is known of a work now; what no job needs is not kept for ever."""

@@ -173,10 +173,10 @@ class JobRecord:
     @property
     def request(self) -> dict[str, Any]:
         """What was asked for, as `JobSpec` takes it; `{index}` in the command is the job's place in its array."""
-        asked: dict[str, Any] = self.spec["asked"]
+        values: dict[str, Any] = self.spec["asked"]
         if self.array_index is None:
-            return asked
-        return {**asked, "command": [word.replace("{index}", str(self.array_index)) for word in asked["command"]]}
+            return values
+        return {**values, "command": [word.replace("{index}", str(self.array_index)) for word in values["command"]]}
 
     def with_changes(self, changes: dict[str, Any]) -> JobRecord:
         """The same job with other values: what `dataclasses.replace` does, fast enough for ten thousand at a time."""
@@ -296,11 +296,11 @@ _KINDS = {"int": (int,), "float": (int, float), "str": (str,), "bool": (int,), "
 
 def _types(record: type) -> dict[str, tuple[type, ...]]:
     """By column, what SQLite may give for it; fields that are kept as text in another form are text."""
-    found = {}
+    types = {}
     for each in dataclasses.fields(record):
         kinds = [kind.strip() for kind in str(each.type).split("|")]
-        found[each.name] = tuple(one for kind in kinds for one in _KINDS.get(kind, (str,)))
-    return found
+        types[each.name] = tuple(one for kind in kinds for one in _KINDS.get(kind, (str,)))
+    return types
 
 
 _JOB_TYPES, _ATTEMPT_TYPES = _types(JobRecord), _types(AttemptRecord)
@@ -364,20 +364,20 @@ def _values(row: sqlite3.Row, types: dict[str, tuple[type, ...]]) -> dict[str, A
 def _promises(values: dict[str, Any], gpus: Any) -> tuple[int, ...]:
     if values["promises"] == "[]":
         return ()
-    found = _object(values["promises"], "promises", list)
-    if len(found) != gpus or not all(type(each) is int and each >= 0 for each in found):
+    promises = _object(values["promises"], "promises", list)
+    if len(promises) != gpus or not all(type(each) is int and each >= 0 for each in promises):
         raise ValueError(f"promises are no bytes on {gpus} GPUs")
-    return tuple(found)
+    return tuple(promises)
 
 
 def _object(text: str, name: str, kind: type) -> Any:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError(f"{name} is no JSON") from None
-    if not isinstance(found, kind):
+    if not isinstance(value, kind):
         raise ValueError(f"{name} is no {kind.__name__}")
-    return found
+    return value
 
 
 def stored(value: Any) -> Any:

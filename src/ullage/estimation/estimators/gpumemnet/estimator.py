@@ -54,30 +54,30 @@ def _estimate(name: str, kind: str, request: JobRequest, gpu: GPU) -> Estimate:
     begin = time.perf_counter()
     options = read_options("gpumemnet", request.options, {"bin": "", "weights": ""})
     assert request.model is not None
-    found, card = classify(summary_of(request.model), kind, options)
-    best = max(range(len(found)), key=found.__getitem__)
+    odds, card = classify(summary_of(request.model), kind, options)
+    best = max(range(len(odds)), key=odds.__getitem__)
     return answer(
         name,
         gpu,
         "process",
         {"activations": (best + 1) * card.bin},
         seconds=time.perf_counter() - begin,
-        notes=_notes(found, best, card, gpu),
+        notes=_notes(odds, best, card, gpu),
     )
 
 
-def _notes(found: list[float], best: int, card: ModelCard, gpu: GPU) -> list[str]:
+def _notes(odds: list[float], best: int, card: ModelCard, gpu: GPU) -> list[str]:
     test = card.figures.get("test", {})
-    told = ", ".join(
+    accuracy = ", ".join(
         f"{name} in {test[key]:.1%}"
         for name, key in (("the right class", "accuracy"), ("one too low", "under"))
         if key in test
     )
     notes = [
-        f"the figure is the upper edge of the most probable class ({found[best]:.0%}), {format_bytes(best * card.bin)} "
+        f"the figure is the upper edge of the most probable class ({odds[best]:.0%}), {format_bytes(best * card.bin)} "
         f"to {format_bytes((best + 1) * card.bin)}; it knows nothing of optimizer, precision, allocator or kernels",
         f"a network trained on {card.rows} generated jobs of the family {card.family}, measured on an {card.gpu}; on "
-        f"held-out ones it told {told or 'an unknown share right'}",
+        f"held-out ones it told {accuracy or 'an unknown share right'}",
     ]
     if best == card.bins - 1:
         notes.append("this is the highest class that it knows: the memory may be more")

@@ -101,9 +101,9 @@ class ModelSummary:
 def totals_of(summary: ModelSummary, family: str) -> list[float]:
     """Return the features of a run, in the order of `names_of`."""
     activations = summary.activations
-    found = [summary.batch_size, summary.parameters, activations, activations * summary.batch_size]
-    found += [summary.count(kind) for kind in COUNTED[family]]
-    return [*map(float, found), *_encoded(summary.activation_function, FUNCTIONS[family])]
+    totals = [summary.batch_size, summary.parameters, activations, activations * summary.batch_size]
+    totals += [summary.count(kind) for kind in COUNTED[family]]
+    return [*map(float, totals), *_encoded(summary.activation_function, FUNCTIONS[family])]
 
 
 def names_of(family: str) -> list[str]:
@@ -125,12 +125,12 @@ def _encoded(function: str | None, known: tuple[str, ...]) -> list[float]:
 def tuples_of(summary: ModelSummary, family: str) -> list[list[float]]:
     """Return the sequence of layers: the code of the type, activations, parameters."""
     codes = TYPES[family]
-    found = [
+    tuples = [
         [*codes.get(kind, codes.get("other", ())), outputs, own]
         for kind, outputs, own in summary.layers
         if kind in codes or "other" in codes
     ]
-    return found[: LONGEST[family]]
+    return tuples[: LONGEST[family]]
 
 
 def family_of(summary: ModelSummary) -> str:
@@ -173,10 +173,10 @@ def _summarized(configuration: Model, run: Model, device: str) -> ModelSummary:
     counted: set[int] = set()
 
     def note(part: nn.Module, inputs: Any, output: Any) -> None:
-        found = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)
+        output_tensor = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)
         own = 0 if id(part) in counted else sum(tensor.numel() for tensor in part.parameters())
         counted.add(id(part))
-        layers.append((kind_of(part), found.numel() // run.batch_size if found is not None else 0, own))
+        layers.append((kind_of(part), output_tensor.numel() // run.batch_size if output_tensor is not None else 0, own))
 
     with torch.device(device):
         model, task = prepare(run)

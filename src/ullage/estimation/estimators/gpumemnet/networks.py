@@ -189,7 +189,7 @@ class GPUMemNetTransformer(nn.Module):
         Jobs of about the same length are grouped: attention costs the square of the longest.
         """
         lengths = there.sum(1)
-        order, found = lengths.argsort(), []
+        order, sums = lengths.argsort(), []
         for group in order.chunk(max(1, x.shape[1] // UNSORTED_LENGTH)):
             longest = max(int(lengths[group].max()), 1)
             inside = there[group, :longest]
@@ -197,16 +197,16 @@ class GPUMemNetTransformer(nn.Module):
             padding = torch.zeros_like(inside, dtype=x.dtype).unsqueeze(1).masked_fill(~inside.unsqueeze(1), -math.inf)
             for block in self.blocks:
                 made = block(made, padding)
-            found.append((made * inside.unsqueeze(2)).sum(1))
-        return torch.cat(found)[order.argsort()]
+            sums.append((made * inside.unsqueeze(2)).sum(1))
+        return torch.cat(sums)[order.argsort()]
 
 
 def _places(longest: int, size: int) -> torch.Tensor:
     """Return sines and cosines of a layer's place, of several wavelengths."""
     angles = torch.arange(longest).unsqueeze(1) * torch.exp(torch.arange(0, size, 2) * (-math.log(10_000.0) / size))
-    found = torch.zeros(longest, size)
-    found[:, 0::2], found[:, 1::2] = angles.sin(), angles.cos()
-    return found
+    waves = torch.zeros(longest, size)
+    waves[:, 0::2], waves[:, 1::2] = angles.sin(), angles.cos()
+    return waves
 
 
 class Transformers(nn.Module):
