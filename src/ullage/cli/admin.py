@@ -1,7 +1,5 @@
 """`ullage admin`: what operators do to the GPUs, and tokens for the HTTP API."""
 
-from __future__ import annotations
-
 import datetime
 import sys
 import time

@@ -1,7 +1,5 @@
 """`ullage estimate`, `ullage check` and `ullage max-batch`: how much memory a job takes, and what fits."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Exit codes of all commands; docs/reference/commands.md has the table."""
 
-from __future__ import annotations
-
 from ullage.errors import InvalidValue, NoSuchJob, UllageError, UnknownName
 
 DONE = 0  # it is done; `check`: the job fits

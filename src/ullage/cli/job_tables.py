@@ -1,7 +1,5 @@
 """Tables of jobs: columns by name, wrapped for people and in a pager, with plain values and tabs for programs."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import shlex

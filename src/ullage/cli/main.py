@@ -1,7 +1,5 @@
 """`ullage`: the list of commands, their help, and how errors are printed."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

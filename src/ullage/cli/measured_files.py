@@ -1,7 +1,5 @@
 """Files of measured rows on the command line: what is in them already, and rows written as they come."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ullage plan`: on how many GPUs, and spread how, a job fits, and what is fastest."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any
 

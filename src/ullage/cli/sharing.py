@@ -1,7 +1,5 @@
 """`ullage share`: how jobs do together on one GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Plain tables that fit the terminal: where it is narrow, columns that matter less give way, and that is said."""
 
-from __future__ import annotations
-
 import shutil
 import textwrap
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Suggestions: changes that would make a job fit, each with an estimate."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

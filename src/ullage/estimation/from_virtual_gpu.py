@@ -1,7 +1,5 @@
 """Make an estimate from the state of a virtual GPU after a run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ullage.estimation.result import Estimate

@@ -1,7 +1,5 @@
 """Run a model's training loop or a function on a virtual GPU, in this process."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

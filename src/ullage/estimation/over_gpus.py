@@ -6,8 +6,6 @@ both runs ask for the same memory, the GPUs in between share that run and differ
 GPU on which the allocator would have to free cached memory always gets a run of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 

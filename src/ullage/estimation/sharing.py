@@ -1,7 +1,5 @@
 """`ullage.share`: the speed of jobs that share a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Descriptions of models, requests and parts of the memory."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 This imports nothing else, so that a name that is misspelt is told at once.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

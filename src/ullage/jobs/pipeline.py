@@ -5,8 +5,6 @@ with its blocks; what it does not have hands on what it is given. So only models
 stage before in the place of embeddings (`inputs_embeds` of transformers) are cut.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from typing import Any

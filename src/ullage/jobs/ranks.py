@@ -1,7 +1,5 @@
 """Which rank of how many a job runs as: the variables that its launcher would give to it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """When jobs may run, as people write it: indices of an array, jobs to wait for, and times to start at."""
 
-from __future__ import annotations
-
 import datetime
 import re
 import time

@@ -4,8 +4,6 @@ A task creates its batch on the CPU as a pair (inputs, targets). The training lo
 other, as most loops do. `forward` and `loss` are separate because the memory that a loop holds between them counts.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The standard training loop for a configuration, the same on a real GPU and on a virtual one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

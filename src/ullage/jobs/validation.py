@@ -1,7 +1,5 @@
 """Values that come from files and requests, checked by pydantic models; what is wrong is one message for a person."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 

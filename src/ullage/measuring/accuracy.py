@@ -1,7 +1,5 @@
 """Errors of estimates of measured runs, by figure and group."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass

@@ -5,8 +5,6 @@ no text of the machine: of the card its name, of everything else numbers and ver
 when it is written and when it is read. A file comes from strangers: whatever is not allowed is refused by its line.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

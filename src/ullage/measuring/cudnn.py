@@ -6,8 +6,6 @@ which PyTorch tries them, each with `engine`, `notes` and `workspace`. Where cuD
 Lines that are there already are not asked again.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A machine with a GPU for `ullage contribute` and `ullage measure context`: its description, and runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

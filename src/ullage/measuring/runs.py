@@ -5,8 +5,6 @@ a run starts when the sum of the bounds of those that run leaves room for its ow
 measurement, so that a file of measured runs is also a comparison.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -5,8 +5,6 @@ of memory is an answer too (`"oom"`: PyTorch's message), and so is a script that
 (`"broke_off"`): what it took until then. Only what could not be tried at all is an error.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import signal

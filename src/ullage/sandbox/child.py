@@ -1,7 +1,5 @@
 """The inside of a child process: it ends with who asked for it, calls one function, and answers on its channel."""
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import json

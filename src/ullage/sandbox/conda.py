@@ -1,7 +1,5 @@
 """Find a conda environment as conda would. Only the standard library is used."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Mapping

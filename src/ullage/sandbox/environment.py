@@ -1,7 +1,5 @@
 """The environment of a child: it imports this very Ullage, and otherwise what its user would import."""
 
-from __future__ import annotations
-
 import os
 import site
 from collections.abc import Iterable, Mapping

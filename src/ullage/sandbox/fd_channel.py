@@ -1,7 +1,5 @@
 """Messages between two processes, each a line of JSON that may carry open files. It imports little for the guard."""
 
-from __future__ import annotations
-
 import _socket  # the module around it takes long to import
 import json
 import os

@@ -3,8 +3,6 @@
 It would scan all of them again and again: a tenth of a second for every second of importing PyTorch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Iterator

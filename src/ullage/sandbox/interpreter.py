@@ -3,8 +3,6 @@
 Nothing is started here. Whether a file is a Python, and one that will do, is told by itself (`boot`).
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import re

@@ -1,7 +1,5 @@
 """System calls of Linux that Python does not have (yet), for sandboxes."""
 
-from __future__ import annotations
-
 import _socket  # the module around it takes long to import
 import ctypes
 import fcntl

@@ -1,7 +1,5 @@
 """Limits of a child: time, memory, processes, written bytes, and the length of its answer."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

@@ -5,8 +5,6 @@ mount namespace and vanish with its last process: there is nothing to clean up. 
 of a new pid namespace. It imports little, because every child imports it.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Identity of processes: a pid with a start time, whether it lives, and its descendants."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ ends with `{"answer": {...}}` or `{"error": TEXT}`. Its guard says `{"private": 
 A line counts when its newline is there, so an answer that was cut off by a kill is no answer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading

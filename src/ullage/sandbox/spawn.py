@@ -1,7 +1,5 @@
 """Start processes with a request, with a user's rights or by a fork, and end them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -12,8 +12,6 @@ that it imported has changed. If anything fails (the system refuses namespaces, 
 guard starts the child.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Shared by estimators with a single figure: their answer, their options, and the jobs that learned ones support."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ are, up to the end of `output.sum().backward()`.
 No optimizer, no allocator, no kernels' temporaries, no context.
 """
 
-from __future__ import annotations
-
 import time
 import weakref
 from contextlib import ExitStack

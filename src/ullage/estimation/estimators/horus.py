@@ -5,8 +5,6 @@ arXiv 2602.17817 evaluates it, G is the number of parameters (so gradients count
 on wide layers), a number takes 4 bytes, and d is 800 MiB for their real models and 0 for their fully connected ones.
 """
 
-from __future__ import annotations
-
 import re
 import time
 

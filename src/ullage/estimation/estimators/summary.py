@@ -3,8 +3,6 @@
 It comes from a forward pass on a virtual GPU, or from the text that torchsummary or torchinfo printed.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

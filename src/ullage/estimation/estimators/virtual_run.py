@@ -1,7 +1,5 @@
 """`ullage`: the job's own code on a virtual GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Mapping

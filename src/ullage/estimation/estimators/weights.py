@@ -1,7 +1,5 @@
 """Files of weights, each with a card that describes its training."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

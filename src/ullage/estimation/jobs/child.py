@@ -1,7 +1,5 @@
 """One estimate for the daemon, inside the child process that `estimates` starts, with the rights of the job's user."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

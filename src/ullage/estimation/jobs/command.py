@@ -1,7 +1,5 @@
 """The Python script or module that a job's command runs, and the Python that runs it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What a launcher launches: `srun -n 4 python train.py` runs `python train.py`, four times."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The command lines of sbatch and srun: which words are options, and which are values."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The rows of a plan, and their table."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ memory. Other figures are plausible: the GPU is idle until the script first uses
 is another process and always describes an idle GPU.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Messages for scripts that could not be estimated, with advice."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import shlex

@@ -1,7 +1,5 @@
 """Detection of scripts that train with another framework than PyTorch, which a virtual GPU cannot follow."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

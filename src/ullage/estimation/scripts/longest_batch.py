@@ -9,8 +9,6 @@ A forked process looks at the items for a few seconds, so that the script's rand
 stay as they are. The answer is a list of indices, which the loader then reads as if its sampler had drawn them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

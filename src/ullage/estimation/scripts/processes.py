@@ -7,8 +7,6 @@ by a call of its function. Other programs are recorded, because a script that on
 GPU itself.
 """
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing.context
 import multiprocessing.process

@@ -6,8 +6,6 @@ becomes images of noise. The three graphs of `Planetoid` have the right numbers 
 random.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os

@@ -9,8 +9,6 @@ Weights that PyTorch downloads from an address (`torch.hub`, torchvision) have n
 that loads them.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

@@ -3,8 +3,6 @@
 timeline.html has the page's text and drawing; this file packs a trace into it.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from bisect import bisect_left

@@ -6,8 +6,6 @@ and https://pytorch.org/memory_viz read it. The frames of an event name the oper
 lines of Python.
 """
 
-from __future__ import annotations
-
 import pickle
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator

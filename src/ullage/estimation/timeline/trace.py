@@ -4,8 +4,6 @@ A trace consists of arrays, so that a run of a million requests stays small and 
 timeline page and the memory snapshot are drawn from it.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from array import array

@@ -1,7 +1,5 @@
 """Build the model of a configuration, prepare it for training, and say what it is trained on."""
 
-from __future__ import annotations
-
 import functools
 from fnmatch import fnmatchcase
 from typing import Any, cast

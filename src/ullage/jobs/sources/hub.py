@@ -4,8 +4,6 @@ It comes from the local cache, where `from_pretrained` and `hf download` put it,
 imports PyTorch.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Shell completion and the suggestions for a misspelled name need the names at once.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """Models of your own: `package.module:factory`, `path/to/file.py:factory`, and `mlp:NAME` from a list of widths."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

@@ -4,8 +4,6 @@ What it is trained on comes from its config: text, images or speech, and the lab
 model takes, and its class name what it is for.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Models of torchvision and timm, with the input size and the task that each was made for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

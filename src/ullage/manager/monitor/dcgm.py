@@ -4,8 +4,6 @@ Columns come in the order of the requested fields, a row begins with the entity 
 headers repeat, and values too wide for their column end in "...".
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

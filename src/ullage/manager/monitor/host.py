@@ -1,7 +1,5 @@
 """CPU and RAM: what this process may use of the machine, and what processes and all that they started do use."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,8 +1,6 @@
 """Readings from NVML, through the optional package nvidia-ml-py. Activity comes from GPM, on Hopper and later:
 hardware counters between two readings. Each value is read at its own rate (`readings.RATES`)."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading

@@ -1,7 +1,5 @@
 """What is read and how often: a GPU's reading at one moment, and what every source of readings offers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Protocol

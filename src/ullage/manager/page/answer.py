@@ -1,7 +1,5 @@
 """An estimate as cards: what the memory is for, how it goes over the run, how fast a step is, and what would help."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

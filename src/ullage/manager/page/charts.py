@@ -1,8 +1,6 @@
 """The common parts of charts. Options with names that begin with a colon are our own JavaScript (static/charts.js);
 users' words are only ever values of other options."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small parts of pages. Whatever users wrote is only ever given to `words`, which makes text of it and never HTML."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The page of estimates: a form for a model or a script, and the answer below it, which has a link of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """What is around every page: navigation, who has signed in, and whether the daemon answers."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -1,8 +1,6 @@
 """The checks before each request to the page: session, origin, and what a browser may load. Without a session there
 are only the form to sign in and `/health`."""
 
-from __future__ import annotations
-
 import html
 import secrets
 from collections.abc import Callable, Mapping

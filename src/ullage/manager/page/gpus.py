@@ -1,7 +1,5 @@
 """The page of the GPUs: a card each, with what is promised, what is used, and how busy it was in the last minutes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nicegui import ui

@@ -1,7 +1,5 @@
 """The page of one job: what it runs, what it was promised and takes, its attempts, its output, and what can be done."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any

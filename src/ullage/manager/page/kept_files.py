@@ -1,7 +1,5 @@
 """NiceGUI's files, packed once. A browser asks for two dozen of them, and packing the largest takes 0.1 s each time."""
 
-from __future__ import annotations
-
 import nicegui
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 

@@ -1,7 +1,5 @@
 """The page of the queue: jobs that wait, run, are tried again or are over, in a grid to sort and to filter."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

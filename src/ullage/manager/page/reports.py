@@ -1,7 +1,5 @@
 """The page of the reports: what jobs took, by user, day, name and GPU, as a table, a chart and files."""
 
-from __future__ import annotations
-
 import json
 import time
 from functools import partial

@@ -1,7 +1,5 @@
 """The page's server: NiceGUI behind the gate, in a process of its own, and which page is where."""
 
-from __future__ import annotations
-
 import logging
 import socket
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """The page to submit a job, and to see before it what would become of it and of the jobs of others."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import shlex

@@ -1,7 +1,5 @@
 """The page of the timeline: jobs on GPUs over time, and figures of a span as a simulation computes them."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import time

@@ -1,8 +1,6 @@
 """A cgroup v2 for each attempt, if this process may make groups. The kernel kills a group as a whole, and limits its
 host memory and cores if it has these controllers."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The environment that a job finds: the submitter's, its venv or conda environment, its GPUs, and what it may ask."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import re

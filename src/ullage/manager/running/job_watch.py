@@ -1,7 +1,5 @@
 """Waits for a job, and tells it in good time to save itself and to end. Only the standard library."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -11,8 +11,6 @@ A folder is used once. What it holds tells its story to whoever comes later:
     stdout, stderr        what it printed
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """How jobs share a GPU: by time slicing, or through NVIDIA's Multi-Process Service, which the daemon looks after."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A stream `stdout` is in `stdout`, `stdout.67108864` and so on, named by the offs
 and the newest ones are kept.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

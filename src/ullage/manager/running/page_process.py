@@ -4,8 +4,6 @@ The daemon keeps the socket and sends the API's address and a token by standard 
 rights of an unprivileged user, if Python runs with them; its folder of sessions is passed as a descriptor.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib.util

@@ -1,8 +1,6 @@
 """Process trees and cgroups: signals, written bytes, and ends. Only the standard library and /proc: the supervisor
 uses it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

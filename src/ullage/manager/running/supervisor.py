@@ -10,8 +10,6 @@ the job started becomes the guardian's, which kills it before it releases the lo
 group, which the kernel kills as a whole.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -4,8 +4,6 @@ A frame is a letter, the length as four bytes, then the bytes. To the job: `d` i
 job: `d` output, `e` its end as JSON. A new client first gets the last output.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Reads a batch script: what it asks of Slurm, what it tells Ullage, and which training it runs."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Slurm's commands, run as this user, with plain answers. Each has a time limit, since a controller may be down."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a site adds to its Slurm so that jobs share GPUs by memory: lines of slurm.conf and gres.conf, and files."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

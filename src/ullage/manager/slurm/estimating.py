@@ -1,8 +1,6 @@
 """Estimates of batch scripts where they are submitted, without a GPU and with the user's rights. An answer is cached
 in the user's folder until one of its inputs changes."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

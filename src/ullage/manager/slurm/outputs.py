@@ -1,8 +1,6 @@
 """The ends of a job's outputs, from its files or as the epilog kept them on the node. A restarted job may append to
 its files, so the last run's end is recognised by its last bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

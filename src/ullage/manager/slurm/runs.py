@@ -1,7 +1,5 @@
 """The watcher's memory of runs and decisions: an SQLite file, written before each action by one process."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl

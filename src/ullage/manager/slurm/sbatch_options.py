@@ -1,7 +1,5 @@
 """The options of a job in its batch script and on the command line of sbatch, and what it asks for with them."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

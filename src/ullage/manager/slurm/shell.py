@@ -1,8 +1,6 @@
 """Follows a shell script without running it: each program with its words, variables and folder. What only the running
 script knows, such as `$(curl ...)`, is `Unknown`."""
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import os

@@ -1,7 +1,5 @@
 """The GPUs of a cluster: what Slurm calls them, which ones they are, and how large a shard of each is."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Sequence

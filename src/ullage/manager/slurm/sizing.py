@@ -1,7 +1,5 @@
 """How many shards of a GPU a job asks for, from what it takes at most; a whole GPU; or that it can never run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A job on its way to Slurm: what is read from its script, what it will ask for, and the words for sbatch."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

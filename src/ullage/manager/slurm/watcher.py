@@ -4,8 +4,6 @@ Each decision is on disk before it is carried out. After a crash of the watcher 
 state tells which step is next.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import time

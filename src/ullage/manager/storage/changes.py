@@ -1,8 +1,6 @@
 """The changes of one transaction: collected, written in a few statements, and applied in memory once on disk. Another
 thread may write them while the loop goes on."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

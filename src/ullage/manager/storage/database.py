@@ -3,8 +3,6 @@
 Any thread may read: each has a connection of its own for that, which sees what is on disk and nothing half done.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import errno

@@ -1,7 +1,5 @@
 """One transaction for orders that come at the same time, written by another thread while the loop answers others."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Generator

@@ -1,7 +1,5 @@
 """Questions to the database about jobs, attempts and events. They change nothing, and any thread may ask them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sqlite3

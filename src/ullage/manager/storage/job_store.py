@@ -1,7 +1,5 @@
 """All jobs: every change goes through the job store, into the database first and into memory once it is on disk."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

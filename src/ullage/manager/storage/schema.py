@@ -1,7 +1,5 @@
 """The tables of the manager's database."""
 
-from __future__ import annotations
-
 VERSION = 24  # one more when a table changes; a database of a version that cannot be migrated is refused
 
 _RUNS = """

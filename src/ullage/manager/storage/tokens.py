@@ -1,7 +1,5 @@
 """The tokens of the API that users made: of each only a hash is kept, whose it is, and what it allows."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections.abc import Callable

@@ -5,8 +5,6 @@ author's dissertation. Features, networks and classes of memory are theirs; the 
 generated and measured by this project.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

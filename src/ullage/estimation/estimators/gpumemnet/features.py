@@ -8,8 +8,6 @@ Transformer reads a tuple for every layer beside them: its type, activations and
 Neither the optimizer nor the precision is among them, and nothing is known of allocators or kernels.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
