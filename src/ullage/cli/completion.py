@@ -92,7 +92,7 @@ def targets(incomplete: str) -> list[str]:
 
 
 def sources(incomplete: str) -> list[str]:
-    """Models of the source that was typed, the sources themselves, and scripts in this folder."""
+    """Return the models of the typed source, the names of all sources, and the scripts in this folder."""
     from ullage.jobs.sources.names import model_names
 
     source, colon, name = incomplete.partition(":")

@@ -314,9 +314,9 @@ def request_from(
 
 
 def _launched(source: str, args: list[str] | None) -> ScriptCommand | None:
-    """The script that a launcher starts, where SOURCE is one."""
+    """Return the script that SOURCE starts if SOURCE is a launcher."""
     if Path(source).name in NOT_FOLLOWED:
-        raise InvalidValue(f"{source} is not followed; type the script alone, with --world-size")
+        raise InvalidValue(f"Ullage does not follow {source}; type the script alone, with --world-size")
     if Path(source).name.removesuffix("3") not in (*LAUNCHERS, "python"):
         return None
     from ullage.estimation.jobs.launchers import launched

@@ -64,13 +64,13 @@ class Following:
             self._say(f"{self._what}: {self._done}{of_all} done after {after}{about}")
 
     def stop(self) -> None:
-        """Note that Ctrl-C was typed, and say how far it is."""
+        """Record that the user typed Ctrl-C, and print how much is done."""
         self.stopped = True
         of_all = "" if self._total is None else f" of {self._total}"
         self._say(f"ullage: stopped; {self._what}: {self._done}{of_all} done")
 
     def end(self) -> None:
-        """End the command after Ctrl-C with the exit code that says so, whatever was printed."""
+        """Exit with the code for an interrupted command if the user typed Ctrl-C."""
         if self.stopped:
             raise SystemExit(INTERRUPTED)
 

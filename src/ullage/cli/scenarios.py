@@ -168,7 +168,7 @@ def gpu_choices(text: str) -> list[str]:
 
 
 def settings_of(options: dict[str, Any]) -> dict[str, Any]:
-    """The settings that have one value each, as far as they were given."""
+    """Return the settings that the user typed and that have one value each."""
     given = {spec: options[name] for name, spec in _FIELDS.items() if not spec.metadata.get("several")}
     values = {spec.name: _value(spec, typed) for spec, typed in given.items() if typed is not None}
     for part in (options["disable"] or "").split(",") if options["disable"] else []:

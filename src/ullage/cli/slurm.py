@@ -232,7 +232,9 @@ def history(
     with contextlib.closing(RunStore(home() / STATE)) as store:
         runs = store.newest(limit) if job is None else store.of(job)
     if job is not None and not runs:
-        raise InvalidValue(f"no run of job {job} was seen to end; 'squeue --jobs={job}' says what Slurm knows of it")
+        raise InvalidValue(
+            f"no finished run of job {job} is recorded; to see its state in Slurm, type: squeue --jobs={job}"
+        )
     if as_json:
         print(json.dumps([{name: value for name, value in asdict(run).items() if name != "streams"} for run in runs]))
         return

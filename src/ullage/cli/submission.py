@@ -71,7 +71,10 @@ _OPTIONS: dict[str | None, dict[str, tuple[str, ...]]] = {
         "resumable": ("The job saves a checkpoint on SIGUSR1 and can resume.", "--resumable"),
         "mps_threads": ("With MPS: percentage of the GPU's threads.", "--mps-threads PERCENT"),
         "mps_memory": ("With MPS: limit of the job's GPU memory.", "--mps-memory SIZE"),
-        "on_end": ("Command to run when the job ends, with the result as JSON on its input.", "--on-end COMMAND"),
+        "on_end": (
+            "Run this command when the job ends; it reads the result as JSON from standard input.",
+            "--on-end COMMAND",
+        ),
     },
 }
 _COMPLETERS = {"model": completion.sources, "estimator": completion.estimators, "after": completion.jobs}

@@ -293,7 +293,7 @@ def _is_exclusive(policy: Any, where: str) -> bool:
         return words == ["exclusive"]
     raise InvalidValue(
         f"{where}: policy must be exclusive or collocation, got {str(policy)[:80]!r} "
-        "(how shared GPUs are chosen is the site's choice: ullage serve --policy)"
+        "(ullage serve --policy decides how shared GPUs are chosen)"
     )
 
 

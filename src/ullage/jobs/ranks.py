@@ -1,4 +1,4 @@
-"""Which rank of how many a job runs as: the variables that its launcher would give to it."""
+"""The ranks of a job: the environment variables that a launcher sets for each."""
 
 import contextlib
 import os

@@ -149,7 +149,7 @@ class _Loop:
         """The loop of one stage of a pipeline; the loss is computed inside of the last one."""
         configuration, device = self.configuration, self.device
         if configuration.inference or configuration.types.grad_scaler:
-            raise InvalidValue("stages of a pipeline by name are trained, and not with precision amp_fp16")
+            raise InvalidValue("a pipeline of a named model must train, with a precision other than amp_fp16")
         own = torch.device(device, join_ranks(PP, configuration))
         number, stages = torch.distributed.get_rank(), torch.distributed.get_world_size()
         samples = configuration.batch_size * configuration.gradient_accumulation

@@ -98,7 +98,7 @@ FAILURES = {
     "raise OSError('Error no file named model.safetensors found in directory bert')": "needs data that is not there",
     "import urllib.error; raise urllib.error.URLError('no name')": "asked the network for something",
     "import not_a_package": " -m pip install not_a_package, or name a Python that has it",
-    "from torch.optim import NotThere": "). It was written for another release than torch ",
+    "from torch.optim import NotThere": "). The script needs another release than torch ",
     "import torch.not_a_part": "does not have: it was written for another release",
     "sys.path.insert(0, '.'); import pathlib; pathlib.Path('nets').mkdir(); import nets.wide": ", which is not in ",
     "raise ModuleNotFoundError('install x[all]>=4')": "fails: ModuleNotFoundError: install x[all]>=4",

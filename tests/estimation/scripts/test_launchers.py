@@ -61,7 +61,7 @@ def test_variables_that_a_launcher_is_told_are_set():
         ("mpirun python a.py", "does not say how many ranks"),
         ("torchrun --nproc-per-node gpu a.py", "does not say how many ranks"),
         ("srun -n 2 hostname", "must start a script"),
-        ("horovodrun -np 4 python a.py", "horovodrun is not followed; type the script alone, with --world-size"),
+        ("horovodrun -np 4 python a.py", "Ullage does not follow horovodrun; type the script alone, with --world-size"),
     ],
 )
 def test_what_cannot_be_followed_is_said(words, message, tmp_path, monkeypatch):

@@ -248,7 +248,9 @@ def dataset(
             min=1,
         ),
     ] = 1,
-    raw: Annotated[Path | None, option("Keep logs in this folder, in one folder per configuration.", "FOLDER")] = None,
+    raw: Annotated[
+        Path | None, option("Write the logs of each configuration to its own folder below this one.", "FOLDER")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure configurations on this machine's GPU, each in a fresh process.

@@ -28,7 +28,9 @@ train = typer.Typer(
 Data = Annotated[
     Path, option("Rows written by 'ullage lab data clean' (Parquet), or the authors' table (.csv).", "FILE")
 ]
-Family = Annotated[str, option("The family of models: mlp, cnn or transformer.", "NAME", complete=completion.families)]
+Family = Annotated[
+    str, option("Train the model for this family: mlp, cnn or transformer.", "NAME", complete=completion.families)
+]
 
 
 Out = Annotated[Path, option("Write the weights here.", "FILE.safetensors")]

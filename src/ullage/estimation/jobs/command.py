@@ -103,7 +103,7 @@ def _by_python(program: str, words: list[str]) -> ScriptCommand | None:
 
 
 def _by_launcher(program: str, words: list[str], name: str) -> ScriptCommand | None:
-    """Read a launcher's options, of which each may have the next word as its value, then the script."""
+    """Read the launcher's options, each with or without a value, then the script."""
     options: dict[str, str] = {}
     usual = "gpu" if name in _A_RANK_FOR_EACH_GPU else "1"
     given = list(words)

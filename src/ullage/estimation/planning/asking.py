@@ -227,8 +227,8 @@ class Filling:
             whatever_the_number = filled.why_not == _ALONE
         except BrokenProcessPool:
             raise InvalidValue(
-                f"a process that estimated a row was killed; this machine may lack memory for {self._workers} at once: "
-                "try --workers 1"
+                f"a process that estimated a row was killed; {self._workers} at once may need more memory than this "
+                "machine has: try --workers 1"
             ) from None
         except UllageError as error:
             self._errors.append(error)
@@ -336,7 +336,7 @@ def _same_run(row: PlanRow, filled: Iterable[PlanRow], card: GPU) -> PlanRow | N
 
 
 def _moved(row: PlanRow, known: PlanRow, card: GPU) -> PlanRow:
-    """Return the row with another row's run, and the network's part for its own ranks."""
+    """Return the row with the estimate of another row, whose network time is computed again for its ranks."""
     answer = known.estimate
     assert answer is not None
     if answer.step_calls is not None:

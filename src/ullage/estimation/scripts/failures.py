@@ -326,12 +326,12 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
 
 
 def _another_release(failure: dict[str, Any], shown: str) -> str:
-    """Return advice for a package that lacks the name that a script imports from it."""
+    """Return advice for a script that imports a name that this release of a package lacks."""
     release = (failure.get("without") or {}).get("release")
     if release is None:
         return ""
     python = _typed(failure, shown, "--python PATH")
-    return f". It was written for another release than {release}: name a Python that has it: {python}"
+    return f". The script needs another release than {release}; name a Python that has one: {python}"
 
 
 def _exit(failure: dict[str, Any], shown: str, seconds: float) -> str:

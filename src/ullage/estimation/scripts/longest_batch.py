@@ -136,7 +136,7 @@ def _survey(iterator: Any, seconds: float) -> LongestBatch | None:
 
 
 def _records(batches: list[Any], sizes: dict[Any, int]) -> list[Any]:
-    """Those batches of a random order that are larger than all before them, as far as can be expected.
+    """Return the batches that in a random order are expected to be larger than all batches before them.
 
     >>> _records([[n] for n in range(100)], {n: n for n in range(100)})
     [[63], [86], [95], [98]]

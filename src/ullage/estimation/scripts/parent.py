@@ -128,7 +128,7 @@ def _started_as(rank: Rank | None, python: Interpreter) -> Interpreter:
 
 
 def _asked(launcher: str) -> list[str]:
-    """Return the words of a launcher that says itself what it sets; for the others that is known."""
+    """Return the words of `accelerate launch`; for other launchers, whose variables Ullage knows, no words."""
     words = shlex.split(launcher)
     if words[:2] == ["accelerate", "launch"]:
         return words
@@ -343,7 +343,7 @@ def _seen_before(outcome: Outcome) -> dict[str, Any] | None:
 
 
 def _environment(python: Interpreter, network: bool) -> dict[str, str]:
-    """Return the variables of a script: trackers and the hub stay off the network, unless the user allows it."""
+    """Return the variables of a script. Trackers are off; without the network, so is the Hugging Face Hub."""
     alone = {} if network else {"HF_HUB_OFFLINE": "1"}
     own = environment(python.env, ours=python.is_ours)
     return {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", **own, **alone}

@@ -134,8 +134,8 @@ def _config_of(name: str) -> Path:
     except Exception as error:  # of the hub's library, of the one below it, or of the system
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise InvalidValue(
-            f"the config of {model} is not in the local cache ({cache_folder()}), and the hub cannot be asked for it "
-            f"({reason.strip()}). Where there is a network, type: {download_command(model, revision)}"
+            f"the config of {model} is not in the local cache ({cache_folder()}), and reading it from the hub failed "
+            f"({reason.strip()}). With a network, type: {download_command(model, revision)}"
         ) from None
 
 

@@ -74,11 +74,11 @@ def best_source(
         source = NvmlSource(nvml, rates)
     except NoGPUSource as error:
         raise NoGPUSource(
-            f"no GPU can be watched here: {error}. Virtual cards can be, without a GPU: add --cards FOLDER"
+            f"no GPU can be watched here: {error}. To watch virtual cards instead, add --cards FOLDER"
         ) from None
     if not source.devices():
         source.close()
-        raise NoGPUSource("NVML answers but lists no GPU; 'nvidia-smi -L' shows what the driver sees")
+        raise NoGPUSource("NVML answers but lists no GPU; to see the driver's GPUs, type: nvidia-smi -L")
     try:
         if source.all_active or not dcgm_installed(dcgmi):
             return source

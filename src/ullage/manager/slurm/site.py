@@ -1,4 +1,4 @@
-"""The GPUs of a cluster: what Slurm calls them, which ones they are, and how large a shard of each is."""
+"""The GPUs of a cluster: their names in Slurm, their models, and the size of a shard of each."""
 
 import os
 import tomllib

@@ -52,13 +52,13 @@ class WatchTerms:
 
 
 class Watcher:
-    """Looks at Slurm's jobs, as often as it is told to."""
+    """Looks at Slurm's jobs, once or at an interval."""
 
     def __init__(self, store: RunStore, terms: WatchTerms, say: Callable[[str], None] = print) -> None:
         self._store, self._terms, self._say = store, terms, say
 
     def run(self, interval: float, ending: threading.Event) -> None:
-        """Look again and again until it is to end; a controller that does not answer is asked again."""
+        """Look every `interval` seconds until `ending` is set, even if the controller does not answer."""
         trouble = None
         while not ending.is_set():
             try:

@@ -47,7 +47,7 @@ class Database:
             self._identity = self._on_disk()
 
     def _check_nothing_was_lost(self, new: bool) -> None:
-        """Where the file is missing or empty: whether there was one, by what it has left behind."""
+        """Raise `StoreDamaged` if the database is missing or empty, but copies, logs or jobs of it are there."""
         copies = self._copies()
         jobs = len([place for place in (self.file.parent / JOBS).glob("*") if place.name.isdigit()])
         logs = [log for log in self._logs() if log.exists() and log.stat().st_size]
