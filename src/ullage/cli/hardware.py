@@ -13,6 +13,8 @@ from ullage.cli import completion
 from ullage.cli.options import Json, argument
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UnknownName
+from ullage.hardware import gpu, own_gpus
+from ullage.hardware import gpus as all_gpus
 from ullage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -62,9 +64,6 @@ def gpus(
       ullage gpus A100
       ullage gpus local
     """
-    from ullage.hardware import gpus as all_gpus
-    from ullage.hardware import own_gpus
-
     one = _one(word)
     cards = [*all_gpus(), *own_gpus()]
     part = word.strip().casefold()
@@ -82,8 +81,6 @@ def gpus(
 
 def _one(word: str) -> GPU | None:
     """The GPU that is named in full; `None` for a part of a name."""
-    from ullage.hardware import gpu
-
     if not word:
         return None
     exact = word.strip().endswith(".toml") or word.strip().casefold().startswith("local")

@@ -5,7 +5,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -123,6 +122,8 @@ _missing_lab.context_settings = {"ignore_unknown_options": True, "allow_extra_ar
 def _load(name: str) -> Any:
     panel, module = next((panel, names[name]) for panel, names in _COMMANDS.items() if name in names)
     if name == "lab":
+        from importlib.metadata import entry_points  # other commands start faster without it
+
         loaded = next((point.load() for point in entry_points(group="ullage.commands", name=name)), _missing_lab)
     else:
         loaded = getattr(importlib.import_module(f"ullage.cli.{module}"), name.replace("-", "_"))

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from ullage.cli.progress import each
 from ullage.errors import InvalidValue
+from ullage.jobs.model import rows_so_far
 
 
 def existing(path: str | Path | None) -> Path | None:
@@ -25,8 +26,6 @@ def say_left(done: int, left: int, what: str, out: Path) -> None:
 
 
 def measured_before(out: Path) -> set[str]:
-    from ullage.jobs.model import rows_so_far
-
     return {str(row.get("id")) for row in rows_so_far(out)}
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ullage.cli.options import Json, option, parse_interval
-from ullage.errors import InvalidValue
+from ullage.errors import InvalidValue, NoGPUSource
 from ullage.text import plain
 from ullage.units import GIB
 
@@ -92,7 +92,6 @@ def _go_on(
 
 def _source(cards: Path | None, interval: float) -> Source:
     """As named; without a GPU the virtual cards of this home, if it has some: a daemon serves them."""
-    from ullage.errors import NoGPUSource
     from ullage.home import home
     from ullage.manager.monitor.readings import AT_EVERY_LOOK
     from ullage.manager.monitor.sources import best_source

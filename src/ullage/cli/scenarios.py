@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from ullage.cli import completion
 from ullage.cli.options import option, options_of, with_options
 from ullage.errors import InvalidValue, UnknownName
+from ullage.hardware import gpu_list
 from ullage.manager.placement import RecoveryRules, Rules
 from ullage.manager.simulation.scenario import PARTS_OF_WORLD, Scenario, World
 from ullage.units import parse_bytes, parse_duration
@@ -106,7 +107,6 @@ def _value(spec: Field[Any], typed: Any) -> Any:
 
 def sources_of(traces: Sequence[Path], options: dict[str, Any]) -> list[TraceSource]:
     """The traces that were named, and the one that is to be drawn."""
-    from ullage.hardware import gpu_list
     from ullage.manager.simulation.sweeps import TraceSource
 
     sources = [TraceSource(str(file), options["trace_format"], options["limit"], options["mix"]) for file in traces]
@@ -154,8 +154,6 @@ def gpu_choices(text: str) -> list[str]:
     >>> gpu_choices("2..4xT4"), gpu_choices("8..24:8xH200"), gpu_choices("2xH200,T4")
     (['2xT4', '3xT4', '4xT4'], ['8xH200', '16xH200', '24xH200'], ['2xH200,T4'])
     """
-    from ullage.hardware import gpu_list
-
     match = _RANGE.fullmatch(text)
     if match is None:
         gpu_list(text)
