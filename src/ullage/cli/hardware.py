@@ -109,11 +109,11 @@ def _details(card: GPU) -> Table:
         value = getattr(card, name)
         if name in _MIG_ONLY and value is None or name == "aliases" and not value:
             continue
-        table.add_row(Text(words, style="dim"), Text(_said(name, value)))
+        table.add_row(Text(words, style="dim"), Text(_text_of(name, value)))
     return table
 
 
-def _said(name: str, value: Any) -> str:
+def _text_of(name: str, value: Any) -> str:
     if name in _SIZES:
         return format_bytes(value) if value is None else f"{format_bytes(value)} ({value:,} bytes)"
     if isinstance(value, bool):

@@ -336,18 +336,18 @@ def _process_table(gpus: list[Gpu], width: int, room: int | None) -> Table | Tex
         table.add_row(
             str(gpu["index"]),
             str(process["pid"]),
-            _said(process["user"]),
+            _text_of(process["user"]),
             _gib(process["memory"]),
             cpu,
             _gib(process["ram"]),
-            _said(process["command"]),
+            _text_of(process["command"]),
         )
     if len(shown) < len(rows):
         table.add_row("", "", "", "", "", "", Text(f"and {len(rows) - len(shown)} more", style="dim"))
     return table
 
 
-def _said(text: str | None) -> Text:
+def _text_of(text: str | None) -> Text:
     """In one line and without control characters: anybody may name a process so that it would upset a terminal."""
     if not text:
         return Text(UNKNOWN)

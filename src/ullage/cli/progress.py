@@ -25,16 +25,16 @@ class Following:
 
     def __init__(self, bar: Progress | None) -> None:
         self.stopped = False
-        self._bar, self._task, self._told = bar, None, ""
+        self._bar, self._task, self._detail = bar, None, ""
         self._what, self._total, self._done = "", None, 0
-        self._began = self._said = time.monotonic()
+        self._began = self._printed_at = time.monotonic()
 
     _task: Any
     _total: int | None
 
     def begin(self, what: str, total: int | None = None) -> None:
         """Begin a part; those before it are done."""
-        self._what, self._total, self._done, self._told = what, total, 0, ""
+        self._what, self._total, self._done, self._detail = what, total, 0, ""
         self._began = time.monotonic()
         if self._bar is None:
             if total is not None:
@@ -46,20 +46,22 @@ class Following:
 
     def doing(self, text: str, done: int | None = None) -> None:
         """Say what the next step is about; and how many are done, where several go on at once."""
-        self._told, self._done = text, self._done if done is None else done
+        self._detail, self._done = text, self._done if done is None else done
         self._show()
 
     def step(self, text: str = "") -> None:
         self._done += 1
-        self._told = text or self._told
+        self._detail = text or self._detail
         self._show()
 
     def _show(self) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._done, told=self._told, refresh=not self._bar.live.auto_refresh)
-        elif time.monotonic() - self._said > _EVERY:
+            self._bar.update(
+                self._task, completed=self._done, told=self._detail, refresh=not self._bar.live.auto_refresh
+            )
+        elif time.monotonic() - self._printed_at > _EVERY:
             of_all = "" if self._total is None else f" of {self._total}"
-            about = f", {self._told}" if self._told else ""
+            about = f", {self._detail}" if self._detail else ""
             after = format_duration(round(time.monotonic() - self._began))
             self._say(f"{self._what}: {self._done}{of_all} done after {after}{about}")
 
@@ -75,7 +77,7 @@ class Following:
             raise SystemExit(INTERRUPTED)
 
     def _say(self, line: str) -> None:
-        self._said = time.monotonic()
+        self._printed_at = time.monotonic()
         print(line, file=sys.stderr, flush=True)
 
 

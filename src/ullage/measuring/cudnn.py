@@ -44,19 +44,19 @@ def asked_before(path: Path) -> set[ConvolutionProblem]:
     return {ConvolutionProblem.of(row["problem"]) for row in rows_so_far(path) if "problem" in row}
 
 
-_asked: list[Cudnn] = []
+_own_cudnn: list[Cudnn] = []
 
 
 def _open(description: str | None) -> None:
     torch.set_num_threads(1)
-    _asked.append(Cudnn(description))
+    _own_cudnn.append(Cudnn(description))
 
 
 def _ask(problems: Sequence[ConvolutionProblem]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for problem in problems:
         try:
-            rows.append({"problem": problem, "candidates": _asked[0].candidates(problem)})
+            rows.append({"problem": problem, "candidates": _own_cudnn[0].candidates(problem)})
         except CudnnError as error:
             rows.append({"problem": problem, "declined": str(error)})
     return rows

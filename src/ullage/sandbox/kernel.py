@@ -132,18 +132,18 @@ def drop_capabilities() -> None:
                 call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
             except OSError:
                 break  # the kernel has no more
-    _set_capabilities(_kept())
+    _set_capabilities(_own_capabilities())
 
 
 def keep_rights_to_join() -> None:
     """Keep the capabilities to join other namespaces across `execv`."""
-    capabilities = _kept() | _TO_JOIN
+    capabilities = _own_capabilities() | _TO_JOIN
     _set_capabilities(capabilities, inherited=capabilities)
     for capability in capabilities:
         call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability, 0, 0)
 
 
-def _kept() -> set[int]:
+def _own_capabilities() -> set[int]:
     return _KEPT_BY_ROOT if os.getuid() == 0 else set()
 
 

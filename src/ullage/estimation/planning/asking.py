@@ -191,7 +191,7 @@ class Filling:
                     progress(row, len(self._filled), len(self._rows))
                 known = self._known(row)
                 if known is None:
-                    under_way[pool.submit(answer_request, self._asked(row), self._card)] = number
+                    under_way[pool.submit(answer_request, self._request_of(row), self._card)] = number
                 else:
                     self._filled[number] = known
         filled = [row for _, row in sorted(self._filled.items())]
@@ -238,7 +238,7 @@ class Filling:
             self._hopeless[_kind(row)] = filled.why_not
         self._filled[number] = filled
 
-    def _asked(self, row: PlanRow) -> JobRequest:
+    def _request_of(self, row: PlanRow) -> JobRequest:
         request = self._request
         many = row.gpus > 1 or request.kind != MODEL
         ranks = Ranks(

@@ -123,18 +123,18 @@ class _Period:
 
     def __init__(self) -> None:
         self._step = -1
-        self._asked = self._held = 0
+        self._questions = self._held = 0
         self.was_brought_forward = False
 
     def ask(self, step: int, holds: bool) -> None:
         self._held += holds
         if step != self._step:
-            self._step, self._asked = step, self._asked + 1
+            self._step, self._questions = step, self._questions + 1
 
     @property
     def is_due(self) -> bool:
         """Whether it is rare: frequent work is seen anyway."""
-        return not self.was_brought_forward and self._asked >= ASKED_IN_STEPS and self._held <= 1
+        return not self.was_brought_forward and self._questions >= ASKED_IN_STEPS and self._held <= 1
 
 
 class _Each:
@@ -254,18 +254,18 @@ class _AskingConditions(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         equal = len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq)
-        return self._asked(node) if equal and any(map(_is_remainder, [node.left, *node.comparators])) else node
+        return self._with_question(node) if equal and any(map(_is_remainder, [node.left, *node.comparators])) else node
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         if isinstance(node.op, ast.Not) and _is_remainder(node.operand):
-            return self._asked(node)
+            return self._with_question(node)
         return node
 
     def visit_Call(self, node: ast.Call) -> Any:
         name = ast.unparse(node.func).rpartition(".")[2]
-        return self._asked(node) if "divisible" in name and len(node.args) == 2 else node
+        return self._with_question(node) if "divisible" in name and len(node.args) == 2 else node
 
-    def _asked(self, node: ast.expr) -> ast.expr:
+    def _with_question(self, node: ast.expr) -> ast.expr:
         place = [ast.Constant(part) for part in (self._path, node.lineno, node.col_offset)]
         return ast.copy_location(_call(_DUE, node, *place), node)
 

@@ -110,7 +110,7 @@ def _first_run(asked: JobRequest, gpu: GPU, **more: Any) -> Run:
         timeout=script.timeout,
         limited=True,
         config=asked.allocator,
-        launcher=_asked(asked.ranks.launcher),
+        launcher=_launcher_words(asked.ranks.launcher),
         **more,
     )
     return Run(
@@ -127,7 +127,7 @@ def _started_as(rank: Rank | None, python: Interpreter) -> Interpreter:
     return python if rank is None else python._replace(env=python.env | rank.environment)
 
 
-def _asked(launcher: str) -> list[str]:
+def _launcher_words(launcher: str) -> list[str]:
     """Return the words of `accelerate launch`; for other launchers, whose variables Ullage knows, no words."""
     words = shlex.split(launcher)
     if words[:2] == ["accelerate", "launch"]:

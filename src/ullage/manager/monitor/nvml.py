@@ -183,7 +183,7 @@ class NVMLValues:
     ) -> None:
         self.device, self.handle, self.counter = device, handle, counter
         self._asking, self._rates, self._clock = asking, rates, asking.clock
-        self._kept: dict[str, tuple[float, _Values]] = {}
+        self._last_values: dict[str, tuple[float, _Values]] = {}
         self._traffic: tuple[float, int, int] | None = None  # when, bytes received, bytes sent
         groups: dict[str, Callable[[], _Values]] = {"memory": self._memory}
         if counter is not None:
@@ -205,12 +205,12 @@ class NVMLValues:
         all_values: _Values = {}
         ages: dict[str, float] = {}
         for group, ask in self._groups.items():
-            cached = self._kept.get(group)
+            cached = self._last_values.get(group)
             if cached is None or due(self._rates[group], now - cached[0]):
-                self._kept.pop(group, None)  # what is asked for and not answered is unknown, not the last value
+                self._last_values.pop(group, None)  # what is asked for and not answered is unknown, not the last value
                 values = ask()
                 if values:  # else it was the first look at a counter, and the next look has a rate
-                    self._kept[group] = (now, values)
+                    self._last_values[group] = (now, values)
             else:
                 values = cached[1]
                 ages |= {field: now - cached[0] for field, value in values.items() if value is not None}

@@ -232,7 +232,7 @@ class EstimatePage:
 
     def __init__(self, session: Session, number: str | None) -> None:
         self._session, self._number = session, number
-        self._asked: dict[str, Any] | None = None  # what the form said when an answer was asked for last
+        self._question: dict[str, Any] | None = None  # what the form said when an answer was asked for last
         self._changes, self._may = 0, True
         self._is_new = number is None
         with box("div", "columns wide-right"):
@@ -251,7 +251,7 @@ class EstimatePage:
     async def refresh(self, reading: DaemonReading) -> None:
         """Update the default GPU, and whether this user may ask."""
         own = [gpu["name"] for gpu in reading.gpus if gpu["name"] in self._form.gpu.options]
-        if self._is_new and self._asked is None and own:
+        if self._is_new and self._question is None and own:
             self._is_new = False
             self._form.gpu.set_value(own[0])
         self._may = reading.about["scope"] != "read"
@@ -264,10 +264,10 @@ class EstimatePage:
         self._changes += 1
         change = self._changes
         await asyncio.sleep(_PAUSE)
-        if self._asked is None or "model" not in self._asked or change != self._changes:
+        if self._question is None or "model" not in self._question or change != self._changes:
             return
         try:
-            if self._form.question != self._asked:
+            if self._form.question != self._question:
                 await self._ask()
         except InvalidValue:
             pass  # a field was emptied: it is said when it is asked for
@@ -277,8 +277,8 @@ class EstimatePage:
             return
         await self._stop()
         try:
-            self._asked = self._form.question
-            self._show_status(await self._session.questions.ask({**self._asked, **more}))
+            self._question = self._form.question
+            self._show_status(await self._session.questions.ask({**self._question, **more}))
         except UllageError as error:
             self._problem.set_text(plain(str(error)))
 
@@ -312,17 +312,17 @@ class EstimatePage:
             self._timer.deactivate()
             self._problem.set_text(plain(str(error)))
             return
-        if self._asked is None:
+        if self._question is None:
             self._fill(answer["question"])
         if self._timer.active:  # it was not given up meanwhile
             self._show_status(answer)
 
     def _fill(self, question: dict[str, Any]) -> None:
         """Show the question, once."""
-        self._asked = question
+        self._question = question
         if "model" in question or "script" in question:
             self._form.fill(question)
-            self._asked = self._form.question
+            self._question = self._form.question
 
     def _show(self, answer: dict[str, Any]) -> None:
         self._result.clear()

@@ -71,7 +71,7 @@ class JobSheet:
                 self._list = box("dl", "facts")
                 with box("div", "tools"):
                     self._buttons = {order: self._button(order) for order in _ORDERS}
-                    self._more = button("Rerun with more memory", self._asked_for_more)
+                    self._more = button("Rerun with more memory", self._ask_for_more)
             with card("Memory"):
                 with box("div", "bands"), box("div", "band job-0 whole"):
                     self._used, self._beyond = box("div", "used"), box("div", "beyond")
@@ -187,16 +187,16 @@ class JobSheet:
             self._chart.run_chart_method("resize")
 
     def _button(self, order: str) -> Any:
-        return button(order.capitalize(), lambda: self._asked(order), f"quiet {order}")
+        return button(order.capitalize(), lambda: self._give(order), f"quiet {order}")
 
-    async def _asked(self, order: str) -> None:
+    async def _give(self, order: str) -> None:
         question = _ORDERS[order][1] + (self._without_variables if order == "requeue" else "")
         if question and await _confirmed(question, order.capitalize()) is None:
             return
         more: dict[str, Any] = {"hold": False, "env": None} if order == "requeue" else {}
         await self._order(order, **more)
 
-    async def _asked_for_more(self) -> None:
+    async def _ask_for_more(self) -> None:
         """Run it again with more memory: the daemon's proposal, or another typed size."""
         question = f"Put this job into the queue again, with more memory?{self._without_variables}"
         typed = await _confirmed(question, "Rerun", format_bytes(self._job["more_memory"] or 0))

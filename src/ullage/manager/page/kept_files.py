@@ -11,13 +11,13 @@ class KeptFiles:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._kept: dict[str, list[Message]] = {}
+        self._messages: dict[str, list[Message]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not _is_file(scope):
             await self._app(scope, receive, send)
-        elif scope["path"] in self._kept:
-            for message in self._kept[scope["path"]]:
+        elif scope["path"] in self._messages:
+            for message in self._messages[scope["path"]]:
                 await send(message)
         else:
             await self._keep(scope, receive, send)
@@ -31,7 +31,7 @@ class KeptFiles:
 
         await self._app(scope, receive, record)
         if messages[0]["status"] == 200 and (b"content-encoding", b"gzip") in messages[0]["headers"]:
-            self._kept[scope["path"]] = messages
+            self._messages[scope["path"]] = messages
 
 
 def _is_file(scope: Scope) -> bool:

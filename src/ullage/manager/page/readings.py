@@ -113,7 +113,7 @@ class Readings:
         self._whole_at, self._whole_next, self._whole_old = -1, 0.0, 0.0
         self._open: dict[Hashable, asyncio.Future[Any]] = {}  # questions without an answer yet
         self._figures: dict[tuple[str, str], deque[tuple[float, float | None]]] = defaultdict(deque)
-        self._kept: dict[Hashable, tuple[float, Any]] = {}  # answers, and until when each holds
+        self._answers: dict[Hashable, tuple[float, Any]] = {}  # answers, and until when each holds
 
     @property
     def wanted(self) -> bool:
@@ -158,17 +158,17 @@ class Readings:
             began = time.monotonic()
             answer = await self._ask(verb, **arguments)
             now = time.monotonic()
-            while len(self._kept) >= _MOST_KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[question] = now + lasts(now - began), answer
+            while len(self._answers) >= _MOST_KEPT:
+                del self._answers[next(iter(self._answers))]
+            self._answers[question] = now + lasts(now - began), answer
             return answer
 
-        until, known = self._kept.get(question, (0.0, None))
+        until, known = self._answers.get(question, (0.0, None))
         return known if time.monotonic() < until else await self._once(question, ask)
 
     def forget(self, number: int) -> None:
         """Drop the cached answer of a changed job."""
-        self._kept.pop(("job", number), None)
+        self._answers.pop(("job", number), None)
         self._next = self._whole_next = 0.0
 
     def series(self, kind: str, name: str) -> list[tuple[float, float | None]]:

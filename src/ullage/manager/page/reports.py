@@ -46,7 +46,7 @@ def show_reports(session: Session) -> None:
 class ReportSheet:
     def __init__(self, session: Session) -> None:
         self._session, self._next = session, 0.0
-        self._found: dict[str, Any] | None = None
+        self._report: dict[str, Any] | None = None
         with box("div", "tools"):
             self._by = choice("A row for each", list(_BY), _BY[0], "pick")
             self._since = choice("When", list(_SINCE), "last 7 days", "pick")
@@ -82,7 +82,7 @@ class ReportSheet:
             self._problem.set_text(plain(str(error)))
             return
         self._problem.set_text("")
-        self._found = report
+        self._report = report
         whose = "" if reading.about["operator"] else " You see your own jobs, and of others what this daemon shows."
         span = f"From {format_moment(report['since'])} to {format_moment(report['until'])}."
         self._summary.set_text(span + (whose if report["rows"] else f" No jobs ran.{whose}"))
@@ -93,10 +93,10 @@ class ReportSheet:
         self._next = 0.0
 
     def _download(self, kind: str) -> None:
-        if self._found is None:
+        if self._report is None:
             return
-        text = csv_of(self._found) if kind == "CSV" else json.dumps(self._found, indent=2) + "\n"
-        days = [format_moment(self._found[end])[:10] for end in ("since", "until")]
+        text = csv_of(self._report) if kind == "CSV" else json.dumps(self._report, indent=2) + "\n"
+        days = [format_moment(self._report[end])[:10] for end in ("since", "until")]
         ui.download.content(text.encode(), f"ullage-report-{'-to-'.join(days)}.{kind.lower()}")
 
     def _fill(self, report: dict[str, Any]) -> None:
@@ -114,19 +114,19 @@ class ReportSheet:
                 words("p", f"{len(report['rows']) - len(rows):,} more rows are in the files.", "figures")
 
     def _draw(self) -> None:
-        if self._found is None:
+        if self._report is None:
             return
         figures, divisor, unit = _PICTURES[str(self._picture.value)]
         bars: dict[str, list[float | None]]
         if self._picture.value in _STACKED:
-            across, stacked, sums, names = sums_of(self._found, *figures)
+            across, stacked, sums, names = sums_of(self._report, *figures)
             labels, count = list(sums)[-_MOST_BARS:], len(sums)
             own = next(iter(figures.values()))
             bars = {name or own: [sums[label].get(name) for label in labels] for name in names[:_MOST_BARS]}
             about = f"{self._picture.value} ({unit}) by {' and '.join(filter(None, (across, stacked)))}"
         else:
-            rows, count = self._found["rows"][-_MOST_BARS:], len(self._found["rows"])
-            labels = [", ".join(str(row[key]) for key in self._found["by"]) for row in rows]
+            rows, count = self._report["rows"][-_MOST_BARS:], len(self._report["rows"])
+            labels = [", ".join(str(row[key]) for key in self._report["by"]) for row in rows]
             bars = {name: [row[key] for row in rows] for key, name in figures.items()}
             about = f"{' and '.join(figures.values())} ({unit})"
         stack = {"stack": "all"} if self._picture.value in _STACKED else {}

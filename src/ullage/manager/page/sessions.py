@@ -108,13 +108,13 @@ class Session:
             if self.over:
                 raise NotAllowed("you are signed out")
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._thread, self._asked, verb, arguments)
+                return await asyncio.get_running_loop().run_in_executor(self._thread, self._call, verb, arguments)
             except NotAllowed as error:
                 if str(error).startswith(NO_TOKEN[:40]):
                     self.end()
                 raise
 
-    def _asked(self, verb: str, arguments: dict[str, Any]) -> Any:
+    def _call(self, verb: str, arguments: dict[str, Any]) -> Any:
         if not self._token:
             self._token, self._forget = self._make_token()
         if self._client is None:
@@ -145,7 +145,7 @@ class Sessions:
         kept: KeptSessions | None = None,
     ) -> None:
         self.url, self.clock, self.here, self.shared = url, clock, here, SharedReadings()
-        self._lasts, self._make_token, self._kept = lasts, make_token, kept
+        self._lasts, self._make_token, self._stored = lasts, make_token, kept
         self._sessions: dict[str, Session] = {}
         self._codes: dict[str, tuple[float, str]] = {}
         self._failures: dict[str, deque[float]] = defaultdict(deque)
@@ -160,8 +160,8 @@ class Sessions:
     def find(self, number: str | None) -> Session | None:
         """Return the session of a cookie, unless it has ended."""
         self._clean()
-        if number is not None and number not in self._sessions and self._kept is not None:
-            known = self._kept.find(number)
+        if number is not None and number not in self._sessions and self._stored is not None:
+            known = self._stored.find(number)
             if known is not None:
                 make = self._make_token if known.own and not known.token else None
                 make = make or (lambda: (known.token, _nothing))
@@ -178,13 +178,13 @@ class Sessions:
             raise
         self._clean()
         self._add(session)
-        if self._kept is not None:
-            self._kept.keep(session.id, session.token, time.time() + self._lasts, own=bool(code))
+        if self._stored is not None:
+            self._stored.keep(session.id, session.token, time.time() + self._lasts, own=bool(code))
         return session
 
     def end_all(self) -> None:
         """End all sessions that are not stored for the next process."""
-        while self._sessions and self._kept is None:
+        while self._sessions and self._stored is None:
             self.end(next(iter(self._sessions.values())))
         if self.here is not None:
             self.here.close()
@@ -197,8 +197,8 @@ class Sessions:
     def end(self, session: Session) -> None:
         self._sessions.pop(session.id, None)
         session.end()
-        if self._kept is not None:
-            self._kept.drop(session.id)
+        if self._stored is not None:
+            self._stored.drop(session.id)
 
     async def _by_code(self, code: str) -> Session:
         until, first = self._codes.pop(code, (-1.0, "/"))

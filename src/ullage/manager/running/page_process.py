@@ -52,7 +52,7 @@ class PageProcess:
         folder.mkdir(mode=0o700, exist_ok=True)
         if self._rights:  # not what is in it: the page's user could have put a link there
             os.chown(folder, self._rights["user"], self._rights["group"])
-        self._kept = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._sessions_folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._door = listen_at(listen, "--page", "the page", say)
 
     async def run(self) -> None:
@@ -69,7 +69,7 @@ class PageProcess:
                 await asyncio.sleep(pause)
         finally:
             self._door.close()
-            os.close(self._kept)
+            os.close(self._sessions_folder)
 
     async def _once(self) -> str:
         """Run one process to its end; return how it ended."""
@@ -79,7 +79,7 @@ class PageProcess:
             "url": self._url,
             "token": token,
             "session": self._settings.session,
-            "kept": f"/proc/self/fd/{self._kept}",
+            "kept": f"/proc/self/fd/{self._sessions_folder}",
         }
         env = _environment(self._rights["user"]) if self._rights else dict(os.environ)
         process = await asyncio.create_subprocess_exec(
@@ -91,7 +91,7 @@ class PageProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            pass_fds=[self._door.fileno(), self._kept],
+            pass_fds=[self._door.fileno(), self._sessions_folder],
             cwd="/",
             env=env,
             start_new_session=True,

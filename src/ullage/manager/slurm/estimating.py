@@ -53,7 +53,7 @@ def estimate_training(
     """How much memory a script of a batch script takes on a GPU."""
     variables = {**environment(training.environment), **_ALONE}
     file = _kept_file(training, gpu)
-    cached = _kept(file, variables)
+    cached = _cached(file, variables)
     if cached is not None:
         return _answer(cached, gpu, 0.0, kept=True)
     began = time.monotonic()
@@ -73,7 +73,7 @@ def estimate_training(
     if outcome.answer is None:
         reason = outcome.failure if outcome.reason == "error" else f"it {outcome.failure}"
         return ScriptAnswer(None, failure=reason, seconds=time.monotonic() - began)
-    _keep(file, outcome)
+    _cache(file, outcome)
     return _answer(outcome.answer, gpu, time.monotonic() - began)
 
 
@@ -100,7 +100,7 @@ def _kept_file(training: BatchTraining, gpu: str) -> Path:
     return home() / "slurm" / "answers" / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()}.json"
 
 
-def _kept(file: Path, variables: dict[str, str]) -> dict[str, Any] | None:
+def _cached(file: Path, variables: dict[str, str]) -> dict[str, Any] | None:
     """The answer in a file, if everything that it follows from is as it was."""
     try:
         data = json.loads(file.read_bytes())
@@ -111,7 +111,7 @@ def _kept(file: Path, variables: dict[str, str]) -> dict[str, Any] | None:
     return answer if reads.same_variables(variables) and reads.same_files() else None
 
 
-def _keep(file: Path, outcome: Outcome) -> None:
+def _cache(file: Path, outcome: Outcome) -> None:
     """Keep an answer for the next time. Where that is not possible it is asked again."""
     reads = outcome.reads
     if reads is None or reads.programs or not reads.whole or not reads.files:

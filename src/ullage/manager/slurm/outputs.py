@@ -45,7 +45,7 @@ class Stream:
 def read_streams(job: SlurmJob, spool: Path | None = None) -> list[Stream]:
     """The ends of a job's outputs, those of errors last."""
     files = [] if spool is None else sorted((spool / ENDED).glob(f"{job.id}.{job.restarts}.*"))
-    streams = [stream for file in files if (stream := _kept(file)) is not None]
+    streams = [stream for file in files if (stream := _ended_stream(file)) is not None]
     return streams or [stream for path in _paths(job) if (stream := _of_file(path)) is not None]
 
 
@@ -96,7 +96,7 @@ def _of_file(path: str) -> Stream | None:
         os.close(descriptor)
 
 
-def _kept(file: Path) -> Stream | None:
+def _ended_stream(file: Path) -> Stream | None:
     """Of the epilog: a line with the size of the file and when it was written to, and its last bytes."""
     try:
         line, _, tail = file.read_bytes()[: _TAIL + 64].partition(b"\n")
