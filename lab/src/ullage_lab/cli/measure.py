@@ -248,9 +248,7 @@ def dataset(
             min=1,
         ),
     ] = 1,
-    raw: Annotated[
-        Path | None, option("Write the logs of each configuration to its own folder below this one.", "FOLDER")
-    ] = None,
+    raw: Annotated[Path | None, option("Write logs to this folder, one folder per configuration.", "FOLDER")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure configurations on this machine's GPU, each in a fresh process.

@@ -28,9 +28,7 @@ train = typer.Typer(
 Data = Annotated[
     Path, option("Rows written by 'ullage lab data clean' (Parquet), or the authors' table (.csv).", "FILE")
 ]
-Family = Annotated[
-    str, option("Train the model for this family: mlp, cnn or transformer.", "NAME", complete=completion.families)
-]
+Family = Annotated[str, option("Train for a family: mlp, cnn or transformer.", "NAME", complete=completion.families)]
 
 
 Out = Annotated[Path, option("Write the weights here.", "FILE.safetensors")]
