@@ -268,6 +268,24 @@ EVERY_SO_OFTEN = {
 }
 
 
+def test_a_training_loop_in_a_library_ends_too(estimated, tmp_path_factory):
+    library = tmp_path_factory.mktemp("site-packages")
+    (library / "fitting.py").write_text(
+        "def fit(model, optimizer, x):\n"
+        "    for i in range(10**9):\n        optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()\n"
+        "    return i\n"
+    )
+    fitted = f"""
+import sys
+sys.path.append({str(library)!r})
+import fitting
+fitting.fit(model, optimizer, torch.randn(8, 64, device="cuda"))
+large(); print("the end")
+"""
+    values = estimated(HEAD + fitted)
+    assert "the end" in values["printed"] and values["peak_reserved"] > 400 << 20
+
+
 @pytest.mark.parametrize("when", EVERY_SO_OFTEN)
 def test_what_happens_every_so_many_steps_is_brought_forward(estimated, when):
     functions = """

@@ -1,8 +1,8 @@
 """Early ends of a script's own loops, so that the script soon reaches its end.
 
 `compiled` compiles source so that each `for` and `while` asks at the head of an iteration whether to continue. This
-covers the script and the modules next to it, but no libraries, no functions that a library compiles (Numba's `@njit`),
-and no generators, whose readers count on all items.
+covers the script, the modules next to it, and modules of libraries that train, but no functions that a library compiles
+(Numba's `@njit`), and no generators, whose readers count on all items.
 
 A loop that trains ends when training has settled and been watched for long enough (`leaving`). It has two rounds,
 unless the first took long: the second round of a loop over tasks, folds or runs may start with memory that the first
@@ -40,6 +40,10 @@ LEAST_ROUNDS = 2  # of a loop that trains, unless the first took as long as `LON
 SAME_ITERATIONS = 5  # in a row, before a loop that does not train ends early; a DataLoader ends before that
 ASKED_IN_STEPS = 3  # before a condition is taken to be one on the number of the step
 LONGEST_LOOP = 20.0  # seconds after which a loop has taken long
+# Libraries that `when_to_stop` ends by their own switches, and those whose loops are parts of a step.
+_LEFT_ALONE = frozenset(
+    "accelerate deepspeed ignite lightning megatron pytorch_lightning torch transformers triton ullage".split()
+)
 _EACH, _AGAIN, _DUE = "__ullage_each__", "__ullage_again__", "__ullage_due__"
 
 
@@ -288,20 +292,30 @@ def _yields(node: ast.AST) -> bool:
 
 
 class _Finder:
-    """Finds the modules of the script's folder and the working folder, for `compiled`."""
+    """Finds modules for `compiled`: those of the script's folder and the working folder, and those that train."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if path is not None and not any(map(is_own, path)):
-            return None  # a part of a library
+        package = fullname.partition(".")[0]
+        if package in _LEFT_ALONE or package in sys.stdlib_module_names:
+            return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.origin is None or type(spec.loader) is not importlib.machinery.SourceFileLoader:
             return None
-        if not is_own(spec.origin):
+        if not is_own(spec.origin) and not _trains(spec.loader.get_data(spec.origin)):
             return None
         spec.loader = _Loader(fullname, spec.origin)
         return spec
+
+
+def _trains(source: bytes) -> bool:
+    """Return whether a module makes backward passes and optimizer steps itself.
+
+    >>> _trains(b"for x in loader:\\n    loss(x).backward()\\n    optimizer.step()"), _trains(b"loss.backward()")
+    (True, False)
+    """
+    return b".backward(" in source and b".step(" in source
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
