@@ -1,6 +1,6 @@
 """Traces of real training jobs through the manager, under several policies: makespan, waiting, energy, crashes.
 
-    python benchmarks/gpu/manager_trace.py --trace small-heavy --runs magm,magm/10s,ullage
+    python benchmarks/gpu/manager_trace.py --trace small-heavy --runs magm,magm/monitoring.window=10s,ullage
     python benchmarks/gpu/manager_trace.py --trace overbooked --runs magm       # recovery has to help
     python benchmarks/gpu/manager_trace.py --list                               # the traces
     python benchmarks/gpu/manager_trace.py --kept benchmarks/data/h200_trace.jsonl  # figures of earlier runs
@@ -8,12 +8,11 @@
 
 Jobs are of the kinds that RAD-RM was evaluated on (image classifiers on CIFAR and ImageNet sizes, language models),
 shortened to seconds. They load data, validate and save as real ones do (`trace_job.py`), and arrive at random moments,
-the same for every run. `POLICY/10s` sets the window of measured activity to ten seconds, and `POLICY+mps` shares by
-MPS. Each run has a daemon of its own. Energy is the GPU's own counter over the makespan.
+the same for every run. `POLICY/monitoring.window=10s` changes a setting, and `POLICY+mps` shares by MPS. Each run has a daemon of its own. Energy is the GPU's own counter over the makespan.
 
 A record has each job with its attempts, in seconds after the first arrival: when it came, might start, was placed,
 began and ended, its promise and what it used, and the times that the job itself printed. `works` is what was predicted
-of the jobs on a GPU, and `estimates` how long each estimate took.
+of the jobs on a GPU, and `estimates` the bound of each kind.
 """
 
 from __future__ import annotations
@@ -263,7 +262,7 @@ def detail(found: list[dict[str, Any]], client: Client, begin: float) -> list[di
 
 
 def in_database(home: Path) -> dict[str, Any]:
-    """What the database of a daemon that has ended has: the work of each name of a job, and seconds for estimates."""
+    """What the database of a daemon that has ended has: the work of each name of a job, and each bound."""
     with contextlib.closing(sqlite3.connect(f"file:{home / STATE}?mode=ro", uri=True)) as database:
         works = {
             name: {"predicted": json.loads(predicted)}
@@ -272,9 +271,9 @@ def in_database(home: Path) -> dict[str, Any]:
             )
         }
         estimates = [
-            {"name": name, "upper": upper, "seconds": seconds}
-            for name, upper, seconds in database.execute(
-                "SELECT j.name, e.upper, e.seconds FROM estimates e JOIN jobs j ON j.estimate_key = e.key GROUP BY e.id"
+            {"name": name, "upper": upper}
+            for name, upper in database.execute(
+                "SELECT name, promise FROM jobs WHERE estimate_note LIKE 'estimated%' GROUP BY name"
             )
         ]
     return {"works": works, "estimates": estimates}

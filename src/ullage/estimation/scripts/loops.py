@@ -42,7 +42,18 @@ ASKED_IN_STEPS = 3  # before a condition is taken to be one on the number of the
 LONGEST_LOOP = 20.0  # seconds after which a loop has taken long
 # Libraries that `when_to_stop` ends by their own switches, and those whose loops are parts of a step.
 _LEFT_ALONE = frozenset(
-    "accelerate deepspeed ignite lightning megatron pytorch_lightning torch transformers triton ullage".split()
+    [
+        "accelerate",
+        "deepspeed",
+        "ignite",
+        "lightning",
+        "megatron",
+        "pytorch_lightning",
+        "torch",
+        "transformers",
+        "triton",
+        "ullage",
+    ]
 )
 _EACH, _AGAIN, _DUE = "__ullage_each__", "__ullage_again__", "__ullage_due__"
 
