@@ -41,20 +41,8 @@ SAME_ITERATIONS = 5  # in a row, before a loop that does not train ends early; a
 ASKED_IN_STEPS = 3  # before a condition is taken to be one on the number of the step
 LONGEST_LOOP = 20.0  # seconds after which a loop has taken long
 # Libraries that `when_to_stop` ends by their own switches, and those whose loops are parts of a step.
-_LEFT_ALONE = frozenset(
-    [
-        "accelerate",
-        "deepspeed",
-        "ignite",
-        "lightning",
-        "megatron",
-        "pytorch_lightning",
-        "torch",
-        "transformers",
-        "triton",
-        "ullage",
-    ]
-)
+_FRAMEWORKS = {"accelerate", "deepspeed", "ignite", "lightning", "megatron", "pytorch_lightning", "transformers"}
+_LEFT_ALONE = frozenset({*_FRAMEWORKS, "torch", "triton", "ullage"})
 _EACH, _AGAIN, _DUE = "__ullage_each__", "__ullage_again__", "__ullage_due__"
 
 
