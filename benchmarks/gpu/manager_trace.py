@@ -7,8 +7,9 @@
     python benchmarks/gpu/manager_trace.py --trace small-light --jobs 4 --steps 0.02 --virtual 1xA100-40GB
 
 Jobs are of the kinds that RAD-RM was evaluated on (image classifiers on CIFAR and ImageNet sizes, language models),
-shortened to seconds. They load data, validate and save as real ones do (`trace_job.py`), and arrive at random moments,
-the same for every run. `POLICY/monitoring.window=10s` changes a setting, and `POLICY+mps` shares by MPS. Each run has a daemon of its own. Energy is the GPU's own counter over the makespan.
+shortened to seconds. They load data, validate and save as real ones do (`trace_job.py`), and arrive at random
+moments, the same for every run. `POLICY/monitoring.window=10s` changes a setting, and `POLICY+mps` shares by MPS.
+Each run has a daemon of its own. Energy is the GPU's own counter over the makespan.
 
 A record has each job with its attempts, in seconds after the first arrival: when it came, might start, was placed,
 began and ended, its promise and what it used, and the times that the job itself printed. `works` is what was predicted
