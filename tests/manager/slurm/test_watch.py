@@ -117,7 +117,7 @@ def test_a_job_out_of_memory_finishes_with_more_shards(watch, slurm, monkeypatch
     told = json.loads(typed_in(monkeypatch, capsys)("slurm", "history", job, "--json")[1])
     assert [run["next_gres"] for run in told] == ["shard:21", None]
     code, _, errors = typed_in(monkeypatch, capsys)("slurm", "history", 4711)
-    assert code == 2 and "no run of job 4711" in errors
+    assert code == 2 and "no finished run of job 4711" in errors
     assert read_comment(now.comment) == {"upper": 1, "shards": 21, "attempt": 2, "before": "out of GPU memory"}
 
 
