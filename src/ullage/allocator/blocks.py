@@ -56,7 +56,7 @@ FREE, IN_USE, UNMAPPED = 0, 1, 2
 
 
 class Block:
-    """A piece of a segment. After ``free`` it belongs to the allocator again: later calls may change it."""
+    """A piece of a segment. After ``free`` it belongs to the allocator again: its numbers may change at any call."""
 
     __slots__ = (
         "address",

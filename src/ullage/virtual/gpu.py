@@ -193,7 +193,7 @@ def current() -> VirtualGPU | None:
 
 
 def follow_allocator_settings(gpu: GPUState) -> Callable[[], None]:
-    """Apply `PYTORCH_ALLOC_CONF` when a script sets it before the GPU is used; return what ends the watch."""
+    """Apply `PYTORCH_ALLOC_CONF` when a script sets it before it uses the GPU; return a function that ends that."""
     watching = [True]
 
     def audit(event: str, args: tuple[Any, ...]) -> None:

@@ -171,7 +171,7 @@ def _padded(sizes: tuple[int, ...], padding: int) -> int:
 
 
 def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
-    """Return the size with the most votes. Fourier votes count only where such plans exist."""
+    """Return the size with the most votes, without those for Fourier transforms of a problem without such plans."""
     shares = shares_of_votes(votes, parts)
     return by_shares(shares, max(shares, key=lambda size: (shares[size], size), default=0), parts)
 

@@ -80,7 +80,7 @@ class Progress:
 
 
 class BackwardPasses:
-    """Counts backward passes outside of others, the steps of a loop without an optimizer, and optimizers."""
+    """Counts outermost backward passes, the steps of a loop without an optimizer, and optimizers."""
 
     def __init__(self, on_backward: Callable[[], None], on_first_optimizer: Callable[[], None]) -> None:
         self.count = 0
