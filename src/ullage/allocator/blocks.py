@@ -1,8 +1,7 @@
 """Blocks of the allocator, the pools of free blocks, PyTorch's constants, and the addresses of segments.
 
-Two differences from PyTorch change no result. A split returns the object at the front and makes a new one for the rest;
-a merge keeps the object with the lower address. So the first block of a segment stays the same object, and a snapshot
-needs no set of blocks in use.
+Unlike in PyTorch, a split returns the object at the front, and a merge keeps the one with the lower address: so the
+first block of a segment stays the same object, and a snapshot needs no set of blocks in use.
 """
 
 from __future__ import annotations

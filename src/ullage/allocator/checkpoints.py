@@ -1,8 +1,5 @@
-"""Checkpoints of a private pool, as CUDA graph trees need them.
-
-Replaying a graph allocates nothing. So before the next graph is recorded, the pool is put back into the state that it
-had after the last recorded graph on the path.
-"""
+"""Checkpoints of a private pool, as CUDA graph trees need them: replaying a graph allocates nothing, so before the next
+one is recorded, the pool is put back into the state after the last recorded graph on the path."""
 
 from typing import NamedTuple
 

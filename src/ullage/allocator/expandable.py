@@ -1,8 +1,5 @@
-"""Expandable segments: one range of addresses for each stream and pool, with memory mapped page by page.
-
-A page has 2 MiB in the small pool and 20 MiB (`large_segment_size`) in the large one. Unlike in PyTorch's code, a merge
-keeps the block with the lower address; see `blocks.py`.
-"""
+"""Expandable segments: one range of addresses for each stream and pool, with memory mapped page by page: 2 MiB in the
+small pool, 20 MiB (`large_segment_size`) in the large one."""
 
 from ullage.allocator.blocks import (
     EXPANDABLE_EXTRA_DIVISOR,

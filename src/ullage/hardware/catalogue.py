@@ -1,7 +1,4 @@
-"""From TOML tables to `GPU` records: the catalogue's own file, and a file that describes one's own card.
-
-Looking a GPU up by name is in `lookup.py`.
-"""
+"""From TOML tables to `GPU` records: the catalogue's own file, and a file that describes one's own card."""
 
 import tomllib
 from collections.abc import Callable, Mapping

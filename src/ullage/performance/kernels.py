@@ -1,8 +1,7 @@
 """The kernels behind operator calls, by length: jobs that share a GPU wait for them.
 
-A convolution is several kernels: cuDNN reorders its tensors and back, and the gradients of data and weights are
-separate kernels. Optimizer calls on lists use one kernel per group of tensors that fits. The shares of a call's time
-are in `data/kernels-h200.toml`. Nothing here imports PyTorch.
+A convolution is several kernels, and so are optimizer calls on lists that do not fit into one. The shares of a call's
+time are in `data/kernels-h200.toml`. Nothing here imports PyTorch.
 """
 
 import math

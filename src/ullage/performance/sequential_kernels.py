@@ -1,9 +1,8 @@
 """Operators of PyTorch whose kernels work on samples one after the other, however large a GPU is.
 
-Interpolation has a thread for each place of an image. It goes through all samples and channels one by one, and waits
-for memory in each round (`UpSampleBilinear2d.cu` and its neighbours). Fifty places of a thousand channels keep a single
-SM busy. `im2col` launches a kernel for each sample (`Im2Col.cu`). A batch norm has a block for each channel
-(`Normalization.cuh`): of few channels, most SMs have none. Nothing here imports PyTorch.
+Interpolation has a thread for each place of an image, which goes through all samples and channels and waits for memory
+in each round (`UpSampleBilinear2d.cu`). `im2col` launches a kernel for each sample (`Im2Col.cu`). A batch norm has a
+block for each channel (`Normalization.cuh`): of few channels, most SMs have none. Nothing here imports PyTorch.
 """
 
 import math

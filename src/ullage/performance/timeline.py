@@ -1,9 +1,8 @@
 """How host and GPU become a step: the host launches one call after the other, and the GPU runs them in that order.
 
 A call begins on the GPU when it is launched and those before it are done. Where the host waits for the GPU, it goes on
-when all that it launched is done; most steps do so for the copy of their batch. Between two such waits, the GPU has
-nothing left over from before. A host that never waits runs ahead, and the longer of the two decides. Nothing here
-imports PyTorch.
+when all that it launched is done; most steps do so for the copy of their batch. A host that never waits runs ahead, and
+the longer of the two decides. Nothing here imports PyTorch.
 """
 
 import functools

@@ -1,8 +1,5 @@
-"""What an operator call is for a GPU: floating-point operations, bytes, and the numbers that its time depends on.
-
-From the shapes of the arguments alone; `virtual/watching/step_calls.py` says how a call is written down. Nothing here
-imports PyTorch.
-"""
+"""What an operator call is for a GPU, by the shapes of its arguments: floating-point operations, bytes, and the numbers
+that its time depends on. Nothing here imports PyTorch."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,7 @@
 """Differences between PyTorch's releases that affect memory: attention kernels and workspaces.
 
 Only 2.11 was measured on a GPU. The rules of other releases were read from their source, or answered by their own
-compiled code for a card of each kind (`tests/virtual/test_releases.py` asks it again on builds for CUDA). Kernels are
-those of 2.11 in all of them. `ULLAGE_PYTORCH=2.13` selects the release to follow.
+compiled code (`tests/virtual/test_releases.py`). `ULLAGE_PYTORCH=2.13` selects the release to follow.
 """
 
 import os

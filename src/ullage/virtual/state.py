@@ -1,8 +1,5 @@
-"""The state of one virtual GPU: everything that its parts read or change.
-
-Operators, kernels, watchers and the replacements in `torch_cuda/` get a `GPUState`. They import this module and never
-`gpu.py`, which combines them.
-"""
+"""The state of one virtual GPU: everything that its parts read or change. They import this module and never `gpu.py`,
+which combines them."""
 
 from __future__ import annotations
 

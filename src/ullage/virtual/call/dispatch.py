@@ -1,8 +1,5 @@
-"""The dispatch mode: it counts operator calls on the virtual GPU and runs all others unchanged.
-
-The requests of a call depend only on the shapes, types and layouts of its arguments and on a few switches. This plan is
-made once and cached, so a repeated call costs microseconds.
-"""
+"""The dispatch mode: it counts operator calls on the virtual GPU and runs all others unchanged. The plan of a call is
+made once and cached, so a repeated call costs microseconds."""
 
 import re
 from typing import Any

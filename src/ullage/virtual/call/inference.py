@@ -1,8 +1,7 @@
 """The outputs of an operator call: shapes, strides, types, and which memory they share.
 
-PyTorch's shape inference repeats the call on "meta" tensors, which takes a millisecond for some operators. An output
-that shares an input's storage is a view of it. The most common operators on tensors of one layout are answered here; a
-test compares them with PyTorch.
+PyTorch's shape inference repeats the call on "meta" tensors, which takes a millisecond for some operators. So the most
+common operators on tensors of one layout are answered here; a test compares them with PyTorch.
 """
 
 from collections.abc import Sequence

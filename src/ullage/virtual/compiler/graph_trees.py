@@ -1,8 +1,7 @@
 """Inductor's trees of CUDA graphs on the virtual GPU: PyTorch's own code, over addresses of the allocator's blocks.
 
-Each graph runs once in the trees' private pool, is recorded there at its second call and replayed from then on. Between
-recordings PyTorch restores the pool's state after an earlier graph, and makes tensors over the addresses of that
-graph's outputs. The functions of its C++ part for that are here.
+Between recordings PyTorch restores the state that the trees' private pool had after an earlier graph, and makes tensors
+over the addresses of that graph's outputs. The functions of its C++ part for that are here.
 """
 
 from typing import Any

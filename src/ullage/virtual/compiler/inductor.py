@@ -1,8 +1,7 @@
 """Inductor on the virtual GPU: it writes the program of the real card; the kernels in it do nothing.
 
-The program allocates its buffers itself, calls PyTorch's operators that have no generated kernel, and launches Triton
-kernels for the rest. The first two are counted as usual. A Triton kernel is written and never compiled. If several
-configurations of one are tried, the memory of these trials is allocated.
+The buffers of the program and PyTorch's operators in it are counted as usual. A Triton kernel is written and never
+compiled. If several configurations of one are tried, the memory of these trials is allocated.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Triton: its kernels are skipped, its driver answers as the virtual GPU.
 
 A Triton kernel writes to tensors that PyTorch has allocated before, so the memory is known without it. Everything
-around the launch runs: hooks, heuristics, grids, and the autotuner, with the memory for timing a kernel. Nothing is
-compiled. Triton queries the card through `triton.runtime.driver.active`, whose class stays; only its C part, which
-needs libcuda, is replaced.
+around the launch runs: hooks, heuristics, grids, and the autotuner, with the memory for timing a kernel. Of the driver,
+only the C part, which needs libcuda, is replaced.
 """
 
 import functools

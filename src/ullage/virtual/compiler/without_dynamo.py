@@ -1,9 +1,8 @@
-"""Keeps code that does not compile from importing PyTorch's compiler.
+"""Keeps code that does not compile from importing PyTorch's compiler, which takes as long as PyTorch itself.
 
-Making an optimizer imports `torch._dynamo`, to exclude functions from compilation, and so does torchvision, to ask
-whether it could compile one function: a thousand modules, which take as long to import as PyTorch itself. Shape
-inference imports `sympy` and others, to ask whether a number is a symbol of the compiler. Without a compiler there is
-nothing to exclude, and no number is a symbol. Any other access loads the real module.
+Making an optimizer imports `torch._dynamo`, to exclude functions from compilation; shape inference imports `sympy` and
+others, to ask whether a number is a symbol of the compiler. Without a compiler there is nothing to exclude, and no
+number is a symbol. Any other access loads the real module.
 """
 
 import importlib

@@ -1,12 +1,11 @@
 """Asks cuDNN itself which plans it has for a convolution, and how much workspace each would take.
 
 cuDNN is asked through its backend interface, with the graph that PyTorch builds for the problem
-(aten/src/ATen/native/cudnn/Conv_v8.cpp). A question needs no tensor and runs no kernel: 0.5 ms for the first choice,
-5 ms for all candidates. Without `torch.backends.cudnn.benchmark` PyTorch takes the first candidate that works. With
-it, PyTorch asks for memory for the largest one.
+(aten/src/ATen/native/cudnn/Conv_v8.cpp). A question needs no tensor and runs no kernel: 0.5 ms for the first choice, 5
+ms for all candidates.
 
-cuDNN's licence is for machines with NVIDIA's GPUs. So a question is only asked where PyTorch runs on a real one. There
-it can be asked about another GPU, too, by a description of that GPU.
+cuDNN's licence is for machines with NVIDIA's GPUs, so a question is only asked where PyTorch runs on a real one; also
+about another GPU, by a description of that.
 """
 
 import ctypes

@@ -1,9 +1,6 @@
-"""Convolutions, PyTorch's part: the backend, the copies that it makes, and the order of its requests.
-
-aten/src/ATen/native/Convolution.cpp chooses the backend, ConvUtils.h the memory format, cudnn/ConvShared.cpp makes the
-copies and outputs. cuda/DepthwiseConv2d.cu and DepthwiseConv3d.cu are PyTorch's own depthwise kernels. The size of
-cuDNN's workspace comes from `workspaces.py`.
-"""
+"""Convolutions, PyTorch's part: the backend (aten/src/ATen/native/Convolution.cpp), the memory format (ConvUtils.h),
+the copies and outputs (cudnn/ConvShared.cpp, cuda/DepthwiseConv2d.cu, DepthwiseConv3d.cu), and the order of
+requests."""
 
 import math
 from collections.abc import Callable, Sequence

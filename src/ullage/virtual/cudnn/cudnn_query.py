@@ -1,8 +1,7 @@
 """Answers of this machine's cuDNN about convolutions on its own card: the exact version and card.
 
-For a card of this machine, "local", cuDNN gives its plans for each convolution. That needs a real GPU, and an estimate
-has a virtual one, so another process asks (`backend.serve`). The first question starts it; answers are stored in the
-user's cache folder, in a file for each version of cuDNN and kind of card, in the form of `ullage measure cudnn`.
+That needs a real GPU, and an estimate has a virtual one, so another process asks (`backend.serve`). Answers are stored
+in the user's cache folder, in a file for each version of cuDNN and kind of card, in the form of `ullage measure cudnn`.
 Without access to cuDNN, tables and trees answer, and a note says why.
 """
 

@@ -1,7 +1,5 @@
-"""PyTorch's checks of a convolution's tensors: layouts, the size of the output, and the backend.
-
-aten/src/ATen/native/Convolution.cpp and ConvUtils.h.
-"""
+"""PyTorch's checks of a convolution's tensors (aten/src/ATen/native/Convolution.cpp, ConvUtils.h): layouts, the size of
+the output, and the backend."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self

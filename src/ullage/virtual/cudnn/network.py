@@ -1,8 +1,5 @@
-"""A network that guesses cuDNN's plan for a convolution.
-
-It was trained on cuDNN's own answers (`benchmarks/training/plan_network.py`). Its inputs are `network_inputs`; it gives
-every plan a probability. Needs NumPy. Only the H200 was asked.
-"""
+"""A network that guesses cuDNN's plan for a convolution on an H200, trained on cuDNN's own answers
+(`benchmarks/training/plan_network.py`): it gives every plan a probability. Needs NumPy."""
 
 import json
 import math

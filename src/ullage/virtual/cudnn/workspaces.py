@@ -1,12 +1,9 @@
 """The workspace of cuDNN for a convolution, looked up or guessed.
 
-The possible workspaces are formulas (`formulas.py`). Which formula applies depends on cuDNN's plan, and that on the
-architecture. For the H200 a table of measured calls has the answer, and a network guesses the plan of other calls
-(`network.py`). Decision trees guess for every other architecture that cuDNN could be asked about, one file for each
-(`ullage measure cudnn`).
-
-The number of multiprocessors changes answers for sm_90 alone. A table for another GPU (`convolution_table*.gz`) in
-`data/` serves the GPUs that its header names.
+Which formula (`formulas.py`) applies depends on cuDNN's plan, and that on the architecture. For the H200 a table of
+measured calls has the answer, and a network guesses the plan of other calls (`network.py`). Decision trees guess for
+every other architecture that cuDNN could be asked about (`ullage measure cudnn`). A table for another GPU in `data/`
+serves the GPUs that its header names.
 """
 
 import hashlib

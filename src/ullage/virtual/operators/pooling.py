@@ -1,8 +1,5 @@
-"""Pooling, resizing and sampling of images: kernels that want one layout and copy tensors that have another.
-
-aten/src/ATen/native/cuda/AdaptiveMaxPooling2d.cu, UpSampleNearest2d.cu, UpSampleBilinear2d.cu, UpSampleNearest3d.cu,
-UpSampleTrilinear3d.cu, and aten/src/ATen/native/cudnn/GridSampler.cpp. Rules of copies alone: `regular.py`.
-"""
+"""Pooling, resizing and sampling of images: kernels that want one layout and copy tensors that have another. Rules of
+copies alone are in `regular.py`."""
 
 import torch
 

@@ -1,7 +1,5 @@
-"""What FSDP gathers and scatters with: a table of addresses and sizes goes to the GPU before the kernel starts.
-
-aten/src/ATen/native/cuda/TensorShape.cu
-"""
+"""What FSDP gathers and scatters with (aten/src/ATen/native/cuda/TensorShape.cu): a table of addresses and sizes goes
+to the GPU before the kernel starts."""
 
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
-"""What CUDA does with sparse tensors in kernels of its own.
-
-aten/src/ATen/native/sparse/cuda/SparseCUDATensor.cu, SparseCUDATensorMath.cu, SparseBlasLegacy.cpp
-"""
+"""What CUDA does with sparse tensors in kernels of its own (aten/src/ATen/native/sparse/cuda/SparseCUDATensor.cu,
+SparseCUDATensorMath.cu, SparseBlasLegacy.cpp)."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""Fourier transforms. aten/src/ATen/native/cuda/SpectralOps.cpp and CuFFTPlanCache.h are followed step by step.
-
-cuFFT's workspaces are taken from PyTorch's allocator for each transform; how large they are is in `cufft.py`.
-"""
+"""Fourier transforms. aten/src/ATen/native/cuda/SpectralOps.cpp and CuFFTPlanCache.h are followed step by step."""
 
 import math
 from collections.abc import Sequence

@@ -1,9 +1,8 @@
 """Virtual cards that several processes share. Each card is a small file, locked while it is read or changed.
 
 The file has 256 bytes that describe the card, then one line of 64 bytes for each process: pid, start time, bytes taken.
-A process changes its line with a single write, so a process that is killed at any moment leaves a readable file. Memory
-belongs to a process as long as it lives. The line of a dead process is cleared by whoever looks next; the start time
-tells it from a later process with the same pid.
+A line is changed with a single write, so a process that is killed at any moment leaves a readable file. That of a dead
+process is cleared by whoever looks next; the start time tells it from a later process with the same pid.
 
 PyTorch is not imported here, so a daemon or a monitor can watch cards cheaply.
 """

@@ -1,7 +1,6 @@
 """Install a virtual card in a whole process, from the import of PyTorch to the end of the process.
 
-`startup/sitecustomize.py` calls this in every Python process of a job. `CUDA_VISIBLE_DEVICES` decides which cards the
-process sees, as it does for CUDA. The process uses the first of them, or the one of its rank.
+`CUDA_VISIBLE_DEVICES` decides which cards the process sees. It uses the first of them, or the one of its rank.
 """
 
 import atexit

@@ -1,4 +1,1 @@
-"""`torch.cuda` and related APIs while a virtual GPU is in use: one module for each part of the API.
-
-`install.py` installs all of them. Allocator requests of kernels are in `virtual/operators/`.
-"""
+"""`torch.cuda` and related APIs while a virtual GPU is in use: one module for each part, which `install.py` installs."""

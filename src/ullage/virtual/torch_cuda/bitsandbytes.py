@@ -1,9 +1,5 @@
-"""bitsandbytes: its own code runs, up to the calls into its compiled library.
-
-The operators of bitsandbytes are Python functions that make outputs and temporaries with PyTorch and then call CUDA
-kernels by address. The functions run, so their memory is known for every version and GPU. The calls do nothing, because
-there is no memory behind the addresses.
-"""
+"""bitsandbytes: its own Python functions run, so that their memory is known for every version and GPU, up to the calls
+into its compiled library by address, which do nothing."""
 
 import importlib
 import sys

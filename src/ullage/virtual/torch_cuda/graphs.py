@@ -1,8 +1,5 @@
-"""CUDA graphs and `torch.cuda.MemPool`: captured code runs once, its memory stays in a private pool.
-
-PyTorch's own Python code stays: `torch.cuda.graph`, `make_graphed_callables` and `use_mem_pool` get their pools from
-the functions of `torch._C` that are replaced here. Replaying a graph requests no memory.
-"""
+"""CUDA graphs and `torch.cuda.MemPool`: captured code runs once, its memory stays in a private pool, and replaying it
+requests none. PyTorch's own Python code stays."""
 
 import itertools
 from array import array

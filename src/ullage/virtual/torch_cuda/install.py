@@ -1,8 +1,7 @@
 """Install every part of the API, and remove it again.
 
 PyTorch's own Python code stays where possible. Its calls into the C++ part are replaced (`torch._C._cuda_...`), so a
-CPU build, a CUDA build and a machine with a GPU give the same answers. All replacements are in one list, which leaving
-the `with` statement undoes in reverse order.
+CPU build, a CUDA build and a machine with a GPU give the same answers.
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
 """Random state: `torch.cuda.default_generators` and `torch.Generator(device="cuda")`.
 
-No numbers are drawn on the virtual GPU. Its generators are a seed and an offset, as in CUDA. Operators need a generator
-of PyTorch's own type, so it is a CPU generator with the device "cuda".
+No numbers are drawn on the virtual GPU. Operators need a generator of PyTorch's own type, so it is one of the CPU with
+the device "cuda".
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """safetensors, which reads and writes files outside PyTorch.
 
-`torch.save` writes the files that a script saves, so they can be read back. Of other files the header is read, which
-gives the place of each tensor. The values of a large one are read when they are needed, so a checkpoint may be larger
-than this machine's memory, or have no values at all.
+`torch.save` writes the files that a script saves. Of other files the header is read, and the values of a large tensor
+when they are needed: a checkpoint may be larger than this machine's memory, or have no values at all.
 """
 
 import json

@@ -1,8 +1,8 @@
 """torch.save and torch.load.
 
-Tensors of the virtual GPU have no data, so one element of each is saved, expanded to the right shape. The file says
-"cuda:0" and can be loaded anywhere. Loading reads storages to the CPU; those whose location maps to "cuda" become
-storages of the virtual GPU, with the same sharing.
+Of tensors of the virtual GPU one element is saved, expanded to the right shape; the file can be loaded anywhere.
+Loading reads storages to the CPU; those whose location maps to "cuda" become storages of the virtual GPU, with the same
+sharing.
 """
 
 from typing import Any

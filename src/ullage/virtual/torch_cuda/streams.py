@@ -1,8 +1,4 @@
-"""Streams, events, and threads.
-
-The allocator keeps free blocks by stream and needs the current one. In CUDA the current stream belongs to a thread:
-while only one thread sets streams, there is one current stream; with a second one, it depends on the thread.
-"""
+"""Streams, events, and threads. The allocator keeps free blocks by stream and needs the current one."""
 
 import ctypes
 import functools

@@ -1,8 +1,7 @@
 """Tensors outside of operators: construction, addresses, printing, copies, old type names, and access to data.
 
-A CPU tensor may not be filled yet (see `deferred_cpu.py`). It is filled before its data leaves without an operator: to
-NumPy, to another process or as a pointer. Each replacement ends by calling the original, so that inside two nested
-`with` statements both fill their tensors.
+A CPU tensor (`deferred_cpu.py`) is filled before its data leaves without an operator. Each replacement ends by calling
+the original, so that inside two nested `with` statements both fill their tensors.
 """
 
 import copy

@@ -1,9 +1,5 @@
-"""Make `import torchvision` work if its compiled operators do not load.
-
-The wheel for a CUDA build does not load with a CPU build of PyTorch, and its import then fails ("operator
-torchvision::nms does not exist"). Its operators are declared here without code. The virtual GPU needs only shapes, and
-torchvision registers its own shape functions and derivatives for them.
-"""
+"""Make `import torchvision` work if its compiled operators do not load, as those of a CUDA build with a CPU build of
+PyTorch. They are declared here without code; torchvision registers its own shape functions and derivatives for them."""
 
 import importlib.util
 import sys

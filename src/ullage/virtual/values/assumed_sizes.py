@@ -1,8 +1,5 @@
-"""Sizes that depend on data: the assumed ones, and those that the script's shapes show later.
-
-A script may know how many elements it selects and show it in a shape: `x[mask].view(batch, 3, size, size)`. By then the
-largest size has been allocated. So these sizes are kept for another run of the script.
-"""
+"""Sizes that depend on data: the assumed ones, and those that the script's shapes show later (`x[mask].view(batch, 3,
+size, size)`), when the largest size was allocated: they are kept for another run of the script."""
 
 from collections import Counter
 from weakref import WeakValueDictionary

@@ -1,7 +1,4 @@
-"""Values that code reads from the GPU: `.item()`, comparisons, checks, and flags that end a loop.
-
-`values/known_values.py` keeps the known values.
-"""
+"""Values that code reads from the GPU: `.item()`, comparisons, checks, and flags that end a loop."""
 
 import math
 from typing import Any

@@ -1,4 +1,1 @@
-"""Observation of a run: origins of requests, steps, repetition, and missing packages.
-
-Nothing here changes what a run allocates.
-"""
+"""Observation of a run, which changes nothing: origins of requests, steps, repetition, and missing packages."""

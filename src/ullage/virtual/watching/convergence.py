@@ -1,7 +1,7 @@
 """Detect when a training loop repeats: an iteration makes the same requests as the one before it.
 
-From then on only the allocator's free blocks can still be split further. So the last iteration's requests are repeated
-on the allocator alone until its reserved memory stops growing. That takes milliseconds, and the loop can stop.
+From then on only free blocks can still be split further. So these requests are repeated on the allocator alone until
+its reserved memory stops growing, which takes milliseconds, and the loop can stop.
 """
 
 from collections.abc import Callable

@@ -1,12 +1,11 @@
 """Packages with kernels for GPUs that the code looks for and that are not installed.
 
-Libraries select kernels by installed packages: TRL uses its Triton kernels if Triton is installed, transformers' Mamba
-those of mamba_ssm. On a machine with them other code runs, with other memory, so a note names the package and how to
-install it.
+Libraries select kernels by installed packages. On a machine with them other code runs, with other memory, so a note
+names the package and how to install it.
 
 Every failed import, `importlib.util.find_spec` and `importlib.metadata.version` reaches the last finder of
-`sys.meta_path`. Libraries look for many packages that they use only on request. So a lookup counts if the script's own
-code made it, or a library that selects by itself, in a file whose code then allocated GPU memory.
+`sys.meta_path`. A lookup counts if the script's own code made it, or a library that selects by itself, in a file whose
+code then allocated GPU memory.
 """
 
 import functools

@@ -1,8 +1,5 @@
-"""The models of a run: parameters, types of weights, and what each layer keeps for the backward pass.
-
-A model is a module that is called from outside of any other one. It is read at its first call, and again at the first
-optimizer step, when freezing is done.
-"""
+"""The models of a run: parameters, types of weights, and what each layer keeps for the backward pass. A model, a module
+that is called from outside of any other one, is read at its first call and at the first optimizer step."""
 
 import math
 import weakref

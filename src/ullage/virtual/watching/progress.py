@@ -1,7 +1,5 @@
-"""Progress of a training loop: optimizer steps, backward passes, training and validation.
-
-Optimizer hooks also show the purpose of memory: at each step parameters, gradients and optimizer state are known.
-"""
+"""Progress of a training loop: optimizer steps, backward passes, training and validation, and the purpose of memory,
+which optimizers know."""
 
 from bisect import bisect_left
 from collections.abc import Callable
