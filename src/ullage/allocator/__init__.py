@@ -15,14 +15,12 @@ from ullage.allocator.config import AllocatorConfig, AllocatorConfigError
 from ullage.allocator.history import History
 from ullage.allocator.private_pools import PoolId
 from ullage.allocator.request_log import RequestLog
-from ullage.allocator.statistics import BlockInfo, SegmentInfo
 
 __all__ = [
     "NO_LIMIT",
     "AllocatorConfig",
     "AllocatorConfigError",
     "Block",
-    "BlockInfo",
     "CachingAllocator",
     "History",
     "OutOfMemory",
@@ -31,7 +29,6 @@ __all__ = [
     "Restored",
     "format_size",
     "RequestLog",
-    "SegmentInfo",
     "checkpoint",
     "restore",
 ]

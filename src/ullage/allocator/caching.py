@@ -9,7 +9,7 @@ streams have finished.
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ullage.allocator import expandable, statistics
 from ullage.allocator.blocks import (
@@ -284,7 +284,7 @@ class CachingAllocator(Segments):
     def memory_stats(self) -> dict[str, int]:
         return statistics.memory_stats(self, self.config.max_split_size)
 
-    def snapshot(self) -> list[statistics.SegmentInfo]:
+    def snapshot(self) -> list[dict[str, Any]]:
         segments = statistics.snapshot(self.heads.values(), expandable=self.config.expandable_segments)
         for segment in segments:
             lane = segment["stream"]

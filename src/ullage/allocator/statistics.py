@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import groupby
-from typing import Final, TypedDict
+from typing import Any, Final
 
 from ullage.allocator.blocks import UNLIMITED, UNMAPPED, Block, Pool, blocks_from
 
@@ -87,26 +87,6 @@ class Counters:
             tally.peak = tally.current
 
 
-class BlockInfo(TypedDict):
-    address: int
-    size: int
-    requested_size: int
-    state: str
-
-
-class SegmentInfo(TypedDict):
-    address: int
-    total_size: int
-    allocated_size: int
-    active_size: int
-    requested_size: int
-    stream: int
-    segment_pool_id: tuple[int, int]
-    segment_type: str
-    is_expandable: bool
-    blocks: list[BlockInfo]
-
-
 def memory_stats(counters: Counters, max_split_size: int) -> dict[str, int]:
     """The flat dictionary of torch.cuda.memory_stats(), sorted by key as there."""
     stats = raw_stats(counters, max_split_size)
@@ -165,7 +145,7 @@ def _rows(counters: Counters) -> dict[str, Row]:
     return rows
 
 
-def snapshot(heads: Iterable[Block], *, expandable: bool) -> list[SegmentInfo]:
+def snapshot(heads: Iterable[Block], *, expandable: bool) -> list[dict[str, Any]]:
     """Return all segments by address, each with its blocks; an expandable one as its contiguous mapped ranges."""
     segments = [
         _segment(list(blocks), expandable=expandable)
@@ -176,7 +156,7 @@ def snapshot(heads: Iterable[Block], *, expandable: bool) -> list[SegmentInfo]:
     return sorted(segments, key=lambda segment: segment["address"])
 
 
-def _segment(blocks: list[Block], *, expandable: bool) -> SegmentInfo:
+def _segment(blocks: list[Block], *, expandable: bool) -> dict[str, Any]:
     head, in_use = blocks[0], [block for block in blocks if block.allocated]
     assert head.pool is not None
     allocated = sum(block.size for block in in_use)

@@ -145,7 +145,11 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
     network_s = network.get("network_s", 0.0)
     host_s, copy_s = host_time(rates, work), work.copied / rates.copied
     step_s = copy_s + together(rates, work, times, gpu_s + network_s)
-    bubble_s = step_s * _bubble(work.exchange)
+    bubble_s = 0.0
+    if work.exchange is not None:  # a pipeline's, by its schedule or else by its messages
+        pipeline = Pipeline.of(Counter(work.exchange.collectives()))
+        by_messages = 0.0 if pipeline is None else pipeline.bubble
+        bubble_s = step_s * (by_messages if work.exchange.bubble is None else work.exchange.bubble)
     step_s += bubble_s
     active: dict[str, Any] = {name: float((busy * shares[name]).sum()) / step_s if step_s else 0.0 for name in SHARES}
     power_w = rates.idle_w + sum(rates.power[name] * share for name, share in active.items())
@@ -185,14 +189,6 @@ def _exchanged(work: StepWork, exchange: Exchange, times: Floats, gpu: GPU) -> d
             {**one._asdict(), "count": count, "seconds": count * one.seconds(by)} for one, count in sent.items()
         ],
     }
-
-
-def _bubble(exchange: Exchange | None) -> float:
-    """Return a pipeline stage's wait for the others over its own time, by its schedule or else by its messages."""
-    if exchange is not None and exchange.bubble is not None:
-        return exchange.bubble
-    pipeline = None if exchange is None else Pipeline.of(Counter(exchange.collectives()))
-    return 0.0 if pipeline is None else pipeline.bubble
 
 
 def moved_times(works: Sequence[Work], times: Floats, gpu: GPU) -> Floats:

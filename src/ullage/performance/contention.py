@@ -127,7 +127,12 @@ class _Kernels:
         groups = _as_busy(job, gpu_s)
         blocking = [(group.number, group.filled) for group in groups if group.filled >= FILLS * group.seconds]
         count, blocking_s = sum(count for count, _ in blocking), sum(filled for _, filled in blocking)
-        sizes = _by_length(groups)
+        by_length: dict[int, tuple[float, float]] = {}  # by factors of four: numbers and seconds
+        for group in groups:
+            length = int(math.log(group.seconds / group.number, 4) // 1)
+            number, seconds = by_length.get(length, (0.0, 0.0))
+            by_length[length] = number + group.number, seconds + group.seconds
+        sizes = [(number, seconds / number) for number, seconds in by_length.values()]
         busy = sum(group.filled for group in groups) / gpu_s
         if not count:
             return cls(sizes, busy=busy)
@@ -147,16 +152,6 @@ def _kernels_of(job: Utilization) -> _Kernels:
             _KNOWN.clear()
         known = _KNOWN[id(job)] = job, _Kernels.of(job)
     return known[1]
-
-
-def _by_length(groups: Sequence[KernelGroup]) -> list[tuple[float, float]]:
-    """Return the number and mean length of kernels, grouped by factors of four."""
-    sums: dict[int, tuple[float, float]] = {}
-    for group in groups:
-        length = int(math.log(group.seconds / group.number, 4) // 1)
-        number, seconds = sums.get(length, (0.0, 0.0))
-        sums[length] = number + group.number, seconds + group.seconds
-    return [(number, seconds / number) for number, seconds in sums.values()]
 
 
 _FEWEST, _SHORTEST, _LONGEST = 1e-3, 1e-9, 1e5  # kernels in a step, and seconds of one

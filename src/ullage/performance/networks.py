@@ -30,11 +30,6 @@ class Network:
     meaning: str
     per_gpu: bool = False
 
-    @property
-    def between_machines(self) -> bool:
-        """Whether it connects machines, and not the GPUs of one."""
-        return self.kind == FABRIC
-
 
 def _nvlink(generation: int, links: int, each: float, cards: str) -> Network:
     return Network(f"nvlink{generation}", NVLINK, links * each, f"NVLink of {cards}: {links} links")
@@ -107,10 +102,13 @@ class Interconnect:
 def interconnect_of(gpu: GPU, named: str | None = None) -> Interconnect:
     """Return how GPUs like this one are connected: by the networks in `named` (`"nvlink4"`, `"pcie4,eth-100"`,
     `"4xib-ndr"`), otherwise as in machines sold with them."""
-    inside, between, adapters = NETWORKS[_inside(gpu)], None, None
+    generation = gpu.generation or "ampere"
+    socketed = _SOCKETED.search(gpu.device_name) is not None and not gpu.is_mig
+    inside = NETWORKS[(_OF_SOCKETS if socketed else _OF_SLOTS).get(generation, "pcie4")]
+    between, adapters = None, None
     for word in filter(None, (part.strip() for part in (named or "").split(","))):
         count, network = _read(word)
-        if network.between_machines:
+        if network.kind == FABRIC:
             between, adapters = network, count
         elif count is not None:
             raise InvalidValue(
@@ -124,7 +122,7 @@ def interconnect_of(gpu: GPU, named: str | None = None) -> Interconnect:
 def check_interconnect(named: str) -> str:
     """Return the same text if it names known networks."""
     words = [part.strip() for part in named.split(",") if part.strip()]
-    kinds = [_read(word)[1].between_machines for word in words]
+    kinds = [_read(word)[1].kind == FABRIC for word in words]
     if not words or len(words) > 2 or len(set(kinds)) < len(kinds):
         raise InvalidValue(
             "interconnect must be a network inside a machine, one between machines, or both, such as "
@@ -142,9 +140,3 @@ def _read(word: str) -> tuple[int | None, Network]:
     if times[1] is not None and int(times[1]) < 1:
         raise InvalidValue(f"interconnect: number of adapters must be at least 1, got {word!r}")
     return (None if times[1] is None else int(times[1])), NETWORKS[name]
-
-
-def _inside(gpu: GPU) -> str:
-    generation = gpu.generation or "ampere"
-    socketed = _SOCKETED.search(gpu.device_name) is not None and not gpu.is_mig
-    return _OF_SOCKETS.get(generation, "pcie4") if socketed else _OF_SLOTS.get(generation, "pcie4")

@@ -45,11 +45,6 @@ class StepCalls:
         return self.steady or self.optimizer_steps > 0
 
     @property
-    def with_kernels(self) -> int:
-        """How many calls run something on the GPU, views and bare allocations left out."""
-        return sum(runs_kernels(call) for call in self)
-
-    @property
     def waits(self) -> int:
         """How often the host waits until the GPU is done: for a number, for a copy, or because it says so."""
         return sum(waits_for_gpu(call) for call in self)

@@ -25,7 +25,7 @@ from ullage.performance.contention import SharingRules
 from ullage.performance.rates import Rates
 from ullage.performance.result import Utilization
 from ullage.performance.sharing import Sharing, share_of
-from ullage.performance.step import StepCalls
+from ullage.performance.step import StepCalls, runs_kernels
 from ullage_lab.clean.families import family_of, is_for_testing
 from ullage_lab.measure.turns import slowdowns as middle_slowdowns
 from ullage_lab.train.steps.runs import follow as follow_runs
@@ -162,7 +162,7 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
             bytes=0.0,
             steady=True,
             measured=True,
-            kernels=steps[key[2]].with_kernels,
+            kernels=sum(map(runs_kernels, steps[key[2]])),
             kernel_groups=told[key[2]].kernel_groups,
             copy_s=told[key[2]].copy_s,
             waits=steps[key[2]].waits,

@@ -81,16 +81,9 @@ def clone(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return out
 
 
-_PLAIN = {
-    f"aten.new_{name}.default": getattr(getattr(torch.ops.aten, name), overload)
-    for name, overload in (
-        ("empty", "memory_format"),
-        ("zeros", "default"),
-        ("ones", "default"),
-        ("full", "default"),
-        ("empty_strided", "default"),
-    )
-}
+_NEW = ("zeros", "ones", "full", "empty_strided")
+_PLAIN = {f"aten.new_{name}.default": getattr(torch.ops.aten, name).default for name in _NEW}
+_PLAIN["aten.new_empty.default"] = torch.ops.aten.empty.memory_format
 _LIKE = ("empty", "zeros", "ones", "full", "rand", "randn", "randint")
 
 

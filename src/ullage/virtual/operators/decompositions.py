@@ -207,11 +207,11 @@ def batch_norm(
 
 def _first(results: Any) -> Any:
     """Return the first result. C++ releases the others from the first on, a Python tuple from the last on."""
-    kept = list(results)
+    held = list(results)
     del results
-    first = kept[0]
-    for place in range(len(kept)):
-        kept[place] = None
+    first = held[0]
+    for place in range(len(held)):
+        held[place] = None
     return first
 
 
@@ -367,23 +367,23 @@ def _self_attention(
     batch, length, size = x.shape
     head = size // heads
     split = x.view(batch, length, heads, head).transpose(1, 2)
-    asked = AttentionArguments(split, split, split, None, 0.0, False, False)
+    arguments = AttentionArguments(split, split, split, None, 0.0, False, False)
     gpu = gpus_in_use[-1]
-    kernel = choose_attention_kernel(asked, gpu.spec.capability, gpu.release)
+    kernel = choose_attention_kernel(arguments, gpu.spec.capability, gpu.release)
     if mask is None and head % 8 == 0 and kernel != MATH:
         packed = torch.nn.functional.linear(x, qkv_weight, qkv_bias)
         parts: Any = (part.view(batch, length, heads, head).transpose(1, 2) for part in packed.chunk(3, -1))
-        found = torch.nn.functional.scaled_dot_product_attention(*parts)
-        return torch.nn.functional.linear(found.transpose(1, 2).reshape(batch, length, size), proj_weight, proj_bias)
+        out = torch.nn.functional.scaled_dot_product_attention(*parts)
+        return torch.nn.functional.linear(out.transpose(1, 2).reshape(batch, length, size), proj_weight, proj_bias)
     packed = torch.matmul(x, qkv_weight.t())
     query, key, value = torch.empty((3, batch, heads, length, head), dtype=x.dtype, device=x.device)
     del packed
     flags = None if mask is None else mask.to(torch.bool)
     weights = torch.softmax(torch.matmul(query, key.transpose(-2, -1)), -1)
     del flags
-    found = torch.matmul(weights, value)
+    out = torch.matmul(weights, value)
     del weights
-    return torch.nn.functional.linear(found.transpose(1, 2).reshape(batch, length, size), proj_weight, proj_bias)
+    return torch.nn.functional.linear(out.transpose(1, 2).reshape(batch, length, size), proj_weight, proj_bias)
 
 
 @gpu_handler("aten.linalg_pinv.atol_rtol_tensor")

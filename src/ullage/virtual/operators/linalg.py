@@ -108,10 +108,10 @@ def _solve_by_triangles(steps: Steps, batch: int, rows: int, size: int, adjoint:
             _add_triangular(steps, batch, rows)
         steps.temporary(size).free(-1)
     else:
-        kept = [steps.take(taken) for taken in (rows * _INDEX, rows * batch * _INDEX, size)]
+        taken = [steps.take(nbytes) for nbytes in (rows * _INDEX, rows * batch * _INDEX, size)]
         for _ in range(2):
             _add_triangular(steps, batch, rows)
-        steps.free(*reversed(kept))
+        steps.free(*reversed(taken))
     steps.free(places)
 
 

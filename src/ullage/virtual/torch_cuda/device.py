@@ -1,9 +1,9 @@
 """The device of torch.cuda: its properties, NVML, the CUDA runtime, NVTX, torch.accelerator and DataParallel."""
 
 import ctypes
-import functools
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -184,20 +184,11 @@ def _forget_initialization(replacements: Replacements) -> None:
     """Reset the initialization of torch.cuda in PyTorch's C++ part; only the virtual GPU was initialized."""
     if torch.cuda.is_initialized():
         return
-    require = _set_requires_device_init()
-    if require is not None:
-        replacements.on_undo(lambda: require(_DEVICE_TYPE, True))
-
-
-@functools.cache
-def _set_requires_device_init() -> Any:
     library = Path(torch.__file__).parent / "lib" / "libtorch_python.so"
-    try:
-        function = ctypes.PyDLL(str(library))["_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"]
-    except (OSError, AttributeError):
-        return None
-    function.argtypes, function.restype = [ctypes.c_int8, ctypes.c_bool], None
-    return function
+    with suppress(OSError, AttributeError):
+        require = ctypes.PyDLL(str(library))["_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"]
+        require.argtypes, require.restype = [ctypes.c_int8, ctypes.c_bool], None
+        replacements.on_undo(lambda: require(_DEVICE_TYPE, True))
 
 
 # torch.accelerator: the same device under its general name.

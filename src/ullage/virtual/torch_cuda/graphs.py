@@ -66,6 +66,8 @@ class Graphs:
 class CUDAGraph:
     """`torch.cuda.CUDAGraph` while a virtual GPU is in use."""
 
+    __module__ = "torch.cuda.graphs"
+
     def __init__(self, keep_graph: bool = False) -> None:
         self._graphs = part_in_use(Graphs)
         self._pool: PoolId = NO_POOL
@@ -121,6 +123,8 @@ class CUDAGraph:
 class MemPool:
     """`torch.cuda.MemPool` while a virtual GPU is in use."""
 
+    __module__ = "torch.cuda.memory"
+
     def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
         self._graphs = part_in_use(Graphs)
         if allocator is not None:
@@ -140,10 +144,6 @@ class MemPool:
         if hasattr(self, "id") and not self._graphs.gpu.memory.closed:
             self._graphs.pools.release(self.id)
             self._graphs.gpu.memory.allocator.empty_cache(self.id)
-
-
-for _kind, _module in ((CUDAGraph, "torch.cuda.graphs"), (MemPool, "torch.cuda.memory")):
-    _kind.__module__ = _module
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:

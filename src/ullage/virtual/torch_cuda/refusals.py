@@ -24,19 +24,16 @@ _IN_PLACE = {f"multi_tensor_{what}" for what in ("adam", "adagrad", "sgd", "scal
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    _refuse_allocators(gpu, replacements)
+    members = {
+        "__new__": gpu.refusing("torch.cuda.CUDAPluggableAllocator", "run the same code without it"),
+        "__module__": "torch.cuda",
+    }
+    refused = type("CUDAPluggableAllocator", (), members)
+    for home in (torch.cuda, torch.cuda.memory):
+        replacements.put_existing(home, "CUDAPluggableAllocator", refused)
     replacements.when_imported(
         "torch.utils.cpp_extension", lambda module: _refuse_extensions(gpu, replacements, module)
     )
-
-
-def _refuse_allocators(gpu: GPUState, replacements: Replacements) -> None:
-    def new(cls: Any, *args: Any, **options: Any) -> Any:
-        gpu.refuse("torch.cuda.CUDAPluggableAllocator", "run the same code without it")
-
-    refused = type("CUDAPluggableAllocator", (), {"__new__": new, "__module__": "torch.cuda"})
-    for home in (torch.cuda, torch.cuda.memory):
-        replacements.put_existing(home, "CUDAPluggableAllocator", refused)
 
 
 class _Extension(ModuleType):
@@ -57,7 +54,7 @@ class _Extension(ModuleType):
             tensors = [value for value in (*args, *options.values()) if isinstance(value, torch.Tensor)]
             if name in _IN_PLACE and len(args) > 2 and isinstance(args[2], list | tuple):
                 tensors = [tensor for tensors in args[2] for tensor in tensors]
-            elif len(tensors) > 1 and _throws_away(sys._getframe(1)):
+            elif len(tensors) > 1 and _ignores_result(sys._getframe(1)):
                 self._gpu.note("operators", f"{what}, was skipped: it is assumed to write only to its arguments")
             else:
                 self._gpu.refuse(what, WRAP_IT)
@@ -67,7 +64,7 @@ class _Extension(ModuleType):
         return function
 
 
-def _throws_away(frame: FrameType) -> bool:
+def _ignores_result(frame: FrameType) -> bool:
     """Check whether a function ignores the result of its current call."""
     after = [step.opname for step in dis.get_instructions(frame.f_code) if step.offset > frame.f_lasti]
     return after[:1] == ["POP_TOP"]
@@ -116,8 +113,9 @@ def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
         gpu.note("scripting", "torch.jit.trace was skipped: the Python code ran instead")
         inputs = () if example_inputs is None else example_inputs
         named = options.get("example_kwarg_inputs") or {}
-        if _is_compiled(func) and not isinstance(inputs, torch.Tensor) and not inputs and not named:
-            return func  # to trace what was traced already is to do nothing
+        is_traced = getattr(func, "save", None) is _save_nothing
+        if is_traced and not isinstance(inputs, torch.Tensor) and not inputs and not named:
+            return func
         func(*([inputs] if isinstance(inputs, torch.Tensor) else inputs), **named)
         return _as_compiled(func)
 
@@ -175,10 +173,6 @@ def _as_compiled(obj: Any) -> Any:
 
 def _save_nothing(*args: Any, **options: Any) -> None:
     """A replacement for the method `save` of compiled functions and modules."""
-
-
-def _is_compiled(obj: Any) -> bool:
-    return getattr(obj, "save", None) is _save_nothing
 
 
 def _pass_over_graphs(replacements: Replacements, writer: ModuleType) -> None:

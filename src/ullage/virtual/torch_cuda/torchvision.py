@@ -1,10 +1,10 @@
 """Make `import torchvision` work if its compiled operators do not load, as those of a CUDA build with a CPU build of
 PyTorch. They are declared here without code; torchvision registers its own shape functions and derivatives for them."""
 
+import functools
 import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -40,29 +40,29 @@ _SCHEMAS = (
     f"deform_conv2d({_DEFORM}) -> Tensor",
     f"_deform_conv2d_backward(Tensor grad, {_DEFORM}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-_kept: list[Any] = []
-_looked = False
 
 
-def make_torchvision_importable() -> None:
+@functools.cache
+def make_torchvision_importable() -> Any:
     """Declare torchvision's operators, once, if it is installed, not imported yet and its own library does not load."""
-    global _looked
-    if _looked:
-        return
-    _looked = True
     if "torchvision" in sys.modules:
-        return
+        return None
     spec = importlib.util.find_spec("torchvision")
     folders = spec.submodule_search_locations if spec is not None else None
     if not folders or _loads(Path(folders[0])):
-        return
+        return None
     library: Any = torch.library.Library("torchvision", "FRAGMENT")
     for schema in _SCHEMAS:
         if not hasattr(torch.ops.torchvision, schema.split("(")[0]):  # somebody else may have helped himself
             library.define(schema)
     library.impl("_cuda_version", lambda: -1, "CompositeExplicitAutograd")
-    _kept.append(library)  # an operator lives as long as the library that declared it
-    after_import("torchvision.extension", _say_that_they_are_there)
+
+    def say_that_they_are_there(extension: Any) -> None:
+        """torchvision registers its shape functions and derivatives only if it believes in its operators."""
+        extension._has_ops = lambda: True
+
+    after_import("torchvision.extension", say_that_they_are_there)
+    return library  # an operator lives as long as the library that declared it: the cache keeps it
 
 
 def _loads(folder: Path) -> bool:
@@ -74,11 +74,6 @@ def _loads(folder: Path) -> bool:
         return bool(files)
     except (OSError, RuntimeError):
         return False
-
-
-def _say_that_they_are_there(extension: ModuleType) -> None:
-    """torchvision registers its shape functions and derivatives only if it believes in its operators."""
-    extension._has_ops = lambda: True  # type: ignore[attr-defined]
 
 
 @gpu_handler("torchvision.nms.default")
