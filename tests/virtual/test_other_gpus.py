@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import ullage
 from ullage.hardware import gpu as find_gpu
-from ullage.virtual.call.dispatch import forget_plans
+from ullage.virtual.call import dispatch
 from ullage.virtual.cudnn.formulas import (
     FORWARD,
     ConvolutionProblem,
@@ -247,8 +247,8 @@ def test_cards_of_one_name_have_plans_of_their_own():
     def peak(spec):
         return ullage.estimate(train, gpu=spec).peak_allocated
 
-    forget_plans()
+    dispatch._plans.clear()
     alone = peak(changed)
-    forget_plans()
+    dispatch._plans.clear()
     assert peak(card) != alone
     assert peak(changed) == alone

@@ -225,23 +225,20 @@ def _value(key: str, value: Any, where: str) -> Any:
     def wrong(needed: str) -> InvalidValue:
         return InvalidValue(f"{where}: {key} must be {needed}, got {value!r}")
 
-    number = isinstance(value, int | float) and not isinstance(value, bool)
     if key in _SIZES:
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise wrong("bytes or a size such as '24GiB'")
         try:
-            size = parse_bytes(value)
+            size = parse_bytes(value) if type(value) in (int, str) else None
         except InvalidValue:
-            raise wrong("bytes or a size such as '24GiB'") from None
-        if size <= 0:
-            raise wrong("a size above 0")
+            size = None
+        if size is None or size <= 0:
+            raise wrong("bytes or a size such as '24GiB'" if size is None else "a size above 0")
         return size
     if key.removesuffix("_mib") in _SIZES or key in _WHOLE:
-        if not number or not isinstance(value, int) or value <= 0:
+        if type(value) is not int or value <= 0:
             raise wrong("a whole number above 0")
         return value * MIB if key.endswith("_mib") else value
     if key in _RATES:
-        if not number or value <= 0:
+        if type(value) not in (int, float) or value <= 0:
             raise wrong("a number above 0")
         return float(value)
     if key == "context_measured":
@@ -249,7 +246,10 @@ def _value(key: str, value: Any, where: str) -> Any:
             raise wrong("true or false")
         return value
     if key == "compute_capability":
-        return _capability(value, wrong("text such as '8.6'"))
+        major, dot, minor = value.partition(".") if isinstance(value, str) else ("", "", "")
+        if not (dot and major.isdecimal() and minor.isdecimal()):
+            raise wrong("text such as '8.6'")
+        return int(major), int(minor)
     if key == "aliases":
         if not isinstance(value, list) or not all(isinstance(alias, str) for alias in value):
             raise wrong("a list of texts")
@@ -257,10 +257,3 @@ def _value(key: str, value: Any, where: str) -> Any:
     if not isinstance(value, str) or not value:
         raise wrong("text")
     return value
-
-
-def _capability(value: Any, wrong: InvalidValue) -> tuple[int, int]:
-    major, dot, minor = value.partition(".") if isinstance(value, str) else ("", "", "")
-    if not (dot and major.isdecimal() and minor.isdecimal()):
-        raise wrong
-    return int(major), int(minor)

@@ -103,12 +103,10 @@ class Utilization:
 
     @property
     def waits_for_host(self) -> bool:
-        """Whether a step waits for the host."""
         return self.host_s > self.gpu_s + self.network_s
 
     @property
     def waits_for_input(self) -> bool:
-        """Whether a step waits for the data loader."""
         return self.input_s is not None and self.input_s >= self.step_s
 
     def fed_at(self, rate: float) -> Utilization:
@@ -163,7 +161,6 @@ class Utilization:
 
     @property
     def remarks(self) -> list[str]:
-        """Remarks on the figures."""
         remarks = {
             f"not measured on {self.gpu}: by its bandwidth, FLOP/s and SMs": not self.measured,
             f"the network is modelled, not measured: {self.interconnect}": self.interconnect,

@@ -1,6 +1,5 @@
 """The operator calls of a training step. Nothing here imports PyTorch."""
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -35,9 +34,6 @@ class StepCalls:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self.calls[number] for number in self.order)
-
-    def counts(self) -> Counter[str]:
-        return Counter(str(call["operator"]) for call in self)
 
     @property
     def is_whole(self) -> bool:

@@ -187,7 +187,6 @@ def virtual_gpu(name: str | GPU = "H200", config: AllocatorConfig | None = None)
 
 
 def current() -> VirtualGPU | None:
-    """Return the innermost virtual GPU in use, or `None`."""
     gpu = gpus_in_use[-1] if gpus_in_use else None
     return gpu if isinstance(gpu, VirtualGPU) else None
 

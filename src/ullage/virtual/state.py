@@ -155,7 +155,6 @@ class GPUState:
             self.note(kind, text.format(names=_few(names)))
 
     def note_instead(self, kind: str, text: str) -> None:
-        """Replace all notes of a kind by one line."""
         for key in [key for key in self._notes if key[0] == kind]:
             del self._notes[key]
         self.note(kind, text)

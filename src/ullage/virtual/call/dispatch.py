@@ -120,11 +120,6 @@ class VirtualMode(GPUMode):
 _plans: dict[tuple[Any, GPU | None], dict[Any, Plan]] = {}
 
 
-def forget_plans() -> None:
-    """Clear all cached plans, to compare rules or tables of workspaces in one process."""
-    _plans.clear()
-
-
 class _HigherOrderOperator:
     """An operator on functions; its GPU kernel is written in Python."""
 
@@ -286,21 +281,17 @@ class _Operator:
         if self.rule is not None:
             return self.rule(Call(self.func, args, kwargs, self.gpu.spec, inferred))
         plan = inferred()
-        plan.note = _takes_more(self.func)
+        if custom.is_custom(self.func):
+            what = f"{self.func} is no operator of PyTorch: its outputs were counted, and nothing else"
+            plan.note = "operators", what
+        elif _IN_LIBRARIES.match(self.name):
+            what = f"{self.func} was counted by its outputs: the workspace of its library is not known"
+            plan.note = "operators", what
         return plan
 
 
 # Operators of PyTorch without a rule that run in cuSOLVER, MAGMA or Thrust.
 _IN_LIBRARIES = re.compile(r"aten\._?(linalg_(?!cross|vector_norm)|ormqr|mode|segment_reduce)")
-
-
-def _takes_more(func: Any) -> tuple[str, str] | None:
-    """Return a note for an operator without a rule whose kernel may allocate more than its outputs."""
-    if custom.is_custom(func):
-        return "operators", f"{func} is no operator of PyTorch: its outputs were counted, and nothing else"
-    if _IN_LIBRARIES.match(str(func)):
-        return "operators", f"{func} was counted by its outputs: the workspace of its library is not known"
-    return None
 
 
 def _quick(plan: Plan, args: tuple[Any, ...]) -> New | Alias | Same | None:

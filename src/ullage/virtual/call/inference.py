@@ -23,7 +23,6 @@ class ArgumentPlaces:
         self.twins: list[tuple[torch.Tensor, torch.Size, Any]] = []
 
     def twin(self, value: Any, place: Any) -> Any:
-        """Return the same value with meta tensors and devices."""
         if isinstance(value, torch.Tensor):
             twin = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
             self.twins.append((twin, value.shape, place))

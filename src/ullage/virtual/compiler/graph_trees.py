@@ -70,7 +70,6 @@ class GraphTrees:
             storage.ullage_address = address
 
     def at_addresses(self, tensors: Any, addresses: Any, places: Any) -> bool:
-        """Check whether the tensors at these places have their old addresses."""
         return all(
             not isinstance(tensors[place], torch.Tensor) or tensors[place].data_ptr() == addresses[place]
             for place in places

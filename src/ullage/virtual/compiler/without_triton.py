@@ -48,13 +48,11 @@ def _note_compiled(gpu: GPUState, mode: Any) -> None:
 
 def _noted_when_called(gpu: GPUState, function: Any, mode: Any) -> Any:
     """A library may compile functions that nobody calls."""
-    noted: list[bool] = []
+    note_once = functools.cache(_note_compiled)
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        if not noted:
-            noted.append(True)
-            _note_compiled(gpu, mode)
+        note_once(gpu, mode)
         return function(*args, **options)
 
     return call
@@ -67,12 +65,11 @@ def _run_eagerly(gpu: GPUState, replacements: Replacements, module: ModuleType) 
         replacements.put(module, "_stance", stance(stance="force_eager"))
     choose: Any = getattr(module, "_callback_from_stance", None)
     if choose is not None:  # asked at each call of a compiled function
-        noted: list[bool] = []
+        note_once = functools.cache(gpu.note)
 
         def choose_and_note(callback: Any) -> Any:
-            if callback and not noted:
-                noted.append(True)
-                gpu.note("compile", _COMPILED)
+            if callback:
+                note_once("compile", _COMPILED)
             return choose(callback)
 
         replacements.put(module, "_callback_from_stance", choose_and_note)

@@ -345,21 +345,13 @@ def padded_phase_bytes(problem: ConvolutionProblem) -> int:
     are left out, and the output is as long as without strides."""
     if problem.direction != DATA or max(problem.stride) == 1:
         return 0
-    groups, taps = problem.groups, _phases(problem)[1]
-    reached = [
-        (count - 1) * step + dilation * (length - 1) + 1 - padding
-        for count, step, dilation, length, padding in zip(
-            problem.out[2:], problem.stride, problem.dilation, problem.weight[2:], problem.padding, strict=True
-        )
-    ]
-    lengths = tuple(
-        -(-min(length, far) // step)
-        for length, far, step in zip(problem.source[2:], reached, problem.stride, strict=True)
-    )
-    out = tuple(
-        length + 2 * -(-padding // step) - tap + 1
-        for length, tap, step, padding in zip(lengths, taps, problem.stride, problem.padding, strict=True)
-    )
+    groups, taps, lengths, out = problem.groups, _phases(problem)[1], [], []
+    for place, (step, padding, dilation) in enumerate(
+        zip(problem.stride, problem.padding, problem.dilation, strict=True), 2
+    ):
+        reached = (problem.out[place] - 1) * step + dilation * (problem.weight[place] - 1) + 1 - padding
+        lengths.append(-(-min(problem.source[place], reached) // step))
+        out.append(lengths[-1] + 2 * -(-padding // step) - taps[place - 2] + 1)
     inner = round_up(problem.source[1] // groups, _PHASE_INPUTS) * prod(problem.stride)
     outer = round_up(problem.out[1] // groups, _PHASE_OUTPUTS)
     size = problem.source[0] * (inner * prod(lengths) + outer * prod(out)) + inner * outer * prod(taps)

@@ -20,6 +20,7 @@ Only the H200 was asked.
 
 import tomllib
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,12 +154,9 @@ def grid(plan: EnginePlan, size: Lengths, alone: bool = True) -> Grid:
         if direction == FILTER:
             down, across = -(-size.outer // rows), size.taps * -(-size.inner // columns)
             steps = -(-size.batch * size.out_pixels // _DEPTH)
-        elif direction == FORWARD:
-            down, across = -(-size.batch * size.out_pixels // rows), -(-size.outer // columns)
-            steps = size.taps * -(-size.inner // _DEPTH)
         else:
-            down, across = -(-size.batch * size.pixels // rows), -(-size.inner // columns)
-            steps = size.taps * -(-size.outer // _DEPTH)
+            down, across = _tiles_of_result(direction, size, rows, columns)
+            steps = size.taps * -(-(size.inner if direction == FORWARD else size.outer) // _DEPTH)
         tiles = -(-down // high) * -(-across // wide) * size.groups
         return Grid(tiles, steps, plan.clusters, rows * columns * 4 * high * wide)
     if plan.engine in PRODUCT[direction]:
@@ -188,25 +186,24 @@ def grid(plan: EnginePlan, size: Lengths, alone: bool = True) -> Grid:
     return Grid()
 
 
+def _tiles_of_result(direction: str, size: Lengths, rows: int, columns: int) -> tuple[int, int]:
+    """Return the tiles of an output, or of the gradient of a source, down and across."""
+    pixels, channels = (size.out_pixels, size.outer) if direction == FORWARD else (size.pixels, size.inner)
+    return -(-size.batch * pixels // rows), -(-channels // columns)
+
+
 def _sliced_tiles(plan: EnginePlan, size: Lengths, rows: int, columns: int) -> int:
     if not rows:
         return 0
-    if plan.direction == FORWARD:
-        return -(-size.batch * size.out_pixels // rows) * -(-size.outer // columns) * size.groups
-    if plan.direction == DATA:
-        return -(-size.batch * size.pixels // rows) * -(-size.inner // columns) * size.groups
-    if size.groups > 1:
-        return _packed_tiles(size, rows, columns)
+    if plan.direction != FILTER:
+        return prod(_tiles_of_result(plan.direction, size, rows, columns)) * size.groups
+    if size.groups > 1:  # packed groups: a tile has several small groups, for each tap
+        common, channels = packed_channels(size.inner, size.outer, size.groups)
+        if common < rows:
+            return -(-channels // rows) * size.taps * max(1, rows // columns)
+        return size.groups * -(-common // rows) * -(-common * size.taps // columns)
     inner = size.inner if plan.engine in _UNPADDED else size.wide
     return -(-size.outer // rows) * -(-inner * size.taps // columns)
-
-
-def _packed_tiles(size: Lengths, rows: int, columns: int) -> int:
-    """Return the tiles of the filter's gradient of packed groups: a tile has several small groups, for each tap."""
-    common, channels = packed_channels(size.inner, size.outer, size.groups)
-    if common < rows:
-        return -(-channels // rows) * size.taps * max(1, rows // columns)
-    return size.groups * -(-common // rows) * -(-common * size.taps // columns)
 
 
 def partial_bytes(plan: EnginePlan, cut: Grid, parts: int) -> int:
@@ -243,11 +240,10 @@ def parts_by(plan: EnginePlan, cut: Grid, named: int) -> int:
 
 def _additions(parts: int) -> int:
     """Return the number of additions by which a tree adds the parts, two at a time."""
-    count = 0
-    while parts > 1:
-        parts = -(-parts // 2)
-        count += parts
-    return count
+    if parts < 2:
+        return 0
+    half = -(-parts // 2)
+    return half + _additions(half)
 
 
 def product_inputs(row: Sequence[Any], direction: str) -> list[Any]:

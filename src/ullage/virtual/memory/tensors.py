@@ -268,7 +268,6 @@ class DeviceMemory:
             self.spans[span.index] = storage.ullage = watch
 
     def address_of(self, tensor: torch.Tensor) -> int:
-        """Return the address of a tensor's storage on the virtual card; 0 for one without elements."""
         return address_of(storage_of(tensor))
 
     def written(self, tensor: torch.Tensor) -> None:

@@ -143,7 +143,6 @@ def _add_orgqr(steps: Steps, batch: int, rows: int, columns: int, reflectors: in
 
 
 def _orgqr_numbers(rows: int, columns: int, reflectors: int) -> int:
-    """Numbers for one matrix."""
     if reflectors == columns >= 100:
         return 16640 + 384 * columns
     return 33024 + round_up(rows * reflectors, 32)

@@ -14,8 +14,6 @@ _ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segme
 
 
 class MemoryFunctions:
-    """The memory functions of `torch._C`."""
-
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
         self._fraction = gpu.config.memory_fraction

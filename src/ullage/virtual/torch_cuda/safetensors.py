@@ -39,7 +39,6 @@ TYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 def install_safetensors(replacements: Replacements) -> None:
-    """Replace the functions of `safetensors` at its import."""
     replacements.when_imported("safetensors.torch", lambda module: _functions(module, replacements))
     replacements.when_imported("safetensors", lambda module: _opening(module, replacements))
 

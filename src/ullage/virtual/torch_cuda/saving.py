@@ -57,7 +57,6 @@ def _storage_to_gpu(self: Any, device: Any = None, non_blocking: bool = False) -
 
 
 def rebuild_tensor(storage: Any, storage_offset: int, size: Any, stride: Any) -> torch.Tensor:
-    """Return a tensor over a storage that was read."""
     untyped = storage._untyped_storage
     if not (gpus_in_use and getattr(untyped, "ullage_to_gpu", False)):
         tensor: torch.Tensor = _rebuild_original(storage, storage_offset, size, stride)

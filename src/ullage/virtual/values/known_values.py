@@ -162,7 +162,6 @@ class KnownValues:
             self._set_marks(result, sum(filter(None, known)))
 
     def _marks_after(self, func: Any, args: tuple[Any, ...]) -> int | None:
-        """Return the marks of memory after a write."""
         target = args[0]
         if func is _aten.zero_.default and _is_whole(target):
             return 0

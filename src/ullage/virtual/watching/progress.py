@@ -3,6 +3,7 @@ which optimizers know."""
 
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -30,14 +31,10 @@ class Progress:
 
     def install(self) -> Callable[[], None]:
         """Begin to watch; return a function that ends it."""
-        before = torch_optimizer.register_optimizer_step_pre_hook(self._before)
-        after = torch_optimizer.register_optimizer_step_post_hook(self._after)
-
-        def remove() -> None:
-            before.remove()
-            after.remove()
-
-        return remove
+        end = ExitStack()
+        end.callback(torch_optimizer.register_optimizer_step_pre_hook(self._before).remove)
+        end.callback(torch_optimizer.register_optimizer_step_post_hook(self._after).remove)
+        return end.close
 
     def step_at(self, clock: int) -> int | None:
         """Return the optimizer step, counted from 1, of a moment; `None` without steps."""

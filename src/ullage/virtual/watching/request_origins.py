@@ -10,6 +10,7 @@ No module is kept alive: memory that a program drops must be freed as on a real 
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, MutableMapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +113,6 @@ class RequestOrigins:
         ]
 
     def origin(self, number: int) -> RequestOrigin:
-        """Return the origin of a number."""
         operator, module, part = self.table()[number]
         return RequestOrigin(operator, self.module_names()[module], PASSES[part], self.classes[module])
 
@@ -135,21 +135,17 @@ class RequestOrigins:
 
     def install(self) -> Callable[[], None]:
         """Begin to watch; return a function that ends it."""
-        handles = [
+        end = ExitStack()
+        end.callback(self.lookups.install())
+        for handle in (
             module_hooks.register_module_module_registration_hook(self._registered),
             module_hooks.register_module_forward_pre_hook(self._enter),
             module_hooks.register_module_forward_hook(self._leave, always_call=True),
             optimizer_hooks.register_optimizer_step_pre_hook(self._begin_step),
             optimizer_hooks.register_optimizer_step_post_hook(self._end_step),
-        ]
-        end_lookups = self.lookups.install()
-
-        def remove() -> None:
-            for handle in handles:
-                handle.remove()
-            end_lookups()
-
-        return remove
+        ):
+            end.callback(handle.remove)
+        return end.close
 
     def _registered(self, module: Any, name: str, submodule: Any) -> None:
         if submodule is not None and name != _COMPILED_FROM:

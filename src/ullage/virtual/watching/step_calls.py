@@ -239,7 +239,6 @@ class OperatorCalls:
             self._mark()
 
     def repeat_step(self) -> None:
-        """Repeat the last step."""
         before, last = self._marks[-2:]
         self.stream.extend(self.stream[before.calls : last.calls])
         counts = {name: 2 * getattr(last, name) - getattr(before, name) for name in ("calls", *_COUNTED)}
