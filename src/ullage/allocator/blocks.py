@@ -225,8 +225,6 @@ Span = tuple[int, int]  # where it begins, how long it is
 
 
 class AddressSpace:
-    """Assigns addresses as cudaMalloc would."""
-
     def __init__(self, top: int = HIGHEST_ADDRESS) -> None:
         self._pieces: dict[int, int] = {}  # where each begins and how long it is
         self._gaps: dict[int, list[Span]] = {}  # the room left in each piece, oldest piece first

@@ -49,7 +49,6 @@ class RequestLog:
         return number
 
     def free(self, number: int) -> None:
-        """Note that the block of a request was given back."""
         if self._keeps:
             self._entries.append(number - self._next)
 

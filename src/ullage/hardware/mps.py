@@ -55,11 +55,9 @@ class MpsService:
         return True
 
     def answers(self) -> bool:
-        """Whether it is there."""
         return self._ask("get_server_list")
 
     def stop(self) -> None:
-        """End it; its servers end with it."""
         self._ask("quit")
 
     def _ask(self, order: str) -> bool:

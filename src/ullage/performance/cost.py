@@ -137,12 +137,10 @@ class Training:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no field is set."""
         return self == Training()
 
     @property
     def has_length(self) -> bool:
-        """Whether a training length is given."""
         return any(value is not None for value in (self.epochs, self.samples, self.total_steps))
 
     def cost(self, step: Utilization, epoch_samples: int | None = None) -> TrainingCost | None:

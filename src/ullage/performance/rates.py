@@ -187,7 +187,6 @@ class Rates:
         return np.asarray(np.array([work.least_time(card) for work in works]) * np.exp(usual))
 
     def shares_of(self, works: Sequence[Work], vectors: Floats, times: Floats) -> dict[str, Floats]:
-        """Return SMACT, SMOCC, DRAMA and tensor activity during each call."""
         rows = share_vectors(works, vectors, times)
         priors = prior_shares(works, times)
         most = _most_active(works, times)

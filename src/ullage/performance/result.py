@@ -182,7 +182,6 @@ class Utilization:
         return f"<pre>{escape(str(self))}</pre>"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as a dictionary of plain values."""
         return asdict(self)
 
     def to_json(self, indent: int | None = None) -> str:

@@ -66,7 +66,6 @@ class Sharing:
 
     @property
     def slowest(self) -> float:
-        """The speed of the job that loses most."""
         return min(job.speed for job in self.jobs)
 
     @property
@@ -102,7 +101,6 @@ class Sharing:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as a dictionary of plain values."""
         return asdict(self)
 
     @classmethod

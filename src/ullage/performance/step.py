@@ -55,7 +55,6 @@ _NO_KERNEL = ("empty", "new_empty", "_reshape_alias", *_IN_PLACE)
 
 
 def runs_kernels(call: dict[str, Any]) -> bool:
-    """Whether a call runs something on the GPU."""
     space, _, name = call["operator"].partition(".")
     if call.get("view") or space in ("cuda", "collective"):
         return False

@@ -57,7 +57,6 @@ class Launches:
 
     @functools.cached_property
     def _of_pass(self) -> list[npt.NDArray[np.int64]]:
-        """The places of the launches of each pass."""
         passes = np.array([_pass(launch) for launch in self.each], dtype=np.int64)[self.order]
         return [np.flatnonzero(passes == number) for number in range(len(HOST_PARTS))]
 

@@ -140,7 +140,6 @@ def named(name: str) -> Release:
 
 
 def as_measured() -> None:
-    """Follow the release of the measured runs, unless another is named."""
     os.environ.setdefault(VARIABLE, MEASURED.name)
 
 

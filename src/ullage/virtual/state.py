@@ -160,7 +160,6 @@ class GPUState:
         self.note(kind, text)
 
     def refusing(self, what: str, advice: str) -> Callable[..., NoReturn]:
-        """Return a function that refuses all its calls."""
         return lambda *args, **options: self.refuse(what, advice)
 
     def refuse(self, what: str, advice: str) -> NoReturn:
@@ -204,7 +203,6 @@ class GPUState:
 
 
 def part_in_use(kind: type[_Part]) -> _Part:
-    """Return a part of the innermost GPU in use."""
     part = gpus_in_use[-1].part(kind)
     assert part is not None
     return part

@@ -1,26 +1,16 @@
 """Uncertainty of a run: guessed workspaces, assumptions, and parts left out.
 
 It is not always known which kernel a library selects, and a larger workspace can move everything after it. So the
-requests of a run can be repeated on a separate allocator, with each uncertain one at its largest size.
+requests of a run can be repeated on a separate allocator, with each uncertain one at its largest size. The driver's
+placement of segments is imitated, too, and rings of large buffers, such as those of sharded weights, can need a whole
+buffer more for it. So with other ranks or guesses, the requests are also repeated with segments at rising addresses.
 
-Of two free blocks of one size the allocator uses the one at the lower address, and the driver's placement of segments
-is imitated. Rings of large buffers, such as those of sharded weights, can need a whole buffer more for it, and so can a
-workspace that is larger than guessed. So with other ranks or guesses, the requests are also repeated with segments at
-rising instead of falling addresses.
-
-Assumptions and parts left out widen the bound by their kind, `NOTE_MEANINGS`:
-
-- The maximum was assumed, such as a mask that keeps everything. The figure is a bound itself: nothing is added.
-- Other kernels run than those that were measured, or nothing shows how much more there can be: a twentieth of the
-  reserved memory for each kind, as for a GPU that was not measured.
-- CUDA graphs keep a memory pool that no other code can use: the activations count once more.
-- A product of sparse matrices changes size at every step. It is assumed full, which no step exceeds, but steps of one
-  size leave nothing cached, and those of many do: the activations count once more.
-- Batches that vary in size: the number of batches in a long run that exceed all before them has a spread, which (three
-  standard deviations) is about as large as the number itself, and each of them leaves more cached. So the cached memory
-  counts once more.
-- NCCL connects ranks in other ways too if they are faster: the buffers of these.
-- Numbers with a fraction that the code reads, such as a loss. They are only printed or compared, never sizes: nothing.
+Assumptions and parts left out widen the bound by their kind, `NOTE_MEANINGS`: by nothing where the maximum was assumed,
+or numbers were only printed; by a twentieth of the reserved memory where other kernels run than those that were
+measured, or nothing shows how much more there can be; by the activations for CUDA graphs, whose pool no other code can
+use, and for sparse products, of which many sizes leave more cached; by the cached memory where batches vary in size,
+since the number of batches in a long run that exceed all before them has a spread (three standard deviations) about as
+large as itself; and by the buffers of other connections where NCCL may use them.
 """
 
 from collections.abc import Mapping
@@ -39,8 +29,6 @@ NOTHING, A_TWENTIETH, THE_ACTIVATIONS, OTHER_CONNECTIONS, WHAT_IS_CACHED = range
 
 
 class NoteMeaning(NamedTuple):
-    """The meaning of a kind of note for the estimate."""
-
     group: str  # ASSUMED or LEFT_OUT
     what: str
     covered: bool  # whether `upper` holds all the same
@@ -89,8 +77,6 @@ NOTE_MEANINGS = {
 
 
 class Uncertainty:
-    """Collects the uncertainties about the memory of one run."""
-
     def __init__(self) -> None:
         self.autocast_used = False  # its casts are freed in the order of their addresses: two runs differ
         self.convolutions: dict[ConvolutionProblem, Workspace] = {}  # cuDNN's, measured or guessed

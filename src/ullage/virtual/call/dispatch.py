@@ -1,6 +1,8 @@
 """The dispatch mode: it counts operator calls on the virtual GPU and runs all others unchanged. The plan of a call is
 made once and cached, so a repeated call costs microseconds."""
 
+import importlib
+import pkgutil
 import re
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 from torch._ops import HigherOrderOperator
 
 from ullage.hardware import GPU
+from ullage.virtual import operators
 from ullage.virtual.call.inference import infer
 from ullage.virtual.call.native import GPUMode, view_as_type, view_without_data
 from ullage.virtual.call.plan import (
@@ -27,30 +30,7 @@ from ullage.virtual.call.plan import (
     written_places,
 )
 from ullage.virtual.cudnn import convolution, cudnn_query  # noqa: F401  (the first registers its rules)
-from ullage.virtual.operators import (  # noqa: F401  (they register their rules and handlers)
-    attention,
-    compressed,
-    copies,
-    custom,
-    data_dependent,
-    gradient_sums,
-    indexing,
-    layouts,
-    linalg,
-    losses,
-    matmul,
-    normalization,
-    pooling,
-    recurrent,
-    recurrent_kernels,
-    reductions,
-    regular,
-    sharding,
-    sorting,
-    sparse,
-    spectral,
-    views,
-)
+from ullage.virtual.operators import custom, layouts, views
 from ullage.virtual.operators.data_dependent import cut_as_asked
 from ullage.virtual.operators.foreach import is_list_operator, list_operator
 from ullage.virtual.state import GPUState
@@ -65,6 +45,9 @@ from ullage.virtual.values.known_values import (
     most_computed,
 )
 from ullage.virtual.watching.step_calls import SeenCall, describe, layout_of_view, mark_of_lists, outputs_of, same_lists
+
+for _module in pkgutil.iter_modules(operators.__path__):  # they register their rules and handlers
+    importlib.import_module(f"{operators.__name__}.{_module.name}")
 
 _Tensor = torch.Tensor
 _mode_of, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
@@ -140,8 +123,6 @@ class _HigherOrderOperator:
 
 
 class _Operator:
-    """One operator overload on one virtual GPU, with its cached plans."""
-
     def __init__(self, func: Any, mode: VirtualMode) -> None:
         self.func, self.mode, self.gpu = func, mode, mode.gpu
         self.name = str(func)
@@ -241,7 +222,6 @@ class _Operator:
         calls.add(self._learn(mark, args, kwargs, outputs_of(result), None, same) if number is None else number)
 
     def _learn(self, mark: Any, args: Any, kwargs: Any, outputs: Any, key: Any, same: int) -> int:
-        """Return the number of a new call."""
         seen = SeenCall.of(self.name, args, kwargs, outputs, bool(self.written or self.outputs), same)
         return self.gpu.calls.learn(mark, seen, layout_of_view(self.name, key, outputs))
 

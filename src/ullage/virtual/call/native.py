@@ -3,13 +3,9 @@
 Two things stop such a tensor from training: autograd asks the registry of device guards for CUDA's guard, which a CPU
 build lacks, and asks the CUDA hooks whether the device has a context. Both are plain pointers in exported C++ objects.
 While a virtual GPU is in use they point to PyTorch's no-op guard (the one of FakeTensor; versions without one get one)
-and to a copy of the hooks' table with two answers changed. Nothing is compiled, and CPU builds, CUDA builds and
-machines with a GPU take the same path.
-
-The two places in the table are found by watching which entries PyTorch calls; otherwise `UnsupportedPlatform` is
-raised.
-
-Not covered: Windows (other names for the same symbols).
+and to a copy of the hooks' table with two answers changed, whose places are found by watching which entries PyTorch
+calls. Nothing is compiled, and all builds and machines take the same path. Not covered: Windows (other names for the
+same symbols).
 """
 
 import contextlib
@@ -227,7 +223,6 @@ def same_memory(base: torch.Tensor) -> torch.Tensor:
 
 
 def view_without_data(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
-    """Return a view of `base` with another size, strides and offset."""
     return same_memory(base).as_strided_(size, stride, offset)
 
 

@@ -135,7 +135,6 @@ class Steps:
         self._in_plan = 0
 
     def output(self, *places: int) -> Self:
-        """Allocate these outputs now."""
         self.steps.extend((OUTPUT, place) for place in places)
         return self
 
@@ -149,7 +148,6 @@ class Steps:
         return self
 
     def copies(self, *tensors: torch.Tensor | None, layout: torch.memory_format = torch.contiguous_format) -> Self:
-        """Copy the tensors that do not have this layout."""
         return self.temporary(*(copy_size(tensor, layout) for tensor in tensors))
 
     def or_larger(self, size: int) -> Self:

@@ -40,7 +40,6 @@ class Replacements:
         self.on_undo(lambda: table.pop(key) if before is _MISSING else table.__setitem__(key, before))
 
     def put_inside(self, owner: Any, name: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
-        """Let a function run inside of a context."""
         original = vars(owner)[name]
 
         @functools.wraps(original)
@@ -140,8 +139,6 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """A loader that runs the waiting actions after the import."""
-
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 

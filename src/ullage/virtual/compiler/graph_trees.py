@@ -31,7 +31,6 @@ class GraphTrees:
         return storage
 
     def tensor_over(self, metadata: dict[str, Any], storage: Any) -> torch.Tensor:
-        """Return a tensor with these sizes, strides and type over a storage."""
         size, stride, offset = metadata["size"], metadata["stride"], metadata["storage_offset"]
         if getattr(storage, "ullage_is_new", False):
             made = tensor_without_data(size, stride, metadata["dtype"])
@@ -60,7 +59,6 @@ class GraphTrees:
             self._memory.give_back(span)
 
     def free(self, pointer: int) -> None:
-        """Free the block of a storage that stays."""
         storage: Any = torch.UntypedStorage._new_with_weak_ptr(pointer)
         watch = getattr(storage, "ullage", None)
         if watch is not None and watch.block is not None:

@@ -229,7 +229,6 @@ _in_use: list[Answers] = []
 
 
 def in_use(card: GPU) -> Answers | None:
-    """Return the answers in use for a card."""
     return _in_use[-1] if _in_use and card.uuid is not None and _in_use[-1].card.uuid == card.uuid else None
 
 
@@ -240,7 +239,6 @@ def may_ask(card: GPU) -> bool:
 
 @contextlib.contextmanager
 def used(answers: Answers) -> Iterator[Answers]:
-    """Return a context in which convolutions use these answers."""
     _in_use.append(answers)
     try:
         yield answers

@@ -89,7 +89,6 @@ def prefers_channels_last(first: Operand, second: Operand) -> bool:
 
 
 def strides_of(size: Sequence[int], channels_last: bool) -> tuple[int, ...]:
-    """Return the strides of a dense tensor in one of the two layouts."""
     return channels_last_strides(size) if channels_last else contiguous_strides(size)
 
 

@@ -207,7 +207,6 @@ def _sliced_tiles(plan: EnginePlan, size: Lengths, rows: int, columns: int) -> i
 
 
 def partial_bytes(plan: EnginePlan, cut: Grid, parts: int) -> int:
-    """Return the bytes of a plan's partial sums and their counters."""
     if plan.engine in PRODUCT[plan.direction]:
         unit, count = divmod(parts, MOST_UNITS)
         return product_bytes(unit, count, cut.rows, cut.columns) if count else 0

@@ -70,7 +70,6 @@ def _totals(spans: Sequence[AnyAllocation], end: int) -> list[int]:
 
 
 def live_by_kind(spans: Sequence[AnyAllocation], moment: int) -> dict[str, int]:
-    """Return the rounded bytes by kind at a moment."""
     totals = [0] * len(KINDS)
     for span in spans:
         if span.begin <= moment and (span.end == -1 or span.end > moment):

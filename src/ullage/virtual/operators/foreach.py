@@ -23,7 +23,6 @@ _layouts: dict[Any, Any] = {}  # of outputs; they depend on nothing but the key
 
 
 def list_operator(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A foreach, fused or GradScaler kernel."""
     tensors = next((value for value in args if isinstance(value, list | tuple)), ())
     if not (tensors and tensors[0].is_cuda):
         gpu.host.fill_all((args, kwargs))

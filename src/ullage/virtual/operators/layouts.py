@@ -112,7 +112,6 @@ def embedding_bag_backward(gpu: GPUState, func: Any, args: tuple[Any, ...], kwar
 
 @handler("aten.empty.memory_format", "aten.zeros.default")
 def empty(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`torch.empty` and `torch.zeros` of a sparse layout."""
     keys = _KEYS.get(kwargs.get("layout"))
     if keys is None or not is_for_gpu(args, kwargs):
         return NotImplemented
@@ -178,5 +177,4 @@ def quantize(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def is_for_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Check whether a call's arguments or results are on the virtual GPU."""
     return any_on_gpu((*args, *kwargs.values()))

@@ -132,7 +132,6 @@ def _one_by_one(steps: Steps, batch: int, workspace: int) -> None:
 
 
 def _geqrf_workspace(columns: int, itemsize: int) -> int:
-    """Bytes for one matrix."""
     return (512 + max(256, columns)) * 1024 * itemsize
 
 

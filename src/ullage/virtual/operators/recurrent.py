@@ -196,7 +196,6 @@ _STATE_A_THREAD = 24  # bytes of cuDNN's random number generator for every threa
 
 
 def install(gpu: GPUState, library: torch.library.Library, replacements: Replacements) -> None:
-    """Register the front ends."""
     networks = _Networks(gpu)
     for name in (f"{name}.{overload}" for name in _MODES for overload in ("input", "data")):
         front = networks.front(name)

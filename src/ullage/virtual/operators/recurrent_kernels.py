@@ -219,7 +219,6 @@ def network_of(call_args: Any, gpu: GPU, offset: int = 0) -> RecurrentNetwork:
 
 
 def time_first_copy(source: torch.Tensor, batch_first: bool, packed: bool) -> int:
-    """Bytes of a contiguous copy with time as the first dimension."""
     return copy_size(twin(source).transpose(0, 1) if batch_first and not packed else source)
 
 

@@ -59,7 +59,6 @@ def set_source(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 @handler("aten.resize_.default")
 def resize(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`resize_`: a larger storage is a new allocation."""
     tensor = args[0]
     if not tensor.is_cuda:
         gpu.host.fill(tensor)
@@ -80,7 +79,6 @@ def resize_to(gpu: GPUState, tensor: torch.Tensor, size: Sequence[int]) -> torch
 
 @gpu_handler("aten.resize_as_.default")
 def resize_as(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`resize_` to the size of another tensor."""
     return resize(gpu, torch.ops.aten.resize_.default, (args[0], list(args[1].shape)), {})
 
 
@@ -94,5 +92,4 @@ def resize_as(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     "aten.unsqueeze_.default",
 )
 def change_shape(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The tensor itself, with its new shape."""
     return func(*args, **kwargs)

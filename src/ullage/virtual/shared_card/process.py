@@ -33,12 +33,10 @@ class SharedCard:
 
     @property
     def in_use(self) -> bool:
-        """Whether this process has taken something."""
         return self._owner == os.getpid()
 
     @property
     def is_of_parent(self) -> bool:
-        """Whether the memory belongs to the process that this one was forked from."""
         return self._owner not in (None, os.getpid())
 
     def take(self, size: int) -> bool:

@@ -87,7 +87,6 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def exchange_device(device: int) -> int:
-    """Make a device current and return the previous one."""
     if device < 0:
         return -1
     check_device(device)

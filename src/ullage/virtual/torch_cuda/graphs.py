@@ -51,7 +51,6 @@ class Graphs:
         self.pools.begin(pool, lambda stream: thread_on_gpu() == thread)
 
     def on_this_stream(self, device: int, pool: PoolId) -> None:
-        """Send the requests on the current stream to a pool."""
         current = self.gpu.memory.stream
         self.pools.begin(pool, lambda stream: stream == current)
 

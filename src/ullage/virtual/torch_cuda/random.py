@@ -29,8 +29,6 @@ class _Kind(type(_Generator)):  # type: ignore[misc]
 
 
 class AnyGenerator(_Generator, metaclass=_Kind):  # type: ignore[misc]
-    """`torch.Generator` while a virtual GPU is in use."""
-
     def __new__(cls, device: Any = "cpu") -> Any:
         where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         return CudaGenerator() if where.type == "cuda" else _Generator(device=where)
@@ -101,7 +99,6 @@ def _rebuild(state: torch.Tensor) -> CudaGenerator:
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Install the default generator, and let `torch.Generator` make others."""
     generators = (CudaGenerator(),) * device_count()
     replacements.put(torch.cuda, "default_generators", generators)
     replacements.put_existing(torch._C, "_accelerator_getDefaultGenerator", generators.__getitem__)

@@ -65,7 +65,6 @@ class _Extension(ModuleType):
 
 
 def _ignores_result(frame: FrameType) -> bool:
-    """Check whether a function ignores the result of its current call."""
     after = [step.opname for step in dis.get_instructions(frame.f_code) if step.offset > frame.f_lasti]
     return after[:1] == ["POP_TOP"]
 

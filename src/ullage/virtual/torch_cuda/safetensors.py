@@ -130,7 +130,6 @@ class _File:
 
 
 def _checkpoint(filename: Any, header: dict[str, Any], place: str) -> _File:
-    """Open a file written by safetensors."""
     metadata = header.pop("__metadata__", None)
     with open(filename, "rb") as file:
         first = 8 + struct.unpack("<Q", file.read(8))[0]

@@ -30,7 +30,6 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def _tag(storage: Any) -> str | None:
-    """Return the location that is written to the file."""
     location: str | None = getattr(storage, "ullage_location", None)
     return location
 

@@ -145,8 +145,6 @@ class Streams:
 
 
 class AnyStream(_Stream):  # type: ignore[misc]
-    """`torch.Stream` while a virtual GPU is in use."""
-
     def __new__(cls, device: Any = None, *, priority: int = 0, **named: Any) -> Any:
         if "stream_id" in named:
             return _Stream.__new__(cls, **named)

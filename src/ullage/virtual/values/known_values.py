@@ -1,13 +1,12 @@
 """Values of tensors on the virtual GPU: known if they follow from small CPU tensors, made up for all others.
 
-A training loop reads few values: a loss to print, a flag to check, times to integrate over, lengths to loop over. So a
-small tensor that was copied from the CPU, or made by a factory, has a CPU twin with its values, which belongs to its
-memory: every view of it is known too. Results of operators on known values are computed on the CPU. Any other write to
-the memory forgets its values. Reads of unknown values get made-up answers, with a note: 1 for numbers, also in
-comparisons with numbers that are not negative and in checks over all elements; 0 for flags (such as "found an
-infinity"), unless code that gets a 0 can only raise an exception. A table of flags is a mask, all of it true: it
-selects the largest size. The largest of unknown scores (`topk`) are taken in turns: experts that a router chooses get
-equal shares of the tokens.
+A training loop reads few values: a loss, a flag, times, lengths. So a small tensor that was copied from the CPU, or
+made by a factory, has a CPU twin with its values, which belongs to its memory: every view of it is known too. Results
+of operators on known values are computed on the CPU. Any other write to the memory forgets its values. Reads of unknown
+values get made-up answers, with a note: 1 for numbers, also in comparisons with numbers that are not negative and in
+checks over all elements; 0 for flags, unless code that gets a 0 can only raise an exception. A table of flags is a
+mask, all of it true: it selects the largest size. The largest of unknown scores (`topk`) are taken in turns, as experts
+that get equal shares of the tokens.
 
 Masks of any size often are zeros into which ones are written at unknown places. The number written bounds the number of
 elements that are not zero: these are the marks of the memory.
@@ -72,7 +71,6 @@ def _watch(tensor: _Tensor) -> Any:
 
 
 def is_unknown(value: Any) -> bool:
-    """Check for a GPU tensor without known values."""
     if not (isinstance(value, _Tensor) and value.is_cuda):
         return False
     watch = _watch(value)
@@ -256,7 +254,6 @@ class KnownValues:
         return known is not None and not isinstance(known, complex) and bool(known < 0)
 
     def is_supposed(self, value: Any) -> bool:
-        """Check whether values follow from made-up numbers."""
         if isinstance(value, _Tensor) and value.is_cuda:
             value = getattr(_watch(value), "value", None)
         return getattr(value, "supposed", False)
@@ -324,7 +321,6 @@ class KnownValues:
         return value
 
     def scalar(self, tensor: torch.Tensor) -> Any:
-        """Return the answer to `.item()`."""
         self._memory.read_back()
         known = self.known(tensor)
         if known is not None:
@@ -364,7 +360,6 @@ def most_computed(dtype: torch.dtype) -> int:
 
 
 def _is_whole(tensor: _Tensor) -> bool:
-    """Check whether a tensor covers all of its memory."""
     nbytes: int = storage_of(tensor).nbytes()
     return tensor.numel() * tensor.element_size() == nbytes
 

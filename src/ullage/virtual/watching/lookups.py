@@ -95,7 +95,6 @@ class Lookups(importlib.abc.MetaPathFinder):
         self.on_request: Callable[[], None] | None = None
 
     def install(self) -> Callable[[], None]:
-        """Begin to watch; return a function that ends it."""
         replacements = Replacements()
         replacements.when_imported(
             "transformers.utils.import_utils", functools.partial(self._ask_each_time, replacements)

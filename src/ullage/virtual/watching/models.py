@@ -85,7 +85,6 @@ class CalledModel:
         self._mark(module, memory, claimed)
 
     def look(self) -> None:
-        """Read the current parameters."""
         module = self._module()
         if module is None:
             return

@@ -1,13 +1,11 @@
 """Ullage's own training loop: its last watched step is extrapolated.
 
-A loop is stopped when a step makes the same requests as the one before it. In a script only a further step can show
-this. The standard loop (`ullage.jobs.training`) does the same in each iteration, so only the model can differ. If the
-second iteration made the same calls as the first, and leaves no state by which a third one could differ, the third step
-equals the second: its requests are made without running the model.
+The standard loop (`ullage.jobs.training`) does the same in each iteration, so only the model can differ. If the second
+iteration made the same calls as the first, and leaves no state by which a third one could differ, the third step equals
+the second: its requests are made without running the model.
 
-State by which a model could differ: random numbers drawn on the CPU, changed attributes of its modules, values read
-from the GPU. Only modules and optimizers of known packages are trusted to have no other. In all other cases the step is
-run.
+Such state is random numbers drawn on the CPU, changed attributes of modules, values read from the GPU. Only modules and
+optimizers of known packages are trusted to have no other. In all other cases the step is run.
 """
 
 from __future__ import annotations
@@ -77,7 +75,6 @@ class OwnLoop:
         self._begins.append(self._calls.position)
 
     def end_step(self) -> None:
-        """Call after each optimizer step."""
         if self._trusted:
             memory = self._memory
             places = memory.clock, len(memory.requests), len(memory.spans)

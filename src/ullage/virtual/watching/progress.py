@@ -30,7 +30,6 @@ class Progress:
         self.loop: OwnLoop | None = None
 
     def install(self) -> Callable[[], None]:
-        """Begin to watch; return a function that ends it."""
         end = ExitStack()
         end.callback(torch_optimizer.register_optimizer_step_pre_hook(self._before).remove)
         end.callback(torch_optimizer.register_optimizer_step_post_hook(self._after).remove)
@@ -130,7 +129,6 @@ class Phases:
         self._last_step = self._memory.clock
 
     def install(self) -> Callable[[], None]:
-        """Begin to watch; return a function that ends it."""
         return torch_module.register_module_forward_pre_hook(self._before_forward).remove
 
     def _before_forward(self, module: torch.nn.Module, inputs: Any) -> None:

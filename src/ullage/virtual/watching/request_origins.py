@@ -1,10 +1,8 @@
 """Origins of requests: the operator, the module and the pass (forward, backward, optimizer) of each.
 
-Hooks at the beginning and end of each module's forward pass give the module there. In the backward pass the running
-autograd node does: nodes are numbered in the order of the forward pass, so a node belongs to the module whose forward
-pass was running at that number.
-
-No module is kept alive: memory that a program drops must be freed as on a real GPU.
+Hooks of each module's forward pass give the module there. In the backward pass the running autograd node does: nodes
+are numbered in the order of the forward pass, so a node belongs to the module whose forward pass was running at that
+number. No module is kept alive: memory that a program drops must be freed as on a real GPU.
 """
 
 import weakref
@@ -47,8 +45,6 @@ class RequestOrigin:
 
 
 class RequestOrigins:
-    """Numbers the origins of requests: operator, module and pass."""
-
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
         self.owners: dict[int, int] = {}  # of parameters, gradients and optimizer state: span index to module number
@@ -77,11 +73,9 @@ class RequestOrigins:
 
     @property
     def module(self) -> int:
-        """The number of the module whose forward pass is running."""
         return self._stack[-1][0] if self._stack else NOWHERE
 
     def current(self) -> int:
-        """Return the number of the current origin."""
         if self.lookups.on_request is not None:
             self.lookups.on_request()
         task = _graph_task()
@@ -134,7 +128,6 @@ class RequestOrigins:
                 self._calls[module] = entered + end - begin, left + end - begin
 
     def install(self) -> Callable[[], None]:
-        """Begin to watch; return a function that ends it."""
         end = ExitStack()
         end.callback(self.lookups.install())
         for handle in (

@@ -130,8 +130,6 @@ class SeenCall(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """The end of a step."""
-
     calls: int
     modules: int
     nodes: int
@@ -178,17 +176,14 @@ class OperatorCalls:
 
     @property
     def position(self) -> int:
-        """The number of calls so far."""
         return self._dropped + len(self.stream)
 
     @property
     def step_begins(self) -> int:
-        """The number of calls before this step."""
         return self._dropped + self._marks[-1].calls
 
     @property
     def operators(self) -> int:
-        """The number of different operators so far."""
         return len(self._operators)
 
     def add_on_host(self, written: Any) -> None:

@@ -14,13 +14,11 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """The time until now."""
         since = self._since
         return self._before if since is None else self._before + time.monotonic() - since
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Return a context whose time counts."""
         if self._since is not None:
             yield
             return
