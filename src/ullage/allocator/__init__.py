@@ -12,9 +12,8 @@ from ullage.allocator.blocks import NO_LIMIT, Block
 from ullage.allocator.caching import CachingAllocator, OutOfMemory, format_size
 from ullage.allocator.checkpoints import PoolState, Restored, checkpoint, restore
 from ullage.allocator.config import AllocatorConfig, AllocatorConfigError
-from ullage.allocator.history import History
 from ullage.allocator.private_pools import PoolId
-from ullage.allocator.request_log import RequestLog
+from ullage.allocator.request_log import History, RequestLog
 
 __all__ = [
     "NO_LIMIT",

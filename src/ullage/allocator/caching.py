@@ -88,8 +88,7 @@ class CachingAllocator(Segments):
     ``capacity`` is the memory that the driver can still give (the card less the CUDA context), ``total_memory`` the
     card, to which a memory fraction applies. ``segment_address`` maps the size of a new segment to its address (below
     2**48); without it addresses imitate cudaMalloc's, see `AddressSpace`. ``driver`` is asked for every segment if
-    processes share the card. ``on_event`` is called with (action, address, size) for every allocation, free and
-    segment; pages of expandable segments count as segments.
+    processes share the card. ``on_event`` is called with (action, address, size), also for each segment or page of one.
     """
 
     def __init__(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, Self
 
 from ullage.allocator.blocks import NO_LIMIT, Block
 from ullage.allocator.caching import CachingAllocator
@@ -178,3 +180,20 @@ class RequestLog:
         allocator = CachingAllocator(NO_LIMIT, config, segment_address=place if rising else None)
         self.at_largest(tried).play(allocator, [])
         return allocator.peak_reserved
+
+
+class History(NamedTuple):
+    """What an allocator did: actions (`blocks.ALLOC` and the others), addresses, and sizes as requested (segments: as
+    taken)."""
+
+    action: list[int]
+    addr: list[int]
+    size: list[int]
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a history from an `.npz` file with these arrays; needs NumPy."""
+        import numpy
+
+        with numpy.load(path) as arrays:
+            return cls(*(arrays[name].astype("int64").tolist() for name in cls._fields))

@@ -1,11 +1,10 @@
 """How long an operator call works on a GPU, and how busy it keeps it: fitted to measurements on an H200.
 
-A call takes its least time by the data sheet (`Work.least_time`) times a factor, which regression trees know. They
-were grown on single calls (`ullage lab measure calls`) and on whole runs (`ullage lab measure dataset --utilization`)
-at once, so that calls come out right by themselves and add up to what a step takes. Other trees know the shares of that
-time: SMACT, SMOCC, DRAMA and tensor activity. `ullage lab train utilization` makes the file.
-
-On another GPU a call takes its least time there, and as much beyond it in seconds. Nobody measured that.
+A call takes its least time by the data sheet (`Work.least_time`) times a factor, which regression trees know. They were
+grown on single calls and on whole runs at once, so that calls come out right by themselves and add up to what a step
+takes. Other trees know the shares of that time: SMACT, SMOCC, DRAMA and tensor activity. `ullage lab train utilization`
+makes the file. On another GPU a call takes its least time there, and as much beyond it in seconds. Nobody measured
+that.
 """
 
 import functools

@@ -64,13 +64,11 @@ class VirtualGPU(GPUState):
         """An upper bound for `process_memory`, for placing jobs.
 
         It is the largest context seen on such a GPU, plus the memory that the run reserves if every uncertain workspace
-        has its largest likely size, plus one segment, because two runs of the same job differ by that much: the driver
-        puts segments at other addresses. With guessed workspaces or autocast it adds a fortieth, or the possible error
-        of the least certain guess if that is more. On GPUs whose kernels were not measured it adds a twentieth. The
-        run's assumptions add by their kinds, and, with guesses or other ranks, so does the effect of other addresses
-        (`upper_bound.py`). With guesses it adds no segment to these two, which are a small one at least, unless
-        `cudnn.benchmark` selects by its clock. Workspaces that it only tries are in the bound, but need no more than
-        the card has.
+        has its largest likely size, plus one segment, because two runs of the same job differ by that much. With
+        guessed workspaces or autocast it adds a fortieth, or the possible error of the least certain guess if that is
+        more, on GPUs whose kernels were not measured a twentieth, and what the run's assumptions add
+        (`upper_bound.py`). With guesses it adds no segment to these, which are a small one at least. Workspaces that
+        `cudnn.benchmark` only tries need no more than the card has.
         """
         requests = self.memory.requests
         if not requests.tried_at:

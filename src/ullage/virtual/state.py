@@ -3,8 +3,10 @@ which combines them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar, cast
 
 import torch
@@ -26,12 +28,35 @@ from ullage.virtual.upper_bound import ASSUMED, LEFT_OUT, Uncertainty, meanings_
 from ullage.virtual.values.assumed_sizes import AssumedSizes
 from ullage.virtual.values.known_values import KnownValues
 from ullage.virtual.watching.step_calls import OperatorCalls
-from ullage.virtual.watching.stopwatch import Stopwatch
 
 _NAMES_SHOWN = 8  # of those that a note lists
 _Part = TypeVar("_Part")
 
 gpus_in_use: list[GPUState] = []  # those whose `with` statement is running, the innermost last
+
+
+class Stopwatch:
+    """Adds up the time inside `running()`; nested uses count once."""
+
+    def __init__(self) -> None:
+        self._before = 0.0
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        since = self._since
+        return self._before if since is None else self._before + time.monotonic() - since
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        if self._since is not None:
+            yield
+            return
+        self._since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._before, self._since = self.seconds, None
 
 
 class GPUState:

@@ -389,9 +389,9 @@ _LEAST_TRANSFORM, _LONGEST_TRANSFORM = 16, 256
 def transform_bytes(problem: ConvolutionProblem) -> int:
     """Return the workspace of cuDNN's plans with Fourier transforms, by far the largest that `cudnn.benchmark` tries.
 
-    Forward and filter gradient transform whole images, padded to a power of two, twice each: once in either layout.
-    Data gradients go tile by tile. A strided one is that of a filter with more channels. With channels last, and for
-    groups, tensors are copied first.
+    Forward and filter gradient transform whole images, padded to a power of two, once in either layout. Data gradients
+    go tile by tile; a strided one is that of a filter with more channels. With channels last, and for groups, tensors
+    are copied first.
     """
     if len(problem.source) != 4:
         return 0

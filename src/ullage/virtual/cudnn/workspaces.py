@@ -347,15 +347,12 @@ def workspace(
     tf32: bool = True,
     deterministic: bool = False,
 ) -> Workspace:
-    """Return the workspace of a problem: measured for this kind of GPU, or else guessed.
+    """Return the workspace of a problem: measured for this kind of GPU, or else guessed, also if `allow_tf32=False` or
+    `deterministic=True` probably excludes the plan that was measured.
 
-    The first plan was measured. If `allow_tf32=False` or `deterministic=True` probably excludes it, the workspace is
-    guessed, too.
-
-    Architectures differ for every second problem. For one that cuDNN was not asked about, the larger size allows for
-    copies of all tensors in another layout.
-
-    Not covered: double precision, which runs without tensor cores and is assumed to need none.
+    For an architecture that cuDNN was not asked about, the larger size allows for copies of all tensors in another
+    layout: architectures differ for every second problem. Double precision, which was not measured, is assumed to need
+    none.
     """
     if problem.kind not in ITEM_BYTES:
         # Double precision was not measured. A bound allows for copies of all tensors.
@@ -407,9 +404,7 @@ def trial(
 
     The fastest plan is assumed to be cuDNN's first: so it was, in memory, for 83 % of the problems that were run. One
     with Fourier transforms never was, of 57, with filters of at most 3x3 pixels. The bound allows for one that copies
-    all tensors.
-
-    Not covered: that `allow_tf32=False` and `deterministic=True` exclude the largest plan, which is rare.
+    all tensors. Not covered: switches that exclude the largest plan, which is rare.
     """
     first = workspace(problem, capability, multiprocessors, tf32, deterministic)
     if problem.kind not in ITEM_BYTES:

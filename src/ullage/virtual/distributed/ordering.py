@@ -1,8 +1,8 @@
 """The order of collectives in a step: the calls that each can overlap, and those that wait for it.
 
-GPUs exchange data while they compute, as far as streams and events allow. So each collective records how many calls
-earlier it can begin (`lead`), and each wait how many collectives ago its collective began (`back`). Both count from
-their place, so that steps stay equal. `performance/network.py` computes their times.
+Each collective records how many calls earlier it can begin (`lead`), and each wait how many collectives ago its
+collective began (`back`), as far as streams and events allow. Both count from their place, so that steps stay equal.
+`performance/network.py` computes their times.
 """
 
 from __future__ import annotations

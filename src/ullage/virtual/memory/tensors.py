@@ -191,8 +191,8 @@ class DeviceMemory:
 
         This is how `cudnn.benchmark` tries plans (aten/src/ATen/native/cudnn/Conv_v8.cpp, generate_and_filter_plans):
         it skips workspaces larger than the card's free memory and the largest cached block, and halves a size that the
-        allocator refuses. `larger` is another possible value of the largest size. A job does not need this memory: the
-        allocator's peaks stay, and `tried` has those with it.
+        allocator refuses. `larger` is another possible value of the largest size. A job does not need this memory:
+        peaks with it go to `tried`.
         """
         with self._lock:
             allocator = self.allocator

@@ -1,13 +1,12 @@
 """The order in which autocast casts the arguments of an operator.
 
-PyTorch writes the casts as arguments of one C++ call, and C++ leaves their order to the compiler. Builds for x86-64,
-which run on nearly every GPU server, cast the last argument first; builds for 64-bit ARM the first. The order decides
-where the casts lie in memory and in which order their gradients are made. If this machine's build casts the first
-argument first, autocast's operators are replaced by ones that cast the last argument first.
+PyTorch writes the casts as arguments of one C++ call, whose order is the compiler's: builds for x86-64 cast the last
+argument first, those for 64-bit ARM the first. The order decides where the casts lie in memory and in which order their
+gradients are made. So on ARM autocast's operators are replaced by ones that cast the last argument first.
 
-The casts of weights are dropped when a thread leaves its outermost autocast (autocast_mode.cpp: casts are those of the
-process, the depth that of the thread). A GPU's backward pass has its own thread. So a checkpointed layer that is
-recomputed in it drops them at its end, even if the whole pass is inside autocast.
+The casts of weights are dropped when a thread leaves its outermost autocast (autocast_mode.cpp). A GPU's backward pass
+has its own thread. So a checkpointed layer that is recomputed in it drops them at its end, even if the whole pass is
+inside autocast.
 """
 
 import functools

@@ -1,9 +1,8 @@
-"""Recurrent networks by cuDNN, and PyTorch's fused cells.
+"""Recurrent networks by cuDNN, and PyTorch's fused cells (aten/src/ATen/native/cudnn/RNN.cpp, cuda/RNN.cu).
 
-aten/src/ATen/native/cudnn/RNN.cpp, aten/src/ATen/native/cuda/RNN.cu. What cuDNN itself takes, a reserve for the
-backward pass and a workspace, is not documented; the formulas were fitted to calls on an H200 with cuDNN 9.19. Of 600
-other calls, drawn at random, 254 are exact in every size; mostly the workspace differs. The peak of the step is exact
-for 349, within 1 % for 434 and within 10 % for 565 of them (`benchmarks/accuracy/operators.py compare-recurrent`).
+What cuDNN itself takes is not documented; the formulas were fitted to calls on an H200 with cuDNN 9.19. Of 600 other
+calls, drawn at random, 254 are exact in every size; the peak of the step is exact for 349, within 1 % for 434 and
+within 10 % for 565 of them (`benchmarks/accuracy/operators.py compare-recurrent`).
 """
 
 from dataclasses import dataclass

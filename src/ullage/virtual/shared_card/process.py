@@ -1,7 +1,7 @@
 """One process's share of a virtual card: what its allocator and its CUDA context take is entered in the card's file.
 
-As on a real card, the context is taken at the first allocation; a process that only imports PyTorch takes nothing. A
-forked child does not own what its parent took. It cannot use CUDA if its parent did; otherwise it starts afresh.
+The context is taken at the first allocation. A forked child does not own what its parent took. It cannot use CUDA if
+its parent did; otherwise it starts afresh.
 """
 
 import os

@@ -109,10 +109,10 @@ TRAINING, VALIDATION, AFTER, INFERENCE = "training", "validation", "after traini
 class Phases:
     """Training and validation phases of a run, in allocator calls.
 
-    Validation begins when a module in evaluation mode runs without gradients, or when one that was in training mode
-    runs in evaluation mode. It ends with a forward pass in training mode. A frozen teacher or a loss network runs in
-    evaluation mode in each training step but never trains, so that is no validation, unless it is first seen after
-    training has converged, such as a moving average of the weights.
+    Validation begins when a module in evaluation mode runs without gradients, or one that was in training mode before,
+    and ends with a forward pass in training mode. A frozen teacher or a loss network, which runs in evaluation mode in
+    each training step, is no validation; one that is first seen after training has converged is, such as a moving
+    average.
     """
 
     def __init__(self, gpu: GPUState) -> None:
