@@ -69,6 +69,7 @@ def grown(calls: Sequence[runs.MeasuredCall], learn: Sequence[runs.FollowedRun],
         stretch=1.0,
         idle_w=0.0,
         power={},
+        shape=fitting.shape_names([call.work for call in calls]),
     )
     return replace(rates, time=fitting._times(rates, calls, learn, fitting._Sums.of(learn), trees))
 

@@ -1,7 +1,5 @@
 """The allocator requests of a run, in order, to play them again on that allocator or on another one."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,10 +30,10 @@ class RequestLog:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __getitem__(self, part: slice) -> RequestLog:
+    def __getitem__(self, part: slice) -> Self:
         """Requests, frees and emptied caches of a part of the log; what was tried in it counts as needed."""
         begin, end, _ = part.indices(len(self))
-        log = RequestLog()
+        log = type(self)()
         log._entries = self._entries[begin:end]
         log._lanes = {place - begin: lane for place, lane in self._lanes.items() if begin <= place < end}
         return log
@@ -141,9 +139,9 @@ class RequestLog:
             else:
                 allocator.empty_cache()
 
-    def at_largest(self, tried: bool) -> RequestLog:
+    def at_largest(self, tried: bool) -> Self:
         """Return the log with each uncertain request at its largest size; `tried` keeps those that were only tried."""
-        log = RequestLog()
+        log = type(self)()
         numbers: list[int | None] = []  # in the new log, by those in this one
         left_out = set() if tried else set(self.tried_at)
         possible = defaultdict(list)

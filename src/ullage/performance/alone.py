@@ -11,7 +11,7 @@ from ullage.hardware import GPU
 from ullage.performance.kernels import groups_of
 from ullage.performance.network import SPACE, WAIT, Exchange, Pipeline
 from ullage.performance.networks import interconnect_of
-from ullage.performance.rates import SHARES, Floats, Rates, load, measured_gpu
+from ullage.performance.rates import SHARES, Floats, Rates, load, measured_gpu, of_call
 from ullage.performance.result import Utilization
 from ullage.performance.step import StepCalls, runs_kernels, waits_for_gpu
 from ullage.performance.timeline import Launch, Launches
@@ -229,7 +229,7 @@ _GROUPS = {"convolution": 8, "convolution_overrideable": 8, "_convolution": 8, "
 def host_time(rates: Rates, work: StepWork) -> float:
     """Seconds that the host needs to launch a step, without the copies that it waits for."""
     parts = sum(rates.host.get(name, 0.0) * count for name, count in work.host.items())
-    whole = float(parts + sum(count * rates.host_call(name) for name, count in work.host_calls.items()))
+    whole = float(parts + sum(count * of_call(rates.host_calls, name) for name, count in work.host_calls.items()))
     return whole * rates.uneven(whole)
 
 

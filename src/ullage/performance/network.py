@@ -92,7 +92,8 @@ class Collective(NamedTuple):
         own = by.inside.bandwidth if on_node > 1 else math.inf
         if self.nodes == 1:
             return 1e9 * own
-        each = by.adapters_of(self.ranks_per_node) * by.between.bandwidth / self.ranks_per_node
+        adapters = by.adapters or (self.ranks_per_node if by.between.per_gpu else 1)
+        each = adapters * by.between.bandwidth / self.ranks_per_node
         alone = 1 if self.operation in ("all_to_all", "send", "recv") else on_node  # others leave a machine once
         return 1e9 * min(own, each * alone)
 

@@ -94,10 +94,6 @@ class Interconnect:
         times = "" if self.adapters is None else f"{self.adapters}x"
         return f"{self.inside.name},{times}{self.between.name}"
 
-    def adapters_of(self, gpus: int) -> int:
-        """The adapters of a machine with so many GPUs."""
-        return self.adapters or (gpus if self.between.per_gpu else 1)
-
 
 def interconnect_of(gpu: GPU, named: str | None = None) -> Interconnect:
     """Return how GPUs like this one are connected: by the networks in `named` (`"nvlink4"`, `"pcie4,eth-100"`,

@@ -27,68 +27,8 @@ from ullage.performance.work import KINDS, Work, bandwidth_of
 SHIPPED = Path(__file__).parent / "data" / "rates.safetensors"
 SHARES = ("smact", "smocc", "drama", "tensor")
 _TYPES = ("float32", "bfloat16", "float16", "float64", "complex64", "int")
-_SHAPE = (  # the order is that of the file
-    "rows",
-    "columns",
-    "inner",
-    "outer",
-    "batch",
-    "bias",
-    "left_turned",
-    "right_turned",
-    "even_rows",
-    "even_columns",
-    "even_inner",
-    "even_outer",
-    "tiles",
-    "smaller",
-    "places",
-    "source_places",
-    "window",
-    "stride",
-    "dilation",
-    "groups",
-    "depthwise",
-    "transposed",
-    "layout",
-    "of_weight",
-    "dimensions",
-    "wants_source",
-    "wants_weight",
-    "wants_bias",
-    "depth",
-    "length",
-    "others",
-    "width",
-    "backward",
-    "flash",
-    "efficient",
-    "cudnn",
-    "causal",
-    "tensors",
-    "largest",
-    "same",
-    "numbers",
-    "lists",
-    "steps",
-    "result",
-    "source",
-    "ratio",
-    "last",
-    "first",
-    "second",
-    "last_of_result",
-    "of_result",
-    "orders",
-    "spread",
-    "each",
-    "even_last",
-    "to_host",
-)
 _OF_EACH_CALL = ("kind", "type", "tf32", "read", "written", "flops", "intensity", "least_time", "operator")
-FEATURES = (*_OF_EACH_CALL, *(f"shape_{name}" for name in _SHAPE))
-# What the trees of shares read beside.
-SHARE_FEATURES = (*FEATURES, "time", "factor")
+_OF_SHARES = ("time", "factor")  # what the trees of shares read beside
 _MISSING = -1.0
 # What the host does in each pass of a step beside calls of operators; each takes its time. `forward` and `backward` are
 # the passes themselves, `lists` calls with many tensors, as optimizers make them, `parameters` the longest of their
@@ -117,7 +57,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rates:
-    """What was fitted, and on what (`card`).
+    """What was fitted, and on what (`card`). Trees read the features of calls that `shape` names, in its order.
 
     `starts` are added to what the trees of shares say. `operators` has the usual factor of an operator. `gap_s` is what
     passes between two kernels, `gaps` the same before calls of some kinds: large kernels of libraries, which a step
@@ -141,6 +81,7 @@ class Rates:
     stretch: float
     idle_w: float
     power: Mapping[str, float]
+    shape: Sequence[str] = ()  # names in `Work.shape`
     card: Mapping[str, Any] = field(default_factory=dict)
     host_calls: Mapping[str, float] = field(default_factory=dict)
     host_power: float = 0.0
@@ -155,12 +96,10 @@ class Rates:
         """Return how many times longer the host takes for this much work: longer work misses its caches more."""
         return (seconds / EVEN_S) ** self.host_power if seconds else 1.0
 
-    def host_call(self, name: str) -> float:
-        return of_call(self.host_calls, name)
-
     def vectors(self, works: Sequence[Work]) -> Floats:
-        """Return the features of calls, as FEATURES names them."""
-        return np.array([self._vector(work) for work in works]).reshape(len(works), len(FEATURES))
+        """Return the features of calls: `_OF_EACH_CALL`, and those of their shapes that the trees read."""
+        width = len(_OF_EACH_CALL) + len(self.shape)
+        return np.array([self._vector(work) for work in works]).reshape(len(works), width)
 
     def _vector(self, work: Work) -> list[float]:
         kind = float(KINDS.index(work.kind))
@@ -169,7 +108,7 @@ class Rates:
         flops, moved = math.log2(work.flops + 1), math.log2(work.bytes + 1)
         least = math.log2(1e6 * work.least_time(measured_gpu()))
         operator = self.operators.get(work.operator, self.usual)
-        of_shape = [work.shape.get(name, _MISSING) for name in _SHAPE]
+        of_shape = [work.shape.get(name, _MISSING) for name in self.shape]
         return [kind, type_, float(work.tf32), read, written, flops, flops - moved, least, operator, *of_shape]
 
     def times(self, works: Sequence[Work], vectors: Floats) -> Floats:
@@ -218,7 +157,7 @@ def _most_active(works: Sequence[Work], times: Floats) -> Floats:
 
 
 def share_vectors(works: Sequence[Work], vectors: Floats, times: Floats) -> Floats:
-    """Return the features of calls, as SHARE_FEATURES names them."""
+    """Return the features of calls for the trees of shares."""
     least = np.array([work.least_time(measured_gpu()) for work in works])
     return np.column_stack([vectors, np.log2(1e6 * times), np.log2(times / least)])
 
@@ -254,7 +193,8 @@ def packed(rates: Rates) -> bytes:
     for name, trees in rates.shares.items():
         arrays |= trees.arrays(name)
     facts = {name: getattr(rates, name) for name in _FACTS}
-    return bytes(save(arrays, {"facts": json.dumps(facts), "features": " ".join(SHARE_FEATURES)}))
+    features = [*_OF_EACH_CALL, *(f"shape_{name}" for name in rates.shape), *_OF_SHARES]
+    return bytes(save(arrays, {"facts": json.dumps(facts), "features": " ".join(features)}))
 
 
 @functools.cache
@@ -264,7 +204,9 @@ def load(path: Path = SHIPPED) -> Rates:
     try:
         with safe_open(path, "numpy") as file:
             metadata = file.metadata() or {}
-            if metadata["features"].split() != list(SHARE_FEATURES):
+            features = metadata["features"].split()
+            shape = [name.removeprefix("shape_") for name in features if name.startswith("shape_")]
+            if [name for name in features if not name.startswith("shape_")] != [*_OF_EACH_CALL, *_OF_SHARES]:
                 raise InvalidValue(f"{path} was trained by another version of Ullage: it reads other features")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         facts = json.loads(metadata["facts"])
@@ -272,7 +214,7 @@ def load(path: Path = SHIPPED) -> Rates:
         if facts["host"].keys() != {name for several in HOST_PARTS.values() for name in several}:
             raise InvalidValue(f"{path} was trained by another version of Ullage: it knows the host by other parts")
         shares = {name: Trees.from_arrays(arrays, name) for name in SHARES}
-        return Rates(time=Trees.from_arrays(arrays, "time"), shares=shares, **facts)
+        return Rates(time=Trees.from_arrays(arrays, "time"), shares=shares, shape=shape, **facts)
     except InvalidValue:
         raise
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:

@@ -1,13 +1,11 @@
 """`Utilization`: the time of a training step on one GPU, and how busy it keeps it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import gpu
@@ -109,7 +107,7 @@ class Utilization:
     def waits_for_input(self) -> bool:
         return self.input_s is not None and self.input_s >= self.step_s
 
-    def fed_at(self, rate: float) -> Utilization:
+    def fed_at(self, rate: float) -> Self:
         """Return the same job with a data loader of this rate (samples per second), which limits its steps."""
         if self.samples is None:
             raise InvalidValue(NO_SAMPLES_PER_STEP)
@@ -189,12 +187,13 @@ class Utilization:
         return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Utilization:
+    def from_dict(cls, values: dict[str, Any]) -> Self:
         """Read the result of `to_dict`; keys of later versions are ignored."""
         known = known_fields(cls, values, "utilization")
         for spec in fields(cls):
             value, optional = known.get(spec.name, 0), spec.default is None
-            if str(spec.type).startswith(("int", "float")) and not (_is_number(value) or optional and value is None):
+            is_number = spec.type in (int, float, int | None, float | None)
+            if is_number and not (_is_number(value) or optional and value is None):
                 raise InvalidValue(f"this is no utilization: {spec.name} must be a number, got {value!r}")
         groups = known.get("kernel_groups", [])
         groups = groups if isinstance(groups, list) else [groups]

@@ -72,7 +72,8 @@ class Sharing:
     def verdict(self) -> str:
         """The answer in one line, such as "worth it: 1.7 times the throughput, no job below 80 % of its speed"."""
         if self.fits is False:
-            return f"NOT ENOUGH MEMORY on {self._where}: {self.memory_words}"
+            where = self.gpu if self.profile is None else f"instances {self.profile} of {self.gpu}"
+            return f"NOT ENOUGH MEMORY on {where}: {self.memory_words}"
         gain, slowest = f"{self.throughput:.2f} times the throughput", f"no job below {self.slowest:.0%} of its speed"
         if self.throughput >= WORTH_IT:
             return f"worth it: {gain}, {slowest}"
@@ -88,10 +89,6 @@ class Sharing:
         if self.profile is None:
             return f"they need up to {format_bytes(sum(needs))} of {format_bytes(self.gpu_memory)}"
         return f"the largest needs up to {format_bytes(max(needs))}, an instance has {format_bytes(self.gpu_memory)}"
-
-    @property
-    def _where(self) -> str:
-        return self.gpu if self.profile is None else f"instances {self.profile} of {self.gpu}"
 
     def __str__(self) -> str:
         lines = [f"{self.verdict}; {self.reason}"]

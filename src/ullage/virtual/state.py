@@ -1,8 +1,6 @@
 """The state of one virtual GPU: everything that its parts read or change. They import this module and never `gpu.py`,
 which combines them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
@@ -31,8 +29,6 @@ from ullage.virtual.watching.step_calls import OperatorCalls
 
 _NAMES_SHOWN = 8  # of those that a note lists
 _Part = TypeVar("_Part")
-
-gpus_in_use: list[GPUState] = []  # those whose `with` statement is running, the innermost last
 
 
 class Stopwatch:
@@ -225,6 +221,9 @@ class GPUState:
 
     def pinned(self, tensor: torch.Tensor) -> bool:
         return not tensor.is_cuda and getattr(storage_of(tensor), "ullage_pinned", False)
+
+
+gpus_in_use: list[GPUState] = []  # those whose `with` statement is running, the innermost last
 
 
 def part_in_use(kind: type[_Part]) -> _Part:

@@ -126,7 +126,13 @@ class CUDAStandIn:
         original = (_Pointer * _TABLE_LENGTH).from_address(self._real_table)
         table = (_Pointer * _TABLE_LENGTH)(*original)
         watched: list[int] = []
-        self._watchers = [_watcher(watched, entry) for entry in range(_TABLE_LENGTH)]
+
+        def note_call(entry: int) -> int:
+            watched.append(entry)
+            return 0
+
+        answer = ctypes.CFUNCTYPE(ctypes.c_long)
+        self._watchers = [answer(functools.partial(note_call, entry)) for entry in range(_TABLE_LENGTH)]
         watching = (_Pointer * _TABLE_LENGTH)(*[ctypes.cast(watcher, _Pointer).value for watcher in self._watchers])
         # Two functions of the interpreter that answer 1 and 0 for any arguments.
         python: Any = ctypes.pythonapi
@@ -346,14 +352,6 @@ def _hear(offset: int, guard: int | None, pointer: int, stream: int, *rest: int 
     if when_sent_to_stream:
         storage: Any = torch.UntypedStorage._new_with_weak_ptr(pointer - offset)
         when_sent_to_stream[-1](storage, ctypes.c_int64.from_address(stream + 8).value)
-
-
-def _watcher(watched: list[int], entry: int) -> Any:
-    def note_call() -> int:
-        watched.append(entry)
-        return 0
-
-    return ctypes.CFUNCTYPE(ctypes.c_long)(note_call)
 
 
 def _smallest_backward(grad: torch.Tensor | None = None, stream: int = 0) -> None:

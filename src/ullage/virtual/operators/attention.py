@@ -107,7 +107,7 @@ def flash_backward(call: Call) -> Plan:
     copies = [_transposed_copy(tensor) for tensor in (call.args[0], call.args[4])]  # of the gradient and the output
     rows = round_up(length, 128)
     padded = _rounded_head(size)
-    sums = ceil_div(call.gpu.sms or 1, batch * heads) if _deterministic() else 1
+    sums = ceil_div(call.gpu.sms or 1, batch * heads) if is_deterministic() else 1
     steps = Steps().temporary(*copies).output(0, 1, 2)
     steps.temporary(batch * heads * rows * 4, sums * batch * rows * heads * padded * 4)
     if key.shape[1] != heads:  # grouped heads: dK and dV of every query head, summed afterwards
@@ -116,7 +116,7 @@ def flash_backward(call: Call) -> Plan:
     return steps.plan(*outputs)
 
 
-def _deterministic() -> bool:
+def is_deterministic() -> bool:
     return bool(torch._C._get_deterministic_algorithms() and not torch._C._get_deterministic_algorithms_warn_only())
 
 
@@ -169,7 +169,7 @@ class _Tiling(NamedTuple):
 
     def splits(self, heads: int, keys: int, half: bool) -> int:
         """Into how many parts the keys are cut: fewer where each part wants memory for its sums."""
-        if _deterministic():
+        if is_deterministic():
             return 1
         parts = ceil_div(keys, self.columns)
         return max(1, min(parts, 200 // heads)) if half and not self.in_registers else parts

@@ -13,6 +13,7 @@ from ullage.units import INT_MAX
 from ullage.virtual.call.plan import LOW_PRECISION, gpu_handler, handler
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.operators import recurrent
+from ullage.virtual.operators.attention import is_deterministic
 from ullage.virtual.releases import MEASURED, Release
 from ullage.virtual.state import GPUState, gpus_in_use
 
@@ -70,9 +71,7 @@ def _cudnn(attention: AttentionArguments, capability: tuple[int, int], release: 
     query, key, value = attention[:3]
     if not torch._C._get_cudnn_sdp_enabled() or capability < (8, 0):
         return False
-    if torch._C._get_deterministic_algorithms() and not torch._C._get_deterministic_algorithms_warn_only():
-        return False
-    if not (_is_usual(attention, LOW_PRECISION) and _mask_suits_cudnn(attention)):
+    if is_deterministic() or not (_is_usual(attention, LOW_PRECISION) and _mask_suits_cudnn(attention)):
         return False
     if release.cudnn_drops_sixteenths_only and attention.dropout * 16 % 1:
         return False

@@ -33,7 +33,8 @@ def list_operator(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
         if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
             gpu.values.set(args[1], torch.zeros(()))  # no infinity was found
         else:
-            written = [tensor for place in written_places(func)[0] for tensor in _as_list(args[place])]
+            lists = [args[place] for place in written_places(func)[0]]
+            written = [tensor for each in lists for tensor in (each if isinstance(each, list | tuple) else [each])]
             gpu.values.follow_in_place(func, args, kwargs, written)
             if func._schema.name.startswith("aten::_foreach_") and not written[0].is_inference():
                 increment_version(written)  # these kernels do it themselves: ForeachUtils.h
@@ -51,10 +52,6 @@ def list_operator(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
             _layouts[key] = layout
         outputs.append(memory.tensor(*layout))
     return outputs
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 _CHUNK = 65536  # elements a block works on; aten/src/ATen/native/cuda/MultiTensorApply.cuh

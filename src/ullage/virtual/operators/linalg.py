@@ -54,12 +54,10 @@ def _plan(steps: Steps, *outputs: Output) -> Plan:
 
 def _add_check(steps: Steps, infos: int) -> None:
     """_linalg_check_errors: whether any code is not zero; a single one is copied first."""
-    steps.temporary(1)
+    flag = steps.take(1)
     if infos == 1:
         steps.temporary(1).free(-1)
-        steps.free(-2)
-    else:
-        steps.free(-1)
+    steps.free(flag)
 
 
 def _add_triangular(steps: Steps, batch: int, columns: int) -> None:
@@ -264,10 +262,8 @@ def det(call: Call) -> Plan:
     if source.numel():
         _add_factoring(steps, batch, length, length)
         product = steps.take(batch * source.element_size())
-        counts = _count_swaps(steps, batch, length)
-        steps.free(counts, product)
-    steps.free(codes)
-    return _plan(steps, new(tuple(source.shape[:-2]), source.dtype), factors, pivots)
+        steps.free(_count_swaps(steps, batch, length), product)
+    return _plan(steps.free(codes), new(tuple(source.shape[:-2]), source.dtype), factors, pivots)
 
 
 @kernel("aten._linalg_slogdet.default")
@@ -284,13 +280,11 @@ def slogdet(call: Call) -> Plan:
         counts = _count_swaps(steps, batch, length)
         diagonal = batch * length
         steps.temporary(diagonal * source.element_size(), batch * source.element_size()).free(-1, -2, counts)
-        steps.temporary(diagonal * real.itemsize)
+        logarithms = steps.take(diagonal * real.itemsize)
         if source.is_complex():
-            steps.temporary(diagonal * source.element_size()).free(-1, -2)
-        else:
-            steps.free(-1)
-    steps.free(codes)
-    return _plan(steps, new(size, source.dtype), new(size, real), factors, pivots)
+            steps.temporary(diagonal * source.element_size()).free(-1)
+        steps.free(logarithms)
+    return _plan(steps.free(codes), new(size, source.dtype), new(size, real), factors, pivots)
 
 
 @kernel("aten.linalg_inv_ex.default")
@@ -375,10 +369,9 @@ def eigh(call: Call) -> Plan:
     values = new(tuple(source.shape[:-1]), source.dtype.to_real())
     overwritten = _by_columns(source.shape, source.dtype)
     batch, steps = _batch(source), Steps()
-    if vectors:
-        steps.output(1, 0)
-    else:
-        steps.temporary(overwritten.nbytes).output(0, 1)
+    if not vectors:
+        steps.temporary(overwritten.nbytes)
+    steps.output(*((1, 0) if vectors else (0, 1)))
     info = steps.take(batch * _INFO)
     if source.numel():
         _add_eigh(steps, batch, source.shape[-1], source.dtype)
@@ -514,7 +507,7 @@ def eig(call: Call) -> Plan:
     if not source.is_complex():
         work += [steps.take(values.nbytes), steps.take(bytes_of(source))]
     steps.temporary(numbers * source.element_size()).free(-1, *reversed(work))
-    steps.output(*range(1 if values_only else 2)).free(*taken)
+    outputs = (values,) if values_only else (values, vectors)
+    steps.output(*range(len(outputs))).free(*taken)
     _add_check(steps, batch)
-    steps.free(info)
-    return _plan(steps, *((values,) if values_only else (values, vectors)))
+    return _plan(steps.free(info), *outputs)

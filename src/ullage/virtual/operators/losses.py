@@ -28,26 +28,18 @@ def _shrunk(values: torch.Tensor) -> New:
     return New((), (), values.dtype, bytes_of(values))
 
 
-@kernel("aten.mse_loss.default", "aten.smooth_l1_loss.default")
+@kernel("aten.mse_loss.default", "aten.smooth_l1_loss.default", "aten.huber_loss.default")
 def squared_or_smooth(call: Call) -> Plan:
-    """Loss.cpp: the output is made as large as the input and then shrunk to one number, which keeps its memory."""
+    """Loss.cpp: the output is made as large as the input and then shrunk to one number, which keeps its memory; that of
+    huber_loss is made after the values."""
     if call.argument(2, "reduction", _MEAN) == 0:
         return call.infer()
-    values = _elementwise(*call.args[:2])
-    steps = Steps().output(0).temporary(bytes_of(values))
-    add_sum(steps, call, values, [], values.dtype)
-    return steps.plan(_shrunk(values))
-
-
-@kernel("aten.huber_loss.default")
-def huber(call: Call) -> Plan:
-    """Loss.cpp, huber_loss."""
-    if call.argument(2, "reduction", _MEAN) == 0:
-        return call.infer()
-    values = _elementwise(*call.args[:2])
+    values, is_huber = _elementwise(*call.args[:2]), call.func._schema.name == "aten::huber_loss"
     steps = Steps().temporary(bytes_of(values)).output(0)
+    if not is_huber:
+        steps = Steps().output(0).temporary(bytes_of(values))
     add_sum(steps, call, values, [], values.dtype)
-    return steps.plan(call.output)
+    return steps.plan(call.output if is_huber else _shrunk(values))
 
 
 @kernel("aten.binary_cross_entropy.default", "aten.soft_margin_loss.default")
@@ -106,10 +98,8 @@ def multi_margin(call: Call) -> Plan:
 def multilabel_margin(call: Call) -> Plan:
     """MultiLabelMarginCriterion.cu: flags of the labels, one number a row, then their sum."""
     source, (loss, flags) = call.args[0], call.infer().outputs
-    if source.dim() < 2:
-        return Steps().output(1, 0).plan(new((), source.dtype), flags)
-    if call.argument(2, "reduction", _MEAN) == 0:
-        return Steps().output(1, 0).plan(loss, flags)
+    if source.dim() < 2 or call.argument(2, "reduction", _MEAN) == 0:
+        return Steps().output(1, 0).plan(new((), source.dtype) if source.dim() < 2 else loss, flags)
     rows = torch.empty(source.shape[0], dtype=source.dtype, device="meta")
     steps = Steps().output(1).temporary(bytes_of(rows)).output(0)
     add_sum(steps, call, rows, [], source.dtype)

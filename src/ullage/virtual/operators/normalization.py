@@ -145,12 +145,11 @@ _CONTIGUOUS, _CHANNELS_LAST, _GENERAL = range(3)
 
 def _implementation(tensor: torch.Tensor) -> int:
     """Normalization.cu, batch_norm_choose_impl."""
-    if not fits_32_bits(tensor):
+    if not fits_32_bits(tensor) or (tensor.dim() == 5 and not tensor.is_contiguous()):
         return _GENERAL
-    if tensor.is_contiguous():
-        return _CHANNELS_LAST if tensor.dim() > 1 and tensor.stride(1) == 1 else _CONTIGUOUS
-    channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return _CHANNELS_LAST if channels_last else _GENERAL
+    if _channels_lie_together(tensor):
+        return _CHANNELS_LAST
+    return _CONTIGUOUS if tensor.is_contiguous() else _GENERAL
 
 
 def _channels_lie_together(tensor: torch.Tensor) -> bool:

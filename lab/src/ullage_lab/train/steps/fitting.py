@@ -105,6 +105,7 @@ def fit(
         stretch=1.05,
         idle_w=100.0,
         power=dict.fromkeys(SHARES, 0.0),
+        shape=shape_names([call.work for call in calls] + [work for run in runs for work in run.work.works]),
     )
     sums = _Sums.of(runs)
     begin("times of calls")
@@ -123,6 +124,10 @@ def fit(
     begin("host and power")
     rates = _power(host_and_step(replace(rates, starts=starts, shares=grown), runs, on_host), runs)
     return replace(rates, card=_card(calls, runs))
+
+
+def shape_names(works: Sequence[Work]) -> list[str]:
+    return sorted({name for work in works for name in work.shape})
 
 
 def _card(calls: Sequence[MeasuredCall], runs: Sequence[FollowedRun]) -> dict[str, Any]:
