@@ -123,7 +123,6 @@ class FreeList:
         return bisect_left(self.keys, size << ADDRESS_BITS)
 
     def add_unmapped(self, block: Block) -> None:
-        """Insert a range of addresses without memory behind it."""
         addresses = [other.address for other in self.unmapped]
         self.unmapped.insert(bisect_left(addresses, block.address), block)
 
@@ -167,7 +166,6 @@ class Pool:
 
 
 def blocks_from(head: Block | None) -> Iterator[Block]:
-    """Iterate over a block and those that follow it in its segment."""
     while head is not None:
         yield head
         head = head.next

@@ -258,7 +258,6 @@ class CachingAllocator(Segments):
         self._count_free(block, 1)
 
     def free_now(self, block: Block) -> None:
-        """Free a block that `free_later` counted as free."""
         self._count_free(block, -1)
         self.free(block)
 

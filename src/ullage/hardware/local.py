@@ -106,7 +106,6 @@ def _plain(device_name: str) -> str:
 
 
 def _asked(nvml: Any, question: str, *arguments: Any) -> Any:
-    """Return an answer of NVML; `None` where it has none."""
     try:
         return getattr(nvml, question)(*arguments)
     except nvml.NVMLError:

@@ -68,12 +68,6 @@ class Prices:
         return hours * self.hour.get(gpu, 0.0) + kwh * (self.kwh or 0.0)
 
 
-def usual_prices() -> Path | None:
-    """Return the user's price file, `prices.toml` in Ullage's folder, if it exists."""
-    file = home() / "prices.toml"
-    return file if file.is_file() else None
-
-
 def _price(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise InvalidValue(f"{name}: price must be at least 0, got {value!r}")
@@ -121,7 +115,9 @@ class Training:
         object.__setattr__(self, "prices", self._known_prices())
 
     def _known_prices(self) -> Prices | None:
-        given = usual_prices() if self.prices is None and self.has_length else self.prices
+        own, given = home() / "prices.toml", self.prices
+        if given is None and self.has_length and own.is_file():
+            given = own
         if given is None or isinstance(given, Prices):
             return given
         return Prices.from_dict(given) if isinstance(given, Mapping) else Prices.read(given)
@@ -205,7 +201,6 @@ class TrainingCost:
 
     @property
     def words(self) -> str:
-        """Everything in one line."""
         kwh = f"{self.kwh:,.0f} kWh" if self.kwh >= 100 else f"{self.kwh:.3g} kWh"
         taken = [self.length_words, format_duration(self.hours * 3600), kwh, self.cost_words]
         return ", ".join([*filter(None, taken), *self.notes])

@@ -7,15 +7,15 @@ from typing import Any
 
 @dataclass
 class StepCalls:
-    """The calls of a step: `calls` are the distinct ones, `order` has their numbers one after the other.
+    """The calls of a step: `calls` are the distinct ones (as in `virtual/watching/step_calls.py`), `order` has their
+    numbers.
 
-    What a call has is written in `virtual/watching/step_calls.py`. `steady` says whether the step repeats. The host
-    made so many `optimizer_steps` and calls of `modules` in it, made autograd `nodes`, and ran operators on the CPU
-    (`on_host`), which wrote `cpu_bytes` there in modules, the backward pass and the optimizer. Data loaders gave it so
-    many `samples`; 0 where none was watched. `largest` says that batches vary in size, and its one is among the
-    largest. So many ranks have samples of their own, as samplers say (`data_ranks`); 0 where none did. In a pipeline, a
-    rank waits `bubble` times its own time for the others, as its schedule says; `None` where none does. Ranks reach
-    each other by `interconnect`, as somebody named it; `None` means as usual for the GPU.
+    `steady` says whether the step repeats. The host made so many `optimizer_steps` and calls of `modules` in it, made
+    autograd `nodes`, and ran operators on the CPU (`on_host`), which wrote `cpu_bytes` there in modules, the backward
+    pass and the optimizer. Data loaders gave it so many `samples`; 0 where none was watched. `largest` says that
+    batches vary in size, and its one is among the largest. So many ranks have samples of their own (`data_ranks`), 0
+    where samplers say nothing. In a pipeline, a rank waits `bubble` times its own time for the others. Ranks reach each
+    other by `interconnect`; `None` means as usual for the GPU.
     """
 
     calls: list[dict[str, Any]] = field(default_factory=list)

@@ -51,7 +51,6 @@ class Launches:
 
     @functools.cached_property
     def _ends(self) -> list[int]:
-        """After which launches the host waits."""
         waits = np.array([launch.waits for launch in self.each], dtype=bool)[self.order]
         return [place + 1 for place in np.flatnonzero(waits).tolist()]
 

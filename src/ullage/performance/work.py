@@ -216,7 +216,7 @@ def _elementwise(call: Mapping[str, Any], given: list[Tensor], made: list[Tensor
 
 
 def _logs(**numbers: float) -> dict[str, float]:
-    return {name: log2(number) for name, number in numbers.items()}
+    return {name: math.log2(max(number, 1)) for name, number in numbers.items()}
 
 
 def _floats(**numbers: float) -> dict[str, float]:
@@ -265,8 +265,3 @@ def layout_of(tensor: Tensor) -> int:
             return 2
         dense *= size
     return 1
-
-
-def log2(value: float) -> float:
-    """The logarithm, 0 for what is below 1."""
-    return math.log2(max(value, 1))

@@ -112,7 +112,6 @@ class Uncertainty:
         return max((guess.surprise for guess in self.guesses()), default=0)
 
     def spread(self, reserved: int) -> int:
-        """Return by how many bytes another run, or the real one, may reserve more."""
         if not self.autocast_used and not self.guesses():
             return 0
         return max(reserved // SPREAD_SHARE, SURPRISES * self.surprise)

@@ -174,7 +174,6 @@ class _Operator:
         return result
 
     def _plan(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-        """Return the plan of a call that is new to this GPU."""
         plan = self.plans[key] = self.plans.get(key) or self._make_plan(args, kwargs)
         plan.quick = _quick(plan, args)
         new = [output for output in plan.outputs if type(output) is New]
@@ -197,7 +196,6 @@ class _Operator:
                 values.follow(self.func, args, kwargs, result)
 
     def _number(self, plan: Plan, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Return the number of a call, by its arguments before the call."""
         same = 0
         if len(args) > 1:
             same = 1 if args[0] is args[1] else 2 if len(args) > 2 and args[1] is args[2] else 0

@@ -1,9 +1,8 @@
 """Dynamo on the virtual GPU: PyTorch's own tracing, which must not see Ullage.
 
-A compiled function runs in two parts. Dynamo traces it and passes graphs to a backend; the virtual GPU's mode is
-disabled for that, since only shapes are needed. Then the compiled program runs under the mode. The hooks by which the
-virtual GPU recognizes modules and optimizers belong to no program: Dynamo would trace them, or recompile because of
-them, so they are disabled while a compiled function runs.
+Dynamo traces a function and passes graphs to a backend; the virtual GPU's mode is disabled for that, since only shapes
+are needed. Then the compiled program runs under the mode. The hooks by which the virtual GPU recognizes modules and
+optimizers are disabled while a compiled function runs: Dynamo would trace them, or recompile because of them.
 """
 
 import contextlib

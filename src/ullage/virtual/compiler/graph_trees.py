@@ -42,7 +42,6 @@ class GraphTrees:
         return made
 
     def restore(self, device: int, state: Any, stale: Any = (), live: Any = ()) -> None:
-        """Restore a pool's state; live storages own their blocks again."""
         held = self._memory.restore_pool(state)
         for pointer in live:
             storage = torch.UntypedStorage._new_with_weak_ptr(pointer)

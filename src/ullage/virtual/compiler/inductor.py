@@ -135,7 +135,6 @@ class _Kernel:
         return self
 
     def __call__(self, *args: Any, **options: Any) -> None:
-        """Launch it."""
         for clock in _clocks:
             clock.seconds += _KERNEL_S
 

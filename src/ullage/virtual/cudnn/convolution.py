@@ -64,7 +64,6 @@ class _Run:
         return laid_out(tensor, channels_last), place
 
     def drop(self, *places: int | None) -> None:
-        """Give copies back, the last one first."""
         for place in reversed(places):
             if place is not None:
                 self.steps.free(place)

@@ -102,7 +102,6 @@ class CudnnAsker:
         self.cudnn = int(self._hear("cudnn", _START))
 
     def _hear(self, name: str, seconds: float) -> Any:
-        """Return the process's next message under this name."""
         assert self._line is not None
         while select.select([self._line], [], [], seconds)[0]:
             message = self._line.receive()
@@ -177,7 +176,6 @@ class Answers:
                 self.failed = self.failed or f"the answers cannot be kept in {self.path}"
 
     def _ask(self, problems: Sequence[ConvolutionProblem]) -> bool:
-        """Ask cuDNN, and return whether the answers were stored."""
         assert self._asker is not None and self._known is not None
         try:
             answers = self._asker.ask(problems)

@@ -102,7 +102,6 @@ def copy_bytes(tensor: Operand, channels_last: bool) -> int:
 
 
 def laid_out(tensor: Operand, channels_last: bool) -> Operand:
-    """Return the result of `tensor.contiguous(format)`."""
     if copy_bytes(tensor, channels_last) == 0:
         return tensor
     return tensor._replace(stride=strides_of(tensor.size, channels_last))

@@ -144,12 +144,10 @@ class Groups:
                 self._gpu.note("distributed", _NCCL)
 
     # DDP waits for the futures of its collectives and not for the works, so nobody but NCCL's watchdog lets go of the
-    # tensors (ProcessGroupNCCL.cpp, `stashed_for_allocator_safety_`). It looks every 100 ms, and what it found to be
-    # done is let go with the next collective (`workEnqueue`). On an H200 a call of the allocator came every 17 to 50
-    # microseconds. A kernel is loaded when it is first used, which takes some 20 ms: with the ten of a foreach AdamW,
-    # or the six that clip gradients, the watchdog had looked before DDP built its buckets anew, with the two or three
-    # of SGD or of a fused AdamW it had not. With `static_graph` they are built a step later, when nothing is loaded:
-    # then the old buckets are there beside the new ones, too.
+    # tensors (ProcessGroupNCCL.cpp, `stashed_for_allocator_safety_`). It looks every 100 ms; on an H200 a call of the
+    # allocator came every 17 to 50 microseconds. A kernel is loaded when it is first used, which takes some 20 ms: with
+    # the ten of a foreach AdamW, or the six that clip gradients, the watchdog had looked before DDP built its buckets
+    # anew, with the two or three of SGD or of a fused AdamW it had not.
 
     def keep(self, tensors: list[torch.Tensor]) -> None:
         """Keep the tensors of an asynchronous collective of DDP until the watchdog has seen its end."""

@@ -54,7 +54,6 @@ def timeline(
 
 
 def largest_by_kind(spans: Sequence[AnyAllocation], end: int) -> dict[str, int]:
-    """Return the peak of rounded bytes of each kind."""
     return {name: max(_totals([span for span in spans if span.kind == kind], end)) for kind, name in enumerate(KINDS)}
 
 
@@ -78,7 +77,6 @@ def live_by_kind(spans: Sequence[AnyAllocation], moment: int) -> dict[str, int]:
 
 
 def alive_from(spans: Sequence[AnyAllocation], begin: int, end: int) -> list[AnyAllocation]:
-    """Return allocations made after `begin` and not freed before `end`."""
     first, last = (bisect_left(spans, moment + 1, key=lambda span: span.begin) for moment in (begin, end))
     return [span for span in spans[first:last] if span.end == -1 or span.end > end]
 

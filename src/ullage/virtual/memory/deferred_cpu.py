@@ -1,10 +1,9 @@
 """CPU tensors while a virtual GPU is in use: they keep their data, but large ones are filled only when read.
 
-`torch.empty` makes a large new CPU tensor, which costs address space and no memory. The steps that would fill it
-(zeros, random numbers, initialization, a cast) run when an operator first needs the values. Moving the tensor to the
-virtual GPU does not need them, so a model of billions of parameters is built in milliseconds with little memory.
-
-One difference from PyTorch remains: random numbers are drawn late, so a seed gives other values.
+A large new CPU tensor is made by `torch.empty`, which costs address space and no memory. The steps that would fill it
+run when an operator first needs the values. Moving it to the virtual GPU does not, so a model of billions of parameters
+is built in milliseconds with little memory. Random numbers are drawn late, so a seed gives other values than in
+PyTorch.
 """
 
 import math

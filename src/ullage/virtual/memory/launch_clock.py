@@ -1,8 +1,8 @@
 """Clocks of the host, which launches, and of each stream: they tell how far the host is ahead of the GPU.
 
 The host takes the same time for every launch, the GPU somewhat more than the least time of the kernel. A GPU that is
-slower than its host falls behind until the host waits: because the script does, or because the launch queue is full.
-Only code that shares memory between streams needs this (`Tensor.record_stream`).
+slower than its host falls behind until the host waits for it, or the launch queue is full. Only code that shares memory
+between streams needs this (`Tensor.record_stream`).
 """
 
 from collections import deque

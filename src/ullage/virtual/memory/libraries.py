@@ -1,9 +1,8 @@
 """Memory that cuBLAS, cuBLASLt and cuDNN allocate at first use and keep.
 
 Their code lies outside PyTorch's allocator and enlarges the CUDA context. The workspaces of cuBLAS and cuBLASLt come
-from the allocator: one per handle and stream, with a handle for each thread that multiplies matrices
-(aten/src/ATen/cuda/CublasHandlePool.cpp), such as the backward thread. Whether they stay after the product depends on
-the release of PyTorch (`releases.py`).
+from the allocator, one per stream and thread that multiplies matrices (aten/src/ATen/cuda/CublasHandlePool.cpp).
+Whether they stay after the product depends on the release of PyTorch (`releases.py`).
 """
 
 import os

@@ -1,20 +1,16 @@
 """Memory of NCCL outside PyTorch's allocator, for a communicator of any size.
 
 A communicator of one rank was measured on an H200 (NCCL 2.28): 64 channels of 6 MiB and 4 to 6 MiB more, or 8 MiB each
-without CUDA's virtual memory. Message size, message kind and NCCL_BUFFSIZE do not change that. The 6 MiB are three
-small arrays (src/channel.cc) of 2 MiB each, CUDA's mapping unit.
+without CUDA's virtual memory. The 6 MiB are three small arrays (src/channel.cc) of 2 MiB each, CUDA's mapping unit.
 
-Connections between ranks follow the sizes in NCCL's source and were not measured:
+Connections between ranks follow the sizes in NCCL's source and were not measured. Each channel of a ring has a buffer
+for each protocol on the receiving side (src/init.cc, `computeBuffSizes`; src/transport/p2p.cc), and 2 MiB on the
+sending side, or as many buffers if it sends to another machine (src/transport/net.cc). With NVLink multicast, since
+Hopper, NVLS has 2 MiB for each of its channels and GPUs (src/transport/nvls.cc). Ranks that send to single others have
+a connection to each of these, in several channels. Trees are connected when a small sum first needs them: see `more`.
 
-- Each channel of a ring has a buffer for each protocol on the receiving side (src/init.cc, `computeBuffSizes`;
-  src/transport/p2p.cc), and 2 MiB on the sending side, or as many buffers if it sends to another machine
-  (src/transport/net.cc).
-- With NVLink multicast, since Hopper, NVLS has 2 MiB for each of its channels and GPUs (src/transport/nvls.cc).
-- Ranks that send to single others have a connection to each of these, in several channels.
-
-Trees are connected when a small sum first needs them: see `more`. The number of channels depends on links; the figures
-are what NCCL prints on machines with eight equal GPUs. On four A100 with NVLink somebody measured 544 MiB for two ranks
-and 688 for four (https://github.com/NVIDIA/nccl/issues/964): between `size` and `size + more`.
+The number of channels is what NCCL prints on machines with eight equal GPUs. On four A100 with NVLink somebody measured
+544 MiB for two ranks and 688 for four (https://github.com/NVIDIA/nccl/issues/964): between `size` and `size + more`.
 """
 
 from collections.abc import Mapping

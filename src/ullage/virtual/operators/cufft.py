@@ -1,11 +1,10 @@
 """How large a workspace cuFFT wants. cuFFT is closed: the rules were found by asking it for 90,000 plans on an H200.
 
-A transform of one dimension takes a kernel that needs nothing where cuFFT has one for its length, else room for its
-data once more. Lengths with a prime factor above 127 are done by Bluestein's algorithm: in one kernel where they are
-short, else in two buffers of the next length of the form 2^a 3^b 5^c that holds the convolution. Real transforms of
-even length run as complex ones of half the length, those of odd length in pairs. Where dimensions are transformed one
-after another, the largest workspace serves all. `data/cufft_lengths.npz` has the lengths that need nothing
-(`benchmarks/training/cufft_workspaces.py`).
+A transform of one dimension takes a kernel that needs nothing where cuFFT has one for its length
+(`data/cufft_lengths.npz`), else room for its data once more. Lengths with a prime factor above 127 are done by
+Bluestein's algorithm: in one kernel where they are short, else in two buffers of the next length of the form 2^a 3^b
+5^c that holds the convolution. Real transforms of even length run as complex ones of half the length, those of odd
+length in pairs. The largest workspace of several dimensions serves all (`benchmarks/training/cufft_workspaces.py`).
 """
 
 import functools

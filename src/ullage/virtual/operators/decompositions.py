@@ -1,8 +1,5 @@
-"""Operators that PyTorch decomposes depending on its build: linear layers, batch normalization, attention.
-
-A CPU build would decompose them without cuDNN and fused attention. While a virtual GPU is in use they are decomposed
-here as in a CUDA build.
-"""
+"""Operators that a CPU build of PyTorch would decompose without cuDNN and fused attention: linear layers, batch
+normalization, attention. While a virtual GPU is in use they are decomposed here as in a CUDA build."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

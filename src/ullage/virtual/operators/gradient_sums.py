@@ -1,9 +1,8 @@
 """Sums of gradients that meet at one tensor: autograd adds the second into the first if nothing else holds the first.
 
 PyTorch never does so while a dispatch mode is in use (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace), so
-the sum arrives here as an addition out of place. Its caller, the engine itself, distinguishes it from other additions.
-Reference counts show whether something else holds the first summand; the counts of a tensor that only the engine holds
-are measured once in a process.
+the sum arrives here as an addition out of place, called by the engine. Reference counts show whether something else
+holds the first summand; those of a tensor that only the engine holds are measured once in a process.
 """
 
 import sys

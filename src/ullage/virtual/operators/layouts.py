@@ -1,9 +1,8 @@
 """Tensors of other layouts than strided: sparse ones, by coordinates or compressed.
 
-A sparse tensor on the virtual GPU is PyTorch's own object over indices and values on the virtual GPU. PyTorch writes
-most of its operators once, for CPU and CUDA alike, with operators on dense tensors. Those run unchanged under the CPU's
-name, and their calls are counted. CUDA's own kernels are written out in `sparse.py` or `compressed.py` and registered
-with `own_kernel`.
+A sparse tensor on the virtual GPU is PyTorch's own object over indices and values there. PyTorch writes most of its
+operators once, for CPU and CUDA alike. Those run unchanged under the CPU's name, and their calls are counted. CUDA's
+own kernels are in `sparse.py` and `compressed.py`, registered with `own_kernel`.
 """
 
 from collections.abc import Callable
@@ -121,7 +120,6 @@ def empty(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 @own_kernel("aten.detach.default", "aten.alias.default")
 def detach(gpu: GPUState, source: Any) -> Any:
-    """Another tensor over the same indices and values."""
     return coo(source._indices(), source._values(), source.shape, source.is_coalesced())
 
 
@@ -151,7 +149,6 @@ def coo(indices: Any, values: Any, size: Any, coalesced: bool | None = None) -> 
 
 
 def copy(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A copy of a sparse tensor: of its indices and of its values."""
     gpu.other_layouts = True
     return follow(gpu, func, args, kwargs, keys_of(args))
 

@@ -65,7 +65,6 @@ class RecurrentNetwork:
         return self.layers > 1
 
     def matrices(self) -> int:
-        """Return the elements of all weight matrices."""
         out = self.projected or self.hidden
         total = 0
         for layer in range(self.layers):
@@ -93,7 +92,6 @@ class RecurrentNetwork:
         return size
 
     def workspace(self, backward: bool = False) -> int:
-        """Return the bytes of a pass's workspace."""
         itemsize = self.dtype.itemsize
         elements = self._packed_elements() if self.packed else self._elements(backward)
         lengths = 0 if self.packed else _aligned(8 * self.batch)

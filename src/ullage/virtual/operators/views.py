@@ -44,7 +44,6 @@ def tangent_of_zeros(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: di
     "aten.set_.source_Storage_storage_offset",
 )
 def set_source(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`set_` on the GPU: the tensor takes over another's memory."""
     tensor = args[0]
     if not tensor.is_cuda:
         return func(*args, **kwargs)

@@ -111,7 +111,6 @@ class Cards:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Self:
-        """The cards of a folder that `create` made, by index."""
         place = Path(folder)
         files = _files(place)
         if not files:

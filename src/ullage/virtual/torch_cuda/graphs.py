@@ -39,7 +39,6 @@ class Graphs:
         self._registered += 1
 
     def unregister(self) -> None:
-        """Free these tensors with the last graph."""
         self._registered -= 1
         if not self._registered:
             for taken in self._generator_state:

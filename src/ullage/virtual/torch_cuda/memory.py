@@ -41,9 +41,6 @@ class MemoryFunctions:
         """`reset_peak_memory_stats`; the virtual GPU itself keeps the highest peaks."""
         self._gpu.reset_peaks()
 
-    def reset_accumulated(self, device: int = 0) -> None:
-        self._gpu.memory.allocator.reset_accumulated_stats()
-
     def empty_cache(self, *pool: Any) -> None:
         self._gpu.memory.empty_cache(*pool[:1])
 
@@ -118,7 +115,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
         {
             "_cuda_memoryStats": memory.stats,
             "_cuda_resetPeakMemoryStats": memory.reset_peak,
-            "_cuda_resetAccumulatedMemoryStats": memory.reset_accumulated,
+            "_cuda_resetAccumulatedMemoryStats": lambda device=0: gpu.memory.allocator.reset_accumulated_stats(),
             "_cuda_emptyCache": memory.empty_cache,
             "_cuda_setMemoryFraction": memory.set_fraction,
             "_cuda_getMemoryFraction": memory.fraction,
@@ -150,7 +147,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
             "_accelerator_emptyHostCache": lambda: None,
             "_accelerator_getDeviceStats": memory.stats,
             "_accelerator_resetPeakStats": memory.reset_peak,
-            "_accelerator_resetAccumulatedStats": memory.reset_accumulated,
+            "_accelerator_resetAccumulatedStats": lambda device=0: gpu.memory.allocator.reset_accumulated_stats(),
             "_accelerator_getMemoryInfo": lambda device=0: memory_info(gpu),
             "_accelerator_setAllocatorSettings": lambda text: gpu.note(
                 "allocator", f"allocator settings given at run time were not applied: {text}"

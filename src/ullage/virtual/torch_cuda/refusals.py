@@ -163,7 +163,6 @@ class _PlainModule(torch.nn.Module, metaclass=_KindOfPlainModule):
 
 
 def _as_compiled(obj: Any) -> Any:
-    """Add the method `save` of compiled functions and modules."""
     if not hasattr(obj, "save"):
         with suppress(AttributeError, TypeError):  # a builtin function has no room for it
             object.__setattr__(obj, "save", _save_nothing)

@@ -78,7 +78,6 @@ def rebuild_tensor(storage: Any, storage_offset: int, size: Any, stride: Any) ->
 
 
 def _reduce(self: torch.Tensor, proto: int) -> Any:
-    """Pickle a tensor; one of the CPU without filling it, such as weights copied from the GPU."""
     gpu = gpus_in_use[-1] if gpus_in_use else None
     if gpu is None or self.layout is not torch.strided:
         return _reduce_original(self, proto)

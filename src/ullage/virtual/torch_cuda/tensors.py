@@ -203,7 +203,6 @@ def _formatter(original: Any) -> Callable[..., str]:
 
 
 def _leave_default_device(before: Any) -> None:
-    """Reset a default device "cuda" that the code has set."""
     context = torch._GLOBAL_DEVICE_CONTEXT.__dict__.get("device_context")
     if context is not before and context is not None and context.device.type == "cuda":
         torch.set_default_device(None if before is None else before.device)
@@ -243,7 +242,6 @@ def new_tensor(self: torch.Tensor, data: Any, **options: Any) -> torch.Tensor:
 
 
 def _plain(data: Any) -> Any:
-    """Return nested lists with GPU tensors replaced by their numbers."""
     if isinstance(data, list | tuple) and any(isinstance(item, list | tuple | _Tensor) for item in data):
         return [item.tolist() if isinstance(item, _Tensor) and item.is_cuda else _plain(item) for item in data]
     return data

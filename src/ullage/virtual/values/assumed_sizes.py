@@ -29,7 +29,6 @@ class AssumedSizes:
         return self._made.get(id(tensor)) is tensor
 
     def note_length(self, tensor: torch.Tensor, count: int) -> None:
-        """Record the length of such a tensor that a shape shows."""
         kind, place = self._kinds[id(tensor)]
         del self._made[id(tensor)]  # once is enough
         self._noted[kind] += 1

@@ -167,7 +167,6 @@ class KnownValues:
         return None if before is None else before + _places(target, args[1])
 
     def copied_storage(self, source: _Tensor, target: _Tensor) -> None:
-        """Take over the known values of a whole storage that was copied."""
         watch = _watch(source)
         if watch is not None and watch.value is not None:
             storage_of(target).ullage.value = watch.value.clone()
@@ -259,7 +258,6 @@ class KnownValues:
         return getattr(value, "supposed", False)
 
     def tensor(self, value: _Tensor) -> _Tensor:
-        """Return a new GPU tensor with known values."""
         made = self._memory.tensor(value.shape, value.stride(), value.dtype, value.numel() * value.element_size())
         self.set(made, value)
         return made

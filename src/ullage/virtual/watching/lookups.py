@@ -104,7 +104,6 @@ class Lookups(importlib.abc.MetaPathFinder):
         return replacements.undo
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> None:
-        """Record a lookup and find nothing."""
         self._miss(fullname)
 
     def find_distributions(self, context: Any = None) -> Iterator[Any]:

@@ -109,7 +109,6 @@ class CalledModel:
         claimed.update(span.index for span in spans)
 
     def summary(self) -> dict[str, Any]:
-        """Return totals; see `Estimate.models`."""
         weights = [weight for own in self.weights.values() for weight in own]
         types: dict[str, int] = {}
         for weight in weights:

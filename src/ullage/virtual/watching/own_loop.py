@@ -217,7 +217,6 @@ def _are_alike(before: array[int], last: array[int]) -> bool:
 
 
 def _draws() -> tuple[Any, ...]:
-    """Return the states of random number generators on the CPU."""
     numpy = sys.modules.get("numpy.random")
     kind, keys, *rest = numpy.get_state() if numpy is not None else ("", b"")
     return random.getstate(), bytes(torch.default_generator.get_state().tolist()), kind, bytes(keys), *rest

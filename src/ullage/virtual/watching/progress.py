@@ -19,8 +19,6 @@ _in_backward_pass = torch._C._current_graph_task_id
 
 
 class Progress:
-    """Counts optimizer steps and marks memory by its purpose."""
-
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
         self.optimizer_steps = 0

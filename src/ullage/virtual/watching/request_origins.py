@@ -36,7 +36,7 @@ _sequence: Any = torch._C._autograd._get_sequence_nr
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
-    """The origin of a request. `module` is a path such as `layer3.4.conv2`, or `None` outside of modules."""
+    """The origin of a request: `module` is a path such as `layer3.4.conv2`, or `None` outside of modules."""
 
     operator: str
     module: str | None
@@ -95,7 +95,6 @@ class RequestOrigins:
         return number
 
     def table(self) -> list[tuple[str, int, int]]:
-        """Return operator, module number and pass by origin number."""
         return list(self._numbers)
 
     def module_names(self) -> list[str | None]:

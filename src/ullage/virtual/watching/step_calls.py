@@ -111,7 +111,6 @@ class SeenCall(NamedTuple):
     def of(
         cls, operator: str, args: Any, kwargs: Mapping[str, Any], outputs: Sequence[Any], writes: bool, same: int
     ) -> SeenCall:
-        """Describe a call with these arguments and the outputs of its plan."""
         given, named = [_plain(value) for value in args], {name: _plain(value) for name, value in kwargs.items()}
         made = [output for output in outputs if output is not None]
         is_view = bool(made) and not writes and all(type(output) in (Alias, Same) for output in made)
@@ -140,8 +139,6 @@ class _Mark(NamedTuple):
 
 
 class OperatorCalls:
-    """The calls of the last steps of one virtual GPU."""
-
     def __init__(self) -> None:
         self.stream = array("I")  # numbers of distinct calls, each with its pass in the lowest bits
         self.numbers: dict[Any, int] = {}  # of distinct calls, by whatever tells them apart
