@@ -157,7 +157,6 @@ class Pool:
         return self.requested_in - self.requested_out
 
     def free_list(self, stream: int) -> FreeList:
-        """The list of a stream, made at its first use."""
         return self.by_stream.setdefault(stream, FreeList())
 
     def free_blocks(self) -> list[Block]:

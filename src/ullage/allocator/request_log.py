@@ -67,7 +67,6 @@ class RequestLog:
             self.possible_sizes.append((len(self) if place is None else place, nbytes))
 
     def sizes(self, begin: int = 0, end: int | None = None) -> list[int]:
-        """The bytes of the requests between two places."""
         return [entry for entry in self._entries[begin:end] if entry > 0]
 
     @property

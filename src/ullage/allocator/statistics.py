@@ -19,7 +19,6 @@ class Tally:
         self.current = self.peak = self.total = 0
 
     def add(self, amount: int) -> None:
-        """Change the value; a negative amount is a decrease."""
         self.current += amount
         if amount > 0:
             self.total += amount

@@ -93,7 +93,6 @@ class GPUState:
         self._parts: dict[type[Any], object] = {}
 
     def add_part(self, part: object) -> None:
-        """Add a part of `torch_cuda/`, one of each class."""
         self._parts[type(part)] = part
 
     def part(self, kind: type[_Part]) -> _Part | None:

@@ -4,15 +4,13 @@ The buffers of the program and PyTorch's operators in it are counted as usual. A
 compiled. If several configurations of one are tried, the memory of these trials is allocated.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils import _python_dispatch
@@ -35,7 +33,7 @@ _SETTINGS = {
     "autotune_remote_cache": False,
 }
 _AUTOTUNED = "max-autotune times kernels on the GPU: what that takes is counted; PyTorch's own kernels are taken to win"
-_clocks: list[Clock] = []  # that run now
+_clocks: list[Any] = []  # that run now
 _BUFFER_OF_TRITON = 256 * MIB  # triton/backends/nvidia/driver.py, get_empty_cache_for_benchmark
 _FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
@@ -131,7 +129,7 @@ class _Kernel:
     def __init__(self, config: Any, registers: int = 0) -> None:
         self.config, self.kernel, self.n_regs = config, self, registers
 
-    def make_launcher(self) -> _Kernel:
+    def make_launcher(self) -> Self:
         return self
 
     def __call__(self, *args: Any, **options: Any) -> None:

@@ -34,7 +34,6 @@ class AttentionArguments(NamedTuple):
 
     @property
     def trains(self) -> bool:
-        """Whether a backward pass may follow."""
         tensors = (self.query, self.key, self.value)
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 

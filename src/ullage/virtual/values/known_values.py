@@ -230,7 +230,6 @@ class KnownValues:
         self.set(chosen, turns, supposed=True)
 
     def _follow_all(self, flags: _Tensor, result: _Tensor) -> None:
-        """Answer whether all flags of a comparison hold."""
         watch = _watch(flags)
         if watch is not None and isinstance(watch.marks, _Alike):
             self._note("values", _note_on_read(flags, "a comparison"))

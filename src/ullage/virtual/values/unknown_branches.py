@@ -89,7 +89,6 @@ def _answer_at(code: CodeType, place: int, supposed: bool) -> bool | None:
 
 
 def _only_raises(lines: list[dis.Instruction]) -> bool:
-    """Check whether code leads to an exception without a branch."""
     for line in lines:
         if line.opname == "RAISE_VARARGS":
             return True

@@ -8,13 +8,11 @@ Such state is random numbers drawn on the CPU, changed attributes of modules, va
 optimizers of known packages are trusted to have no other. In all other cases the step is run.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import random
 import sys
-from array import array
+from collections.abc import Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -196,12 +194,12 @@ class OwnLoop:
         self._origins.repeat_step(before.clock, now.clock)
 
 
-def _until_optimizer(calls: array[int]) -> array[int]:
+def _until_optimizer(calls: Sequence[int]) -> Sequence[int]:
     kinds = len(PASSES)
     return calls[: next((place for place, number in enumerate(calls) if number % kinds == OPTIMIZER), 0)]
 
 
-def _are_alike(before: array[int], last: array[int]) -> bool:
+def _are_alike(before: Sequence[int], last: Sequence[int]) -> bool:
     """Check whether two iterations made the same calls. Calls of the loop outside of the model, such as those of a
     `GradScaler`, may occur in the first one alone."""
     kinds, calls = len(PASSES), iter(before)
