@@ -1,4 +1,7 @@
-"""GPUs: the catalogue from Pascal to Blackwell, your own cards (`gpu`, `gpus`), and this machine's (`local_gpus`)."""
+"""GPUs: the specification, the catalogue from Pascal to Blackwell, your own cards, and this machine's.
+
+`gpu("A100-40GB")` finds one by nearly any spelling, `gpus()` lists all, `local_gpus()` asks NVML.
+"""
 
 from ullage.hardware.catalogue import gpus
 from ullage.hardware.local import local_gpus

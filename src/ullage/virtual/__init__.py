@@ -1,6 +1,6 @@
 """The virtual GPU: training code runs on "cuda" without a GPU, and its memory is counted.
 
-Names are loaded on first use: programs that never import PyTorch use `ullage.virtual.shared_card.cards`.
+Names are loaded on first use, because programs that never import PyTorch use `ullage.virtual.shared_card.cards`.
 """
 
 import importlib

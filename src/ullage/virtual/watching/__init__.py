@@ -1,1 +1,4 @@
-"""Observation of a run, which changes nothing: origins of requests, steps, repetition, and missing packages."""
+"""Observation of a run: origins of requests, steps, repetition, and missing packages.
+
+Nothing here changes what a run allocates.
+"""
