@@ -4,8 +4,6 @@ A call is what `ullage.virtual.watching.step_calls` writes down. Numbers are ran
 depends on them. Indices lie inside what they point into.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -61,12 +59,10 @@ def unpacked(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_tensor(value: Any) -> bool:
-    """Return whether a value of a call stands for a tensor."""
     return isinstance(value, dict) and "shape" in value
 
 
 def tensors_of(value: Any) -> Iterator[dict[str, Any]]:
-    """The tensors in a value of a call."""
     if is_tensor(value):
         yield value
     elif isinstance(value, list):

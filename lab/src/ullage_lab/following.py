@@ -1,7 +1,5 @@
 """The step of a request, whatever the user gave: a model's name, a function or a script."""
 
-from __future__ import annotations
-
 from ullage.errors import InvalidValue
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu

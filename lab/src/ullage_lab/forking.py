@@ -4,8 +4,6 @@
 this process, which must have one thread and must not have used CUDA; it can pause a child at chosen places.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -100,7 +98,6 @@ class ForkedHere:
         os.close(child_leave)
 
     def fileno(self) -> int:
-        """Return the descriptor, for `select`."""
         return self._answers
 
     @property

@@ -5,8 +5,6 @@ seen. So a fit is judged on families that it has seen nothing of. Which those ar
 (`is_for_testing`): it was laid down before anything was fitted, and more measurements never move a family.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Read files of measured runs and join the lines of one run: its memory and its utilisation."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import json
@@ -44,8 +42,6 @@ ROUNDING = 1.01  # counters of a GPU may be read a little over 1
 
 @dataclass(frozen=True)
 class Dropped:
-    """A line that was dropped."""
-
     id: str
     reason: str
     detail: str
@@ -67,7 +63,6 @@ class CleaningReport:
     repeated: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = field(default_factory=list)  # a run read twice
 
     def drop(self, id: str, reason: str, detail: str, source: str) -> None:
-        """Note a line that is not used."""
         self.dropped.append(Dropped(id, reason, detail, source))
 
     @property
@@ -93,7 +88,6 @@ class CleaningReport:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
         lines = [vars(one) for one in self.dropped]
         return {
             "files": self.files,

@@ -1,7 +1,5 @@
 """From measured files to the rows of a data set: joins, checks, features, and an account of dropped lines."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence

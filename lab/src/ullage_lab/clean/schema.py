@@ -250,7 +250,6 @@ def _layers(layers: Sequence[Any] | None) -> list[dict[str, Any]] | None:
 
 
 def write_dataset(table: polars.DataFrame, file: Path) -> None:
-    """Write the Parquet file."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         table.write_parquet(file, compression="zstd")

@@ -1,7 +1,5 @@
 """`ullage lab data`: make one data set of measured files, and show its contents."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

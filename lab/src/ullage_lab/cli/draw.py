@@ -1,7 +1,5 @@
 """`ullage lab draw`: lists of runs to measure. Needs no GPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

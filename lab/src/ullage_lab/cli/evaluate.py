@@ -183,7 +183,6 @@ def _judged(
 
 
 def print_lines(lines: list[Table2Line]) -> None:
-    """Print the table next to the paper's."""
     rows = [
         {
             "data": NAMES.get(line.family, line.family),

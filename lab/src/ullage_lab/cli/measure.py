@@ -1,7 +1,5 @@
 """`ullage lab measure`: measurements on a GPU, in files that estimators learn from."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

@@ -84,7 +84,6 @@ def estimator_list(text: str) -> list[str]:
 
 
 def rank_estimators(plan: RankingPlan) -> None:
-    """Ask all, then show."""
     assert plan.truth is not None
     from ullage_lab.judge.truth import read_truth
 
@@ -147,7 +146,6 @@ def _ask(plan: RankingPlan, sets: list[TruthSet], counts: dict[str, int | None])
 
 
 def print_ranking(truth: TruthSet, records: list[Record]) -> None:
-    """The ranking of one set as tables."""
     from ullage_lab.judge.standings import rank, shared_runs
 
     console = Console()

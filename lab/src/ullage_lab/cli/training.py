@@ -242,7 +242,6 @@ def sharing(
 
 
 def check_family(family: str) -> None:
-    """Refuse a family that there is not."""
     if family not in FAMILIES:
         raise UnknownName("family", family, FAMILIES, hint="one of " + ", ".join(FAMILIES))
 

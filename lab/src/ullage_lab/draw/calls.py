@@ -4,8 +4,6 @@ The runs are drawn: models of torchvision, timm and transformers, and generated 
 as far as the installed packages name the same models.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections import defaultdict
@@ -127,7 +125,6 @@ def drawn_calls(
 
 
 def calls_of_script(path: Path, args: Sequence[str]) -> list[dict[str, Any]]:
-    """The distinct calls of a training step of a script."""
     step = step_of(JobRequest(Script(path, args)))
     return chosen([step.to_dict()], len(step.calls), whole=1)
 

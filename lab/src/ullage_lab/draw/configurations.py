@@ -3,8 +3,6 @@
 The same seed draws the same runs, as far as the installed packages name the same models.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection
 from typing import Any

@@ -6,8 +6,6 @@ how common a layer, a batch size, a type and a layout are: any beginning of it i
 on "meta" at a resolution are passed over.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -8,8 +8,6 @@ class of memory, each class as often as the others: uniform features alone give 
 The forms of the networks are lists of sizes, and what a network costs is counted from them: PyTorch is not needed.
 """
 
-from __future__ import annotations
-
 import random
 import tomllib
 from collections import Counter
@@ -432,7 +430,6 @@ def generate(
 
 
 def draw(family: str, number: int, seed: int, known: dict[str, Any], limits: DrawingLimits) -> dict[str, Any]:
-    """The row of this number."""
     chance = random.Random(f"ullage {family} {seed} {number}")
     wanted = None
     if chance.random() < known["balanced"][0]:

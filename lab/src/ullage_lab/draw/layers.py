@@ -1,7 +1,5 @@
 """Layers of convolutional networks, and the problems that PyTorch gives cuDNN for them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -84,7 +82,6 @@ def native(layer: ConvolutionLayer, kind: str, layout: str) -> bool:
 
 
 def problems_of(layer: ConvolutionLayer, batch: int, kind: str, layout: str) -> list[ConvolutionProblem]:
-    """Return the cuDNN problems of a layer's forward and backward calls."""
     found: list[ConvolutionProblem] = []
 
     def ask(problem: ConvolutionProblem) -> Workspace:

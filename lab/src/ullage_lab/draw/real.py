@@ -5,8 +5,6 @@ first, then a model of it, so that large families are no more frequent than smal
 one forward pass on the meta device; batches that take more memory or time than allowed are not drawn.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

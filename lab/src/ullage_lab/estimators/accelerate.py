@@ -5,8 +5,6 @@ The size of weights and buffers by type, the largest layer, and training with Ad
 time. No activations, whatever the batch.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 
@@ -36,7 +34,6 @@ class Sizes:
 
 
 def sizes(model: nn.Module, dtype: str = "float32") -> Sizes:
-    """The row for one type."""
     if dtype not in SHARES:
         raise InvalidValue(f"dtype must be one of {', '.join(SHARES)}, got {dtype!r}")
     held = {id(tensor): tensor.numel() * 4 for tensor in [*model.parameters(), *model.buffers()] if _counts(tensor)}

@@ -5,8 +5,6 @@ follow DeepSpeed's estimator, stages 0 and 1, for which it has none, the ZeRO pa
 gradients a parameter, 12 of optimizer states).
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +43,6 @@ class States:
 
     @property
     def gpu(self) -> int:
-        """Bytes on one GPU."""
         return self.weights + self.gradients + self.optimizer
 
 

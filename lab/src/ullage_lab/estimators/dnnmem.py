@@ -7,8 +7,6 @@ the value of what it made are freed. The code was never published and the paper'
 follows its published outline, and details are choices made here.
 """
 
-from __future__ import annotations
-
 import time
 
 import torch
@@ -139,7 +137,6 @@ class TrainingWalk:
             self.allocator.free(block)
 
     def _pass_through(self, size: int) -> None:
-        """An ephemeral tensor."""
         if size:
             block = self.allocator.malloc(size)
             if self.allocator.allocated > self._highest:

@@ -10,8 +10,6 @@ edges, weighed by attention. The answer is a sum over operators: the network say
 alive at the peak and by how much its time differs from what arithmetic and bandwidth allow.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import time
@@ -108,7 +106,6 @@ class StepGraph:
 
 
 def kind_number(name: str) -> int:
-    """The kind of an operator by its name."""
     for kind, words in KINDS.items():
         if any(word in name for word in words):
             return _KIND_NUMBERS[kind]
@@ -310,7 +307,6 @@ class NodeEdgeEncoder(nn.Module):
     def forward(
         self, nodes: torch.Tensor, edges: torch.Tensor, ends: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return nodes and edges with new encodings."""
         source, target = nodes[ends[0]], nodes[ends[1]]
         together = torch.cat([source, target, edges], dim=1)
         edges = edges + functional.leaky_relu(self.edge(together))
@@ -337,7 +333,6 @@ class GraphNetwork(nn.Module):
         self.correction = nn.Sequential(nn.Linear(2 * width, width), nn.LeakyReLU(), nn.Linear(width, 2))
 
     def forward(self, graph: GraphTensors) -> torch.Tensor:
-        """Two logarithms a graph: bytes and seconds."""
         whole, owner = self.whole(graph.whole), graph.owner
         nodes = self.kind(graph.kinds) + self.node(graph.nodes) + whole[owner]
         edges = self.edge(graph.edges)
@@ -355,7 +350,6 @@ class GraphNetwork(nn.Module):
 
 
 def _softmax_by_target(score: torch.Tensor, target: torch.Tensor, count: int) -> torch.Tensor:
-    """The softmax over the edges that arrive at one node."""
     most = score.new_full((count,), -torch.inf).scatter_reduce(0, target, score.detach(), "amax")
     weight = torch.exp(score - most[target])
     return weight / score.new_zeros(count).index_add(0, target, weight)[target].clamp_min(1e-12)
@@ -397,7 +391,6 @@ def predict(configuration: Model) -> StepPrediction:
 
 
 def predict_graph(graph: StepGraph, path: Path = WEIGHTS) -> StepPrediction:
-    """Memory and step time of a graph."""
     made, _ = network(path)
     with torch.no_grad():
         memory, seconds = made(folded(tensors_of(graph)))[0].exp().tolist()
@@ -425,7 +418,6 @@ def _graph(configuration: Model) -> StepGraph:
     supports=supports,
 )
 def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """Estimate by the trained network."""
     begin = time.perf_counter()
     assert request.model is not None
     graph = _graph(request.model)

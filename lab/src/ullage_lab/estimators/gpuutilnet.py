@@ -5,8 +5,6 @@ are theirs; the jobs that the networks learned from were generated and measured 
 how large the networks are: they are GPUMemNet's ensembles of perceptrons.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -62,12 +60,10 @@ class GPUUtilNet:
 
 
 def empty_network(family: str) -> Perceptrons:
-    """Return a network for a family, with random weights."""
     return Perceptrons(len(names_of(family)), len(CLASSES), DEPTHS[family])
 
 
 def save(model: GPUUtilNet, path: Path) -> None:
-    """Write the networks and their cards to one file."""
     from safetensors.torch import save as packed
 
     tensors: dict[str, torch.Tensor] = {}
@@ -80,7 +76,6 @@ def save(model: GPUUtilNet, path: Path) -> None:
 
 @functools.cache
 def load(path: Path = SHIPPED) -> GPUUtilNet:
-    """Return the networks of a file."""
     networks, cards = {}, {}
     with read_weights("gpuutilnet", path) as (tensors, metadata):
         for family, metric, card in json.loads(metadata["cards"]):

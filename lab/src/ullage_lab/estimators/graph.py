@@ -4,8 +4,6 @@ Recorded on a virtual GPU, so that autocast and the choice of kernels are those 
 of a forward pass, `dnnperf` reads the graph of a whole training step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -89,17 +87,14 @@ class GraphRecorder(TorchDispatchMode):
         self._places = 0  # working operators, and the storages that they found there
 
     def add_weights(self, module: nn.Module) -> None:
-        """Number the storages of a module's parameters and buffers."""
         for tensor in [*module.parameters(), *module.buffers()]:
             self.graph.weights.add(self.number(tensor))
         self.graph.trained |= {self.number(weight) for weight in module.parameters() if weight.requires_grad}
 
     def add_inputs(self, values: Any) -> None:
-        """Number the storages of the tensors in a batch."""
         self.graph.inputs.update(self.number(tensor) for tensor in _on_gpu(values))
 
     def number(self, tensor: torch.Tensor) -> int:
-        """The number of a tensor's storage."""
         storage = tensor.untyped_storage()
         reference = StorageWeakRef(storage)
         found = self._numbers.get(reference.cdata)

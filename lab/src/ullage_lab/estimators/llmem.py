@@ -15,8 +15,6 @@ dp with tp together is reckoned as above. The authors measure the context and th
 here the context is the catalogue's, and chunks are taken as full.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +46,6 @@ class Decoder:
 
 
 def pages(size: float) -> int:
-    """A size in whole pages."""
     return -(-int(size) // PAGE) * PAGE
 
 

@@ -6,8 +6,6 @@ the figure for a convolutional network is the same; the paper claims and shows i
 does not claim is refused here.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Files of weights are written completely or not at all."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +23,6 @@ def write_weights(path: Path, content: bytes) -> None:
 
 
 def save_network(network: nn.Module, card: ModelCard, path: Path) -> None:
-    """Write the weights and the card of a network of GPUMemNet."""
     from safetensors.torch import save as packed
 
     tensors = {name: value.contiguous() for name, value in network.state_dict().items()}

@@ -1,7 +1,5 @@
 """Imports the packages of models that are there: once in the server, and not in every process forked from it."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 

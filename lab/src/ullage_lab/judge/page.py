@@ -1,7 +1,5 @@
 """The ranking as one HTML page that needs no network and no script: tables and plots, light and dark."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from html import escape
@@ -168,7 +166,6 @@ _MARK = "<!--BODY-->"
 
 
 def write(ranked: Sequence[tuple[TruthSet, list[Record]]], path: Path) -> None:
-    """Write the page of one ranking or of several."""
     try:
         path.write_text(page(ranked), encoding="utf-8")
     except OSError as error:
@@ -176,7 +173,6 @@ def write(ranked: Sequence[tuple[TruthSet, list[Record]]], path: Path) -> None:
 
 
 def page(ranked: Sequence[tuple[TruthSet, list[Record]]]) -> str:
-    """The page as text."""
     template = files("ullage_lab.judge").joinpath("ranking.html").read_text(encoding="utf-8")
     return template.replace(_MARK, "\n".join(_section(truth, records) for truth, records in ranked))
 

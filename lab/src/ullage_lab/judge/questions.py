@@ -1,7 +1,5 @@
 """Run every estimator on every run; answers are appended to a file, so that an interrupted ranking continues."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Generator, Mapping, Sequence
@@ -23,8 +21,6 @@ _FIELDS = {spec.name for spec in fields(Record)}
 
 @dataclass(frozen=True)
 class Question:
-    """One estimator and one run."""
-
     estimator: str
     run: MeasuredRun
     gpu: str

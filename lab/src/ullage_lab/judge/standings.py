@@ -16,8 +16,6 @@ the limit is at least what it reserved, or if limit and context are at least wha
 strict: on a card the allocator might have given cached segments back and gone on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -160,7 +158,7 @@ class Errors:
     under: float
 
     @classmethod
-    def of(cls, values: list[float]) -> Errors | None:
+    def of(cls, values: list[float]) -> "Errors | None":
         """The summary of errors with their sign; `None` of none."""
         if not values:
             return None
@@ -186,7 +184,7 @@ class Rounds:
     by: dict[str, int]
 
     @classmethod
-    def of(cls, judgements: list[Judgement], card: GPU) -> Rounds | None:
+    def of(cls, judgements: list[Judgement], card: GPU) -> "Rounds | None":
         """The summary of judgements; `None` of none."""
         if not judgements:
             return None
@@ -224,7 +222,6 @@ class Standing:
 
     @property
     def coverage(self) -> float:
-        """The share of the runs with an estimate."""
         return self.given / self.asked if self.asked else 0.0
 
 

@@ -1,7 +1,5 @@
 """Measured runs for the ranking of estimators: the training, the GPU, and the measured figures."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

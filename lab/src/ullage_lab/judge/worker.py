@@ -5,8 +5,6 @@ once. The time of an estimate is taken inside: everything from the question to t
 training steps on the CPU, the replay), but not the start of Python and the imports that all share.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import threading
@@ -60,11 +58,9 @@ class Record:
 
     @property
     def given(self) -> bool:
-        """Whether there is an estimate."""
         return self.figure is not None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record as plain values, without unknown ones."""
         return {name: value for name, value in asdict(self).items() if value not in (None, ())}
 
 

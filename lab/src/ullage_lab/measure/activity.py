@@ -1,7 +1,5 @@
 """How busy a GPU was between two moments: the means of a stretch of work, from two looks at the GPU's own counters."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Rows are appended as they come, so that a session that was killed goes on where 
 which GPU and which versions its rows come from; a line like it is added where those change.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Sets of jobs to measure together: read from a file or drawn, and which of them stay on the GPU at the same time."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,7 +23,6 @@ class JobSet:
 
     @property
     def copies(self) -> Counter[str]:
-        """How many of each job."""
         return Counter(self.jobs)
 
     @property

@@ -3,8 +3,6 @@
 The keys are those of `ullage measure`, so that the files go wherever those go.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import random
@@ -254,7 +252,6 @@ def bundle(orders: Sequence[Order], size: int, need: Callable[[Order], int]) -> 
 
 
 def prepare_bundle(order: Order) -> Order:
-    """Make the context."""
     torch.cuda.synchronize()
     return order
 

@@ -12,8 +12,6 @@ Where a child can be made as good as new (`RunKind.renew`), it does not end then
 context and to load kernels takes longer than to read a run. One whose answer is doubtful ends all the same.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json

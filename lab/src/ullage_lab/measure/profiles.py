@@ -13,8 +13,6 @@ A row is the line of the configuration with
 Times are nanoseconds; `begin` and `launched` count from the entry before.
 """
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import gc

@@ -6,8 +6,6 @@ processes share the GPU by MPS where it can be had: by turns they would wait for
 without the host's time, which many processes at once would falsify.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import multiprocessing
@@ -67,7 +65,7 @@ def measured(
                 worker.stop()
 
 
-def _round(team: list[_Worker], left: deque[dict[str, Any]]) -> Iterator[Row]:
+def _round(team: list["_Worker"], left: deque[dict[str, Any]]) -> Iterator[Row]:
     """Let each process take calls of those `left`, return those without time, and time the others."""
     given = [(worker, _chunk(left)) for worker in team]
     for worker, chunk in given:
@@ -144,8 +142,7 @@ class _Worker:
         except (EOFError, OSError):
             return None
 
-    def renewed(self) -> _Worker:
-        """Another one in its place."""
+    def renewed(self) -> "_Worker":
         self.stop()
         return _Worker(self._answer)
 

@@ -13,8 +13,6 @@ A row has `id`, `operator`, and of the call
 Timing needs the GPU alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json
@@ -85,7 +83,6 @@ class CallTimer:
         self._keeper = self._capture([(torch.ops.aten.add.Scalar, [torch.zeros(1, device=self.device), 1], {})], 1)
 
     def measure(self, call: dict[str, Any], with_activity: bool = False) -> dict[str, Any]:
-        """The figures of one call."""
         with rounding(call):
             return self._measure(call, with_activity)
 
@@ -215,7 +212,6 @@ def _repeat(run: Callable[[], Any], taken: float, seconds: float) -> int:
 
 
 def argument_sets(call: dict[str, Any]) -> int:
-    """How many sets of arguments take turns."""
     if not runs_kernels(call):
         return 1
     whole = max(1, bytes_of([call["args"], call["kwargs"], call["outputs"]]))
@@ -223,7 +219,6 @@ def argument_sets(call: dict[str, Any]) -> int:
 
 
 def captured(stream: Any, pool: Any, sets: Sequence[Any], calls: int) -> Any:
-    """Return a CUDA graph of N calls."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
@@ -237,7 +232,6 @@ def captured(stream: Any, pool: Any, sets: Sequence[Any], calls: int) -> Any:
 
 
 def loop(sets: Sequence[Any], calls: int) -> None:
-    """Make N calls, with the sets of arguments in turn."""
     count = len(sets)
     for number in range(calls):
         operator, args, kwargs = sets[number % count]

@@ -12,8 +12,6 @@ not there yet.
 Jobs note the end of each step in memory that they share with this process, which never touches CUDA.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json
@@ -90,7 +88,6 @@ class StepBoard:
 
     @property
     def runs(self) -> bool:
-        """Whether the job shall run."""
         return self._numbers[_PHASE] == 1.0
 
     @runs.setter
@@ -99,11 +96,9 @@ class StepBoard:
 
     @property
     def count(self) -> int:
-        """How many steps have ended."""
         return int(self._numbers[_COUNT])
 
     def note(self, end: float) -> None:
-        """A step has ended."""
         count = self.count
         self._numbers[_FIRST + count % _KEPT] = end
         self._numbers[_COUNT] = count + 1.0  # after the time: the parent may look at any moment
@@ -116,8 +111,6 @@ class StepBoard:
 
 
 class Resident:
-    """A job's process."""
-
     def __init__(self, name: str, row: Row, settings: TogetherSettings, variables: Mapping[str, str]) -> None:
         self.name, self.board = name, StepBoard()
         self.rests = 0
@@ -160,7 +153,6 @@ class Resident:
             self.lose()
 
     def lose(self, why: str | None = None) -> None:
-        """End it."""
         outcome = self.child.close()
         failure = outcome.failure if outcome.reason == "error" else f"the process {outcome.failure}"
         self.lost = why or str(failure).splitlines()[0]
@@ -213,12 +205,10 @@ class Company:
         return [job for job in self._jobs.values() if job.lost is None]
 
     def close(self) -> None:
-        """End all."""
         for job in self._present:
             job.lose("no longer needed")
 
     def read(self, names: Sequence[str], uuid: str) -> dict[str, Any]:
-        """Read the jobs at the same time."""
         jobs = [self._jobs[name] for name in names]
         _all_there(jobs)
         before = {job.name: job.board.count for job in jobs}

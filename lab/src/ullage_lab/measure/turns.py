@@ -4,8 +4,6 @@ The host of a machine changes its speed, by a tenth from one minute to the next.
 with its times alone just before and just after.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any

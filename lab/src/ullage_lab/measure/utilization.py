@@ -15,8 +15,6 @@ that of the reading with the middle one. Counters lag, and short readings miss s
 does not change, so shares of time are those of the middle reading of share times step, and power is the mean of all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import time
@@ -61,7 +59,6 @@ class PreparedUtilizationRun:
 
 
 def prepare_utilization(order: dict[str, Any]) -> PreparedUtilizationRun:
-    """Make the model; no CUDA."""
     configuration = Model.from_row(order)
     with cheap_start():
         made = prepare(configuration)

@@ -4,8 +4,6 @@ Files of measured runs name these factories with their arguments, so each has to
 that are older than this module name a script instead: `Model.from_row` knows where its factories went.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +43,6 @@ class UNet(nn.Module):
         self.join = nn.ModuleList(block(2 * b, b, kernel) for _, b in ups)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """As wide as the input, with the first width as channels."""
         kept: list[torch.Tensor] = []
         for step in self.down:
             image = step(image if not kept else nn.functional.max_pool2d(kept[-1], 2))
@@ -63,13 +60,11 @@ class Added(nn.Module):
         self.body = body
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """The sum."""
         added: torch.Tensor = value + self.body(value)
         return added
 
 
 def unet(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
-    """A U-Net with a head."""
     return headed(UNet(channels, widths, kernel), widths[0], num_classes)
 
 
@@ -139,7 +134,6 @@ class Joined(nn.Module):
         self.bodies = nn.ModuleList(bodies)
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """The channels of all."""
         return torch.cat([body(value) for body in self.bodies], 1)
 
 
@@ -265,7 +259,6 @@ class Pyramid(nn.Module):
 
 
 def pyramid(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
-    """A pyramid with a head."""
     return headed(Pyramid(channels, widths, kernel), widths[0], num_classes)
 
 
@@ -278,14 +271,12 @@ class Hourglass(nn.Module):
         self.inner = Hourglass(width, depth - 1, kernel) if depth > 1 else block(width, width, kernel)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """As wide as the input."""
         small = self.after(self.inner(self.before(nn.functional.max_pool2d(image, 2))))
         added: torch.Tensor = self.beside(image) + nn.functional.interpolate(small, image.shape[-2:])
         return added
 
 
 def hourglass(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
-    """Hourglasses behind a stem."""
     width = widths[0]
     glasses = (Hourglass(width, min(3, len(widths)), kernel) for _ in widths[1:])
     return headed(nn.Sequential(block(channels, width, 7, stride=2), *glasses), width, num_classes)
@@ -302,7 +293,6 @@ class Squeezed(nn.Module):
         )
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """The weighed channels."""
         weighed: torch.Tensor = image * self.weigh(image)
         return weighed
 
@@ -372,7 +362,6 @@ class Normed(nn.Module):
         self.norm, self.body = norm(width), body
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """The sum."""
         added: torch.Tensor = value + self.body(self.norm(value))
         return added
 
@@ -385,7 +374,6 @@ class Gated(nn.Module):
         self.gate, self.up, self.down = nn.Linear(width, middle), nn.Linear(width, middle), nn.Linear(middle, width)
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """As wide as the input."""
         out: torch.Tensor = self.down(nn.functional.silu(self.gate(value)) * self.up(value))
         return out
 
@@ -400,7 +388,6 @@ class Experts(nn.Module):
         self.second = nn.Parameter(torch.randn(count, middle, width) * middle**-0.5)
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """As wide as the input."""
         weights = self.gate(value).softmax(-1).t().unsqueeze(-1)
         inner = torch.bmm(value.expand(len(self.first), *value.shape), self.first)
         summed: torch.Tensor = (weights * torch.bmm(nn.functional.gelu(inner), self.second)).sum(0)
@@ -449,16 +436,12 @@ class Temporal(nn.Module):
         self.first, self.second = (nn.Conv1d(width, width, 3, dilation=dilation) for _ in range(2))
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """As long as the input."""
         inner = torch.relu(self.first(nn.functional.pad(value, (self.behind, 0))))
         return torch.relu(value + self.second(nn.functional.pad(inner, (self.behind, 0))))
 
 
 class Mean(nn.Module):
-    """The mean over all places."""
-
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """One number a channel."""
         return value.flatten(2).mean(2)
 
 
@@ -470,7 +453,6 @@ class Crossed(nn.Module):
         self.inner = nn.Linear(width, width)
 
     def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the table and its result."""
         first, last = pair
         return first, first * self.inner(last) + last
 
@@ -488,20 +470,16 @@ class CrossedTable(nn.Module):
         self.head = nn.Linear(features + width, num_classes)
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """Classes."""
         out: torch.Tensor = self.head(torch.cat([self.crossed((value, value))[1], self.deep(value)], 1))
         return out
 
 
 class Sine(nn.Module):
-    """A layer with a sine."""
-
     def __init__(self, inner: int, outer: int) -> None:
         super().__init__()
         self.linear = nn.Linear(inner, outer)
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """As networks for images and fields have it."""
         return torch.sin(30 * self.linear(value))
 
 
@@ -513,13 +491,11 @@ class Highway(nn.Module):
         self.change, self.gate = nn.Linear(width, width), nn.Linear(width, width)
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """As wide as the input."""
         gate = torch.sigmoid(self.gate(value))
         return gate * torch.tanh(self.change(value)) + (1 - gate) * value
 
 
 def temporal(channels: int, width: int, depth: int, num_classes: int) -> nn.Module:
-    """A network over time."""
     blocks = [Temporal(width, 2**place) for place in range(depth)]
     return nn.Sequential(nn.Conv1d(channels, width, 1), *blocks, Mean(), nn.Linear(width, num_classes))
 
@@ -545,18 +521,15 @@ def image_generator(channels: int, width: int, depth: int, num_classes: int) -> 
 
 
 def crossed(features: int, width: int, depth: int, num_classes: int) -> nn.Module:
-    """Build a deep and cross network."""
     return CrossedTable(features, width, depth, num_classes)
 
 
 def sines(features: int, width: int, depth: int, num_classes: int) -> nn.Module:
-    """Layers with sines."""
     layers = [Sine(features, width), *(Sine(width, width) for _ in range(depth))]
     return nn.Sequential(*layers, nn.Linear(width, num_classes))
 
 
 def highway(features: int, width: int, depth: int, num_classes: int) -> nn.Module:
-    """Layers with gates."""
     return nn.Sequential(
         nn.Linear(features, width), *(Highway(width) for _ in range(depth)), nn.Linear(width, num_classes)
     )

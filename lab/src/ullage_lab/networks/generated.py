@@ -5,8 +5,6 @@ these too. Sizes are explicit in the settings: how a pyramid or an hourglass is 
 `shapes.py` alone.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence
@@ -37,7 +35,6 @@ ACTIVATIONS: dict[str, Any] = {
 
 
 def activation(name: str) -> nn.Module:
-    """An activation function by its name."""
     if name not in ACTIVATIONS:
         raise UnknownName("activation function", name, ACTIVATIONS)
     made: nn.Module = ACTIVATIONS[name]()
@@ -56,7 +53,6 @@ class Conv1D(nn.Module):
         nn.init.zeros_(self.bias)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """One matrix product with the bias added."""
         shape = (*states.shape[:-1], self.outputs)
         return torch.addmm(self.bias, states.view(-1, states.shape[-1]), self.weight).view(shape)
 
@@ -87,7 +83,6 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, states: torch.Tensor, memory: torch.Tensor | None = None) -> torch.Tensor:
-        """The mixed values, projected."""
         queries, keys, values = (self._split(part) for part in self._projected(states, memory))
         mixed = self._eager(queries, keys, values) if self.eager else self._kernel(queries, keys, values)
         together: torch.Tensor = self.output(mixed.transpose(1, 2).reshape(states.shape))
@@ -166,7 +161,6 @@ class Residual(nn.Module):
         self.act = activation(act)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """The sum of both ways."""
         out: torch.Tensor = self.act(self.body(images) + self.around(images))
         return out
 
@@ -179,7 +173,6 @@ class Dense(nn.Module):
         self.body = nn.Sequential(*_convolution(inputs, growth, kernel, 1, act, batch_norm, dropout))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Input and output, one after the other."""
         return torch.cat([images, self.body(images)], dim=1)
 
 

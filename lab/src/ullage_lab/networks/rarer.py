@@ -2,8 +2,6 @@
 three-dimensional, and with transposed convolutions.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
@@ -27,7 +25,6 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(hidden * (2 if both else 1), classes)
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Scores of classes."""
         scores: torch.Tensor = self.head(self.body(vectors)[0][:, -1])
         return scores
 

@@ -4,8 +4,6 @@ DATA is a file of measured runs, a line of JSON each (also .gz): a configuration
 folds of the cross-validation are made of whole model families, so that a figure says how well an unseen family is met.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -140,7 +138,6 @@ def figures(met: list[tuple[float, float]]) -> dict[str, float]:
 
 
 def save(network: GraphNetwork, path: Path, card: dict[str, Any]) -> None:
-    """The weights, with the card's facts in the file's own header."""
     from safetensors.torch import save as packed
 
     path.parent.mkdir(parents=True, exist_ok=True)

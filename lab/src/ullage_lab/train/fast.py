@@ -1,7 +1,5 @@
 """Training of `fast`: trees on the residual of the closed formula, and a bound calibrated on unseen jobs."""
 
-from __future__ import annotations
-
 import json
 import math
 import platform

@@ -5,8 +5,6 @@ it does not learn from, 600 at the most. Transformers take batches of 32 here, 3
 epoch costs the same and moves four times as far, without which their long sequences take hours on one core.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -127,7 +125,6 @@ def _descend(
 
 
 def _loss(network: nn.Module, rows: Callable[[torch.Tensor], Any], classes: torch.Tensor, stop: torch.Tensor) -> float:
-    """The loss on the part that is not learned from."""
     network.eval()
     with torch.inference_mode():
         scores = torch.cat([network(rows(piece)) for piece in stop.split(AT_ONCE)])

@@ -1,7 +1,5 @@
 """How rows are divided: a held-out test part, and folds for cross-validation, both with the same shares of classes."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Rows become examples (what the networks read, and the measured memory). A classi
 accuracy, precision, recall, F1, underestimates and its confusion.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -58,7 +56,6 @@ class Examples:
         return len(self.rows)
 
     def part(self, chosen: Indices) -> tuple[Any, npt.NDArray[np.float64]]:
-        """Some of the examples."""
         return self.jobs.rows(torch.from_numpy(chosen)), self.memory[chosen]
 
     @property
@@ -71,7 +68,6 @@ class Examples:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Return the versions of all packages in the measurements."""
         names = ("torch", "cuda", "cudnn", "driver")
         found = {name: sorted({str(row[name]) for row in self.rows if row.get(name)}) for name in names}
         return {name: ", ".join(values) for name, values in found.items() if values}
@@ -128,7 +124,6 @@ class Scores:
 
 
 def scored(true: Sequence[int] | npt.NDArray[np.int64], told: Sequence[int] | npt.NDArray[np.int64]) -> Scores:
-    """Return the scores of predicted bins against true ones."""
     from sklearn.metrics import precision_recall_fscore_support
 
     truth, answer = np.asarray(true, dtype=np.int64), np.asarray(told, dtype=np.int64)
@@ -219,12 +214,10 @@ def train(
 
 
 def predicted(network: torch.nn.Module, jobs: SummaryBatch) -> npt.NDArray[np.int64]:
-    """The most probable bin of each job."""
     return np.concatenate([found.argmax(1) for found in spread_over_bins(network, jobs)])
 
 
 def spread_over_bins(network: torch.nn.Module, jobs: Any) -> list[npt.NDArray[np.floating[Any]]]:
-    """The probabilities of all jobs, a piece at a time."""
     pieces = torch.arange(len(jobs)).split(BATCH)
     return [probabilities(network, jobs.rows(piece)).numpy() for piece in pieces]
 

@@ -1,7 +1,5 @@
 """One HTML page about a training: its scores, the confusion matrix, and the data in two dimensions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -134,7 +132,6 @@ _COLUMNS = ("accuracy", "precision", "recall", "f1", "f1_macro", "under", "over"
 
 
 def write_report(result: Trained, examples: Examples, path: Path, *, tsne: bool = True) -> None:
-    """Write the page."""
     text = page(result, examples, tsne=tsne)
     try:
         path.write_text(text, encoding="utf-8")
@@ -143,7 +140,6 @@ def write_report(result: Trained, examples: Examples, path: Path, *, tsne: bool 
 
 
 def page(result: Trained, examples: Examples, *, tsne: bool = True) -> str:
-    """The page as text."""
     template = files("ullage_lab.train").joinpath("report.html").read_text(encoding="utf-8")
     card = result.card
     said = (

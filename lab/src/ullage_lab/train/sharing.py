@@ -5,8 +5,6 @@ sharing is judged by itself; `predicted` jobs judge it together with the model o
 waits for the GPU is not measured but followed on the virtual GPU.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math
@@ -55,7 +53,6 @@ class MeasuredSet:
 
     @property
     def readings(self) -> list[Reading]:
-        """Its jobs alone."""
         return [(self.session, self.how, name) for name in self.jobs]
 
     @property
@@ -102,7 +99,6 @@ def follow(
 
 
 def _readings(rows: Sequence[Row]) -> dict[Reading, list[Row]]:
-    """All readings of each job alone."""
     found: dict[Reading, list[Row]] = {}
     for row in rows:
         if "failed" not in row and len(row.get("jobs", ())) == 1:
@@ -268,7 +264,6 @@ def _idle_power(sets: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules) -
 
 
 def shared(one: MeasuredSet, alone: Jobs, rules: SharingRules | None = None) -> Sharing:
-    """Return the model's prediction for a set."""
     return share_of([alone[reading] for reading in one.readings], H200, one.how, rules=rules)
 
 
@@ -278,13 +273,11 @@ def slowdowns(one: MeasuredSet, alone: Jobs, rules: SharingRules | None = None) 
 
 
 def save(rules: SharingRules, card: Mapping[str, Any], path: Path) -> None:
-    """Write the parameters and a description of the fitted data."""
     told = {name: float(f"{value:.4g}") for name, value in asdict(rules).items()}
     path.write_text(json.dumps({"rules": told, "card": card}, indent=2) + "\n")
 
 
 def card_of(files: Sequence[Path], sets: Sequence[MeasuredSet]) -> dict[str, Any]:
-    """Return a description of the data that the parameters were fitted to."""
     learn = [one for one in sets if not one.is_test]
     counts = {how: sum(one.how == how for one in learn) for how in HOWS}
     return {

@@ -1,7 +1,5 @@
 """The paper's Table 2 again: accuracy of each estimator on each family at each width of bins, next to the paper's."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

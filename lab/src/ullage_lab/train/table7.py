@@ -1,7 +1,5 @@
 """GPUUtilNet, trained and judged: the paper's Table 7 again, on rows of a data set that have SMACT, SMOCC and DRAMA."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Regression trees that LightGBM has grown, as the arrays that Ullage walks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -8,8 +8,6 @@ plan by Fourier transforms, and which formula gives the largest of the others. A
 the trees do on it. Needs scikit-learn.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence

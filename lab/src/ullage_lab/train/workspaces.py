@@ -9,8 +9,6 @@ formula cuDNN takes. `--held-out` leaves out every seventh layer, with all its b
 the trees do on it, apart for layers whose channels are no multiples of 8. Needs scikit-learn.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json
@@ -284,7 +282,6 @@ def _top_votes(tree: Any, leaf: int) -> list[tuple[int, float]]:
 
 
 def feature_rows(part: Measured) -> Any:
-    """The features of problems as an array."""
     return np.array([features(problem) for problem in part.problems], dtype=np.float64)
 
 

@@ -6,8 +6,6 @@ which is then shifted until it held for 99 % of jobs that the trees had not seen
 are trained by `ullage lab train fast`.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math
@@ -146,7 +144,6 @@ def save(model: Fast, path: Path) -> None:
 
 
 def load(path: Path) -> Fast:
-    """The trees of a file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -168,7 +165,6 @@ def load(path: Path) -> Fast:
 
 @functools.cache
 def trained(path: Path = WEIGHTS) -> Fast:
-    """As `load`, once a process."""
     return load(path)
 
 
@@ -180,7 +176,6 @@ def trained(path: Path = WEIGHTS) -> Fast:
     supports=supports_training_by_name,
 )
 def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """Estimate from the totals of a model."""
     begin = time.perf_counter()
     options = read_options("fast", request.options, {"weights": ""})
     assert request.model is not None

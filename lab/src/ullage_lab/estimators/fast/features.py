@@ -6,8 +6,6 @@ parameters); beyond it the tensors that autograd keeps for the backward pass are
 is made of.
 """
 
-from __future__ import annotations
-
 import re
 import weakref
 from collections import Counter

@@ -4,8 +4,6 @@ PyTorch takes both apart on the meta device: attention would keep all its scores
 time of a `with` these two functions keep what the fused kernels keep. Tensors elsewhere go the usual way.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

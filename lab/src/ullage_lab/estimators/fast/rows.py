@@ -1,7 +1,5 @@
 """The facts of a job by name in the form of a data set's row, as `ullage lab data clean` writes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
@@ -21,7 +19,6 @@ def row_of(configuration: Model) -> dict[str, Any]:
 
 
 def from_features(found: Features) -> dict[str, Any]:
-    """The row of features."""
     return {
         "batch_size": found.batch_size,
         "input_elements": found.input_elements,

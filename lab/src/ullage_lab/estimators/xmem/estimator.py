@@ -7,8 +7,6 @@ allocator. The figure is the peak of the allocator's segments, which is what `to
 the paper adds a context measured on the GPU to it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import sys
@@ -247,5 +245,4 @@ def _parts(outcome: ReplayOutcome) -> dict[str, int]:
     supports=supports,
 )
 def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """Estimate by three steps on the CPU."""
     return estimate_by_cpu_run("xmem", request, gpu)

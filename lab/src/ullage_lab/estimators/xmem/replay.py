@@ -12,8 +12,6 @@ What was made and dropped while the model was built never reaches the GPU. An al
 not the model's and is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, field
 from typing import Any
@@ -56,11 +54,10 @@ class CpuTrace:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """The trace as plain values."""
         return {**vars(self), "blocks": [astuple(block) for block in self.blocks]}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> CpuTrace:
+    def from_dict(cls, values: dict[str, Any]) -> "CpuTrace":
         """The trace that `to_dict` gave, also after JSON has made lists of its tuples."""
         pairs = {name: [tuple(pair) for pair in values[name]] for name in ("steps", "zero_grads", "parameters")}
         return cls(**{**values, **pairs, "blocks": [ProfiledBlock(*block) for block in values["blocks"]]})

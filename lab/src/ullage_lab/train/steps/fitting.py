@@ -5,8 +5,6 @@ what the calls of its step add up to: its error falls on each of them by its sha
 grown on runs in the same way; for SMOCC, calls whose SMOCC over SMACT was read count, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,7 +51,7 @@ class _Sums:
     count: Floats
 
     @classmethod
-    def of(cls, runs: Sequence[FollowedRun]) -> _Sums:
+    def of(cls, runs: Sequence[FollowedRun]) -> "_Sums":
         works: list[Work] = []
         places: dict[Any, int] = {}
         call, run, count = [], [], []
@@ -69,7 +67,6 @@ class _Sums:
         return cls(works, np.array(call), np.array(run), np.array(count))
 
     def over(self, values: Floats, runs: int) -> Floats:
-        """Sums over the calls of each run."""
         return _summed(self.run, self.count * values[self.call], runs)
 
 
@@ -131,7 +128,6 @@ def shape_names(works: Sequence[Work]) -> list[str]:
 
 
 def _card(calls: Sequence[MeasuredCall], runs: Sequence[FollowedRun]) -> dict[str, Any]:
-    """Return a description of the data of the fit; the host's part is that of one machine."""
     hosts = of_one_host(runs)
     return {
         "gpu": measured_gpu().name,

@@ -4,8 +4,6 @@ Runs of several machines are fitted at once: their hosts differ by one factor ea
 until the backward pass and for it, each pass has an equation of its own.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -64,7 +62,7 @@ class _Runs:
     on_gpu: Sequence[Floats]  # what each launch of a step takes
 
     @classmethod
-    def of(cls, rates: Rates, runs: Sequence[FollowedRun], alone: Mapping[str, float], first: str) -> _Runs:
+    def of(cls, rates: Rates, runs: Sequence[FollowedRun], alone: Mapping[str, float], first: str) -> "_Runs":
         machines = [first, *sorted({run.machine for run in runs} - {first})]
         rows = [[value for which in _PASSES for value in _columns(run, which, alone)] for run in runs]
         numbers = np.array([(run.step_s, run.gpu_s, run.host_s, run.work.copied) for run in runs], dtype=np.float64)

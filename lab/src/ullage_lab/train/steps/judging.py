@@ -3,8 +3,6 @@
 The guess is the median of the runs for fitting; for classes, the class that most of these have.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +44,6 @@ class UtilizationLine:
 
 
 def predicted(rates: Rates, runs: Sequence[FollowedRun]) -> dict[str, Utilization]:
-    """Return the predictions of the rates for each run."""
     return {run.id: utilization_of_work(run.work, measured_gpu(), rates) for run in runs}
 
 

@@ -1,7 +1,5 @@
 """The data of the rates' fit: timed operator calls, and whole runs with the work of their step."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math
@@ -222,7 +220,6 @@ def resident_warps(grid: Sequence[int], block: Sequence[int], registers: int | N
 
 
 def read_alone(rows: Sequence[Mapping[str, Any]]) -> list[ReadRun]:
-    """The rows of data sets that were read alone."""
     found = []
     for row in rows:
         if any(row.get(name) is None for name in READ) or not row["gract"]:
@@ -267,13 +264,11 @@ def _configuration(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def configurations(rows: Sequence[Mapping[str, Any]], runs: Sequence[ReadRun]) -> list[dict[str, Any]]:
-    """The configurations of runs, as lines of their own."""
     wanted = {run.id for run in runs}
     return [{**json.loads(row["configuration"]), "id": row["id"]} for row in rows if row["id"] in wanted]
 
 
 def profiled_runs(profiles: Path) -> list[dict[str, Any]]:
-    """The configurations of profiled steps."""
     found = (row for row in read_rows(profiles) if "names" in row)
     return [{key: value for key, value in row.items() if key not in _OF_PROFILES} for row in found]
 
