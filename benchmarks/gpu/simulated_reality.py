@@ -121,7 +121,10 @@ class Recorded:
         if not self.named:
             return RULES
         changes = [each.partition("=") for each in own_name(run).partition("+")[0].split("/")[1:]]
-        return replace(Rules(), **{name.rpartition(".")[2]: parse_duration(value) for name, _, value in changes})
+        values = {
+            name.rpartition(".")[2]: None if value == "off" else parse_duration(value) for name, _, value in changes
+        }
+        return replace(Rules(), **values)
 
     def of_all_runs(self, key: str) -> list[Any]:
         """What its runs have, and after it what the runs of the first trace with predictions have."""

@@ -58,6 +58,22 @@ def test_with_varying_lengths_the_step_is_of_the_largest_batch(follow):
     assert step["largest"] and sizes == [[1, 50, 16]]
 
 
+def test_validation_is_no_part_of_the_usual_step(follow):
+    """The second step waits for the first, so no two steps are alike before epochs are cut short to see validation."""
+    validated = (
+        LOADER.replace("ACCUMULATE", "1")
+        + """
+            if epoch == 0 and count == 1:
+                torch.cuda.synchronize()
+        with torch.no_grad():
+            for (x,) in DataLoader(data, batch_size=8):
+                model(x.cuda())
+"""
+    )
+    step = unpacked(follow(validated)["calls"])
+    assert step["samples"] == 8 and step["optimizer_steps"] == 1
+
+
 def test_validation_is_no_part_of_an_epoch(follow):
     validated = LOADER.replace("ACCUMULATE", "1").replace(
         "for count, ",

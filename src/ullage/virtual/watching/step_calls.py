@@ -138,6 +138,9 @@ class _Mark(NamedTuple):
     tf32: tuple[bool, bool] = (False, True)  # of products and of convolutions
 
 
+_Step = tuple["array[int]", list[_Mark]]  # its calls, and the marks around it
+
+
 class OperatorCalls:
     def __init__(self) -> None:
         self.stream = array("I")  # numbers of distinct calls, each with its pass in the lowest bits
@@ -146,12 +149,13 @@ class OperatorCalls:
         self.modules = self.on_host = self.cpu_bytes = self.samples = 0
         self.launch_clock: LaunchClock | None = None  # where somebody has to know how far the GPU is behind
         self.bubble: float | None = None  # of the schedule of a pipeline, over this rank's own time
-        self.settled = False  # what comes later is less usual: of a steady step only a shorter one takes the place
         self._views: dict[Any, int] = {}  # numbers of views, by what they are
         self._distinct: list[SeenCall] = []
         self._operators: set[str] = set()
         self._marks = [_Mark(0, 0, 0, 0, 0, 0)]
-        self._steady: tuple[array[int], list[_Mark]] | None = None
+        self._steady: _Step | None = None
+        self._settled = False
+        self._usual: _Step | None = None  # the last step before training settled, if none was steady by then
         self._trains = False
         self._dropped = 0  # calls that are no longer kept
 
@@ -225,6 +229,23 @@ class OperatorCalls:
             self._trains, self._marks, self._steady = True, self._marks[:1], None
         self._mark()
 
+    @property
+    def settled(self) -> bool:
+        """Whether training has settled: what comes later is less usual, so only a shorter step takes the place."""
+        return self._settled
+
+    @settled.setter
+    def settled(self, settled: bool) -> None:
+        self._settled, self._usual = settled, None
+        if settled and self._steady is None:
+            self._usual = self._last_step()
+
+    def _last_step(self) -> _Step:
+        marks = self._marks[-2:]
+        if len(marks) == 1:
+            marks = [*marks, self._now(len(self.stream))]
+        return self.stream[marks[0].calls : marks[-1].calls], marks
+
     def begin_forward(self) -> None:
         """Record the call of an outermost module: without training, an iteration begins with it."""
         if not self._trains and not torch.is_grad_enabled():
@@ -244,6 +265,8 @@ class OperatorCalls:
             longest = min(longest, len(self._steady[1]) - 2)
         for period in range(1, longest + 1):
             last, before, first = (marks[-1 - back * period].calls for back in range(3))
+            if self._usual is not None and last - before > len(self._usual[0]):
+                continue
             if last - before == before - first and self.stream[before:last] == self.stream[first:before]:
                 self._steady = self.stream[before:last], marks[-1 - period :]
                 break
@@ -267,13 +290,7 @@ class OperatorCalls:
 
     def step(self) -> dict[str, Any]:
         """Return the last steady step; without one, the last step, or all calls so far."""
-        if self._steady is not None:
-            stream, marks = self._steady
-        else:
-            marks = self._marks[-2:]
-            if len(marks) == 1:
-                marks = [*marks, self._now(len(self.stream))]
-            stream = self.stream[marks[0].calls : marks[-1].calls]
+        stream, marks = self._steady or self._usual or self._last_step()
         places: dict[int, int] = {}
         order = [places.setdefault(number, len(places)) for number in stream]
         kinds = len(PASSES)
