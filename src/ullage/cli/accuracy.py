@@ -1,7 +1,5 @@
 """`ullage evaluate`: compare estimates with measured runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,7 +57,7 @@ def evaluate(
     _compare(rows, gpu or "H200", worst, as_json)
 
 
-def _compare(rows: list[dict[str, Any]], gpu: str | GPU, worst: int, as_json: bool) -> None:
+def _compare(rows: list[dict[str, Any]], gpu: "str | GPU", worst: int, as_json: bool) -> None:
     results: list[Comparison] = []
     with following("reading runs", stoppable=True) as going:
         from ullage.measuring import accuracy
@@ -76,7 +74,7 @@ def _compare(rows: list[dict[str, Any]], gpu: str | GPU, worst: int, as_json: bo
     going.end()
 
 
-def _print_accuracy(results: list[Comparison], worst: int) -> None:
+def _print_accuracy(results: "list[Comparison]", worst: int) -> None:
     from ullage.measuring import accuracy
 
     heads = ("rows", "figure", "count", "given", "exact", "median", "mean", "90 %", "99 %", "too low")

@@ -1,7 +1,5 @@
 """Shell completion for names of models, GPUs, optimizers and precisions, without importing PyTorch."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re
@@ -173,7 +171,7 @@ def several_policies(incomplete: str) -> list[str]:
 # What the running daemon knows.
 
 
-def of_daemon(ask: Callable[[Client], Mapping[str, str]]) -> Completer:
+def of_daemon(ask: "Callable[[Client], Mapping[str, str]]") -> Completer:
     """Complete what a daemon answers; nothing if none runs."""
 
     def complete(incomplete: str) -> Completions:
@@ -189,14 +187,14 @@ def of_daemon(ask: Callable[[Client], Mapping[str, str]]) -> Completer:
     return complete
 
 
-def _unfinished(client: Client) -> dict[str, str]:
+def _unfinished(client: "Client") -> dict[str, str]:
     from ullage.manager.job_words import reference
 
     rows = client.folded_queue(limit=1000)["rows"]
     return {reference(job) if job["jobs"] > 1 else str(job["id"]): f"{job['name']}, {job['state']}" for job in rows}
 
 
-def _latest(client: Client) -> dict[str, str]:
+def _latest(client: "Client") -> dict[str, str]:
     over = {str(job["id"]): f"{job['name']}, {job['state']}" for job in client.history()}
     return over | _unfinished(client)
 

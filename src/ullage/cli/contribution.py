@@ -1,7 +1,5 @@
 """`ullage contribute`: measure small training runs into one file without private data."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -93,7 +91,7 @@ def _agreed() -> bool:
     return typer.confirm("Go on?", err=True)
 
 
-def _show(contents: Contribution, as_json: bool) -> None:
+def _show(contents: "Contribution", as_json: bool) -> None:
     if as_json:
         print(json.dumps({**contents.header, "runs": contents.runs}))
         return

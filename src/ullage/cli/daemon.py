@@ -1,7 +1,5 @@
 """`ullage serve`: run the manager."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time
@@ -78,7 +76,7 @@ def serve(
         asyncio.run(daemon.run(ready))
 
 
-def _with_page(settings: ManagerSettings) -> ManagerSettings:
+def _with_page(settings: "ManagerSettings") -> "ManagerSettings":
     """Settings that say whether there is a page: in a terminal it is expected, a service has to ask for it."""
     import importlib.util
 

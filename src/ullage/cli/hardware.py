@@ -1,7 +1,5 @@
 """`ullage gpus`: the catalogue of GPUs, and all that is known of one."""
 
-from __future__ import annotations
-
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,7 +77,7 @@ def gpus(
         print(_table(listed))
 
 
-def _one(word: str) -> GPU | None:
+def _one(word: str) -> "GPU | None":
     """The GPU that is named in full; `None` for a part of a name."""
     if not word:
         return None
@@ -91,7 +89,7 @@ def _one(word: str) -> GPU | None:
     return card if exact or card.name.casefold() == word.strip().casefold() else None
 
 
-def _table(cards: list[GPU]) -> str:
+def _table(cards: "list[GPU]") -> str:
     heads = ("GPU", "memory", "usable", "SMs", "GB/s", "FP32", "FP16", "BF16", "CC", "context", "measured")
     rows = []
     for card in cards:
@@ -103,7 +101,7 @@ def _table(cards: list[GPU]) -> str:
     return fitted(heads, rows, give_way=_GIVE_WAY, left=("measured",)) + "\nrates in TFLOPS, dense; CC: capability"
 
 
-def _details(card: GPU) -> Table:
+def _details(card: "GPU") -> Table:
     table = Table(show_header=False, title=card.name, title_justify="left", title_style="bold")
     for name, words in _WORDS.items():
         value = getattr(card, name)

@@ -1,7 +1,5 @@
 """Commands about jobs: `ullage queue`, `status`, `logs`, `cancel`, `wait` and `report`."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import shutil
@@ -36,7 +34,7 @@ JobNumbers = Annotated[list[str], argument(JOBS_HELP, "JOB", completion.jobs)]
 User = Annotated[str | None, option("Show only this user's jobs.", "--user -u NAME")]
 
 
-def client() -> Client:
+def client() -> "Client":
     from ullage.manager.client import Client
 
     return Client()
@@ -117,7 +115,7 @@ def queue(
         print(_host_line(manager.ping()))
 
 
-def _show_over(manager: Client, user: str | None, limit: int, names: list[str], as_json: bool) -> None:
+def _show_over(manager: "Client", user: str | None, limit: int, names: list[str], as_json: bool) -> None:
     jobs = manager.history(limit, user)
     if as_json:
         print_json(jobs)
@@ -127,7 +125,7 @@ def _show_over(manager: Client, user: str | None, limit: int, names: list[str], 
         print("no jobs have ended yet")
 
 
-def _rows(manager: Client, user: str | None, every: bool, limit: int | None) -> tuple[list[dict[str, Any]], str]:
+def _rows(manager: "Client", user: str | None, every: bool, limit: int | None) -> tuple[list[dict[str, Any]], str]:
     """The rows of the queue, and what is to be said below them."""
     if every:
         return manager.queue(user, limit), ""
@@ -251,7 +249,7 @@ def cancel(jobs: JobNumbers, as_json: Json = False) -> None:
     print_each(client().cancel(*jobs), as_json)
 
 
-def wait_for(manager: Client, jobs: list[str], timeout: float | None = None) -> list[dict[str, Any]]:
+def wait_for(manager: "Client", jobs: list[str], timeout: float | None = None) -> list[dict[str, Any]]:
     """The jobs once all of them are over."""
     try:
         return manager.wait_all(jobs, timeout)

@@ -1,7 +1,5 @@
 """`ullage measure`: runs on a real GPU; `ullage diff`: the first request in which an estimate differs from a run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence
@@ -154,7 +152,7 @@ def _ask_cudnn(
             print(f"cuDNN answered for {row['answered']} convolutions and declined {row['declined']}: {row['file']}")
 
 
-def _ask_about(problems: Sequence[ConvolutionProblem], out: Path, workers: int, text: str | None) -> dict[str, Any]:
+def _ask_about(problems: "Sequence[ConvolutionProblem]", out: Path, workers: int, text: str | None) -> dict[str, Any]:
     """Ask about what the file does not have yet, by one description of a GPU."""
     from ullage.measuring import cudnn as asking
 
@@ -166,7 +164,7 @@ def _ask_about(problems: Sequence[ConvolutionProblem], out: Path, workers: int, 
     return {"file": str(out), "answered": len(left) - declined, "declined": declined}
 
 
-def _orders(what: Path, args: list[str], histories: Path | None, steps: int) -> list[RunRequest]:
+def _orders(what: Path, args: list[str], histories: Path | None, steps: int) -> "list[RunRequest]":
     from ullage.jobs import read_rows
     from ullage.measuring.runs import RunRequest, read_runs
 

@@ -1,7 +1,5 @@
 """`ullage top`: what GPUs and the processes on them do now: a live table, one reading, JSON, or a recording."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal
@@ -69,7 +67,7 @@ def top(
 
 
 def _go_on(
-    monitor: Monitor, interval: float, limit: int | None, show: Callable[[dict[str, Any]], None], file: IO[str] | None
+    monitor: "Monitor", interval: float, limit: int | None, show: Callable[[dict[str, Any]], None], file: IO[str] | None
 ) -> None:
     """Look, show, wait; the first look only starts the counters that need two."""
     from ullage.manager.monitor.sampling import snapshot
@@ -90,7 +88,7 @@ def _go_on(
         done += 1
 
 
-def _source(cards: Path | None, interval: float) -> Source:
+def _source(cards: Path | None, interval: float) -> "Source":
     """As named; without a GPU the virtual cards of this home, if it has some: a daemon serves them."""
     from ullage.home import home
     from ullage.manager.monitor.readings import AT_EVERY_LOOK

@@ -3,8 +3,6 @@
 Options for a job are made from the fields of `Model`, `Script`, `Ranks` and `Training`, with their help.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -276,7 +274,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 def request_from(
     source: str, args: list[str] | None = None, *, estimator: str = "ullage", steps: int = 3, **options: Any
-) -> JobRequest:
+) -> "JobRequest":
     """The request that a command line describes; options that this kind of source does not have are refused."""
     if pytorch := options.pop("pytorch", None):  # children read the variable, so the whole command follows this release
         os.environ[releases.VARIABLE] = releases.named(pytorch).name
@@ -313,7 +311,7 @@ def request_from(
     return request_of(source, {"steps": steps, **chosen, **({"args": args} if args else {})}, estimator)
 
 
-def _launched(source: str, args: list[str] | None) -> ScriptCommand | None:
+def _launched(source: str, args: list[str] | None) -> "ScriptCommand | None":
     """Return the script that SOURCE starts if SOURCE is a launcher."""
     if Path(source).name in NOT_FOLLOWED:
         raise InvalidValue(f"Ullage does not follow {source}; type the script alone, with --world-size")

@@ -1,7 +1,5 @@
 """`ullage page`: the web page of a daemon."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json
@@ -65,7 +63,7 @@ def page(
     serve_page(door, sessions, _say, ready)
 
 
-def _alone(listen: str, lasts: float, scope: str, url: str | None) -> tuple[socket.socket, Sessions]:
+def _alone(listen: str, lasts: float, scope: str, url: str | None) -> "tuple[socket.socket, Sessions]":
     """Return the socket and the sessions of a page that a user started."""
     from ullage.manager.api.server import listen_at
     from ullage.manager.page.questions import OwnEstimates
@@ -79,7 +77,7 @@ def _alone(listen: str, lasts: float, scope: str, url: str | None) -> tuple[sock
     )
 
 
-def _beside_daemon() -> tuple[socket.socket, Sessions]:
+def _beside_daemon() -> "tuple[socket.socket, Sessions]":
     """The same of a page that ends with its daemon, from what that wrote to the standard input."""
     from ullage.sandbox.kernel import die_with_parent, hide_memory
 

@@ -1,7 +1,5 @@
 """Progress of what takes long, on standard error: a bar on a terminal, a plain line now and then anywhere else."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -23,7 +21,7 @@ _T = TypeVar("_T")
 class Following:
     """Progress: `begin` a part of N steps, describe a step with `doing`, and call `step` after each."""
 
-    def __init__(self, bar: Progress | None) -> None:
+    def __init__(self, bar: "Progress | None") -> None:
         self.stopped = False
         self._bar, self._task, self._detail = bar, None, ""
         self._what, self._total, self._done = "", None, 0
@@ -109,7 +107,7 @@ def each(items: Iterable[_T], what: str, total: int | None = None) -> Iterator[_
             going.step()
 
 
-def _bar(console: Console, thread: bool) -> Progress:
+def _bar(console: Console, thread: bool) -> "Progress":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()

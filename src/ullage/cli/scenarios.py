@@ -4,8 +4,6 @@ Options of a scenario are made from the fields of `Scenario`, its rules and its 
 stands for several scenarios.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
@@ -105,7 +103,7 @@ def _value(spec: Field[Any], typed: Any) -> Any:
     return _READ.get(spec.metadata.get("metavar", ""), lambda value: value)(typed)
 
 
-def sources_of(traces: Sequence[Path], options: dict[str, Any]) -> list[TraceSource]:
+def sources_of(traces: Sequence[Path], options: dict[str, Any]) -> "list[TraceSource]":
     """The traces that were named, and the one that is to be drawn."""
     from ullage.manager.simulation.sweeps import TraceSource
 
@@ -116,7 +114,7 @@ def sources_of(traces: Sequence[Path], options: dict[str, Any]) -> list[TraceSou
     return sources
 
 
-def drawn_source(gpus: int, options: dict[str, Any]) -> TraceSource:
+def drawn_source(gpus: int, options: dict[str, Any]) -> "TraceSource":
     """A trace that is drawn, by the load of a number of GPUs."""
     from ullage.manager.simulation.sweeps import TraceSource
 

@@ -1,7 +1,5 @@
 """`ullage slurm`: jobs of a Slurm cluster that ask for as much of a GPU as they need."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -266,7 +264,7 @@ def epilog(folder: Annotated[Path, argument("Folder that all nodes share.", "FOL
     )
 
 
-def _sbatch_words(words: Sequence[str]) -> SbatchWords:
+def _sbatch_words(words: Sequence[str]) -> "SbatchWords":
     """Read the words for sbatch; an incomplete line is a usage error."""
     from ullage.estimation.jobs.slurm_words import read_words
 
@@ -276,7 +274,7 @@ def _sbatch_words(words: Sequence[str]) -> SbatchWords:
         raise typer.BadParameter(str(error)) from None
 
 
-def _planned(words: list[str], **more: Any) -> SubmissionPlan:
+def _planned(words: list[str], **more: Any) -> "SubmissionPlan":
     from rich.console import Console
 
     from ullage.manager.slurm.submission import plan_words
@@ -285,7 +283,7 @@ def _planned(words: list[str], **more: Any) -> SubmissionPlan:
         return plan_words(words, progress=lambda doing: status.update(f"{doing} ..."), **more)
 
 
-def _tell(plan: SubmissionPlan, where: TextIO | None = None) -> None:
+def _tell(plan: "SubmissionPlan", where: TextIO | None = None) -> None:
     from ullage.manager.slurm.submission import plan_in_words
 
     for line in plan_in_words(plan):

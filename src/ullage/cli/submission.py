@@ -1,7 +1,5 @@
 """`ullage submit` and `ullage edit`, whose options set fields of `JobSpec`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Container
@@ -156,7 +154,7 @@ def submit(
     _send(complete, wait, patience, as_json)
 
 
-def _expected(manager: Client, spec: JobSpec, patience: float) -> str | None:
+def _expected(manager: "Client", spec: JobSpec, patience: float) -> str | None:
     """The id of an estimate for a job that does not say how much memory it needs; `None` if there is none in time."""
     if spec.memory is not None or spec.gpus == 0:
         return None
@@ -220,7 +218,7 @@ def _send(spec: JobSpec, wait: bool, patience: float, as_json: bool) -> None:
     raise typer.Exit(exit_code(ended))
 
 
-def _follow_estimate(manager: Client, answer: dict[str, Any], patience: float | None, as_json: bool) -> bool:
+def _follow_estimate(manager: "Client", answer: dict[str, Any], patience: float | None, as_json: bool) -> bool:
     """Wait a while for the estimate and say what it is; whether the job is held because its script fails."""
     if answer["estimating"] is None or patience == 0:
         return False

@@ -1,7 +1,5 @@
 """`ullage attach`, and what `ullage submit --interactive` does: connect to the terminal of a job."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -45,7 +43,7 @@ def attach(job: Annotated[str, argument("Job number or name.", "JOB", completion
     raise typer.Exit(connect_terminal(client(), job))
 
 
-def connect_terminal(manager: Client, job: str, cancel: bool = False) -> int:
+def connect_terminal(manager: "Client", job: str, cancel: bool = False) -> int:
     """Wait until a job runs, then connect this terminal to it; the exit code. Ctrl-C while it waits may cancel it."""
     try:
         attached = _once_it_runs(manager, job)
@@ -62,7 +60,7 @@ def connect_terminal(manager: Client, job: str, cancel: bool = False) -> int:
         return _Session(line, attached["reference"]).until_the_end()
 
 
-def _once_it_runs(manager: Client, job: str) -> dict[str, Any]:
+def _once_it_runs(manager: "Client", job: str) -> dict[str, Any]:
     """Wait until the job has a terminal; print why it waits whenever the reason changes."""
     last_words = None
     last = int(manager.ping()["last_event"])

@@ -1,7 +1,5 @@
 """`ullage trace`: look at a trace of jobs, generate one, or convert one to Ullage's own format."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -58,7 +56,7 @@ def trace(
     _print(read, as_json, *([] if out is None else [f"written: {out}"]))
 
 
-def _facts(read: JobTrace) -> dict[str, Any]:
+def _facts(read: "JobTrace") -> dict[str, Any]:
     jobs = read.jobs
     counts: Counter[str] = Counter()
     works: dict[str, float] = defaultdict(float)
@@ -81,7 +79,7 @@ def _facts(read: JobTrace) -> dict[str, Any]:
     }
 
 
-def _print(read: JobTrace, as_json: bool, *more: str) -> None:
+def _print(read: "JobTrace", as_json: bool, *more: str) -> None:
     facts = _facts(read)
     if as_json:
         print(json.dumps(facts))

@@ -3,8 +3,6 @@
 `core/` decides, `storage/` remembers, `running/` starts processes, `api/` listens, and `client.py` talks to it all.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any

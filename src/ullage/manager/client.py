@@ -3,8 +3,6 @@
 The two ways to reach the daemon are in `ullage.manager.transport`.
 """
 
-from __future__ import annotations
-
 import codecs
 import math
 import os
@@ -63,7 +61,7 @@ class Client:
         return self._transport.call(verb, wait, arguments)
 
     def submit(
-        self, what: _What, *, env: Mapping[str, str] | None = None, key: str | None = None, **options: Any
+        self, what: "_What", *, env: Mapping[str, str] | None = None, key: str | None = None, **options: Any
     ) -> list[int]:
         """Submit a command (a list of words), a job file (a path) or a `JobSpec`. Returns the numbers of the jobs.
 
@@ -74,7 +72,7 @@ class Client:
         return list(self.submit_spec(self._complete(what, env, options), key)["jobs"])
 
     def dry_run(
-        self, what: _What, *, env: Mapping[str, str] | None = None, expected: str | None = None, **options: Any
+        self, what: "_What", *, env: Mapping[str, str] | None = None, expected: str | None = None, **options: Any
     ) -> dict[str, Any]:
         """What would become of a job if it were submitted now, as for `submit`; nothing is stored or started.
 
@@ -82,11 +80,11 @@ class Client:
         """
         return self.dry_run_spec(self._complete(what, env, options), expected)
 
-    def dry_run_spec(self, spec: JobSpec, expected: str | None = None) -> dict[str, Any]:
+    def dry_run_spec(self, spec: "JobSpec", expected: str | None = None) -> dict[str, Any]:
         """Try out a complete job."""
         return dict(self.call("dry_run", job=spec.said(), estimate=expected))
 
-    def _complete(self, what: _What, env: Mapping[str, str] | None, options: dict[str, Any]) -> JobSpec:
+    def _complete(self, what: "_What", env: Mapping[str, str] | None, options: dict[str, Any]) -> "JobSpec":
         """Return the job with a folder and an environment."""
         spec = self._spec(what, options)
         values: dict[str, Any] = {"cwd": spec.cwd or os.getcwd()}
@@ -94,7 +92,7 @@ class Client:
             values["env"] = {**(os.environ if env is None else env), **spec.env}
         return spec.with_changes(**values)
 
-    def _spec(self, what: _What, options: dict[str, Any]) -> JobSpec:
+    def _spec(self, what: "_What", options: dict[str, Any]) -> "JobSpec":
         from ullage.jobs.job_files import JobSpec, make_job, read_job
 
         if isinstance(what, JobSpec):
@@ -104,7 +102,7 @@ class Client:
             return spec.with_changes(**{"cwd": spec.cwd or os.path.dirname(os.path.abspath(what)), **options})
         return make_job({"command": list(what), **options}, "the job")
 
-    def submit_spec(self, spec: JobSpec, key: str | None = None, patience: float = 0.0) -> dict[str, Any]:
+    def submit_spec(self, spec: "JobSpec", key: str | None = None, patience: float = 0.0) -> dict[str, Any]:
         """Submit a complete job as it is. Returns the daemon's whole answer: jobs, state, promise and notes.
 
         Where no answer comes, it is sent again for up to `patience` seconds; that never makes a second job.
@@ -391,7 +389,7 @@ class Client:
         """End the connection; the next call opens another one."""
         self._transport.close()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> "Client":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -3,8 +3,6 @@
 Each lies between two steps that must both happen or be repaired. `tests/manager/test_kills.py` uses all of them.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """Who calls the daemon, what they may do, with whose rights their jobs run, and the tokens of the API."""
 
-from __future__ import annotations
-
 import grp
 import hmac
 import os

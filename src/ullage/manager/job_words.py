@@ -1,7 +1,5 @@
 """A job of the daemon's answers in words, for the command line and for the page."""
 
-from __future__ import annotations
-
 import datetime
 import shlex
 from typing import Any

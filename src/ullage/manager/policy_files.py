@@ -1,8 +1,6 @@
 """Policies by name (`magm`), or by a function in a Python file (`my_policy.py:choose`), which runs as the user who
 loads it (`ullage.manager.placement.own_policies`)."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import os

@@ -1,7 +1,5 @@
 """A report of the daemon in words, for the command line and for the page."""
 
-from __future__ import annotations
-
 import csv
 import datetime
 import io

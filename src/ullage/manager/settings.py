@@ -1,7 +1,5 @@
 """The settings of a daemon, from a TOML file; every one has a default."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal

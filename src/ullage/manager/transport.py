@@ -1,7 +1,5 @@
 """How a client reaches a daemon: HTTP/1.1 over its Unix socket, or over TCP with a token. Only the standard library."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

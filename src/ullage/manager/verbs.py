@@ -4,8 +4,6 @@ The daemon serves this table, on its Unix socket and on TCP, and clients make th
 of `Orders`: its parameters are the verb's arguments, with their types and limits, and its docstring describes it.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 

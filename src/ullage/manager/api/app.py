@@ -3,8 +3,6 @@
 Requests come from the Unix socket and from TCP. The app knows the daemon only as a function that does orders.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

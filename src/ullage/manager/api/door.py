@@ -1,7 +1,5 @@
 """Who is inside: how many connections each may have, and who goes first when there are too many."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable

@@ -5,8 +5,6 @@ refused before its body is read, except for `/health`. Incomplete requests time 
 the one idle longest is closed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

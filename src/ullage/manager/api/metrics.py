@@ -1,7 +1,5 @@
 """Figures for Prometheus, from what the order `figures` answers. What is not known is left out, never 0."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The routes of the HTTP API, made from the table of verbs, and their description in OpenAPI 3.1."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, NamedTuple

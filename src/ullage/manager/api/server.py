@@ -1,7 +1,5 @@
 """The server of the HTTP application, in the daemon's own loop: on the Unix socket and, with --api, on TCP."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress

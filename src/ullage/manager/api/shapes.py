@@ -1,7 +1,5 @@
 """What the REST API answers, as its description shows it: unknown is null; answers may have more keys."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field

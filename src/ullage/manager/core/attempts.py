@@ -1,8 +1,6 @@
 """Follows live attempts: sees them begin and end, decides what follows for their jobs, and checks promises and time
 slots."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """What the parts of one daemon share: settings, records, the ledger, and the GPUs as they are now."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

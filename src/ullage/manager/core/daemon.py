@@ -3,8 +3,6 @@
 A step observes folders of attempts and readings, records changes, and starts jobs. An interrupted step is repeated.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -151,7 +149,7 @@ class Daemon:
         gate = Gate(app, whose, each, service.health)
         return Server(gate, socket_file(self._run.parent), self.api, settings.access, each, say)
 
-    def _make_page(self) -> PageProcess | None:
+    def _make_page(self) -> "PageProcess | None":
         settings = self.context.settings.page
         if settings.listen is None or self.api is None:
             return None

@@ -1,7 +1,5 @@
 """Jobs that wait for others: which jobs a reference means, whether those are over, and that none waits for itself."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 

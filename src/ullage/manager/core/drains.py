@@ -1,7 +1,5 @@
 """GPUs that operators take away from new jobs, at once or for a time, and the users whose jobs may use them then."""
 
-from __future__ import annotations
-
 import grp
 import os
 import pwd

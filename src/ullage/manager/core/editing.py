@@ -1,7 +1,5 @@
 """Other terms for jobs that are there: editing one that waits, and putting one into the queue again."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Why an attempt ended, by evidence, and what becomes of its job: another attempt with more room, or the end."""
 
-from __future__ import annotations
-
 import re
 import signal
 from dataclasses import dataclass

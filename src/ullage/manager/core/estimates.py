@@ -1,7 +1,5 @@
 """Estimates of submitted jobs: each in a process of its own with limits, several at once, users in turn."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import hashlib
@@ -144,7 +142,7 @@ class EstimateAnswer:
         return {name: getattr(self, name) for name in names} | {"reads": self.reads and self.reads.to_dict()}
 
     @classmethod
-    def from_dict(cls, kept: dict[str, Any]) -> EstimateAnswer:
+    def from_dict(cls, kept: dict[str, Any]) -> "EstimateAnswer":
         """Read the result of `to_dict`."""
         return cls(**{**kept, "reads": Reads.from_dict(kept["reads"]), "by_rank": tuple(kept["by_rank"])})
 
@@ -202,8 +200,8 @@ class _Work:
     jobs: dict[int | str, None] = field(default_factory=dict)
     stop: threading.Event = field(default_factory=threading.Event)
     began: float | None = None
-    followers: list[_Work] = field(default_factory=list)  # the same request, made after this one had begun to read
-    leader: _Work | None = None
+    followers: "list[_Work]" = field(default_factory=list)  # the same request, made after this one had begun to read
+    leader: "_Work | None" = None
 
     @property
     def is_wanted(self) -> bool:

@@ -1,7 +1,5 @@
 """What jobs really did, job by job: enough to run them again in a simulation (`ullage.manager.simulation.history`)."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import shutil

@@ -1,7 +1,5 @@
 """What jobs may have of this machine's cores and memory, and what each of them is promised of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

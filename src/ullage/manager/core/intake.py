@@ -5,8 +5,6 @@ Of an array, a few evenly spread jobs are estimated, with the first and the last
 are largest at an end. If they agree and read the same files, they speak for the others.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -350,7 +348,7 @@ class Intake:
             samples.take(job, answer)
             self._conclude(samples)
 
-    def _conclude(self, samples: ArraySamples) -> None:
+    def _conclude(self, samples: "ArraySamples") -> None:
         """Decide about the other jobs of an array once all answers are there."""
         if samples.asked:
             return

@@ -1,7 +1,5 @@
 """What one user may have: checked when a job is submitted or changed, and GPUs when it is placed."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from ullage.errors import NotAllowed

@@ -1,7 +1,5 @@
 """What one daemon holds for as long as it lives, so that no second one does: its home, and the GPUs of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

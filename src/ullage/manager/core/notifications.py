@@ -1,8 +1,6 @@
 """Notifies of the ends of jobs, at least once: a notification is stored with the end, and repeated with the same id
 after a crash."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -114,13 +112,13 @@ class Notifier:
             await self._commit(partial(self._settle, each, self._results[each.id]))
             del self._results[each.id]
 
-    def _deliver(self, each: Notification) -> DeliveryResult:
+    def _deliver(self, each: Notification) -> "DeliveryResult":
         try:
             return self._by_kind(each)
         except Exception as error:  # whatever it is, the others are to be told
             return DeliveryResult(False, f"{type(error).__name__}: {error}")
 
-    def _by_kind(self, each: Notification) -> DeliveryResult:
+    def _by_kind(self, each: Notification) -> "DeliveryResult":
         settings, facts = self._settings, {"id": f"{each.job}-{each.id}", **each.facts}
         if each.kind == "command":
             env, given = least_environment(each.uid), rights(each.uid, each.gid)
@@ -130,12 +128,12 @@ class Notifier:
             return DeliveryResult(False, "this site has no hook any more")
         return by_command(settings.hook, facts, least_environment(os.getuid()), None, {}, settings.hook_timeout)
 
-    def _settle(self, each: Notification, result: DeliveryResult) -> None:
+    def _settle(self, each: Notification, result: "DeliveryResult") -> None:
         kind = "notified" if result.done else "not notified"
         self._context.store.settle_notification(each, kind, f"{each.kind}: {result.text}")
 
 
-async def _in_thread(work: Callable[[], DeliveryResult]) -> DeliveryResult:
+async def _in_thread(work: "Callable[[], DeliveryResult]") -> "DeliveryResult":
     """Run a function in a daemon thread: a delivery that an ending daemon cuts off is repeated."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[DeliveryResult] = loop.create_future()

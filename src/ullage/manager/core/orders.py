@@ -5,8 +5,6 @@ Each takes the caller and values that fit its parameters, and returns plain valu
 only reads.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import os

@@ -1,7 +1,5 @@
 """Estimates that somebody asks for without a job: made as any other, answered in full, and kept."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Sequence

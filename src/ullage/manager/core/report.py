@@ -1,7 +1,5 @@
 """What jobs took, in figures: by user, day, name of the job and GPU."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import math

@@ -1,7 +1,5 @@
 """Starts waiting jobs: asks `placement` which may start, promises them memory, writes that down, and starts them."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time

@@ -1,7 +1,5 @@
 """What would become of a submission now: decided by what places jobs, on the ledger as it is. No job is kept."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What attempts use: the parts of GPUs that users are charged for, energy, and memory over time."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

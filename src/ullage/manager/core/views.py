@@ -1,7 +1,5 @@
 """Jobs, attempts and GPUs as orders show them: plain values, ready for JSON."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

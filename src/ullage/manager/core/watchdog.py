@@ -1,7 +1,5 @@
 """What is known of a daemon from outside: to systemd whether it is well, and to the next daemon whom it dealt with."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

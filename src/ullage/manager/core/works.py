@@ -4,8 +4,6 @@ Jobs of one user with the same script in the same folder and the same prediction
 array. Jobs repeat an earlier run if user, command, folder, environment and number of GPUs are the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence

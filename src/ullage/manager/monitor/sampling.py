@@ -1,7 +1,5 @@
 """The monitor: a thread that reads every GPU regularly, and the window of its latest readings."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque
@@ -159,7 +157,7 @@ class Monitor:
 
     # What it does.
 
-    def start(self) -> Monitor:
+    def start(self) -> "Monitor":
         """List the devices, read them once, and go on in a thread."""
         if self._thread is not None:
             raise InvalidValue("the monitor runs already")
@@ -192,7 +190,7 @@ class Monitor:
             self._next_host = now + self._host_interval
             self._guarded(self._look_at_hosts)
 
-    def __enter__(self) -> Monitor:
+    def __enter__(self) -> "Monitor":
         return self.start()
 
     def __exit__(

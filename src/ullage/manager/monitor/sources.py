@@ -1,7 +1,5 @@
 """Which source of readings to use on this machine, and the source for virtual GPUs."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Both store answers with the same keys: `id`, `state`, `question`, `reason`, `estimates` and `advice`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -33,7 +31,7 @@ _MOST_OPEN = 20
 class SessionQuestions:
     """The questions of one session. `here` answers them if no daemon does."""
 
-    def __init__(self, ask: Callable[..., Awaitable[Any]], here: OwnEstimates | None) -> None:
+    def __init__(self, ask: Callable[..., Awaitable[Any]], here: "OwnEstimates | None") -> None:
         self._ask, self._here = ask, here
 
     async def ask(self, question: dict[str, Any]) -> Answer:
@@ -55,7 +53,7 @@ class SessionQuestions:
         else:
             await self._ask("cancel_estimate", estimate=number)
 
-    def _own(self, number: str) -> OwnEstimates:
+    def _own(self, number: str) -> "OwnEstimates":
         if self._here is None:
             raise UnknownName("estimate", number[:80], [])
         return self._here

@@ -4,8 +4,6 @@ A page asks for a reading every second. A recent one is shared by all sessions o
 otherwise one question goes to the daemon. While no page is open, nothing is asked.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter, defaultdict, deque
@@ -94,7 +92,7 @@ class SharedReadings:
     def __init__(self) -> None:
         self._readings: dict[Hashable, Readings] = {}
 
-    def of(self, session: Asker, about: Answer) -> Readings:
+    def of(self, session: Asker, about: Answer) -> "Readings":
         """Return the readings of a session, by its own `ping`."""
         self._readings = {who: each for who, each in self._readings.items() if each.wanted}
         who = about["uid"], about["you"], about["operator"], about["scope"]

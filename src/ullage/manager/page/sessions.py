@@ -1,7 +1,5 @@
 """Who has signed in: a session is a random number in a cookie and, only in this process's memory, a token."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
@@ -42,7 +40,7 @@ class Session:
     page may be opened without a daemon. `own` is the user of this process, `first` the page shown first."""
 
     def __init__(
-        self, of: Sessions, make_token: MakeToken, lasts: float, own: bool = False, first: str = "/", number: str = ""
+        self, of: "Sessions", make_token: MakeToken, lasts: float, own: bool = False, first: str = "/", number: str = ""
     ) -> None:
         self.id, self.first = number or secrets.token_urlsafe(32), first
         self.readings, self.questions = Readings(self), SessionQuestions(self.ask, of.here if own else None)
@@ -142,7 +140,7 @@ class Sessions:
         make_token: MakeToken | None = None,
         clock: Callable[[], float] = time.monotonic,
         here: OwnEstimates | None = None,
-        kept: KeptSessions | None = None,
+        kept: "KeptSessions | None" = None,
     ) -> None:
         self.url, self.clock, self.here, self.shared = url, clock, here, SharedReadings()
         self._lasts, self._make_token, self._stored = lasts, make_token, kept

@@ -6,8 +6,6 @@ The decisions are made by the code that the manager runs. `trace` says what jobs
 `engine` moves the clock, `result` says what became of them.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

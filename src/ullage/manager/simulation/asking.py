@@ -1,7 +1,5 @@
 """Python's way into the simulator: `simulate` a trace, `replay` what a manager ran, `sweep` over scenarios."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

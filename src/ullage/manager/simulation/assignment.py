@@ -1,7 +1,5 @@
 """Which known workload a job is, where a trace does not say what its jobs train: mixes, and a seeded choice."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

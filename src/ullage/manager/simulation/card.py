@@ -1,7 +1,5 @@
 """A simulated GPU, or MIG instance: who is on it, what it does now, and what a monitor sees of it."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +20,7 @@ class SimulatedRun:
 
     trace_job: TraceJob
     phases: Sequence[Phase]
-    cards: list[SimulatedCard]
+    cards: "list[SimulatedCard]"
     promise: int
     exclusive: bool
     placed: float

@@ -3,8 +3,6 @@
 Every decision is made by `placement`, as in the manager; simulated are only the jobs, the GPUs and the monitor.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

@@ -1,7 +1,5 @@
 """`generate_trace`: jobs that nobody ran, drawn by a seed as jobs of a shared cluster come."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

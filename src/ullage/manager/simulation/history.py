@@ -4,8 +4,6 @@ The history is `Client.trace()` or a file of `write_history`. `as_it_was` return
 `as_it_is` also has unfinished jobs.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import Counter, defaultdict
@@ -149,7 +147,7 @@ def as_it_is(data: Mapping[str, Any], now: float) -> UnfinishedRun:
     return UnfinishedRun(_result(history), history.begin, history.notes)
 
 
-def _result(history: _History) -> SimulationResult:
+def _result(history: "_History") -> SimulationResult:
     data = history.data
     jobs = [
         SimulatedJob(

@@ -1,7 +1,5 @@
 """How fast jobs run side by side on a simulated GPU: as it is predicted, and as it truly is."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@
 `data/known_workloads.json` from it, with the memory by several estimators and the activity alone on a GPU.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

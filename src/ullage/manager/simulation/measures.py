@@ -1,7 +1,5 @@
 """The figures of a run by the names that people type and read, and targets such as "waiting<=10m"."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable
@@ -113,7 +111,7 @@ class Target:
     typed: str
 
     @classmethod
-    def parse(cls, text: str) -> Target:
+    def parse(cls, text: str) -> "Target":
         """Parse a typed target."""
         match = _TARGET.fullmatch(text)
         if match is None:

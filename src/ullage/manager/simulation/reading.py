@@ -1,7 +1,5 @@
 """`read_trace`: a trace from a file of any form that is known here; `write_trace`: a file in Ullage's own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -4,8 +4,6 @@ write_runs([result, other], Path("runs.html"))
 write_sweep(rows, Path("sweep.html"))
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What became of a trace: each job with its attempts, each GPU over time, and the figures that sum them up."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import json
@@ -155,7 +153,7 @@ class Figures:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Figures:
+    def from_dict(cls, values: Mapping[str, Any]) -> "Figures":
         """Read what `to_dict` gave; keys of later versions are ignored."""
         return cls(**_known(cls, values, "figures of a simulation"))
 
@@ -264,7 +262,7 @@ class SimulationResult:
         return self.summary() | means | {"jobs": jobs, "gpus": gpus}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> SimulationResult:
+    def from_dict(cls, values: Mapping[str, Any]) -> "SimulationResult":
         """Read what `to_dict` gave; keys of later versions are ignored."""
         known = _known(cls, values, "result of a simulation")
         jobs = [

@@ -1,7 +1,5 @@
 """What jobs meet in a simulation: GPUs, the policy and its rules, and the laws of the simulated world."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -141,12 +139,12 @@ class Scenario:
         return found
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Scenario:
+    def from_dict(cls, values: Mapping[str, Any]) -> "Scenario":
         """Read what `to_dict` gave; keys of later versions are ignored."""
         parts = {name: kind(**_of(kind, values[name])) for name, kind in _PARTS.items() if name in values}
         return cls(**_of(cls, values) | parts)
 
-    def but(self, **settings: Any) -> Scenario:
+    def but(self, **settings: Any) -> "Scenario":
         """The same with other settings: its own and those of its parts (rules, recovery, world), each by its name.
 
         >>> Scenario(gpus="H200").but(smact_limit=None, interference=False, seed=3).world.interference

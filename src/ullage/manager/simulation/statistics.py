@@ -1,7 +1,5 @@
 """Means over seeds, and how sure one can be of them: 95 % confidence intervals by Student's t."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence
@@ -32,7 +30,7 @@ class Interval:
         return 1 if self.low > 0 else -1 if self.high < 0 else 0
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Interval:
+    def of(cls, values: Sequence[float]) -> "Interval":
         """Return the interval of one or more values."""
         count, mean = len(values), math.fsum(values) / len(values)
         if count < 2:

@@ -4,8 +4,6 @@ wanted = cases(sources, scenarios, seeds=range(10))
 rows = summarize(wanted, run_cases(wanted, workers=8))
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What a simulation is given: jobs, when they come, what they need and how long they work."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

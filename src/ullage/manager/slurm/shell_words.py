@@ -4,8 +4,6 @@ Bash expands the words. It gets the variables that they name, can start no progr
 write nothing. A word that depends on anything else is `Unknown`.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import operator
@@ -48,7 +46,7 @@ class ShellState:
     arguments: tuple[str, ...] = ()
     functions: dict[str, Any] = field(default_factory=dict)
 
-    def copy(self) -> ShellState:
+    def copy(self) -> "ShellState":
         return replace(
             self, variables=dict(self.variables), exported=set(self.exported), functions=dict(self.functions)
         )

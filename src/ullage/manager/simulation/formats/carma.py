@@ -1,7 +1,5 @@
 """The evaluation traces of RAD-RM and CARMA: jobs by the names of their scripts, with three estimators' answers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

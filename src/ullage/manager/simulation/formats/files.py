@@ -1,7 +1,5 @@
 """Files of traces: opened whether packed or not, and tables whose cells are read with errors that name the line."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

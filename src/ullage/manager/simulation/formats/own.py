@@ -3,8 +3,6 @@
 CSV names a known workload or has the memory; JSON also holds what kinds of jobs do on a GPU, so it loses nothing.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -3,8 +3,6 @@
 They say when jobs came, how long they ran and on how many GPUs, and not what they trained (`Assignment` does).
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Mapping
